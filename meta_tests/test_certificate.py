@@ -15,31 +15,21 @@ import certificates
 import pytest
 from certificate_tricks import HONEST, LATER, TRICKS, WITHOUT_EFFECT, tried
 from false_greens import engine
+from whole_run import CPU, PATH, gated, waive, waiver_file, whole
 
 from sm121.checkpoint.identity import contradiction, identity, is_of_shape
-from sm121.core import own_tests, profile
-from sm121.core.profile_fields import LEVELS, Gate
+from sm121.core import own_tests, profile, waivers
+from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict
-from sm121.evidence.kernel_path import KernelPath
 from sm121.plugin import certificate, selection
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
-from sm121.report import summary
+from sm121.report import badge, summary
 from sm121.run.fingerprint import Fingerprint
-from sm121.run.verdict_file import (
-    BoxReport,
-    CrashReport,
-    EngineReport,
-    MetricReport,
-    TestReport,
-    VerdictFile,
-)
+from sm121.run.verdict_file import CrashReport, EngineReport, MetricReport, VerdictFile
 from sm121.session import certification, certified_run
 from sm121.session.fingerprinting import is_shipped
 from sm121.session.opening import open_session
 from sm121.session.settings import Settings
-
-CPU = profile.load("cpu-tiny-gpt-oss")
-PATH = KernelPath(attention="CPU_ATTN", moe="CPU", kv_layout="NHD")
 
 
 def refused(tricks: list[certificate_tricks.Trick]) -> None:
@@ -66,9 +56,12 @@ def test_what_changes_nothing_is_accepted():
 @pytest.mark.parametrize(
     "tricks", [LATER[-2:], pytest.param(LATER, marks=pytest.mark.slow(why="each collects all"))]
 )
-def test_what_collecting_shows_is_refused_before_anything_is_started(monkeypatch, tricks):
+def test_what_collecting_shows_is_refused_before_anything_is_started(monkeypatch, tmp_path, tricks):
     monkeypatch.setenv("SM121_META_COLLECT", "1")
-    refused(tricks)
+    name = "tests/test_smoke.py::test_health"
+    file = waiver_file(tmp_path, name, f"{name}[other]")
+    said = f"--waivers names {name}: no certificate waives a gate or a blocker"
+    refused([*tricks, certificate_tricks.Trick("a waiver", (f"--waivers={file}",), said)])
 
 
 @pytest.mark.parametrize("trick", WITHOUT_EFFECT, ids=lambda trick: trick.name)
@@ -142,44 +135,10 @@ def test_an_honest_engine_is_certified_every_time(tmp_path):
 # What a certificate requires of a run that was not refused.
 
 
-def whole(own: profile.Profile = CPU, **changed) -> VerdictFile:
-    """A run with everything that a certificate of the profile needs."""
-    arch = {own.arch, "gpu"} if own.arch != "cpu" else {"cpu"}
-    tests = [
-        TestReport(id=name, level=level, verdict=Verdict.PASS)
-        for level, named in certification.inventory().items()
-        for name, applies_to in named.items()
-        if arch & {*applies_to}
-    ]
-    golden = "tests/test_correctness.py::test_answers_agree_with_the_golden_file"
-    tests.append(TestReport(id=golden, level="correctness", verdict=Verdict.PASS))
-    metrics = {
-        gate.metric: MetricReport(
-            value=60.0, unit=gate.unit, minimum=gate.minimum, at_most=gate.at_most, verdict="PASS"
-        )
-        for gate in own.performance.gates
-    }
-    fields = {"tests": tests, "metrics": metrics, "finished": True,
-              "box": BoxReport(state="QUALIFIED", reason="fit"),
-              "engine": EngineReport(name="vllm", managed=True, model="m", path=PATH),
-              **changed}  # fmt: skip
-    file = VerdictFile(arch=own.arch, profile=own.name, started="now", **fields)
-    file.judge()
-    return file
-
-
 def certified(file: VerdictFile, own: profile.Profile = CPU, **given) -> VerdictFile:
     fields = {"deselected": [], "inapplicable": set(), **given}
     certification.certify(file, own, certification.inventory(), **fields)
     return file
-
-
-def gated(*metrics: str) -> profile.Profile:
-    gates = tuple(
-        Gate(metric=metric, unit="tok/s", minimum=52.0, source="meta tests") for metric in metrics
-    )
-    update = {"performance": CPU.performance.model_copy(update={"gates": gates})}
-    return CPU.model_copy(update=update)
 
 
 @pytest.mark.parametrize("name", profile.shipped())
@@ -225,6 +184,33 @@ def test_a_crash_is_a_gap_whatever_the_tests_say():
     seen = certified(file)
     assert seen.verdict is Verdict.FAIL and not seen.certified
     assert "1 crashes, the first: Xid 13" in seen.reason
+
+
+def test_no_waiver_stands_for_a_blocker_and_others_are_told(tmp_path):
+    """In the first line, on the badge and in the summary."""
+    file, counts, how = whole(), "test_token_counts_are_exact", "certified with 2 waivers"
+    file.certificate_levels = ["smoke"]
+    waive(file, counts, "test_health", severity="contract")
+    seen = certified(file)
+    health, name = (test.id for test in file.tests if test.waived)
+    assert seen.certified and f"2 failed and are waived; {how} ({health}, {name})" in seen.reason
+    assert f"SM121 conformance: PASS ({how})" in summary.markdown(seen).replace("\\", "")
+    (tmp_path / "verdict.json").write_text(seen.model_dump_json())
+    assert f"PASS ({how})" in badge.svg(tmp_path)
+    waive(file, counts)
+    seen = certified(file)
+    assert seen.verdict is Verdict.FAIL and not seen.certified, seen
+    assert seen.reason == f"not certified: no certificate waives a gate or a blocker: {name}"
+
+
+def test_only_a_waiver_of_a_blocker_is_refused_at_once(tmp_path):
+    contract, blocker = Item("x::a", "correctness"), Item("x::b", "correctness")
+    contract.severity = SimpleNamespace(args=["contract"])
+    settings = Settings(waivers=waivers.load(waiver_file(tmp_path, "x::a", "x::c")))
+    assert certificate._wrong_waivers(settings, [contract, blocker]) == []
+    contract.severity = None
+    (line,) = certificate._wrong_waivers(settings, [contract, blocker])
+    assert line.startswith("--waivers names x::a: no certificate waives")
 
 
 def test_a_parameter_counts_for_its_test_and_another_file_does_not():
@@ -296,6 +282,8 @@ def asking(*levels: str) -> profile.Profile:
 class Item:
     """What the selection needs of a test."""
 
+    severity: object = None
+
     def __init__(self, name: str, level: str) -> None:
         self.stash = pytest.Stash()
         self.stash[LEVEL], self.stash[ID] = level, name
@@ -304,8 +292,8 @@ class Item:
         self.name = name
         self.config = SimpleNamespace(getoption=lambda *_: None)
 
-    def get_closest_marker(self, _name: str) -> None:
-        return None
+    def get_closest_marker(self, name: str) -> object:
+        return self.severity if name == "severity" else None
 
     def iter_markers(self) -> list[object]:
         return []

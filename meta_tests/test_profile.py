@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 from pathlib import Path
 
 import pytest
+from whole_run import waiver_file
 
 from sm121.core import data_file, digest, profile
 from sm121.core.errors import UsageError
@@ -283,14 +283,6 @@ def test_a_wrong_waiver_file_is_named_the_same_way(tmp_path, text, expected):
     assert str(file) in str(caught.value) and expected in str(caught.value), caught.value
 
 
-def a_waiver(test: str, days: int) -> str:
-    expires = datetime.date.today() + datetime.timedelta(days=days)
-    return (
-        f'[[waiver]]\ntest = "{test}"\nreason = "known"\nissue = "https://x/1"\n'
-        f"expires = {expires}\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("test", "days", "expected"),
     [
@@ -305,22 +297,8 @@ def a_waiver(test: str, days: int) -> str:
 def test_a_waiver_is_narrow_and_ends(tmp_path, test, days, expected):
     from sm121.core import waivers
 
-    file = tmp_path / "waivers.toml"
-    file.write_text(a_waiver(test, days))
     with pytest.raises(UsageError, match=expected):
-        waivers.load(file)
-
-
-def test_a_waiver_is_for_one_test_or_one_parameter(tmp_path):
-    from sm121.core import waivers
-
-    file = tmp_path / "waivers.toml"
-    file.write_text(a_waiver("tests/x.py::t[a-*]", 90) + a_waiver("tests/x.py::u", -1))
-    one, two = waivers.load(file)
-    assert one.applies_to("tests/x.py::t[a-*]")
-    assert not one.applies_to("tests/x.py::t[a-b]") and not one.applies_to("tests/x.py::t")
-    assert two.applies_to("tests/x.py::u") and not two.applies_to("tests/x.py::u[1]")
-    assert two.expired(datetime.date.today())
+        waivers.load(waiver_file(tmp_path, test, days=days))
 
 
 def test_what_the_shipped_profiles_certify():

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from certificate_tricks import HONEST, ROOT, TRICKS, Tried, tried
+from whole_run import gated, judge, waive, waiver_file, whole
 
 from sm121.checkpoint.identity import identity
 from sm121.core import profile, waivers
 from sm121.core.errors import UsageError
-from sm121.core.profile_fields import Gate
 from sm121.evidence import environment
 from sm121.evidence.kernel_path import KernelPath
 from sm121.report import comparison, merging
@@ -141,33 +140,35 @@ def _trick_case(name: str, said: str, kind: str) -> Case:
 
 
 def _certified(change: Callable[[VerdictFile], None]) -> Outcome:
-    own = profile.load(_CPU)
-    gate = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="meta tests")
-    performance = own.performance.model_copy(update={"gates": (gate,)})
-    own = own.model_copy(update={"performance": performance})
-    path = KernelPath(attention="CPU_ATTN", moe="CPU", kv_layout="HND")
-    file = run(
-        arch="cpu", profile=_CPU,
-        engine=EngineReport(name="vllm", managed=True, model="m", path=path),
-        metrics={"tg32@d0": MetricReport(value=60.0, unit="tok/s", minimum=52.0, verdict="PASS")},
-        tests=[
-            TestReport(id=name, level=level, verdict="PASS")
-            for level, named in certification.inventory().items()
-            for name, applies_to in named.items()
-            if "cpu" in applies_to
-        ],
-    )  # fmt: skip
+    own = gated("tg32@d0")
+    file = whole(own)
     change(file)
-    file.judge()
+    judge(file)
     certification.certify(file, own, certification.inventory(), deselected=[], inapplicable=set())
     return Outcome(file.verdict.value, file.reason, certified=bool(file.certified))
 
 
-def _gap_case(name: str, change: Callable[[VerdictFile], None], expected: str) -> Case:
+def _gap_case(
+    name: str,
+    change: Callable[[VerdictFile], None],
+    expected: str,
+    clean: Callable[[VerdictFile], None] = lambda _file: None,
+) -> Case:
     return Case(
-        _13, name, lambda _place: _certified(change),
-        lambda _place: _certified(lambda _file: None), expected,
-    )  # fmt: skip
+        _13, name, lambda _place: _certified(change), lambda _place: _certified(clean), expected
+    )
+
+
+def _waive_a_contract(file: VerdictFile) -> None:
+    waive(file, "test_token_counts_are_exact", severity="contract")
+
+
+def _waive_a_slow_gate(file: VerdictFile) -> None:
+    file.metrics["tg32@d0"].value = 20.0
+    file.metrics["tg32@d0"].verdict = verdict_file.Verdict.FAIL
+    waive(file, "test_decode_rate", severity="courtesy")
+    for test in file.tests:
+        test.metrics = ["tg32@d0"] if test.waived else []
 
 
 def _without_a_test(file: VerdictFile) -> None:
@@ -179,12 +180,6 @@ def _failed_and_waived(file: VerdictFile) -> None:
     file.metrics["tg32@d0"].value = None
     file.metrics["tg32@d0"].verdict = file.tests[-1].verdict = verdict_file.Verdict.FAIL
     file.tests[-1].waived = True
-
-
-def _all_waived(file: VerdictFile) -> None:
-    """Each test of the run failed, and a waiver of its own says that this is known."""
-    for test in file.tests:
-        test.verdict, test.waived = verdict_file.Verdict.FAIL, True
 
 
 _TEST = "tests/test_smoke.py"
@@ -284,12 +279,8 @@ def _excused_case(name: str, test: str, expected: str) -> Case:
 
 
 def _waived(place: Place, test: str, days: int) -> Outcome:
-    day = datetime.date.today() + datetime.timedelta(days=days)
-    file = place.tmp_path / "waivers.toml"
-    row = f'test = "{test}"\nreason = "known"\nissue = "https://x/1"\nexpires = {day}\n'
-    file.write_text(f"[[waiver]]\n{row}")
     try:
-        waivers.load(file)
+        waivers.load(waiver_file(place.tmp_path, test, days=days))
     except UsageError as error:
         return Outcome("refused", str(error))
     return Outcome("PASS", "accepted")
@@ -314,8 +305,9 @@ def _no_level(place: Place, scenario: str) -> Outcome:
 
 
 def _resumed(
-    place: Place, name: str, edit: dict[str, Any] | None = None, **changed: Any
-) -> Outcome:
+    place: Place, name: str, edit: dict[str, Any] | None = None,
+    may: Collection[str] = ("one",), **changed: Any,
+) -> Outcome:  # fmt: skip
     directory = place.tmp_path / f"resumed-{name}"
     earlier = directory / "earlier" / "1"
     earlier.mkdir(parents=True)
@@ -333,7 +325,6 @@ def _resumed(
         directory=directory, file=now, ledger=Ledger(now), save=lambda: None,
         remark=remarks.append,
     )  # fmt: skip
-    may = set() if changed.get("measures") else {"one"}
     taken = resume.take_over(harness, may)
     assert not now.metrics and now.engine.path.moe is None, "a rate or a path was taken over"
     return Outcome("PASS" if taken else "run again", "; ".join(remarks))
@@ -344,20 +335,6 @@ def _resume_case(name: str, asked: dict[str, Any], expected: str) -> Case:
         _14, name, lambda place: _resumed(place, "fault", asked=asked),
         lambda place: _resumed(place, "clean"), expected,
     )  # fmt: skip
-
-
-def _rate_again(place: Place) -> Outcome:
-    directory = place.tmp_path / "rate"
-    earlier = directory / "earlier" / "1"
-    earlier.mkdir(parents=True)
-    verdict_file.write(run(), earlier / "verdict.json")
-    now, remarks = run(), []
-    harness = SimpleNamespace(
-        directory=directory, file=now, ledger=Ledger(now), save=lambda: None,
-        remark=remarks.append,
-    )  # fmt: skip
-    taken = resume.take_over(harness, set())  # its test measures
-    return Outcome("PASS" if taken else "run again", "; ".join(remarks))
 
 
 # 15: shards.
@@ -442,7 +419,17 @@ CASES = [
     _gap_case("a test of the suite is not there", _without_a_test, "test_known_answers"),
     _gap_case("a gate without a number", lambda file: file.metrics.clear(), "has no number"),
     _gap_case("a gate without a number that is waived", _failed_and_waived, "has no number"),
-    _gap_case("a waiver for each test", _all_waived, "nothing of smoke held"),
+    *(
+        _gap_case(name, change, "no certificate waives a gate or a blocker", _waive_a_contract)
+        for name, change in {
+            "a waiver for each test": lambda file: waive(file, ""),
+            "a waiver for 135 of 150 tests": lambda file: waive(
+                file, *(test.id for number, test in enumerate(file.tests) if number % 10)
+            ),
+            "a waived gate, at 20 tok/s": _waive_a_slow_gate,
+            "a waived blocker of correctness": lambda file: waive(file, "test_known_answers"),
+        }.items()
+    ),
     _changed_case("a test that was changed", _change, _TEST),
     _changed_case("changed, and git told to take it for unchanged", _change_unseen, _TEST),
     _changed_case("changed, and git told not to look", _skip_worktree, _TEST),
@@ -483,7 +470,8 @@ CASES = [
         lambda place: _resumed(place, "clean"), "was changed after it was written",
     ),
     Case(
-        _14, "a rate", _rate_again, lambda place: _resumed(place, "clean"), "run again",
+        _14, "a rate", lambda place: _resumed(place, "fault", may=()),  # its test measures
+        lambda place: _resumed(place, "clean"), "run again",
     ),
     _merge_case(
         "a shard that the memory floor ended", lambda: [_shard(2, crashes=[_FLOOR])],

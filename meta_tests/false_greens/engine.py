@@ -585,52 +585,42 @@ CASES = [
         clean=on_a_gb10(BANNER, FLASHINFER, LAYOUT, MARLIN),
         expected="no line of the log matches",
     ),
-    Case(
-        item=_LOG,
-        name="a log of another version, which grows with our requests",
-        fault=given_log(with_a_start(version="0.24.0")),
-        clean=given_log(its_own),
-        expected="the log is of vllm 0.24.0, the server is 0.32.0",
-    ),
-    Case(
-        item=_LOG,
-        name="a log of another model, which grows with our requests",
-        fault=given_log(with_a_start(model="other", path="/models/other")),
-        clean=given_log(its_own),
-        expected="the log is of the model other",
-        slow=True,
-    ),
-    Case(
-        item=_LOG,
-        name="a log whose start is a year old",
-        fault=given_log(with_a_start(at=time.time() - 363 * 86400)),
-        clean=given_log(its_own),
-        expected="the log's last start is of",
-        slow=True,
-    ),
-    Case(
-        item=_LOG,
-        name="a log whose start is of tomorrow",
-        fault=given_log(with_a_start(at=time.time() + 86400)),
-        clean=given_log(its_own),
-        expected="the log's last start is of",
-        slow=True,
-    ),
-    Case(
-        item=_LOG,
-        name="a copy of the right log, which does not grow",
-        fault=given_log(once(Path.read_text)),
-        clean=given_log(its_own),
-        expected="no line of it follows requests",
-        slow=True,
-    ),
-    Case(
-        item=_LOG,
-        name="a copy of the right log, to which another process appends",
-        fault=given_log(of_another_process),
-        clean=given_log(its_own),
-        expected="no line of it follows requests",
-        slow=True,
+    *(
+        Case(
+            item=_LOG,
+            name=name,
+            fault=given_log(writer),
+            clean=given_log(its_own),
+            expected=expected,
+            slow="version" not in name,
+        )
+        for name, writer, expected in (
+            (
+                "a log of another version, which grows with our requests",
+                with_a_start(version="0.24.0"),
+                "the log is of vllm 0.24.0, the server is 0.32.0",
+            ),
+            (
+                "a log of another model, which grows with our requests",
+                with_a_start(model="other", path="/models/other"),
+                "the log is of the model other",
+            ),
+            *(
+                (
+                    f"a log whose start is {when}",
+                    with_a_start(at=time.time() + days * 86400),
+                    "the log's last start is of",
+                )
+                for when, days in (("a year old", -363), ("of tomorrow", 1))
+            ),
+            *(
+                (f"a copy of the right log, {which}", writer, "no line of it follows requests")
+                for which, writer in (
+                    ("which does not grow", once(Path.read_text)),
+                    ("to which another process appends", of_another_process),
+                )
+            ),
+        )
     ),
     Case(
         item=_LOG,

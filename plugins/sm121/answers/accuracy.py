@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
@@ -264,10 +265,7 @@ def _number(text: str) -> float | None:
 
 
 def _lines(path: Path, model: type[_Line], option: str) -> list[_Line]:
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{option} {path}: cannot be read ({error})") from error
+    text = data_file.read_text(path, f"{option} {path}")
     entries: list[_Line] = []
     keys: set[str] = set()
     # Not splitlines(): U+2028 and its like may stand in a JSON text, and end no line of it.

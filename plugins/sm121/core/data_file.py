@@ -136,11 +136,19 @@ def chosen_table(
     path = Path(name_or_path)
     if not path.is_file():
         raise UsageError(f"{what} {path}: expected a file or one of {', '.join(sources)}")
+    return _table(read_text(path, f"{what} {path}"), origin := f"{kind} {path}"), origin
+
+
+def read_text(path: Traversable, subject: str) -> str:
+    """The text of a file; ``subject`` names it in errors.
+
+    Raises:
+        UsageError: it cannot be read, or is no UTF-8; one line.
+    """
     try:
-        text = path.read_text("utf-8")
+        return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{what} {path}: expected a text file in UTF-8 ({error})") from error
-    return _table(text, origin := f"{kind} {path}"), origin
+        raise UsageError(f"{subject}: expected a text file in UTF-8 ({error})") from error
 
 
 def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Model:
@@ -149,10 +157,9 @@ def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Mo
     Raises:
         UsageError: it is none; one line.
     """
+    text = read_text(path, subject)
     try:
-        return model.model_validate_json(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{subject}: cannot be read ({error})") from error
+        return model.model_validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 def printable(text: str) -> str:
     """The text with control characters, reversals of direction and half surrogates written out."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def readable(value: Any) -> Any:
+    """A value of JSON. Half a surrogate pair, from a model or a path, is written out: it would make
+    a file that no parser reads."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {readable(key): readable(item) for key, item in value.items()}
+    return [readable(item) for item in value] if isinstance(value, list) else value
 
 
 def some_of(texts: Sequence[str], limit: int) -> str:

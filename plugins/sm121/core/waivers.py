@@ -36,10 +36,6 @@ class Waiver(DataTable):
     issue: str = Field(pattern=r"^https?://\S+$")
     expires: datetime.date
 
-    def applies_to(self, node_id: str) -> bool:
-        """Whether the waiver names that test."""
-        return node_id == self.test
-
     def expired(self, today: datetime.date) -> bool:
         """Whether its day has passed."""
         return today > self.expires
@@ -56,10 +52,7 @@ def load(path: Path | None) -> tuple[Waiver, ...]:
         UsageError: one line, with the file and what was expected; a waiver ends too late.
     """
     source = path if path is not None else files("sm121.fixtures") / "waivers.toml"
-    try:
-        text = source.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--waivers {source}: expected a readable TOML file ({error})") from error
+    text = data_file.read_text(source, f"--waivers {source}")
     waivers = data_file.parse(text, _WaiverFile, f"--waivers {source}").waiver
     latest = datetime.date.today() + datetime.timedelta(days=MOST_DAYS)
     for waiver in waivers:

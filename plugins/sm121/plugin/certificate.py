@@ -23,9 +23,11 @@ from sm121.core.arguments import Argument, Effect
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
+from sm121.core.verdict import Severity
 from sm121.evidence import environment
 from sm121.matrix import covering
-from sm121.plugin import workers
+from sm121.plugin import outcomes, workers
+from sm121.plugin.stash import ID
 from sm121.run.target import Target
 from sm121.session import certification, certified_run
 from sm121.session.settings import Settings
@@ -152,14 +154,33 @@ def refuse_options(options: Sequence[Given]) -> None:
         )
 
 
-def refuse(config: pytest.Config, settings: Settings, target: Target) -> None:
-    """Refuse what would make the run with ``--certify`` another one than the suite's own.
+def refuse(
+    config: pytest.Config, settings: Settings, target: Target, tests: Sequence[pytest.Item]
+) -> None:
+    """Refuse what would make the run with ``--certify`` another one than the suite's own, or what
+    no certificate allows.
 
     Raises:
-        UsageError: the values of options are others, or the tests were changed.
+        UsageError: the values of options are others, the tests were changed, or a waiver names a
+            gate's test or a blocker.
     """
-    if wrong := [*_wrong_values(config, settings, target), *_changed_tests(own_tests.folder())]:
+    wrong = [
+        *_wrong_values(config, settings, target),
+        *_wrong_waivers(settings, tests),
+        *_changed_tests(own_tests.folder()),
+    ]
+    if wrong:
         raise UsageError(f"--certify: {'; '.join(wrong)}")
+
+
+def _wrong_waivers(settings: Settings, tests: Sequence[pytest.Item]) -> list[str]:
+    """Waivers of blockers; each test that measures is one. What only a failure shows to be a
+    blocker, such as a crash, is seen at the end (`sm121.session.certification`)."""
+    blockers = {test.stash[ID] for test in tests if outcomes.severity_of(test) is Severity.BLOCKER}
+    names = [waiver.test for waiver in settings.waivers if waiver.test in blockers]
+    if not names:
+        return []
+    return [f"--waivers names {', '.join(names)}: {certification.NEVER_WAIVED}; take it out"]
 
 
 def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> list[str]:

@@ -40,7 +40,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     settings = config.stash[SETTINGS]
     chosen = _target(config, settings, tests)
     if settings.certify:
-        certificate.refuse(config, settings, chosen)
+        certificate.refuse(config, settings, chosen, tests)
     for item in tests:
         selection.mark(item, chosen)
     kernels.mark_what_cannot_run(settings, tests)

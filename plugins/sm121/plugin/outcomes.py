@@ -152,23 +152,18 @@ def leave_out_libraries(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
 
 
 def _unfinished(item: pytest.Item) -> TestReport:
+    ability = item.get_closest_marker("ability")
     return TestReport(
         id=item.stash[ID],
         level=item.stash[LEVEL],
         verdict=Verdict.NOT_RUN,
         message="not finished",
-        severity=_severity(item),
-        ability=_ability(item),
+        severity=severity_of(item),
+        ability=str(ability.args[0]) if ability is not None else None,
     )
 
 
-def _ability(item: pytest.Item) -> str | None:
-    """What of an engine a test needs, as its marker says."""
-    marker = item.get_closest_marker("ability")
-    return str(marker.args[0]) if marker is not None else None
-
-
-def _severity(item: pytest.Item) -> Severity:
+def severity_of(item: pytest.Item) -> Severity:
     """What a failure of a test is, as far as its marker says."""
     marker = item.get_closest_marker("severity")
     return Severity(marker.args[0]) if marker is not None else Severity.BLOCKER
@@ -295,7 +290,7 @@ def _excuse(
         finding.tolerated = "listed"
         report.wasxfail = f"listed, as {finding.severity}: {finding.message}"
     elif trusted is not None and (plain or _is_an_answer(error)) and not session.settings.certify:
-        named = any(waiver.applies_to(finding.id) for waiver in session.settings.waivers)
+        named = any(waiver.test == finding.id for waiver in session.settings.waivers)
         if (source := trusted.known(finding)) is not None and not named:
             finding.tolerated = "known"
             report.wasxfail = f"known, {source} has it, too: {finding.message}"
@@ -315,24 +310,19 @@ def _waive(
     """Tolerate a failure that the waiver file names, until the waiver's date has passed."""
     today = datetime.date.today()
     for waiver in session.settings.waivers:
-        if not waiver.applies_to(finding.id):
+        if waiver.test != finding.id:
             continue
-        if waiver.expired(today):
-            _note(finding, f"waiver expired on {waiver.expires} ({waiver.issue})")
-            continue
-        if never:
-            _note(finding, f"not waived, since {never} never is")
+        if never or waiver.expired(today):
+            expired = f"waiver expired on {waiver.expires} ({waiver.issue})"
+            why = expired if waiver.expired(today) else f"not waived, since {never} never is"
+            finding.message = f"{why}: {finding.message}"
+            finding.unmet = noted(finding.unmet, why)
             continue
         finding.waived = True
         finding.message = f"waived until {waiver.expires} ({waiver.issue}): {finding.message}"
         report.outcome = "skipped"
         report.wasxfail = f"waived: {waiver.reason} ({waiver.issue})"
         return
-
-
-def _note(finding: TestReport, why: str) -> None:
-    finding.message = f"{why}: {finding.message}"
-    finding.unmet = noted(finding.unmet, why)
 
 
 def _never_waived(

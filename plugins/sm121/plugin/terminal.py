@@ -175,7 +175,7 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
     waivers = [
         waiver.test
         for waiver in session.settings.waivers
-        if not any(test.waived and waiver.applies_to(test.id) for test in session.ledger)
+        if not any(test.waived and waiver.test == test.id for test in session.ledger)
     ]
     most = _MOST_LINES if file.verdict is Verdict.PASS else 1
     _few(terminal, "not proven", file.unproven, most)

@@ -17,7 +17,6 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
-from sm121.core.errors import UsageError
 from sm121.core.numbers import number
 from sm121.core.profile_fields import Level
 from sm121.core.verdict import Verdict, worst
@@ -125,10 +124,7 @@ def load(path: Path) -> Hypothesis:
     Raises:
         UsageError: it is not there, or not valid; the line names file, key and expectation.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--hypothesis {path}: cannot be read ({error})") from error
+    text = data_file.read_text(path, f"--hypothesis {path}")
     return data_file.parse(text, Hypothesis, f"hypothesis {path}")
 
 

@@ -89,7 +89,9 @@ def _beyond(
     """The verdict on a metric that is worse than allowed, and why. NOT_RUN: nothing can tell."""
     latest = earlier[-1]
     risk, between = _mann_whitney(now, latest), _outside(now, earlier)
-    tail = (now.quantile or 0.5) > 0.5 or _least_risk(now, latest) >= _SIGNIFICANT
+    few, many = sorted((len(now.samples), len(latest.samples)))
+    least_risk = 1.0 / comb(few + many, few)  # with all of them on one side
+    tail = (now.quantile or 0.5) > 0.5 or least_risk >= _SIGNIFICANT
     if tail and between is None and _beyond_doubt(now, latest, worse, allowed):
         return Verdict.INCONCLUSIVE, (
             f"; the scatter of {_SCATTER} stored runs would decide: store more of a build that you "
@@ -140,12 +142,6 @@ def _mann_whitney(now: StoredMetric, before: StoredMetric) -> float | None:
     method = "exact" if len(now.samples) + len(before.samples) <= 40 else "asymptotic"
     result = stats.mannwhitneyu(now.samples, before.samples, alternative=alternative, method=method)
     return float(result.pvalue)
-
-
-def _least_risk(now: StoredMetric, before: StoredMetric) -> float:
-    """The smallest p that so many samples can have, all of them on one side."""
-    few, many = sorted((len(now.samples), len(before.samples)))
-    return 1.0 / comb(few + many, few)
 
 
 def _beyond_doubt(now: StoredMetric, before: StoredMetric, worse: float, allowed: float) -> bool:

@@ -7,7 +7,7 @@ shows what is allowed. A row is part of a table that has its data: the numbers n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm121.regression.change import Change, signed
@@ -68,15 +68,12 @@ def draw(changes: Sequence[Change]) -> Forest | None:
             beyond=None if not outside else "left" if (point or 0.0) < low else "right",
         )
         rows.append((change, mark))
-    ticks = tuple((at(tick), f"{signed(tick, 0)} %") for tick in _ticks(low, high))
+    # Round numbers between the ends, no change among them.
+    step = next((s for s in _STEPS if (high - low) / s < _MOST_TICKS), _STEPS[-1])
+    numbers = range(math.ceil(low / step), math.floor(high / step) + 1)
+    ticks = tuple((at(n * step), f"{signed(n * step, 0)} %") for n in numbers)
     return Forest(tuple(rows), at(0.0), ticks)
 
 
 def _better(change: Change) -> float | None:
     return None if change.worse is None else -change.worse
-
-
-def _ticks(low: float, high: float) -> Iterable[float]:
-    """Round numbers between the ends, no change among them."""
-    step = next((s for s in _STEPS if (high - low) / s < _MOST_TICKS), _STEPS[-1])
-    return [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -18,7 +18,6 @@ from sm121.measure import gate, statistics
 from sm121.measure.box import BoxState
 from sm121.report import findings, metric_names
 from sm121.report.stored import StoredReport
-from sm121.run.details import FailureDetail
 from sm121.run.verdict_file import (
     BESIDE,
     MEMORY_FLOOR,
@@ -55,14 +54,15 @@ class Headline:
     sentence: str
     #: Of a PASS: what was not looked at, or is not shown.
     reservations: tuple[str, ...] = ()
-    certified: bool | None = None
+    #: Of a certified run: that, and with how many waivers.
+    certificate: str = ""
 
     @property
     def word(self) -> str:
         """The verdict with what qualifies it: ``PASS (not certified: ...)``."""
-        if self.verdict is not Verdict.PASS or not (self.reservations or self.certified):
+        if self.verdict is not Verdict.PASS or not (self.reservations or self.certificate):
             return self.verdict.value
-        how = "certified" if self.certified else "not certified"
+        how = self.certificate or "not certified"
         why = f": {'; '.join(self.reservations)}" if self.reservations else ""
         return f"{self.verdict.value} ({how}{why})"
 
@@ -91,7 +91,8 @@ def of(run: VerdictFile) -> Headline:
     """The sentence of a run, finished or not."""
     reservations = tuple(_reservations(run)) if run.verdict is Verdict.PASS else ()
     question = f" (asked: {run.question}?)" if run.question else ""
-    return Headline(run.verdict, _said(run) + question, reservations, run.certified)
+    certificate = run.certificate if run.certified else ""
+    return Headline(run.verdict, _said(run) + question, reservations, certificate)
 
 
 def lead(run: VerdictFile) -> TestReport | None:
@@ -111,7 +112,9 @@ def action(report: StoredReport) -> Action | None:
         crash = report.crashes[decisive]
         if crash.remedy:
             return Action(_REMEDY, crash.remedy)
-        if (file := _log(details.get(crash.test or "")) or crash.bundle) is not None:
+        affected = details.get(crash.test or "")
+        logs = affected.logs if affected is not None else []
+        if (file := logs[-1] if logs else crash.bundle) is not None:
             return Action(_READ, str(report.directory / file))
     whole = first is None or (
         # It measures nothing itself, and so it cannot be run alone.
@@ -188,7 +191,9 @@ def _said(run: VerdictFile) -> str:
             sentence, covered = answer
             break
     else:
-        sentence, covered = f"{_title(first)}: {brief(unmet.text(first.facts))}", 1
+        beside = first.id.startswith(BESIDE)
+        name = first.id.removeprefix(BESIDE) if beside else first.id.rpartition("::")[2] or first.id
+        sentence, covered = f"{brief(name)}: {brief(unmet.text(first.facts))}", 1
     if (others := len(bad.tests) - covered) > 0:
         sentence += f" (and {others} more check{'s' if others > 1 else ''})"
     return sentence if run.finished else f"{sentence}; the run has not finished"
@@ -331,12 +336,6 @@ def _against_oracle(bad: _Bad, sentence: str, subject: str, about: Sequence[Test
     return f"{sentence}{checks}{subject}{brief(unmet.text(bad.first.facts))})", len(about)
 
 
-def _title(test: TestReport) -> str:
-    if test.id.startswith(BESIDE):
-        return brief(test.id.removeprefix(BESIDE))
-    return brief(test.id.rpartition("::")[2] or test.id)
-
-
 def _named(metric: str) -> str:
     """A metric with its own name where that says more: ``decode tg32@d0``."""
     rate = metric_names.rate(metric)
@@ -357,10 +356,6 @@ def _by(change: ChangeReport) -> str:
 
 def _percent(fraction: float, digits: int = 1) -> str:
     return f"{round(100 * fraction, digits):.10g} %"
-
-
-def _log(detail: FailureDetail | None) -> str | None:
-    return detail.logs[-1] if detail is not None and detail.logs else None
 
 
 # What a PASS may not be taken for.
@@ -386,9 +381,9 @@ def _reservations(run: VerdictFile) -> list[str]:
     for name, metric in run.metrics.items():
         if (why_none := no_evidence(name, metric)) is not None:
             reservations.append(f"{name}: {why_none.partition(' (')[0]}")
-    path = run.engine.path
+    path, served = run.engine.path, run.engine.base_url or run.engine.startup_s
     parts = (("attention", path.attention), ("MoE experts", path.moe))
-    silent = [part for part, value in parts if value is None] if _served(run) else []
+    silent = [part for part, value in parts if value is None and served]
     if len(silent) == len(parts):
         reservations.append("kernel path not proven")
     elif silent:
@@ -397,7 +392,3 @@ def _reservations(run: VerdictFile) -> list[str]:
         more = f" and {len(run.unproven) - 1} more" if len(run.unproven) > 1 else ""
         reservations.append(f"not proven: {brief(run.unproven[0], _LITTLE)}{more}")
     return reservations
-
-
-def _served(run: VerdictFile) -> bool:
-    return bool(run.engine.base_url or run.engine.startup_s)

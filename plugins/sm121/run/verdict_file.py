@@ -12,6 +12,7 @@ from pydantic import Field
 from sm121.core import lenient
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
+from sm121.core.printable import readable
 from sm121.core.profile import FULL
 from sm121.core.profile_fields import LEVELS
 from sm121.core.unmet import Fact, text
@@ -328,6 +329,13 @@ class AgainstReport(Record):
     measured: dict[str, MetricReport] = Field(default_factory=dict)
     """What the trusted run measured, where both did."""
 
+    def __str__(self) -> str:
+        how = "no worse" if self.no_worse else "worse"
+        others, unjudged = ", ".join(self.not_asked), " and ".join(self.unjudged)
+        not_compared = f" ({others} not compared)" if others else ""
+        not_judged = f" ({unjudged} not judged)" if unjudged else ""
+        return f"{how} than {self.run}{not_compared}{not_judged}"
+
 
 class VerdictFile(Record):
     """The whole of verdict.json."""
@@ -397,6 +405,13 @@ class VerdictFile(Record):
         without = f"; not asked for: {', '.join(others)}" if others else ""
         return ", ".join(self.certificate_levels) + without
 
+    @property
+    def certificate(self) -> str:
+        """Whether it was certified, and with how many waivers: ``certified with 3 waivers``."""
+        waived = sum(test.waived for test in self.tests)
+        waivers = f" with {waived} waiver{'s' * (waived > 1)}" if waived else ""
+        return f"certified{waivers}" if self.certified else "not certified"
+
     def why(self) -> str:
         """One line on why a run has its verdict, so far as it went."""
         if not self.finished and self.verdict is Verdict.NOT_RUN:
@@ -420,13 +435,7 @@ class VerdictFile(Record):
             plan_name = self.fingerprint.plan if self.fingerprint is not None else FULL
             plan = "" if plan_name == FULL else f" of plan {plan_name}"
             checks = f"{passed} check{'' if passed == 1 else 's'}{plan}"
-            beside = ""
-            if self.against is not None:
-                others = ", ".join(self.against.not_asked)
-                not_compared = f" ({others} not compared)" if others else ""
-                if unjudged := " and ".join(self.against.unjudged):
-                    not_compared += f" ({unjudged} not judged)"
-                beside = f"no worse than {self.against.run}{not_compared}; "
+            beside = f"{self.against}; " if self.against is not None else ""
             return f"{beside}{checks} ran and held{tolerated}{missing}"
         first = decisive[0]
         more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
@@ -464,16 +473,7 @@ def json_schema() -> dict[str, Any]:
 
 def write(file: VerdictFile, path: Path) -> None:
     """Write atomically: a reader, or a crash, sees the old file or the new one."""
-    write_text(json.dumps(_readable(file.model_dump(mode="json")), indent=2) + "\n", path)
-
-
-def _readable(value: Any) -> Any:
-    """Half a surrogate pair, from a model or a path, would make a file that no parser reads."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, dict):
-        return {_readable(key): _readable(item) for key, item in value.items()}
-    return [_readable(item) for item in value] if isinstance(value, list) else value
+    write_text(json.dumps(readable(file.model_dump(mode="json")), indent=2) + "\n", path)
 
 
 def parse(raw: Any) -> VerdictFile:

@@ -325,17 +325,6 @@ def _sort(report: AgainstReport, test: TestReport, before: TestReport | None) ->
     return []
 
 
-def in_words(report: AgainstReport) -> str:
-    """How a run compares with the trusted one, in one phrase."""
-    how = "no worse" if report.no_worse else "worse"
-    text = f"{how} than {report.run}"
-    if report.known:
-        text += f", {len(report.known)} known failures"
-    if report.not_asked:
-        text += f", {', '.join(report.not_asked)} not compared"
-    return text + (f", {' and '.join(report.unjudged)} not judged" if report.unjudged else "")
-
-
 def _engine(run: VerdictFile) -> str:
     return f"{run.engine.name} {run.engine.version or ''}".strip()
 

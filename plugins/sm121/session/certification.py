@@ -10,7 +10,7 @@ from sm121.core import architecture, data_file, digest
 from sm121.core.data_file import DataTable
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Level
-from sm121.core.verdict import Verdict, worst
+from sm121.core.verdict import Severity, Verdict, worst
 from sm121.run.verdict_file import VerdictFile
 
 #: Of each level the tests that a certificate needs, by id without parameters; and their targets.
@@ -83,6 +83,7 @@ def certify(
         *_gaps_of_golden(file, profile),
         *_gaps_of_kernels(file, profile),
         *_gaps_of_gates(file, profile),
+        *_gaps_of_waivers(file),
         *_gaps_of_proof(file, profile),
     ]
     if file.crashes:
@@ -96,9 +97,13 @@ def certify(
         file.reason = "not certified: " + "; ".join(text for _, text in gaps)
     file.certified = file.verdict is Verdict.PASS
     if file.certified and file.certificate_covers is not None:
-        file.reason += f"; certified: {file.certificate_covers}"
+        waived = ", ".join(test.id for test in file.tests if test.waived)
+        names = f" ({waived})" if waived else ""
+        file.reason += f"; {file.certificate}{names}: {file.certificate_covers}"
 
 
+#: What is said of waivers with which nothing is certified, before the tests that they name.
+NEVER_WAIVED = "no certificate waives a gate or a blocker"
 _GOLDEN = "tests/test_correctness.py::test_answers_agree_with_the_golden_file"
 #: What is missing for a certificate, each with the verdict that follows.
 _Gaps = list[tuple[Verdict, str]]
@@ -116,12 +121,6 @@ def _gaps_of_levels(
         skipped = [test.id for test in required_here if test.skipped]
         if skipped:
             gaps.append((Verdict.NOT_RUN, f"{len(skipped)} of {level} skipped ({skipped[0]})"))
-        if any(test.excused for test in tests) and not any(
-            test.verdict is Verdict.PASS for test in tests
-        ):
-            gaps.append(
-                (Verdict.FAIL, f"nothing of {level} held: all that failed is waived or listed")
-            )
     return gaps
 
 
@@ -168,7 +167,7 @@ def _gaps_of_kernels(file: VerdictFile, profile: Profile) -> _Gaps:
 
 
 def _gaps_of_gates(file: VerdictFile, profile: Profile) -> _Gaps:
-    """Each gate has a number that passed: no waiver stands for one."""
+    """Each gate has a number of this run."""
     gaps: _Gaps = []
     for gate in profile.performance.gates:
         metric = file.metrics.get(gate.metric)
@@ -179,6 +178,17 @@ def _gaps_of_gates(file: VerdictFile, profile: Profile) -> _Gaps:
         elif metric.verdict not in (Verdict.PASS, Verdict.FAIL):
             gaps.append((metric.verdict, f"gate {gate.metric} is {metric.verdict}"))
     return gaps
+
+
+def _gaps_of_waivers(file: VerdictFile) -> _Gaps:
+    """No waiver stands for a gate or a blocker."""
+    gates = {name for name, metric in file.metrics.items() if metric.gated}
+    waived = [
+        test.id
+        for test in file.tests
+        if test.waived and (test.severity is Severity.BLOCKER or not gates.isdisjoint(test.metrics))
+    ]
+    return [(Verdict.FAIL, f"{NEVER_WAIVED}: {', '.join(waived)}")] if waived else []
 
 
 def _gaps_of_proof(file: VerdictFile, profile: Profile) -> _Gaps:

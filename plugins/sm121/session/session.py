@@ -136,8 +136,8 @@ class Session(Harness):
                     deselected=self.deselected,
                     inapplicable=self.inapplicable,
                 )
-                if (comparison := file.against) is not None:
-                    file.reason += f"; {against.in_words(comparison)}"
+                if file.against is not None and not file.certified:
+                    file.reason += f"; {file.against}"
 
     # The end.
 
