@@ -149,5 +149,9 @@ def _device_use() -> DeviceUse | None:
     seen = device_memory.read()
     if seen is None:
         return None
-    held = seen.held() if str(Path("/proc/self/ns/pid").readlink()) == _OF_THE_MACHINE else None
+    held = seen.held() if _namespace() == _OF_THE_MACHINE else None
     return DeviceUse(sum(seen.used) if seen.used is not None else None, held)
+
+
+def _namespace() -> str:
+    return str(Path("/proc/self/ns/pid").readlink())

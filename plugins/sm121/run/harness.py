@@ -251,9 +251,14 @@ class Harness(RunRecord):
             return requested.of_log(path, reader)
         kernels = self.file.engine.kernels
         if kernels is not None and server.configuration.name == self.profile.under_test:
-            config = roofline.read_config(self.file.engine.model) or {}
-            path = kernel_proof.with_kernels(path, kernels, config.get("num_hidden_layers"))
+            path = kernel_proof.with_kernels(path, kernels, self.layers)
         return requested.judged(server.configuration, path)
+
+    @property
+    def layers(self) -> int | None:
+        """Of the model that is served; None where no config.json of it is here."""
+        config = roofline.read_config(self.file.engine.model) or {}
+        return config.get("num_hidden_layers")
 
     def path_to_judge(self) -> KernelPath:
         """Whose kernels the numerics judge: the path of the server under test as it has shown it in
