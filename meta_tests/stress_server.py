@@ -57,6 +57,12 @@ FAULTS = {
     "slower": "becomes slower: a quarter of its speed",
     "uncounted": "does not tell how many requests run",
     "fewer": "runs five at a time, whatever it was asked",
+    "neighbours": "from 16 at once each gets the answer to the request before it",
+    "neighbours-of-80": "from 60 at once each gets the answer to the request before it",
+    "neighbours-in-chats": "from 16 at once each chat gets the answer to the chat before it",
+    "neighbours-in-responses": "from 16 at once each response is that to the one before it",
+    "neighbours-in-choices": "from 16 at once each choice is one of those of the request before it",
+    "neighbours-in-two": "from 16 at once the second of two answers is another request's",
 }
 #: What happens when a prompt joins requests that decode, by how many these are and how long it is.
 JOINED = {
@@ -68,6 +74,15 @@ JOINED = {
     "join-garbage": (lambda decoding, _prompt: decoding == 5, "garbage"),
     "join-refused": (lambda decoding, _prompt: decoding == 5, "refuses"),
     "join-stalls": (lambda decoding, _prompt: decoding == 5, "stalls"),
+}
+#: From how many at once requests of which kind get the answer to the one before it.
+NEIGHBOURS = {
+    "neighbours": (16, "completions"),
+    "neighbours-of-80": (60, "completions"),
+    "neighbours-in-chats": (16, "chat/completions"),
+    "neighbours-in-responses": (16, "responses"),
+    "neighbours-in-choices": (16, "choice"),
+    "neighbours-in-two": (16, "two"),
 }
 #: Of the requests that generate, the first to be hit: in the middle of the sustained load.
 FAULT_AT = 150
@@ -87,6 +102,8 @@ class State:
     waiting: int = 0
     tokens_held: int = 0
     generated: int = 0
+    #: The last request of each kind.
+    before: dict[str, dict[str, Any]] = field(default_factory=dict)
     prompted: int = 0
     preemptions: int = 0
     kept_requests: int = 0
@@ -109,6 +126,18 @@ def answer_of(ids: list[int], tokens: int) -> list[int]:
     return [zlib.crc32(f"{seed} {n}".encode()) % len(SIGNS) for n in range(tokens)]
 
 
+def choice_of(
+    said: dict[str, Any], answered: dict[str, Any], ids: list[int], finish: str | None, index: int
+) -> dict[str, Any]:
+    text = "".join(SIGNS[n] for n in ids)
+    if "structured_outputs" in said:
+        return {"text": answered["structured_outputs"]["choice"][1], "finish_reason": "stop"}
+    if "messages" in said:
+        name = "delta" if said.get("stream") else "message"
+        return {"index": index, "finish_reason": finish, name: {"content": text}}
+    return {"index": index, "text": text, "token_ids": ids, "finish_reason": finish}
+
+
 class Server:
     def __init__(self, state: State) -> None:
         self.state = state
@@ -119,7 +148,8 @@ class Server:
         app.router.add_get("/version", self.version)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/v1/models", self.models)
-        app.router.add_post("/v1/completions", self.complete)
+        for path in ("completions", "chat/completions", "responses"):
+            app.router.add_post(f"/v1/{path}", self.complete)
         return app
 
     async def health(self, _request: web.Request) -> web.Response:
@@ -155,7 +185,11 @@ class Server:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {self.state.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
-        said = await request.json()
+        said: dict[str, Any] = await request.json()
+        if "messages" in said:
+            said["prompt"] = said["messages"][-1]["content"]
+        if "input" in said:
+            said |= {"prompt": said["input"], "max_tokens": said["max_output_tokens"]}
         applies, what = JOINED.get(self.state.fault, (lambda *_: False, ""))
         if what == "refuses" and applies(len(self.state.decoding), 0):
             return web.json_response({"error": {"message": "busy"}}, status=429)
@@ -172,17 +206,27 @@ class Server:
         async with state.places:
             state.waiting -= 1
             state.running += 1
+            answered = self.neighbour(request.path, said)
             tokens = len(ids_of(said["prompt"])) + int(said.get("max_tokens", 16))
             held = (-(-tokens // BLOCK) + 2) * BLOCK
             try:
                 self.hold(held)
-                return await self.generate(request, said, number)
+                return await self.generate(request, said, number, answered)
             finally:
                 state.running -= 1
                 state.decoding.discard(number)
                 state.tokens_held -= held
                 if state.fault == "kept" and number == FAULT_AT:
                     state.kept_requests += 1
+
+    def neighbour(self, path: str, said: dict[str, Any]) -> dict[str, Any]:
+        """The request whose answer a request gets; of two choices, the second."""
+        state = self.state
+        kind = path.removeprefix("/v1/")
+        kind = "two" if said.get("n") == 2 else "choice" if "structured_outputs" in said else kind
+        before, state.before[kind] = state.before.get(kind, said), said
+        least, of_kind = NEIGHBOURS.get(state.fault, (0, ""))
+        return before if kind == of_kind and state.running + state.waiting >= least else said
 
     def hold(self, tokens: int) -> None:
         state = self.state
@@ -205,21 +249,22 @@ class Server:
         return None
 
     async def generate(
-        self, request: web.Request, said: dict[str, Any], number: int
+        self, request: web.Request, said: dict[str, Any], number: int, answered: dict[str, Any]
     ) -> web.StreamResponse:
         state = self.state
         prompt = ids_of(said["prompt"])
         tokens = int(said.get("max_tokens", 16))
         answer = self.spoiled(answer_of(prompt, tokens), number)
+        other = answer_of(ids_of(answered["prompt"]), tokens) if answered is not said else answer
+        answer = answer if said.get("n") == 2 else other
         self.join(len(prompt))
         step_s = STEP_S * (4.0 if state.fault == "slower" and number > FAULT_AT else 1.0)
         state.prompted += len(prompt)
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens}
-        usage["total_tokens"] = len(prompt) + tokens
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens * said.get("n", 1)}
+        usage["total_tokens"] = sum(usage.values())
 
-        def choice(ids: list[int], finish: str | None) -> dict[str, Any]:
-            text = "".join(SIGNS[n] for n in ids)
-            return {"index": 0, "text": text, "token_ids": ids, "finish_reason": finish}
+        def choice(ids: list[int], finish: str | None, index: int = 0) -> dict[str, Any]:
+            return choice_of(said, answered, ids, finish, index)
 
         base = {"id": f"cmpl-{number}", "object": "text_completion", "model": state.model}
         if not said.get("stream"):
@@ -227,8 +272,14 @@ class Server:
             while state.hung:
                 await asyncio.sleep(1)
             state.generated += len(answer)
-            whole = {**choice(answer, "length"), "prompt_token_ids": prompt}
-            return web.json_response({**base, "choices": [whole], "usage": usage})
+            if "input" in said:
+                content = [{"type": "output_text", "text": choice(answer, "")["text"]}]
+                counts = {"input_tokens": len(prompt), "output_tokens": tokens}
+                output = [{"type": "message", "content": content}]
+                return web.json_response({"output": output, "status": "completed", "usage": counts})
+            pair = [choice(answer, "length"), choice(other, "length", 1)]
+            whole = [{**each, "prompt_token_ids": prompt} for each in pair[: said.get("n", 1)]]
+            return web.json_response({**base, "choices": whole, "usage": usage})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
 

@@ -30,6 +30,13 @@ def test_sustained_load(stress):
     stress.sustained()
 
 
+@pytest.mark.parametrize("times", [2, 10])
+def test_crowd(stress, times):
+    """With two and ten times as many requests at once as the server runs, of all kinds that users
+    send, each answer is its own."""
+    stress.crowd(times)
+
+
 def test_memory_does_not_grow(stress):
     """Memory and open handles do not grow with the requests, by a robust slope and its interval."""
     stress.memory_holds()

@@ -232,11 +232,14 @@ def stream(
 
 
 def parse(*parts: Mapping[str, Any]) -> Completion:
-    """A completion from the JSON of /v1/completions: one whole answer, or the chunks of a stream.
+    """A completion from the JSON of /v1/completions or /v1/chat/completions: one whole answer, or
+    the chunks of a stream. Of /v1/responses one whole answer.
 
     Raises:
         AssertionError: there is no choice in it.
     """
+    if "output" in parts[0]:
+        parts = (_of_response(parts[0]),)
     choices = [choice for part in parts for choice in part.get("choices") or ()]
     if not choices:
         raise Unmet(Fact("an answer with choices"))
@@ -249,7 +252,7 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
         (part["usage"] for part in reversed(parts) if part.get("usage")), {}
     )
     return Completion(
-        text="".join(choice.get("text") or "" for choice in choices),
+        text="".join(text_of(choice) for choice in choices),
         finish_reason=reasons[-1] if reasons else None,
         # llama-server gives them with the log-probabilities alone.
         ids=generated or (ids_of(positions) if positions else None),
@@ -259,6 +262,29 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
         completion_tokens=usage.get("completion_tokens"),
         prompt_tokens=usage.get("prompt_tokens"),
     )
+
+
+def _of_response(response: Mapping[str, Any]) -> dict[str, Any]:
+    """A response as /v1/completions would give it."""
+    contents = [part for item in response["output"] for part in item.get("content") or ()]
+    text = "".join(part.get("text") or "" for part in contents)
+    usage = response.get("usage") or {}
+    counts = {
+        "prompt_tokens": usage.get("input_tokens"),
+        "completion_tokens": usage.get("output_tokens"),
+    }
+    return {"choices": [{"text": text, "finish_reason": response.get("status")}], "usage": counts}
+
+
+def text_of(choice: Mapping[str, Any]) -> str:
+    """The text of a choice: of a chat its reasoning, its content and its calls."""
+    if isinstance(text := choice.get("text"), str):
+        return text
+    message = choice.get("message") or choice.get("delta") or {}
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or ()]
+    texts = [message.get("reasoning") or message.get("reasoning_content"), message.get("content")]
+    texts += [call.get(key) for call in calls for key in ("name", "arguments")]
+    return "".join(text for text in texts if text)
 
 
 def malformed(

@@ -13,12 +13,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import aiohttp
 
-from sm121.client.completions import Completion, parse
+from sm121.client.completions import Completion, parse, text_of
 from sm121.client.connection import Patience, open_session, read_whole, refuse_packed
 from sm121.client.sse import DONE, EventParser
 from sm121.core.bounded import LARGEST_STREAM
@@ -44,7 +44,7 @@ Behaviour = Literal["complete", "cancel", "disconnect", "slow", "bad"]
 
 @dataclass(frozen=True)
 class Job:
-    """A request to /v1/completions.
+    """A request.
 
     ``alone`` is the answer to the same prompt, asked alone; None where there is none to compare.
     """
@@ -54,6 +54,14 @@ class Job:
     tokens: int
     alone: Completion | None = None
     behaviour: Behaviour = "complete"
+    path: str = "/v1/completions"
+    #: The answer may end before ``tokens`` by itself.
+    may_end: bool = False
+
+    @property
+    def choices(self) -> int:
+        """Answers to one request (``n``)."""
+        return int(self.body.get("n", 1))
 
     @property
     def streamed(self) -> bool:
@@ -76,6 +84,8 @@ class JobOutcome:
     #: Tokens so far.
     received: int = 0
     answer: Completion | None = None
+    #: Where ``n`` is above 1: the other answers.
+    others: tuple[Completion, ...] = ()
     #: Why there is no answer, as (kind, text) of a fault.
     problem: tuple[str, str] | None = None
 
@@ -250,7 +260,8 @@ class LoadClient:
         # A request that waits for its turn gets nothing while others do: it has `within_s`.
         stuck = [o for o in silent if o.first is not None]
         stuck = stuck or [outcome for outcome in running if self._late(outcome, now)]
-        if silent and len(silent) == len(running):
+        quiet_s = now - self._alive  # all that wait for their turn are silent while others end
+        if silent and len(silent) == len(running) and quiet_s > self.patience.silent_s:
             if self._alive < max(o.last or o.started for o in silent) + _TOGETHER_S:
                 return "hang", (
                     f"none of {len(running)} requests under way got a token for "
@@ -269,7 +280,7 @@ class LoadClient:
 
     async def _send(self, session: aiohttp.ClientSession, outcome: JobOutcome) -> None:
         job = outcome.job
-        url = f"{self.endpoint.base_url}/v1/completions"
+        url = self.endpoint.base_url + job.path
         try:
             if job.behaviour == "disconnect":
                 # It goes away while the server works on the prompt.
@@ -289,7 +300,8 @@ class LoadClient:
                     await self._read_stream(response, outcome)
                 else:
                     content = json.loads(await read_whole(response))
-                    outcome.answer = parse(content)
+                    outcome.answer, *others = _answers(job, content)
+                    outcome.others = tuple(others)
                     outcome.progress(len(outcome.answer.ids or ()) or 1)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             outcome.problem = "connection", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
@@ -337,7 +349,8 @@ class LoadClient:
                 await asyncio.sleep(_SLOW_READ_S)
         if not ended:
             raise ValueError(f"the stream ended after {outcome.received} tokens without [DONE]")
-        outcome.answer = parse(*parts)
+        outcome.answer, *others = _answers(outcome.job, *parts)
+        outcome.others = tuple(others)
 
 
 def _planned(jobs: Sequence[Job], limit: int, moments: Sequence[float]) -> Source:
@@ -389,9 +402,26 @@ def _in_a_thread(work: Callable[[], Coroutine[Any, Any, LoadResult]]) -> LoadRes
             thread.join(_END_WITHIN_S)
 
 
+def _answers(job: Job, *parts: dict[str, Any]) -> list[Completion]:
+    """The answers to a job, one for each choice."""
+    if job.choices == 1:
+        return [parse(*parts)]
+    answers = []
+    for index in range(job.choices):
+        of_index = [
+            {**part, "choices": [c for c in part.get("choices") or () if c.get("index") == index]}
+            for part in parts
+        ]
+        answers.append(answer := parse(*of_index))
+        if answer.completion_tokens is not None:  # usage counts all choices
+            count = answer.completion_tokens - (job.choices - 1) * job.tokens
+            answers[-1] = replace(answer, completion_tokens=count)
+    return answers
+
+
 def _tokens(event: dict[str, Any]) -> int:
     """Tokens of an event; a chunk without ids that has text counts as one."""
     return sum(
-        bool(choice.get("text")) if choice.get("token_ids") is None else len(choice["token_ids"])
+        bool(text_of(choice)) if choice.get("token_ids") is None else len(choice["token_ids"])
         for choice in event.get("choices") or ()
     )

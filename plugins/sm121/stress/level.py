@@ -33,6 +33,7 @@ from sm121.measure.growth import Growth
 from sm121.performance.bench import requested_slots, slots
 from sm121.run.harness import Harness
 from sm121.stress import aftermath, capacity, checks, memory, restart, shapes, soak, throughput
+from sm121.stress.crowd import Crowd, size
 from sm121.stress.fault import Fault, UnderLoad
 from sm121.stress.joining import LONGEST, Joining
 from sm121.stress.shapes import Arrival, Shapes
@@ -101,6 +102,8 @@ class Stress:
             floor_bytes=sizes.memory_floor_gib.value * 2**30,
             on_floor=harness.abort,
         )
+        tokens = int(sizes.answer_tokens.value)
+        self._crowd = Crowd(self.shapes, self.client, capabilities, bound, tokens)
         self._growths: list[Growth] = []
         #: Index of the first sample that memory is judged by.
         self._steady_from: int | None = None
@@ -169,6 +172,17 @@ class Stress:
             arrivals=shapes.moments(kind, count, self._sizes.arrivals_per_s.value),
             tails=False,
         )
+
+    def crowd(self, times: int) -> None:
+        """Requests of all kinds at once, so many times as many as the server has places."""
+        jobs = self._crowd.jobs(size(times, slots(self._harness, self._server) or self._streams))
+        faults = self._crowd.faults(self.client.run(jobs))
+        name = f"a crowd of {len(jobs)} requests"
+        if faults := faults or self._kept():
+            raise UnderLoad(name, faults, len(jobs))
+        kinds = ", ".join(dict.fromkeys(job.name.rsplit(" ", 1)[0] for job in jobs))
+        refused = f"; refused alone: {self._crowd.refused}" if self._crowd.refused else ""
+        self._say(f"{name}: each answer is its own ({kinds}){refused}")
 
     def joining(self) -> None:
         """One short prompt at a time joins n that decode, for each n that the server runs."""
@@ -388,10 +402,11 @@ class Stress:
                 load, self._sizes.tail_factor.value, self._sizes.tail_floor_s.value
             )
             faults += [tail] if tail is not None else []
-        if not faults:
-            busy = aftermath.not_idle(self._server.endpoint)
-            faults += [busy] if busy is not None else []
-        return faults
+        return faults or self._kept()
+
+    def _kept(self) -> list[Fault]:
+        busy = aftermath.not_idle(self._server.endpoint)
+        return [busy] if busy is not None else []
 
     def _take(self, source: Callable[[int], Iterator[Job]], count: int) -> list[Job]:
         return list(itertools.islice(source(int(self._sizes.answer_tokens.value)), count))

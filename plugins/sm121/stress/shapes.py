@@ -50,7 +50,7 @@ class Shapes:
         refuses: Callable[[str], bool] = lambda _case: True,
     ) -> None:
         self._model = model
-        self._prompts = prompts
+        self.prompts = prompts
         self._ask = ask
         self._salted = salted
         self._top = 5 if log_probabilities else 0
@@ -70,13 +70,13 @@ class Shapes:
     def short(self, tokens: int) -> Iterator[Job]:
         """Short requests without end: the prompts in turn, streamed and not."""
         for number in itertools.count():
-            prompt = self._prompts[number % len(self._prompts)]
+            prompt = self.prompts[number % len(self.prompts)]
             yield self.job(prompt.text, tokens, name=prompt.name, stream=number % 4 != 3)
 
     def mixed(self, tokens: int) -> Iterator[Job]:
         """Prompts of all lengths with answers of all lengths, as users send them."""
         for number in itertools.count():
-            prompt = self._prompts[self._random.randrange(len(self._prompts))]
+            prompt = self.prompts[self._random.randrange(len(self.prompts))]
             length = self._random.choice((1, 2, max(tokens // 2, 1), tokens, 2 * tokens))
             yield self.job(prompt.text, length, name=prompt.name, stream=number % 4 != 3)
 
@@ -85,7 +85,7 @@ class Shapes:
         requests that must be refused."""
         bad = self._bad
         for number in itertools.count():
-            prompt = self._prompts[number % len(self._prompts)]
+            prompt = self.prompts[number % len(self.prompts)]
             match number % 6:
                 case 1:
                     yield self.job(prompt.text, 8 * tokens, name="cancels", behaviour="cancel")
@@ -103,14 +103,14 @@ class Shapes:
 
     def long(self, tokens: int, compared: int) -> Job:
         """One answer of many tokens, of which the first are compared."""
-        prompt = self._prompts[0]
+        prompt = self.prompts[0]
         job = self.job(prompt.text, compared, name=f"{tokens} tokens")
         return replace(job, tokens=tokens, body={**job.body, "max_tokens": tokens})
 
     def of_length(self, prompt_tokens: int, tokens: int, *, turn: int = 0) -> Job:
         """A prompt of exactly so many token ids, which repeats a text (so that it goes on in one
         way), beginning at another place for each ``turn``."""
-        prompt = self._prompts[turn % len(self._prompts)]
+        prompt = self.prompts[turn % len(self.prompts)]
         ids = self.alone(prompt.text, 1).prompt_ids
         if ids is None:
             raise ValueError("the engine returns no token ids of prompts")
@@ -140,6 +140,16 @@ class Shapes:
         compared = behaviour in ("complete", "slow")
         alone = self.alone(prompt, tokens) if compared else None
         return Job(name, body, tokens, alone, behaviour)
+
+    def other(self, path: str, body: dict[str, Any], tokens: int) -> Job:
+        """A request of another kind than a completion. Its answer may end by itself."""
+        body = {"model": self._model, **body}
+        return self.salted(Job("", body, tokens, path=path, may_end=True))
+
+    def salted(self, job: Job) -> Job:
+        """The same request, in a cold part of the cache."""
+        salt = self._fresh_salt()
+        return job if salt is None else replace(job, body={**job.body, "cache_salt": salt})
 
     def _fresh_salt(self) -> str | None:
         return f"sm121-stress-{id(self)}-{next(self._salts)}" if self._salted else None

@@ -1,4 +1,5 @@
-"""Short prompts that join requests which decode: each way in which a server can suffer is named."""
+"""Prompts that join requests which decode, and crowds: each way in which a server can suffer is
+named."""
 
 from __future__ import annotations
 
@@ -88,6 +89,29 @@ def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
         lost = sick.under_way()
         assert lost and {entry["problem"][0] for entry in lost} <= {"connection", "bad_stream"}
         assert all(SHORTEST <= entry["prompt_tokens"] <= LONGEST for entry in lost), lost
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("none", None),
+        ("neighbours", r"anothers_answer: request \d+ \(.*completion.*seen that to"),
+        ("neighbours-of-80", r"a crowd of 80 requests: .*anothers_answer: request"),
+        ("neighbours-in-chats", r"anothers_answer: request \d+ \(.*chat.*seen that to"),
+        ("neighbours-in-responses", r"anothers_answer: request \d+ \(response.*seen that to"),
+        ("neighbours-in-choices", r"anothers_answer: request \d+ \(choice.*seen that to choice"),
+        ("neighbours-in-two", r"corrupted_answer: request \d+ \(two completions"),
+    ],
+)
+def test_each_answer_in_a_crowd_is_its_own(level, fault, text):
+    crowded, shown = level(fault)
+    for times in (2, 10):
+        if text is not None and (times == 10 or "of-80" not in fault):
+            with pytest.raises(UnderLoad, match=text):
+                crowded.crowd(times)
+        else:
+            crowded.crowd(times)
+    assert text is not None or "two completions, long prompt, choice, chat" in shown[-1]
 
 
 def test_what_no_counter_showed_is_not_green(level, monkeypatch):

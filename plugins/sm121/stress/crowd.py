@@ -1,0 +1,184 @@
+"""Many more requests at once than the server runs, of every kind that users send: each answer is
+its own.
+
+Every request is asked alone first. In the crowd its answer must be the same, or within the bound
+where tokens have log-probabilities. An answer that begins as another prompt's does, and longer so
+than as its own, is another's.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sm121.client.completions import Completion
+from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
+from sm121.core.level_settings import AgreementBound
+from sm121.core.verdict import NotRun
+from sm121.engines.capabilities import Capabilities
+from sm121.stress import checks
+from sm121.stress.fault import Fault, UnderLoad
+from sm121.stress.shapes import Shapes
+
+#: Requests at once for each place of the server; at least so many, and never more than a client
+#: has connections for (1,024 open files are the default).
+TIMES = {2: 32, 10: 64}
+_AT_MOST = 512
+#: Requests of each kind that differ.
+_PROMPTS = 3
+#: Tokens of a long prompt, and so many more of the next.
+_LONG, _LONGER = 400, 80
+#: Sampling that leaves the likeliest token alone; ``top_p`` is a field of OpenAI's own API.
+_SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 1e-6}
+_CITIES, _CHOICE_TOKENS = ("Lima", "Rome", "Tokyo"), 16
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def size(times: int, places: int) -> int:
+    """Requests of a crowd of so many times the places that the server has."""
+    return min(max(TIMES[times], times * places), _AT_MOST)
+
+
+@dataclass
+class Crowd:
+    """Makes the requests of a crowd, and compares their answers with those given alone.
+
+    Args:
+        client: asks alone.
+        tokens: of an answer.
+    """
+
+    shapes: Shapes
+    client: LoadClient
+    capabilities: Capabilities
+    bound: AgreementBound
+    tokens: int
+    #: Kinds that the server does not serve, with its refusal.
+    refused: dict[str, str] = field(default_factory=dict)
+    #: Texts of which a structured answer is one, by the job's name.
+    _choices: dict[str, Sequence[str]] = field(default_factory=dict)
+
+    def jobs(self, count: int) -> list[Job]:
+        """So many requests, of all kinds in turn; of neighbours each has another prompt.
+
+        Raises:
+            UnderLoad: the server does not even answer one of them alone.
+            NotRun: it refuses all kinds.
+        """
+        turns = itertools.islice(itertools.cycle(self._turns), count)
+        return [self.shapes.salted(job) for job in turns]
+
+    def faults(self, load: LoadResult) -> list[Fault]:
+        """Answers that are wrong, or another's."""
+        jobs = {outcome.job.name: outcome.job for outcome in load.outcomes}
+        faults = (self._fault(outcome, jobs.values()) for outcome in load.outcomes)
+        return [fault for fault in faults if fault is not None]
+
+    def _fault(self, outcome: JobOutcome, jobs: Iterable[Job]) -> Fault | None:
+        job, answer = outcome.job, outcome.answer
+        where = f"request {outcome.number} ({job.name})"
+        # Without log-probabilities nobody can tell whether another answer is within the bound.
+        forks = self.bound.fork > 0 and answer is not None and answer.positions is None
+        fault = checks.fault(
+            replace(outcome, job=replace(job, alone=None)) if forks else outcome, self.bound
+        )
+        unsure = fault is not None or forks or job.name in self._choices
+        if answer is None or self._is_answer_to(answer, job) or not unsure:
+            return fault
+        for other in jobs:
+            if other.path == job.path and self._is_answer_to(answer, other):
+                observed = f"seen that to {other.name}: {answer.text!r}"
+                return Fault("anothers_answer", f"{where}: required its own answer, {observed}")
+        if job.name in self._choices:
+            required = f"required one of {self._choices[job.name]}"
+            return Fault("corrupted_answer", f"{where}: {required}, seen {answer.text!r}")
+        return fault
+
+    def _is_answer_to(self, answer: Completion, job: Job) -> bool:
+        if (choices := self._choices.get(job.name)) is not None:
+            return answer.text in choices
+        return job.alone is not None and answer.text == job.alone.text
+
+    @functools.cached_property
+    def _turns(self) -> list[Job]:
+        groups = [self._with_alone(kind, make) for kind, make in self._kinds().items()]
+        served = enumerate(filter(None, groups))
+        shifted = [group[n % _PROMPTS :] + group[: n % _PROMPTS] for n, group in served]
+        if not shifted:
+            raise NotRun(f"the server refuses every kind of request: {self.refused}")
+        return [job for turn in zip(*shifted, strict=True) for job in turn]
+
+    def _with_alone(self, kind: str, make: Callable[[int], Job]) -> list[Job]:
+        """The requests of a kind with their answers alone; none where the server refuses them."""
+        jobs = [replace(make(n), name=f"{kind} {n + 1}") for n in range(_PROMPTS)]
+        outcomes = self.client.run(jobs, concurrency=1).outcomes
+        problem = next((o.problem for o in outcomes if o.problem is not None), None)
+        if problem is not None and problem[0] == "refused":
+            self.refused[kind] = problem[1]
+            return []
+        if problem is not None:
+            raise UnderLoad(f"{kind}, asked alone", [Fault(*problem)], len(jobs))
+        if jobs[0].name in self._choices:
+            return jobs
+        return [replace(o.job, alone=o.job.alone or o.answer) for o in outcomes]
+
+    def _kinds(self) -> dict[str, Callable[[int], Job]]:
+        """Makes the requests of each kind that the engine has, by a number."""
+        can = self.capabilities.can
+        kinds: dict[str, Callable[[int], Job]] = {
+            "completion": self._completion,
+            "streamed completion": lambda n: self._completion(n, stream=True),
+            "sampled completion": lambda n: self._completion(n, stream=True, **_SAMPLED),
+        }
+        if can("several_choices"):
+            kinds["two completions"] = lambda n: self._completion(n, n=2, **_SAMPLED)
+        if can("token_prompts"):
+            kinds["long prompt"] = lambda n: self.shapes.of_length(
+                _LONG + n * _LONGER, self.tokens, turn=n
+            )
+        if can("choice"):
+            kinds["choice"] = self._choice
+        if can("chat"):
+            kinds["chat"] = self._chat
+            kinds["streamed chat"] = lambda n: self._chat(n, stream=True)
+        if can("tools"):
+            kinds["chat with a tool"] = lambda n: self._chat(n, tools=[_TOOL])
+        if can("responses"):
+            kinds["response"] = self._response
+        return kinds
+
+    def _completion(self, number: int, *, stream: bool = False, **change: Any) -> Job:
+        text = self.shapes.prompts[number].text
+        return self.shapes.job(text, self.tokens, name="", stream=stream, change=change)
+
+    def _choice(self, number: int) -> Job:
+        choices = [f"{city} {number}" for city in _CITIES]
+        self._choices[f"choice {number + 1}"] = choices
+        change = {**self.capabilities.structured("choice", choices), "ignore_eos": False}
+        job = self._completion(number, **change)
+        body = {name: value for name, value in job.body.items() if name != "logprobs"}
+        return replace(job, body=body, tokens=_CHOICE_TOKENS, alone=None, may_end=True)
+
+    def _chat(self, number: int, *, stream: bool = False, **change: Any) -> Job:
+        messages = [{"role": "user", "content": self.shapes.prompts[number].text}]
+        body = {"messages": messages, "max_tokens": self.tokens, "temperature": 0.0, **change}
+        if stream:  # the parts of a stream need not have their tokens: harmony's markers are none
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        elif self.capabilities.can("chat_token_ids"):
+            top = {"logprobs": True, "top_logprobs": 5} if self.bound.fork > 0 else {}
+            body |= {"return_token_ids": True, "return_tokens_as_token_ids": True, **top}
+        return self.shapes.other("/v1/chat/completions", body, self.tokens)
+
+    def _response(self, number: int) -> Job:
+        body = {"input": self.shapes.prompts[number].text, "max_output_tokens": self.tokens}
+        return self.shapes.other("/v1/responses", {**body, "temperature": 0.0}, self.tokens)
