@@ -55,6 +55,9 @@ FAULTS = {
     "full-disk": "writes until the disk is full",
     "kept": "keeps a request in its books after the answer",
     "slower": "becomes slower: a quarter of its speed",
+    "noise": "a long answer has noise after its 300th token",
+    "drifts": "a long answer has another token in place of its 900th",
+    "loops": "a long answer repeats itself after its 600th token",
     "uncounted": "does not tell how many requests run",
     "fewer": "runs five at a time, whatever it was asked",
     "neighbours": "from 16 at once each gets the answer to the request before it",
@@ -122,8 +125,13 @@ def ids_of(prompt: Any) -> list[int]:
 
 
 def answer_of(ids: list[int], tokens: int) -> list[int]:
-    seed = zlib.crc32(json.dumps(ids).encode())
-    return [zlib.crc32(f"{seed} {n}".encode()) % len(SIGNS) for n in range(tokens)]
+    """It goes on in the same way where its beginning is part of the prompt."""
+    state = zlib.crc32(bytes(json.dumps(ids)[1:-1] + ", ", "ascii"))
+    answer: list[int] = []
+    for _ in range(tokens):
+        answer.append(zlib.crc32(b"x", state) % len(SIGNS))
+        state = zlib.crc32(b"%d, " % answer[-1], state)
+    return answer
 
 
 def choice_of(
@@ -305,6 +313,12 @@ class Server:
 
     def spoiled(self, answer: list[int], number: int) -> list[int]:
         state = self.state
+        if len(answer) > 1000 and state.fault == "noise":
+            return [*answer[:300], *((n * 7 + 1) % len(SIGNS) for n in answer[300:])]
+        if len(answer) > 1000 and state.fault == "drifts":
+            return [*answer[:900], (answer[900] + 1) % len(SIGNS), *answer[901:]]
+        if len(answer) > 1000 and state.fault == "loops":
+            return [*answer[:600], *answer[200 : len(answer) - 400]]
         hit = number >= FAULT_AT and number % 200 >= FAULT_AT and len(answer) > 3
         if not hit or number in state.hoard:
             return answer

@@ -1,5 +1,4 @@
-"""Prompts that join requests which decode, and crowds: each way in which a server can suffer is
-named."""
+"""Prompts that join requests which decode, crowds, long answers: each way to suffer is named."""
 
 from __future__ import annotations
 
@@ -112,6 +111,19 @@ def test_each_answer_in_a_crowd_is_its_own(level, fault, text):
         else:
             crowded.crowd(times)
     assert text is not None or "two completions, long prompt, choice, chat" in shown[-1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("none", None), ("noise", "tokens 256 to 384"), ("drifts", "896 to"), ("loops", "512 to 640")],
+)
+def test_a_long_answer_is_compared_to_its_end(level, fault, text):
+    whole, _ = level(fault)
+    if text is None:
+        whole.long_generation()
+    else:
+        with pytest.raises(UnderLoad, match=f"corrupted_answer: request .*{text}"):
+            whole.long_generation()
 
 
 def test_what_no_counter_showed_is_not_green(level, monkeypatch):

@@ -117,7 +117,7 @@ def _wrong(
     if alone is None or (aborted and alone.ids is None):
         return None
     same = not aborted and answer.ids is not None and answer.ids == alone.ids
-    if same and answer.text != alone.text:
+    if same and alone.text and answer.text != alone.text:
         of = f"required the text {alone.text!r} of the same tokens"
         return Fault("corrupted_answer", f"{where}: {of}, seen {answer.text!r}")
     return _against_alone(where, answer, _begun(alone, tokens) if aborted else alone, bound)

@@ -157,10 +157,14 @@ class Stress:
         )
 
     def long_generation(self) -> None:
-        """One long answer."""
+        """One long answer. Each part of it is asked for again, after all that is before it."""
         tokens = int(self._sizes.long_generation_tokens.value)
         job = self.shapes.long(tokens, throughput.TOKENS)
-        self._play("long generation", [job], concurrency=1)
+        (outcome,) = self._play("long generation", [job], concurrency=1).outcomes
+        self._capabilities.require("token_prompts", "token_ids")
+        assert outcome.answer is not None
+        parts = self.shapes.parts(outcome.answer)
+        self._play("long generation, in parts", parts, concurrency=self._streams, tails=False)
 
     def arriving(self, kind: Arrival) -> None:
         """Requests of all lengths, arriving in one of the ways in which users do."""

@@ -25,6 +25,8 @@ BAD_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "messages in place of a prompt": ("prompt-is-an-object", {"prompt": {"role": "user"}}),
 }
 _BURST = 8
+#: Tokens of a part of a long answer.
+_PART = 128
 
 
 class Shapes:
@@ -106,6 +108,26 @@ class Shapes:
         prompt = self.prompts[0]
         job = self.job(prompt.text, compared, name=f"{tokens} tokens")
         return replace(job, tokens=tokens, body={**job.body, "max_tokens": tokens})
+
+    def parts(self, answer: Completion) -> list[Job]:
+        """Each part of a long answer, asked for after all that is before it: the same must come.
+
+        Raises:
+            ValueError: the answer has no token ids.
+        """
+        if answer.ids is None or answer.prompt_ids is None:
+            raise ValueError("the engine returns no token ids")
+        jobs = []
+        for begin in range(0, len(answer.ids), _PART):
+            end = begin + _PART
+            part = replace(
+                answer, text="", ids=answer.ids[begin:end], prompt_tokens=None,
+                positions=answer.positions[begin:end] if answer.positions else None,
+            )  # fmt: skip
+            prompt, count = (*answer.prompt_ids, *answer.ids[:begin]), len(answer.ids[begin:end])
+            body = Request(prompt, count, top=self._top, salt=self._fresh_salt()).body(self._model)
+            jobs.append(Job(f"tokens {begin} to {begin + count} again", body, count, part))
+        return jobs
 
     def of_length(self, prompt_tokens: int, tokens: int, *, turn: int = 0) -> Job:
         """A prompt of exactly so many token ids, which repeats a text (so that it goes on in one
