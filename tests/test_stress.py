@@ -43,7 +43,7 @@ def test_memory_does_not_grow(stress):
 
 
 def test_long_generation(stress):
-    """One answer of more than a thousand tokens is right."""
+    """One answer of more than a thousand tokens is right, to its end."""
     stress.long_generation()
 
 

@@ -242,9 +242,8 @@ class Harness(RunRecord):
         if (reader := server.reader) is None:
             return KernelPath()
         self._follow_log()
-        path = KernelPath()
-        if server.log is not None:
-            path = read_log(server.log, reader, one_run=server.managed)
+        log = server.log
+        path = read_log(log, reader, one_run=server.managed) if log is not None else KernelPath()
         if (text := self._metrics_of(server)) is not None:
             path = metrics.with_metrics(path, text, reader)
         if server.configuration is None:
@@ -257,8 +256,7 @@ class Harness(RunRecord):
     @property
     def layers(self) -> int | None:
         """Of the model that is served; None where no config.json of it is here."""
-        config = roofline.read_config(self.file.engine.model) or {}
-        return config.get("num_hidden_layers")
+        return (roofline.read_config(self.file.engine.model) or {}).get("num_hidden_layers")
 
     def path_to_judge(self) -> KernelPath:
         """Whose kernels the numerics judge: the path of the server under test as it has shown it in
