@@ -14,6 +14,7 @@ from sm121.core.arguments import at_once
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.level_settings import AgreementBound
 from sm121.core.profile_fields import Sourced
+from sm121.core.server import Server
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines import capabilities
@@ -47,9 +48,7 @@ def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
             kernel_path=lambda _server: KernelPath(asked="{'max_num_seqs': 8}"),
         )  # fmt: skip
         own = ServerConfiguration("own", "vllm", "", "", "canary", arguments) if arguments else None
-        server = SimpleNamespace(
-            endpoint=endpoint, engine="vllm", version="0.32.0", configuration=own
-        )
+        server = Server(endpoint, False, "vllm", "0.32.0", None, own, None)
         level = Stress(run, server, capabilities.of("vllm", "0.32.0"), EXACT)
         serving.callback(level.timeline.stop)
         return level, shown

@@ -96,7 +96,7 @@ def begin() -> Callable[..., tuple[SimpleNamespace, Callable[[], Stress]]]:
             observer=None,
             say=lambda *_arguments: None,
         )
-        server = SimpleNamespace(endpoint=ENDPOINT, engine="vllm", version="0", configuration=None)
+        server = Server(ENDPOINT, False, "vllm", "0", None, None, None)
         able = capabilities.of("vllm", "0.32.0")
         return run, lambda: Stress(run, server, able, EXACT)
 
