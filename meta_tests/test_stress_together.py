@@ -75,8 +75,8 @@ def test_each_number_that_decodes_is_joined_up_to_all_places(level):
         ("join-last", r"a prompt of \d+ tokens joins 7 that decode.*: .*connection"),
         ("join-lengths", r"a prompt of \d+ tokens joins 5 that decode.*: .*connection"),
         ("join-garbage", r"short prompts join .*corrupted_answer: request \d+ \(a prompt of \d+ "),
-        ("join-refused", r"a prompt of \d+ tokens joins 5 that decode: .* seen 1 of .*refused"),
-        ("join-stalls", r"joins 5 that decode: .*(stuck_request|hang)"),
+        ("join-refused", r"a prompt of \d+ tokens joins 5 that decode.*: .* seen 1 of .*refused"),
+        ("join-stalls", r"joins 5 that decode.*: .*(stuck_request|hang)"),
     ],
 )
 def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
@@ -131,7 +131,7 @@ def test_what_no_counter_showed_is_not_green(level, monkeypatch):
     with pytest.raises(NotRun, match="has no counter"):
         uncounted.joining()
     fewer, _ = level("fewer")
-    with pytest.raises(Inconclusive, match=r"never 6, 7, 8 .*--max-num-seqs"):
+    with pytest.raises(Inconclusive, match=r"never [^:]*6, 7, 8 .*--max-num-seqs"):
         fewer.joining()
 
 

@@ -25,16 +25,16 @@ def test_concurrent_requests(stress):
     stress.concurrent()
 
 
-def test_sustained_load(stress):
-    """Hundreds of requests, several at a time, are answered correctly."""
-    stress.sustained()
-
-
 @pytest.mark.parametrize("times", [2, 10])
 def test_crowd(stress, times):
     """With two and ten times as many requests at once as the server runs, of all kinds that users
     send, each answer is its own."""
     stress.crowd(times)
+
+
+def test_sustained_load(stress):
+    """Hundreds of requests, several at a time, are answered correctly."""
+    stress.sustained()
 
 
 def test_memory_does_not_grow(stress):
