@@ -223,11 +223,11 @@ class ManagedServer:
             try:
                 return self._start_once()
             except PortTaken:
-                old_port = self._port
+                port = self._port
                 self.stopped = self.stop()
                 if attempt == _PORT_ATTEMPTS:
                     raise
-                self.notify(StartPhase(f"somebody else has port {old_port}; trying another"))
+                self.notify(StartPhase(f"port {port} was taken by somebody else; trying another"))
             except BaseException:  # Ctrl-C too: nothing may be left behind
                 self.stopped = self.stop()
                 raise
