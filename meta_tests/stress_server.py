@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,17 +56,8 @@ FAULTS = {
     "full-disk": "writes until the disk is full",
     "kept": "keeps a request in its books after the answer",
     "slower": "becomes slower: a quarter of its speed",
-    "noise": "a long answer has noise after its 300th token",
-    "drifts": "a long answer has another token in place of its 900th",
-    "loops": "a long answer repeats itself after its 600th token",
     "uncounted": "does not tell how many requests run",
     "fewer": "runs five at a time, whatever it was asked",
-    "neighbours": "from 16 at once each gets the answer to the request before it",
-    "neighbours-of-80": "from 60 at once each gets the answer to the request before it",
-    "neighbours-in-chats": "from 16 at once each chat gets the answer to the chat before it",
-    "neighbours-in-responses": "from 16 at once each response is that to the one before it",
-    "neighbours-in-choices": "from 16 at once each choice is one of those of the request before it",
-    "neighbours-in-two": "from 16 at once the second of two answers is another request's",
 }
 #: What happens when a prompt joins requests that decode, by how many these are and how long it is.
 JOINED = {
@@ -86,6 +78,12 @@ NEIGHBOURS = {
     "neighbours-in-responses": (16, "responses"),
     "neighbours-in-choices": (16, "choice"),
     "neighbours-in-two": (16, "two"),
+}
+#: What becomes of an answer of more than 1,000 tokens.
+LONG: dict[str, Callable[[list[int]], list[int]]] = {
+    "noise": lambda ids: [*ids[:300], *((n * 7 + 1) % len(SIGNS) for n in ids[300:])],
+    "drifts": lambda ids: [*ids[:900], (ids[900] + 1) % len(SIGNS), *ids[901:]],
+    "loops": lambda ids: [*ids[:600], *ids[200 : len(ids) - 400]],
 }
 #: Of the requests that generate, the first to be hit: in the middle of the sustained load.
 FAULT_AT = 150
@@ -313,12 +311,8 @@ class Server:
 
     def spoiled(self, answer: list[int], number: int) -> list[int]:
         state = self.state
-        if len(answer) > 1000 and state.fault == "noise":
-            return [*answer[:300], *((n * 7 + 1) % len(SIGNS) for n in answer[300:])]
-        if len(answer) > 1000 and state.fault == "drifts":
-            return [*answer[:900], (answer[900] + 1) % len(SIGNS), *answer[901:]]
-        if len(answer) > 1000 and state.fault == "loops":
-            return [*answer[:600], *answer[200 : len(answer) - 400]]
+        if len(answer) > 1000 and state.fault in LONG:
+            return LONG[state.fault](answer)
         hit = number >= FAULT_AT and number % 200 >= FAULT_AT and len(answer) > 3
         if not hit or number in state.hoard:
             return answer

@@ -258,10 +258,12 @@ def test_a_context_that_is_too_short_is_no_fault(context, tokens, error, reason)
 
 
 @pytest.mark.parametrize("argument", [("--max_model_len=512",), ("--context-length", "512")])
-def test_where_the_server_does_not_say_its_context_its_arguments_do(argument):
+def test_no_server_says_that_its_context_is_shorter_than_its_start_made_it(argument):
     started_with = configuration("--max-model-len", "4096", *argument)
-    server = dataclasses.replace(_server("vllm", "0.32.0"), configuration=started_with)
-    assert server.context_tokens() == 512 and _server("vllm", None).context_tokens() is None
+    with scripted(lambda *_: None, context=64) as short:
+        for server in (short, _server("vllm", "0.32.0")):
+            assert dataclasses.replace(server, configuration=started_with).context_tokens() == 512
+        assert short.context_tokens() == 64 and _server("vllm", None).context_tokens() is None
 
 
 def test_a_cold_request_has_a_salt_of_its_own():

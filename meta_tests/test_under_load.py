@@ -235,24 +235,21 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
     lines: list[str] = []
     harness.say = lambda _what, line: lines.append(line)
     with servers.stress_server() as endpoint:
-        _judge(Server(endpoint, False, "vllm", "0.32.0", None, None, None), harness)
+        server = Server(endpoint, False, "vllm", "0.32.0", None, None, None)
+        level = Stress(harness, server, capabilities.of("vllm", "0.32.0"), EXACT)
+        assert harness.observer is level
+        level.sustained()
+        level.brim()
+        level.unruly()
+        level.nothing_kept()
+        with pytest.raises(NotRun, match="memory is not known here"):
+            level.memory_holds(more=False)
+        with pytest.raises(NotRun, match="is not restarted"):
+            level.restarted_under_load()
+        level.close()
+        assert level.under_way() == []
     assert lines[0].startswith("sustained: 200 requests in ") and "0 failed" in lines[0]
     assert harness.file.memory.samples == 0, "the processes of an attached server are not known"
     whole = memory.MemoryFile.model_validate_json((tmp_path / "memory.json").read_text())
     assert [sample for sample in whole.samples if sample.running is not None], "read from /metrics"
     assert sampling() == 0
-
-
-def _judge(server: Server, harness: SimpleNamespace) -> None:
-    level = Stress(harness, server, capabilities.of("vllm", "0.32.0"), EXACT)
-    assert harness.observer is level
-    level.sustained()
-    level.brim()
-    level.unruly()
-    level.nothing_kept()
-    with pytest.raises(NotRun, match="memory is not known here"):
-        level.memory_holds(more=False)
-    with pytest.raises(NotRun, match="is not restarted"):
-        level.restarted_under_load()
-    level.close()
-    assert level.under_way() == []

@@ -238,7 +238,7 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
     Raises:
         AssertionError: there is no choice in it.
     """
-    if "output" in parts[0]:
+    if parts and "output" in parts[0]:
         parts = (_of_response(parts[0]),)
     choices = [choice for part in parts for choice in part.get("choices") or ()]
     if not choices:

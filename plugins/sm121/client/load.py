@@ -413,9 +413,8 @@ def _answers(job: Job, *parts: dict[str, Any]) -> list[Completion]:
             for part in parts
         ]
         answers.append(answer := parse(*of_index))
-        if answer.completion_tokens is not None:  # usage counts all choices
-            count = answer.completion_tokens - (job.choices - 1) * job.tokens
-            answers[-1] = replace(answer, completion_tokens=count)
+        if answer.completion_tokens == job.choices * job.tokens:  # usage counts all choices
+            answers[-1] = replace(answer, completion_tokens=job.tokens)
     return answers
 
 

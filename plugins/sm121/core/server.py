@@ -158,15 +158,15 @@ class Server:
     why_no_log: str = "the attached server's log is not known; give --server-log"
 
     def context_tokens(self) -> int | None:
-        """Most tokens of a prompt and its answer: by the server, or else by the arguments that it
-        was started with. None where neither says."""
+        """Most tokens of a prompt and its answer: by the arguments of its start, or else by its own
+        word, which excuses no server that was started for more. None where neither says."""
+        arguments = self.configuration.arguments if self.configuration is not None else ()
+        if lengths := _CONTEXT.findall(one_line(arguments)):
+            return int(lengths[-1])
         with contextlib.suppress(ValueError, TypeError, AttributeError):
             models = json.loads(self.endpoint.page("/v1/models") or "")
-            if length := context_of(models, self.endpoint.served_name):
-                return length
-        arguments = self.configuration.arguments if self.configuration is not None else ()
-        lengths = _CONTEXT.findall(one_line(arguments))
-        return int(lengths[-1]) if lengths else None
+            return context_of(models, self.endpoint.served_name)
+        return None
 
     @property
     def why_cold(self) -> str | None:

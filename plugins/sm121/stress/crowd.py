@@ -1,9 +1,8 @@
-"""Many more requests at once than the server runs, of every kind that users send: each answer is
-its own.
+"""Many more requests at once than the server runs, of all kinds: each answer is its own.
 
 Every request is asked alone first. In the crowd its answer must be the same, or within the bound
-where tokens have log-probabilities. An answer that begins as another prompt's does, and longer so
-than as its own, is another's.
+where tokens have log-probabilities. Where arithmetic may fork and they have none (streams of chats,
+responses), only the whole answer to another request is noticed.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sm121.client.completions import Completion
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core.level_settings import AgreementBound
 from sm121.core.verdict import NotRun
@@ -92,22 +90,23 @@ class Crowd:
         fault = checks.fault(
             replace(outcome, job=replace(job, alone=None)) if forks else outcome, self.bound
         )
-        unsure = fault is not None or forks or job.name in self._choices
-        if answer is None or self._is_answer_to(answer, job) or not unsure:
+        if answer is None or not (fault or forks or job.name in self._choices):
             return fault
-        for other in jobs:
-            if other.path == job.path and self._is_answer_to(answer, other):
-                observed = f"seen that to {other.name}: {answer.text!r}"
-                return Fault("anothers_answer", f"{where}: required its own answer, {observed}")
-        if job.name in self._choices:
-            required = f"required one of {self._choices[job.name]}"
-            return Fault("corrupted_answer", f"{where}: {required}, seen {answer.text!r}")
+        for text in (each.text for each in (answer, *outcome.others)):
+            if self._is_answer_to(text, job):
+                continue
+            for other in jobs:
+                if other.path == job.path and self._is_answer_to(text, other):
+                    observed = f"seen that to {other.name}: {text!r}"
+                    return Fault("anothers_answer", f"{where}: required its own answer, {observed}")
+            if job.name in self._choices:
+                required = f"required one of {self._choices[job.name]}"
+                return Fault("corrupted_answer", f"{where}: {required}, seen {text!r}")
         return fault
 
-    def _is_answer_to(self, answer: Completion, job: Job) -> bool:
-        if (choices := self._choices.get(job.name)) is not None:
-            return answer.text in choices
-        return job.alone is not None and answer.text == job.alone.text
+    def _is_answer_to(self, text: str, job: Job) -> bool:
+        alone = [job.alone.text] if job.alone is not None else []
+        return text in self._choices.get(job.name, alone)
 
     @functools.cached_property
     def _turns(self) -> list[Job]:
@@ -142,7 +141,7 @@ class Crowd:
         }
         if can("several_choices"):
             kinds["two completions"] = lambda n: self._completion(n, n=2, **_SAMPLED)
-        if can("token_prompts"):
+        if can("token_prompts") and can("token_ids"):
             kinds["long prompt"] = lambda n: self.shapes.of_length(
                 _LONG + n * _LONGER, self.tokens, turn=n
             )

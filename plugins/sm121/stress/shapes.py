@@ -26,7 +26,7 @@ BAD_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 _BURST = 8
 #: Tokens of a part of a long answer.
-_PART = 128
+_PART = 64
 
 
 class Shapes:
@@ -109,24 +109,22 @@ class Shapes:
         job = self.job(prompt.text, compared, name=f"{tokens} tokens")
         return replace(job, tokens=tokens, body={**job.body, "max_tokens": tokens})
 
-    def parts(self, answer: Completion) -> list[Job]:
+    def parts(self, prompt: Sequence[int], ids: Sequence[int], answer: Completion) -> list[Job]:
         """Each part of a long answer, asked for after all that is before it: the same must come.
 
-        Raises:
-            ValueError: the answer has no token ids.
+        Args:
+            prompt: ids of the prompt, and ``ids`` those of its answer.
         """
-        if answer.ids is None or answer.prompt_ids is None:
-            raise ValueError("the engine returns no token ids")
         jobs = []
-        for begin in range(0, len(answer.ids), _PART):
-            end = begin + _PART
-            part = replace(
-                answer, text="", ids=answer.ids[begin:end], prompt_tokens=None,
-                positions=answer.positions[begin:end] if answer.positions else None,
-            )  # fmt: skip
-            prompt, count = (*answer.prompt_ids, *answer.ids[:begin]), len(answer.ids[begin:end])
-            body = Request(prompt, count, top=self._top, salt=self._fresh_salt()).body(self._model)
-            jobs.append(Job(f"tokens {begin} to {begin + count} again", body, count, part))
+        for begin in range(0, len(ids), _PART):
+            part = tuple(ids[begin : begin + _PART])
+            positions = answer.positions[begin : begin + _PART] if answer.positions else None
+            same = replace(answer, text="", ids=part, positions=positions, prompt_tokens=None)
+            request = Request(
+                (*prompt, *ids[:begin]), len(part), self._top, salt=self._fresh_salt()
+            )
+            name = f"tokens {begin} to {begin + len(part)} again"
+            jobs.append(Job(name, request.body(self._model), len(part), same))
         return jobs
 
     def of_length(self, prompt_tokens: int, tokens: int, *, turn: int = 0) -> Job:
