@@ -231,7 +231,8 @@ def _greedy(
     """Up to `count` tokens of greatest probability, ended by (and with) a stop token."""
     ids = list(token_ids)
     for _ in range(count):
-        ids.append(int(gpt_oss.log_probabilities(weights, ids)[-1].argmax()))
+        last = gpt_oss.hidden_states(weights, ids)[-1]
+        ids.append(int((weights.head @ last.to(weights.head.dtype)).argmax()))
         if ids[-1] in stop:
             break
     return ids[len(token_ids) :]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import catalogue_rows
 import pytest
+from ci_runner import Runner
 from gb10.catalogue import HEALTHY, SICK, Case
 from gb10.machine import Behind, Machine, vllm_on_the_cpu
 
@@ -59,3 +60,22 @@ def test_the_suite_says_what_is_so(case: Case, behind: Behind, tmp_path: Path):
     missing = [word for word in case.says if not re.search(word, said)]
     assert not missing, f"required: {missing} in what is said, seen:\n{said}"
     assert (done.returncode == 0) == (case.verdict == "PASS"), f"status {done.returncode}\n{said}"
+
+
+def test_a_pull_request_must_be_no_worse_than_what_was_merged(behind, tmp_path):
+    """By the examples of docs/ci: one is as good as what was merged, another one falls back."""
+    runner = Runner(tmp_path, behind)
+    status, output, _ = runner.github("push")
+    assert status == 0, output
+    assert "/trusted/0001: PASS" in output and (runner.history / "trusted" / "0001").is_dir()
+    status, output = runner.gitlab(default_branch=False)
+    assert status == 0, output
+    assert re.search(r"^PASS( \(.*\))?: no worse than the run of ", output, re.M), output
+    assert not (runner.history / "trusted" / "0002").exists()
+    runner.box.settings = {"faults": ["silent-triton"]}
+    status, output, summary = runner.github("pull_request")
+    assert status == 1 and runner.verdict["verdict"] == "FAIL", output
+    assert "MARLIN" in summary and "TRITON" in summary, summary
+    assert "SM121 conformance: FAIL" in summary and "Against the run of " in summary
+    assert not (runner.history / "trusted" / "0002").exists()
+    assert len(summary.splitlines()) < 60, "the summary of a pull request fits a screen or two"

@@ -116,7 +116,6 @@ def test_work_left_out_where_nobody_looks_is_faster_than_memory():
         benchmarks.check(case, timed.bytes_moved / 15e9, timed, output, peak)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("case", benchmark_cases.select((0, 40), full=False), ids=str)
 def test_what_is_timed_is_judged(case):
     """Clean: right. With a stale output, which is what skipping the call leaves: wrong."""
@@ -131,7 +130,6 @@ def test_what_is_timed_is_judged(case):
     assert timed.judge(output), "required: noticed, seen: zeros pass"
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("case", benchmark_cases.select((0, 40), full=False), ids=str)
 def test_an_output_kept_from_the_last_call_is_noticed(case):
     """Faster than memory it is only where there is much to read; for one token there is not."""
@@ -144,7 +142,6 @@ def test_an_output_kept_from_the_last_call_is_noticed(case):
     assert timed.judge(kept), "required: noticed, seen: what the last call gave passes"
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("left", [0.0, torch.nan])
 @pytest.mark.parametrize(("operation", "tokens"), [("fused_moe", 64), ("lm_head", 1)])
 def test_work_left_out_in_the_middle_is_noticed(operation, tokens, left):

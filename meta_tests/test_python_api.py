@@ -29,6 +29,7 @@ def script() -> str:
     ]
 
 
+@pytest.mark.slow("a real vLLM and a cell of its matrix: three minutes")
 @pytest.mark.alone
 def test_the_levels_run_from_a_plain_script_against_a_url(canary_bf16, tmp_path):
     managed = vllm_serving(canary_bf16, tmp_path)

@@ -31,7 +31,6 @@ def sabotaged(canary_bf16, tmp_path_factory):
         yield server
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(600)
 def test_the_canarys_drafter_is_accepted_and_changes_nothing(sabotaged, run_pytest):
     sabotaged.put(CLEAN)

@@ -177,6 +177,10 @@ if __name__ == "__main__":
         os.dup2(nowhere.fileno(), 1)
         pytest.main(["--version", "--version"])
         sys.stdout.flush()
+        # Each run writes both; to compile them takes longer than to write them.
+        importlib.import_module("sm121.report.page").environment().get_template("report.html.j2")
+        markdown = importlib.import_module("sm121.report.summary").environment(trimmed=True)
+        markdown.get_template("summary.md.j2")
     os.dup2(answers, 1)
     os.close(answers)
     request = _serve()

@@ -57,6 +57,7 @@ def _shown(name: str, metric: MetricReport) -> bool:
     return metric.gated or (rate is not None and rate.plain)
 
 
+@functools.cache
 def environment(*, trimmed: bool = False) -> Environment:
     """For templates of Markdown, not HTML: everything that is put in goes through `plain`.
 
