@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError
 
 
 def printable(text: str) -> str:
@@ -11,14 +15,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def readable(value: Any) -> Any:
-    """A value of JSON. Half a surrogate pair, from a model or a path, is written out: it would make
-    a file that no parser reads."""
+def json_text(model: BaseModel) -> str:
+    """A model as JSON. Half a surrogate pair, from an engine or a path, is written out: it would
+    make a file that no parser reads."""
+    try:
+        return model.model_dump_json(indent=2)
+    except PydanticSerializationError:
+        return json.dumps(_readable(model.model_dump(mode="json")), indent=2)
+
+
+def _readable(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
-        return {readable(key): readable(item) for key, item in value.items()}
-    return [readable(item) for item in value] if isinstance(value, list) else value
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list) else value
 
 
 def some_of(texts: Sequence[str], limit: int) -> str:

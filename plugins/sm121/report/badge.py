@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
-from sm121.report import headline, stored
+from sm121.report import headline, page, stored
 
 _COLOURS = {Verdict.PASS: "#2e7d32", Verdict.FAIL: "#b3261e"}
 _OTHER = "#8a5a00"
@@ -32,10 +30,8 @@ def svg(directory: Path) -> str:
         outcome += f", tg32 {number(rate.value)} {rate.unit}"
     subject = printable(" ".join(filter(None, (run.arch, run.engine.name, run.engine.version))))
     widths = [round(_LETTER * len(text) + _MARGIN) for text in (subject, outcome)]
-    templates = Environment(
-        loader=PackageLoader("sm121.report"), autoescape=True, undefined=StrictUndefined
-    )
-    return templates.get_template("badge.svg.j2").render(
+    template = page.environment().get_template("badge.svg.j2")
+    return template.render(
         subject=subject,
         said=outcome,
         left=widths[0],

@@ -12,7 +12,7 @@ from pydantic import Field
 from sm121.core import lenient
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
-from sm121.core.printable import readable
+from sm121.core.printable import json_text
 from sm121.core.profile import FULL
 from sm121.core.profile_fields import LEVELS
 from sm121.core.unmet import Fact, text
@@ -473,7 +473,7 @@ def json_schema() -> dict[str, Any]:
 
 def write(file: VerdictFile, path: Path) -> None:
     """Write atomically: a reader, or a crash, sees the old file or the new one."""
-    write_text(json.dumps(readable(file.model_dump(mode="json")), indent=2) + "\n", path)
+    write_text(json_text(file) + "\n", path)
 
 
 def parse(raw: Any) -> VerdictFile:
