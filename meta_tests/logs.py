@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from sm121.evidence.kernel_path import KernelPath, LogReader
 from sm121.evidence.log_lines import join_wrapped
@@ -14,3 +17,13 @@ def read_lines(lines: Iterable[str], engine: str = "vllm") -> KernelPath:
     for line in join_wrapped(lines):
         reader.take(line)
     return reader.path()
+
+
+def lines_of(name: str) -> dict[str, Any]:
+    """Lines of logs from ``data/NAME``, and what they prove."""
+    return tomllib.loads((Path(__file__).parent / "data" / name).read_text("utf-8"))
+
+
+def proofs(lines: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, object]]:
+    """Each line that proves something, with the field and its value."""
+    return [(entry["line"], entry["field"], entry["value"]) for entry in lines]

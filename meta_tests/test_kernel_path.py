@@ -6,9 +6,8 @@ import itertools
 from importlib.resources import files
 from pathlib import Path
 
-import mxfp4_lines
 import pytest
-from logs import read_lines
+from logs import lines_of, proofs, read_lines
 
 from sm121.core.data_file import DataFileError, parse
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, read_log
@@ -19,7 +18,6 @@ from sm121.evidence.signatures import SignatureSet, load_signatures
 DATA = Path(__file__).parent / "data"
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 WARN = "(EngineCore pid=7) WARNING 10-05 02:13:33 "
-CONFIGURATION = CORE + "[core.py:133] Initializing a V1 LLM engine with config: "
 GPT_OSS = (
     "(APIServer pid=1) INFO 10-05 02:13:00 [model.py:733] Resolved architecture: GptOssForCausalLM"
 )
@@ -28,264 +26,8 @@ WEIGHT_ONLY = (
     "Weight-only FP4 compression will be used leveraging the Marlin kernel."
 )
 
-LINEAR = (
-    "[base_loader.py:86] Quantized 4 layers of types: attn.o_proj: 2 (from linear: "
-    "fp8_per_channel_static); attn.qkv_proj: 2 (from linear: fp8_per_channel_static)"
-)
-ONE_LINE = [
-    *mxfp4_lines.PROVES,
-    (CORE + LINEAR, "requantised", ["qkv", "o"]),
-    (
-        "(Worker pid=1) INFO 11-20 10:27:20 [sm121_probe.py:40] Resolved attention backend: "
-        "CPU_ATTN (CPUAttentionBackendImpl), 4 layers; in all 4 with sinks, 2 with a window",
-        "attention",
-        "CPU_ATTN",
-    ),
-    # attention, oldest wording first
-    (
-        "INFO 07-29 12:00:00 [cuda.py:290] Using Flash Attention backend on V1 engine.",
-        "attention",
-        "FLASH_ATTN",
-    ),
-    (
-        "(EngineCore_DP0 pid=2) INFO 2026-01-30 13:11:39.808 cuda.py:398] Using Triton "
-        "backend on V1 engine.",
-        "attention",
-        "TRITON_ATTN",
-    ),
-    (
-        "INFO 03-01 16:04:57 [rocm.py:292] Using Triton Attention backend on V1 engine.",
-        "attention",
-        "TRITON_ATTN",
-    ),
-    (CORE + "[cuda.py:427] Using FLASH_ATTN backend.", "attention", "FLASH_ATTN"),
-    (
-        CORE + "[cuda.py:351] Using FLASH_ATTN attention backend out of potential backends: "
-        "('FLASH_ATTN',)",
-        "attention",
-        "FLASH_ATTN",
-    ),
-    (
-        CORE + "[cuda.py:507] Using FLASHINFER attention backend out of potential backends: "
-        "['FLASHINFER'].",
-        "attention",
-        "FLASHINFER",
-    ),
-    (
-        CORE + "[cuda.py:446] Using AttentionBackendEnum.TRITON_ATTN backend.",
-        "attention",
-        "TRITON_ATTN",
-    ),
-    (
-        "INFO 04-21 12:32:12 [rocm.py:496] Using ROCM_ATTN backend out of potential backends: "
-        "['ROCM_ATTN'].",
-        "attention",
-        "ROCM_ATTN",
-    ),
-    (CORE + "[cpu.py:175] Using CPU_MLA backend.", "attention", "CPU_MLA"),
-    (CORE + "[cuda.py:290] Using Cutlass MLA backend on V1 engine.", "attention", "CUTLASS_MLA"),
-    (
-        CORE + "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
-        "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.float8_e4m3fn, arch=sm121",
-        "attention",
-        "FLASHINFER",
-    ),
-    (
-        CORE + "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
-        "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.float8_e4m3fn, arch=sm121",
-        "kv_cache_dtype",
-        "fp8_e4m3",
-    ),
-    (
-        CORE + "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
-        "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.bfloat16, arch=sm121",
-        "kv_cache_dtype",
-        "bfloat16",
-    ),
-    (CORE + "[flash_attn.py:718] Using FlashAttention version 2", "attention", "FLASH_ATTN"),
-    ("INFO 09-01 10:00:00 [cpu.py:69] Using Torch SDPA backend.", "attention", "TORCH_SDPA"),
-    # MoE
-    (
-        CORE + "[compressed_tensors_moe.py:158] Using CompressedTensorsWNA16MarlinMoEMethod",
-        "moe",
-        "MARLIN",
-    ),
-    (CORE + "[mxfp4.py:1719] Using MarlinExperts", "moe", "MARLIN"),
-    (
-        "(EngineCore_DP0 pid=2) INFO 01-27 00:31:44 [mxfp4.py:165] Using Triton backend",
-        "moe",
-        "TRITON",
-    ),
-    ("INFO [mxfp4.py:161] Using Marlin backend", "moe", "MARLIN"),
-    ("Using Marlin backend", "moe", "MARLIN"),
-    ("[get_mxfp4_backend_with_lora] Using Marlin backend", "moe", "MARLIN"),
-    (
-        CORE + "[mxfp4.py:120] Using FlashInfer MXFP4 MXFP8 CUTLASS backend for SM121",
-        "moe",
-        "FLASHINFER_CUTLASS_MXFP4_MXFP8",
-    ),
-    (
-        CORE + "[mxfp4.py:120] Using FlashInfer MXFP4 MXFP8 CUTLASS backend for SM100",
-        "moe",
-        "FLASHINFER_CUTLASS_MXFP4_MXFP8",
-    ),
-    (CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend.", "moe", "MARLIN"),
-    (
-        CORE + "[mxfp4.py:499] Using 'FLASHINFER_CUTLASS_MXFP4_MXFP8' Mxfp4 MoE backend.",
-        "moe",
-        "FLASHINFER_CUTLASS_MXFP4_MXFP8",
-    ),
-    (
-        CORE + "[fp8.py:325] Using MARLIN Fp8 MoE backend out of potential backends: ['AITER'].",
-        "moe",
-        "MARLIN",
-    ),
-    (CORE + "[sm121_probe.py:55] Resolved MoE backend: CPU (CPUFusedMOE), 4 layers", "moe", "CPU"),
-    (CORE + "[fp8.py:205] Using Triton backend for FP8 MoE", "moe", "TRITON"),
-    (CORE + "[unquantized.py:186] Using TRITON backend for Unquantized MoE", "moe", "TRITON"),
-    (
-        CORE + "[unquantized.py:364] Using CPU Unquantized MoE backend out of potential backends: "
-        "['CPU'].",
-        "moe",
-        "CPU",
-    ),
-    (
-        CORE + "[unquantized.py:364] Using FlashInfer TRTLLM Unquantized MoE backend out of "
-        "potential backends: [].",
-        "moe",
-        "FLASHINFER_TRTLLM",
-    ),
-    (
-        '  File "flashinfer/fused_moe/core.py", line 490 in cutlass_fused_moe',
-        "moe",
-        "FLASHINFER_CUTLASS",
-    ),
-    # native FP4
-    (WARN + "[marlin_utils_fp4.py:342] " + WEIGHT_ONLY, "native_fp4", False),
-    (CORE + "[mxfp4.py:499] Using 'CUTLASS_MXFP4_MXFP4' Mxfp4 MoE backend.", "native_fp4", True),
-    (
-        CORE + "[nvfp4.py:242] Using 'FLASHINFER_CUTLASS' NvFp4 MoE backend out of potential "
-        "backends: ['MARLIN'].",
-        "native_fp4",
-        True,
-    ),
-    (
-        CORE + "[__init__.py:975] Using FlashInferMxFp4LinearKernel for MXFP4 GEMM",
-        "native_fp4",
-        True,
-    ),
-    # CUDA graphs
-    (
-        CORE + "[gpu_model_runner.py:6582] Graph capturing finished in 5 secs, took -0.41 GiB",
-        "cuda_graphs",
-        True,
-    ),
-    (
-        "Capturing CUDA graphs (decode, FULL): 100%|████| 19/19 [00:03<00:00,  5.73it/s]",
-        "cuda_graphs",
-        True,
-    ),
-    (WARN + "[vllm.py:375] Cudagraph is disabled under eager mode", "cuda_graphs", False),
-    (
-        WARN + "[vllm.py:1703] Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT "
-        "kernel warmup.",
-        "cuda_graphs",
-        False,
-    ),
-    (
-        WARN + "[gpu_model_runner.py:6485] Skipping CUDA graph capture. To turn on",
-        "cuda_graphs",
-        False,
-    ),
-    (
-        CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
-        "compilation_config={'cudagraph_mode': <CUDAGraphMode.NONE: 0>, 'x': 1}",
-        "cuda_graphs",
-        False,
-    ),
-    (CONFIGURATION + "x, enforce_eager=True, x", "cuda_graphs", False),
-    # KV layout, speculation, version
-    (CORE + "[utils.py:347] Using LBHNC KV cache layout.", "kv_layout", "LBHNC"),
-    (
-        CORE + "[selector.py:130] Using HND KV cache layout for FLASHINFER backend.",
-        "kv_layout",
-        "HND",
-    ),
-    (
-        CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
-        "speculative_config=None, x=1",
-        "speculative",
-        "none",
-    ),
-    (
-        CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
-        "speculative_config=SpeculativeConfig(method='eagle3', model='m', num_spec_tokens=3)",
-        "speculative",
-        "eagle3",
-    ),
-    (CONFIGURATION + "kv_cache_dtype=fp8_e4m3, x", "kv_cache_dtype", "fp8_e4m3"),
-    (
-        CONFIGURATION + """compilation_config={"level":3,"cudagraph_mode":0,"x":1}""",
-        "cuda_graphs",
-        False,
-    ),
-    (CONFIGURATION + "compilation_config={'cudagraph_mode': 'NONE'}", "cuda_graphs", False),
-    (CONFIGURATION + "trust_remote_code=False, dtype=torch.bfloat16, x", "dtype", "bfloat16"),
-    (CONFIGURATION + "x, load_format=fastsafetensors, x", "load_format", "fastsafetensors"),
-    (CONFIGURATION + "x, quantization=gpt_oss_mxfp4, x", "quantization", "gpt_oss_mxfp4"),
-    (CONFIGURATION + "x, quantization=None, x", "quantization", "none"),
-    (CONFIGURATION + "x, enable_prefix_caching=False, x", "prefix_caching", False),
-    (
-        CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='/m/x', "
-        "served_model_name=canary, x=1",
-        "model",
-        "/m/x",
-    ),
-    (CONFIGURATION + "x, served_model_name=canary, x=1", "served_model", "canary"),
-    ("mtp.py:111   MTP draft vocab: 65536 of 248320 tokens", "speculative", "mtp"),
-    (
-        CORE + "[core.py:133] Initializing a V1 LLM engine (v0.20.1.dev0+g10) with config: x",
-        "version",
-        "0.20.1.dev0+g10",
-    ),
-]
-
-SILENT = [
-    *mxfp4_lines.SILENT,
-    # the configuration line says what was asked for
-    CORE + "[core.py:133] Initializing a V1 LLM engine with config: enforce_eager=False, "
-    "'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>, moe_backend='auto', "
-    "kv_cache_dtype=auto, load_format=auto",
-    "non-default args: {'attention_backend': 'FLASHINFER', 'moe_backend': 'marlin'}",
-    # words that look like a choice
-    CORE + "[cuda.py:541] Using backend AttentionBackendEnum.FLASH_ATTN for vit attention",
-    CORE
-    + "[mm_encoder_attention.py:373] Using AttentionBackendEnum.FLASH_ATTN for MMEncoderAttention.",
-    CORE + "[pynccl.py:1] Using ['CUSTOM', 'PYNCCL'] all-reduce backends for group 'tp:0'",
-    CORE + "[awq_marlin.py:162] The model is convertible to awq_marlin during runtime. Using "
-    "awq_marlin kernel.",
-    CORE + "[auto_awq.py:451] Using MacheteLinearKernel for AutoAWQMarlinLinearMethod",
-    CORE + "[unquantized.py:529] Using CPUUnquantizedExperts MoE backend",
-    "ValueError: moe_backend='flashinfer_b12x' is not supported for MXFP4 MoE. Expected one "
-    "of ['triton', 'marlin'].",
-    # prefill of MLA, and the words of FlashAttention elsewhere
-    CORE + "[cuda.py:507] Using FLASH_ATTN MLA prefill backend",
-    CORE + "[fa_utils.py:90] Using FlashAttention version 2 for vit",
-    # the same words without the file that tells attention from MoE
-    "Using Triton backend",
-    CORE + "[marlin.py:5] Using Marlin backend",
-    # graphs: settings and profiles are no capture
-    CORE + "[config.py:273] Overriding max cuda graph capture size to 992 for performance.",
-    CORE + "[gpu_model_runner.py:6534] Profiling CUDA graph memory: PIECEWISE=51 (largest=512)",
-    "Capturing CUDA graphs (decode, FULL):   0%|          | 0/4 [00:00<?, ?it/s]",
-    # benign lines that look like failures
-    "UserWarning: Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.",
-    "WARNING 02-27 20:31:58 [symm_mem.py:67] Device capability 8.9 not supported, "
-    "communicator is not available.",
-    "clang: Unknown command line argument '-amdgpu-coerce-illegal-types=1'.  Try: 'clang --help'",
-    CORE + "[gpu_worker.py:391] Free memory on device (14.66/15.99 GiB) on startup. Desired GPU "
-    "memory utilization",
-]
+LINES = lines_of("vllm-lines.toml")
+PROVES = proofs(LINES["proves"])
 
 
 def values(path: KernelPath) -> dict[str, object]:
@@ -294,7 +36,7 @@ def values(path: KernelPath) -> dict[str, object]:
     return {name: value for name, value in stated.items() if value not in (None, [], {})}
 
 
-@pytest.mark.parametrize(("line", "field", "value"), ONE_LINE)
+@pytest.mark.parametrize(("line", "field", "value"), PROVES)
 def test_line_proves_value(line: str, field: str, value: object) -> None:
     path = read_lines([line])
     assert getattr(path, field) == value
@@ -302,24 +44,24 @@ def test_line_proves_value(line: str, field: str, value: object) -> None:
     assert len(path.evidence[field]) <= 400
 
 
-@pytest.mark.parametrize("line", SILENT)
+@pytest.mark.parametrize("line", LINES["silent"] + LINES["benign"])
 def test_line_proves_nothing(line: str) -> None:
     stated = values(read_lines([line]))
     stated.pop("failure", None)  # a refused backend is a failure, and proves no backend
     assert stated == {}
 
 
-@pytest.mark.parametrize("line", SILENT[-4:])
+@pytest.mark.parametrize("line", LINES["benign"])
 def test_benign_line_is_no_failure(line: str) -> None:
     assert read_lines([line]).failure is None
 
 
 def test_every_vllm_path_signature_is_exercised() -> None:
     """A signature that no line here reaches could be dead without anyone noticing."""
-    lines = [clean(line) for line, _, _ in ONE_LINE] + [
-        clean(line) for line in FALLBACK_LINES.values()
+    lines = [clean(line) for line, _, _ in PROVES] + [
+        clean(line) for line in LINES["fallbacks"].values()
     ]
-    lines += [clean(line) for line in OTHER_LINES]
+    lines += [clean(line) for line in LINES["others"]]
     unreached = [
         entry.id
         for entry in load_signatures("vllm").signature
@@ -328,63 +70,9 @@ def test_every_vllm_path_signature_is_exercised() -> None:
     assert unreached == []
 
 
-FALLBACK_LINES = {
-    **mxfp4_lines.FALLBACKS,
-    "fp4_weight_only": WARN + "[marlin.py:34] " + WEIGHT_ONLY,
-    "fp8_weight_only": WARN
-    + "[marlin_utils_fp8.py:254] Your GPU does not have native support for FP8 computation but",
-    "cudagraph_downgrade": WARN
-    + "[compilation.py:1409] CUDAGraphMode.FULL is not supported; setting cudagraph_mode=PIECEWISE",
-    "cudagraph_mode_overridden": WARN
-    + "[vllm.py:1051] Overriding cudagraph_mode from FULL to PIECEWISE.",
-    "attention_forced": CORE + "[config.py:101] Forcing TRITON_ATTN backend to prevent divergence.",
-    "attention_block_size": WARN
-    + "[cuda.py:490] --block-size 64 precluded higher-priority backend(s) FLASHINFER",
-    "attention_cpu_override": CORE
-    + "[cpu.py:178] Cannot use AttentionBackendEnum.TRITON_ATTN backend on CPU.",
-    "fa_version_unsupported": "ERROR 03-27 12:18:33 [fa_utils.py:145] Cannot use FA version 2 "
-    "is not supported due to",
-    "deepgemm_disabled": WARN
-    + "[vllm.py:1008] Auto-disabled DeepGemm for model_type=x on Blackwell.",
-    "moe_bf16_activations": WARN
-    + "[mxfp4.py:511] No Mxfp4 MoE backend supports activation=mxfp8. Falling back to 'MARLIN' "
-    "with BF16 activations.",
-    "moe_emulation": CORE + "[mxfp4.py:499] Using 'EMULATION' Mxfp4 MoE backend.",
-    "moe_layer_forced": "MXFP4 layer 42 forced to DEEPGEMM_MXFP4 by "
-    "VLLM_MXFP4_MARLIN_DEEPGEMM_LAYERS=42",
-    "runner_v2_to_v1": WARN
-    + "[vllm.py:725] Model Runner V2 requires Triton; using the V1 model runner instead.",
-    "onednn": WARN
-    + "[utils.py:371] Failed to create oneDNN linear, fallback to torch linear. Exception: x",
-    "onednn_no_primitive": WARN
-    + "[utils.py:597] Failed to create oneDNN linear, fallback to torch linear. Exception: could "
-    "not create a primitive descriptor for the matmul primitive. Run workload with ONEDNN_VERBOSE",
-    "sampler_pytorch": WARN
-    + "[topk_topp_sampler.py:69] FlashInfer is not available. Falling back to the PyTorch-native "
-    "implementation of top-p & top-k sampling.",
-}
-
-OTHER_LINES = [
-    GPT_OSS,
-    CORE
-    + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: device_config=cpu, x=1",
-    CORE + "[gpu_model_runner.py:5071] Loading drafter model...",
-    WARN + "[interface.py:1457] Unknown vLLM environment variable detected: VLLM_X",
-    "(APIServer pid=1) INFO 10-05 02:13:00 [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  "
-    "version 0.32.0",
-    CORE + "[rocm.py:750] Using AttentionBackendEnum.ROCM_ATTN backend (selected via "
-    "--attention-backend).",
-    "Actual usage is 14.37 GiB, 0.69 GiB peak activation, 0.0 GiB CUDAGraph memory.",
-    CORE + "[dspark_proposer.py:170] DSpark fast draft-output mode enabled: returned draft logits "
-    "are skipped",
-    "(APIServer pid=1) INFO 10-05 02:13:00 [loggers.py:335] Engine 000: Avg prompt throughput: "
-    "12.5 tokens/s, Avg generation throughput: 0.1 tokens/s, Running: 0 reqs",
-]
-
-
-@pytest.mark.parametrize("kind", sorted(FALLBACK_LINES))
+@pytest.mark.parametrize("kind", sorted(LINES["fallbacks"]))
 def test_fallback_is_told(kind: str) -> None:
-    path = read_lines([FALLBACK_LINES[kind]])
+    path = read_lines([LINES["fallbacks"][kind]])
     assert kind in path.fallbacks
     assert path.evidence[f"fallbacks.{kind}"]
 
@@ -399,7 +87,7 @@ def test_fallback_is_told(kind: str) -> None:
             ["sampler_pytorch"],
         ),
         (CORE + "[gdn.py:9] Falling back to the Triton GDN decode path", []),
-        (mxfp4_lines.FROM + "Auto-selected: Triton", []),
+        (CORE + "[mxfp4.py:311] [MXFP4] Auto-selected: Triton", []),
     ],
 )
 def test_a_fallback_is_told_in_other_words(line: str, found: list[str]) -> None:
@@ -407,7 +95,7 @@ def test_a_fallback_is_told_in_other_words(line: str, found: list[str]) -> None:
 
 
 def test_every_fallback_signature_has_a_line() -> None:
-    assert {entry.id for entry in load_signatures("vllm").of("fallback")} == set(FALLBACK_LINES)
+    assert {entry.id for entry in load_signatures("vllm").of("fallback")} == set(LINES["fallbacks"])
 
 
 @pytest.mark.parametrize(
@@ -572,7 +260,7 @@ def test_servers_mixed_into_one_log_must_agree() -> None:
 
 
 def test_last_run_of_a_restarted_server_counts() -> None:
-    banner = OTHER_LINES[4]
+    banner = LINES["others"][4]
     first = [
         banner,
         CORE + "[cuda.py:427] Using FLASH_ATTN backend.",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from logs import read_lines
+from logs import lines_of, proofs, read_lines
 
 from sm121 import cli
 from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
@@ -45,169 +45,8 @@ WEIGHTS_LOADED = (
     "quant=mxfp4, avail mem=50.00 GB, mem usage=63.00 GB."
 )
 
-SGLANG = [
-    (SERVER_DICT, "attention", "torch_native"),
-    (SERVER_DICT, "model", "m"),
-    (SERVER_DICT, "served_model", "n"),
-    (SERVER_DICT, "moe", "triton_kernel"),
-    (SERVER_DICT, "cuda_graphs", False),
-    (SERVER_DICT, "speculative", "none"),
-    ("server_args={'model_path': 'm', 'speculative_algorithm': 'EAGLE3'}", "speculative", "EAGLE3"),
-    (SERVER_DICT, "kv_cache_dtype", "fp8_e4m3"),
-    (SERVER_DICT, "dtype", "bfloat16"),
-    (SERVER_DICT, "load_format", "safetensors"),
-    (SERVER_DICT, "quantization", "mxfp4"),
-    ("SGLang Version 0.5.11+05fb6a52", "version", "0.5.11+05fb6a52"),
-    (SERVER_ARGS, "attention", "triton"),
-    (SERVER_ARGS, "model", "m"),
-    ("server_args=ServerArgs(model_path='m', served_model_name='n', x=1)", "served_model", "n"),
-    (SERVER_ARGS, "moe", "flashinfer_mxfp4"),
-    (SERVER_ARGS, "cuda_graphs", False),
-    (SERVER_ARGS, "speculative", "EAGLE3"),
-    (SERVER_ARGS, "kv_cache_dtype", "fp8_e4m3"),
-    (SERVER_ARGS, "dtype", "bfloat16"),
-    (SERVER_ARGS, "load_format", "safetensors"),
-    (SERVER_ARGS, "quantization", "mxfp4"),
-    ("server_args=ServerArgs(speculative_algorithm=None)", "speculative", "none"),
-    (
-        "[2026-06-07 11:57:01] Attention backend not specified. Use flashinfer backend by default.",
-        "attention",
-        "flashinfer",
-    ),
-    (
-        "[2025-11-11 20:29:05] WARNING server_args.py:1183: Attention backend not explicitly "
-        "specified. Use fa3 backend by default.",
-        "attention",
-        "fa3",
-    ),
-    (
-        "[2026-06-07 12:15:48] Use triton as default attention backend for Gemma4",
-        "attention",
-        "triton",
-    ),
-    (
-        "[2025-09-28 17:07:09 TP0] FlashAttention3 only supports fp8_e4m3 if using FP8; Setting "
-        "attention backend to triton.",
-        "attention",
-        "triton",
-    ),
-    (
-        "WARNING:sglang.srt.server_args:Detected GPT-OSS model, enabling triton_kernels MOE "
-        "kernel.",
-        "moe",
-        "triton_kernel",
-    ),
-    (
-        "Detected SM100 and MXFP4 quantization format for GPT-OSS model, enabling FlashInfer MXFP4 "
-        "MOE kernel.",
-        "moe",
-        "flashinfer_mxfp4",
-    ),
-    (
-        '  File "/usr/lib/flashinfer/fused_moe/core.py", line 490, in cutlass_fused_moe',
-        "moe",
-        "flashinfer_cutlass",
-    ),
-    (
-        "[2026-06-07 11:57:57] Capture cuda graph end. Time elapsed: 13.63 s.",
-        "cuda_graphs",
-        True,
-    ),
-    ("[2026-08-01 21:51:16] Capture target decode CUDA graph end. bs=8", "cuda_graphs", True),
-    (
-        "[2026-06-07 11:58:25] Decode batch, #running-req: 1, cuda graph: True, gen throughput "
-        "(token/s): 60.1",
-        "cuda_graphs",
-        True,
-    ),
-    ("Cuda graph is disabled because of using torch native attention", "cuda_graphs", False),
-    (WEIGHTS_LOADED, "dtype", "bfloat16"),
-    (WEIGHTS_LOADED, "quantization", "mxfp4"),
-    (
-        "[2026-06-08 01:41:27] KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 5537463",
-        "kv_cache_dtype",
-        "float8_e4m3fn",
-    ),
-    (
-        "[2026-06-07 11:57:58] max_total_num_tokens=6827, chunked_prefill_size=2048, "
-        "max_prefill_tokens=16384, max_running_requests=2048, context_len=32768",
-        "context",
-        32768,
-    ),
-]
-SGLANG_SILENT = [
-    "[2026-06-07 11:57:43] Load weight end. elapsed=33.49 s, type=Qwen2ForCausalLM, avail mem=1 GB",
-    "[2026-06-07 11:57:43] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 26397",
-    "[2026-06-07 11:57:43] KV Cache is allocated. #tokens: 6827, K size: 0.09 GB, V size: 0.09 GB",
-    "server_args=ServerArgs(attention_backend=None, moe_runner_backend='auto', dtype='auto', "
-    "kv_cache_dtype='auto', load_format='auto', quantization=None, disable_cuda_graph=False)",
-    "server_args={'model_path': None, 'attention_backend': None, 'moe_runner_backend': 'auto', "
-    "'dtype': 'auto', 'kv_cache_dtype': 'auto', 'load_format': 'auto', 'quantization': None, "
-    "'disable_cuda_graph': False}",
-    "SM120 (Blackwell) detected: auto-selecting fp4-gemm-backend=flashinfer_cudnn",
-    "Overriding draft attention backend to flashinfer.",
-    "Capture cuda graph begin. This can take up to several minutes. avail mem=12.19 GB",
-    "Using CompressedTensorsW4A4Nvfp4MoE",
-]
-
-LLAMA = [
-    ("srv    load_model: loading model '/models/m.gguf'", "model", "/models/m.gguf"),
-    (
-        "llama_model_loader: loaded meta data with 35 key-value pairs and 459 tensors from /m.gguf "
-        "(version GGUF V3 (latest))",
-        "model",
-        "/m.gguf",
-    ),
-    ("build_info: b8680-15f786e65", "version", "b8680-15f786e65"),
-    (
-        "0.00.002.171 I cmn  common_param: common_params_print_info: build 11434 (f5acfb2ff) with "
-        "GNU 12.2.0 for Linux x86_64",
-        "version",
-        "b11434-f5acfb2ff",
-    ),
-    ("0.00.747.778 I print_info: file type   = MXFP4 MoE", "quantization", "MXFP4 MoE"),
-    (
-        "0.00.747.774 I llama_model_loader: - type bf16:   30 tensors",
-        "weights",
-        ["bf16: 30 tensors"],
-    ),
-    (
-        "0.01.261.095 I llama_kv_cache: size =   36.00 MiB (  4608 cells,   2 layers,  8/8 seqs), "
-        "K (q8_0):   18.00 MiB, V (f16):   18.00 MiB",
-        "kv_cache_dtype",
-        "q8_0",
-    ),
-    (
-        "0.01.118.633 I load_tensors: loading model tensors, this can take a while... "
-        "(load_mode = mmap)",
-        "load_format",
-        "mmap",
-    ),
-    ("0.01.262.187 I resolve_fused_ops: Flash Attention enabled", "attention", "FLASH_ATTN"),
-    ("resolve_fused_ops: Flash Attention not supported, set to disabled", "attention", "none"),
-    ("llama_context: flash_attn    = enabled", "attention", "FLASH_ATTN"),
-    ("llama_context: flash_attn    = 0", "attention", "none"),
-    ("sched_reserve: Flash Attention was auto, set to enabled", "attention", "FLASH_ATTN"),
-    ("0.12.1 I llama_context: Flash Attention was auto, set to disabled", "attention", "none"),
-    ("ggml_backend_cuda_graph_compute: CUDA graph warmup complete", "cuda_graphs", True),
-    ("ggml_backend_cuda_graph_compute: CUDA Graph id 57 reused", "cuda_graphs", True),
-    (
-        "ggml_cuda_graph_set_enabled: disabling CUDA graphs due to GPU architecture",
-        "cuda_graphs",
-        False,
-    ),
-    (
-        "0.10.252.286 W common_speculative_init: no implementations specified for speculative "
-        "decoding",
-        "speculative",
-        "none",
-    ),
-    (
-        "common_speculative_init: adding speculative implementation 'draft-simple'",
-        "speculative",
-        "draft-simple",
-    ),
-]
+LINES = lines_of("engine-lines.toml")
+SGLANG, LLAMA = (proofs(LINES[engine]["proves"]) for engine in ("sglang", "llama-cpp"))
 ON_A_CPU = [
     "0.00.002.211 I cmn  common_param: system_info: n_threads = 1 (n_threads_batch = 1) / 2 | "
     "CPU : SSE3 = 1 | REPACK = 1 | ",
@@ -218,14 +57,6 @@ ON_A_GPU = [
     "BLACKWELL_NATIVE_FP4 = 1 | CPU : NEON = 1 | ",
     "load_tensors:   CPU_Mapped model buffer size =   586.82 MiB",
     "load_tensors:        CUDA0 model buffer size = 59851.68 MiB",
-]
-LLAMA_SILENT = [
-    "llama_context: flash_attn    = auto",
-    "slot print_timing: id 0 | graphs reused =  0",
-    "slot print_timing: id 0 | graphs reused =  126",  # ggml's own graphs, on a CPU too
-    "llama_perf_context_print:    graphs reused =        511",
-    "system_info: CUDA : ARCHS = 1210 | USE_GRAPHS = 1 | BLACKWELL_NATIVE_FP4 = 1",
-    "| gpt-oss 120B MXFP4 MoE | 59.02 GiB | 116.83 B | CUDA | 99 | 1 | tg32 | 58.31 ± 0.20 |",
 ]
 
 
@@ -259,7 +90,7 @@ def test_llama_experts_are_on_the_cpu_where_there_is_nothing_else() -> None:
 
 @pytest.mark.parametrize(
     ("line", "engine"),
-    [(line, "sglang") for line in SGLANG_SILENT] + [(line, "llama-cpp") for line in LLAMA_SILENT],
+    [(line, engine) for engine in LINES for line in LINES[engine]["silent"]],
 )
 def test_line_of_another_engine_proves_nothing(line: str, engine: str) -> None:
     path = read_lines([line], engine)
