@@ -273,14 +273,21 @@ def test_the_level_on_a_stored_history(level, tmp_path):
     assert gone["verdict"] == "FAIL" and "pp2048@d0 was measured in 0001" in gone["message"]
 
     (file,) = (tmp_path / "storage").glob("*/0001*.json")
-    stored = json.loads(file.read_text())
-    for benchmark in stored["benchmarks"]:
-        benchmark["extra_info"]["machine"]["gpu"] = "NVIDIA H200"
-    file.write_text(json.dumps(stored))
-    status, tests, run = level(GOOD, "--benchmark-compare=0001")
-    refused = tests["test_no_metric_is_worse"]
-    assert status == 1 and refused["verdict"] == "INVALID", run.output
-    assert "is no baseline: another machine (gpu 'NVIDIA H200'" in refused["message"]
+    for changed, arguments, verdict, why in (
+        ({"driver": "1.0"}, (), "INCONCLUSIVE", "driver '1.0', now None (0001"),
+        ({"gpu": "NVIDIA H200"}, ("--benchmark-compare=0001",),
+         "INVALID", "is no baseline: another machine (gpu 'NVIDIA H200'"),
+    ):  # fmt: skip
+        stored = json.loads(file.read_text())
+        for benchmark in stored["benchmarks"]:
+            benchmark["extra_info"]["machine"].update(changed)
+        file.write_text(json.dumps(stored))
+        status, tests, run = level(
+            {name: [v * 0.6 for v in GOOD[name]] for name in GOOD}, *arguments
+        )
+        refused = tests["test_no_metric_is_worse"]
+        assert status == 1 and refused["verdict"] == verdict, run.output
+        assert why in refused["message"]
 
 
 def test_the_run_that_is_named_does_not_hide_the_others(level):

@@ -15,7 +15,8 @@ from false_greens import Case, Outcome, Place
 from sm121.core import profile
 from sm121.core.verdict import Verdict
 from sm121.measure import gate
-from sm121.regression import trend
+from sm121.regression import measured, trend
+from sm121.regression.change import Change
 from sm121.run import stored_run
 from sm121.run.stored_run import StoredMetric
 from tools import gate_errors
@@ -111,6 +112,7 @@ _CASES_4 = (
 
 # 5: what is a baseline.
 
+_LIMITS = profile.load("sm121-gpt-oss-120b").regression
 _GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8], "pp2048@d0": [9200.0, 9220, 9180, 9210, 9190]}
 
 
@@ -137,6 +139,11 @@ def _runs(place: Place, factors: Sequence[float], change: Callable[[Any], None] 
                 change(stored)
                 file.write_text(json.dumps(stored), "utf-8")
     return Outcome("PASS" if status == 0 else "FAIL", said, status)
+
+
+def _changed(change: Callable[[Any], None]) -> Step:
+    """A run like the one before it, which is named and was changed after it was stored."""
+    return lambda place: _runs(place, [1.0, 1.0], change)
 
 
 def _ratchet(step: float, runs: int) -> Step:
@@ -169,19 +176,80 @@ def _baseline(**changes: Any) -> Step:
     return judge
 
 
+def _rate(name: str, unit: str, values: Sequence[float]) -> StoredMetric:
+    return StoredMetric(name, unit, unit == "tok/s", None, (*values,), values[0])
+
+
+def _judged(change: Change) -> Outcome:
+    return Outcome("PASS" if change.holds else change.verdict.value, change.text)
+
+
 def _against_one_run(name: str, unit: str, before: list[float], now: list[float]) -> Step:
     """A metric of few samples against the only stored run."""
 
-    def stored(values: list[float]) -> StoredMetric:
-        return StoredMetric(name, unit, unit == "tok/s", None, (*values,), values[0])
-
     def judge(_place: Place) -> Outcome:
-        limits = profile.load("sm121-gpt-oss-120b").regression
-        run = past_runs.stored_run("0001", stored(before))
-        (found,) = trend.compare({name: stored(now)}, [run], limits)
-        return Outcome("PASS" if found.holds else found.verdict.value, found.text)
+        run = past_runs.stored_run("0001", _rate(name, unit, before))
+        return _judged(*trend.compare({name: _rate(name, unit, now)}, [run], _LIMITS))
 
     return judge
+
+
+_MACHINE = {"gpu": "NVIDIA GB10", "driver": "580.95", "gpu_clocks": "default"}
+_PATH = {"attention": None, "moe": "MARLIN", "cuda_graphs": False, "native_fp4": None}
+_NOW: dict[str, Any] = {
+    "machine": _MACHINE, "gpu_units": ["a1"], "path": _PATH, "path_requests": [], "plan": {"d": 0},
+}  # fmt: skip
+_OLD_DRIVER = {"machine": _MACHINE | {"driver": "570.10"}}
+
+
+def _after(*contexts: dict[str, Any], share: float = 0.6) -> Step:
+    """A run at so much of the rate of stored ones, of contexts that differ from its own in this."""
+
+    def judge(place: Place) -> Outcome:
+        rates = [100.0 + 0.1 * at for at in range(8)]
+        before, now = (_rate("tg32@d0", "tok/s", [v * by for v in rates]) for by in (1, share))
+        stored = [past_runs.stored_run("0001_x.json", before, **_NOW | each) for each in contexts]
+        if matches := [run for run in stored if not run.unlike(_NOW)]:
+            return _judged(*trend.compare({now.name: now}, matches, _LIMITS))
+        error = measured.none_matches(stored, _NOW, place.tmp_path)
+        green = error.verdict is Verdict.NOT_RUN  # alone it is no failure
+        return Outcome("PASS" if green else error.verdict.value, str(error))
+
+    return judge
+
+
+_RATCHET = (
+    ("-4.5 % a run, each compared with the latest",
+     _ratchet(0.955, 5), _ratchet(0.999, 3), "% worse"),
+    ("-2.4 % a run, each compared with the latest",
+     _ratchet(0.976, 9), _ratchet(1.001, 3), "worse"),
+    ("the run that is named was red",
+     _changed(_red), _changed(lambda _stored: None), "is no baseline: the run was FAIL"),
+    ("the run that is named holds a 0",
+     _changed(_zero), _changed(lambda _stored: None), "holds a 0"),
+)  # fmt: skip
+_GRAPHS, _CUTLASS = {"path": _PATH | {"cuda_graphs": True}}, {"path": _PATH | {"moe": "CUTLASS"}}
+_CASES_5 = (
+    ("the driver", _after(_OLD_DRIVER), _after(_OLD_DRIVER, {}, share=0.99),
+     "driver '570.10', now '580.95'"),
+    ("the CUDA graphs, which are lost", _after(_GRAPHS), _after({"gpu_units": ["b2"], **_GRAPHS}),
+     "cuda_graphs True, now False"),
+    ("the kernels of the experts",
+     _after(_CUTLASS), _after({"path_requests": ["--moe-backend x"], **_CUTLASS}),
+     "moe 'CUTLASS', now 'MARLIN'"),
+    ("what the log no longer shows", _after({"path": _PATH | {"attention": "FLASHINFER"}}),
+     _after(), "attention 'FLASHINFER', now None"),
+    ("the driver, and the latest run is of another plan", _after(_OLD_DRIVER, {"plan": {}}),
+     _after({"plan": {}, **_OLD_DRIVER}), "store a run of a build that you trust"),
+)  # fmt: skip
+_COUNT, _START = ("tg32_c8@d0", "tok/s", [301.0, 300.0, 302.0]), ("startup_s", "s", [100.0])
+_AGAINST_ONE = (
+    ("a rate of few rounds at a third, against one stored run",
+     _against_one_run(*_COUNT, [101.0, 100.0, 102.0]),
+     _against_one_run(*_COUNT, [299.0, 296.0, 303.0]), "66.4% worse"),
+    ("a start that takes three times as long, against one stored run",
+     _against_one_run(*_START, [290.0]), _against_one_run(*_START, [130.0]), "190.0% worse"),
+)  # fmt: skip
 
 
 # 6: rounds that are left out.
@@ -238,52 +306,8 @@ CASES = [
         "over the time",
         slow=True,
     ),
-    Case(
-        "5 The ratchet",
-        "-4.5 % a run, each compared with the latest",
-        _ratchet(0.955, 5),
-        _ratchet(0.999, 3),
-        "% worse",
-        slow=True,
-    ),
-    Case(
-        "5 The ratchet",
-        "-2.4 % a run, each compared with the latest",
-        _ratchet(0.976, 9),
-        _ratchet(1.001, 3),
-        "worse",
-        slow=True,
-    ),
-    Case(
-        "5 The ratchet",
-        "the run that is named was red",
-        lambda place: _runs(place, [1.0, 1.0], _red),
-        lambda place: _runs(place, [1.0, 1.0], lambda _stored: None),
-        "is no baseline: the run was FAIL",
-        slow=True,
-    ),
-    Case(
-        "5 The ratchet",
-        "the run that is named holds a 0",
-        lambda place: _runs(place, [1.0, 1.0], _zero),
-        lambda place: _runs(place, [1.0, 1.001], lambda _stored: None),
-        "holds a 0",
-        slow=True,
-    ),
-    Case(
-        "5 The ratchet",
-        "a rate of few rounds at a third, against one stored run",
-        _against_one_run("tg32_c8@d0", "tok/s", [301.0, 300.0, 302.0], [101.0, 100.0, 102.0]),
-        _against_one_run("tg32_c8@d0", "tok/s", [301.0, 300.0, 302.0], [299.0, 296.0, 303.0]),
-        "66.4% worse",
-    ),
-    Case(
-        "5 The ratchet",
-        "a start that takes three times as long, against one stored run",
-        _against_one_run("startup_s", "s", [100.0], [290.0]),
-        _against_one_run("startup_s", "s", [100.0], [130.0]),
-        "190.0% worse",
-    ),
+    *(Case("5 The ratchet", *row, slow=True) for row in _RATCHET),
+    *(Case("5 The ratchet", *row) for row in _AGAINST_ONE),
     *(
         Case("5 The ratchet", name, _baseline(**changes), _baseline(), expected)
         for name, changes, expected in (
@@ -294,6 +318,7 @@ CASES = [
             ("a metric of another definition", {"definition": 1}, "definition of its metrics"),
         )
     ),
+    *(Case("5 What changed since the stored runs", *row) for row in _CASES_5),
     *(
         Case(
             "6 Rounds that are left out",

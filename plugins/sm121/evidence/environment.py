@@ -68,6 +68,8 @@ class GpuRecord(Record):
     """One GPU as NVML sees it. GB10 answers several of these with "not supported": null."""
 
     name: str | None = None
+    unit: str | None = None
+    """Which one of its kind it is: a digest of its UUID."""
     compute_capability: str | None = None
     clocks: Literal["locked", "default"] | None = None
     """``locked`` when application clocks differ from the default ones. Clocks locked by
@@ -404,9 +406,10 @@ def _gpu(nvml: Any, handle: Any) -> GpuRecord:
     application, default = ask("ApplicationsClock", sm), ask("DefaultApplicationsClock", sm)
     limit, limit_default = ask("EnforcedPowerLimit"), ask("PowerManagementDefaultLimit")
     capability, persistence = ask("CudaComputeCapability"), ask("PersistenceMode")
-    total = ask("MemoryInfo")
+    total, uuid = ask("MemoryInfo"), ask("UUID")
     record = GpuRecord(
         name=ask("Name"),
+        unit=None if uuid is None else digest.of(uuid),
         compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         sm_clock_mhz=ask("ClockInfo", sm),
         sm_clock_max_mhz=ask("MaxClockInfo", sm),

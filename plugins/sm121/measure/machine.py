@@ -7,6 +7,9 @@ from typing import Any
 
 from sm121.evidence import environment
 
+#: What an update or a setting changes of the same machine.
+STATE = ("driver", "gpu_clocks", "gpu_power_limit_w")
+
 
 @functools.cache
 def _identity() -> tuple[tuple[str, Any], ...]:

@@ -150,6 +150,7 @@ class Recorder:
             # By name, not by path: another checkout measures the same model.
             "model": self._model,
             "path": {name: getattr(file.engine.path, name, None) for name in _SPEED_PATH},
+            "path_requests": [r.by for r in file.engine.path.requested if r.field in _SPEED_PATH],
             "box": file.box.model_dump(mode="json"),
             **self.context(),
             "roofline": metric.roofline,
@@ -165,6 +166,8 @@ class Recorder:
         workload = file.environment.get("workload") or {}
         return {
             "machine": machine.identity(attached),
+            # Not in its identity: machines of one kind may be held against each other.
+            "gpu_units": [gpu.get("unit") for gpu in file.environment.get("gpus") or ()],
             "profile": file.profile,
             "configuration": file.engine.configuration if attached is None else None,
             "plan": {name: value for name, value in workload.items() if name != "rounds"},

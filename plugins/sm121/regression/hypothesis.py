@@ -204,9 +204,8 @@ def _on_the_right_side(criterion: Criterion, low: float, high: float) -> Verdict
 def _path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
     experts = sorted({str(v.path["moe"]) for v in visits if v.side == "B" and v.path.get("moe")})
     if not experts:
-        return CriterionResult(
-            criterion, Verdict.NOT_RUN, "", "", "B's log does not show its experts"
-        )
+        why = "B's log does not show its experts"
+        return CriterionResult(criterion, Verdict.NOT_RUN, "", "", why)
     pattern = re.compile(criterion.moe or criterion.moe_not or "")
     matches = [bool(pattern.search(name)) for name in experts]
     holds = all(matches) if criterion.moe else not any(matches)

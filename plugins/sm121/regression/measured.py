@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sm121.core.errors import UsageError
-from sm121.core.unmet import Fact, Unmet, require_none
+from sm121.core.unmet import Fact, Unmet, noted, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Verdict
 from sm121.measure.box import BoxState
 from sm121.performance.recorder import Recorder
@@ -17,6 +17,12 @@ from sm121.regression import trend
 from sm121.regression.change import Change
 from sm121.run import stored_run
 from sm121.run.stored_run import StoredMetric, StoredRun
+
+#: A run that did not pass is no baseline for the next one, either.
+_WAY_OUT = (
+    "store a run of a build that you trust on this machine as it is now, "
+    "`pytest -m performance --benchmark-autosave`, or compare both builds with --ab"
+)
 
 
 @dataclass
@@ -65,27 +71,16 @@ class MeasuredHistory:
 
         Raises:
             NotRun: there is none yet, and how to make one.
+            Inconclusive: the machine or the kernel path changed since the latest, and nothing else.
             Invalid: the one that was asked for is of another machine, path, profile or plan.
         """
         assert self.current
         stored = self._stored()
-        unlike = {run.name: run.unlike(self._context) for run in stored}
-        comparable = [run for run in stored if not unlike[run.name]]
-        if comparable:
-            return comparable
+        if matches := [run for run in stored if not run.unlike(self._context)]:
+            return matches
         if self.named is not None:
             return [self.named]
-        nearest = min(reversed(stored), key=lambda run: len(unlike[run.name]), default=None)
-        others = (
-            f" (the nearest of {len(stored)} other runs, {nearest.name}: "
-            f"{'; '.join(unlike[nearest.name])})"
-            if nearest is not None
-            else ""
-        )
-        raise NotRun(
-            f"no stored run of this machine, profile, plan and kernel path that passed in "
-            f"{self._folder}{others}; run a build that you trust with --benchmark-autosave"
-        )
+        raise none_matches(stored, self._context, self._folder)
 
     @functools.cached_property
     def named(self) -> StoredRun | None:
@@ -196,3 +191,27 @@ def of_this_run(recorder: Recorder) -> StoredRun | None:
     """What was measured so far, as a stored run; None without a valid measurement."""
     valid = [recorder.described(recorded) for recorded in recorder.recorded if recorded.comparable]
     return stored_run.of_benchmarks("this run", recorder.harness.file.started, valid)
+
+
+def none_matches(
+    stored: Sequence[StoredRun], context: Mapping[str, Any], folder: Path
+) -> NotRun | Inconclusive:
+    """Why a run of that context is compared with none of these, oldest first, of that folder.
+
+    A driver or a kernel path that changed must not make a slower build green. What the user chose,
+    as another plan, and another machine have a history of their own.
+    """
+    for run in reversed(stored):
+        if changed := run.changed(context):
+            facts = [Fact(f"the {k} of the latest stored run", v) for k, v in changed.items()]
+            return Inconclusive(*noted(facts, f"{run.name}; {_WAY_OUT}"))
+    unlike = {run.name: run.unlike(context) for run in stored}
+    others = ""
+    if unlike:
+        nearest = min(reversed(unlike), key=lambda name: len(unlike[name]))
+        why = "; ".join(unlike[nearest])
+        others = f" (the nearest of {len(stored)} other runs, {nearest}: {why})"
+    return NotRun(
+        f"no stored run of this machine, profile, plan and kernel path that passed in {folder}"
+        f"{others}; run a build that you trust with --benchmark-autosave"
+    )

@@ -47,12 +47,12 @@ def compare(
     Args:
         history: comparable runs, oldest first, without the current one.
     """
-    changes = []
-    for name, metric in current.items():
-        earlier = [run.metrics[name] for run in history if name in run.metrics]
-        if earlier:
-            changes.append(_compare(metric, earlier[-_RECENT:], limits.allowed(name)))
-    return changes
+    earlier = {n: [run.metrics[n] for run in history if n in run.metrics] for n in current}
+    return [
+        _compare(current[name], metrics[-_RECENT:], limits.allowed(name))
+        for name, metrics in earlier.items()
+        if metrics
+    ]
 
 
 def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> Change:
@@ -224,22 +224,14 @@ def changes(
             continue
         at = parts[levels.index(best)][1]
         since = runs[at].name if at < len(runs) else "this run"
-        fallen.append(
-            Change(
-                name,
-                metric.unit,
-                metric.higher_is_better,
-                best,
-                levels[-1],
-                levels[-1] / best,
-                pairs=at,
-                allowed=limits.allowed(name),
-                verdict=Verdict.FAIL,
-                text=f"{name}: the level went from {number(best)} to {number(levels[-1])} "
-                f"{metric.unit} ({worse:.1%} worse, {limits.allowed(name):.0%} allowed), beginning "
-                f"with {since}",
-            )
+        text = (
+            f"{name}: the level went from {number(best)} to {number(levels[-1])} {metric.unit} "
+            f"({worse:.1%} worse, {limits.allowed(name):.0%} allowed), beginning with {since}"
         )
+        fallen.append(Change(
+            name, metric.unit, metric.higher_is_better, best, levels[-1], levels[-1] / best,
+            pairs=at, allowed=limits.allowed(name), verdict=Verdict.FAIL, text=text,
+        ))  # fmt: skip
     return fallen
 
 
@@ -288,16 +280,10 @@ def series_of(
         ]
         points.append(SeriesPoint(run="this run", when=started, value=metric.value))
         values = [point.value for point in points]
-        levels = []
-        if len(values) >= 2 and all(value > 0 for value in values):
-            levels = [
-                (start, end, float(np.median(values[start:end]))) for start, end in segments(values)
-            ]
+        parts = segments(values) if len(values) >= 2 and min(values) > 0 else []
+        levels = [(start, end, float(np.median(values[start:end]))) for start, end in parts]
         series[name] = Series(
-            unit=metric.unit,
-            higher_is_better=metric.higher_is_better,
-            points=points,
-            levels=levels,
+            unit=metric.unit, higher_is_better=metric.higher_is_better, points=points, levels=levels
         )
     return series
 

@@ -36,6 +36,8 @@ _CONTEXT = {
     "path": "the kernel path",
     "definition": "the definition of its metrics",
 }
+#: What tells two runs apart that asked for the same on one machine, where both know it.
+_SAME = ("gpu_units", "path_requests")
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,24 @@ class StoredRun:
             if one != other:
                 reasons.append(f"{name} was {_short(one, other)}")
         return reasons
+
+    def changed(self, context: Mapping[str, Any]) -> dict[str, str]:
+        """What alone tells this run from a later one of that context, which asked for the same on
+        the same machine, by its name: its state and its kernel path. Else empty."""
+        if any(self.context.get(key) not in (None, context.get(key)) for key in _SAME):
+            return {}
+        parts = {
+            "driver, clocks and power limit": ("machine", machine.STATE),
+            "kernel path": ("path", self.context.get("path") or ()),
+        }
+        alike, differences = {**context}, {}
+        for name, (part, fields) in parts.items():
+            before, now = (each.get(part) or {} for each in (self.context, context))
+            alike[part] = {**now, **{key: before.get(key) for key in fields}}
+            proven = {key: before[key] for key in fields if before.get(key) is not None}
+            if text := _short(proven, {key: now.get(key) for key in proven}):
+                differences[name] = text
+        return {} if self.unlike(alike) else differences
 
     @functools.cached_property
     def failures(self) -> Mapping[str, TestReport]:
@@ -278,7 +298,7 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
     if not metrics:
         return None
     last = extras[-1]
-    context = {key: last.get(key) for key in ("machine", *_CONTEXT)}
+    context = {key: last.get(key) for key in ("machine", *_SAME, *_CONTEXT)}
     engine, fingerprint = last.get("engine") or {}, last.get("fingerprint")
     file = VerdictFile(
         arch=None,
