@@ -19,7 +19,6 @@ from sm121.evidence.failure import (
     classify_lines,
     explain,
     load_failures,
-    relevant_lines,
 )
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.log_lines import clean
@@ -357,42 +356,12 @@ def test_real_endings_of_the_cpu_engine(name: str, exit_code: int, kind: str, sa
     assert says in cause.summary
 
 
-def test_relevant_lines_hold_the_cause_and_the_end() -> None:
-    lines = relevant_lines(DATA / "vllm-0.32-cpu-kv-too-small.log", 6)
-    assert len(lines) <= 6
-    assert len(set(lines)) == len(lines)
-    assert any("larger than the available KV cache memory" in line for line in lines)
-    assert "Engine core initialization failed" in lines[-1]
-    assert not any(line.startswith(("File ", "Traceback")) for line in lines)
-
-
-def test_relevant_lines_name_the_innermost_frame(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    log.write_text(
-        "Traceback (most recent call last):\n"
-        '  File "/x/outer.py", line 1, in main\n    run()\n'
-        '  File "/x/inner.py", line 98, in run\n    raise OSError\n'
-        "OSError: [Errno 98] Address already in use\n" * 3,
-        encoding="utf-8",
-    )
-    assert relevant_lines(log) == [
-        "OSError: [Errno 98] Address already in use [/x/inner.py:98 in run]"
-    ]
-
-
-def test_relevant_lines_of_many_keep_first_and_last(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    words = ["".join(chr(97 + (n // 26**k) % 26) for k in range(3)) for n in range(500)]
-    log.write_text("".join(f"{ERROR}problem {word}\n" for word in words), encoding="utf-8")
-    assert relevant_lines(log, 4) == [f"problem {words[n]}" for n in (0, 1, -2, -1)]
-    with pytest.raises(ValueError, match="at least 1"):
-        relevant_lines(log, 0)
-
-
 ENTRY = """[markers]
 ready = ['ready']
 stopped = ['stopped']
 fatal = ['fatal']
+engine_process = ['core']
+engine_frame = ['core']
 [[failure]]
 id = "one"
 kind = "{kind}"

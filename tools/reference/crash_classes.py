@@ -15,6 +15,8 @@ _WORDS = {
     "device_assert": "a kernel stopped itself",
     "jit_build": "a kernel could not be built",
     "xid": "the driver reports the GPU",
+    "ecc": "memory that is broken",
+    "nan": "not a number",
     "import_error": "an import fails",
     "checkpoint": "the checkpoint is not whole",
     "vocabulary": "harmony's vocabulary is missing",
@@ -53,4 +55,11 @@ def page() -> str:
             for entry in entries
         ]
         lines += table(("seen", "what it says", "whose it is, what to look at", "remedy"), rows)
+    errors = "[errors that kill nobody](../stress.md#errors-that-kill-nobody)"
+    lines += ["", "## Accepted errors", "", f"A healthy server logs these: {errors}.", ""]
+    accepted = [
+        (f"`{row.id}`", row.engine, cell(row.reason), cell(row.source))
+        for row in load_failures().accepted
+    ]
+    lines += table(("error", "engine", "why it is none", "source"), accepted)
     return "\n".join(lines) + "\n"

@@ -19,16 +19,9 @@ PROMPT = "<|start|>user<|message|>What is the capital of France?<|end|><|start|>
 
 #: Texts of the special tokens. None of them may be in what a user reads.
 SPECIAL_TEXTS = (
-    "<|start|>",
-    "<|end|>",
-    "<|message|>",
-    "<|channel|>",
-    "<|constrain|>",
-    "<|return|>",
-    "<|call|>",
-    "<|startoftext|>",
-    "<|endoftext|>",
-)
+    "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>",
+    "<|startoftext|>", "<|endoftext|>",
+)  # fmt: skip
 #: Those that have no meaning yet, and the one that o200k had before harmony.
 _OTHER_SPECIAL = re.compile(r"<\|(?:reserved_\d+|endofprompt)\|>")
 #: What is left of a header when its special tokens are taken out of a text.

@@ -13,16 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 Json = dict[str, Any]
 Kind = Literal[
-    "completion",
-    "completion chunk",
-    "chat completion",
-    "chat completion chunk",
-    "response",
-    "response event",
-    "model",
-    "model list",
-    "error",
-]
+    "completion", "completion chunk", "chat completion", "chat completion chunk", "response",
+    "response event", "model", "model list", "error",
+]  # fmt: skip
 
 
 class _Open(BaseModel):

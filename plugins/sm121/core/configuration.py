@@ -37,15 +37,9 @@ class ServerConfiguration:
 
     def __post_init__(self) -> None:
         parts: tuple[object, ...] = (
-            self.engine,
-            self.python,
-            self.model,
-            self.served_name,
-            self.arguments,
-            self.environment,
-            self.debug,
-            self.speaking_worker,
-        )
+            self.engine, self.python, self.model, self.served_name, self.arguments,
+            self.environment, self.debug, self.speaking_worker,
+        )  # fmt: skip
         if self.traces is not None:  # where the traces go makes no other server
             parts = (*parts, "profiler")
         if self.nsys is not None:

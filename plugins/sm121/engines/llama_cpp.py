@@ -20,15 +20,8 @@ class LlamaCpp:
     name = "llama-cpp"
     program = "llama-server"
     reserved_arguments: tuple[str, ...] = (
-        "--host",
-        "--port",
-        "--api-key",
-        "--api-key-file",
-        "-m",
-        "--model",
-        "-a",
-        "--alias",
-    )
+        "--host", "--port", "--api-key", "--api-key-file", "-m", "--model", "-a", "--alias",
+    )  # fmt: skip
     reserved_variables: tuple[str, ...] = ("LLAMA_API_KEY",)
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:

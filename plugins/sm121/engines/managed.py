@@ -39,7 +39,7 @@ from sm121.engines.process_tree import (
 )
 from sm121.engines.protocol import Engine
 from sm121.engines.starting import Activity, ReadinessProbe, StartPhase
-from sm121.evidence.failure import Cause, classify, relevant_lines
+from sm121.evidence.failure import Cause, classify
 from sm121.evidence.process_snapshot import snapshot
 from sm121.evidence.progress import startup_progress
 
@@ -49,20 +49,9 @@ _CACHES_EVERY_S = 2.0
 _PORT_ATTEMPTS = 3
 #: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
-#: A process that one of these ended did not end in order.
-FATAL = frozenset(
-    -number
-    for number in (
-        signal.SIGSEGV,
-        signal.SIGABRT,
-        signal.SIGBUS,
-        signal.SIGILL,
-        signal.SIGFPE,
-        signal.SIGKILL,
-        signal.SIGSYS,
-        signal.SIGTRAP,
-    )
-)
+_FATAL_SIGNALS = ("SEGV", "ABRT", "BUS", "ILL", "FPE", "KILL", "SYS", "TRAP")
+#: Exit status of a process that one of these ended: it did not end in order.
+FATAL = frozenset(-signal.Signals[f"SIG{name}"] for name in _FATAL_SIGNALS)
 #: The page cache and other processes change what is available. Less than this is not missed.
 _MEMORY_SLACK_BYTES = 1 << 30
 
@@ -116,7 +105,7 @@ class ServerError(Sm121Error):
         self.what = what
         self.cause = cause
         self.log = log
-        lines = "".join(f"\n    {line}" for line in cause.lines[-8:] or relevant_lines(log, 8))
+        lines = "".join(f"\n    {line}" for line in cause.lines[-8:])
         remedy = f" Remedy: {cause.remedy}." if cause.remedy else ""
         super().__init__(
             f"{what}. Cause: {cause.kind}: {cause.summary} (ask: {cause.owner}).{remedy} "

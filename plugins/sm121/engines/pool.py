@@ -39,6 +39,7 @@ class ServerPool:
         directory: for logs.
         run_id: marks every process.
         notify: called with a configuration's name and what its server does, on each change.
+        before_stop: called before a server that serves is stopped.
         on_stop: called with the report of every stop.
         hidden: what no log may show.
         on_cold: called with the seconds that a start gets beyond the limit, because it compiles.
@@ -53,6 +54,7 @@ class ServerPool:
         directory: Path,
         run_id: str,
         notify: Callable[[str, StartPhase], None],
+        before_stop: Callable[[], None] = lambda: None,
         on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None,
         hidden: Callable[[], Collection[str]] = tuple,
         on_cold: Callable[[float], None] = lambda _seconds: None,
@@ -67,6 +69,7 @@ class ServerPool:
         self._directory = directory
         self._run_id = run_id
         self._notify = notify
+        self._before_stop = before_stop
         self._on_stop = on_stop
         self._current: tuple[ManagedServer, Server] | None = None
         self._starting: ManagedServer | None = None
@@ -162,6 +165,7 @@ class ServerPool:
         if self._current is None:
             return None
         managed, _ = self._current
+        self._before_stop()
         report = managed.stop()  # if this is interrupted, a second call stops the server
         self._current, self.life = None, None
         if self._device is not None:

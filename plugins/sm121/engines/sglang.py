@@ -26,13 +26,8 @@ class SGLang(PythonEngine):
     remedy = "`pip install sglang` in one of its own; its containers have it"
     version_script = _VERSION_SCRIPT
     reserved_arguments: tuple[str, ...] = (
-        "--host",
-        "--port",
-        "--api-key",
-        "--model-path",
-        "--model",
-        "--served-model-name",
-    )
+        "--host", "--port", "--api-key", "--model-path", "--model", "--served-model-name",
+    )  # fmt: skip
     reserved_variables: tuple[str, ...] = ("SM121_API_KEY",)
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:

@@ -42,18 +42,12 @@ class Vllm(PythonEngine):
     remedy = "`make env` makes one for the CPU; inside a vLLM container its own python has it"
     version_script = _VERSION_SCRIPT
 
-    #: Set by the suite itself: the address, the key and the names by which it finds its server.
+    #: Set by the suite itself: the address, the key and the names by which it finds its server. A
+    #: file of arguments (--config) may have these among them, and nothing here would see it.
     reserved_arguments: tuple[str, ...] = (
-        "--host",
-        "--port",
-        "--uds",
-        "--root-path",
-        "--api-key",
-        "--model",
-        "--served-model-name",
-        "--worker-cls",
-        "--config",  # a file of arguments, these among them, which nothing here would see
-    )
+        "--host", "--port", "--uds", "--root-path", "--api-key", "--model", "--served-model-name",
+        "--worker-cls", "--config",
+    )  # fmt: skip
     reserved_variables: tuple[str, ...] = ("VLLM_API_KEY",)
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:

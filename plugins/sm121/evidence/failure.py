@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import signal as signals
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -33,35 +32,16 @@ from sm121.evidence.log_lines import (
 from sm121.evidence.signatures import LinePattern
 
 Kind = Literal[
-    "oom",
-    "illegal_memory_access",
-    "illegal_instruction",
-    "unsupported_arch",
-    "no_kernel",
-    "kernel_launch",
-    "device_assert",
-    "jit_build",
-    "xid",
-    "import_error",
-    "checkpoint",
-    "vocabulary",
-    "disk",
-    "hang",
-    "nccl",
-    "garbage_output",
-    "engine_dead",
-    "port",
-    "config",
-    "unknown",
-]
+    "oom", "illegal_memory_access", "illegal_instruction", "unsupported_arch", "no_kernel",
+    "kernel_launch", "device_assert", "jit_build", "xid", "ecc", "nan", "import_error",
+    "checkpoint", "vocabulary", "disk", "hang", "nccl", "garbage_output", "engine_dead", "port",
+    "config", "unknown",
+]  # fmt: skip
 
 _GENERIC_RANK = 70
 _DEAD_RANK = 80
-_QUIET_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
-_FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\S+)')
-_FRAME_TEXT = "{}:{} in {}"
+QUIET_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
 _ACCESS_LOG = re.compile(r'"(?:GET|POST|HEAD|OPTIONS) /')
-_CARETS = re.compile(r"^[\s^~]+$")
 
 
 class Basis(Enum):
@@ -100,6 +80,9 @@ class FailureSignature(LinePattern):
     rank: int = Field(ge=1, le=99)
     """Lower is more specific."""
     levels: Literal["error", "any"] = "error"
+    never_green: bool = False
+    """True where a server that prints this line has failed, even one that goes on to serve: the
+    line counts at any level."""
     weak: bool = False
     """True when the line counts only if no line after it shows that the engine goes on."""
     at_start_only: bool = False
@@ -133,6 +116,22 @@ class _Markers(DataTable):
     """It was asked to stop."""
     fatal: tuple[Regex, ...] = Field(min_length=1)
     """A process of it says of itself that an exception ends it. One that is killed says nothing."""
+    engine_process: tuple[Regex, ...] = Field(min_length=1)
+    """Names of processes that run the model or schedule requests: no exception there is healthy."""
+    engine_frame: tuple[Regex, ...] = Field(min_length=1)
+    """Frames of stacks of those processes, where the line does not name its process."""
+
+
+class AcceptedError(DataTable):
+    """An error that a healthy server logs, such as the refusal of a request of the suite."""
+
+    id: str
+    regex: Regex
+    """On the message, or on the exception under its traceback."""
+    engine: str
+    """``any`` for all of them."""
+    reason: str = Field(min_length=3)
+    source: str = Field(min_length=3)
 
 
 class Ending(DataTable):
@@ -152,6 +151,7 @@ class FailureSet(DataTable):
     markers: _Markers
     failure: Entries[FailureSignature]
     ending: Entries[Ending]
+    accepted: Entries[AcceptedError]
 
 
 @cache
@@ -185,9 +185,9 @@ class FailureReader:
 
     def __init__(self) -> None:
         failures = load_failures()
-        self._is_ready = _any_of(failures.markers.ready).search
-        self._is_stop = _any_of(failures.markers.stopped).search
-        self._is_fatal = _any_of(failures.markers.fatal).search
+        self._is_ready = any_of(failures.markers.ready).search
+        self._is_stop = any_of(failures.markers.stopped).search
+        self._is_fatal = any_of(failures.markers.fatal).search
         self._hints = [(hint, entry) for entry in failures.failure for hint in entry.hint]
         self._hints_quiet = [(h, entry) for h, entry in self._hints if entry.levels == "any"]
         self._bare_hints = {without_digits(hint) for hint, _ in self._hints}
@@ -276,7 +276,7 @@ class FailureReader:
         if line.is_indented or is_traceback_opening(line):
             return None  # a frame quotes source code, which may hold any message
         text = line.text
-        for hint, entry in self._hints_quiet if line.level in _QUIET_LEVELS else self._hints:
+        for hint, entry in self._hints_quiet if line.level in QUIET_LEVELS else self._hints:
             if hint not in text:
                 continue
             if entry.at_start_only and self.ready:
@@ -378,7 +378,9 @@ class FailureReader:
         return ended("status_0", lines) if exit_code == 0 else None
 
 
-def _any_of(patterns: tuple[re.Pattern[str], ...]) -> re.Pattern[str]:
+@cache
+def any_of(patterns: tuple[re.Pattern[str], ...]) -> re.Pattern[str]:
+    """A pattern that matches where one of several does."""
     return re.compile("|".join(f"(?:{each.pattern})" for each in patterns))
 
 
@@ -428,56 +430,3 @@ def explain(answer: str) -> str | None:
     if best is None or best.entry.rank >= _GENERIC_RANK or best.entry.remedy is None:
         return None
     return f"{best.entry.kind}: {best.entry.remedy} (ask: {best.entry.owner})"
-
-
-def relevant_lines(log: Path, limit: int = 20) -> list[str]:
-    """The error-like lines of a log: its first ones, where the cause is, and its last ones.
-
-    At most `limit` lines, cleaned, each once; of a stack only the innermost frame and the
-    exception. Raises OSError when the log cannot be read, ValueError when `limit` is less than 1.
-    """
-    if limit < 1:
-        raise ValueError(f"limit must be at least 1, got {limit}")
-    failures = load_failures()
-    first: list[str] = []
-    last: deque[str] = deque(maxlen=limit)
-    texts: set[str] = set()
-    frame: str | None = None
-    exception = next(entry for entry in failures.failure if entry.id == "exception")
-    reader = FailureReader()
-    for physical in read_new_lines(log, reader._says_nothing, lambda _raw, _like: None):
-        if match := _FRAME.match(physical.text.lstrip()):
-            frame = _FRAME_TEXT.format(*match.groups())
-            continue
-        if is_traceback_opening(physical):
-            if frames := _FRAME.findall(physical.text):
-                frame = _FRAME_TEXT.format(*frames[-1])  # the innermost
-            continue
-        if physical.is_indented or _CARETS.match(physical.text):
-            continue
-        quiet = physical.level in _QUIET_LEVELS
-        is_exception = not quiet and exception.search(physical) is not None
-        patterns = (
-            is_exception
-            or physical.level in ("ERROR", "CRITICAL")
-            or any(
-                (entry.levels == "any" or not quiet) and entry.search(physical) is not None
-                for entry in failures.failure
-            )
-        )
-        if not patterns:
-            continue
-        text = cut(physical.text)
-        if is_exception and frame is not None:
-            text, frame = cut(f"{text} [{frame}]"), None
-        key = re.sub(r"\d+", "0", text)
-        if key in texts:
-            continue
-        if len(texts) < 10_000:
-            texts.add(key)
-        if len(first) < limit // 2:
-            first.append(text)
-        else:
-            last.append(text)
-    room = limit - len(first)
-    return first + list(last)[-room:] if room else first

@@ -16,6 +16,7 @@ _OF_NOTE = re.compile(
     r"NVRM|Xid|ut of memory|oom[-_ ]kill|Killed process|nvidia|segfault|hung task"
 )
 _NO_MEMORY = re.compile(r"NVRM: .*\b(NV_ERR_NO_MEMORY|[Oo]ut of memory)\b")
+_MEMORY_FAULT = re.compile(r"EDAC \S+: \d+ UE\b|Memory failure: 0x")
 _KILLED = re.compile(r"Killed process (\d+)")
 _MOST_LINES = 4000
 
@@ -36,6 +37,11 @@ class KernelMessages:
     def xids(self) -> list[str]:
         """Those in which NVIDIA's driver reports an error of the GPU."""
         return [line for line in self.lines if "NVRM: Xid" in line]
+
+    @property
+    def memory_faults(self) -> list[str]:
+        """Those that report an error of the host's memory which nothing corrected."""
+        return [line for line in self.lines if _MEMORY_FAULT.search(line)]
 
     @property
     def no_memory(self) -> list[str]:

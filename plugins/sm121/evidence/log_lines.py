@@ -61,7 +61,8 @@ _WRAPPERS = (
     re.compile(r"^  \| |^#\d+ \d+\.\d+ "),  # BuildKite
 )
 _PROCESS = re.compile(
-    r"^\((?:pid=\d+|[A-Za-z][\w.:-]*(?: pid=\d+)?)(?P<node>, ip=[\w.:]+)?\) ?|^\[rank\d+\]: ?"
+    r"^\((?:pid=\d+|(?P<name>[A-Za-z][\w.:-]*)(?: pid=\d+)?)(?P<node>, ip=[\w.:]+)?\) ?"
+    r"|^\[rank\d+\]: ?"
 )
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]{2}\d+)*)\] ?")
 _HEADER = re.compile(
@@ -118,6 +119,8 @@ class LogLine:
     line)."""
     stamp: str | None = field(default=None, compare=False)
     """Of its own clock, as ``02-24 19:04:56``; None where it does not say, or another node does."""
+    process: str = field(default="", compare=False)
+    """Name of the process that printed it, as ``EngineCore_DP0``; empty where it does not say."""
     number: int = field(default=0, compare=False)
     """Of the physical line that it begins with, where `read_new_lines` gives it."""
 
@@ -130,7 +133,7 @@ class LogLine:
 def clean(raw: str) -> LogLine:
     """One physical line without colours and wrappers."""
     text = _CONTROL.sub("", _ANSI.sub("", raw)) if not raw.isprintable() or "[" in raw else raw
-    container, level, file, stamp = "", None, None, None
+    container, level, file, stamp, process = "", None, None, None, ""
     bare, elsewhere = True, False
     if text.startswith('{"'):
         text = _json_message(text)
@@ -138,6 +141,7 @@ def clean(raw: str) -> LogLine:
         before = text
         if match := _PROCESS.match(text):
             elsewhere = elsewhere or match["node"] is not None
+            process = match["name"] or process
             text, bare = text[match.end() :], False
         elif match := _HEADER.match(text) or _LOGGING.match(text):
             level = _LEVELS.get(match["level"], match["level"])
@@ -170,6 +174,7 @@ def clean(raw: str) -> LogLine:
         container=container,
         bare=bare,
         stamp=stamp,
+        process=process,
     )
 
 

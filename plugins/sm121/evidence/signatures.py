@@ -18,35 +18,12 @@ from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
 from sm121.evidence.log_lines import LogLine
 
 SignatureField = Literal[
-    "attention",
-    "moe",
-    "cuda_graphs",
-    "kv_layout",
-    "speculative",
-    "native_fp4",
-    "kv_cache_dtype",
-    "dtype",
-    "load_format",
-    "quantization",
-    "prefix_caching",
-    "block_size",
-    "context",
-    "requantised",
-    "moe_variant",
-    "moe_tiles",
-    "weights",
-    "unknown_env",
-    "fallback",
-    "silent_fallback",
-    "version",
-    "build",
-    "asked",
-    "model",
-    "served_model",
-    "prompt_rate",
-    "progress",
-    "fact",
-]
+    "attention", "moe", "cuda_graphs", "kv_layout", "speculative", "native_fp4", "kv_cache_dtype",
+    "dtype", "load_format", "quantization", "prefix_caching", "block_size", "context",
+    "requantised", "moe_variant", "moe_tiles", "weights", "unknown_env", "fallback",
+    "silent_fallback", "version", "build", "asked", "model", "served_model", "prompt_rate",
+    "progress", "fact",
+]  # fmt: skip
 """What a signature speaks of. A ``fact`` is no result of its own: other signatures lean on it.
 ``asked`` is what the server was asked for. A ``prompt_rate`` counts the tokens of the last
 seconds."""

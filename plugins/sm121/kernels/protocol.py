@@ -37,15 +37,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Operation = Literal[
-    "mxfp4_quantize",
-    "mxfp4_dequantize",
-    "mxfp8_quantize",
-    "route",
-    "fused_moe",
-    "prefill_attention",
-    "decode_attention",
-    "lm_head",
-]
+    "mxfp4_quantize", "mxfp4_dequantize", "mxfp8_quantize", "route", "fused_moe",
+    "prefill_attention", "decode_attention", "lm_head",
+]  # fmt: skip
 
 Packed: TypeAlias = "tuple[Tensor, Tensor]"
 """MXFP4 weights: packed [E, rows, K/2] u8, scales [E, rows, K/32] u8 E8M0."""

@@ -389,7 +389,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
         _step("workers' parts merged")
     if CRASHES in config.stash:
         config.stash[CRASHES].after_abort()
-        config.stash[CRASHES].at_the_end()
+    run.phase = (run.phase[0], "at the end of the run")
     benchmarks.decide_comparison(config, run)
     stress.end(config)
     run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +16,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
 from sm121.core.server import Server
-from sm121.core.unmet import Fact
-from sm121.core.verdict import NotRun, Verdict
+from sm121.core.verdict import NotRun
 from sm121.engines import preflight, registry, requested
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.kept_log import KeptLog
@@ -28,11 +27,11 @@ from sm121.engines.preflight import PreflightFinding
 from sm121.evidence import kernel_proof, metrics, requirement
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.evidence.silent_errors import ErrorReader, SilentError
 from sm121.measure import roofline
-from sm121.run import served, verdict_file
+from sm121.run import beside, served, verdict_file
 from sm121.run.record import RunRecord
 from sm121.run.target import Target
-from sm121.run.verdict_file import BESIDE, TestReport
 
 
 class Observer(Protocol):
@@ -79,6 +78,7 @@ class Harness(RunRecord):
     _judged_paths: dict[str, tuple[Server, set[str]]] = field(default_factory=dict)
     #: When a log was last written to before it was judged.
     _judged_at: dict[Path, int | None] = field(default_factory=dict)
+    _errors: dict[Path, ErrorReader] = field(default_factory=dict)
     _under_test: Server | None = None
 
     @property
@@ -302,8 +302,35 @@ class Harness(RunRecord):
             if not wrong:
                 continue
             lines.update(wrong)
-            self.ledger.decide(_left_the_path(name, wrong, server.log, self.phase[1]))
+            self.ledger.decide(beside.left_the_path(name, wrong, server.log, self.phase[1]))
             self.save()
+
+    def judge_errors(self) -> None:
+        """Decide what the log of the server that runs has reported since it was last read. An error
+        that killed nobody is never green.
+
+        Of an attached server's log, what was there when it was attached does not count. A server
+        that ended has its crash bundle, and what one prints while it is stopped is no error.
+        """
+        self._follow_log()
+        server, running = self.attached, self.pool.current if self.pool is not None else None
+        if running is not None and running.running:
+            server = self.last_server(running.configuration.name)
+        log, life = server.log if server is not None else None, self.life
+        if server is None or log is None or not log.is_file() or life is None or life.accounted:
+            return
+        if log not in self._errors:
+            engine = server.configuration.engine if server.configuration else server.reader or ""
+            self._errors[log] = ErrorReader(engine, 0 if server.managed else log.stat().st_size)
+        errors = self._errors[log].read(log)
+        if errors and not isinstance(life.state(), Dead):
+            self.decide_silent(errors, f"log of {log.stem}")
+            self.save()
+
+    def decide_silent(self, errors: Iterable[SilentError], source: str) -> None:
+        """Decide on errors that nothing died of (`beside.silent`)."""
+        for decision in beside.silent(errors, source, self.phase, self.redact):
+            self.ledger.decide(decision)
 
     def _follow_log(self) -> None:
         """Copy what the attached server wrote since; say once that some of it was lost."""
@@ -388,13 +415,15 @@ class Harness(RunRecord):
         earlier = list(self.stops.values())
         self.stops[report.log] = report
         if not report.clean:
-            self.ledger.decide(_unclean(report.log.removesuffix(".log") or configuration, report))
+            self.ledger.decide(
+                beside.unclean(report.log.removesuffix(".log") or configuration, report)
+            )
         if not report.remark:
             return
         again = bool(earlier) and earlier[-1].slight
         if not report.slight or again:
             self.remark(f"after server {configuration}: {report.remark}")
-            self.ledger.decide(_doubted(configuration, report))
+            self.ledger.decide(beside.doubted(configuration, report))
         elif not any(each.slight for each in earlier):
             self.remark(
                 f"after server {configuration}: {report.remark}. Once, this decides nothing. Who "
@@ -443,7 +472,7 @@ class Harness(RunRecord):
         name = state.evidence.stem if managed and state.evidence else "the attached server"
         life.account()
         cause = self.crashed(state, None)
-        self.ledger.decide(_unasked(name, state, cause, self.phase))
+        self.ledger.decide(beside.unasked(name, state, cause, self.phase))
         self.save()
         return self.stops.get(f"{name}.log")
 
@@ -456,45 +485,3 @@ class Harness(RunRecord):
             self.pool.kill()
         if first:
             self.remark(reason)
-
-
-def _unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> TestReport:
-    level, where = phase
-    fact = Fact(
-        "the server lives until it is stopped",
-        f"{where}: {dead.what} ({cause.kind})",
-        evidence="what it left is under crashes",
-    )
-    return TestReport.of(f"{BESIDE}life of {name}", level, fact)
-
-
-def _left_the_path(name: str, wrong: list[str], log: Path | None, where: str) -> TestReport:
-    fact = Fact(
-        "the server stays on the path of the profile until it is closed",
-        f"{where}: {'; '.join(wrong)[:400]}",
-        evidence=f"{log}",
-    )
-    return TestReport.of(f"{BESIDE}kernel path of {name}", "kernel", fact)
-
-
-def _unclean(name: str, report: StopReport) -> TestReport:
-    survivors = "; ".join(str(survivor) for survivor in report.survivors) or "no process"
-    fact = Fact(
-        "the server ends in order when it is stopped, and nothing is left",
-        f"{f'it died of {report.crash}; ' if report.crash else ''}"
-        f"{survivors}; port free: {report.port_free}; "
-        f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB",
-        evidence=f"{report.log}",
-    )
-    return TestReport.of(f"{BESIDE}{name}", "smoke", fact)
-
-
-def _doubted(name: str, report: StopReport) -> TestReport:
-    fact = Fact(
-        "the memory that a stopped server held is free again",
-        f"{report.remark}",
-        evidence="end what else takes memory and run again; of a GPU's memory, run where all "
-        "processes are seen (docker run --pid=host)",
-    )
-    identity = f"{BESIDE}memory after {name}"
-    return TestReport.of(identity, "smoke", fact, verdict=Verdict.INCONCLUSIVE)

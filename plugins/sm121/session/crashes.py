@@ -10,11 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sm121.core.architecture import CPU
 from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
-from sm121.core.unmet import Fact
-from sm121.engines.attached import AttachedProcesses
 from sm121.engines.life import DYING_S, Dead, ManagedLife
 from sm121.engines.managed import (
     ManagedServer,
@@ -25,8 +22,8 @@ from sm121.engines.managed import (
 )
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.crash_bundle import Evidence
-from sm121.evidence.failure import Cause, classify, classify_lines
-from sm121.run.verdict_file import BESIDE, CrashReport, TestReport
+from sm121.evidence.failure import Cause, classify
+from sm121.run.verdict_file import CrashReport
 from sm121.session.session import Session
 from sm121.stress.fault import OWNERS, UnderLoad
 
@@ -62,7 +59,9 @@ class CrashDesk:
     def before_test(self, test: str, level: str) -> None:
         """A test is about to begin. A process that ended earlier is not blamed on it."""
         if level != self._session.phase[0]:
+            self._session.judge_errors()
             self._session.judge_paths_again()
+            self._session.judge_kernel()
         self._look(level, f"before {test}")
         self._session.phase = (level, f"in {test}")
         self._test_began = time.monotonic()
@@ -70,30 +69,6 @@ class CrashDesk:
     def after_test(self, test: str, level: str) -> None:
         """A test has ended and is decided. Look whether its server still lives."""
         self._look(level, f"after {test}")
-
-    def at_the_end(self) -> None:
-        """The last test has ended, and nothing was stopped for it yet. What the driver of this
-        machine's GPU said meanwhile counts, though nothing died of it."""
-        session = self._session
-        session.phase = (session.phase[0], "at the end of the run")
-        attached = session.attached
-        is_local = attached is None or AttachedProcesses(attached.endpoint.base_url).here
-        if session.target.arch == CPU or session.file.crashes or not is_local:
-            return
-        kernel = kernel_messages.since(session.started)
-        if messages := kernel.xids or kernel.no_memory:
-            cause = classify_lines(messages)
-            session.ledger.decide(
-                TestReport.of(
-                    f"{BESIDE}messages of the kernel",
-                    "smoke",
-                    Fact(
-                        "the driver reports no error, though nothing died of it",
-                        f"{cause.kind}: {printable(session.redact(cause.summary))}",
-                        evidence=f"ask: {cause.owner}; remedy: {cause.remedy}",
-                    ),
-                )
-            )
 
     def _look(self, level: str, where: str) -> None:
         self._session.phase = (level, where)
@@ -260,6 +235,8 @@ class CrashDesk:
                     "the attached server answers no more, and is not the suite's to restart"
                 )
             return
+        if session.life is not None:
+            session.life.account()  # the bundle has its log
         report = session.pool.stop()
         if report is not None and not report.clean:
             session.distrusted = (

@@ -185,6 +185,7 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
             copy = session.directory / "server-attached.log"
             session.kept_log = KeptLog(session.attached.log, copy)
             session.attached = dataclasses.replace(session.attached, log=session.kept_log.path)
+            session.judge_errors()
     record = environment.record(
         # A program has no Python packages: record those of the suite's environment.
         sys.executable
@@ -229,6 +230,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
         ),
         on_cold=give_time,
         added=session.bound_compilers,
+        before_stop=session.judge_errors,
         on_stop=session.server_stopped,
         hidden=lambda: session.secrets,
         device=None

@@ -9,12 +9,15 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import IO
 
+from sm121.core.architecture import CPU
 from sm121.core.files import write_text
 from sm121.core.redaction import secrets_of
 from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import registry
+from sm121.engines.attached import AttachedProcesses
 from sm121.engines.protocol import Program
-from sm121.evidence import cgroup
+from sm121.evidence import cgroup, kernel_messages, silent_errors
+from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.resources import ResourceSampler
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
@@ -53,6 +56,8 @@ class Session(Harness):
     again: Callable[[str | None], str] | None = None
     #: The machine's state; None before it was looked at.
     box: RunBox | None = None
+    #: What is not known because the kernel's messages cannot be read; None where they can.
+    kernel_unread: str | None = None
 
     @functools.cached_property
     def recorder(self) -> Recorder:
@@ -138,6 +143,37 @@ class Session(Harness):
                 )
                 if file.against is not None and not file.certified:
                     file.reason += f"; {file.against}"
+                if file.certified and self.kernel_unread is not None:
+                    file.reason += f"; {self.kernel_unread}"
+
+    def judge_kernel(self) -> None:
+        """Decide what the kernel has said since the run began: after an error of the GPU or of
+        memory no result is sure, though nothing died of it.
+
+        A run on a CPU uses no GPU: what is said of one is a remark. What cannot be read is a remark
+        and stands in a certificate. The messages of a crash are in its bundle.
+        """
+        if self.target.obstacle is not None:
+            return
+        uses_gpu, attached = self.target.arch != CPU, self.attached
+        if attached is None or AttachedProcesses(attached.endpoint.base_url).here:
+            kernel = kernel_messages.since(self.started)
+        else:
+            kernel = KernelMessages(unavailable="the server runs on another machine")
+        remarks = []
+        if uses_gpu and kernel.unavailable is not None:
+            self.kernel_unread = f"not proven: that the kernel saw no error ({kernel.unavailable})"
+            remarks = [self.kernel_unread]
+        of_gpu, faults = kernel.xids or kernel.no_memory, kernel.memory_faults
+        if uses_gpu:
+            faults = [*faults, *of_gpu]
+        elif of_gpu:
+            remarks = [f"of a GPU, which no server of this run uses: {of_gpu[0].strip()[:200]}"]
+        for remark in remarks:
+            if remark not in self.file.remarks:
+                self.remark(remark, at_once=False)
+        if faults and not self.file.crashes:
+            self.decide_silent(silent_errors.of_the_kernel(faults), "messages of the kernel")
 
     # The end.
 
@@ -148,6 +184,8 @@ class Session(Harness):
         """
         if self.sampler is not None:
             self.sampler.stop()
+        self.judge_errors()  # of an attached server, which is not stopped
+        self.judge_kernel()
         self.stop()
         if self.settings.certify:
             self._judge_the_path()

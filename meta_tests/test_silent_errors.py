@@ -1,0 +1,99 @@
+"""An error that kills nobody is found in the server's log and in the kernel's messages, and a
+healthy log has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, STACK, stack
+
+from sm121.evidence.failure import load_failures
+from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
+
+DATA = Path(__file__).parent / "data"
+#: Servers that served until their owner stopped them, or stopped watching.
+HEALTHY = (
+    "vllm-0.32-cpu-stopped.log", "vllm-0.32-cpu-asked-otherwise.log", "gb10/eugr_version.log",
+    "gb10/fused_0804_clean.log", "gb10/unfused_0804_clean.log",
+)  # fmt: skip
+READY = "(APIServer pid=7) INFO:     Application startup complete."
+STOPPED = "(APIServer pid=7) INFO 11-20 10:00:01 [launcher.py:1] received signal=SIGTERM"
+
+
+def errors(tmp_path: Path, *lines: str, engine: str = "vllm"):
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([READY, *lines]) + "\n", "utf-8")
+    return [(each.certain, each.kind) for each in ErrorReader(engine).read(log)]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_log_has_none(name):
+    assert ErrorReader("vllm").read(DATA / name) == []
+
+
+# Lines of healthy servers, as vLLM 0.32 wrote them, or as its source (`source` of the rows) does.
+@pytest.mark.parametrize(
+    "lines",
+    [
+        *(clean for clean, _ in LOGGED.values()),
+        "(APIServer pid=7) WARNING 11-20 10:00:01 [envs.py:1] VLLM_COMPUTE_NANS_IN_LOGITS is set",
+        "Error handling request from 127.0.0.1\n" + STACK.format("/v/aiohttp/web.py")
+        + "aiohttp.client_exceptions.ClientConnectionResetError: Cannot write to transport",
+        f"{STOPPED}\n{API.format('a.py')}EngineDeadError: EngineCore encountered an issue.",
+        "UserWarning: resource_tracker: process died unexpectedly, relaunching.",
+        "Received request cmpl-1: prompt: 'CUDA error: an illegal memory access', params: x",
+    ],
+)  # fmt: skip
+def test_a_healthy_line_is_none(tmp_path, lines):
+    assert errors(tmp_path, lines) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines"),
+    [
+        pytest.param(kind, lines, id=name)
+        for kind, (_, variants) in LOGGED.items()
+        for name, lines in variants.items()
+    ],
+)
+def test_an_error_that_killed_nobody_is_certain_where_it_is_known(tmp_path, kind, lines):
+    reported = errors(tmp_path, lines)
+    assert (kind != "unknown", kind) in reported
+    assert [each for each in reported if each[0]] == [(True, kind)] * (kind != "unknown")
+
+
+def test_a_row_is_of_its_engine(tmp_path):
+    line = API.format("serving.py") + "Error with model x, type='NotFoundError'"
+    assert errors(tmp_path, line) == []
+    assert errors(tmp_path, line, engine="sglang") == [(False, "unknown")]
+
+
+def test_each_error_is_given_once_as_the_log_grows(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text(f"{CORE}{ILLEGAL}\n")
+    reader = ErrorReader("vllm", log.stat().st_size)  # attached to a server that had it before
+    traced = stack(CORE, "x", "/v/a.py", "KeyError: 'x'").replace("\n", "\nINFO: x\n")
+    found = []
+    for piece in (traced[:90], traced[90:200], traced[200:], "\nINFO: x", f"\n{CORE}odd\n"):
+        with log.open("a") as file:
+            file.write(piece)
+        found.append([error.kind for error in reader.read(log)])
+    assert found == [["unknown"], [], [], ["engine_traceback"], ["unknown"]]
+
+
+@pytest.mark.parametrize("kind", REPORTED)
+def test_the_kernel_reports_an_error(kind):
+    variants = REPORTED[kind][1]
+    lines = [f"[    9.123456] {message}" for _, message in variants.values()]
+    messages = KernelMessages((*lines, "[    9.123456] EDAC MC0: 1 CE memory read error"))
+    assert [*messages.xids, *messages.memory_faults] == lines
+    reported = of_the_kernel([*lines, *lines])
+    assert {(error.certain, error.kind) for error in reported} == {(True, kind)}
+    assert len(reported) == len(lines)
+
+
+def test_each_accepted_error_has_a_reason_and_no_row_accepts_all():
+    for row in load_failures().accepted:
+        assert row.regex.search("an error") is None, row.id

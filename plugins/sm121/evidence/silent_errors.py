@@ -1,0 +1,111 @@
+"""Errors that kill nobody: what a server's log and the kernel say of them while it serves on.
+
+What counts as one, and which are accepted, is data: ``fixtures/signatures/failures.toml``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sm121.evidence.failure import QUIET_LEVELS, any_of, classify_lines, load_failures
+from sm121.evidence.log_lines import LINE_LIMIT, LogLine, cut, is_traceback_opening, join_wrapped
+
+#: Between two stacks of one traceback.
+_CHAINED = ("During handling of the above", "The above exception was")
+
+
+@dataclass(frozen=True)
+class SilentError:
+    """An error of a server that went on to serve."""
+
+    #: Whether it is a failure; else nobody knows it.
+    certain: bool
+    #: The kind of a known failure, ``engine_traceback`` or ``unknown``.
+    kind: str
+    #: What shows it.
+    line: str
+    remedy: str
+
+
+def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
+    """What messages of the kernel report, each error once."""
+    causes = map(classify_lines, ([message] for message in messages))
+    errors = (
+        SilentError(True, cause.kind, cause.summary, f"{cause.remedy} (ask: {cause.owner})")
+        for cause in causes
+    )
+    return list(dict.fromkeys(errors))
+
+
+class ErrorReader:
+    """Reads a log as it grows, and gives what it reports and its engine's rows do not accept. What
+    a server prints after it was asked to stop is no error.
+
+    Args:
+        engine: whose rows accept an error.
+        start: bytes of the log that were there before.
+    """
+
+    def __init__(self, engine: str, start: int = 0) -> None:
+        failures = load_failures()
+        self._markers = failures.markers
+        self._never_green = [entry for entry in failures.failure if entry.never_green]
+        self._accepted = [row for row in failures.accepted if row.engine in (engine, "any")]
+        self._position, self._stopped = start, False
+        #: By process, the level of a traceback whose end was not read yet, and whether a process of
+        #: the engine has it.
+        self._stacks: dict[str, tuple[str | None, bool]] = {}
+
+    def read(self, log: Path) -> list[SilentError]:
+        """What the log reports beyond what was read before.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        return [error for line in join_wrapped(self._new(log)) for error in self._errors_in(line)]
+
+    def _new(self, log: Path) -> Iterator[str]:
+        with log.open("rb") as file:
+            file.seek(self._position)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    return  # it is still being written
+                self._position += len(raw)
+                yield from raw[:LINE_LIMIT].decode("utf-8", errors="replace").split("\r")
+
+    def _errors_in(self, line: LogLine) -> Iterator[SilentError]:
+        stop = any_of(self._markers.stopped).search(line.text) is not None
+        if stop or any_of(self._markers.ready).search(line.text):
+            self._stopped = stop
+        if self._stopped:
+            return
+        stack = self._stacks.get(line.process)
+        opens = is_traceback_opening(line)
+        if opens and stack is None:
+            of_engine = any_of(self._markers.engine_process).match(line.process) is not None
+            stack = self._stacks[line.process] = line.level, of_engine
+        if line.is_indented or opens or not line.text.strip("^~ "):
+            # A frame quotes source code, which may hold any message.
+            if stack is not None and any_of(self._markers.engine_frame).search(line.text):
+                self._stacks[line.process] = stack[0], True
+            return
+        ends = stack is not None and stack[0] == line.level
+        if ends and line.text.startswith(_CHAINED):
+            return
+        if ends:
+            del self._stacks[line.process]
+        excerpt = cut(line.text)
+        for entry in self._never_green:
+            if entry.search(line) is not None:
+                yield SilentError(True, entry.kind, excerpt, entry.remedy or "")
+                return
+        if ends and stack is not None and stack[1]:
+            why = "read the stack in the log: an exception of the engine is no refusal of a request"
+            yield SilentError(line.level not in QUIET_LEVELS, "engine_traceback", excerpt, why)
+        elif (ends or line.level in ("ERROR", "CRITICAL")) and not any(
+            row.regex.search(line.text) for row in self._accepted
+        ):
+            why = "read the log; if a healthy server says it, it needs a row of [[accepted]]"
+            yield SilentError(False, "unknown", excerpt, why)
