@@ -3,9 +3,13 @@ healthy log has none."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from false_greens.engine import VARIABLES, environment, script
 from false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, STACK, stack
 
 from sm121.evidence.failure import load_failures
@@ -92,6 +96,26 @@ def test_the_kernel_reports_an_error(kind):
     reported = of_the_kernel([*lines, *lines])
     assert {(error.certain, error.kind) for error in reported} == {(True, kind)}
     assert len(reported) == len(lines)
+
+
+def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
+    """It is a remark, and what a certificate would say beside its levels."""
+    for name in ("dmesg", "journalctl"):
+        (tmp_path / name).write_text("#!/bin/sh\necho not permitted >&2\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    unread, remarks = [], []
+
+    def doing(session):
+        for arch in ("cpu", "sm121", "sm121"):
+            session.target = dataclasses.replace(session.target, arch=arch)
+            session.judge_kernel()
+            unread.append(session.kernel_unread)
+        remarks.extend(session.file.remarks)
+
+    with environment({**VARIABLES, "PATH": f"{tmp_path}:{os.environ['PATH']}"}):
+        outcome = script(SimpleNamespace(tmp_path=tmp_path), "run", doing)
+    assert outcome.green and unread[0] is None and "not permitted" in unread[1]
+    assert remarks.count(unread[1]) == 1
 
 
 def test_each_accepted_error_has_a_reason_and_no_row_accepts_all():
