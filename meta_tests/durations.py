@@ -33,7 +33,9 @@ GUESSES = {
     "test_turns.py": 50,
     "test_architecture.py": 40,
     "test_report_files.py": 30,
-    "test_stress_faults.py": 25,
+    "test_stress_faults.py": 85,
+    "test_speculation.py": 165,
+    "test_report_browser.py": 125,
     "test_kernel_path_real.py": 20,
 }
 _SHOWN = 15

@@ -260,11 +260,11 @@ def kernels_of(folder, monkeypatch, module: str, text: str) -> Kernels:
 
 def test_each_tactic_is_judged_in_a_process_of_its_own(tmp_path, monkeypatch):
     kernels = kernels_of(tmp_path, monkeypatch, "tuning", TACTICS)
-    wrong = text(kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=15))
+    wrong = text(kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30))
     assert "tactic right" not in wrong
     assert "tactic wrong: fused_moe into memory of NaN: required: " in wrong and "slope" in wrong
     assert "tactic crash: required: a result, seen: the process ended with SIGABRT" in wrong
-    assert "tactic hang: required: an end within 15 s" in wrong
+    assert "tactic hang: required: an end within 30 s" in wrong
     kernels.child_of("").close()
 
 

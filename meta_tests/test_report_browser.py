@@ -141,7 +141,13 @@ def test_charts_take_the_colours_of_the_dark(opened):
     assert shown.evaluate(colour) != light
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("pass", "invalid", "inconclusive")))
+        for kind in KINDS
+    ],
+)
 def test_axe_finds_nothing(opened, kind):
     """Contrast, names, roles and order by axe-core: at both widths, in the light and the dark, with
     everything unfolded."""
