@@ -213,6 +213,10 @@ class StressSizes(DataTable):
     memory_growth_kib_per_request: Sourced = _chosen(
         512, "half of a leak of 1 MiB for each request, which must be noticed"
     )
+    #: Of the machine's memory, in a day at the rate of requests that the load reached.
+    memory_growth_per_day: Sourced = _chosen(
+        0.05, "what gpt-oss-120b leaves free on a GB10, about a fifth, lasts for four days"
+    )
     handles_growth_per_request: Sourced = _chosen(0.1, "a tenth of one leaked for each request")
     #: Less than this available ends the run.
     memory_floor_gib: Sourced = _chosen(2, "with less, a machine of unified memory wedges")

@@ -8,6 +8,7 @@ import numpy as np
 
 from sm121.core.data_file import Record
 from sm121.core.verdict import Verdict
+from sm121.measure.statistics import CONFIDENCE, Floats
 
 #: Fewer samples than this decide nothing.
 LEAST_SAMPLES = 10
@@ -17,6 +18,8 @@ _WARM_UP = 0.25
 _MOST_POINTS = 1500
 #: A source that has a value at fewer of the samples than this has fallen silent.
 _LEAST_KNOWN = 0.5
+#: A leak is seen in each third.
+LEAST_EVEN_SAMPLES = 3 * LEAST_SAMPLES
 
 
 class Growth(Record):
@@ -34,7 +37,7 @@ class Growth(Record):
     total: float | None = None
     total_low: float | None = None
     total_high: float | None = None
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     limit_per_request: float | None = None
     limit_total: float | None = None
     verdict: Verdict = Verdict.INCONCLUSIVE
@@ -53,10 +56,13 @@ def judge(
     *,
     limit_total: float,
     limit_per_request: float,
+    limit_even: float = float("inf"),
 ) -> Growth:
     """FAIL when the whole interval lies beyond a limit, PASS when it lies within both.
 
     Args:
+        limit_even: for each request, of a growth that goes on as a leak does: each third of the
+            steady part grows beyond it, and half as fast as the whole. Caches fill in steps.
         requests: how many had ended at each sample.
         values: the quantity at each sample; None where it could not be had. Where most are None
             nothing is decided.
@@ -85,25 +91,40 @@ def judge(
             f"{LEAST_SAMPLES} are needed"
         )
         return growth
-    from scipy import stats  # a second, which those who only read reports need not spend
-
     if len(y) > _MOST_POINTS:
         chosen = np.linspace(0, len(y) - 1, _MOST_POINTS).round().astype(int)
         x, y = x[chosen], y[chosen]
-    slope = low = high = 0.0  # of what never changes, which some releases of scipy make NaN of
-    if np.ptp(y) > 0:
-        slope, _, low, high = map(float, stats.theilslopes(y, x, alpha=growth.confidence))
+    slope, low, high = _slope(x, y)
     growth.level = float(np.median(y))
     growth.per_request, growth.per_request_low, growth.per_request_high = slope, low, high
     growth.total, growth.total_low, growth.total_high = (
         each * growth.requests for each in (slope, low, high)
     )
-    if growth.total_low > limit_total or growth.per_request_low > limit_per_request:
+    leaks = _leaks(x, y, max(limit_even, slope / 2)) if low > limit_even else False
+    if leaks or growth.total_low > limit_total or low > limit_per_request:
         growth.verdict = Verdict.FAIL
-    elif growth.total_high <= limit_total and growth.per_request_high <= limit_per_request:
+    elif leaks is not None and growth.total_high <= limit_total and high <= limit_per_request:
         growth.verdict = Verdict.PASS
     growth.reason = _reason(growth)
     return growth
+
+
+def _slope(x: Floats, y: Floats) -> tuple[float, float, float]:
+    """Theil-Sen's slope with its interval."""
+    from scipy import stats  # a second, which those who only read reports need not spend
+
+    if np.ptp(y) == 0 or np.ptp(x) == 0:
+        return 0.0, 0.0, 0.0  # of what never changes some releases of scipy make NaN
+    slope, _, low, high = map(float, stats.theilslopes(y, x, alpha=CONFIDENCE))
+    return slope, low, high
+
+
+def _leaks(x: Floats, y: Floats, least: float) -> bool | None:
+    """Whether each third grows by more than that for each request; None: of too few samples."""
+    if len(y) < LEAST_EVEN_SAMPLES:
+        return None
+    thirds = zip(np.array_split(x, 3), np.array_split(y, 3), strict=True)
+    return all(_slope(*third)[1] > least for third in thirds)
 
 
 def _reason(growth: Growth) -> str:

@@ -363,7 +363,7 @@ class Stress:
             if not more or all(g.verdict is not Verdict.INCONCLUSIVE for g in self._growths):
                 break
             # A fast server is through with the load before there are samples of it.
-            tries += all(g.samples >= growth.LEAST_SAMPLES for g in self._growths)
+            tries += all(g.samples >= growth.LEAST_EVEN_SAMPLES for g in self._growths)
             if tries >= _MEMORY_ROUNDS or time.monotonic() - began > _MEMORY_WITHIN_S:
                 break
             self._play_sustained("sustained, once more for the memory")
@@ -372,17 +372,15 @@ class Stress:
             self._say(f"{item.verdict.value}: {item.reason}")
         if not self._growths:
             raise NotRun("the attached server's memory is not known here")
+        kinds = {memory.HANDLES: "handle_growth"}
         faults = [
-            Fault(
-                "handle_growth" if item.quantity == memory.HANDLES else "memory_growth", item.reason
-            )
+            Fault(kinds.get(item.quantity, "memory_growth"), item.reason)
             for item in self._growths
             if item.verdict is Verdict.FAIL
         ]
         if faults:
             raise UnderLoad("memory", faults, 0)
-        undecided = [g.reason for g in self._growths if g.verdict is Verdict.INCONCLUSIVE]
-        if undecided:
+        if undecided := [g.reason for g in self._growths if g.verdict is Verdict.INCONCLUSIVE]:
             raise Inconclusive("; ".join(undecided))
 
     def _play_sustained(self, name: str) -> LoadResult:

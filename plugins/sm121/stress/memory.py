@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from math import inf
 
+import psutil
 from pydantic import Field
 
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.level_settings import StressSizes
-from sm121.core.verdict import worst
+from sm121.core.verdict import Verdict, worst
 from sm121.measure import growth
 from sm121.measure.growth import Growth
 from sm121.run.record import RunRecord
@@ -22,6 +24,8 @@ HANDLES = "open handles"
 #: A tenth of a process that is hardly there is no growth to speak of.
 _LEAST_GROWTH_BYTES = 64 << 20
 _LEAST_GROWTH_HANDLES = 20.0
+#: Less than this in a load is the heap's own, however evenly it comes.
+_LEAST_LEAK_BYTES = 4 << 20
 #: Points of the curve in verdict.json.
 _CURVE_POINTS = 200
 
@@ -49,34 +53,34 @@ def judged(
             process. None on a CPU, where the processes hold all of it and the rest is others'.
     """
     completed = [sample.completed for sample in samples]
-    growths: list[Growth] = []
-
-    def judge(
-        name: str, values: Sequence[float | None], least: float, most: float, per_request: float
-    ) -> None:
-        numbers = [value for value in values if value is not None]
-        if numbers:
-            share = limits.memory_growth_fraction.value * statistics.median(numbers)
-            total = min(max(share, least), most)
-            growths.append(
-                growth.judge(
-                    name, completed, values, limit_total=total, limit_per_request=per_request
-                )
-            )
-
+    requests = max(completed[-1] - completed[0], 1)
+    requests_a_day = 86_400 * requests / (samples[-1].at_s - samples[0].at_s or 1.0)
+    a_day = limits.memory_growth_per_day.value * (machine_bytes or psutil.virtual_memory().total)
+    most, each = limits.memory_growth_gb.value * 1e9, limits.memory_growth_kib_per_request.value
+    even = max(a_day / requests_a_day, _LEAST_LEAK_BYTES / requests)
+    of_bytes = (_LEAST_GROWTH_BYTES, most, each * 1024, even)
+    of_handles = (_LEAST_GROWTH_HANDLES, inf, limits.handles_growth_per_request.value, inf)
     series: dict[str, list[float | None]] = {
         "bytes of the processes": [s.pss_bytes or s.rss_bytes for s in samples],
         "bytes of the device": [s.device_bytes for s in samples],
     }
     if machine_bytes is not None and growth.is_silent(series["bytes of the device"]):
         series["bytes of the machine"] = [machine_bytes - s.available_bytes for s in samples]
-    most_bytes = limits.memory_growth_gb.value * 1e9
-    bytes_per_request = limits.memory_growth_kib_per_request.value * 1024
+    series[HANDLES] = [sample.handles for sample in samples]
+    growths: list[Growth] = []
     for name, values in series.items():
-        judge(name, values, _LEAST_GROWTH_BYTES, most_bytes, bytes_per_request)
-    handles_per_request = limits.handles_growth_per_request.value
-    handles = [sample.handles for sample in samples]
-    judge(HANDLES, handles, _LEAST_GROWTH_HANDLES, float("inf"), handles_per_request)
+        if not (numbers := [value for value in values if value is not None]):
+            continue
+        least, most, each, even = of_handles if name == HANDLES else of_bytes
+        share = limits.memory_growth_fraction.value * statistics.median(numbers)
+        growing = growth.judge(
+            name, completed, values,
+            limit_total=min(max(share, least), most), limit_per_request=each, limit_even=even,
+        )  # fmt: skip
+        if growing.verdict is not Verdict.PASS and (low := growing.per_request_low or 0.0) > even:
+            day = f"{low * requests_a_day / 2**30:.3g} GiB a day at the rate of this load"
+            growing.reason += f"; {day}, allowed {a_day / 2**30:.3g} GiB"
+        growths.append(growing)
     return growths
 
 

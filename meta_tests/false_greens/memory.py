@@ -1,0 +1,60 @@
+"""16: a leak that no request shows and a day does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from sm121.core import profile
+from sm121.core.verdict import worst
+from sm121.stress import memory
+from sm121.stress.timeline import Sample
+
+from . import Case, Outcome, Place
+
+_GIB = 2**30
+#: A healthy vLLM on a CPU: after so many requests its heap grew by so many MiB.
+_STEPS = ((20, 12.0), (90, 6.0), (110, 3.5), (150, 8.0))
+
+
+def _load(
+    kept_kib: Callable[[int], float], *, per_s: int = 3, device: bool = False
+) -> Callable[[Place], Outcome]:
+    """The judgement on a minute of a load, of which a server keeps so much after n requests.
+
+    Args:
+        device: it keeps memory of a GB10's device, which is in no process.
+    """
+
+    def judge(_place: Place) -> Outcome:
+        noise, samples = random.Random(1), []
+        for second in range(60):
+            kept = int(1024 * (kept_kib(per_s * second) + noise.uniform(0, 64)))
+            samples.append(Sample(
+                at_s=float(second), completed=per_s * second, processes=1, rss_bytes=2 * _GIB,
+                pss_bytes=2 * _GIB + (0 if device else kept), handles=50,
+                device_bytes=None if device else 8 * _GIB, available_bytes=100 * _GIB - kept,
+                cache_usage=None, running=None, waiting=None,
+            ))  # fmt: skip
+        limits = profile.load("sm121-gpt-oss-120b").stress
+        growths = memory.judged(samples, limits, machine_bytes=128 * _GIB)
+        verdict = worst(growth.verdict for growth in growths)
+        reasons = [growth.reason for growth in growths if growth.verdict is verdict]
+        return Outcome(verdict.value, "; ".join(reasons))
+
+    return judge
+
+
+def _steps(requests: int) -> float:
+    return sum(1024 * mib for after, mib in _STEPS if requests > after)
+
+
+_ROWS = (
+    ("400 KiB of each request, three a second",
+     _load(lambda n: 400 * n), _load(lambda n: 400 * min(n, 100))),
+    ("40 KiB of each request, thirty a second",
+     _load(lambda n: 40 * n, per_s=30), _load(_steps)),
+    ("400 KiB of each request, of a device in no process",
+     _load(lambda n: 400 * n, device=True), _load(lambda n: 0.5 * n, device=True)),
+)  # fmt: skip
+CASES = [Case("16 A leak that a day shows", *row, "GiB a day") for row in _ROWS]
