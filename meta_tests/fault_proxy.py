@@ -731,7 +731,6 @@ FAULTS = {
             request=lambda r: {**r, "max_tokens": 12},
         ),
         Fault("logit_bias is ignored", "test_logit_bias_is_obeyed", request=_without("logit_bias")),
-        Fault("top_p is ignored", "test_top_p_is_kept", request=_without("top_p")),
         Fault("n is ignored", "test_each_choice_is_its_own", request=_without("n")),
         Fault(
             "n copies of one choice",

@@ -11,7 +11,7 @@ import pytest
 import speculation_faults
 from speculation_faults import CLEAN, COUNTS, FAULTS, TOKENS
 
-from sm121.api import speculation
+from sm121.answers import promised
 from sm121.core.level_settings import Regression
 from sm121.measure.counters import Drafted
 from sm121.regression import trend
@@ -73,9 +73,9 @@ def test_what_was_drafted_between_two_moments():
 
 def test_samples_may_be_off_by_chance_and_no_further():
     """At a chance of one in a million, 400 fair coins are allowed 56 heads more or less."""
-    seen = speculation._Tally(expected=200.0, variance=100.0)
-    assert 50.0 < seen.allowed(1e-6) < 65.0
-    assert seen.allowed(1e-6) > 4.9 * 100.0**0.5, "as far as five standard deviations"
+    allowed = promised.allowed(100.0, 1.0, 1e-6)
+    assert 50.0 < allowed < 65.0
+    assert allowed > 4.9 * 100.0**0.5, "as far as five standard deviations"
 
 
 def _stored(value: float, length: float | None) -> StoredMetric:

@@ -456,21 +456,9 @@ def progress(line: str) -> None:
 
 
 _COMMANDS: dict[str, Command] = {
-    "run": _run,
-    "certify": _certify,
-    "canary": _canary,
-    "vocabulary": _vocabulary,
-    "golden": _golden,
-    "path": _path,
-    "box": _box,
-    "warm": _warm,
-    "compare": _compare,
-    "matrix": _matrix,
-    "plan": _plan,
-    "trust": _trust,
-    "merge": _merge,
-    "schema": _schema,
-    "report": _report,
-    "bundle": _bundle,
-    "badge": _badge,
-}
+    command.__name__[1:]: command
+    for command in (
+        _run, _certify, _canary, _vocabulary, _golden, _path, _box, _warm, _compare, _matrix,
+        _plan, _trust, _merge, _schema, _report, _bundle, _badge,
+    )
+}  # fmt: skip

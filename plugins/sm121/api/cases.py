@@ -27,14 +27,9 @@ from sm121.engines.capabilities import Deviation, Name, needed
 Json = dict[str, Any]
 Tier = Literal["specified", "implied", "unspecified"]
 ProblemKind = Literal[
-    "hang",
-    "server_error",
-    "served",
-    "refused",
-    "wrong_status",
-    "no_error_object",
+    "hang", "server_error", "served", "refused", "wrong_status", "no_error_object",
     "serves_wrongly_afterwards",
-]
+]  # fmt: skip
 #: Whatever the tier, and whatever is known of the engine.
 _NEVER: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
 

@@ -33,14 +33,16 @@ def chat_obeys_stop(api: Api, correctness: Correctness, remark: Callable[[str], 
 
 
 def stop_string_ends_the_text(api: Api) -> None:
-    """The text stops before a string of its own, streamed or not."""
+    """The text stops before a string of its own, the first or the second, streamed or not."""
     whole = api.complete(PROMPT, max_tokens=24)["choices"][0]["text"]
     start = next(i for i in range(3, len(whole)) if whole.index(whole[i : i + 4]) == i)
     stop, before = whole[start : start + 4], whole[:start]
     options: Json = {"max_tokens": 24, "stop": [stop, "no such text"]}
     at_once = api.complete(PROMPT, **options)["choices"][0]
+    options["stop"].reverse()
+    second = api.complete(PROMPT, **options)["choices"][0]
     streamed = stream.completion_of(api.stream_completion(PROMPT, **options))[0]
-    for answer in (at_once, streamed):
+    for answer in (at_once, second, streamed):
         right = (answer["text"], answer["finish_reason"]) == (before, "stop")
         require(right, f"{before!r} and stop", answer, f"stop {stop!r}")
 

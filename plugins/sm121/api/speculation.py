@@ -11,10 +11,13 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sm121.answers import promised
+from sm121.answers.promised import Tally
 from sm121.answers.prompts import PromptSet
 from sm121.client.completions import Asker, Completion, Position, Refused, Request, parse
 from sm121.core.level_settings import AgreementBound
@@ -126,32 +129,29 @@ class Speculation:
             AssertionError: some token comes too often or too seldom.
         """
         self.capabilities.require("logprobs")
-        tally: dict[tuple[str, str], _Tally] = {}
+        tally: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
         samples = 0
         for text in _OPEN:
             for sample in self._samples(text):
-                prefix = text
-                for number, position in enumerate(sample):
+                prefix = f"{text} {sample[0].token}"  # the prefill's token, which nobody drafts
+                for number, position in enumerate(sample[1:], 1):
                     best = sorted(position.top.items(), key=lambda item: -item[1])[:SLICE]
                     for rank, (token, value) in enumerate(best):
-                        if not number:
-                            break  # the first token is the prefill's, which nobody drafts
                         hit, share = token == position.token, math.exp(value)
-                        _add(tally, (_ALL, f"rank {rank + 1}"), hit, share)
+                        tally[_ALL, f"rank {rank + 1}"].add_hit(hit, share)
                         if number <= _SHARED:
-                            _add(tally, (f"after {prefix!r}", token), hit, share)
-                    samples += number > 0
+                            tally[f"after {prefix!r}", token].add_hit(hit, share)
+                    samples += 1
                     prefix += f" {position.token}"
         for (where, label), count in tally.items():
             # Half of the error rate is for what is counted over all places.
             alike = SLICE if where == _ALL else len(tally) - SLICE
-            allowed = count.allowed(ERROR_RATE / 2 / max(alike, 1))
-            difference = abs(count.hits - count.expected)
+            allowed = promised.allowed(count.variance, 1.0, ERROR_RATE / 2 / max(alike, 1))
+            difference = abs(count.sum - count.expected)
             require(difference <= allowed,
                     "samples by the reported probabilities, off by at most", "",
                     f"{where}, {label}", value=difference, limit=allowed,
-                    evidence=f"{count.hits} of {count.samples}, {count.expected:.1f} expected; "
-                    f"chance of a false alarm {ERROR_RATE:g}")  # fmt: skip
+                    evidence=f"{count}; chance of a false alarm {ERROR_RATE:g}")  # fmt: skip
         return f"{samples} sampled tokens in {len(tally)} comparisons follow the target"
 
     def ends_anywhere(self) -> None:
@@ -372,29 +372,3 @@ def _place(token: int, position: Position, entry: Mapping[str, Any]) -> _Place:
     return _Place(
         token, position.log_probability, prefilled, max(values.values(), default=math.inf)
     )
-
-
-@dataclass
-class _Tally:
-    """Hits of a token over some places, and what its probabilities promise."""
-
-    hits: int = 0
-    expected: float = 0.0
-    variance: float = 0.0
-    samples: int = 0
-
-    def allowed(self, chance: float) -> float:
-        """How far the hits may be from what is expected but for a chance (Freedman 1975: the
-        differences are a martingale's, none above 1)."""
-        bits = math.log(2.0 / chance)
-        return bits / 3 + math.sqrt(bits * bits / 9 + 2 * bits * self.variance)
-
-
-def _add(
-    tally: dict[tuple[str, str], _Tally], key: tuple[str, str], hit: bool, share: float
-) -> None:
-    count = tally.setdefault(key, _Tally())
-    count.hits += hit
-    count.expected += share
-    count.variance += share * (1.0 - share)
-    count.samples += 1

@@ -24,9 +24,10 @@ Name = Literal[
     "completions", "prompt_lists", "token_prompts", "token_ids", "chat_token_ids", "logprobs",
     "logprob_ids", "chat_logprobs", "prompt_logprobs", "echo", "several_choices", "seed",
     "min_tokens", "default_length", "ignore_eos", "stop", "stop_token_ids", "hidden_special_tokens",
-    "logit_bias", "stream_usage", "continuous_usage", "chat", "reasoning", "reasoning_effort",
-    "tools", "tool_choice", "responses", "responses_tools", "json_schema", "regex", "choice",
-    "tokenize", "context_length", "api_key", "prefix_cache_reset",
+    "logit_bias", "top_logprobs_20", "top_k", "min_p", "repetition_penalty", "stream_usage",
+    "continuous_usage", "chat", "reasoning", "reasoning_effort", "tools", "tool_choice",
+    "responses", "responses_tools", "json_schema", "regex", "choice", "tokenize", "context_length",
+    "api_key", "prefix_cache_reset",
 ]  # fmt: skip
 NAMES: tuple[Name, ...] = get_args(Name)
 

@@ -152,13 +152,9 @@ Case: TypeAlias = (
 
 
 _KINDS: dict[str, Callable[..., Case]] = {
-    "dequantise": DequantiseCase,
-    "quantise": QuantiseCase,
-    "route": RouteCase,
-    "moe": MoeCase,
-    "prefill": PrefillCase,
-    "decode": DecodeCase,
-}
+    "dequantise": DequantiseCase, "quantise": QuantiseCase, "route": RouteCase, "moe": MoeCase,
+    "prefill": PrefillCase, "decode": DecodeCase,
+}  # fmt: skip
 
 
 def _load() -> dict[str, tuple[Case, ...]]:

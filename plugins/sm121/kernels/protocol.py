@@ -101,15 +101,10 @@ class DecodeAttention(NamedTuple):
 
 
 ACTIVATIONS: dict[Operation, tuple[int, ...]] = {
-    "mxfp4_quantize": (0,),
-    "mxfp4_dequantize": (0, 1),
-    "mxfp8_quantize": (0,),
-    "route": (0,),
-    "fused_moe": (0, 1, 2),
-    "prefill_attention": (0, 1, 2),
-    "decode_attention": (0,),
+    "mxfp4_quantize": (0,), "mxfp4_dequantize": (0, 1), "mxfp8_quantize": (0,), "route": (0,),
+    "fused_moe": (0, 1, 2), "prefill_attention": (0, 1, 2), "decode_attention": (0,),
     "lm_head": (0,),
-}
+}  # fmt: skip
 """Which arguments a prepared call reads anew."""
 
 

@@ -4,6 +4,7 @@ capabilities, and the cases."""
 from __future__ import annotations
 
 import functools
+import secrets
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from sm121.api import cases
 from sm121.api.cases import Judge
 from sm121.api.client import Api
 from sm121.api.exams import Candidate
+from sm121.api.sampled import Sampler
 from sm121.api.sdk import Sdk
 from sm121.core.profile import Profile
 from sm121.core.server import Server
@@ -61,6 +63,19 @@ def capabilities(
 def api(server: Server, capabilities: Capabilities) -> Api:
     """The API of the server under test; every answer is valid, or the test fails."""
     return Api(server.endpoint, capabilities)
+
+
+@pytest.fixture(scope="session")
+def _seed_of_samples(conformance: Session) -> int:
+    seed = secrets.randbits(32)
+    conformance.remark(f"sampling: values drawn with seed {seed}", at_once=False)
+    return seed
+
+
+@pytest.fixture
+def sampler(api: Api, _seed_of_samples: int) -> Sampler:
+    """The server under test, asked for samples."""
+    return Sampler(api, _seed_of_samples)
 
 
 @pytest.fixture

@@ -20,24 +20,12 @@ from sm121.session.session import Session
 #: Options that do not matter when one test is run again: where output goes, and selections. ``-m``
 #: is none of them: it may be what names the architecture, and it has selected the test.
 _NOT_REPEATED = {
-    "--report-dir": 1,
-    "--junitxml": 1,
-    "--junit-xml": 1,
-    "--benchmark-save": 1,
-    "--benchmark-autosave": 0,
-    "--certify": 0,
+    **dict.fromkeys(("--report-dir", "--junitxml", "--junit-xml", "--benchmark-save"), 1),
+    **dict.fromkeys(("--dist", "--numprocesses", "-k", "-n"), 1),
+    **dict.fromkeys(("--benchmark-autosave", "--certify", "--last-failed", "--lf"), 0),
+    **dict.fromkeys(("--stepwise", "--sw", "-q", "-v"), 0),
     "--shard": 1,  # another test is in the part
     "--resume": 0,  # what has ended is not run
-    "--dist": 1,
-    "--numprocesses": 1,
-    "--last-failed": 0,
-    "--lf": 0,
-    "--stepwise": 0,
-    "--sw": 0,
-    "-k": 1,
-    "-n": 1,
-    "-q": 0,
-    "-v": 0,
 }
 _MOST_SECTION = 4000
 _WITH_A_SERVER = frozenset({"server", "servers"})

@@ -12,18 +12,12 @@ from sm121.run.verdict_file import LevelReport
 _MOST_TEXT = 500
 #: Parts of a kernel path whose names are not words.
 _WORDS = {
-    "moe": "MoE experts",
-    "native_fp4": "native FP4",
-    "quantization": "checkpoint's format",
-    "kv_layout": "KV layout",
-    "kv_cache_dtype": "KV cache dtype",
-    "cuda_graphs": "CUDA graphs",
-    "speculative": "speculation",
-    "block_size": "KV block size",
-    "differences": "asked for, and not run",
-    "unknown_env": "variables unknown to the engine",
+    "moe": "MoE experts", "native_fp4": "native FP4", "quantization": "checkpoint's format",
+    "kv_layout": "KV layout", "kv_cache_dtype": "KV cache dtype", "cuda_graphs": "CUDA graphs",
+    "speculative": "speculation", "block_size": "KV block size",
+    "differences": "asked for, and not run", "unknown_env": "variables unknown to the engine",
     "silent_fallbacks": "no choice was left",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

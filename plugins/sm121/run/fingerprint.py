@@ -80,18 +80,11 @@ class Fingerprint(Record):
 
 #: Keys that people know by another name.
 _NAMES = {
-    "profile": "profile's digest",
-    "profile_shipped": "origin of the profile",
-    "extends": "profile that is extended",
-    "axes": "axes of the matrix",
-    "against": "against",
-    "provider": "kernel provider",
-    "options": "option",
-    "sources": "version of",
-    "arguments": "engine's arguments",
-    "environment": "variable",
-    "model": "model's digest",
-}
+    "profile": "profile's digest", "profile_shipped": "origin of the profile",
+    "extends": "profile that is extended", "axes": "axes of the matrix", "against": "against",
+    "provider": "kernel provider", "options": "option", "sources": "version of",
+    "arguments": "engine's arguments", "environment": "variable", "model": "model's digest",
+}  # fmt: skip
 
 
 def _text(value: object) -> str | None:

@@ -1,0 +1,124 @@
+"""An engine by script that samples, for `/v1/completions`: a known distribution, and the parameters
+of sampling as vLLM documents them and in its order. A fault changes what reaches it.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from loopback import JsonHandler, serving
+
+from sm121.core.server import Endpoint
+
+Json = dict[str, Any]
+#: Tokens of the vocabulary; the likeliest of them are as far apart as a language model's.
+VOCABULARY, _SPREAD = 300, 2.6
+_LISTED = 20
+
+
+def ids(text: str) -> list[int]:
+    """A word is a token."""
+    return [zlib.crc32(word.encode()) % VOCABULARY for word in text.split()]
+
+
+def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
+    """What the model says of the next token: of this text, and of no other one."""
+    seed = zlib.crc32(repr((prompt, output)).encode())
+    return np.random.default_rng(seed).normal(3.0, _SPREAD, VOCABULARY)
+
+
+def probabilities(prompt: tuple[int, ...], output: tuple[int, ...], body: Json) -> np.ndarray:
+    """What the parameters of a request make of it."""
+    values = logits(prompt, output)
+    if body.get("allowed_token_ids"):
+        banned = np.ones(VOCABULARY, bool)
+        banned[body["allowed_token_ids"]] = False
+        values[banned] = -np.inf
+    for word in body.get("bad_words") or ():
+        values[int(word.strip()[1:])] = -np.inf
+    for token, bias in (body.get("logit_bias") or {}).items():
+        values[int(token)] += bias
+    repetition = body.get("repetition_penalty", 1.0)
+    for token in {*prompt, *output}:
+        values[token] *= 1 / repetition if values[token] > 0 else repetition
+    for token, count in Counter(output).items():
+        values[token] -= body.get("frequency_penalty", 0.0) * count
+        values[token] -= body.get("presence_penalty", 0.0)
+    if not (temperature := body.get("temperature", 1.0)):
+        return np.eye(VOCABULARY)[int(values.argmax())]
+    values /= temperature
+    shares = np.exp(values - values.max())
+    shares /= shares.sum()
+    shares[shares < body.get("min_p", 0.0) * shares.max()] = 0.0
+    order = np.argsort(-shares)
+    if (most := int(body.get("top_k", -1))) > 0:
+        shares[order[most:]] = 0.0
+    before = np.cumsum(shares[order]) - shares[order]
+    shares[order[before >= body.get("top_p", 1.0) * shares.sum()]] = 0.0
+    return shares / shares.sum()
+
+
+def _outputs(
+    prompt: tuple[int, ...], count: int, body: Json, generator: np.random.Generator
+) -> list[tuple[int, ...]]:
+    outputs = {(): count}
+    for _ in range(body["max_tokens"]):
+        longer: dict[tuple[int, ...], int] = {}
+        for output, times in outputs.items():
+            drawn = generator.multinomial(times, probabilities(prompt, output, body))
+            longer |= {(*output, int(token)): int(drawn[token]) for token in np.flatnonzero(drawn)}
+        outputs = longer
+    return [output for output, times in outputs.items() for _ in range(times)]
+
+
+def _entries(prompt: tuple[int, ...], output: tuple[int, ...]) -> Json:
+    names: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for place, token in enumerate(output):
+        values = logits(prompt, output[:place])
+        values -= values.max() + np.log(np.exp(values - values.max()).sum())
+        listed = [*np.argsort(-values)[:_LISTED], token]
+        names["tokens"].append(f"token_id:{token}")
+        names["token_logprobs"].append(float(values[token]))
+        names["top_logprobs"].append({f"token_id:{one}": float(values[one]) for one in listed})
+        names["text_offset"].append(0)
+    return names
+
+
+def answer(body: Json, generator: np.random.Generator) -> Json:
+    """The JSON of an answer."""
+    prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
+    choices = []
+    for text, count in Counter(prompts).items():
+        prompt = tuple(ids(text))
+        entries: dict[tuple[int, ...], Json] = {}
+        for output in _outputs(prompt, count, body, generator):
+            if output not in entries:
+                entries[output] = _entries(prompt, output)
+            choices.append({
+                "index": len(choices), "text": "".join(f" w{token}" for token in output),
+                "finish_reason": "length", "token_ids": output, "prompt_token_ids": prompt,
+                "logprobs": entries[output] if body.get("logprobs") else None,
+            })  # fmt: skip
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    return {"id": "c", "object": "text_completion", "created": 1, "model": body["model"],
+            "choices": choices, "usage": usage}  # fmt: skip
+
+
+@contextmanager
+def sampling(fault: Callable[[Json], Json], seed: int) -> Iterator[Endpoint]:
+    """Serve on a loopback port until the block ends."""
+    generator, lock = np.random.default_rng(seed), threading.Lock()
+
+    class Handler(JsonHandler):
+        def do_POST(self) -> None:
+            with lock:
+                self.say(answer(fault(self.asked()), generator))
+
+    with serving(Handler) as url:
+        yield Endpoint(url, "key", "canary")

@@ -1,0 +1,104 @@
+"""Samples against their own log-probabilities: on an engine by script, each fault of sampling is
+noticed and the engine without it is not; and the power and the false alarms are as they are said.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sampling_faults import FAULTS
+from scripted_sampler import sampling
+
+from sm121.answers import promised
+from sm121.api import sampled
+from sm121.api.client import Api
+from sm121.api.sampled import Sampler
+from sm121.core.unmet import Unmet
+from sm121.core.verdict import NotRun
+from sm121.engines import capabilities
+
+CHECKS = {
+    "test_samples_follow_the_temperature": lambda sampler, _: sampler.follows_the_temperature(),
+    "test_samples_keep_the_cut": Sampler.keeps_the_cut,
+}
+TESTS = sorted({fault.caught_by for fault in FAULTS.values()})
+RUNS = 20_000
+
+
+def check(test: str, change, seed: int, engine: str = "vllm") -> None:
+    name, _, parameter = test.rstrip("]").partition("[")
+    with sampling(change, seed) as endpoint:
+        sampler = Sampler(Api(endpoint, capabilities.of(engine, "0.32.0")), seed)
+        CHECKS[name](sampler, parameter)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_right_samples_are_not_called_wrong(test):
+    for seed in range(3):
+        check(test, lambda body: body, seed)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_wrong_samples_are_noticed(name):
+    with pytest.raises(Unmet, match=r"required: samples as .*seed 7; 0.001 false alarms a run"):
+        check(FAULTS[name].caught_by, FAULTS[name].request, 7)
+
+
+def test_what_an_engine_does_not_know_is_not_run():
+    with pytest.raises(NotRun, match="min_p: not in the published API"):
+        check("test_samples_keep_the_cut[min_p]", lambda body: body, 1, "openai")
+
+
+@pytest.mark.parametrize("way", [1, -1])
+@pytest.mark.parametrize("temperature", [0.7, 0.8, 1.4])
+def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature, way):
+    random = np.random.default_rng(5)
+    top = {f"{n}": float(value) for n, value in enumerate(np.sort(random.normal(0, 2.6, 20)))}
+    scores = np.array([score for _, score in promised.scores(top, temperature).values()])
+    step = float(np.abs(scores).max())
+    count = promised.information_needed(step) / promised.information(top, temperature)
+
+    def noticed(actual: float) -> float:
+        likely = [*promised.shares(top, actual).values()]
+        sums = random.multinomial(round(count), likely, RUNS) @ scores
+        variance = count * promised.information(top, temperature)
+        return float(np.mean(np.abs(sums) > promised.allowed(variance, step, promised.HALF)))
+
+    assert noticed(temperature * (1 + promised.ERROR) ** way) >= 0.99
+    assert noticed(temperature) < promised.HALF
+
+
+def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
+    """A tighter one leaves out the edge, a looser one takes in others, in as many samples as are
+    asked for: see `Sampler._cuts`."""
+    with sampling(lambda body: body, 1) as endpoint:
+        sampler = Sampler(Api(endpoint, capabilities.of("vllm", "0.32.0")), 1)
+        cases = [(cut, case) for cut in sampled._CUTS for _, case in sampler._cuts(cut)]
+        tops = sampler._tops
+    for cut, (count, value, text, edge) in cases:
+        top = tops[text]
+        remaining, dropped = promised.remaining(top, cut, value)
+        tight = sum(np.exp([top[token] for token in edge])) / sum(
+            np.exp([top[token] for token in remaining])
+        )
+        assert promised.chance_of(0, count * tight, count) < promised.CHANCE
+        error = 1 if cut == "top_k" else promised.ERROR * value
+        wider = max((promised.remaining(top, cut, value + e)[0] for e in (error, -error)), key=len)
+        likely = promised.shares({token: top[token] for token in wider})
+        assert (1 - sum(likely[token] for token in wider & dropped)) ** count < 0.01
+
+
+def test_all_comparisons_of_a_run_share_its_chance_of_a_false_alarm():
+    cuts, values = len(sampled._CUTS), 2
+    tallies = (1 + cuts) * values * 4 + cuts * values
+    assert tallies <= promised.COMPARISONS
+    assert promised.COMPARISONS * promised.CHANCE + promised.HALF == promised.FALSE_ALARMS
+
+
+def test_a_tie_and_what_rounding_decides_are_not_judged():
+    top = {"a": np.log(0.5), "b": np.log(0.2), "c": np.log(0.2), "d": np.log(0.1)}
+    assert promised.remaining(top, "top_k", 2) == ({"a"}, {"d"})
+    assert promised.remaining(top, "top_p", 0.6) == ({"a"}, {"d"})
+    assert promised.remaining(top, "top_p", 0.95) == ({"a", "b", "c", "d"}, set())
+    assert promised.remaining(top, "min_p", 0.4) == ({"a"}, {"d"})
+    assert promised.remaining(top, "min_p", 0.3) == ({"a", "b", "c"}, {"d"})
