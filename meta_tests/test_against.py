@@ -275,7 +275,8 @@ def test_failures_are_compared_by_what_does_not_hold(change, same):
     other = replace(ORACLE, **change)
     assert alike([ORACLE], [other]) is same
     assert alike([REFUSED, ORACLE], [REFUSED, other]) is same
-    assert not alike([ORACLE], [ORACLE, other])
+    assert not alike([ORACLE], [ORACLE, other]), "a known failure hides no other one"
+    assert alike([REFUSED, ORACLE], [other]) is same, "less that does not hold is no worse"
 
 
 def test_a_run_of_the_first_version_is_read(tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sm121.core import unmet
-from sm121.core.unmet import Fact, Unmet, facts_of, require, require_none
+from sm121.core.unmet import Fact, Unmet, facts_of, require, require_each, require_none
 from sm121.core.verdict import Inconclusive
 from sm121.run.verdict_file import TestReport
 
@@ -63,6 +63,12 @@ def test_what_is_raised_carries_its_facts():
     assert str(error) == "required: 1, seen: 2; required: 3, seen: 4" and len(facts_of(error)) == 2
     require(True, 1, 2)
     require_none([])
+
+
+def test_a_case_that_fails_hides_no_other_one():
+    with pytest.raises(Unmet) as raised:
+        require_each(lambda city, text: require(city in text, city, text), "abca", "xbyx")
+    assert raised.value.facts == (Fact("a", "x"), Fact("c", "y"))
 
 
 def test_an_answer_is_observed_without_what_differs_by_chance():

@@ -285,10 +285,7 @@ def test_sixteen_tokens_by_default(api):
 @contract
 def test_nothing_is_cut_off(api, profile):
     """A chat without a limit ends by itself, with its final message."""
-    for chat in profile.correctness.chats:
-        choice = api.chat(chat.question)["choices"][0]
-        whole = choice["finish_reason"] == "stop" and choice["message"]["content"]
-        require(whole, "a whole answer", choice, f"{chat.question!r}")
+    chats.end_by_themselves(api, profile.correctness)
 
 
 @contract

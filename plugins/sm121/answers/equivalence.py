@@ -15,7 +15,7 @@ from sm121.answers import agreement, sanity
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Asker, Completion, Request
 from sm121.core.level_settings import AgreementBound
-from sm121.core.unmet import Fact, Unmet, of, require
+from sm121.core.unmet import Fact, Unmet, of, require, require_each
 from sm121.core.verdict import NotRun
 
 #: Longer than a step's budget of tokens, and than the blocks of the prefix cache.
@@ -79,7 +79,8 @@ class Continuations:
 
     def equal_streamed(self) -> None:
         """Streamed: the same tokens and text, and usage that counts them."""
-        for prompt in self.prompts.prompts[:3]:
+
+        def equal(prompt: Prompt) -> None:
             alone = self.alone(prompt)
             streamed = self.asker.stream(self._request(prompt))
             self._hold([(prompt, streamed)], "streamed")
@@ -90,6 +91,8 @@ class Continuations:
             if streamed.ids == alone.ids:
                 same = streamed.text == alone.text
                 require(same, f"the text {alone.text!r}", repr(streamed.text), of)
+
+        require_each(equal, self.prompts.prompts[:3])
 
     def equal_as_token_ids(self) -> None:
         """Prompts as the tokens that the server itself makes of them."""
@@ -116,13 +119,15 @@ class Continuations:
 
     def go_on_sensibly(self) -> None:
         """No sign of a broken engine in the answers that should not repeat themselves."""
-        for prompt in self.prompts.prompts:
-            if prompt.varied:
-                alone = self.alone(prompt)
-                positions = alone.positions
-                values = None if positions is None else [p.log_probability for p in positions]
-                signs = sanity.signs(alone.text, alone.ids, values)
-                require(not signs, "a text that goes on", signs, f"{prompt.name!r}")
+
+        def goes_on(prompt: Prompt) -> None:
+            alone = self.alone(prompt)
+            positions = alone.positions
+            values = None if positions is None else [p.log_probability for p in positions]
+            signs = sanity.signs(alone.text, alone.ids, values)
+            require(not signs, "a text that goes on", signs, f"{prompt.name!r}")
+
+        require_each(goes_on, [prompt for prompt in self.prompts.prompts if prompt.varied])
 
     def wrong(self, prompt: Prompt, answer: Completion, how: str) -> Fact | None:
         """Why an answer to a prompt, asked in another way, is not the one that it has alone.

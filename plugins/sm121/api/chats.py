@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sm121.api import harmony
-from sm121.api.client import Api, together
-from sm121.core.level_settings import Correctness
-from sm121.core.unmet import require
+from sm121.api.client import Api, Json, together
+from sm121.core.level_settings import Chat, Correctness
+from sm121.core.unmet import require, require_each
 
 
 def end_in_a_final_message(api: Api, correctness: Correctness) -> None:
@@ -14,7 +14,8 @@ def end_in_a_final_message(api: Api, correctness: Correctness) -> None:
     repeated = [chat for chat in correctness.chats for _ in range(correctness.repeats)]
     limit = correctness.max_answer_tokens
     answers = together(lambda chat: api.chat(chat.question, max_tokens=limit), repeated)
-    for chat, answer in zip(repeated, answers, strict=True):
+
+    def ends_well(chat: Chat, answer: Json) -> None:
         choice, of = answer["choices"][0], f"{chat.question!r}"
         message, content = choice["message"], choice["message"]["content"]
         expected = f"content, with usage {answer['usage']}"
@@ -25,6 +26,19 @@ def end_in_a_final_message(api: Api, correctness: Correctness) -> None:
             reasoning = message.get(field)
             separate = reasoning and reasoning not in content
             require(separate, "reasoning apart", message, of)
+
+    require_each(ends_well, repeated, answers)
+
+
+def end_by_themselves(api: Api, correctness: Correctness) -> None:
+    """Each chat without a limit has its final message."""
+
+    def is_whole(chat: Chat) -> None:
+        choice = api.chat(chat.question)["choices"][0]
+        whole = choice["finish_reason"] == "stop" and choice["message"]["content"]
+        require(whole, "a whole answer", choice, f"{chat.question!r}")
+
+    require_each(is_whole, correctness.chats)
 
 
 def are_harmony(api: Api, correctness: Correctness, effort: str) -> None:

@@ -8,7 +8,7 @@ from sm121.api import harmony, sampling, stream
 from sm121.api.client import Api, Json
 from sm121.api.sdk import PROMPT, Sdk
 from sm121.core.level_settings import Correctness
-from sm121.core.unmet import require
+from sm121.core.unmet import require, require_each
 
 
 def natural_length(api: Api, correctness: Correctness) -> int:
@@ -42,9 +42,12 @@ def stop_string_ends_the_text(api: Api) -> None:
     options["stop"].reverse()
     second = api.complete(PROMPT, **options)["choices"][0]
     streamed = stream.completion_of(api.stream_completion(PROMPT, **options))[0]
-    for answer in (at_once, second, streamed):
+
+    def stops(answer: Json, how: str) -> None:
         right = (answer["text"], answer["finish_reason"]) == (before, "stop")
-        require(right, f"{before!r} and stop", answer, f"stop {stop!r}")
+        require(right, f"{before!r} and stop", answer, f"stop {stop!r}: {how}")
+
+    require_each(stops, (at_once, second, streamed), ("first", "second", "streamed"))
 
 
 def stop_token_ends_the_answer(api: Api) -> None:
@@ -84,12 +87,8 @@ def counts_are_exact(sdk: Sdk, tokens: int) -> None:
 
 def usage_equals_the_ids(api: Api) -> None:
     """Usage counts the ids: at a natural end, at the limit, of several prompts and choices."""
-    for prompt, options in (
-        (harmony.PROMPT, {"max_tokens": 200}),
-        (PROMPT, {"max_tokens": 9}),
-        ([PROMPT, "The capital of Japan is"], {"max_tokens": 5}),
-        (PROMPT, {"max_tokens": 6, "n": 2, "temperature": 1.0}),
-    ):
+
+    def counts(prompt: str | list[str], options: Json) -> None:
         answer = api.complete(prompt, return_token_ids=True, **options)
         choices, usage = answer["choices"], answer["usage"]
         counted = sum(len(choice["token_ids"]) for choice in choices)
@@ -97,6 +96,11 @@ def usage_equals_the_ids(api: Api) -> None:
         required = (sum(len(choice["prompt_token_ids"]) for choice in firsts), counted)
         observed = (usage["prompt_tokens"], usage["completion_tokens"])
         require(observed == required, f"usage of {required} tokens", usage, f"{prompt!r} {options}")
+
+    prompts = (harmony.PROMPT, PROMPT, [PROMPT, "The capital of Japan is"], PROMPT)
+    several = {"max_tokens": 6, "n": 2, "temperature": 1.0}
+    lengths = ({"max_tokens": 200}, {"max_tokens": 9}, {"max_tokens": 5}, several)
+    require_each(counts, prompts, lengths)
 
 
 def usage_of_a_stream_equals_the_ids(api: Api) -> None:

@@ -11,7 +11,7 @@ from sm121.answers import prompts
 from sm121.answers.accuracy import Question
 from sm121.core.level_settings import Correctness
 from sm121.core.profile import Profile
-from sm121.core.unmet import Fact, require, require_none
+from sm121.core.unmet import Fact, require, require_each, require_none
 from sm121.core.verdict import NotRun
 
 if TYPE_CHECKING:
@@ -76,12 +76,15 @@ class Sdk:
         if band is None:
             raise NotRun(f"profile {profile.name} has no correctness.mean_answer_tokens")
         lengths = []
-        for question in prompts.questions().questions:
+
+        def ends(question: str) -> None:
             answer = self.chat(question, profile.correctness.max_answer_tokens)
             reason = answer.choices[0].finish_reason
             require(reason == "stop", "finish_reason stop", reason, f"{question!r}")
             require(answer.usage is not None, "usage", "none", f"{question!r}")
             lengths.append(answer.usage.completion_tokens)
+
+        require_each(ends, prompts.questions().questions)
         mean = statistics.fmean(lengths)
         remark(f"answers have {mean:.1f} tokens on average")
         expected = f"a mean of {band.low:g} to {band.high:g} tokens"

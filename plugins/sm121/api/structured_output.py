@@ -12,7 +12,7 @@ from sm121.api.cases import Judge
 from sm121.api.client import Api, together
 from sm121.api.sdk import PROMPT
 from sm121.core.level_settings import Correctness
-from sm121.core.unmet import require
+from sm121.core.unmet import require, require_each
 
 _CITY = {
     "type": "object",
@@ -38,11 +38,14 @@ def keeps_json_schema(api: Api, correctness: Correctness) -> None:
     )
     contents = [answer["choices"][0]["message"]["content"] for answer in answers]
     require(None not in contents, "a final message in each answer", answers)
-    for content in contents:
+
+    def fits(content: str) -> None:
         try:
             jsonschema.validate(json.loads(content), _CITY)
         except (ValueError, jsonschema.ValidationError) as error:
             require(False, "JSON by the schema", f"{content!r} ({error})")
+
+    require_each(fits, contents)
 
 
 def keeps_choice_in_a_chat(api: Api, judge: Judge, correctness: Correctness) -> None:

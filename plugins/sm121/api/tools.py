@@ -13,7 +13,7 @@ import jsonschema
 from sm121.api import harmony
 from sm121.api.client import Api, Json, Refused, together
 from sm121.core.level_settings import Correctness, ToolCall
-from sm121.core.unmet import require
+from sm121.core.unmet import require, require_each
 from sm121.core.verdict import NotRun
 
 #: How servers say that they were started without a parser of tool calls.
@@ -32,7 +32,8 @@ def called_every_time(api: Api, correctness: Correctness) -> None:
     repeated = [case for case in correctness.tool_calls for _ in range(correctness.repeats)]
     api.capabilities.require("tools")
     answers = together(lambda case: _ask(api, correctness, case.question), repeated)
-    for case, choice in zip(repeated, answers, strict=True):
+
+    def is_called(case: ToolCall, choice: Json) -> None:
         of = f"{case.question!r}"
         calls = [call["function"] for call in _calls(choice)]
         require(calls, f"a call of {case.tool}", no_call(api, choice), of)
@@ -45,6 +46,8 @@ def called_every_time(api: Api, correctness: Correctness) -> None:
         )
         right = choice["finish_reason"] == "tool_calls" and not spilled(choice["message"])
         require(right, "tool_calls, and nothing of the call in the content", choice, of)
+
+    require_each(is_called, repeated, answers)
 
 
 def named(api: Api, correctness: Correctness) -> None:
@@ -81,13 +84,16 @@ def called_in_parallel(api: Api, correctness: Correctness) -> None:
 
 def results_are_answered(api: Api, correctness: Correctness) -> None:
     """After the result of a call the answer says what the result says."""
-    for case in correctness.tool_calls:
+
+    def is_answered(case: ToolCall) -> None:
         of = f"{case.question!r}"
         call = _ask(api, correctness, case.question)
         require(_calls(call), "a call", no_call(api, call), of)
         choice = _ask(api, correctness, _with_the_result(case, call["message"]))
         right = case.answer_contains in (choice["message"]["content"] or "")
         require(right, repr(case.answer_contains), choice, of)
+
+    require_each(is_answered, correctness.tool_calls)
 
 
 def spilled(message: Json) -> bool:

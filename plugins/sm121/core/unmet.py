@@ -185,19 +185,41 @@ def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
         raise Unmet(*noted(facts, f"{evidence}"))
 
 
-def same_kind(one: Sequence[Fact], other: Sequence[Fact]) -> bool:
-    """Whether two failures of a test are of the same things, whatever was measured."""
-    return _same_text(one, other) or [f.identity for f in one] == [f.identity for f in other]
+def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
+    """Check each case, also behind one that fails: a failure that is known hides no other one.
+
+    Args:
+        cases: of each argument of the check.
+
+    Raises:
+        Unmet: some cases fail; what several cases say in the same words is one fact.
+    """
+    facts: dict[tuple[str, ...], Fact] = {}
+    for case in zip(*cases, strict=True):
+        try:
+            check(*case)
+        except Unmet as unmet:
+            facts |= {fact.identity: fact for fact in unmet.facts}
+    require_none([*facts.values()])
 
 
-def alike(one: Sequence[Fact], other: Sequence[Fact]) -> bool:
-    """Whether two failures of a test are the same: what was measured is within a factor of 2."""
-    return _same_text(one, other) or (
-        same_kind(one, other)
-        and all(
-            _near(a.value, b.value) and _near(a.limit, b.limit)
-            for a, b in zip(one, other, strict=True)
-        )
+def same_kind(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
+    """Whether a later failure of a test has nothing new, whatever was measured."""
+    return _same_text(earlier, later) or _within(earlier, later, lambda _a, _b: True)
+
+
+def alike(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
+    """Whether a later failure has nothing new, and what was measured is within a factor of 2."""
+    return _same_text(earlier, later) or _within(
+        earlier, later, lambda a, b: _near(a.value, b.value) and _near(a.limit, b.limit)
+    )
+
+
+def _within(
+    earlier: Sequence[Fact], later: Sequence[Fact], same: Callable[[Fact, Fact], bool]
+) -> bool:
+    return len(later) <= len(earlier) and all(
+        any(a.identity == b.identity and same(a, b) for a in earlier) for b in later
     )
 
 

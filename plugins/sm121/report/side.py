@@ -166,7 +166,7 @@ class Beside:
         one, two = self.a.tests.get(name), self.b.tests.get(name)
         note = ""
         if one is not None and two is not None and _bad(one) and _bad(two):
-            same = unmet.alike(one.facts, two.facts)
+            same = unmet.alike(one.facts, two.facts) and unmet.alike(two.facts, one.facts)
             note = "in the same way" if same else "in another way"
         return Row(name, _word(one), _word(two), _said(one), _said(two), note=note)
 
