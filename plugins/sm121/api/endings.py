@@ -93,14 +93,16 @@ def usage_equals_the_ids(api: Api) -> None:
         choices, usage = answer["choices"], answer["usage"]
         counted = sum(len(choice["token_ids"]) for choice in choices)
         firsts = [choice for choice in choices if choice["index"] % options.get("n", 1) == 0]
-        required = (sum(len(choice["prompt_token_ids"]) for choice in firsts), counted)
-        observed = (usage["prompt_tokens"], usage["completion_tokens"])
-        require(observed == required, f"usage of {required} tokens", usage, f"{prompt!r} {options}")
+        prompts = sum(len(choice["prompt_token_ids"]) for choice in firsts)
+        # The sampled answers may end early: what is observed is steady from run to run.
+        off = (usage["prompt_tokens"] - prompts, usage["completion_tokens"] - counted)
+        required, about = "usage of the ids of prompts and answers", f"{prompt!r} {options}"
+        require(off == (0, 0), required, f"{off} more", about, evidence=f"{usage}")
 
-    prompts = (harmony.PROMPT, PROMPT, [PROMPT, "The capital of Japan is"], PROMPT)
+    texts = (harmony.PROMPT, PROMPT, [PROMPT, "The capital of Japan is"], PROMPT)
     several = {"max_tokens": 6, "n": 2, "temperature": 1.0}
     lengths = ({"max_tokens": 200}, {"max_tokens": 9}, {"max_tokens": 5}, several)
-    require_each(counts, prompts, lengths)
+    require_each(counts, texts, lengths)
 
 
 def usage_of_a_stream_equals_the_ids(api: Api) -> None:
