@@ -47,9 +47,10 @@ def recorded() -> dict[str, float]:
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Order tests by the seconds of their files; tests of one file stay together."""
-    seconds = {**GUESSES, **recorded()}
-    items.sort(key=lambda item: -seconds.get(item.path.name, 1))
+    """Order tests by the seconds of their files; tests of one file stay together. A file of the
+    levels may have the same name, and its order is the suite's."""
+    seconds, here = {**GUESSES, **recorded()}, Path(__file__).parent
+    items.sort(key=lambda item: -(seconds.get(item.path.name, 1) * (item.path.parent == here)))
 
 
 def wanted(config: pytest.Config) -> bool:
