@@ -33,6 +33,8 @@ CASES: dict[str, list[str]] = {name: log["lines"] for name, log in _LOGS["cause"
 PUBLISHED: dict[str, tuple[str, list[str]]] = {
     name: (log["kind"], log["lines"]) for name, log in _LOGS["published"].items()
 }
+#: Lines of servers and drivers that work, by what they are.
+HARMLESS: dict[str, list[str]] = {n: log["lines"] for n, log in _LOGS["harmless"].items()}
 
 
 def kind_of(identity: str) -> str:
@@ -210,113 +212,6 @@ def test_killed_engine_process_is_not_blamed_on_the_api_server() -> None:
     assert cause.kind == "engine_dead"
     assert "outside" in cause.summary
     assert "dmesg" in (cause.remedy or "")
-
-
-HARMLESS = {
-    "the driver says something else": [
-        "[78478.1] NVRM: nvCheckOkFailedNoLog: Check failed: Call not supported "
-        "[NV_ERR_NOT_SUPPORTED] (0x00000056) returned from x @ y.c:1",
-        "[    5.0] NVRM: loading NVIDIA UNIX Open Kernel Module for aarch64  580.126.09",
-    ],
-    "graphs of pieces that were captured": [
-        "[2026-05-14 20:48:43] Piecewise CUDA Graph is enabled by default as an experimental "
-        "feature",
-        "[2026-05-14 20:48:43] Capture piecewise CUDA graph end. Time elapsed: 9 s.",
-    ],
-    "memory and NCCL at work": [
-        "INFO 11-20 10:17:56 [gpu_worker.py:1] to avoid running out of memory, lower it",
-        "spark:1:1 [0] NCCL INFO cudaDriverVersion 13010",
-        "INFO 11-20 10:17:56 [x.py:1] cudaFuncSetAttribute MaxDynamicSharedMemorySize 101376",
-        "INFO 11-20 10:17:56 [x.py:1] TMA descriptor initialized",
-        "INFO 11-20 10:17:56 [x.py:1] PTX was compiled with toolchain 13.1",
-        "INFO 11-20 10:17:56 [envs.py:1] VLLM_PORT 8000 is taken",
-    ],
-    "warning level": ["WARNING 11-20 10:17:56 [base.py:380] ValueError: Tokenizer not available"],
-    "request error of a live server": [
-        "INFO:     Application startup complete.",
-        "(APIServer pid=1) ERROR 11-20 10:17:56 [serving.py:1] ValueError: prompt is too long",
-    ],
-    "request whose role harmony does not know (vLLM 0.24 answers 500)": [
-        "INFO:     Application startup complete.",
-        '(APIServer pid=1)   File "/usr/lib/python3/pydantic/main.py", line 280, in __init__',
-        "(APIServer pid=1)     validated_self = self.__pydantic_validator__.validate_python(data)",
-        "(APIServer pid=1) pydantic_core.ValidationError: 1 validation error for Author",
-        "(APIServer pid=1) role",
-        "(APIServer pid=1)   Input should be 'user', 'assistant', 'system', 'developer' or 'tool'",
-        "(APIServer pid=1) ValidationError: 1 validation error for ResponseTextConfig",
-    ],
-    "deprecated way of starting (vLLM 0.31 and later)": [
-        "/usr/lib/python3/vllm/entrypoints/openai/api_server.py:25: DeprecationWarning: "
-        "`vllm.entrypoints.openai.api_server` is deprecated and will likely be unsupported in a "
-        "future version. Use the corresponding function from `vllm.entrypoints.launchers` instead.",
-        "/usr/lib/python3/vllm/entrypoints/openai/api_server.py:51: DeprecationWarning: The "
-        "`python -m vllm.entrypoints.openai.api_server` command is deprecated and may be removed "
-        "in a future release. Please use `vllm server` instead.",
-        "  warnings.warn(",
-    ],
-    "start that went on": [
-        ERROR + "RuntimeError: first try",
-        "INFO:     Application startup complete.",
-    ],
-    "engine that went on": [
-        *CASES["hang_broadcast"],
-        "INFO 01-01 00:09:00 [core.py:1] init engine took 540 s",
-    ],
-    "clean stop": [
-        "INFO:     Application startup complete.",
-        "(EngineCore pid=3) INFO 08-21 09:45:37 [core.py:1214] [shutdown] EngineCore: trigger "
-        "received signal=SIGTERM",
-        "(APIServer pid=1) ERROR 08-21 09:45:37 [async_llm.py:1] "
-        "vllm.v1.engine.exceptions.EngineDeadError: x",
-        "(APIServer pid=1) WARNING 08-21 09:45:37 [utils.py:626] [shutdown] force killing "
-        "remaining processes count=1",
-    ],
-    "not fatal at ERROR level": [
-        "ERROR 03-27 12:18:33 [fa_utils.py:145] Cannot use FA version 2 is not supported"
-    ],
-    "tactics that the autotuner skips on SM12x": [
-        "(EngineCore pid=7) 2025-11-11 06:41:27,319 - WARNING - autotuner.py:485 - flashinfer.jit: "
-        "[Autotuner]: Skipping tactic <MoERunner object at 0x7c70> 15, due to failure while "
-        "profiling: [TensorRT-LLM][ERROR] Assertion failed: Failed to initialize cutlass TMA WS "
-        "grouped gemm. Error: Error Internal (/w/x.cu:60)",
-        "(EngineCore pid=7) 1       0x7c6dd0a58b16 tensorrt_llm::common::throwRuntimeError + 97",
-        "WARNING 11-20 10:17:56 [autotuner.py:9] [Autotuner]: Skipping tactic 3: OutOfResources: "
-        "out of resource: shared memory",
-    ],
-    "kernels that are looked at and left": [
-        "INFO 11-20 10:17:56 [__init__.py:604] Selected CutlassFp8BlockScaledMMKernel for "
-        "Fp8LinearMethod",
-        "DEBUG 11-20 10:17:56 [mxfp4.py:713] Mxfp4 MoE backend 'FLASHINFER_TRTLLM' does not "
-        "support the deployment configuration since kernel does not support current device cuda.",
-        "WARNING 11-20 10:17:56 [__init__.py:1233] NVFP4 linear falling back to the slow emulation "
-        "backend as no optimized backend is available",
-    ],
-    "a checkpoint that is read": [
-        "Loading safetensors checkpoint shards: 100% Completed | 14/14 [00:26<00:00,  1.88it/s]",
-        "WARNING 11-20 10:17:56 [gemma2.py:372] Some weights are not initialized from checkpoints: "
-        "{'layers.23.mlp.down_proj.weight'}",
-        "INFO 11-20 10:17:56 [weight_utils.py:1] No model.safetensors.index.json found in remote.",
-    ],
-    "NCCL at its work and at its end": [
-        "spark:2301:2981 [0] NCCL INFO NET/Plugin: Failed to find ncclNetPlugin symbol",
-        "[rank0]:[W814 07:51:20.5 ProcessGroupNCCL.cpp:1575] Warning: WARNING: "
-        "destroy_process_group() was not called before program exit, which can leak resources.",
-        "[rank0]:[I814 07:51:20.5 ProcessGroupNCCL.cpp:980] [PG ID 0 Rank 0] ProcessGroupNCCL "
-        "environments: NCCL version: 2.28.9, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: 600",
-    ],
-    "a request that no backend takes": [
-        "INFO:     Application startup complete.",
-        "(APIServer pid=1) ERROR 11-20 10:17:56 [serving.py:1] ValueError: No valid structured "
-        "output backend found for this grammar",
-    ],
-    "a key that a request lacks": [
-        "INFO:     Application startup complete.",
-        "(APIServer pid=1) ERROR 11-20 10:17:56 [serving.py:1] KeyError: 'layers.0.tool.name'",
-        "(APIServer pid=1) ERROR 11-20 10:17:56 [serving.py:1] NotImplementedError: this backend "
-        "has no logprobs for prompts",
-    ],
-    "stack frame that quotes a message": ['    raise ValueError("Address already in use")'],
-}
 
 
 @pytest.mark.parametrize("name", sorted(HARMLESS))

@@ -29,6 +29,12 @@ def script() -> str:
     ]
 
 
+def test_the_script_imports_names_that_there_are():
+    imports = [line for line in script().splitlines() if line.startswith(("import ", "from "))]
+    assert len(imports) > 5
+    subprocess.run([sys.executable, "-c", WITHOUT_PYTEST + "\n".join(imports)], check=True)
+
+
 @pytest.mark.slow("a real vLLM and a cell of its matrix: three minutes")
 @pytest.mark.alone
 def test_the_levels_run_from_a_plain_script_against_a_url(canary_bf16, tmp_path):

@@ -47,6 +47,15 @@ def test_wrong_samples_are_noticed(name):
 def test_what_an_engine_does_not_know_is_not_run():
     with pytest.raises(NotRun, match="min_p: not in the published API"):
         check("test_samples_keep_the_cut[min_p]", lambda body: body, 1, "openai")
+    with pytest.raises(NotRun, match="13 of 13 samples have no log-probability"):
+        check(TESTS[0], lambda body: {**body, "logprobs": None}, 1)
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_too_few_samples_decide_nothing(test, monkeypatch):
+    monkeypatch.setattr(sampled, "_MOST", 10)
+    with pytest.raises(NotRun, match=r"after no text of the suite .* off by a tenth"):
+        check(test, lambda body: body, 1)
 
 
 @pytest.mark.parametrize("way", [1, -1])
@@ -62,10 +71,12 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature, 
         likely = [*promised.shares(top, actual).values()]
         sums = random.multinomial(round(count), likely, RUNS) @ scores
         variance = count * promised.information(top, temperature)
-        return float(np.mean(np.abs(sums) > promised.allowed(variance, step, promised.HALF)))
+        return float(
+            np.mean(np.abs(sums) > promised.allowed(variance, step, promised.TEMPERATURE_CHANCE))
+        )
 
     assert noticed(temperature * (1 + promised.ERROR) ** way) >= 0.99
-    assert noticed(temperature) < promised.HALF
+    assert noticed(temperature) < promised.TEMPERATURE_CHANCE
 
 
 def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
@@ -92,7 +103,10 @@ def test_all_comparisons_of_a_run_share_its_chance_of_a_false_alarm():
     cuts, values = len(sampled._CUTS), 2
     tallies = (1 + cuts) * values * 4 + cuts * values
     assert tallies <= promised.COMPARISONS
-    assert promised.COMPARISONS * promised.CHANCE + promised.HALF == promised.FALSE_ALARMS
+    assert (
+        promised.COMPARISONS * promised.CHANCE + promised.TEMPERATURE_CHANCE
+        == promised.FALSE_ALARMS
+    )
 
 
 def test_a_tie_and_what_rounding_decides_are_not_judged():

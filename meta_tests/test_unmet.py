@@ -69,6 +69,15 @@ def test_a_case_that_fails_hides_no_other_one():
     with pytest.raises(Unmet) as raised:
         require_each(lambda city, text: require(city in text, city, text), "abca", "xbyx")
     assert raised.value.facts == (Fact("a", "x"), Fact("c", "y"))
+    tried = []
+
+    def crashes(case):
+        tried.append(case)
+        raise Unmet(Fact("it lives"), never_waived="a crash")
+
+    with pytest.raises(Unmet) as raised:
+        require_each(crashes, "ab")
+    assert raised.value.never_waived == "a crash" and tried == ["a"]
 
 
 def test_an_answer_is_observed_without_what_differs_by_chance():

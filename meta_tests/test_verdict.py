@@ -112,7 +112,10 @@ def test_control_characters_are_written_out():
 
 def test_half_a_surrogate_pair_leaves_a_verdict_that_can_be_read(tmp_path):
     file = file_with(Verdict.FAIL)
-    file.remarks.append("seen: \ud83d")
+    file.remarks.append("seen: \x9b\u202e é")
+    verdict_file.write(file, tmp_path / "verdict.json")
+    assert (tmp_path / "verdict.json").read_bytes().isascii(), "no terminal obeys it"
+    file.remarks = ["seen: \ud83d"]
     file.environment["a"] = ["\ud83d"]
     verdict_file.write(file, tmp_path / "verdict.json")
     read = verdict_file.read(tmp_path / "verdict.json")

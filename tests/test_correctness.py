@@ -75,15 +75,15 @@ def test_seed_is_used(sdk):
 
 
 def test_samples_follow_the_temperature(sampler):
-    """At two temperatures tokens come as often as their log-probabilities and it say."""
+    """At two temperatures, tokens come as often as their log-probabilities promise."""
     sampler.follows_the_temperature()
 
 
 @contract
 @pytest.mark.parametrize("cut", ["top_p", "top_k", "min_p"])
 def test_samples_keep_the_cut(sampler, cut):
-    """Samples with top_p, top_k or min_p are tokens that it leaves, each as often as its
-    probability says."""
+    """With top_p, top_k or min_p, only tokens come that the cut leaves, each as often as its
+    probability promises."""
     sampler.keeps_the_cut(cut)
 
 

@@ -14,8 +14,8 @@ from typing import Literal
 #: The chance that a right server is called wrong in a run: half by the temperature, which takes the
 #: most samples, the rest shared by so many other comparisons.
 FALSE_ALARMS, COMPARISONS = 1e-3, 64
-HALF = FALSE_ALARMS / 2
-CHANCE = HALF / COMPARISONS
+TEMPERATURE_CHANCE = FALSE_ALARMS / 2
+CHANCE = TEMPERATURE_CHANCE / COMPARISONS
 #: The relative error of a parameter that 99 of 100 runs notice, and so many deviations of chance.
 ERROR, _QUANTILE = 0.1, 2.7
 #: What two evaluations of one softmax in float32 may differ by, in nats or relatively.
@@ -49,7 +49,7 @@ def information(top: Top, temperature: float) -> float:
 def information_needed(step: float) -> float:
     """Of all samples, so that a temperature off by `ERROR` is noticed; step: the largest score."""
     total, effect = 100.0, 1 - 1 / (1 + ERROR)
-    while effect * total < allowed(total, step, HALF) + _QUANTILE * math.sqrt(total):
+    while effect * total < allowed(total, step, TEMPERATURE_CHANCE) + _QUANTILE * math.sqrt(total):
         total *= 1.02
     return total
 

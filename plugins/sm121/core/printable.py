@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, to_json
 
 
 def printable(text: str) -> str:
@@ -16,12 +15,13 @@ def printable(text: str) -> str:
 
 
 def json_text(model: BaseModel) -> str:
-    """A model as JSON. Half a surrogate pair, from an engine or a path, is written out: it would
-    make a file that no parser reads."""
+    """A model as JSON of ASCII, which no terminal obeys. Half a surrogate pair, from an engine or a
+    path, is written out: it would make a file that no parser reads."""
     try:
-        return model.model_dump_json(indent=2)
+        return model.model_dump_json(indent=2, ensure_ascii=True)
     except PydanticSerializationError:
-        return json.dumps(_readable(model.model_dump(mode="json")), indent=2)
+        values = _readable(model.model_dump(mode="json"))
+        return to_json(values, indent=2, ensure_ascii=True, inf_nan_mode="null").decode()
 
 
 def _readable(value: Any) -> Any:

@@ -192,13 +192,16 @@ def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
         cases: of each argument of the check.
 
     Raises:
-        Unmet: some cases fail; what several cases say in the same words is one fact.
+        Unmet: some cases fail; what several cases say in the same words is one fact. A failure that
+            has a severity, or is never waived, ends the check.
     """
     facts: dict[tuple[str, ...], Fact] = {}
     for case in zip(*cases, strict=True):
         try:
             check(*case)
         except Unmet as unmet:
+            if unmet.severity is not None or unmet.never_waived:
+                raise
             facts |= {fact.identity: fact for fact in unmet.facts}
     require_none([*facts.values()])
 

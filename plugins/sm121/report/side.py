@@ -208,7 +208,9 @@ class Beside:
         samples = [side.report.details.samples.get(name) for side in self.sides]
         first = next((each for each in samples if each is not None), None)
         higher = first.higher_is_better if first is not None else one.unit.endswith("/s")
-        ratio = _ratio(one.value, two.value) if one.unit == two.unit else None
+        ratio = None
+        if one.unit == two.unit and one.value and two.value and min(one.value, two.value) > 0:
+            ratio = two.value / one.value
         interval: tuple[float | None, float | None] = (None, None)
         whole = all(each is not None and not each.failures for each in samples)
         if before is not None and now is not None and ratio is not None and whole:
@@ -359,10 +361,6 @@ def _said(test: TestReport | None) -> str:
         return ""
     excused = "waived" if test.waived else test.tolerated
     return shortened(f"({excused}) {test.message}" if excused else test.why_not_run)
-
-
-def _ratio(one: float | None, two: float | None) -> float | None:
-    return two / one if one and two and one > 0 and two > 0 else None
 
 
 def _quantity(metric: MetricReport | None) -> str:
