@@ -266,11 +266,11 @@ def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empt
 
 
 def test_hanging_is_told_from_slow(make):
-    server = make("silent", ready=60.0, stalled=4.0)
+    server = make("silent", ready=300.0, stalled=4.0)
     started = time.monotonic()
     with pytest.raises(ServerStalled):
         server.start()
-    assert time.monotonic() - started < 15.0, "long before the timeout of 60 s"
+    assert time.monotonic() - started < 60.0, "long before the timeout of 300 s"
     # The same patience with a server that logs: it is not called stalled, it runs into the timeout.
     with pytest.raises(ServerTimedOut):
         make("never-ready", ready=8.0, stalled=4.0).start()
