@@ -15,9 +15,11 @@ import pytest
 from sm121.client.timed import LagWatch, TimedBatch, completion, steps
 from sm121.client.timed_answer import Arrival, Chunk, TimedAnswer, read_answer
 from sm121.core.level_settings import Measuring
+from sm121.core.server import NO_KEY, Endpoint
 from sm121.measure import counters, decoding, timing, validity
 from sm121.measure.cells import is_flat
 from sm121.measure.metrics import pp, tg
+from sm121.measure.prompts import Prompts
 from sm121.measure.validity import Findings
 
 MEASURING = Measuring()
@@ -202,6 +204,7 @@ def test_account_of_tokens(made, reason):
         ({"generated": 7}, "token_counters"),
         ({"generated": 8, "prompted": 40}, "other_clients"),
         ({"generated": 8, "running": 1}, "other_clients"),
+        ({"generated": 8, "prompted": 4, "cache_hits": 1}, None),  # of SGLang's pages of one token
         ({"generated": 8, "cache_hits": 2}, "prefix_cache_hit"),
         ({"generated": 8, "preemptions": 1}, "preemption"),
         (None, None),
@@ -213,6 +216,13 @@ def test_counters(delta, reason):
     assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
     if delta is None:
         assert any("prefix-cache" in line for line in findings.unproven)
+
+
+def test_no_two_timed_prompts_begin_alike():
+    """A radix cache with pages of one token counted a hit where two did."""
+    prompts = Prompts(Endpoint("http://127.0.0.1:1", NO_KEY, "model"), vocabulary=40)
+    assert len({prompts.make(3)[0] for _ in range(40)}) == 40
+    assert len(prompts.make(3)) == 3, "there are more prompts than first tokens"
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
         value for name in SMALL_MISTAKES[mistake][1] for value in _of_prompt(asker, fixed[name])
     ]
     share = pattern.share(observed)
-    requirement = "a share (0 is gpt-oss, 1 the mistake) below"
+    requirement = "a share (0 is gpt-oss, 1 the mistake) between -0.5 and"
     require(abs(share) < 0.5, requirement, "", mistake, value=share, limit=0.5)
 
 

@@ -36,14 +36,21 @@ class Prompts:
     #: False where the server cannot be asked how long a text is.
     exact: bool = True
     _random: random.Random = field(default_factory=lambda: random.Random(secrets.randbits(64)))
+    _first_tokens: set[int] = field(default_factory=set)
     _words: list[str] = field(default_factory=list)
     _tokens_per_word: float = 1.0
 
     def make(self, tokens: int) -> list[int] | str:
-        """A prompt that shares nothing with any other, not even its first token's block."""
-        if not self.as_text:
-            return [self._random.randrange(self.vocabulary) for _ in range(tokens)]
-        return self._text(tokens)
+        """A prompt that shares nothing with any other: of ids, not even its first token."""
+        if self.as_text:
+            return self._text(tokens)
+        ids = [self._random.randrange(self.vocabulary) for _ in range(tokens)]
+        if len(self._first_tokens) == self.vocabulary:
+            self._first_tokens.clear()
+        while ids and ids[0] in self._first_tokens:
+            ids[0] = self._random.randrange(self.vocabulary)
+        self._first_tokens.update(ids[:1])
+        return ids
 
     def learn(self, words: int, tokens: int) -> None:
         """How many tokens a text of so many words turned out to have."""

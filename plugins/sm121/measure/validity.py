@@ -30,6 +30,9 @@ _BUNCHED_SHARE = 0.25
 #: A first chunk without text may be followed by a pause of so many gaps, and of this share of the
 #: time that it took itself; in answers of so many chunks at least.
 _PAUSE, _PAUSE_SHARE, _GAPS = 3.0, 0.1, 4
+#: Share of the prompts' tokens that may come from a cache: it moves no rate by more. Where a page
+#: has one token, a prompt meets another's first token by chance.
+_CACHED_SHARE = 0.005
 #: Deviations of a median that are noise.
 _NOISE = 3.0
 #: Chance of seeing a drift where there is none, over all places where one may begin.
@@ -69,6 +72,12 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
     for answer in good:
         _check_count(answer, clock, findings)
         _check_prompt(answer, findings)
+    _check_cached(
+        sum(answer.cached_tokens or 0 for answer in good),
+        sum(answer.prompt_tokens or answer.asked_prompt for answer in good),
+        "usage",
+        findings,
+    )
     if any(answer.completion_tokens is None for answer in good):
         findings.not_checked("tokens against usage: the server sends no usage")
     if clock == "chunks":
@@ -109,10 +118,13 @@ def _check_prompt(answer: TimedAnswer, findings: Findings) -> None:
             findings.against(
                 "prompt_length", f"a prompt of {answer.asked_prompt} tokens, {source} say {counted}"
             )
-    if answer.cached_tokens:
+
+
+def _check_cached(cached: float, prompted: int, source: str, findings: Findings) -> None:
+    if cached > max(1.0, _CACHED_SHARE * prompted):
         findings.against(
             "prefix_cache_hit",
-            f"usage says that {answer.cached_tokens} tokens of a fresh prompt were cached",
+            f"{cached:.0f} of {prompted} tokens of fresh prompts were cached, by {source}",
         )
 
 
@@ -141,6 +153,7 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
         findings.not_checked(f"token ids against usage: asked for ids, it said {twin.error}")
         return
     _check_prompt(twin, findings)
+    _check_cached(twin.cached_tokens or 0, twin.asked_prompt, "usage", findings)
     if twin.clock() != "token_ids":
         findings.not_checked("token ids against usage: the server sends no ids")
         return
@@ -213,9 +226,8 @@ def check_counters(
         )
     if "cache_hits" not in delta:
         findings.not_checked("prefix-cache hits: the server does not count them")
-    elif hits := int(delta["cache_hits"]):
-        of = f" of {delta['cache_queries']:.0f}" if "cache_queries" in delta else ""
-        findings.against("prefix_cache_hit", f"{hits}{of} tokens of fresh prompts were cached")
+    else:
+        _check_cached(delta["cache_hits"], prompted, "the counters", findings)
     if "preemptions" not in delta:
         findings.not_checked("preemptions: the server does not count them")
     elif times := int(delta["preemptions"]):
