@@ -108,10 +108,7 @@ def start_up(fault: str) -> None:
         say("RuntimeError: Engine core initialization failed. See root cause above.")
         sys.exit(1)
     if fault == "compiles-one-file":
-        compiler = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / "cicc"
-        compiler.parent.mkdir(parents=True, exist_ok=True)
-        compiler.symlink_to("/bin/sleep")
-        subprocess.run([str(compiler), "7"], check=True)
+        work("cicc", 7)
         build(0)
     elif fault.startswith("compiles"):
         build(6 if fault == "compiles" else 2)
@@ -132,6 +129,15 @@ def start_up(fault: str) -> None:
         os.posix_spawn("/bin/true", ["true"], {})  # not Popen: that would reap it
 
 
+def work(compiler: str, seconds: int) -> None:
+    """A process of that name runs for so long."""
+    program = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / compiler
+    program.parent.mkdir(parents=True, exist_ok=True)
+    program.unlink(missing_ok=True)
+    program.symlink_to("/bin/sleep")
+    subprocess.run([str(program), str(seconds)], check=True)
+
+
 def build(seconds: int) -> None:
     """What FlashInfer leaves in its cache while ninja compiles, a file a second."""
     base = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer"
@@ -143,7 +149,7 @@ def build(seconds: int) -> None:
     if not (folder / "fused_moe_120.so").exists():
         (folder / "build.ninja").write_text("\n".join(rules))
         for output in outputs:
-            time.sleep(1)
+            work("ninja", 1)
             output.touch()
         (folder / "fused_moe_120.so").touch()
 

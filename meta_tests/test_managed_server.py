@@ -173,7 +173,12 @@ def test_the_cause_is_read_from_the_log(make):
     assert "out of memory" in str(caught.value)
 
 
-def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make):
+def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make, empty_cache):
+    """What another process compiles into the same cache meanwhile is no progress of this one."""
+    folder = empty_cache / "FLASHINFER_WORKSPACE_BASE/.cache/flashinfer/0.7.2/121a/cached_ops/moe"
+    folder.mkdir(parents=True)
+    (folder / "build.ninja").write_text("build 1.o: cuda_compile 1.cu")
+    os.utime(folder / "build.ninja", (time.time() + 60,) * 2)
     server = make("never-ready", ready=4.0)
     started = time.monotonic()
     with pytest.raises(ServerTimedOut) as caught:
@@ -182,6 +187,7 @@ def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make):
     assert 4.0 <= seconds < 9.0, f"required: at the timeout of 4 s, seen after {seconds:.1f} s"
     assert "loading weights" in str(caught.value), caught.value
     assert any("loading weights" in line for line in server.reported)
+    assert not any("JIT" in line for line in server.reported), server.reported
     assert nothing_left(server)
 
 

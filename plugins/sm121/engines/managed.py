@@ -298,6 +298,11 @@ class ManagedServer:
         return self.last_tree
 
     @property
+    def _compiles(self) -> bool:
+        """Whether a process of its tree is a compiler."""
+        return any(process["name"] in COMPILERS for process in self.look_at_tree())
+
+    @property
     def known_pids(self) -> set[int]:
         """Of every process that was seen in the tree."""
         return {*self._by_pid, *(entry["pid"] for entry in [*self.last_tree, *self.exits()])}
@@ -382,7 +387,8 @@ class ManagedServer:
                 self._note_progress(probe.progress)
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + _CACHES_EVERY_S
-                    if (building := self._caches.building(self._launched_at)) is not None:
+                    building = self._caches.building(self._launched_at)
+                    if building is not None and self._compiles:  # others have the same caches
                         self._note_progress(f"building kernels (JIT): {building}")
                 if probe.ready and self._owns_port():
                     self._has_listened = True
@@ -404,8 +410,7 @@ class ManagedServer:
         Raises:
             ServerTimedOut: it did not compile for so long, or has had all of a cold start's time.
         """
-        compiles = any(process["name"] in COMPILERS for process in self.look_at_tree())
-        latest = time.time() if compiles else self._caches.latest(self._launched_at)
+        latest = time.time() if self._compiles else self._caches.latest(self._launched_at)
         if latest is not None:
             since = time.monotonic() - (time.time() - latest)
             later = min(since + self.limits.ready_s, started + self.limits.cold_s)

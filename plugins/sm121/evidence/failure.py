@@ -35,7 +35,7 @@ Kind = Literal[
     "oom", "illegal_memory_access", "illegal_instruction", "unsupported_arch", "no_kernel",
     "kernel_launch", "device_assert", "jit_build", "xid", "ecc", "nan", "import_error",
     "checkpoint", "vocabulary", "disk", "hang", "nccl", "garbage_output", "engine_dead", "port",
-    "config", "unknown",
+    "config", "busy_gpu", "unknown",
 ]  # fmt: skip
 
 _GENERIC_RANK = 70
