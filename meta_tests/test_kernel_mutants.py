@@ -7,6 +7,7 @@ from pathlib import Path
 
 import kernel_mutants
 import pytest
+import torch
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
@@ -78,6 +79,27 @@ def test_a_right_kernel_passes(seed):
         case = chosen[seed % len(chosen)]
         case = dataclasses.replace(case, seed=case.seed + 1000 * seed)
         assert checks.check(TorchProvider(), problems.build(case)) == [], f"{group}: {case}"
+
+
+def test_experts_without_a_share_may_be_any():
+    """vLLM's fused_topk takes the softmax before the top-k, and all other experts' shares may then
+    be 0. Who takes the third for the second is right there alone."""
+
+    class SoftmaxFirst(TorchProvider):
+        apart = 0
+
+        def route(self, logits, k):
+            shares, ids = logits.softmax(-1).topk(k + self.apart, -1)
+            shares, ids = (torch.cat((v[:, :1], v[:, 1 + self.apart :]), -1) for v in (shares, ids))
+            return shares / shares.sum(-1, keepdim=True), ids.int()
+
+    for case in cases.GROUPS["routing"]:
+        assert checks.check(SoftmaxFirst(), problems.build(case)) == [], case
+    SoftmaxFirst.apart = 1
+    wrong = [
+        c.kind for c in cases.GROUPS["routing"] if checks.check(SoftmaxFirst(), problems.build(c))
+    ]
+    assert {"normal", "far"} == {*wrong}
 
 
 def test_what_a_provider_lacks_is_not_run():

@@ -342,6 +342,16 @@ def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
     assert line.startswith(said)
 
 
+@pytest.mark.parametrize(("more", "count"), [((), 2), (("--attention-backend", "TRITON_ATTN"), 0)])
+def test_a_plan_says_why_nothing_can_be_certified(more, count):
+    """FlashAttention on Hopper has no provider: a whole run said so at its end."""
+    own = profile.load("sm90-tiny-gpt-oss")
+    chosen = Target("sm90", profile=own, obstacle="elsewhere")
+    lines = [*planning._certificate(Settings(profile=own, engine_arguments=more), chosen)]
+    assert len(lines) == count
+    assert all("_attention of attention FLASH_ATTN would not be judged" in line for line in lines)
+
+
 def gates_said(configuration: str | None, identity: str, folder: Path, *more: str) -> list[str]:
     own = profile.load("sm121-gpt-oss-120b").judging(configuration, identity)
     chosen = Target("sm121", profile=own, obstacle="elsewhere")

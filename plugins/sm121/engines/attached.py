@@ -38,12 +38,13 @@ def attach(
     endpoint = Endpoint(root, api_key or NO_KEY, served_name or default_name)
     with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
         models = _models(http, root)
-        version = _version(http)
+        version = json_of(http, "/version").get("version")  # others than vLLM have none
     if endpoint.served_name not in models:
         raise UsageError(
             f"--base-url {base_url}: expected a server of {endpoint.served_name!r}, "
             f"it serves {', '.join(models) or 'nothing'}; name one with --served-model-name"
         )
+    version = str(version) if version is not None else None
     return Server(endpoint, False, "openai-compatible", version, log, None, None)
 
 
@@ -103,12 +104,6 @@ def _models(http: httpx.Client, root: str) -> list[str]:
         raise UsageError(
             f"{expected}; /v1/models answered with {kind}, not a list of models"
         ) from error
-
-
-def _version(http: httpx.Client) -> str | None:
-    """vLLM's /version; other servers have none, and then it is not known."""
-    version = json_of(http, "/version").get("version")
-    return str(version) if version is not None else None
 
 
 def json_of(http: httpx.Client, path: str) -> dict[str, Any]:

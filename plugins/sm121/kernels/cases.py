@@ -157,17 +157,13 @@ _KINDS: dict[str, Callable[..., Case]] = {
 }  # fmt: skip
 
 
-def _load() -> dict[str, tuple[Case, ...]]:
-    text = resources.files("sm121.fixtures").joinpath("kernels/cases.toml").read_text("utf-8")
-    return {group: tuple(map(_of_row, rows)) for group, rows in tomllib.loads(text).items()}
-
-
 def _of_row(row: dict[str, Any]) -> Case:
     kind = _KINDS[row.pop("case")]
     return kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()})
 
 
-GROUPS = _load()
+_TEXT = resources.files("sm121.fixtures").joinpath("kernels/cases.toml").read_text("utf-8")
+GROUPS = {group: tuple(map(_of_row, rows)) for group, rows in tomllib.loads(_TEXT).items()}
 """The cases of each numerics test of the kernel level, by the test's subject."""
 
 

@@ -233,7 +233,11 @@ def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
         wrong = _wrong_shapes(output, x.shape, form)
         if wrong:
             return wrong
-        codes, scales = _codes(output[0], form), output[1].cpu().numpy()
+        codes, scales = (
+            output[0].cpu().contiguous().view(torch.uint8).numpy(),
+            output[1].cpu().numpy(),
+        )
+        codes = mxfp4.unpack(codes) if form == "mxfp4" else codes
         name = declared.mxfp4_scale_rule if form == "mxfp4" else declared.mxfp8_scale_rule
         candidates = [rule for rule in rules if name in (None, rule.value)]
         return _judge_blocks(values, codes, scales, candidates, form)
@@ -252,11 +256,6 @@ def _wrong_shapes(output: Any, shape: torch.Size, form: str) -> list[Fact]:
         for part, (shape, dtype) in zip(output, required, strict=True)
         if not isinstance(part, Tensor) or (tuple(part.shape), part.dtype) != (shape, dtype)
     ]
-
-
-def _codes(elements: Tensor, form: str) -> NDArray[np.uint8]:
-    raw: NDArray[np.uint8] = elements.cpu().contiguous().view(torch.uint8).numpy()
-    return mxfp4.unpack(raw) if form == "mxfp4" else raw
 
 
 def _judge_blocks(
@@ -347,12 +346,12 @@ def _route(case: RouteCase) -> Problem:
             return []
         if int(chosen.min()) < 0 or int(chosen.max()) >= case.experts:
             return [Fact(f"experts 0..{case.experts - 1}", "others")]
-        ordered = chosen.sort(-1).values
-        if (ordered[:, 1:] == ordered[:, :-1]).any():
+        if any(len({*experts}) < case.top_k for experts in chosen.tolist()):
             return [Fact("k different experts a token", "one twice")]
-        # Of equal logits any may be chosen: the chosen logits count, not the experts' numbers.
+        # Of equal logits any may be chosen, and of those without a share in float32.
         logit = logits.double().gather(-1, chosen)
-        if not torch.equal(logit.sort(-1, descending=True).values, best):
+        differs = logit.sort(-1, descending=True).values != best
+        if (differs & (best.softmax(-1) >= torch.finfo(torch.float32).tiny)).any():
             return [Fact("the k largest logits", "others")]
         limit = comparison.tolerance("route", shares.dtype)
         if limit is None:

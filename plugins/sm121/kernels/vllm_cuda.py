@@ -78,7 +78,11 @@ class VllmProvider(PlanningProvider):
         return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract."""
+        """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract. Raises
+        ValueError for strided logits: the engine's are the gate's own output, and its kernel
+        ignores strides."""
+        if not logits.is_contiguous():
+            raise ValueError("vLLM routes the gate's own output alone, which has no strides")
         if not len(logits):  # the engine launches nothing for no tokens
             return logits.new_empty(0, k, dtype=torch.float32), logits.new_empty(
                 0, k, dtype=torch.int32

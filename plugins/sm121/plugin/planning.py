@@ -13,9 +13,11 @@ import pytest
 
 from sm121.compilation.jit import FlashInferModules
 from sm121.core import architecture, interpreter
+from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.profile import FULL, Profile
 from sm121.core.profile_fields import LEVELS
 from sm121.engines import choices, preflight
+from sm121.kernels import serving
 from sm121.matrix import outlook
 from sm121.matrix.cost import duration
 from sm121.measure import machine, roofline
@@ -23,6 +25,7 @@ from sm121.measure.plan import Plan
 from sm121.plugin import matrix, selection
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
+from sm121.run import served
 from sm121.run.target import Target
 from sm121.session import forecast, target
 from sm121.session.forecast import Check, Forecast, Timed
@@ -254,5 +257,24 @@ def _gates(settings: Settings, chosen: Target) -> Iterable[str]:
                 yield f"{label} is above the bound: configuration {name} reads {why}"
 
 
+def _certificate(settings: Settings, chosen: Target) -> Iterable[str]:
+    """Kernels of the expected path that no provider judges, so that nothing can be certified."""
+    profile = chosen.profile
+    if profile is None or "kernel" not in profile.certify.levels or settings.base_url is not None:
+        return
+    configured = profile.configurations[profile.under_test]
+    configuration = ServerConfiguration(
+        *(profile.under_test, settings.engine, settings.engine_python, "", ""),
+        (*profile.engine.arguments, *configured.arguments, *settings.engine_arguments),
+        environment_items(configured.environment, dict(settings.engine_environment)),
+    )
+    path = served.expected(profile.path_of(profile.under_test), configuration)
+    for operation in serving.OPERATIONS:
+        for choice in serving.choices(settings.engine, chosen.arch, path, operation):
+            if choice.why and choice.backend is not None:
+                kernel = f"{operation} of {serving.component(operation)} {choice.backend}"
+                yield f"no certificate: {kernel} would not be judged: {choice.why}"
+
+
 #: What `sm121 plan` says before the plans, in this order.
-_FACTS: tuple[Fact, ...] = (_machine, _engine, _path, _gates, _start)
+_FACTS: tuple[Fact, ...] = (_machine, _engine, _path, _gates, _start, _certificate)

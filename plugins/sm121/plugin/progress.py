@@ -75,7 +75,9 @@ class Progress:
         if console.is_terminal and not console.is_dumb_terminal and width is None:
             console.width = os.get_terminal_size(file.fileno()).columns or 80
             self._live = Live(
-                get_renderable=self._shown,
+                get_renderable=lambda: Text(
+                    self.line(), no_wrap=True, overflow="ellipsis", style="dim"
+                ),
                 console=console,
                 refresh_per_second=2,
                 transient=True,
@@ -213,9 +215,6 @@ class Progress:
             remaining = self._left("; about {} left of the run")
             self.say(self._level, f"{self._counts(self._of_level)}, {took}{remaining}")
         self._of_level.clear()
-
-    def _shown(self) -> Text:
-        return Text(self.line(), no_wrap=True, overflow="ellipsis", style="dim")
 
     def _write(self, line: str) -> None:
         if self._ended.is_set():
