@@ -76,7 +76,8 @@ class Handler(JsonHandler):
                 self.say({"models": 3})
             else:
                 name = "llama-3-8b" if self.fault == "another-model" else MODEL
-                entry = {"id": name, "object": "model", "created": 0, "owned_by": "meta"}
+                # Without "created": whoever attaches would wait to see whether that stands still.
+                entry = {"id": name, "object": "model", "owned_by": "meta"}
                 self.say({"object": "list", "data": [entry]})
         else:
             self.say({"error": "not found"}, 404)

@@ -145,11 +145,11 @@ def test_every_hook_is_implemented_once_and_in_one_module():
     """No plugin of the set but the spine has a hook: its order is no one else's."""
     import importlib
 
-    from sm121.plugin import pytest_plugins
+    from sm121.plugin import MODULES
 
     found = {
         name: module
-        for module in pytest_plugins
+        for module in MODULES
         for name in vars(importlib.import_module(module))
         if name.startswith("pytest_")
     }

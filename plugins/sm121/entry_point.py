@@ -6,12 +6,7 @@ else's runs keep their options, their header and their start-up time.
 It stands outside of `sm121.plugin`, which pytest must be the first to import.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import pytest
+import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from sm121.plugin import options, pytest_plugins
+from sm121.plugin import MODULES, options
 from tools.reference.markdown import MADE_BY, cell, table
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _Parser:
 
 def modules() -> list[ModuleType]:
     """The modules of the plugin set."""
-    return [importlib.import_module(name) for name in pytest_plugins]
+    return [importlib.import_module(name) for name in MODULES]
 
 
 def declared() -> tuple[list[Option], list[str]]:

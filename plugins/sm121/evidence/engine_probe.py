@@ -25,6 +25,9 @@ import re
 import sys
 from typing import Any
 
+_FIELD = re.compile(r"(?m)^(Name|Version):[ \t]*(\S+)")
+_COMMIT = re.compile(r'"commit_id":\s*"([^"]+)"')
+
 
 def _location(name: str) -> str | None:
     try:
@@ -53,16 +56,6 @@ def _constant(folder: str | None, file: str, name: str) -> str | None:
     assigned = r"(?::[^=\n]+)?\s*=\s*(?:\w+\s*=\s*)?['\"]([^'\"]+)['\"]"
     match = re.search(rf"(?m)^{re.escape(name)}{assigned}", text)
     return match.group(1) if match else None
-
-
-def _direct_url(distribution: importlib.metadata.Distribution) -> Any:
-    text = distribution.read_text("direct_url.json")
-    if not text:
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
 
 
 def _registered(folder: str, registry: dict[str, Any]) -> list[str]:
@@ -104,18 +97,25 @@ def _known(registry: dict[str, Any]) -> dict[str, Any]:
     return {"prefix": registry["prefix"], "installed": folder is not None, "known": names}
 
 
-def _installed() -> dict[str, Any]:
+def installed() -> tuple[dict[str, str], dict[str, str]]:
+    """Versions of all distributions, and the commits of those whose metadata has one, by name."""
     packages: dict[str, str] = {}
     commits: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        name = distribution.metadata["Name"]
-        if not name:
+        # `distribution.metadata` parses the description too, which takes ten times as long.
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
+        fields = dict(reversed(_FIELD.findall(text.partition("\n\n")[0])))
+        name = re.sub(r"[-_.]+", "-", fields.get("Name", "")).lower()
+        if not name or "Version" not in fields or name in packages:  # the first of a name counts
             continue
-        packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), distribution.version)
-        url = _direct_url(distribution)
-        commit = ((url or {}).get("vcs_info") or {}).get("commit_id")
-        if commit:
-            commits[re.sub(r"[-_.]+", "-", name).lower()] = commit
+        packages[name] = fields["Version"]
+        if commit := _COMMIT.search(distribution.read_text("direct_url.json") or ""):
+            commits[name] = commit[1]
+    return packages, commits
+
+
+def _answer() -> dict[str, Any]:
+    packages, commits = installed()
     vllm, flashinfer, torch = _location("vllm"), _location("flashinfer"), _location("torch")
     return {
         "python": sys.version.split()[0],
@@ -134,6 +134,7 @@ def _installed() -> dict[str, Any]:
     }
 
 
-question = json.load(sys.stdin)
-answer = _installed() if question is None else [_known(registry) for registry in question]
-sys.stdout.write("\n" + json.dumps(answer) + "\n")
+if __name__ == "__main__":
+    question = json.load(sys.stdin)
+    answer = _answer() if question is None else [_known(registry) for registry in question]
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")

@@ -12,19 +12,19 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from importlib import import_module, metadata
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from packaging.utils import canonicalize_name
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
 from sm121.core import digest, interpreter
 from sm121.core.architecture import opened_nvml
 from sm121.core.data_file import Record
 from sm121.core.redaction import redact, redact_arguments, redact_environment, secrets_of
+from sm121.evidence import engine_probe
 
 PROBE_TIMEOUT_S = 60.0
 _GIT_TIMEOUT_S = 20.0
@@ -170,21 +170,20 @@ def record(
     probe = _probe(engine_python, environment, unknown)
     names = ("flashinfer-python", "flashinfer")
     devices, driver = gpus(unknown)
-    engine = PackagesRecord()
-    if probe is not None:
-        engine = PackagesRecord(python=probe.python, packages=probe.packages)
+    engine = PackagesRecord(python=probe.python, packages=probe.packages) if probe else None
+    packages = dict(sorted(engine_probe.installed()[0].items()))
     return EnvironmentRecord(
         git_shas={
             "vllm": _engine_source("vllm", ("vllm",), probe, unknown),
             "flashinfer": _engine_source("flashinfer", names, probe, unknown),
-            "suite": _suite_source(unknown),
+            "suite": _suite_source(packages.get("sm121-conformance"), unknown),
         },
         container=container(environment, root),
-        engine_packages=engine,
-        suite_packages=PackagesRecord(python=platform.python_version(), packages=_own_packages()),
+        engine_packages=engine or PackagesRecord(),
+        suite_packages=PackagesRecord(python=platform.python_version(), packages=packages),
         cuda_version=_cuda(probe, environment, unknown),
         driver_version=driver or _driver_from_proc(root, unknown),
-        cudnn_version=_cudnn(engine.packages or {}, environment, unknown),
+        cudnn_version=_cudnn(probe.packages if probe else {}, environment, unknown),
         gpus=devices,
         host=host(root),
         engine_arguments=redact_arguments(arguments, secrets),
@@ -249,11 +248,7 @@ def _engine_source(
     return SourceRecord(version=version)
 
 
-def _suite_source(unknown: dict[str, str]) -> SourceRecord:
-    try:
-        version: str | None = metadata.version("sm121-conformance")
-    except metadata.PackageNotFoundError:
-        version = None
+def _suite_source(version: str | None, unknown: dict[str, str]) -> SourceRecord:
     checkout = _checkout(Path(__file__).resolve())
     if checkout is None:
         unknown["git_shas.suite"] = "not run from a git checkout"
@@ -329,12 +324,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return run.stdout if run.returncode == 0 else None
-
-
-def _own_packages() -> dict[str, str]:
-    distributions = reversed(list(metadata.distributions()))  # the first of a name counts
-    packages = {canonicalize_name(each.name): each.version for each in distributions if each.name}
-    return dict(sorted(packages.items()))
 
 
 def _cuda(

@@ -4,8 +4,17 @@
 The plugin does nothing unless tests with a level marker are collected.
 """
 
-pytest_plugins = (
+import pytest
+
+MODULES = (
     "sm121.plugin.spine", "sm121.plugin.fixtures", "sm121.plugin.answers", "sm121.plugin.api",
     "sm121.plugin.kernels", "sm121.plugin.benchmarks", "sm121.plugin.performance",
     "sm121.plugin.stress", "sm121.plugin.matrix",
 )  # fmt: skip
+
+
+def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Load the modules. pytest would look up each name of ``pytest_plugins`` in the metadata of all
+    installed packages."""
+    for name in MODULES:
+        pluginmanager.import_plugin(name)
