@@ -83,6 +83,14 @@ class Pace:
     tenant_running: int = 0
     #: The server's own wall clock, in `created`, jumps by so much in the middle of an answer.
     clock_step_s: float = 0.0
+    #: Chats are slower by this factor, sampled requests, each token after the 128th. Where a chat
+    #: ends by itself.
+    chat_slower: float = 1.0
+    sampled_slower: float = 1.0
+    later_slower: float = 1.0
+    chat_tokens: int = 520
+    #: Factor on what usage says of a chat's tokens.
+    chat_counts: float = 1.0
     #: No more chunks after so many tokens; 0: never.
     stall_after: int = 0
     #: Every so many-th request is refused with status 500.
@@ -370,6 +378,12 @@ class TimedServer:
             return web.json_response({"error": {"message": "engine is busy"}}, status=500)
         prompt_tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split())
         asked = int(said.get("max_tokens") or said.get("max_completion_tokens") or 16)
+        if chat:
+            asked = min(asked, pace.chat_tokens)
+            rate, factor = pace.rate / pace.chat_slower, pace.usage_factor * pace.chat_counts
+            pace = dataclasses.replace(pace, rate=rate, usage_factor=factor)
+        if said.get("temperature") != 0.0:
+            pace = dataclasses.replace(pace, rate=pace.rate / pace.sampled_slower)
         plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by), share)
         ids = [self.random.randrange(VOCABULARY) for _ in range(plan.tokens)]
         self.prompted += prompt_tokens
@@ -438,6 +452,8 @@ class TimedServer:
                 step = 0.0
             if made == 0:
                 step += pace.pause_ms / 1e3
+            if made >= 128:
+                step *= pace.later_slower
             if pace.interval_jitter:
                 step *= max(0.1, 1.0 + self.random.gauss(0.0, pace.interval_jitter))
             at.append(at[-1] + step)

@@ -22,6 +22,11 @@ def test_decode_rate(performance, tokens, depth):
     performance.measure("tg", depth, tokens=tokens)
 
 
+def test_chat_rate(performance, profile):
+    """Streamed, sampled chats of hundreds of tokens are nearly as fast as the decode rate."""
+    performance.chat_rate(profile.performance.chats)
+
+
 @pytest.mark.parametrize("quantile", [0.5, 0.99], ids=["p50", "p99"])
 def test_time_to_first_token(performance, quantile):
     """The time from the request to the first chunk that carries a generated token."""

@@ -330,14 +330,19 @@ def completion(
     )
 
 
-def chat(model: str, question: str, tokens: int) -> TimedRequest:
-    """A streamed chat that ends when the model has said what it wanted to say."""
-    body = {
+def chat(model: str, question: str, tokens: int, *, greedy: bool = True) -> TimedRequest:
+    """A streamed chat that ends when the model has said what it wanted to say.
+
+    Args:
+        greedy: False: sampled as the model's own settings say.
+    """
+    body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": question}],
         "max_tokens": tokens,
-        "temperature": 0.0,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if greedy:
+        body["temperature"] = 0.0
     return TimedRequest("/v1/chat/completions", json.dumps(body).encode(), tokens, 0)

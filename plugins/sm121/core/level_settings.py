@@ -222,6 +222,18 @@ class StressSizes(DataTable):
     memory_floor_gib: Sourced = _chosen(2, "with less, a machine of unified memory wedges")
 
 
+class TimedChats(Statement):
+    """Chats that are timed as users have them: streamed, sampled as the model's own settings say,
+    to their natural end."""
+
+    questions: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1)
+    #: Tokens of an answer: a shorter one says nothing of the rate, a longer one is cut off.
+    at_least: Count = 512
+    at_most: Count = 1024
+    #: Their rate, by the decode rate of the plan's longest answers beside them; None: not required.
+    share: Annotated[float, Field(gt=0, lt=1)] | None = None
+
+
 class Performance(DataTable):
     """The measuring plan and its gates."""
 
@@ -229,6 +241,7 @@ class Performance(DataTable):
     generated_tokens: tuple[Count, ...] = Field(min_length=1)
     depths: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     measuring: Measuring = Measuring()
+    chats: TimedChats | None = None
     gates: tuple[Gate, ...] = ()
 
 

@@ -35,6 +35,8 @@ _PAUSE, _PAUSE_SHARE, _GAPS = 3.0, 0.1, 4
 _CACHED_SHARE = 0.005
 #: Deviations of a median that are noise.
 _NOISE = 3.0
+#: Share of a chat's tokens that its usage may leave out: an end of turn, control tokens.
+_CHAT_TOKENS = 0.02
 #: Chance of seeing a drift where there is none, over all places where one may begin.
 _DRIFT_RISK = 1e-4
 
@@ -172,6 +174,25 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
             "short_answer" if twin.completion_tokens == ids else "token_accounting",
             f"{ids} token ids of {twin.asked_tokens} came (an untimed request), usage says "
             f"{twin.completion_tokens}",
+        )
+
+
+def check_chat(
+    answer: TimedAnswer, before: Counters | None, after: Counters | None, findings: Findings
+) -> None:
+    """A chat's failure, and its usage against what the server's counters say of it alone."""
+    if not answer.ok:
+        findings.against("request_failed", str(answer.error))
+        return
+    generated = after.since(before).get("generated") if before and after else None
+    if generated is None:
+        findings.not_checked("tokens of a chat by counters: /metrics has no number of them")
+        return
+    usage = answer.completion_tokens or 0
+    if abs(generated - usage) > _CHAT_TOKENS * generated:
+        reason = "token_accounting" if usage > generated else "other_clients"
+        findings.against(
+            reason, f"usage says that a chat has {usage} tokens, the counters {generated:.0f}"
         )
 
 

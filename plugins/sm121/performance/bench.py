@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from sm121.client.timed import chat
+from sm121.client.timed_answer import TimedAnswer
 from sm121.core.arguments import at_once
+from sm121.core.level_settings import TimedChats
 from sm121.core.server import Server
-from sm121.core.unmet import Unmet, facts_of, of
-from sm121.core.verdict import Inapplicable, NotRun, Undecided, Verdict
+from sm121.core.unmet import Fact, Unmet, facts_of, of
+from sm121.core.verdict import Inapplicable, Inconclusive, NotRun, Severity, Undecided, Verdict
 from sm121.engines import requested
-from sm121.measure import gate, metrics, timing
+from sm121.measure import counters, gate, metrics, timing, validity
 from sm121.measure.cells import MeasuredCell, MeasuredServer, Show
 from sm121.measure.counters import Drafted
 from sm121.measure.measurement import Invalidity, Measurement, Unit
@@ -253,6 +256,64 @@ class PerformanceChecks:
                 extra={"reasoning_chunks": reasoning, "cold": False, "retries": retries},
             )
         )
+
+    def chat_rate(self, chats: TimedChats | None) -> None:
+        """tg_chat: tokens a second of chats as users have them, from the request to its end, by
+        usage.
+
+        A server can be fast for greedy completions of fixed length alone. A round of the plan's
+        first cell goes before each chat: the machine may have changed since that was measured.
+
+        Raises:
+            Unmet: chats are slower than their share of the decode rate beside them.
+            NotRun: the profile has no chats to time.
+            Inconclusive: too few answers are long enough, or have a usage.
+        """
+        if chats is None:
+            raise NotRun("the profile has no [performance.chats] to time")
+        server, plan = self.bench.server, self.bench.plan
+        rounds = plan.measuring.concurrency_rounds
+        cell = self.bench.cell(plan.depths[0], first_visit=True)
+        findings = cell.findings(failures=True)
+        answers: list[TimedAnswer] = []
+        for number in range(2 * rounds):
+            question = chats.questions[number % len(chats.questions)]
+            request = chat(server.endpoint.served_name, question, chats.at_most, greedy=False)
+            cell.gather(len(cell.long) + 1)
+            server.show(f"chats as users have them: {len(answers) + 1}/{rounds}")
+            before = counters.fetch_quiet(server.endpoint)
+            answer = server.sender.run([request], patience=server.patience).answers[0]
+            tokens = answer.completion_tokens or 0
+            after = counters.fetch_settled(server.endpoint, before, tokens)
+            validity.check_chat(answer, before, after, findings)
+            answers += [answer] * (answer.ok and tokens >= chats.at_least)
+            if findings.invalid or len(answers) == rounds:
+                break
+        if not findings.invalid and len(answers) < rounds:
+            long = f"with {chats.at_least} tokens or more by usage"
+            raise Inconclusive(f"{len(answers)} of {2 * rounds} chats ended {long}")
+        samples = [1e3 * (a.completion_tokens or 0) / timing.e2e_ms(a) for a in answers]
+        beside = [timing.decode_rate(a, cell.counted_by) for a in cell.answers[-rounds:]]
+        self.record(
+            Measurement(
+                name="tg_chat",
+                unit="tok/s",
+                samples=samples,
+                higher_is_better=True,
+                invalid=[*findings.invalid, *self.bench.off_path()],
+                unproven=findings.unproven,
+                extra={"tokens": [a.completion_tokens for a in answers], "beside": beside},
+            )
+        )
+        if chats.share is None or cell.speculation:
+            return  # the rate of a server that drafts is, on random ids, not that of any text
+        rate, decoding = median(samples), median(beside)
+        if rate < chats.share * decoding:
+            text = f"tg{plan.longest}@d{cell.depth} is {decoding:.4g} tok/s between these chats"
+            required = f"chats are at least {chats.share:.0%} as fast as decoding beside them:"
+            limit = chats.share * decoding
+            fact = Fact(required, value=rate, limit=limit, unit="tok/s", evidence=text)
+            raise Unmet(fact, severity=Severity.BLOCKER)
 
     def acceptance(self, drafted: Drafted, position: int) -> None:
         """acceptance@P, in percent of the drafts.

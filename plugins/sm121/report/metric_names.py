@@ -14,6 +14,7 @@ _LONG = {
     "tpot": "time per token",
     "itl": "gap between chunks",
     "e2e": "time to the end",
+    "tg_chat": "chats as users have them",
     "startup_s": "start of the server",
     "memory_peak_gib": "peak memory of the server",
 }

@@ -1,0 +1,106 @@
+"""52 tokens a second that only greedy completions of 128 random tokens have: chats show it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sm121.core.level_settings import Measuring, TimedChats
+from sm121.core.server import Endpoint
+from sm121.core.unmet import Unmet
+from sm121.core.verdict import Inconclusive, Invalid, NotRun, Severity
+from sm121.measure.cells import MeasuredServer
+from sm121.measure.plan import Plan
+from sm121.performance.bench import Bench, PerformanceChecks
+
+RATE = 400
+PLAN = Plan(512, (32, 128), (0,), Measuring(rounds=2, silent_within_s=2))
+CHATS = TimedChats(questions=("Why?", "How?"), share=0.9, source="test")
+
+#: A server that is as fast for chats of 512 tokens and more as for anything; those that are not.
+HEALTHY = {
+    "honest": (),
+    "jitter": ("--jitter", "0.02", "--interval-jitter", "0.1"),
+    "several tokens a chunk": ("--tokens-per-chunk", "3"),
+    "control tokens first": ("--content-free", "3"),
+    "a longer answer": ("--chat-tokens", "1000"),
+    "no counters": ("--trap", "no-metrics"),
+}
+SLOW = {
+    "chats alone": ("--chat-slower", "1.2"),
+    "tokens after the 128th": ("--later-slower", "1.3"),
+    "sampled requests": ("--sampled-slower", "1.2"),
+}
+
+
+@pytest.fixture
+def time_chats(timed_server, tmp_path):
+    """Time chats of a server with some options: the measurement."""
+
+    def time_them(*options, chats=CHATS):
+        recorded = []
+
+        def record(measurement):
+            recorded.append(measurement)
+            if measurement.invalid:
+                raise Invalid(*map(str, measurement.invalid))
+
+        url = timed_server("--rate", str(RATE), *options).base_url
+        with MeasuredServer.open(Endpoint(url, "none", "gpt-oss-120b"), PLAN, tmp_path) as server:
+            PerformanceChecks(Bench(server, PLAN), record).chat_rate(chats)
+        return recorded[0]
+
+    return time_them
+
+
+@pytest.mark.parametrize("options", HEALTHY.values(), ids=HEALTHY)
+def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
+    measurement = time_chats(*options)
+    assert measurement.valid and measurement.name == "tg_chat"
+    assert measurement.samples == pytest.approx([RATE] * 3, rel=0.08)
+    assert bool(measurement.unproven) == ("no-metrics" in options)
+
+
+@pytest.mark.parametrize("options", SLOW.values(), ids=SLOW)
+def test_a_slow_chat_fails_whatever_greedy_completions_reach(time_chats, options):
+    with pytest.raises(Unmet) as caught:
+        time_chats(*options)
+    (fact,) = caught.value.facts
+    assert fact.limit == pytest.approx(0.9 * RATE, rel=0.05) and fact.value < 0.95 * fact.limit
+    assert "tg128@d0 is" in fact.evidence and fact.unit == "tok/s"
+    assert caught.value.severity is Severity.BLOCKER, "no certificate is had by a waiver of it"
+
+
+def test_a_server_that_drafts_is_not_held_against_its_rate_on_random_ids(time_chats):
+    measurement = time_chats("--trap", "speculative", "--chat-slower", "2")
+    assert measurement.samples == pytest.approx([RATE / 2] * 3, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--chat-counts", "1.2"), "token_accounting: usage says that a chat has 624 tokens"),
+        (("--chat-counts", "0.8"), "other_clients: usage says that a chat has 416 tokens"),
+        (("--trap", "stalled"), "request_failed: .*stalled"),
+    ],
+)
+def test_a_number_of_tokens_that_is_not_what_was_generated_is_invalid(time_chats, options, reason):
+    with pytest.raises(Invalid, match=reason):
+        time_chats(*options)
+
+
+def test_chats_that_say_nothing_of_the_rate(time_chats):
+    with pytest.raises(Inconclusive, match="0 of 6 chats ended with 512 tokens or more"):
+        time_chats("--chat-tokens", "100")
+    with pytest.raises(NotRun, match=r"has no \[performance.chats\]"):
+        time_chats(chats=None)
+
+
+def test_a_run_is_red_where_chats_alone_are_slow(timed_server, run_pytest):
+    status, run = run_pytest(
+        "tests/test_performance.py", "-k", "chat_rate", "--arch", "sm121", "--depths", "0",
+        "--base-url", timed_server("--rate", "400", "--chat-slower", "2").base_url,
+    )  # fmt: skip
+    assert status == 1, run.output
+    (test,) = [test for test in run.verdict["tests"] if "chat_rate" in test["id"]]
+    assert (test["verdict"], test["severity"]) == ("FAIL", "blocker"), run.output
+    assert run.verdict["metrics"]["tg_chat"]["value"] == pytest.approx(200, rel=0.05)
