@@ -2,7 +2,7 @@
 """Stands for the engine's interpreter: ``-m vllm...`` starts the stress server, or the file of
 this folder that SM121_META_SERVER names. The rest is Python's.
 
-SM121_META_PYTHON is the real one. A file named by SM121_META_EVENTS gets a line for each start.
+SM121_META_PYTHON is the real one.
 """
 
 import os
@@ -13,8 +13,5 @@ real = os.environ["SM121_META_PYTHON"]
 arguments = sys.argv[1:]
 if arguments[:2] == ["-m", "vllm.entrypoints.openai.api_server"]:
     name = os.environ.get("SM121_META_SERVER", "stress_server.py")
-    if events := os.environ.get("SM121_META_EVENTS"):
-        with Path(events).open("a") as file:
-            file.write("start\n")
     arguments = [str(Path(__file__).parent / name), *arguments[2:]]
 os.execv(real, [real, *arguments])

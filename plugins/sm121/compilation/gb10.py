@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.compilation import flashinfer, modules, probes, toolchain
@@ -19,7 +17,6 @@ class Compilation:
 
     tools: Tools
     _python: str
-    _begun: dict[str, Future[list[Fact]]] = field(default_factory=dict, repr=False)
 
     @property
     def flashinfer(self) -> FlashInfer:
@@ -30,16 +27,8 @@ class Compilation:
         """Where FlashInfer compiles for other architectures than required."""
         return flashinfer.contradictions(self.flashinfer, self.tools.compiler)
 
-    def begin(self, names: Iterable[str], worker: Executor) -> None:
-        """Have probes judged in the background; `wrong_outcomes` waits for its own."""
-        self._begun.update((name, worker.submit(self._judge, name)) for name in names)
-
     def wrong_outcomes(self, probe: str) -> list[Fact]:
         """Where a probe comes out otherwise than required, over its architectures."""
-        begun = self._begun.get(probe)
-        return self._judge(probe) if begun is None or begun.cancelled() else begun.result()
-
-    def _judge(self, probe: str) -> list[Fact]:
         chosen = probes.probe(probe)
         headers = {"flashinfer": self.flashinfer.data} if chosen.tier == "headers" else {}
         return probes.contradictions(chosen, self.tools, headers)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Executor, Future, wait
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from sm121.core.unmet import Fact, facts_of, of
@@ -19,8 +17,6 @@ from sm121.kernels.serving import Choice
 _ROUNDS = (5, 20)
 """Of a timed call, on a CPU and on a GPU."""
 _TACTIC_S = 180.0
-_MEANWHILE_S = 30.0
-"""Of a case in the background; on a busy CPU the first one takes a few seconds."""
 
 
 @dataclass
@@ -32,35 +28,9 @@ class Kernels:
     """Where the provider of a name runs. Raises NotRun: it would be another build's kernels."""
     judged: tuple[Operation, str] | None = None
     """What the running test judges, and by which provider."""
-    _begun: dict[Case, Future[list[Fact] | None]] = field(default_factory=dict, repr=False)
-
-    def begin(self, cases: Iterable[Case], worker: Executor) -> None:
-        """Have cases judged in the background, as `wrong` does, which waits for its own. After the
-        first one that ends its process or takes long they are left to `wrong`, and its limits."""
-        given_up: list[str] = []
-
-        def ask(child: Child, name: str, case: Case) -> list[Fact] | None:
-            if given_up:
-                return None
-            try:
-                return _facts(child.ask("check", name, case, within_s=_MEANWHILE_S))
-            except (Ended, DeviceFault) as error:
-                given_up.append(f"{case}: {error}")
-                return None
-
-        for case in cases:
-            name = self.choices[case.operation].provider
-            if name is not None:
-                with contextlib.suppress(NotRun):  # `wrong` says so
-                    child = self.child_of(name)
-                    self._begun[case] = worker.submit(ask, child, name, case)
 
     def wrong(self, case: Case) -> list[Fact]:
         """What is wrong with an operation on a case; empty when it holds."""
-        begun = self._begun.get(case)
-        if begun is not None and not begun.cancelled() and begun.result() is not None:
-            self._choose(case.operation)
-            return begun.result() or []
         name, child = self._provider(case.operation)
         return _ask(child, "check", name, case)
 
@@ -109,20 +79,14 @@ class Kernels:
         benchmark.pedantic(advance, setup=stand, rounds=len(rounds))
 
     def _provider(self, operation: Operation) -> tuple[str, Child]:
-        """What judges an operation. A process answers one question at a time: nothing is asked in
-        the background any more."""
-        name = self._choose(operation)
-        wait([future for future in self._begun.values() if not future.cancelled()])
-        return name, self.child_of(name)
-
-    def _choose(self, operation: Operation) -> str:
+        """What judges an operation, and where that runs."""
         choice = self.choices[operation]
         if choice.nothing is not None:
             raise Inapplicable(choice.nothing)
         if choice.provider is None:
             raise NotRun(choice.why)
         self.judged = (operation, choice.provider)
-        return choice.provider
+        return choice.provider, self.child_of(choice.provider)
 
 
 def _ask(child: Child, question: str, name: str, case: Case) -> list[Fact]:

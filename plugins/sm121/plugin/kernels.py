@@ -4,7 +4,7 @@ the compiler."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -29,9 +29,6 @@ from sm121.session.settings import Settings
 
 #: The processes in which kernels are judged.
 CHILDREN = pytest.StashKey[list[Child]]()
-#: What was begun before the first test.
-COMPILATION = pytest.StashKey[Compilation]()
-NUMERICS = pytest.StashKey[Kernels]()
 
 
 def end_processes_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
@@ -76,18 +73,10 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Kerne
     settings = conformance.settings
     if (obstacle := _obstacle(settings)) is not None:
         raise NotRun(obstacle)
-    choices = _choices(conformance)
-    begun = pytestconfig.stash.get(NUMERICS, None)
-    if begun is None or begun.choices != choices:
-        begun = _made(pytestconfig, conformance, choices)
-    yield begun
+    processes = _Processes(conformance)
+    pytestconfig.stash[CHILDREN] = [processes.here, processes.engine]
+    yield Kernels(_choices(conformance), functools.cache(processes.of))
     end_processes(pytestconfig)
-
-
-def expected(config: pytest.Config, conformance: Session) -> Kernels:
-    """The kernels of the path that the server under test will have. If its log shows another path,
-    what they were found to do is not taken over."""
-    return _made(config, conformance, _choices(conformance))
 
 
 def _choices(conformance: Session) -> dict[Operation, Choice]:
@@ -99,14 +88,6 @@ def _choices(conformance: Session) -> dict[Operation, Choice]:
         else serving.choices(settings.engine, conformance.arch, path, operation)[0]
         for operation in serving.OPERATIONS
     }
-
-
-def _made(
-    config: pytest.Config, conformance: Session, choices: Mapping[Operation, Choice]
-) -> Kernels:
-    processes = _Processes(conformance)
-    config.stash.setdefault(CHILDREN, []).extend((processes.here, processes.engine))
-    return Kernels(choices, functools.cache(processes.of))
 
 
 class _Processes:
@@ -183,14 +164,9 @@ def decode_profile(conformance: Session, server: Server) -> KernelProfile:
 
 
 @pytest.fixture(scope="session")
-def compilation(
-    conformance: Session, pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
-) -> Compilation:
+def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) -> Compilation:
     """Compiling for GB10. NotRun without nvcc and cuobjdump, with what pip would install."""
-    compiler = pytestconfig.stash.get(COMPILATION, None)
-    if compiler is None:
-        folder = tmp_path_factory.mktemp("compilation")
-        compiler = gb10.find(conformance.engine_interpreter, folder)
+    compiler = gb10.find(conformance.engine_interpreter, tmp_path_factory.mktemp("compilation"))
     conformance.file.environment["compilation"] = {
         "compiler": str(compiler.tools.compiler),
         "disassembler": str(compiler.tools.disassembler),

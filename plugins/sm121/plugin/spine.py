@@ -24,7 +24,6 @@ from sm121.plugin import (
     certificate,
     kernels,
     matrix,
-    meanwhile,
     opening,
     options,
     others,
@@ -256,8 +255,7 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     """After the last test: the server is still there, and pytest-benchmark has stored nothing."""
     try:
         _show_progress(session.config)
-        with meanwhile.begun(session, session.config.stash.get(SESSION, None)):
-            result = yield
+        result = yield
     finally:
         _stop_progress(session.config)
         if (run := session.config.stash.get(SESSION, None)) is not None:
@@ -318,8 +316,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     item.config.stash[CRASHES].after_abort()
     if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
         pytest.skip(f"{NOT_RUN}{why}")
-    if turns.measures(item):
-        session.nothing_beside()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other plugins have changed the report

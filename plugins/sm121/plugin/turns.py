@@ -30,13 +30,6 @@ def needs(item: pytest.Item) -> Turn:
     )
 
 
-def measures(item: pytest.Item) -> bool:
-    """Whether a test's verdict rests on how long something takes."""
-    is_benchmark = "benchmark" in getattr(item, "fixturenames", ())
-    how = turns.needed(item.stash[LEVEL], is_benchmark=is_benchmark, has_gpu_servers=False)
-    return how is Turn.ALONE
-
-
 def _has_gpu_servers(session: Session) -> bool:
     chosen = session.target
     starts = chosen.obstacle is None and session.settings.base_url is None

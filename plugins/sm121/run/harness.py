@@ -72,8 +72,6 @@ class Harness(RunRecord):
     observer: Observer | None = None
     #: Called after an abnormal end (see `session.crashes`).
     on_crash: Callable[[ServerError | Dead, str | None], Cause] | None = None
-    #: Called before what is timed: it ends what the suite does in the background.
-    nothing_beside: Callable[[], None] = lambda: None
     #: By configuration: a server whose path was judged, and what was said of it.
     _judged_paths: dict[str, tuple[Server, set[str]]] = field(default_factory=dict)
     #: When a log was last written to before it was judged.
@@ -176,9 +174,6 @@ class Harness(RunRecord):
             raise NotRun(self.target.obstacle or "no server can be started here")
         if self.aborted is not None:
             raise NotRun(f"the run was ended: {self.aborted[1]}")
-        profile = self.profile
-        if configuration.name != profile.baseline or profile.baseline == profile.under_test:
-            self.nothing_beside()  # its start is timed
         self.look_at_the_server()
         return self.pool.get(configuration)
 
