@@ -241,7 +241,7 @@ def test_turns_are_asked_one_after_the_other():
     requests: list[dict] = []
     own = strict("dialogues", "the-format-of-a-role")
     sits("dialogues", script_of(EXAM.dialogues, healthy("dialogues")), own, requests=requests)
-    assert len(requests) == 3 == own.dialogues.requests
+    assert len(requests) == 3
     said = [message["content"] for message in requests[-1]["messages"]]
     assert said[0].startswith("You are a till") and said[2::2] == ["TOTAL=6", "TOTAL=11"]
 

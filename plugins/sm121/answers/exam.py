@@ -119,12 +119,6 @@ class Section(DataTable):
     functions: tuple[Json, ...] = ()
     questions: Entries[Question]
 
-    @property
-    def requests(self) -> int:
-        """How many answers the model is asked for."""
-        turns = [turn for question in self.questions for turn in question.turns]
-        return sum(1 + len(turn.calls) for turn in turns if turn.given is None)
-
 
 class Needle(DataTable):
     """A fact in the document, and the question about it alone."""

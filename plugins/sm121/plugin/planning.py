@@ -102,20 +102,21 @@ def _costs(
     plan = Plan.of(profile, plan=name, depths=settings.depths, rounds=settings.rounds)
     cells = matrix.plan_of_items(config)
     matrix_s = outlook.seconds(cells) if cells is not None and cells.cells else 0.0
-    return forecast.of(profile, plan, [_check(item) for item in items], timings, matrix_s)
-
-
-def _check(item: pytest.Item) -> Check:
-    parameters = selection.parameters(item)
-    streams = parameters.get("streams")
-    return Check(
-        item.stash[ID],
-        item.stash[LEVEL],
-        getattr(item, "originalname", item.name),
-        parameters.get("depth"),
-        parameters.get("tokens"),
-        streams,
-    )
+    starting = {"server", "servers"}
+    if profile.engine.profiler == "restart":
+        starting.add("decode_profile")
+    if settings.base_url is not None:
+        starting.clear()
+    checks = [
+        Check(
+            item.stash[ID],
+            item.stash[LEVEL],
+            frozenset(starting.intersection(getattr(item, "fixturenames", ()))),
+            *(selection.parameters(item).get(name) for name in ("depth", "tokens", "streams")),
+        )
+        for item in items
+    ]
+    return forecast.of(profile, plan, checks, timings, matrix_s)
 
 
 def _about(profile: Profile, costs: dict[str, Forecast]) -> str:

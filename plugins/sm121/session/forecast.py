@@ -1,26 +1,23 @@
 """How long a run will take: from what took how long on this machine, else from rates.
 
-``fixtures/costs.toml`` says what each test asks of a server, the profile's ``[costs]`` how fast a
-server is and how long a start takes. A check that an earlier run on this machine has timed takes as
-long as it did there.
+A check that an earlier run on this machine has timed takes as long as it did there. Of the others
+``fixtures/costs.toml`` says what a check of each level asks of a server on average, and the
+profile's ``[costs]`` how fast a server is and how long a start takes.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sm121.answers import exam
-from sm121.answers.exam import SectionName
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.profile import Costs, Profile
-from sm121.core.profile_fields import LEVELS
+from sm121.core.profile_fields import LEVELS, Level
 from sm121.measure import gate, machine
 from sm121.measure.box import BoxState
 from sm121.measure.plan import Plan
@@ -37,45 +34,28 @@ _STREAMS_FACTOR = 2
 
 @dataclass(frozen=True)
 class Check:
-    """A test that a run asks; the name is without parameters."""
+    """A test that a run asks."""
 
     id: str
     level: str
-    name: str
+    #: The fixtures that start a server for it, each of them once in a run.
+    servers: frozenset[str] = frozenset()
     depth: int | None = None
     tokens: int | None = None
     streams: int | None = None
 
 
 class _Row(DataTable):
-    """What a test asks of a server. A load is given by one of its requests."""
+    """What a check of a level asks of a server, on average. Tokens, answers, seconds."""
 
     prompt: float = 0
-    generated: float = 0
-    #: The model ends its answers itself: as long as its answers are, over those of the canary.
-    natural: bool = False
-    #: Of ``[stress]``: so many requests, with so many times ``answer_tokens`` for each.
-    size: str | None = None
-    requests: float = 1
-    #: Of ``[stress]``: so many seconds.
-    lasts: str | None = None
-    #: Of this section of the profile's exam: so many requests.
-    exam: SectionName | None = None
-    #: A prompt fills this share of the context.
-    context: float = 0
-    streams: int = 1
-    starts: int = 0
+    #: So many answers, each as long as the profile's model makes one.
+    answers: float = 0
     seconds: float = 0
 
 
 class _CostsFile(DataTable):
-    canary_answer_tokens: float
-    check_s: float
-    smoke: dict[str, _Row]
-    kernel: dict[str, _Row]
-    correctness: dict[str, _Row]
-    stress: dict[str, _Row]
-    performance: dict[str, _Row]
+    levels: dict[Level, _Row]
 
 
 @functools.cache
@@ -238,6 +218,7 @@ def of(
     seconds, costs = known.seconds, profile.costs
     every = list(checks)
     forecasts: dict[str, Forecast] = {}
+    started = {name for check in every if check.id in seconds for name in check.servers}
     for level in LEVELS:
         of_level = [check for check in every if check.level == level]
         if not of_level:
@@ -249,10 +230,15 @@ def of(
         if level == "matrix":
             forecast.other_s = matrix_s * len(rest) / len(of_level)
         elif costs is not None:
-            for check in rest:
-                _one(forecast, profile, costs, check)
+            row = _file().levels.get(level, _Row())
+            seconds_each = costs.kernel_check_s.value if level == "kernel" else row.seconds
+            forecast.other_s = len(rest) * seconds_each
+            forecast.ask(costs, len(rest), row.prompt, row.answers * costs.answer_tokens.value)
             if level == "performance":
                 _cells(forecast, profile, costs, plan, rest)
+            starting = {name for check in rest for name in check.servers} - started
+            started |= starting
+            forecast.starts = len(starting)
             forecast.starts_s = forecast.starts * costs.start_s.value
     return forecasts
 
@@ -260,37 +246,6 @@ def of(
 def counted(levels: Iterable[str]) -> dict[str, Forecast]:
     """Checks by their levels, where nothing is known of their time."""
     return {level: Forecast(checks=checks) for level, checks in Counter(levels).items()}
-
-
-def _one(own: Forecast, profile: Profile, costs: Costs, check: Check) -> None:
-    rows: dict[str, _Row] = getattr(_file(), check.level, {})
-    row = rows.get(check.name, rows.get("*", _Row()))
-    own.starts += row.starts
-    kernel = check.level == "kernel" and check.name not in rows
-    own.other_s += costs.kernel_check_s.value if kernel else row.seconds + _file().check_s
-    if check.name == "test_decode_runs_the_kernels_of_its_path":
-        own.starts += profile.engine.profiler == "restart"
-    prompt, tokens, requests = row.prompt, row.generated, row.requests
-    if row.natural:
-        tokens *= costs.answer_tokens.value / _file().canary_answer_tokens
-    if row.size is not None:
-        requests = getattr(profile.stress, row.size).value
-        tokens *= profile.stress.answer_tokens.value
-    if row.lasts is not None:
-        own.other_s += getattr(profile.stress, row.lasts).value
-    if row.exam is not None and profile.correctness.exam is not None:
-        requests = exam.load(profile.correctness.exam).section(row.exam).requests
-    if row.context:
-        prompt = row.context * _context(profile)
-    own.ask(costs, requests, prompt, tokens, streams=row.streams)
-
-
-def _context(profile: Profile) -> float:
-    arguments = profile.engine.arguments
-    for name, value in itertools.pairwise(arguments):
-        if name == "--max-model-len":
-            return float(value)
-    return 0.0
 
 
 def _cells(
@@ -301,8 +256,8 @@ def _cells(
     first = plan.depths[0]
     rounds: dict[tuple[int, int], int] = {}
     for check in checks:
-        if check.name in _file().performance:
-            continue
+        if check.depth is None and check.streams is None:
+            continue  # it is read from the cells of the others
         depth, streams = check.depth if check.depth is not None else first, check.streams or 1
         needed = measuring.rounds if streams == 1 else measuring.concurrency_rounds
         kind = f"tg{check.tokens}" if check.tokens is not None else f"pp{plan.prompt_tokens}"
