@@ -17,7 +17,7 @@ from pathlib import Path
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.profile import Costs, Profile
-from sm121.core.profile_fields import LEVELS, Level
+from sm121.core.profile_fields import LEVELS
 from sm121.measure import gate, machine
 from sm121.measure.box import BoxState
 from sm121.measure.plan import Plan
@@ -55,7 +55,7 @@ class _Row(DataTable):
 
 
 class _CostsFile(DataTable):
-    levels: dict[Level, _Row]
+    levels: dict[str, _Row]
 
 
 @functools.cache
