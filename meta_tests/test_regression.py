@@ -150,6 +150,60 @@ def test_a_level_that_came_down_and_stayed_down_is_seen(levels, changed):
         assert "beginning with 0006_x.json" in found[0].text
 
 
+def first_red(name: str, times_as_bad, history=(), **fields) -> int | None:
+    """The number of the first run whose level is red, where each is so much worse than 60."""
+    runs = [*history]
+    for number, factor in enumerate(times_as_bad):
+        now = metric(name, [60 / factor if name.startswith("tg") else 60 * factor], **fields)
+        if regression.changes({name: now}, runs, LIMITS):
+            return number
+        runs.append(run(len(runs), now))
+    return None
+
+
+METRICS = pytest.mark.parametrize(
+    ("name", "fields"),
+    [("tg32@d0", {}), ("itl_p99", {"quantile": 0.99}), ("memory_peak_gib", {}), ("startup_s", {})],
+)
+
+
+@METRICS
+@pytest.mark.parametrize("before", [0, 3, 20])
+@pytest.mark.parametrize("noise", [0.0, 0.005])
+def test_one_percent_a_merge_is_red_by_the_tenth(name, fields, before, noise):
+    """Whatever is allowed in one run, and however many good runs are before."""
+    for seed in range(3):
+        scatter = 1 + noise * np.random.default_rng(seed).standard_normal(before + 31)
+        levels = scatter * [*[1] * before, *(1.01**i for i in range(31))]
+        red = first_red(name, levels, **fields)
+        assert red is not None and before < red <= before + 10, (seed, red)
+
+
+@METRICS
+def test_an_anchor_is_the_best_level_and_no_lucky_run(name, fields):
+    def red(*levels):
+        return first_red(name, levels, **fields)
+
+    assert red(*[1] * 8, 0.7, *[1] * 8) is None, "one lucky run"
+    assert red(*[1] * 8, 1.4, *[1] * 8) in (None, 8), "one bad run is bad once"
+    assert red(*(0.99**i for i in range(30))) is None, "better and better"
+    assert red(*[1] * 8, *[0.9] * 5, *[0.99] * 5) in range(13, 17), "an improvement is kept"
+    assert red(*[1] * 12, *[1.04] * 40) is None, "within what is allowed"
+    crept = [run(i, metric(name, [60 * 1.01**i], **fields)) for i in range(9)]
+    mended = 1.0 if not name.startswith("tg") else 1.01**-8
+    assert first_red(name, [mended], crept, **fields) is None, "the run that mends it is green"
+
+
+@pytest.mark.parametrize(
+    ("noise", "fields"),
+    [(0.01, {}), (0.02, {}), (0.03, {"quantile": 0.99}), (0.1, {"quantile": 0.99})],
+)
+def test_sixty_honest_runs_have_no_trend(noise, fields):
+    for seed in range(3):
+        scatter = np.exp(noise * np.random.default_rng(seed).standard_normal(60))
+        assert first_red("itl" if fields else "tg32@d0", scatter, **fields) is None, seed
+
+
 @pytest.mark.parametrize(
     ("context", "why"),
     [

@@ -261,6 +261,11 @@ class Regression(DataTable):
         """How much worse this metric may be than in an earlier run."""
         return self.metrics.get(metric, max(self.threshold, self.runs_differ_by))
 
+    def of_anchor(self, metric: str) -> float:
+        """How much worse its level over several runs may be than its best one: what one run may be
+        worse by chance, as a start from another page cache, is no reason for all of them."""
+        return min(self.allowed(metric), max(self.threshold, self.runs_differ_by))
+
 
 class Box(DataTable):
     """What a healthy machine of this architecture shows. None: nothing is known to compare with,

@@ -35,6 +35,11 @@ _SIGNIFICANT = 0.01
 _BETWEEN_RUNS = 0.05
 #: Runs in which a change of level can be seen, and the fewest on a level.
 _SERIES, _SEGMENT = 6, 2
+#: Runs in a row whose median may be the best level of a history.
+_ANCHOR = 3
+#: Runs apart by at most so many tell by how much runs differ, also where neighbours are alike, and
+#: for each that many runs.
+_LAGS, _RUNS_OF_LAG = 3, 8
 #: Runs that a series shows at most.
 _MOST_RUNS = 60
 
@@ -208,31 +213,81 @@ def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[st
 def changes(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
 ) -> list[Change]:
-    """Metrics whose level came down somewhere in the history and stayed down: what creeps by less
-    than the threshold a run, or was let through once, is seen here."""
+    """Metrics whose level is worse than the best of the whole history, by a step that was let
+    through or by steps that are each within the threshold."""
     fallen = []
     for name, metric in current.items():
-        runs = [run for run in history if name in run.metrics]
+        runs = [run for run in history if name in run.metrics and run.metrics[name].value > 0.0]
         values = [run.metrics[name].value for run in runs] + [metric.value]
-        if len(values) < _SERIES or (metric.quantile or 0.5) > 0.5 or not metric.value > 0.0:
+        if len(values) < _SERIES or not metric.value > 0.0:
             continue  # a value of 0 is worse than any run: `compare` says so
-        parts = segments(values)
-        levels = [float(np.median(values[start:end])) for start, end in parts]
-        best = max(levels) if metric.higher_is_better else min(levels)
-        worse = _worse(levels[-1], best, metric.higher_is_better)
-        if len(parts) < 2 or worse <= limits.allowed(name):
+        fall = _step(metric, values, limits) or _creep(metric, values, limits)
+        if fall is None:
             continue
-        at = parts[levels.index(best)][1]
+        best, level, at, allowed = fall
         since = runs[at].name if at < len(runs) else "this run"
         text = (
-            f"{name}: the level went from {number(best)} to {number(levels[-1])} {metric.unit} "
-            f"({worse:.1%} worse, {limits.allowed(name):.0%} allowed), beginning with {since}"
+            f"{name}: the level went from {number(best)} to {number(level)} {metric.unit} "
+            f"({_worse(level, best, metric.higher_is_better):.1%} worse, {allowed:.0%} allowed), "
+            f"beginning with {since}"
         )
         fallen.append(Change(
-            name, metric.unit, metric.higher_is_better, best, levels[-1], levels[-1] / best,
-            pairs=at, allowed=limits.allowed(name), verdict=Verdict.FAIL, text=text,
+            name, metric.unit, metric.higher_is_better, best, level, level / best,
+            pairs=at, allowed=allowed, verdict=Verdict.FAIL, text=text,
         ))  # fmt: skip
     return fallen
+
+
+def _step(
+    metric: StoredMetric, values: Sequence[float], limits: Regression
+) -> tuple[float, float, int, float] | None:
+    """The best level between two changes, the level now, the first run behind the best, and what is
+    allowed, if the level now is worse; None of a percentile, whose scatter hides its steps."""
+    parts = segments(values)
+    levels = {end: float(np.median(values[start:end])) for start, end in parts}
+    robust = [end for start, end in parts if end - start >= _ANCHOR]  # fewer may be lucky
+    if not robust or (metric.quantile or 0.5) > 0.5:
+        return None
+    at = (max if metric.higher_is_better else min)(robust, key=levels.__getitem__)
+    best, level, runs = levels[at], levels[len(values)], len(values) - parts[-1][0]
+    chance = _chance(values) * np.sqrt(1.0 / runs + 1.0 / _ANCHOR)
+    allowed = max(limits.allowed(metric.name), chance)
+    worse = _worse(level, best, metric.higher_is_better)
+    return (best, level, at, allowed) if worse > allowed else None
+
+
+def _creep(
+    metric: StoredMetric, values: Sequence[float], limits: Regression
+) -> tuple[float, float, int, float] | None:
+    """The same of an anchor that stays however long ago it was: the best median of three runs in a
+    row, so that no lucky run is one. The level now is the better of this run and the median of the
+    last five, so that one bad run is no creep, and none is left where this run is good again.
+
+    More is allowed where runs differ by more: of 1,000 simulated runs without a trend, in histories
+    of 60, less than one is red.
+    """
+    better = max if metric.higher_is_better else min
+    medians = [float(np.median(values[i : i + _ANCHOR])) for i in range(len(values) - _ANCHOR)]
+    best = better(medians)
+    level = better(values[-1], float(np.median(values[-_RECENT:])))
+    allowed = max(limits.of_anchor(metric.name), _chance(values))
+    if _worse(level, best, metric.higher_is_better) <= allowed:
+        return None
+    return best, level, medians.index(best) + _ANCHOR, allowed
+
+
+def _chance(values: Sequence[float]) -> float:
+    """How much worse the level of some runs may be by chance, as a fraction: four standard
+    deviations of a run, and more where few runs tell it. It is taken from differences of runs: no
+    trend is in it, and of a step little."""
+    logs = np.log(values)
+    means = []
+    for lag in range(1, 1 + min(_LAGS, max(1, len(logs) // _RUNS_OF_LAG))):
+        steps = logs[lag:] - logs[:-lag]
+        sizes = np.abs(steps - np.median(steps))
+        means.append(float(np.minimum(sizes, 4.0 * np.median(sizes)).mean()))
+    noise = max(means) * np.sqrt(np.pi) / 2.0
+    return float(np.expm1((4.0 + 18.0 / (len(values) - 1)) * noise))
 
 
 def segments(values: Sequence[float]) -> list[tuple[int, int]]:
