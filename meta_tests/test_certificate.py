@@ -158,6 +158,30 @@ def test_where_no_oracle_can_judge_a_golden_file_does():
     assert certified(without(whole(), "golden_file")).certified
 
 
+@pytest.mark.parametrize(
+    ("changed", "deselected", "doubt"),
+    [
+        ({}, (), None),
+        ({"metrics": {}}, ("tests/test_performance.py::test_decode_rate",), None),
+        ({"finished": False}, (), "has not finished"),
+        ({}, ("tests/test_correctness.py::test_seed_is_used",), "left out checks of correctness"),
+        ({"failed": "test_correctness.py::test_known_answers"}, (), "correctness of .* FAIL"),
+        ({"failed": "test_smoke.py::test_health"}, (), "level smoke of the run .* is FAIL"),
+        ({"absent": "test_correctness.py::test_usage"}, (), "left out checks of correctness"),
+    ],
+)  # fmt: skip
+def test_answers_of_a_run_that_did_not_hold_are_no_trusted_ones(changed, deselected, doubt):
+    """The README's certificate compared with what a broken build had recorded of itself."""
+    failed, absent = changed.pop("failed", None), changed.pop("absent", None)
+    file = whole(**changed)
+    for test in file.tests:
+        if failed is not None and failed in test.id:
+            test.verdict = Verdict.FAIL
+    file = without(file, absent or "no such test")
+    reason = certification.doubt_of_answers(file, CPU, certification.inventory(), deselected)
+    assert reason is None if doubt is None else re.search(doubt, reason), reason
+
+
 def without(file: VerdictFile, part: str) -> VerdictFile:
     file.tests = [test for test in file.tests if part not in test.id]
     file.levels = {}

@@ -252,3 +252,20 @@ def test_what_the_files_would_prove_is_said_where_they_are_not_at_hand(canary_bf
     assert golden.unproven(trusted, here) is None
     said = golden.unproven(trusted, elsewhere)
     assert said is not None and "weights" in said and "'canary'" in said and "'other'" in said
+
+
+def test_a_certificate_takes_answers_of_a_trusted_run_alone(tmp_path):
+    """It is said before anything starts, also of a file whose run was cut off."""
+    recorded = golden.record(
+        Engine({"a": [at(1)], "b": [at(2)]}), PROMPTS, model=golden.Identity(served_name="canary"),
+        dtype="float32", engine="vllm", engine_version="0.32.0", configuration="float32",
+        environment={},
+    )  # fmt: skip
+    path = tmp_path / "golden.json"
+    golden.save(recorded, path)
+    assert "nothing says" in golden.load(path).doubt
+    golden.conclude(path, "level correctness of the run that recorded it is FAIL")
+    with pytest.raises(UsageError, match="expected answers of a trusted run; level correctness"):
+        golden.refuse_doubtful(golden.load(path), f"--golden {path}")
+    golden.conclude(path, None)
+    golden.refuse_doubtful(golden.load(path), f"--golden {path}")

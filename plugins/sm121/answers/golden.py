@@ -70,6 +70,9 @@ class GoldenFile(DataTable):
     #: The reproducibility record of the run.
     environment: dict[str, JsonValue]
     answers: tuple[GoldenAnswer, ...] = Field(min_length=1)
+    #: Why these answers are no trusted ones; null: the run that recorded them ended, and all of its
+    #: other checks of the answers held.
+    doubt: str | None = "nothing says how the run that recorded it ended"
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,12 @@ def save(golden: GoldenFile, path: Path) -> None:
     write_text(golden.model_dump_json(indent=1) + "\n", path)
 
 
+def conclude(path: Path, doubt: str | None) -> None:
+    """Write into a file that was recorded what speaks against its answers, now that the run has
+    ended."""
+    save(load(path).model_copy(update={"doubt": doubt}), path)
+
+
 def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
     """Write the first of two recordings of one server.
 
@@ -223,6 +232,19 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
         raise UsageError(
             f"{origin}: expected one answer to each of the {len(expected)} prompts, in their "
             f"order; it has {len(names)}, and another {odd[0]!r}"
+        )
+
+
+def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
+    """A certificate compares with a trusted run alone.
+
+    Raises:
+        UsageError: the file says what speaks against the run that recorded it.
+    """
+    if golden.doubt is not None:
+        raise UsageError(
+            f"{origin}: expected answers of a trusted run; {golden.doubt}. Record them anew: "
+            "pytest -m sm121 --record-golden=PATH"
         )
 
 

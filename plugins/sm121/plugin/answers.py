@@ -25,6 +25,7 @@ from sm121.core.verdict import Inapplicable
 from sm121.engines.capabilities import Capabilities
 from sm121.evidence import metrics
 from sm121.measure import counters
+from sm121.session import certification
 from sm121.session.session import Session
 from sm121.session.signals import own_time
 
@@ -61,8 +62,23 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
         served = _identity(session)
         origin = f"--golden {settings.golden}"
         golden.refuse_other(loaded, origin, served, prompts.continuations())
+        if settings.certify:
+            golden.refuse_doubtful(loaded, origin)
         if (unproven := golden.unproven(loaded, served)) is not None:
             session.remark(unproven)
+
+
+def conclude_golden(session: Session) -> None:
+    """Write into the file of --record-golden what the run's end says of its answers."""
+    path = session.settings.record_golden
+    if path is not None and path.is_file() and session.settings.worker is None:
+        doubt = certification.doubt_of_answers(
+            session.file, session.profile, certification.inventory(), session.deselected
+        )
+        golden.conclude(path, doubt)
+        if doubt is not None:
+            session.remark(f"golden file {path}: not for a certificate: {doubt}")
+            session.save()
 
 
 def _served_folder(session: Session) -> Path | None:

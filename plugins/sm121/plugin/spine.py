@@ -391,6 +391,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
     matrix.end(config, interrupted=run.interrupted)
     run.close()
+    answers.conclude_golden(run)
     _step(f"closed {run.file.verdict.value}")
     if is_worker:
         config.workeroutput["sm121"] = handed_over(run, closed=True)  # type: ignore[attr-defined]

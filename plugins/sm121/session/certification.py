@@ -151,6 +151,25 @@ def _gaps_of_golden(file: VerdictFile, profile: Profile) -> _Gaps:
     return [(Verdict.NOT_RUN, gap)]
 
 
+def doubt_of_answers(
+    file: VerdictFile, profile: Profile, tests: Inventory, deselected: Collection[str]
+) -> str | None:
+    """Why the answers that a run recorded are not to be trusted; None where it finished, none of
+    its levels smoke, kernel and correctness failed, and it had all checks of correctness."""
+    if not file.finished:
+        return "the run that recorded it has not finished"
+    for name in ("smoke", "kernel", "correctness"):
+        level = file.levels.get(name)
+        if level is not None and level.verdict not in (Verdict.PASS, Verdict.NOT_RUN):
+            return f"level {name} of the run that recorded it is {level.verdict}"
+    absent = [name for name in deselected if "test_correctness.py" in name]
+    required = profile.certify.model_copy(update={"levels": ("correctness",)})
+    gaps = _gaps_of_inventory(file, profile.model_copy(update={"certify": required}), tests)
+    if absent or gaps:
+        return "the run that recorded it left out checks of correctness"
+    return None
+
+
 def _gaps_of_kernels(file: VerdictFile, profile: Profile) -> _Gaps:
     """Each kernel that served was computed against the oracle."""
     if "kernel" not in profile.certify.levels:
