@@ -148,6 +148,11 @@ def test_a_prompt_of_ids_equals_its_text(continuations):
     continuations.equal_as_token_ids()
 
 
+def test_a_token_at_a_time_equals_all_at_once(continuations):
+    """An answer equals the one whose tokens are asked for one by one."""
+    continuations.equal_token_by_token()
+
+
 def test_repeated_equals_itself(continuations):
     """A request that is repeated has the same answer each time."""
     continuations.equal_repeated()

@@ -96,6 +96,36 @@ def _second_best(_body: Json, _together: bool, said: Json) -> None:
     said["text"] = bytes(said["ids"]).decode()
 
 
+def _in_a_long_answer(change: Callable[[Json, int], None]) -> Break:
+    """Break what is said after the sixth token of a request."""
+
+    def apply(_body: Json, _together: bool, said: Json) -> None:
+        for place in range(6, len(said["ids"])):
+            change(said, place)
+
+    return apply
+
+
+def _drifts(said: Json, place: int) -> None:
+    """Each step of decoding adds to the error."""
+    said["places"][place] = [(t, value - 0.15 * (place - 5)) for t, value in said["places"][place]]
+
+
+def _accepts_a_draft(said: Json, place: int) -> None:
+    """What a drafter proposed is said, whatever the model holds for likelier."""
+    first, second, third = said["places"][place]
+    said["places"][place] = [(second[0], first[1]), (first[0], second[1]), third]
+    said["ids"][place] = second[0]
+    said["text"] = bytes(said["ids"]).decode()
+
+
+def _reads_a_wrong_block(body: Json, _together: bool, said: Json) -> None:
+    """A block of the prefix cache that generated tokens filled is another's."""
+    if body["max_tokens"] == 1 and isinstance(body["prompt"], list) and len(body["prompt"]) > 30:
+        other = answer(_OTHER, 1, together=False)
+        said.update(ids=other["ids"], places=other["places"], text=other["text"])
+
+
 def _judged(check: Callable[[Place, Server], None], place: Place, broken: Break | None) -> Outcome:
     write_tokenizer(place.tmp_path)
     with scripted(broken) as server:
@@ -114,6 +144,10 @@ def _asker(place: Place, server: Server) -> Asker:
 
 def _in_batches(place: Place, server: Server) -> None:
     Continuations(continuations(), BOUND, _asker(place, server)).equal_in_a_batch()
+
+
+def _token_by_token(place: Place, server: Server) -> None:
+    Continuations(continuations(), BOUND, _asker(place, server)).equal_token_by_token()
 
 
 def _against_itself(place: Place, server: Server) -> None:
@@ -156,6 +190,26 @@ CASES = [
         "after a fork the answer of another request, and no prompt ids to ask again from",
         _others_rest_without_prompts,
         "not judged",
+    ),
+    _case(
+        "log-probabilities drift with each token that is decoded",
+        _in_a_long_answer(_drifts),
+        "a token at a time",
+        _token_by_token,
+    ),
+    _case(
+        "drafts are accepted past the sixth token",
+        _in_a_long_answer(_accepts_a_draft),
+        "a token at a time",
+        _token_by_token,
+        slow=True,
+    ),
+    _case(
+        "a cached block of generated tokens is another's",
+        _reads_a_wrong_block,
+        "a token at a time",
+        _token_by_token,
+        slow=True,
     ),
     _case(
         "a recording of cut answers agrees with itself",

@@ -1,5 +1,5 @@
 """The same prompt asked in another way has the same answer: in a batch, from the prefix cache, in
-chunks of prefill, streamed, as token ids, again, and after others have hung up.
+chunks of prefill, streamed, as token ids, a token at a time, again, and after others have hung up.
 
 Tokens are equal where the engine promises it; else they are judged within the noise, and both ways
 are right where two tokens are equally likely.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sm121.answers import agreement, sanity
 from sm121.answers.prompts import Prompt, PromptSet
@@ -100,6 +100,28 @@ class Continuations:
             ids = self.asker.need(self.alone(prompt).prompt_ids, "the prompt's token ids")
             answer = self.asker.ask(Request(ids, prompt.tokens, salt=self._cold()))
             self._hold([(prompt, answer)], "as token ids")
+
+    def equal_token_by_token(self) -> None:
+        """A request for each token, whose prompt is all tokens before it. Such steps are never
+        drafted. Their prompts are prefilled, or come from the prefix cache with what was generated
+        in them, as in the next turn of a chat."""
+        for prompt in (self.prompts.prompts[0], self._named(_LONG)):
+            alone, salt = self.alone(prompt), self._cold()
+            ids = self.asker.need(alone.prompt_ids, "the prompt's token ids")
+            steps: list[Completion] = []
+            for _ in range(prompt.tokens):
+                before = ids + tuple(token for step in steps for token in step.ids or ())
+                steps.append(self.asker.ask(Request(before, 1, salt=salt)))
+                self.asker.need(steps[-1].ids, "token ids")
+            all_positions = [step.positions for step in steps if step.positions is not None]
+            whole = replace(
+                alone,
+                ids=tuple(token for step in steps for token in step.ids or ()),
+                positions=tuple(itertools.chain(*all_positions))
+                if len(all_positions) == len(steps)
+                else None,
+            )
+            self._hold([(prompt, whole)], "a token at a time")
 
     def equal_repeated(self) -> None:
         """One prompt three times."""
