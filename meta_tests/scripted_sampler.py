@@ -28,9 +28,12 @@ def ids(text: str) -> list[int]:
 
 
 def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
-    """What the model says of the next token: of this text, and of no other one."""
+    """What the model says of the next token after this text. Some tokens are common after each,
+    such as those of the prompt."""
     seed = zlib.crc32(repr((prompt, output)).encode())
-    return np.random.default_rng(seed).normal(3.0, _SPREAD, VOCABULARY)
+    common = np.random.default_rng(1).normal(3.0, _SPREAD / 2**0.5, VOCABULARY)
+    common[[*prompt]] += 2.0
+    return common + np.random.default_rng(seed).normal(0.0, _SPREAD / 2**0.5, VOCABULARY)
 
 
 def probabilities(prompt: tuple[int, ...], output: tuple[int, ...], body: Json) -> np.ndarray:
@@ -45,9 +48,11 @@ def probabilities(prompt: tuple[int, ...], output: tuple[int, ...], body: Json) 
     for token, bias in (body.get("logit_bias") or {}).items():
         values[int(token)] += bias
     repetition = body.get("repetition_penalty", 1.0)
-    for token in {*prompt, *output}:
+    repeated = [] if body.get("output_only") else [*prompt]
+    repeated += [] if body.get("prompt_only") else [*output]
+    for token in {*repeated}:
         values[token] *= 1 / repetition if values[token] > 0 else repetition
-    for token, count in Counter(output).items():
+    for token, count in Counter((*(prompt if body.get("prompt_counts") else ()), *output)).items():
         values[token] -= body.get("frequency_penalty", 0.0) * count
         values[token] -= body.get("presence_penalty", 0.0)
     if not (temperature := body.get("temperature", 1.0)):

@@ -73,7 +73,7 @@ def test_what_was_drafted_between_two_moments():
 
 def test_samples_may_be_off_by_chance_and_no_further():
     """At a chance of one in a million, 400 fair coins are allowed 56 heads more or less."""
-    allowed = promised.allowed(100.0, 1.0, 1e-6)
+    allowed = promised.allowed(100.0, 1e-6)
     assert 50.0 < allowed < 65.0
     assert allowed > 4.9 * 100.0**0.5, "as far as five standard deviations"
 

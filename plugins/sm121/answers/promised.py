@@ -7,17 +7,21 @@ a request make of them is computed here, among the tokens that are listed at a p
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-#: The chance that a right server is called wrong in a run: half by the temperature, which takes the
-#: most samples, the rest shared by so many other comparisons.
+#: The chance that a right server is called wrong in a run: half by the temperature, the rest
+#: shared by so many other comparisons.
 FALSE_ALARMS, COMPARISONS = 1e-3, 64
 TEMPERATURE_CHANCE = FALSE_ALARMS / 2
 CHANCE = TEMPERATURE_CHANCE / COMPARISONS
-#: The relative error of a parameter that 99 of 100 runs notice, and so many deviations of chance.
-ERROR, _QUANTILE = 0.1, 2.7
+#: The relative error of a parameter that is noticed, but for one run of 100; and temperatures that
+#: are off by it. How much likelier one makes the samples, as a logarithm, decides beyond these
+#: bounds. Each chance is bounded at any time (Ville 1939), so samples are taken until it does.
+ERROR, MISSED = 0.1, 0.01
+OFF = (1 + ERROR, 1 / (1 + ERROR))
+RIGHT, WRONG = math.log(MISSED), math.log(2 / TEMPERATURE_CHANCE)
 #: What two evaluations of one softmax in float32 may differ by, in nats or relatively.
 _ROUNDING = 2e-3
 
@@ -34,24 +38,20 @@ def shares(top: Top, temperature: float = 1.0) -> dict[str, float]:
     return {token: weight / total for token, weight in weights.items()}
 
 
-def scores(top: Top, temperature: float) -> dict[str, tuple[float, float]]:
-    """How probable each token is, and its log-probability over the temperature less their mean."""
-    probable = shares(top, temperature)
-    mean = sum(share * top[token] for token, share in probable.items())
-    return {token: (share, (top[token] - mean) / temperature) for token, share in probable.items()}
+def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
+    """The logarithm of how much likelier a token is at that temperature times a factor."""
+    most = max(top.values())
+    total, wrong = (
+        sum(math.exp((log - most) / each) for log in top.values())
+        for each in (temperature, temperature * factor)
+    )
+    return (top[token] - most) * (1 / factor - 1) / temperature + math.log(total / wrong)
 
 
-def information(top: Top, temperature: float) -> float:
-    """What one sample tells of the temperature: the variance of its score."""
-    return sum(share * score**2 for share, score in scores(top, temperature).values())
-
-
-def information_needed(step: float) -> float:
-    """Of all samples, so that a temperature off by `ERROR` is noticed; step: the largest score."""
-    total, effect = 100.0, 1 - 1 / (1 + ERROR)
-    while effect * total < allowed(total, step, TEMPERATURE_CHANCE) + _QUANTILE * math.sqrt(total):
-        total *= 1.02
-    return total
+def evidence(top: Top, temperature: float) -> float:
+    """What a right sample tells against a temperature that is too high, in nats: a divergence."""
+    probable = shares(top, temperature).items()
+    return -sum(share * log_ratio(top, token, temperature, OFF[0]) for token, share in probable)
 
 
 def remaining(top: Top, cut: Cut, value: float) -> tuple[set[str], set[str]]:
@@ -76,11 +76,11 @@ def remaining(top: Top, cut: Cut, value: float) -> tuple[set[str], set[str]]:
     return remaining, dropped
 
 
-def allowed(variance: float, step: float, chance: float) -> float:
-    """How far a sum over samples may be from what is expected but for a chance (Freedman 1975: the
-    differences are a martingale's, of that variance in all, and none is above the step)."""
+def allowed(variance: float, chance: float) -> float:
+    """How far a number of hits may be from what is expected but for a chance (Freedman 1975: the
+    differences are a martingale's, of that variance in all, and none is above 1)."""
     bits = math.log(2.0 / chance)
-    return bits * step / 3 + math.sqrt((bits * step / 3) ** 2 + 2 * bits * variance)
+    return bits / 3 + math.sqrt((bits / 3) ** 2 + 2 * bits * variance)
 
 
 def chance_of(hits: float, expected: float, samples: int) -> float:
@@ -93,29 +93,24 @@ def chance_of(hits: float, expected: float, samples: int) -> float:
 
 @dataclass
 class Tally:
-    """The sum of a quantity over samples, such as 1 for a hit, and what is promised of it."""
+    """The hits among samples, and how many are promised."""
 
-    sum: float = 0.0
+    hits: int = 0
     expected: float = 0.0
     variance: float = 0.0
     samples: int = 0
 
-    def add(self, value: float, options: Collection[tuple[float, float]]) -> None:
-        """One sample, with the probability and the value of each that could come."""
-        mean = sum(share * each for share, each in options)
-        self.sum += value
-        self.expected += mean
-        self.variance += sum(share * (each - mean) ** 2 for share, each in options)
-        self.samples += 1
-
-    def add_hit(self, hit: bool, share: float) -> None:
+    def add(self, hit: bool, share: float) -> None:
         """One sample that is a hit with that probability."""
-        self.add(float(hit), ((share, 1.0), (1 - share, 0.0)))
+        self.hits += hit
+        self.expected += share
+        self.variance += share * (1 - share)
+        self.samples += 1
 
     @property
     def chance(self) -> float:
-        """Of hits: `chance_of`."""
-        return chance_of(self.sum, self.expected, self.samples) if self.samples else 1.0
+        """See `chance_of`."""
+        return chance_of(self.hits, self.expected, self.samples) if self.samples else 1.0
 
     def __str__(self) -> str:
-        return f"{self.sum:g} in {self.samples}, {self.expected:.1f} expected"
+        return f"{self.hits} in {self.samples}, {self.expected:.1f} expected"

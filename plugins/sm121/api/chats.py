@@ -43,12 +43,8 @@ def end_by_themselves(api: Api, correctness: Correctness) -> None:
 
 def are_harmony(api: Api, correctness: Correctness, effort: str) -> None:
     """The token ids of a chat, at one effort of reasoning, are in harmony's form and counted."""
-    answer = api.chat(
-        correctness.chats[0].question,
-        max_tokens=correctness.max_answer_tokens,
-        reasoning_effort=effort,
-        return_token_ids=True,
-    )
+    options = {"max_tokens": correctness.max_answer_tokens, "reasoning_effort": effort}
+    answer = api.chat(correctness.chats[0].question, return_token_ids=True, **options)
     choice, counted = answer["choices"][0], answer["usage"]["completion_tokens"]
     ids = choice["token_ids"]
     wrong = harmony.violations(ids, finished=choice["finish_reason"] == "stop")

@@ -112,8 +112,5 @@ def usage_of_a_stream_equals_the_ids(api: Api) -> None:
     counted = len(whole["token_ids"])
     usage = chunks.chunks[-1].get("usage") or {}
     required = 9 if whole["finish_reason"] == "length" else counted  # it may end by itself before
-    require(
-        usage.get("completion_tokens") == counted == required,
-        f"{required} ids and usage of as many",
-        f"{counted} ids and {usage}",
-    )
+    same = usage.get("completion_tokens") == counted == required
+    require(same, f"{required} ids and usage of as many", f"{counted} ids and {usage}")

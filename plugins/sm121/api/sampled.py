@@ -9,14 +9,15 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 from sm121.answers import promised
 from sm121.answers.promised import CHANCE, Cut, Tally, Top, shares
 from sm121.api.client import Api, Json
-from sm121.client.completions import Position, parse
-from sm121.core.unmet import Fact, require_none
+from sm121.client.completions import Position, name_of, parse
+from sm121.core.unmet import Fact, require, require_none
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name
 
@@ -26,8 +27,16 @@ TEXTS = (
     *("What is", "The", "She said that", "1, 2, 3, 4, 5,", "The weather in", "I", "Q:", "and", "A"),
 )
 #: Samples of a comparison, and of a request, at most.
-_MOST, _BATCH = 4096, 64
-#: Of each parameter a middle value, and those that another one is drawn from.
+_MOST, _BATCH = 4096, 32
+#: Samples where nothing asks for more, and how cold they are where a penalty decides alone.
+_FEW, _COLD = 8, 0.01
+#: Of each parameter a middle value, and those, or the range, that another one is drawn from.
+_RANGES = {
+    "temperature": (0.8, 0.7, 1.4),
+    "presence_penalty": (1.2, 0.9, 1.9),
+    "frequency_penalty": (1.2, 0.9, 1.9),
+    "repetition_penalty": (1.3, 1.2, 1.5),
+}
 _CUTS: dict[Cut, tuple[float, list[float]]] = {
     "top_p": (0.5, [n / 100 for n in range(20, 91)]),
     "top_k": (5, [*range(2, 16)]),
@@ -37,7 +46,11 @@ _CUTS: dict[Cut, tuple[float, list[float]]] = {
 _NEUTRAL: dict[str, tuple[Name, float]] = {
     "top_k": ("top_k", -1), "repetition_penalty": ("repetition_penalty", 1.0),
     "min_p": ("min_p", 0.0), "return_tokens_as_token_ids": ("logprob_ids", True),
+    "ignore_eos": ("ignore_eos", True),
 }  # fmt: skip
+#: A bias that forces a token; and two which leave no other token than those that have them.
+_FORCED, _HIGH, _LOW = 100.0, 90.0, 50.0
+_PROMISED = "samples as the reported log-probabilities promise"
 _Samples = list[tuple[Position, ...]]
 
 
@@ -55,29 +68,27 @@ class Sampler:
 
     def follows_the_temperature(self) -> None:
         """Samples are as likely as the temperature makes them: each of the likeliest tokens, and
-        their log-probabilities on the whole, at both temperatures together."""
-        facts, tally, step, information = [], Tally(), 1.0, promised.information
-        drawn = random.Random(f"{self.seed} temperature").uniform(0.7, 1.4)
-        for kind, value in (("middle", 0.8), ("drawn", drawn)):
-            text, top = max(self._tops.items(), key=lambda item: information(item[1], value))
-            step = max(step, *(abs(score) for _, score in promised.scores(top, value).values()))
-            count = promised.information_needed(step) / information(top, value) / 2
-            if count > _MOST:
-                raise NotRun(
-                    "after no text of the suite a temperature is noticed that is off by a tenth"
-                )
-            samples = self._ask([text] * math.ceil(count), {"temperature": value})
-            for (position,) in samples:
-                if position.token in position.top:
-                    scores = promised.scores(position.top, value)
-                    tally.add(scores[position.token][1], scores.values())
-            about, evidence = f"temperature, {kind}", f"{value:g} after {text!r}"
-            facts += _compared(about, samples, lambda top: (top, ()), evidence, value)
-        off = abs(tally.sum - tally.expected)
-        limit = promised.allowed(tally.variance, step, promised.TEMPERATURE_CHANCE)
-        if off > limit:
-            required = "samples as both temperatures promise: a sum of scores off by at most"
-            facts.append(Fact(required, value=off, limit=limit, evidence=f"{tally}"))
+        all on the whole, at both temperatures together. Asked for until that is decided."""
+        ratios, cases, facts = dict.fromkeys(promised.OFF, 0.0), [], []
+        for kind, value in self._values("temperature"):
+            text = max(self._tops, key=lambda text: promised.evidence(self._tops[text], value))
+            cases.append((kind, value, text, _Samples()))
+        while promised.RIGHT < max(ratios.values()) < promised.WRONG:
+            if 2 * len(cases[0][3]) >= _MOST:
+                raise NotRun("after no text of the suite it is noticed to be off by a tenth")
+            for _, value, text, samples in cases:
+                more = self._ask([text] * _BATCH, {"temperature": value})
+                samples += more
+                for (position,) in more:
+                    top, token = position.top, position.token
+                    for factor in ratios if token in top else ():
+                        ratios[factor] += promised.log_ratio(top, token, value, factor)
+        if max(ratios.values()) > 0:
+            evidence = f"logarithms of how much likelier, by a factor of both: {ratios}"
+            facts.append(Fact("samples as both temperatures promise", "others", evidence=evidence))
+        for kind, value, text, samples in cases:
+            about, shown = f"temperature, {kind}", f"{value:g} after {text!r}"
+            facts += _compared(about, samples, lambda top: (top, ()), shown, value)
         self._hold(facts)
 
     def keeps_the_cut(self, cut: Cut) -> None:
@@ -92,6 +103,121 @@ class Sampler:
             about, evidence = f"{cut}, {kind}", f"{value:g} after {text!r}"
             facts += _compared(about, samples, rule, evidence, edge=edge, unlisted=False)
         self._hold(facts)
+
+    def restricts(self, name: Name) -> None:
+        """`bad_words` bans the likeliest word; of five `allowed_token_ids` each comes as often as
+        its probability says, and no other token."""
+        self.api.capabilities.require(name, "logprob_ids")
+        answers = self.api.complete(list(TEXTS), max_tokens=1)["choices"]
+        words = {TEXTS[choice["index"]]: choice["text"] for choice in answers}
+        text = max((text for text, word in words.items() if word.strip()),
+                   key=lambda text: max(self._tops[text].values()))  # fmt: skip
+        top = self._tops[text]
+        ranked = sorted(top, key=lambda token: -top[token])
+        allowed, banned, option = set[str](), {ranked[0]}, [words[text]]
+        if name == "allowed_token_ids":
+            allowed = {*ranked[1:10:2]}
+            banned, option = top.keys() - allowed, [*map(_id, allowed)]
+        count = math.ceil(_FEW / math.exp(top[ranked[0]]))
+        samples = self._ask([text] * min(count, _MOST), {name: option})
+        self._hold(_compared(
+            name, samples, lambda top: (allowed & top.keys(), banned), f"{option} after {text!r}",
+            unlisted=name == "bad_words",
+        ))  # fmt: skip
+
+    def penalises(self, name: str) -> None:
+        """Where a bias makes up for a penalty but for 5 % of it, the token comes that the rest
+        makes likelier: so a penalty that is off by a tenth is noticed."""
+        divides = name == "repetition_penalty"
+        self.api.capabilities.require("divided_bias" if divides else "penalties")
+        self.api.capabilities.require("logprob_ids", "logit_bias", "token_ids")
+        facts = []
+        for kind, value in self._values(name):
+            comparisons = self._divided(value, kind) if divides else self._subtracted(name, value)
+            for about, tally in comparisons:
+                if 2 * tally.samples < _FEW or tally.chance < CHANCE:
+                    case, evidence = f"{name}, {kind}", f"{value:g} {about}: {tally}"
+                    facts.append(Fact(_PROMISED, "others", case, evidence=evidence))
+        self._hold(facts)
+
+    def _subtracted(self, name: str, value: float) -> Iterator[tuple[str, Tally]]:
+        """A token that came twice, and one of the prompt, which is not counted."""
+        penalties = [0.0, value, (2 if name == "frequency_penalty" else 1) * value]
+        text, token, other, top = self._pair(penalties, (False, True))
+        sides, options = set(), {"temperature": _COLD, name: value, "max_tokens": len(penalties)}
+        for rest in (-0.05, 0.05):
+            even = top[other] + penalties[-1] - top[token]
+            bias, tally = {token: _LOW + even + rest * penalties[-1], other: _LOW}, Tally()
+            for *before, last in self._ask([text] * _FEW, options | {"logit_bias": bias}):
+                reported = {**top, **last.top, last.token: last.log_probability}
+                logits = {one: reported[one] + bias[one] for one in bias}
+                logits[token] -= penalties[-1]
+                if {position.token for position in before} == {token}:
+                    tally.add(last.token == token, shares(logits, _COLD)[token])
+            sides.add(2 * tally.expected > tally.samples)
+            yield f"after {text!r}, {token} twice", tally
+        if len(sides) < 2:
+            raise NotRun("log-probabilities differ by 5 % of a penalty from request to request")
+
+    def _divided(self, value: float, kind: str) -> Iterator[tuple[str, Tally]]:
+        """A token of the prompt, or one that came, and one that did not. No server tells the logit
+        that is divided: so the bias that makes up for it is measured, and another one computed."""
+        times = int(kind == "drawn")
+        text, token, other, _ = self._pair([0.0, 100.0][: times + 1], (not times, False))
+
+        def hits(count: int, cold: float, high: float, low: float) -> list[bool]:
+            samples = self._ask([text] * count, {
+                "temperature": cold, "repetition_penalty": value, "max_tokens": times + 1,
+                "logit_bias": {token: high, other: low},
+            })  # fmt: skip
+            return [{position.token for position in sample} == {token} for sample in samples]
+
+        low, high = 0.0, 100.0
+        while high - low > 0.1:
+            half = (low + high) / 2
+            low, high = (half, high) if all(hits(1, 0.0, _LOW, half)) else (low, half)
+        for rest in (-0.05, 0.05):
+            tally = Tally()
+            for hit in hits(_FEW, _COLD, _HIGH, low + (_HIGH - _LOW) / (1 + rest) / value):
+                tally.add(hit, float(rest > 0))
+            yield f"after {text!r}, {token}", tally
+
+    def _pair(
+        self, penalties: list[float], of_prompt: tuple[bool, bool]
+    ) -> tuple[str, str, str, Top]:
+        """A text, two tokens of its prompt or not, and the likeliest tokens when the first one came
+        already, one time less than there are penalties. With both biased it surely comes first."""
+        options = {"temperature": 0.0, "max_tokens": len(penalties)}
+        listed = Counter(token for top in self._tops.values() for token in top)
+        for token, _ in listed.most_common(_FEW):
+            texts = [
+                text for text, top in self._tops.items()
+                if token in top and (token in self._prompts[text]) == of_prompt[0]
+            ]  # fmt: skip
+            answers = self._ask(texts, options | {"logit_bias": {token: _FORCED}})
+            for text, answer in zip(texts, answers, strict=True):
+                tokens, last = {position.token for position in answer}, answer[-1].top
+                require(tokens == {token}, token, tokens, f"logit_bias of {_FORCED:g}")
+                for other in last.keys() - {token} if token in last else ():
+                    *before, even = (
+                        p.log_probability - p.top.get(other, min(p.top.values())) - penalty
+                        for p, penalty in zip(answer, penalties, strict=True)
+                    )
+                    sure = min(before, default=math.inf) > even + 1
+                    if sure and (other in self._prompts[text]) == of_prompt[1]:
+                        return text, token, other, last
+        raise NotRun("after no text of the suite two tokens are likely, as a penalty needs them")
+
+    @functools.cached_property
+    def _prompts(self) -> dict[str, set[str]]:
+        """The tokens of each text."""
+        choices = self.api.complete(list(TEXTS), max_tokens=1, return_token_ids=True)["choices"]
+        return {TEXTS[one["index"]]: {*map(name_of, one["prompt_token_ids"])} for one in choices}
+
+    def _values(self, name: str) -> list[tuple[str, float]]:
+        middle, low, high = _RANGES[name]
+        drawn = random.Random(f"{self.seed} {name}").uniform(low, high)
+        return [("middle", middle), ("drawn", round(drawn, 3))]
 
     @functools.cached_property
     def _tops(self) -> dict[str, Top]:
@@ -123,13 +249,15 @@ class Sampler:
         return [("middle", min(cases, key=lambda case: abs(case[1] - middle))), ("drawn", drawn)]
 
     def _ask(self, texts: list[str], options: Json) -> _Samples:
-        """The tokens after each text. A token below the likeliest ones is listed only where it was
-        drawn, and is taken out: the list is the same whatever is drawn."""
+        """The tokens after each text; ``logit_bias`` is by their names. A token below the likeliest
+        ones is listed only where it was drawn, and is taken out: so the list is always the same."""
         can = self.api.capabilities.can
         self.api.capabilities.require("logprobs", "prompt_lists")
         listed = 20 if can("top_logprobs_20") else 5
         body: Json = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1, "logprobs": listed}
         body |= {option: value for option, (name, value) in _NEUTRAL.items() if can(name)} | options
+        if bias := body.get("logit_bias"):
+            body["logit_bias"] = {f"{_id(token)}": each for token, each in bias.items()}
         samples: _Samples = []
         for start in range(0, len(texts), _BATCH):
             answer = self.api.complete(texts[start : start + _BATCH], **body)
@@ -138,10 +266,8 @@ class Sampler:
                     replace(p, top={t: v for t, v in p.top.items() if t != p.token or n <= listed})
                     for p in parse({"choices": [choice]}).positions or () for n in [len(p.top)]
                 ))  # fmt: skip
-        if missing := sum(len(sample) != 1 for sample in samples):
-            raise NotRun(
-                f"{missing} of {len(samples)} samples have no log-probability of their token"
-            )
+        if missing := sum(len(sample) != body["max_tokens"] for sample in samples):
+            raise NotRun(f"{missing} of {len(samples)} samples have not their log-probabilities")
         return samples
 
     def _hold(self, facts: list[Fact]) -> None:
@@ -163,14 +289,17 @@ def _compared(
             probable = shares({token: position.top[token] for token in remaining}, temperature)
             ordered = sorted(probable, key=lambda token: -probable[token])
             for tally, token in zip(tallies.values(), ordered[:4], strict=False):
-                tally.add_hit(position.token == token, probable[token])
+                tally.add(position.token == token, probable[token])
             share = sum(probable.get(token, 0.0) for token in edge)
-            tallies["edge"].add_hit(position.token in edge, share)
+            tallies["edge"].add(position.token in edge, share)
         elif position.token in banned or (position.token not in position.top and not unlisted):
             wrong["others"] = position.token
     wrong |= {name: f"{tally}" for name, tally in tallies.items() if tally.chance < CHANCE}
     return [
-        Fact("samples as the reported log-probabilities promise", "others", f"{about}, {name}",
-             evidence=f"{evidence}: {which}")
+        Fact(_PROMISED, "others", f"{about}, {name}", evidence=f"{evidence}: {which}")
         for name, which in wrong.items()
-    ]  # fmt: skip
+    ]
+
+
+def _id(token: str) -> int:
+    return int(token.rpartition(":")[2])

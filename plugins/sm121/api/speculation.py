@@ -8,6 +8,7 @@ which nobody drafts, and samples against the probabilities that it reports.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -19,7 +20,7 @@ from typing import Any
 from sm121.answers import promised
 from sm121.answers.promised import Tally
 from sm121.answers.prompts import PromptSet
-from sm121.client.completions import Asker, Completion, Position, Refused, Request, parse
+from sm121.client.completions import Asker, Completion, Position, Prompt, Refused, Request, parse
 from sm121.core.level_settings import AgreementBound
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, require
@@ -34,11 +35,7 @@ _ROUNDING = 1e-3
 ERROR_RATE = 1e-6
 #: Texts that can go on in many ways one or two tokens after the first, which nobody drafts: at the
 #: first and at the second place of a draft. And how many of the likeliest tokens are counted.
-_OPEN = (
-    "The capital",
-    "The capital of France is Paris. The",
-    "1 + 1 = 2. The capital",
-)
+_OPEN = ("The capital", "The capital of France is Paris. The", "1 + 1 = 2. The capital")
 SLICE = 4
 _SAMPLED_TOKENS, _CHOICES, _BATCHES = 4, 128, 4
 _ALL = "at all places"
@@ -76,7 +73,6 @@ class Speculation:
     bound: AgreementBound
     method: str | None
     capabilities: Capabilities
-    _natural: tuple[Drafted, int, int] | None = None
     _judged: dict[str, list[_Place]] = field(default_factory=dict)
 
     def tokens_are_the_targets(self) -> str:
@@ -138,16 +134,16 @@ class Speculation:
                     best = sorted(position.top.items(), key=lambda item: -item[1])[:SLICE]
                     for rank, (token, value) in enumerate(best):
                         hit, share = token == position.token, math.exp(value)
-                        tally[_ALL, f"rank {rank + 1}"].add_hit(hit, share)
+                        tally[_ALL, f"rank {rank + 1}"].add(hit, share)
                         if number <= _SHARED:
-                            tally[f"after {prefix!r}", token].add_hit(hit, share)
+                            tally[f"after {prefix!r}", token].add(hit, share)
                     samples += 1
                     prefix += f" {position.token}"
         for (where, label), count in tally.items():
             # Half of the error rate is for what is counted over all places.
             alike = SLICE if where == _ALL else len(tally) - SLICE
-            allowed = promised.allowed(count.variance, 1.0, ERROR_RATE / 2 / max(alike, 1))
-            difference = abs(count.sum - count.expected)
+            allowed = promised.allowed(count.variance, ERROR_RATE / 2 / max(alike, 1))
+            difference = abs(count.hits - count.expected)
             require(difference <= allowed,
                     "samples by the reported probabilities, off by at most", "",
                     f"{where}, {label}", value=difference, limit=allowed,
@@ -174,11 +170,9 @@ class Speculation:
                 continue
             stopped = self._post(prompt.text, max_tokens=len(ids), stop_token_ids=[token])
             expected = ids[: index + 1]
-            require(
-                stopped.ids == expected and stopped.finish_reason == "stop",
-                f"an end with the stop token {token}: {expected}, stop",
-                f"{stopped.ids}, {stopped.finish_reason}",
-            )
+            right = stopped.ids == expected and stopped.finish_reason == "stop"
+            require(right, f"an end with the stop token {token}: {expected}, stop",
+                    f"{stopped.ids}, {stopped.finish_reason}")  # fmt: skip
             require(stopped.completion_tokens == len(expected), f"usage of {len(expected)}",
                     stopped.completion_tokens)  # fmt: skip
         text = whole.text
@@ -212,7 +206,7 @@ class Speculation:
             AssertionError: it does not.
             NotRun: it has no such counters.
         """
-        drafted, generated, requests = self._texts()
+        drafted, generated, requests = self._texts
         by_position = drafted.by_position
         k = len(by_position) or math.ceil(drafted.tokens / drafted.drafts)
         if by_position:
@@ -245,7 +239,7 @@ class Speculation:
         Raises:
             NotRun: nothing was, or the server has no such counters.
         """
-        return self._texts()[0]
+        return self._texts[0]
 
     def drafts_are_accepted(self) -> None:
         """Some of what is drafted is accepted, and no less in a long answer than in a short one.
@@ -283,17 +277,13 @@ class Speculation:
                 ids, before = self.asker.ids(answer), answer.prompt_ids
                 before = self.asker.need(before, "the prompt's token ids")
                 entries = self._prefilled((*before, *ids))[len(before) :]
-                self._judged[prompt.name] = [
-                    _place(token, position, entry)
-                    for token, position, entry in zip(
-                        ids, self.asker.positions(answer), entries, strict=True
-                    )
-                ]
+                columns = (ids, self.asker.positions(answer), entries)
+                self._judged[prompt.name] = [_place(*row) for row in zip(*columns, strict=True)]
         return self._judged.items()
 
     def _prefilled(self, ids: Sequence[int]) -> list[Mapping[str, Any]]:
         """vLLM's ``prompt_logprobs`` of each token, with the likeliest beside it."""
-        body = self._body(list(ids), max_tokens=1, prompt_logprobs=1)
+        body = self._body(tuple(ids), max_tokens=1, prompt_logprobs=1)
         choice = self._send(body)["choices"][0]
         entries = choice.get("prompt_logprobs")
         count = "none" if entries is None else len(entries)
@@ -310,12 +300,10 @@ class Speculation:
             for choice in choices:
                 yield self.asker.positions(parse({"choices": [choice]}))
 
+    @functools.cached_property
     def _texts(self) -> tuple[Drafted, int, int]:
-        if self._natural is None:
-            self._natural = self._drafted(
-                [Request(prompt.text, prompt.tokens, top=0) for prompt in self.prompts.prompts]
-            )
-        return self._natural
+        requests = [Request(prompt.text, prompt.tokens, top=0) for prompt in self.prompts.prompts]
+        return self._drafted(requests)
 
     def _drafted(self, requests: Sequence[Request]) -> tuple[Drafted, int, int]:
         """What was drafted while some requests were answered one after the other, their generated
@@ -335,16 +323,8 @@ class Speculation:
     def _post(self, prompt: str, **options: Any) -> Completion:
         return parse(self._send(self._body(prompt, **options)))
 
-    def _body(self, prompt: str | list[int], **options: Any) -> dict[str, Any]:
-        return {
-            "model": self.server.endpoint.served_name,
-            "prompt": prompt,
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            **options,
-        }
+    def _body(self, prompt: Prompt, **options: Any) -> dict[str, Any]:
+        return Request(prompt, 1, top=0).body(self.server.endpoint.served_name) | options
 
     def _send(self, body: Mapping[str, Any]) -> dict[str, Any]:
         with self.server.endpoint.http(timeout_s=240.0) as http:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Literal
 
 import jsonschema
@@ -61,8 +62,8 @@ def keeps_choice_in_a_chat(api: Api, judge: Judge, correctness: Correctness) -> 
     require(content in choices or excused, f"one of {choices}", repr(content))
 
 
-def samples(api: Api, kind: Literal["regex", "choice"], value: str | list[str]) -> list[str]:
-    """Texts of a completion that is sampled several times, bound by a regex or to choices.
+def keeps(api: Api, kind: Literal["regex", "choice"], value: str | list[str]) -> None:
+    """Texts of a completion that is sampled several times match a regex, or are choices.
 
     Raises:
         NotRun: the engine cannot.
@@ -73,4 +74,8 @@ def samples(api: Api, kind: Literal["regex", "choice"], value: str | list[str]) 
         lambda seed: api.complete(PROMPT, max_tokens=32, temperature=1.0, seed=seed, **body),
         range(_SAMPLES),
     )
-    return [answer["choices"][0]["text"] for answer in answers]
+    texts = [answer["choices"][0]["text"] for answer in answers]
+    required = f"a match of {value}" if isinstance(value, str) else f"one of {value}"
+    pattern = value if isinstance(value, str) else "|".join(value)
+    wrong = [text for text in texts if not re.fullmatch(pattern, text)]
+    require(not wrong, required, wrong)

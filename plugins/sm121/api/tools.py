@@ -38,12 +38,8 @@ def called_every_time(api: Api, correctness: Correctness) -> None:
         calls = [call["function"] for call in _calls(choice)]
         require(calls, f"a call of {case.tool}", no_call(api, choice), of)
         observed = [(call["name"], json.loads(call["arguments"])) for call in calls]
-        require(
-            observed == [(case.tool, case.arguments)],
-            f"{case.tool}({case.arguments})",
-            observed,
-            of,
-        )
+        expected = [(case.tool, case.arguments)]
+        require(observed == expected, f"{case.tool}({case.arguments})", observed, of)
         right = choice["finish_reason"] == "tool_calls" and not spilled(choice["message"])
         require(right, "tool_calls, and nothing of the call in the content", choice, of)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal, get_args
 
@@ -24,10 +25,10 @@ Name = Literal[
     "completions", "prompt_lists", "token_prompts", "token_ids", "chat_token_ids", "logprobs",
     "logprob_ids", "chat_logprobs", "prompt_logprobs", "echo", "several_choices", "seed",
     "min_tokens", "default_length", "ignore_eos", "stop", "stop_token_ids", "hidden_special_tokens",
-    "logit_bias", "top_logprobs_20", "top_k", "min_p", "repetition_penalty", "stream_usage",
-    "continuous_usage", "chat", "reasoning", "reasoning_effort", "tools", "tool_choice",
-    "responses", "responses_tools", "json_schema", "regex", "choice", "tokenize", "context_length",
-    "api_key", "prefix_cache_reset",
+    "logit_bias", "top_logprobs_20", "top_k", "min_p", "penalties", "repetition_penalty",
+    "divided_bias", "bad_words", "allowed_token_ids", "stream_usage", "continuous_usage", "chat",
+    "reasoning", "reasoning_effort", "tools", "tool_choice", "responses", "responses_tools",
+    "json_schema", "regex", "choice", "tokenize", "context_length", "api_key", "prefix_cache_reset",
 ]  # fmt: skip
 NAMES: tuple[Name, ...] = get_args(Name)
 
@@ -149,26 +150,20 @@ class EngineFile(DataTable):
         return self
 
 
+@dataclass(frozen=True, eq=False)
 class Capabilities:
     """What one server can do: the file of its engine, and its release where that is known.
 
     Attributes:
         version: as the engine calls itself.
+        identity: of `builds.identity`.
         offers: of the server (`offered`); None where it was not asked.
     """
 
-    def __init__(
-        self,
-        file: EngineFile,
-        version: str | None,
-        *,
-        identity: str | None = None,
-        offers: Collection[str] | None = None,
-    ) -> None:
-        self.file = file
-        self.version = version
-        self.offers = offers
-        self._identity = identity or builds.identity(version)
+    file: EngineFile
+    version: str | None
+    identity: str | None
+    offers: Collection[str] | None
 
     @property
     def engine(self) -> str:
@@ -181,9 +176,9 @@ class Capabilities:
         which = f"{self.file.title} {self.version or '(version unknown)'}"
         if not capability.can:
             return f"{which}: {name}: {capability.reason}"
-        if within(self._identity, capability.versions):
+        if within(self.identity, capability.versions):
             return None
-        if release(self._identity) is not None:
+        if release(self.identity) is not None:
             return f"{which}: {name}: from version {capability.versions} on"
         if capability.shown_by in (self.offers or ()):
             return None
@@ -200,10 +195,8 @@ class Capabilities:
         Raises:
             NotRun: it cannot; the message says what and why.
         """
-        for name in names:
-            reason = self.missing(name)
-            if reason is not None:
-                raise NotRun(reason)
+        for reason in filter(None, map(self.missing, names)):
+            raise NotRun(reason)
 
     def structured(self, name: Literal["json_schema", "regex", "choice"], value: Any) -> Any:
         """The part of a request's body that asks for structured output.
@@ -229,16 +222,13 @@ class Capabilities:
 
     def bugs(self, check: str) -> list[Bug]:
         """The known bugs of this version that a check shows. An unknown version has none."""
-        build = builds.named(self._identity)
+        build = builds.named(self.identity)
         matching_builds = (None, build.name if build is not None else None)
-        return [
-            bug
-            for bug in self.file.bugs
-            if bug.shown_by(check) and bug.build in matching_builds and self._has(bug)
-        ]
+        bugs = filter(self._has, self.file.bugs)
+        return [bug for bug in bugs if bug.shown_by(check) and bug.build in matching_builds]
 
     def _has(self, own: Deviation | Bug) -> bool:
-        return self._identity is not None and within(self._identity, own.versions)
+        return self.identity is not None and within(self.identity, own.versions)
 
 
 #: Capabilities that are each asked for by a parameter of that name.
@@ -296,12 +286,9 @@ def shipped() -> dict[str, EngineFile]:
 
 
 def of(
-    engine: str,
-    version: str | None,
-    *,
-    identity: str | None = None,
+    engine: str, version: str | None, *, identity: str | None = None,
     offers: Collection[str] | None = None,
-) -> Capabilities:
+) -> Capabilities:  # fmt: skip
     """What a server of that engine can do.
 
     Args:
@@ -315,7 +302,7 @@ def of(
     files = shipped()
     if engine not in files:
         raise UsageError(f"--engine {engine}: expected one of {', '.join(files)}")
-    return Capabilities(files[engine], version, identity=identity, offers=offers)
+    return Capabilities(files[engine], version, identity or builds.identity(version), offers)
 
 
 def offered(openapi: Mapping[str, Any]) -> frozenset[str]:
