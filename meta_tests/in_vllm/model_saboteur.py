@@ -8,7 +8,7 @@ no checkpoint can express is patched into the running model. Imports nothing of 
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors import safe_open
@@ -17,22 +17,12 @@ from vllm.model_executor.layers.fused_moe.router import cpu_router
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl as Attention
 
 Tensor = torch.Tensor
-WEIGHTS: dict[str, Callable[[str, Tensor], Tensor]] = {}
-PATCHES: dict[str, Callable[["Patcher"], None]] = {}
+#: Which tensors of the checkpoint, and what becomes of each.
+Fault: TypeAlias = tuple[Callable[[str], bool], Callable[[Tensor], Tensor]]
 
 NO_SINK = -1e30
 BANG = 0  # the token "!"
 NOTHING = "nothing"
-
-
-def weights(name: str) -> Callable[[Callable[[str, Tensor], Tensor]], Any]:
-    """Register a fault of the checkpoint: called with every tensor, returns what is loaded."""
-    return lambda function: WEIGHTS.setdefault(name, function)
-
-
-def patch(name: str) -> Callable[[Callable[["Patcher"], None]], Any]:
-    """Register a fault of the running model."""
-    return lambda function: PATCHES.setdefault(name, function)
 
 
 class _Packing:
@@ -240,9 +230,11 @@ class Saboteur:
         patcher.undo()
         wanted = name if name in WEIGHTS else NOTHING
         if wanted != self._loaded:
-            change = WEIGHTS.get(wanted, lambda _key, tensor: tensor)
+            matches, change = WEIGHTS.get(wanted, (lambda _key: False, lambda tensor: tensor))
             model = patcher.runner.model_config.model
-            tensors = {key: change(key, tensor) for key, tensor in checkpoint(model)}
+            tensors = {
+                key: change(tensor) if matches(key) else tensor for key, tensor in checkpoint(model)
+            }
             with torch.inference_mode(False):
                 patcher.runner.reload_weights(weights_iterator=iter(tensors.items()))
             with torch.no_grad():
@@ -256,178 +248,111 @@ class Saboteur:
         return name
 
 
-# -------------------- faults of the checkpoint
+# -------------------- faults of the checkpoint: of the tensors whose names match, what is loaded
 
 
-def _where(name: str, *ends: str) -> bool:
-    return name.endswith(ends)
+def _gate_and_up(change: Callable[[Tensor], Tensor]) -> Fault:
+    """Of the weight [E, H, 2I] and the bias [E, 2I]."""
+    return lambda name: ".experts.gate_up_proj" in name, change
 
 
-@weights("sinks zeroed")
-def _(name: str, t: Tensor) -> Tensor:
-    return torch.zeros_like(t) if _where(name, ".sinks") else t
+def _ends(*ends: str) -> Callable[[str], bool]:
+    return lambda name: name.endswith(ends)
 
 
-@weights("sinks dropped")
-def _(name: str, t: Tensor) -> Tensor:
-    return torch.full_like(t, NO_SINK) if _where(name, ".sinks") else t
+def _is(name: str) -> Callable[[str], bool]:
+    return lambda other: other == name
 
 
-@weights("one head's sink dropped")
-def _(name: str, t: Tensor) -> Tensor:
-    if name == "model.layers.1.self_attn.sinks":
-        t = t.clone()
-        t[0] = NO_SINK
+def _scaled(t: Tensor, place: Any) -> Tensor:
+    """A part of it one step of a scale up."""
+    t = t.clone()
+    t[place] *= 2
     return t
 
 
-@weights("sinks of the heads in another order")
-def _(name: str, t: Tensor) -> Tensor:
-    return t.roll(1) if _where(name, ".sinks") else t
-
-
-@weights("attention biases dropped")
-def _(name: str, t: Tensor) -> Tensor:
-    return torch.zeros_like(t) if ".self_attn." in name and _where(name, "_proj.bias") else t
-
-
-@weights("output bias of the attention dropped")
-def _(name: str, t: Tensor) -> Tensor:
-    return torch.zeros_like(t) if _where(name, "o_proj.bias") else t
-
-
-@weights("router bias dropped")
-def _(name: str, t: Tensor) -> Tensor:
-    return torch.zeros_like(t) if _where(name, "router.bias") else t
-
-
-@weights("expert biases dropped")
-def _(name: str, t: Tensor) -> Tensor:
-    return torch.zeros_like(t) if ".experts." in name and _where(name, "_bias") else t
-
-
-@weights("gate and up swapped")
-def _(name: str, t: Tensor) -> Tensor:
-    if ".experts.gate_up_proj" in name:  # the weight [E, H, 2I] and the bias [E, 2I]
-        return t.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+def _first_dropped(t: Tensor) -> Tensor:
+    t = t.clone()
+    t[0] = NO_SINK
     return t
 
 
-@weights("gate and up read as halves, not interleaved")
-def _(name: str, t: Tensor) -> Tensor:
-    if ".experts.gate_up_proj" in name:
-        return t.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-    return t
+_SKIPPED = ("o_proj.weight", "o_proj.bias", "experts.down_proj", "experts.down_proj_bias")
+_KV = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
+_PACKED = ("experts.gate_up_proj", "experts.down_proj")  # [E, in, out], packed along in
+_DOWN = "mlp.experts.down_proj"
 
-
-@weights("nibbles swapped")
-def _(name: str, t: Tensor) -> Tensor:
-    if _where(name, "experts.gate_up_proj", "experts.down_proj"):  # [E, in, out], packed along in
-        return t.unflatten(1, (-1, 2)).flip(2).flatten(1, 2)
-    return t
-
-
-@weights("one block's scale one step up")
-def _(name: str, t: Tensor) -> Tensor:
-    if name == "model.layers.1.mlp.experts.down_proj":
-        t = t.clone()
-        t[0, :32, 9] *= 2
-    return t
-
-
-@weights("one expert's scales one step up")
-def _(name: str, t: Tensor) -> Tensor:
-    if name == "model.layers.2.mlp.experts.down_proj":
-        t = t.clone()
-        t[3] *= 2
-    return t
-
-
-@weights("experts off by one")
-def _(name: str, t: Tensor) -> Tensor:
-    return t.roll(1, 0) if ".experts." in name else t
-
-
-@weights("one layer skipped")
-def _(name: str, t: Tensor) -> Tensor:
-    written = ("o_proj.weight", "o_proj.bias", "experts.down_proj", "experts.down_proj_bias")
-    if name.startswith("model.layers.2.") and _where(name, *written):
-        return torch.zeros_like(t)
-    return t
-
-
-@weights("KV heads in another order")
-def _(name: str, t: Tensor) -> Tensor:
-    kv = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
-    return t.roll(64, 0) if _where(name, *kv) else t
-
-
-@weights("embedding rows shifted by one")
-def _(name: str, t: Tensor) -> Tensor:
-    return t.roll(-1, 0) if name == "model.embed_tokens.weight" else t
-
-
-@weights("output matrix scaled by 1.02")
-def _(name: str, t: Tensor) -> Tensor:
-    return t * 1.02 if name == "lm_head.weight" else t
-
-
-@weights("output matrix shifted by one row")
-def _(name: str, t: Tensor) -> Tensor:
-    return t.roll(-1, 0) if name == "lm_head.weight" else t
-
-
-@weights("last norm's weight left out")
-def _(name: str, t: Tensor) -> Tensor:
-    return torch.ones_like(t) if name == "model.norm.weight" else t
+WEIGHTS: dict[str, Fault] = {
+    "sinks zeroed": (_ends(".sinks"), torch.zeros_like),
+    "sinks dropped": (_ends(".sinks"), lambda t: torch.full_like(t, NO_SINK)),
+    "one head's sink dropped": (_is("model.layers.1.self_attn.sinks"), _first_dropped),
+    "sinks of the heads in another order": (_ends(".sinks"), lambda t: t.roll(1)),
+    "attention biases dropped": (
+        lambda name: ".self_attn." in name and name.endswith("_proj.bias"),
+        torch.zeros_like,
+    ),
+    "output bias of the attention dropped": (_ends("o_proj.bias"), torch.zeros_like),
+    "router bias dropped": (_ends("router.bias"), torch.zeros_like),
+    "expert biases dropped": (
+        lambda name: ".experts." in name and name.endswith("_bias"),
+        torch.zeros_like,
+    ),
+    "gate and up swapped": _gate_and_up(lambda t: t.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)),
+    "gate and up read as halves, not interleaved": _gate_and_up(
+        lambda t: t.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    ),
+    "nibbles swapped": (
+        _ends(*_PACKED),
+        lambda t: t.unflatten(1, (-1, 2)).flip(2).flatten(1, 2),
+    ),
+    "one block's scale one step up": (
+        _is(f"model.layers.1.{_DOWN}"),
+        lambda t: _scaled(t, (0, slice(32), 9)),
+    ),
+    "one expert's scales one step up": (_is(f"model.layers.2.{_DOWN}"), lambda t: _scaled(t, 3)),
+    "experts off by one": (lambda name: ".experts." in name, lambda t: t.roll(1, 0)),
+    "one layer skipped": (
+        lambda name: name.startswith("model.layers.2.") and name.endswith(_SKIPPED),
+        torch.zeros_like,
+    ),
+    "KV heads in another order": (_ends(*_KV), lambda t: t.roll(64, 0)),
+    "embedding rows shifted by one": (_is("model.embed_tokens.weight"), lambda t: t.roll(-1, 0)),
+    "output matrix scaled by 1.02": (_is("lm_head.weight"), lambda t: t * 1.02),
+    "output matrix shifted by one row": (_is("lm_head.weight"), lambda t: t.roll(-1, 0)),
+    "last norm's weight left out": (_is("model.norm.weight"), torch.ones_like),
+}
 
 
 # -------------------- faults of the running model
 
 
-@patch("sliding window 127 for 128")
-def _(model: Patcher) -> None:
-    model.window(127)
+PATCHES: dict[str, Callable[[Patcher], None]] = {
+    "sliding window 127 for 128": lambda model: model.window(127),
+    "sliding window 129 for 128": lambda model: model.window(129),
+    "sliding window off": lambda model: model.window(-1),
+    "YaRN off": lambda model: model.rope(off=True),
+    "YaRN factor 16 for 32": lambda model: model.rope(factor=16.0),
+    "YaRN mscale dropped": lambda model: model.rope(mscale=False),
+    "SwiGLU alpha 1 for 1.702": lambda model: model.activation(alpha=1.0),
+    "SwiGLU limit off": lambda model: model.activation(limit=float("inf")),
+    "SwiGLU +1 dropped": lambda model: model.activation(offset=0.0),
+    "one expert never computed": lambda model: model.routed(
+        lambda shares, ids: shares * (ids != 5)
+    ),
+    "noise on the logits": lambda model: model.logits(
+        lambda logits: logits + 0.1 * torch.randn_like(logits)
+    ),
+}
 
 
-@patch("sliding window 129 for 128")
-def _(model: Patcher) -> None:
-    model.window(129)
+def patch(name: str) -> Callable[[Callable[[Patcher], None]], Any]:
+    """Register a fault of the running model."""
+    return lambda function: PATCHES.setdefault(name, function)
 
 
-@patch("sliding window off")
-def _(model: Patcher) -> None:
-    model.window(-1)
-
-
-@patch("YaRN off")
-def _(model: Patcher) -> None:
-    model.rope(off=True)
-
-
-@patch("YaRN factor 16 for 32")
-def _(model: Patcher) -> None:
-    model.rope(factor=16.0)
-
-
-@patch("YaRN mscale dropped")
-def _(model: Patcher) -> None:
-    model.rope(mscale=False)
-
-
-@patch("SwiGLU alpha 1 for 1.702")
-def _(model: Patcher) -> None:
-    model.activation(alpha=1.0)
-
-
-@patch("SwiGLU limit off")
-def _(model: Patcher) -> None:
-    model.activation(limit=float("inf"))
-
-
-@patch("SwiGLU +1 dropped")
-def _(model: Patcher) -> None:
-    model.activation(offset=0.0)
+def patch_output(name: str) -> Callable[[Callable[[Tensor, Any], None]], Any]:
+    """Register a fault of one layer's attention output, as `Patcher.output` changes it."""
+    return lambda change: PATCHES.setdefault(name, lambda model: model.output(change))
 
 
 @patch("top-3 for top-4")
@@ -446,11 +371,6 @@ def _(model: Patcher) -> None:
         return shares, ids.to(torch.int32)
 
     model.set(cpu_router, "_softmax_topk", softmax_topk)
-
-
-@patch("one expert never computed")
-def _(model: Patcher) -> None:
-    model.routed(lambda shares, ids: shares * (ids != 5))
 
 
 @patch("the last slot of a KV block is not written")
@@ -504,50 +424,35 @@ def _positions(metadata: Any) -> Tensor:
     return last - (ends - torch.arange(len(ends)))
 
 
-@patch("wrong in a batch only")
-def _(model: Patcher) -> None:
-    def change(out: Tensor, metadata: Any) -> None:
-        if len(metadata.seq_lens) > 1:
-            out *= 1.1
-
-    model.output(change)
+@patch_output("wrong in a batch only")
+def _(out: Tensor, metadata: Any) -> None:
+    if len(metadata.seq_lens) > 1:
+        out *= 1.1
 
 
-@patch("wrong after a hit of the prefix cache only")
-def _(model: Patcher) -> None:
-    def change(out: Tensor, metadata: Any) -> None:
-        lengths = _queries(metadata)
-        hit = (lengths > 1) & (metadata.seq_lens > lengths)
-        out[torch.repeat_interleave(hit, lengths)] *= 1.1
-
-    model.output(change)
+@patch_output("wrong after a hit of the prefix cache only")
+def _(out: Tensor, metadata: Any) -> None:
+    lengths = _queries(metadata)
+    hit = (lengths > 1) & (metadata.seq_lens > lengths)
+    out[torch.repeat_interleave(hit, lengths)] *= 1.1
 
 
-@patch("wrong past 128 tokens only")
-def _(model: Patcher) -> None:
-    def change(out: Tensor, metadata: Any) -> None:
-        out[_positions(metadata) >= 128] *= 1.1
-
-    model.output(change)
+@patch_output("wrong past 128 tokens only")
+def _(out: Tensor, metadata: Any) -> None:
+    out[_positions(metadata) >= 128] *= 1.1
 
 
-@patch("wrong in decode only")
-def _(model: Patcher) -> None:
-    def change(out: Tensor, metadata: Any) -> None:
-        lengths = _queries(metadata)
-        out[torch.repeat_interleave(lengths == 1, lengths)] *= 1.1
-
-    model.output(change)
+@patch_output("wrong in decode only")
+def _(out: Tensor, metadata: Any) -> None:
+    lengths = _queries(metadata)
+    out[torch.repeat_interleave(lengths == 1, lengths)] *= 1.1
 
 
-@patch("wrong past 128 tokens in decode only")
-def _(model: Patcher) -> None:
-    def change(out: Tensor, metadata: Any) -> None:
-        lengths = _queries(metadata)
-        decoded = torch.repeat_interleave(lengths == 1, lengths)
-        out[decoded & (_positions(metadata) >= 128)] *= 1.1
-
-    model.output(change)
+@patch_output("wrong past 128 tokens in decode only")
+def _(out: Tensor, metadata: Any) -> None:
+    lengths = _queries(metadata)
+    decoded = torch.repeat_interleave(lengths == 1, lengths)
+    out[decoded & (_positions(metadata) >= 128)] *= 1.1
 
 
 @patch("positions past 4096 held at 4095")
@@ -562,12 +467,9 @@ def _(model: Patcher) -> None:
             )
 
 
-@patch("another result every time")
-def _(model: Patcher) -> None:
-    def change(out: Tensor, _metadata: Any) -> None:
-        out *= 1 + 0.05 * torch.randn_like(out)
-
-    model.output(change)
+@patch_output("another result every time")
+def _(out: Tensor, _metadata: Any) -> None:
+    out *= 1 + 0.05 * torch.randn_like(out)
 
 
 @patch("attention rounded to BF16 where float32 was asked for")
@@ -576,12 +478,9 @@ def _(model: Patcher) -> None:
         model.output(lambda out, _metadata: out.copy_(out.bfloat16()), layer)
 
 
-@patch("NaN past 256 tokens")
-def _(model: Patcher) -> None:
-    def change(out: Tensor, metadata: Any) -> None:
-        out[_positions(metadata) >= 256] = float("nan")
-
-    model.output(change)
+@patch_output("NaN past 256 tokens")
+def _(out: Tensor, metadata: Any) -> None:
+    out[_positions(metadata) >= 256] = float("nan")
 
 
 @patch("only ! comes out")
@@ -604,11 +503,6 @@ def _(model: Patcher) -> None:
         return logits
 
     model.logits(change)
-
-
-@patch("noise on the logits")
-def _(model: Patcher) -> None:
-    model.logits(lambda logits: logits + 0.1 * torch.randn_like(logits))
 
 
 @patch("the best token of a prefill is never chosen")
