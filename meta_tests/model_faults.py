@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,96 +42,13 @@ CHUNKS = "test_one_prefill_equals_a_chunked_one"
 REPEATED = "test_repeated_equals_itself"
 SENSIBLE = "test_texts_go_on_sensibly"
 
-#: Tests that see what a model says, whatever it does: for faults that are there in every request.
-ALWAYS = (ORACLE, SMALL, ANSWERS)
-
-FAULTS: dict[str, tuple[str, ...]] = {
-    # Of the checkpoint
-    "sinks zeroed": ALWAYS,
-    "sinks dropped": ALWAYS,
-    "one head's sink dropped": ALWAYS,
-    "sinks of the heads in another order": ALWAYS,
-    "attention biases dropped": ALWAYS,
-    "output bias of the attention dropped": ALWAYS,
-    "router bias dropped": ALWAYS,
-    "expert biases dropped": ALWAYS,
-    "gate and up swapped": ALWAYS,
-    "gate and up read as halves, not interleaved": ALWAYS,
-    "nibbles swapped": ALWAYS,
-    "one block's scale one step up": ALWAYS,
-    "one expert's scales one step up": ALWAYS,
-    "experts off by one": ALWAYS,
-    "one layer skipped": ALWAYS,
-    "KV heads in another order": ALWAYS,
-    "embedding rows shifted by one": ALWAYS,
-    "output matrix scaled by 1.02": ALWAYS,
-    "output matrix shifted by one row": ALWAYS,
-    "last norm's weight left out": ALWAYS,
-    # Of the running model
-    "sliding window 127 for 128": ALWAYS,
-    "sliding window 129 for 128": ALWAYS,
-    "sliding window off": ALWAYS,
-    "YaRN off": ALWAYS,
-    "YaRN factor 16 for 32": ALWAYS,
-    "YaRN mscale dropped": ALWAYS,
-    "SwiGLU alpha 1 for 1.702": ALWAYS,
-    "SwiGLU limit off": ALWAYS,
-    "SwiGLU +1 dropped": ALWAYS,
-    "top-3 for top-4": ALWAYS,
-    "shares of the experts not renormalised": ALWAYS,
-    "one expert never computed": ALWAYS,
-    "attention rounded to BF16 where float32 was asked for": ALWAYS,
-    "another result every time": (ORACLE, REPEATED),
-    "noise on the logits": (ORACLE, REPEATED),
-    "NaN past 256 tokens": (ORACLE, CACHE),
-    "only ! comes out": (ANSWERS, SENSIBLE),
-    "one token over and over after a while": (SENSIBLE,),
-    "the best token of a prefill is never chosen": (ANSWERS, GENERATED),
-    # Of the KV cache, and what is wrong under one circumstance only
-    "the last slot of a KV block is not written": (ORACLE, GENERATED),
-    "a stale KV block: a sequence's second block is its first": (ORACLE, GENERATED),
-    "in a batch of four and more a sequence reads its neighbour's blocks": (BATCH, GENERATED),
-    "wrong in a batch only": (BATCH, GENERATED),
-    "wrong after a hit of the prefix cache only": (CACHE, LONG),
-    "wrong past 128 tokens only": (ORACLE, GENERATED),
-    "wrong in decode only": (GENERATED,),
-    "wrong past 128 tokens in decode only": (GENERATED,),
-    "positions past 4096 held at 4095": (LONG,),
-}
+_DATA = tomllib.loads((HERE / "data" / "model-faults.toml").read_text("utf-8"))
+#: By each fault the tests that must notice it.
+FAULTS: dict[str, list[str]] = _DATA["faults"]
 #: What a dtype is not asked to notice, and why.
-NOT_FOR = {
-    "bfloat16": {
-        "attention rounded to BF16 where float32 was asked for": "that is no fault in BF16",
-        "one block's scale one step up": "32 of the weights moved by less than BF16 rounds",
-    }
-}
-
-
-#: What is asked of a checkpoint of real width (`sm121 synthetic`), where a request takes seconds.
-REAL_WIDTH = (
-    "sliding window 127 for 128",
-    "sliding window 129 for 128",
-    "sliding window off",
-    "YaRN off",
-    "YaRN factor 16 for 32",
-    "YaRN mscale dropped",
-    "top-3 for top-4",
-    "shares of the experts not renormalised",
-    "one expert never computed",
-    "noise on the logits",
-    "the last slot of a KV block is not written",
-    "a stale KV block: a sequence's second block is its first",
-    "wrong past 128 tokens only",
-    "wrong in decode only",
-    "NaN past 256 tokens",
-    "SwiGLU alpha 1 for 1.702",
-    "SwiGLU limit off",
-    "SwiGLU +1 dropped",
-    "sinks dropped",
-    "one head's sink dropped",
-    "expert biases dropped",
-    "one expert's scales one step up",
-)
+NOT_FOR: dict[str, dict[str, str]] = _DATA["not_for"]
+#: What is asked of a checkpoint of real width.
+REAL_WIDTH: list[str] = _DATA["real_width"]["faults"]
 
 
 @dataclass(frozen=True)

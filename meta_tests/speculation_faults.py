@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 from model_faults import CLEAN, ROOT, Finding, SabotagedServer, judge
@@ -39,35 +40,10 @@ MINIMUM = "test_min_tokens_is_kept"
 FORM = "test_speculation_keeps_a_form"
 LIFE = "life of the attached server"
 
-FAULTS: dict[str, tuple[str, ...]] = {
-    "every draft is accepted": (TOKENS, SAMPLES),
-    "a wrong token is accepted, one in 200": (TOKENS,),
-    "in place of a rejected token comes the second best": (TOKENS, SAMPLES),
-    "a sampled draft is always accepted": (SAMPLES,),
-    "a sampled draft is accepted by the root of its probability": (SAMPLES,),
-    "after a rejection the rejected token may come again": (SAMPLES,),
-    "every choice is sampled by the same chance": (SAMPLES,),
-    "seeds are not used for drafts": (SEED,),
-    "the bonus token is lost": (TOKENS, ENDS),
-    "the bonus token comes twice": (TOKENS, ENDS),
-    "tokens that were accepted past the end are delivered": (ENDS,),
-    "accepted tokens come in another order": (TOKENS, ENDS),
-    "min_tokens is not applied to drafts": (MINIMUM,),
-    "the grammar is not applied to drafts": (FORM,),
-    "log-probabilities are the drafter's": (VALUES,),
-    "log-probabilities are of the place before": (VALUES,),
-    "log-probabilities of accepted tokens are scaled by 0.9": (VALUES,),
-    "a rejected token stays in the KV cache": (TOKENS, VALUES),
-    "the drafter sees hidden states of other layers": (LENGTH, SHARES),
-    "the drafter sees the hidden states of the place before": (LENGTH,),
-    "acceptance is lost as the answer grows": (ACCEPTED,),
-    "nothing that is drafted is ever right": (ACCEPTED, LENGTH),
-    "only the first token of a draft is ever right": (LENGTH,),
-    "one accepted token too many is counted": (COUNTS,),
-    "one accepted token too few is counted": (COUNTS,),
-    "drafts are counted twice": (COUNTS,),
-    "acceptance by position is counted from the end": (COUNTS,),
-}
+#: By each fault the tests that must notice it.
+FAULTS: dict[str, list[str]] = tomllib.loads(
+    (Path(__file__).parent / "data" / "speculation-faults.toml").read_text("utf-8")
+)
 EVERY = tuple(dict.fromkeys(test for tests in FAULTS.values() for test in tests))
 
 

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -40,7 +41,7 @@ class Case:
     text: str
     #: Class of the first bundle; "" where there must be none.
     kind: str
-    tests: tuple[str, ...] = SUSTAINED
+    tests: Sequence[str] = SUSTAINED
     #: Fault of the stress server; None: the real vLLM.
     fault: str | None = None
     variables: dict[str, str] = field(default_factory=dict)
@@ -53,95 +54,12 @@ class Case:
 
 #: In the temporary directory: a bundle that could not lie in the report, and compiled kernels.
 KEPT = ("sm121-crash-", "torchinductor_")
-_SLOW = {"variables": {"SM121_META_STEP_S": "0.005"}}
-_MEMORY = (*SUSTAINED, f"{LEVEL}::test_memory_does_not_grow")
-_AFTER = (*SUSTAINED, f"{LEVEL}::test_nothing_is_kept_after_the_load")
-_JOINED = (f"{LEVEL}::test_short_prompts_join_those_that_decode",)
-_VICTIMS = ("meta_tests/scenarios/under_load.py",)
-
-CASES: dict[str, Case] = {
-    case.name: case
-    for case in (
-        Case("clean", "no fault", "", (LEVEL,), "none"),
-        Case(
-            "api-server-killed",
-            "SIGKILL of vLLM's API server under load",
-            "killed",
-            _VICTIMS,
-            variables={"SM121_META_VICTIM": "api"},
-        ),
-        Case(
-            "engine-core-killed",
-            "SIGKILL of vLLM's engine core under load",
-            "killed",
-            _VICTIMS,
-            variables={"SM121_META_VICTIM": "core"},
-        ),
-        Case(
-            "worker-killed",
-            "SIGKILL of vLLM's worker under load",
-            "killed",
-            _VICTIMS,
-            variables={"SM121_META_VICTIM": "worker"},
-        ),
-        Case(
-            "pytest-killed",
-            "SIGKILL of pytest itself under load",
-            "suite_killed",
-            (LEVEL,),
-            "none",
-            {"SM121_META_STEP_S": "0.02"},
-            special="kill",
-        ),
-        Case("server-killed", "SIGKILL under load", "killed", fault="killed"),
-        Case("segfault", "SIGSEGV under load", "engine_dead", fault="segfault", says="SIGSEGV"),
-        Case("stopped", "SIGSTOP: a hang", "hang", fault="stopped", says="stopped by a signal"),
-        Case("exit-0", "exit status 0 under load", "engine_dead", fault="exit-0", says="status 0"),
-        Case("oom-rlimit", "memory runs out against RLIMIT_AS", "oom", fault="rlimit"),
-        Case("oom-cgroup", "the control group's OOM killer", "oom", fault="cgroup"),
-        Case("disk-full", "no space in the report directory", "disk_full", fault="full-disk",
-             special="tmpfs", profile={"disk_gib": "0.0001"}),
-        Case("port-stolen", "the port is always taken", "port", fault="port"),
-        Case("leak", "1 MB of each request is kept", "memory_growth", _MEMORY, "leak", **_SLOW),
-        Case("handle-leak", "an open file of each request is kept", "handle_growth", _MEMORY,
-             "handles", **_SLOW),
-        Case("corrupted-answer", "a wrong token at more than 4 at a time, 1 in 200",
-             "corrupted_answer", fault="corrupted"),
-        Case("lost-token", "an answer lacks a token, 1 in 200", "token_lost", fault="lost"),
-        Case("doubled-token", "a token comes twice, 1 in 200", "token_doubled",
-             fault="doubled"),
-        Case("stuck-request", "a request gets no more tokens", "stuck_request", SUSTAINED, "stuck",
-             {"SM121_META_STEP_S": "0.01"}),
-        Case("5xx", "status 500, 1 in 150", "http_5xx", fault="5xx"),
-        Case("zombie", "a child is not waited for", "zombie", _AFTER, "zombie"),
-        Case("log-of-1-GB", "a log of 1 GB with the cause at its end", "illegal_memory_access",
-             fault="log"),
-        Case("serves-nothing", "/health answers and nothing is served, from some request on",
-             "hang", fault="silent"),
-        Case("never-serves", "/health answers and nothing was ever served", "hang",
-             fault="never", profile={"ready_within_s": "6"}),
-        Case("request-kept", "a request stays in the books after its answer", "not_idle",
-             fault="kept"),
-        Case("slower-afterwards", "a quarter of the speed after the load", "slower_after_load",
-             (*SUSTAINED, f"{LEVEL}::test_throughput_is_what_it_was_before"), "slower"),
-        Case("join-five", "an illegal memory access when a prompt joins exactly five that decode",
-             "illegal_memory_access", _JOINED, "join-five", says="joins 5 that decode"),
-        Case("join-more", "an illegal memory access when a prompt joins five or more",
-             "illegal_memory_access", _JOINED, "join-more", says="that decode"),
-        Case("join-lengths", "an illegal memory access when one of 320 to 643 tokens joins five",
-             "illegal_memory_access", _JOINED, "join-lengths", says="joins 5 that decode"),
-        Case("join-garbage", "five that decode get wrong tokens after a prompt joined them",
-             "corrupted_answer", _JOINED, "join-garbage"),
-        Case("join-stalls", "five that decode get no more tokens after a prompt joined them",
-             "stuck_request", _JOINED, "join-stalls", says="joins 5 that decode"),
-        Case("soak-interrupted", "Ctrl-C in the middle of a soak (no fault: a clean end)", "",
-             (LEVEL, "-k", "soak", "--soak", "10m"), "none", special="interrupt"),
-        Case("memory-floor", "less memory available than the floor", "memory_floor", fault="none",
-             profile={"memory_floor_gib": "100000"}),
-        Case("test-timeout", "a test that does not end", "timeout", SUSTAINED, "none",
-             {"SM121_META_STEP_S": "0.02"}, {"stress": "4"}),
-    )
-}  # fmt: skip
+CASES = {
+    name: Case(name, **row)
+    for name, row in tomllib.loads(
+        (HERE / "data" / "stress-faults.toml").read_text("utf-8")
+    ).items()
+}
 
 
 @dataclass

@@ -33,32 +33,7 @@ VOCABULARY = 50_000
 #: The texts of the first ids of o200k: what is answered is of these alone.
 SIGNS = [chr(sign) for sign in range(ord("!"), ord("~") + 1)]
 
-FAULTS = {
-    "none": "serves",
-    "leak": "keeps 1 MB of each request",
-    "handles": "keeps an open file of each request",
-    "corrupted": "at more than 4 at a time, one answer in 200 has a wrong token",
-    "lost": "one answer in 200 lacks a token",
-    "doubled": "one answer in 200 has a token twice",
-    "stuck": "one request gets no more tokens",
-    "5xx": "one request in 150 is answered with 500",
-    "killed": "ends by SIGKILL",
-    "segfault": "ends by SIGSEGV",
-    "stopped": "is stopped by SIGSTOP",
-    "exit-0": "ends with status 0",
-    "rlimit": "runs out of memory against RLIMIT_AS",
-    "cgroup": "runs out of memory in a control group, whose killer ends it",
-    "zombie": "does not wait for a child",
-    "log": "writes a log of 1 GB, and dies of a CUDA error",
-    "silent": "answers /health and serves nothing",
-    "never": "answers /health and never served anything",
-    "port": "finds its port taken",
-    "full-disk": "writes until the disk is full",
-    "kept": "keeps a request in its books after the answer",
-    "slower": "becomes slower: a quarter of its speed",
-    "uncounted": "does not tell how many requests run",
-    "fewer": "runs five at a time, whatever it was asked",
-}
+
 #: What happens when a prompt joins requests that decode, by how many these are and how long it is.
 JOINED = {
     "join-five": (lambda decoding, _prompt: decoding == 5, "dies"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log, sear
 from sm121.evidence.log_lines import clean
 from sm121.evidence.progress import startup_progress
 
-GB10 = Path(__file__).parent / "data" / "gb10"
+DATA = Path(__file__).parent / "data"
+GB10 = DATA / "gb10"
 LOGS = sorted(path.stem for path in GB10.glob("*.log"))
 
 CONFIGURATION = {
@@ -60,48 +62,7 @@ EVIDENCE = {
     "kv_cache_dtype": "kv_cache_dtype=fp8",
 }
 
-PREFIXES = {
-    "docker compose": "vllm-1  | ",
-    "docker compose of old": "gb10_vllm_1    | ",
-    "docker service": "spark_vllm.1.k3j2@spark-1    | ",
-    "docker compose -t": "vllm-1  | 2026-02-09T07:04:49.123456789Z ",
-    "foreman": "07:04:49 vllm.1  | ",
-    "pm2": "0|vllm  | ",
-    "docker logs -t": "2026-02-09T07:04:49.123456789Z ",
-    "BuildKite": "  | ",
-    "BuildKit": "#12 34.567 ",
-    "log viewer": "2026-05-01 19:08:33.706 | ",
-    "log viewer with tabs": "2026-05-01 19:08:33.706\t",
-    "Kubernetes": "2026-02-09T07:04:49.1Z stdout F ",
-    "kubectl --prefix": "[pod/vllm-7d9c5b8f6-x2x9z/vllm] ",
-    "kubectl --prefix --timestamps": "[pod/vllm-0/vllm] 2026-02-09T07:04:49.123456789Z ",
-    "Ray": "(RayWorkerWrapper pid=7, ip=192.0.2.11) ",
-    "Ray's job": "(pid=7) ",
-    "Ray Serve": "(ServeReplica:app:VLLM pid=7) ",
-    "Ray in colour": "\x1b[36m(LLMServer pid=7)\x1b[0m ",
-    "journald": "Feb 09 07:04:49 spark-1 vllm[18]: ",
-    "journald, microseconds": "Feb 09 07:04:49.123456 spark-1 vllm[18]: ",
-    "journald, short-iso": "2026-02-09T07:04:49+0000 spark-1 vllm[18]: ",
-    "RFC 5424": "<14>1 2026-02-09T07:04:49.003Z spark-1 vllm[18]: ",
-    "ts": "[2026-02-09 07:04:49] ",
-    "GitHub Actions": "2026-02-09T07:04:49.1234567Z ",
-    "gh run view --log": "serve\tStart the server\t2026-02-09T07:04:49.1234567Z ",
-    "GitLab": "2026-02-09T07:04:49.123456Z 01O ",
-    "Jenkins": "[2026-02-09T07:04:49.123Z] ",
-    "Buildkite": "\x1b_bk;t=1714590513706\x07",
-    "Grafana": "1714590513706\t2026-05-01T19:08:33.706Z\t",
-    "logcli": '2026-05-01T19:08:33Z {app="vllm", pod="vllm-0"} ',
-    "Heroku": "2026-05-01T19:08:33.706000+00:00 app[web.1]: ",
-    "CloudWatch": "2026-05-01T19:08:33.706Z ",
-    "mpirun": "[1,0]<stdout>: ",
-    "grep": "server.log:46:",
-    "stern": "vllm-7d9c5b8f6-x2x9z \u203a vllm ",
-    "journald, short-full": "Mon 2026-02-09 07:04:49 UTC spark-1 vllm[18]: ",
-    "priority alone": "<6>",
-    "seconds since 1970": "1770620689.123456 ",
-    "a quotation": "> ",
-    "a frame": "│ ",
-}
+PREFIXES: dict[str, str] = tomllib.loads((DATA / "prefixes.toml").read_text("utf-8"))
 #: Around a line, where before it is not enough.
 WRAPS: dict[str, Callable[[str], str]] = {
     "docker's file": lambda line: json.dumps({"log": line + "\n", "stream": "stderr"}),

@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import sys
+import tomllib
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -57,62 +58,9 @@ ATTENTION = (
 )
 DENSE = "std::enable_if<true, void>::type internal::gemvx::kernel<int, int, __nv_bfloat16, float>"
 
-# A name of each kind, as profilers print it.
-PARTS = [
-    (MARLIN, "moe"),
-    (CUTLASS, "moe"),
-    ("void tensorrt_llm::kernels::cutlass_kernels::expandInputRowsKernel<__nv_bfloat16>", "moe"),
-    ("void tensorrt_llm::kernels::cutlass_kernels::finalizeMoeRoutingKernel<float>", "moe"),
-    ("void vllm::moe::moe_align_block_size_kernel<int>(int const*, int*)", "moe"),
-    ("void vllm::moe::topkGatingSoftmax<4, 128, 4, 16, 32, int>", "moe"),
-    ("void vllm::swigluoai_and_mul_kernel<c10::BFloat16>", "moe"),
-    ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1_swiglu", "moe"),
-    ("_p_matmul_ogs_NNT_bf16xbf16xmxfp4_128x256x64x1", "moe"),
-    ("fused_moe_kernel", "moe"),
-    ("fused_moe_kernel_gptq_awq", "moe"),
-    ("bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x8x512_s6_et128x8_m128x8x32_sm100f", "moe"),
-    ("void mul_mat_id_mxfp4<...>", "moe"),
-    ("_C::cpu_fused_moe", "moe"),
-    (ATTENTION, "attention"),
-    ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<...>", "attention"),
-    ("void flashinfer::PersistentVariableLengthMergeStatesKernel<...>", "attention"),
-    ("void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64, 64, 256>>", "attention"),
-    ("void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<>>>",
-     "attention"),
-    ("kernel_unified_attention_2d", "attention"),
-    ("kernel_unified_attention", "attention"),
-    ("reduce_segments", "attention"),
-    ("void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>", "attention"),
-    ("vllm::unified_attention_with_output", "attention"),
-    ("_C::cpu_attention_with_kv_cache", "attention"),
-    ("_C::cpu_attn_reshape_and_cache", "attention"),
-    ("void flash_attn_ext_f16<64, 64, 16, 4, false>", "attention"),
-    ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64", "attention"),
-    (DENSE, "dense"),
-    ("void marlin::Marlin<__nv_bfloat16, 256, 1, 8, 8>", "dense"),
-    ("void gemv2T_kernel_val<int, int, __nv_bfloat16>", "dense"),
-    ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_splitK_NNT", "dense"),
-    ("void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>", "dense"),
-    ("cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_64x64_64x6_tn_align8", "dense"),
-    ("void mul_mat_vec_q<(ggml_type)8, 1, false>", "dense"),
-    ("void mul_mat_q<(ggml_type)8, 64, false>", "dense"),
-    ("_C::onednn_mm", "dense"),
-    ("aten::mm", "dense"),
-    (QUANTISE, "quantise"),
-    ("void vllm::cvt_fp16_to_fp4<__nv_bfloat16, false>", "quantise"),
-    ("void per_token_group_quant_8bit_kernel<c10::BFloat16, c10::Float8_e4m3fn>", "quantise"),
-    ("void quantize_mmq_q8_1<(mmq_q8_1_ds_layout)0>", "quantise"),
-    ("quantize_mmq_mxfp4", "quantise"),
-    ("fused_moe_120", "moe"),
-    ("batch_prefill_attention_sink_dtype_q_bf16", "attention"),
-    ("xqa", "attention"),
-    ("fp4_quantization_120f", "quantise"),
-    ("aten::mul", "other"),
-    ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor>", "other"),
-    ("void vllm::rms_norm_kernel<c10::BFloat16>", "other"),
-    ("triton_poi_fused_add_0", "other"),
-    ("Memcpy DtoD (Device -> Device)", "other"),
-]  # fmt: skip
+NAMES: dict[str, list[str]] = tomllib.loads(
+    (Path(__file__).parent / "data" / "kernel-names.toml").read_text("utf-8")
+)
 
 
 def event(name: str, category: str, start: float, took: float, tid: int = 1) -> dict:
@@ -139,7 +87,9 @@ def gpu(*names: str) -> KernelProfile:
     return kernel_profile._profile("gpu", Path("trace.json"), 4, sums)
 
 
-@pytest.mark.parametrize(("name", "part"), PARTS)
+@pytest.mark.parametrize(
+    ("name", "part"), [(name, part) for part, names in NAMES.items() for name in names]
+)
 def test_kernel_name_has_its_part(name: str, part: str) -> None:
     assert part_of(name) == part
 
@@ -160,37 +110,10 @@ def test_experts_of_llama_cpp_are_told_by_their_type(name: str, part: str) -> No
 def test_every_entry_of_the_data_file_is_reached() -> None:
     reached = {
         next((entry.id for entry in load_names().name if entry.regex.search(name)), None)
-        for name, _ in [*PARTS, *EXTRA]
+        for names in NAMES.values()
+        for name in names
     }
     assert {entry.id for entry in load_names().name} - reached == set()
-
-
-EXTRA = [
-    (GATED, "moe"),
-    ("void cutlass::device_kernel<cutlass::GemmUniversal<GroupProblemShape<int>>>", "moe"),
-    ("void gemv_fp4_kernel<int>", "moe"),
-    ("_topk_forward", "moe"),
-    ("vllm::fused_moe_forward", "moe"),
-    ("void flashinfer::sampling::TopPSamplingFromProbKernel<1024>(float*)", "other"),
-    ("void flashinfer::norm::RMSNormKernel<8, __nv_bfloat16>(__nv_bfloat16*)", "other"),
-    ("merge_attn_states_kernel", "attention"),
-    ("aten::scaled_dot_product_attention", "attention"),
-    ("_fwd_kernel", "attention"),
-    ("triton_red_fused__to_copy_add_clone_gptq_marlin_gemm_mean_mul_pow_rsqrt_slice_2", "other"),
-    ("triton_poi_fused__to_copy_add_constant_pad_nd_mean_moe_forward_mul_pow_rsqrt_1", "other"),
-    ("triton_per_fused__to_copy_unified_attention_with_output_3", "other"),
-    ("void cutlass_scaled_mm_fp8<...>", "dense"),
-    ("_downcast_to_mxfp", "quantise"),
-    ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<Dense>>", "dense"),
-    ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutla…", "moe"),
-    ("void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute:…", "dense"),
-    ("void cutlass::Kernel2<cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::thread…", "dense"),
-    ("triton_tem_fused_mm_0", "dense"),
-    ("single_prefill_with_kv_cache", "attention"),
-    ("gemm_sm120", "dense"),
-    ("void soft_max_f32<true, 0, 0, __half>", "attention"),
-    ("nvfp4_quantization_x", "quantise"),
-]
 
 
 def test_gpu_kernels_count_and_operators_beside_them_do_not(trace: Callable[..., Path]) -> None:
@@ -557,7 +480,7 @@ def test_rows_of_one_cut_name_stay_rows() -> None:
     assert [k.calls for k in grouped] == [216, 4536]
 
 
-WHOLE = [name for name, _ in [*PARTS, *EXTRA]]
+WHOLE = [name for names in NAMES.values() for name in names]
 
 
 @pytest.mark.parametrize("name", [*WHOLE, FLASH, DENSE_MARLIN, WRITE, GATED])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -40,68 +42,17 @@ def found(
     )
 
 
+def found_of(row: dict[str, Any], **options: Any) -> list[PreflightFinding]:
+    """What a row of ``data/preflight.toml`` finds, which gives nothing that it does not name."""
+    return found(**{"arguments": [], "environment": {}, **row}, **options)
+
+
 def checks(findings: list[PreflightFinding]) -> set[str]:
     return {finding.check for finding in findings}
 
 
-HIT: dict[str, tuple[list[str], dict[str, str]]] = {
-    "moe_trtllm": (["--moe-backend=flashinfer-trtllm"], {}),
-    "moe_trtllm_environment": ([], {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1"}),
-    "moe_cutlass_without_mxfp8": (["--moe-backend", "flashinfer_cutlass"], {}),
-    "moe_not_for_gpt_oss": (["--moe-backend", "flashinfer_b12x"], {}),
-    "moe_deep_gemm": (["--kernel-config.moe_backend", "deep_gemm"], {}),
-    "moe_emulation": (["--moe-backend", "emulation"], {}),
-    "moe_triton": (["--moe_backend", "triton"], {}),
-    "attention_fa3": (["--attention-config.flash_attn_version=3"], {}),
-    "attention_fa3_environment": ([], {"VLLM_FLASH_ATTN_VERSION": "3"}),
-    "attention_without_sinks": (["--attention-backend", "FLASH_ATTN"], {}),
-    "attention_trtllm_off": (
-        ["--attention-backend", "FLASHINFER", "--attention-config.use_trtllm_attention=0"],
-        {},
-    ),
-    "attention_given_twice": (
-        ["--attention-backend", "FLASHINFER", "--attention-config", '{"backend":"FLASHINFER"}'],
-        {},
-    ),
-    "attention_needs_network": (["--attention-backend", "FLASHINFER"], {}),
-    "attention_old_flashinfer": (["--attention-backend", "FLASHINFER"], {}),
-    "attention_by_network": (["--model", "m"], {}),
-    "attention_environment": ([], {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}),
-    "environment_without_effect": ([], {"VLLM_MXFP4_MOE_KERNEL": "cutlass"}),
-    "fork_arguments": (["--mxfp4-backend", "CUTLASS"], {}),
-    "environment_of_plans": ([], {"FLASHINFER_MOE_TILE": "64x128"}),
-    "mxfp4_backend_unknown": (["--mxfp4-backend", "CUTLAS"], {}),
-    "mxfp4_backend_variable_unknown": ([], {"VLLM_MXFP4_BACKEND": "cutlas"}),
-    "mxfp4_variable_trtllm": ([], {"VLLM_MXFP4_BACKEND": "trtllm-mxfp8"}),
-    "mxfp4_layers_unknown": (["--mxfp4-layers", "moe, qkv"], {}),
-    "linear_without_effect": (["--quantization-config", '{"linear":"fp8_per_channel"}'], {}),
-    "quantization_nvfp4": (["--quantization", "modelopt_fp4"], {}),
-    "kv_layout_unknown": ([], {"VLLM_KV_CACHE_LAYOUT": "DNH"}),
-    "kv_layout_not_hnd": ([], {"VLLM_KV_CACHE_LAYOUT": "NHD"}),
-    "kv_layout_sm100": ([], {"VLLM_KV_CACHE_LAYOUT": "NHD"}),
-    "load_fastsafetensors": (["--load-format", "fastsafetensors"], {}),
-    "memory_utilization": (["--gpu-memory-utilization", "0.95"], {}),
-    "window_fp8_speculation": (["--speculative-config", "{}", "--kv-cache-dtype", "fp8"], {}),
-}
-
-NEAR_MISS: dict[str, tuple[list[str], dict[str, str]]] = {
-    "moe_cutlass_without_mxfp8": (["--moe-backend", "flashinfer_cutlass", *MXFP8], {}),
-    "mxfp4_backend_unknown": (["--mxfp4-backend", "CUTLAS"], {}),  # of a release, which refuses it
-    "moe_not_for_gpt_oss": (["--moe-backend", "flashinfer_cutlass", *MXFP8], {}),
-    "moe_trtllm_environment": ([], {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "0"}),
-    "attention_fa3": (["--attention-config.flash_attn_version=2"], {}),
-    "attention_needs_network": (
-        ["--attention-backend", "FLASHINFER"],
-        {"VLLM_HAS_FLASHINFER_CUBIN": "1"},
-    ),
-    "attention_given_twice": (["--attention-config", '{"backend":"FLASHINFER"}'], {}),
-    "attention_without_sinks": (["--attention-backend", "FLASHINFER"], {}),
-    "memory_utilization": (["--gpu-memory-utilization", "0.85"], {}),
-    "window_fp8_speculation": (["--kv-cache-dtype", "fp8"], {}),
-    "quantization_nvfp4": (["--quantization", "mxfp4"], {}),
-    "kv_layout_unknown": ([], {"VLLM_KV_CACHE_LAYOUT": "LBHNC"}),
-    "kv_layout_not_hnd": ([], {"VLLM_KV_CACHE_LAYOUT": "LBHNC"}),
-}
+_DATA = tomllib.loads((Path(__file__).parent / "data" / "preflight.toml").read_text("utf-8"))
+HIT, NEAR_MISS = _DATA["hit"], _DATA["near_miss"]
 
 
 def test_every_rule_has_a_case() -> None:
@@ -110,11 +61,7 @@ def test_every_rule_has_a_case() -> None:
 
 @pytest.mark.parametrize("rule", sorted(HIT))
 def test_rule_hits(rule: str) -> None:
-    arguments, environment = HIT[rule]
-    arch = "sm100" if rule == "kv_layout_sm100" else "sm121"
-    version = "0.14.0+mxfp4" if rule.startswith("mxfp4_") else None
-    version = "0.28.0" if rule.startswith("linear_") else version
-    findings = found(arguments, environment, arch=arch, flashinfer="0.6.15.post1", version=version)
+    findings = found_of(HIT[rule], flashinfer="0.6.15.post1")
     finding = next(item for item in findings if item.check == rule)
     assert finding.remedy
     if rule != "attention_by_network":  # which speaks of what is not there
@@ -122,13 +69,13 @@ def test_rule_hits(rule: str) -> None:
 
 
 def test_hopper_has_an_attention_with_sinks_of_its_own() -> None:
-    arguments, environment = HIT["attention_by_network"]
-    assert "attention_by_network" not in checks(found(arguments, environment, arch="sm90"))
+    row = {**HIT["attention_by_network"], "arch": "sm90"}
+    assert "attention_by_network" not in checks(found_of(row))
 
 
 @pytest.mark.parametrize("rule", sorted(NEAR_MISS))
 def test_rule_does_not_hit_what_is_right(rule: str) -> None:
-    assert rule not in checks(found(*NEAR_MISS[rule]))
+    assert rule not in checks(found_of(NEAR_MISS[rule]))
 
 
 @pytest.mark.parametrize("flashinfer", ["0.6.16", "0.7.2.post1", None])

@@ -18,6 +18,7 @@ import os
 import random
 import re
 import time
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -150,64 +151,9 @@ class Pace:
 
 _BEGAN = time.time()
 
-TRAPS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "three-tokens-a-chunk": {"tokens_per_chunk": 3, "first_chunk_tokens": 3},
-    "first-chunk-of-8": {"first_chunk_tokens": 8},
-    "early-role": {"early_event": True},
-    "three-content-free": {"content_free": 3},
-    "early-token": {"early_token": True, "content_free": 1},
-    "three-content-free-hidden-ids": {"content_free": 3, "hide_some_ids": True},
-    "no-ids": {"token_ids": False},
-    "no-ids-no-continuous": {"token_ids": False, "continuous_usage": False},
-    "no-ids-bundled": {"token_ids": False, "continuous_usage": False, "first_chunk_tokens": 8},
-    "no-usage": {"final_usage": False, "continuous_usage": False},
-    "no-ids-no-usage": {
-        "token_ids": False,
-        "final_usage": False,
-        "continuous_usage": False,
-        "metrics": False,
-    },
-    "lying-usage": {"usage_factor": 1.107},
-    "lying-usage-no-ids": {"usage_factor": 1.107, "token_ids": False},
-    "empty-finish": {"empty_finish": True},
-    "bursts": {"burst": 4},
-    "all-at-the-end": {"burst": 0},
-    "slow-start": {"slow_first": 2},
-    "one-in-100-slow": {"one_slow_in": 100},
-    "short-answers": {"short_by": 10},
-    "prefix-cache": {"cache_hits": 0.9},
-    "second-tenant": {"tenant_rate": 30.0, "tenant_running": 1},
-    "clock-step": {"clock_step_s": 3600.0},
-    "stalled": {"stall_after": 20},
-    "failing": {"fail_every": 4},
-    "drift": {"drift_after_s": 6.0, "drift_factor": 0.9},
-    "no-metrics": {"metrics": False},
-    "text-only": {"accepts_ids": False},
-    "text-only-no-tokenize": {"accepts_ids": False, "tokenize": False},
-    "preempting": {"preemptions": 1},
-    "speculative": {"tokens_per_chunk": 3, "first_chunk_tokens": 1, "accepted_length": 3.0},
-    "counters-disagree": {"counter_factor": 0.5},
-    "held-tokens": {"held_tokens": 3},
-    "held-tokens-no-metrics": {"held_tokens": 3, "metrics": False},
-    "late-echo": {"late_ms": 37.0},
-    "late-echo-always": {"late_ms": 37.0, "echo": "always"},
-    "late-echo-apart": {"late_ms": 37.0, "echo": "apart"},
-    "late-for-no-reason": {"late_ms": 37.0, "echo": "never"},
-    "late-and-leaking": {"late_ms": 60.0, "echo": "never", "leak": 0.15},
-    "later-than-half": {"late_ms": 360.0, "echo": "never"},
-    "stream-faster-than-engine": {"decode_time_factor": 1.1},
-    "drops-idle-connections": {"drop_every": 5},
-    "drops-what-it-held": {"drop_every": 5, "drop_after_ms": 400.0},
-    "drops-fresh-connections": {"drop_every": 5, "drop_fresh": True, "keep_alive": False},
-    "closes-connections": {"keep_alive": False},
-    "decode-time-stands": {"decode_time_stands": True},
-    "counts-what-it-skips": {"lost_tokens": 12, "lost_in_no_time": True, "metrics": False},
-    "lies-about-drafts": {
-        **{"early_token": True, "content_free": 1, "accepted_length": 1.5, "drafted": 16},
-    },
-    "redirects-what-it-held": {"redirect_every": 5, "redirect_after_ms": 400.0},
-}
+TRAPS: dict[str, dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "data" / "traps.toml").read_text("utf-8")
+)
 
 
 class TimedServer:
