@@ -91,6 +91,35 @@ def test_each_verdict_on_a_measurement(measured):
     assert kept == valid, "what is not valid is nobody's baseline"
 
 
+DRIFT = {"reason": "drift", "evidence": "2107 tok/s in the first 2 rounds, 3660 after them"}
+LIE = {"reason": "token_accounting", "evidence": "64 tokens by ids, usage says 32"}
+
+
+def unsteady(*against: dict[str, str]) -> dict:
+    """A rate whose first rounds other work took, and what speaks against it."""
+    return {"samples": [30.0, 31.0, 53.0, 53.1], "invalid": against}
+
+
+def test_an_unsteady_machine_decides_what_has_a_gate_alone(measured):
+    """A rate that nothing is held against turned the run red."""
+    rates = {
+        "tg32@d0": (unsteady(DRIFT), "INVALID"),  # its gate alone is in the profile
+        "tg16@d0": (unsteady(DRIFT), "NOT_RUN"),
+        "tg64@d0": (unsteady(LIE), "INVALID"),
+        "tg128@d0": (unsteady(DRIFT, LIE), "INVALID"),
+    }
+    status, file, run = measured(
+        {name: rate for name, (rate, _) in rates.items()}, "--benchmark-autosave"
+    )
+    assert status == 1, run.output
+    for name, (_, verdict) in rates.items():
+        assert file["metrics"][name]["verdict"] == verdict, name
+    status, file, run = measured({"tg16@d0": unsteady(DRIFT)}, "--benchmark-autosave")
+    assert status == 0 and file["metrics"]["tg16@d0"]["verdict"] == "NOT_RUN", run.output
+    benchmarks = [item["benchmarks"] for item in stored(measured.storage)]
+    assert not any(benchmarks), "what is not comparable is no baseline"
+
+
 def test_more_rounds_times_tails_and_what_exists_once(measured):
     noisy = [52.0, 53.4, 51.9, 53.0, 52.9]
     later = [53.0, 53.1, 52.9, 53.2, 53.05, 52.95, 53.0, 53.1, 53.0, 52.9, 53.0, 53.1] * 2

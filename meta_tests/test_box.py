@@ -21,7 +21,6 @@ from sm121.core import profile
 from sm121.measure import box, gpu_load, stream_bandwidth
 from sm121.measure.box import BoxState, Device, Reading
 
-pytestmark = pytest.mark.alone
 GB10 = profile.load("sm121-gpt-oss-120b").box
 CPU = profile.load("cpu-tiny-gpt-oss").box
 
@@ -206,6 +205,7 @@ def spin(seconds: float) -> None:
         pass
 
 
+@pytest.mark.alone
 def test_who_else_works_here_is_seen_and_what_is_ours_is_not():
     # A stranger: not a child of this process, which is the parent of its orphans (prctl(2)) once a
     # test before this one has started a server.
@@ -228,13 +228,12 @@ def test_who_else_works_here_is_seen_and_what_is_ours_is_not():
         with_stranger = box.read("cpu")
         assert with_stranger.other_load > 0.5 / (os.cpu_count() or 1) * 0.6
         assert any(f"({stranger.pid})" in line for line in with_stranger.others)
-        claimed = box.read("cpu", own=lambda: [stranger])
-        assert not any(f"({stranger.pid})" in line for line in claimed.others)
-        child = multiprocessing.get_context("fork").Process(target=spin, args=(4.0,))
+        child = multiprocessing.get_context("fork").Process(target=spin, args=(2.5,))
         child.start()
         ours = box.read("cpu", own=lambda: [stranger])
         child.join()
-        assert not any(f"({child.pid})" in line for line in ours.others)
+        for known in (stranger, child):
+            assert not any(f"({known.pid})" in line for line in ours.others)
     finally:
         stranger.kill()
 
@@ -374,71 +373,42 @@ SHARE = {"samples": [82.6], "unit": "%", "higher_is_better": True}
 EASY = {"max_spread": 9, "max_drift": 9, "max_other_load": 1}
 
 
+IMPOSSIBLE = {"bandwidth_gb_s": '{ value = 1e6, source = "nobody" }'}
+
+
 def test_a_degraded_box_makes_performance_inconclusive(on_a_box, tmp_path):
+    """What is timed; what is counted stands."""
     status, file, run = on_a_box(**EASY, roofline_tolerance=100)
     assert status == 0, run.output
     assert file["box"]["state"] == "QUALIFIED", file["box"]
     assert file["box"]["before"]["device"] and file["box"]["after"]["device"]
     assert file["metrics"]["tg32@d0"]["roofline"] is None, "no log shows what this server reads"
 
-    impossible = '{ value = 1e6, source = "nobody" }'
-    status, file, run = on_a_box(**EASY, bandwidth_gb_s=impossible)
+    both = json.dumps({**json.loads(SAMPLES), "acceptance@1": SHARE})
+    status, file, run = on_a_box(both, **EASY, **IMPOSSIBLE)
     assert status == 1 and file["verdict"] == "INCONCLUSIVE", run.output
     assert file["box"]["state"] == "DEGRADED"
     assert file["metrics"]["tg32@d0"]["verdict"] == "INCONCLUSIVE"
+    assert file["metrics"]["acceptance@1"]["verdict"] == "PASS"
     assert "the box is DEGRADED" in file["tests"][0]["message"]
     stored = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("s/*/*.json"))]
-    kept = [item["benchmarks"][0]["extra_info"] for item in stored]
-    assert [info["box"]["state"] for info in kept] == ["QUALIFIED", "DEGRADED"]
-    assert [info["verdict"] for info in kept] == ["PASS", "INCONCLUSIVE"]
-    assert all(info["box"]["after"] for info in kept), "how it ended, not how it was then"
+    infos = [item["benchmarks"][0]["extra_info"] for item in stored]
+    assert [info["box"]["state"] for info in infos] == ["QUALIFIED", "DEGRADED"]
+    assert [info["verdict"] for info in infos] == ["PASS", "INCONCLUSIVE"]
+    assert all(info["box"]["after"] for info in infos), "how it ended, not how it was then"
 
 
 def test_what_nothing_is_held_against_turns_nothing_red(on_a_box):
     """The embedded run has no rate to hold, and ended INCONCLUSIVE since the machine had become
     faster in between."""
-    impossible = '{ value = 1e6, source = "nobody" }'
     samples = json.dumps({"acceptance@1": SHARE, **json.loads(SAMPLES)})
-    status, file, run = on_a_box(samples, **EASY, gate="", bandwidth_gb_s=impossible)
+    status, file, run = on_a_box(samples, **EASY, gate="", **IMPOSSIBLE)
     assert status == 0 and file["box"]["state"] == "DEGRADED", run.output
     assert file["metrics"]["tg32@d0"]["verdict"] == "NOT_RUN", "measured on a busy machine"
     assert file["metrics"]["acceptance@1"]["verdict"] == "PASS", "what is counted stands"
 
 
-DRIFT = {"reason": "drift", "evidence": "2107 tok/s in the first 2 rounds, 3660 after them"}
-LIE = {"reason": "token_accounting", "evidence": "64 tokens by ids, usage says 32"}
-
-
-@pytest.mark.parametrize(
-    ("gate", "reasons", "verdict"),
-    [
-        ("", [DRIFT], "NOT_RUN"),
-        (GATE, [DRIFT], "INVALID"),
-        ("", [LIE], "INVALID"),
-        ("", [DRIFT, LIE], "INVALID"),
-    ],
-    ids=["drift without a gate", "drift with a gate", "a lie without a gate", "both"],
-)
-def test_an_unsteady_machine_decides_what_has_a_gate_alone(on_a_box, gate, reasons, verdict):
-    """Other work took the first rounds of a rate that nothing is held against: the run was red."""
-    samples = json.dumps({"tg32@d0": {"samples": [30.0, 31.0, 53.0, 53.1], "invalid": reasons}})
-    status, file, run = on_a_box(samples, **EASY, gate=gate)
-    assert status == (verdict == "INVALID"), run.output
-    assert file["metrics"]["tg32@d0"]["verdict"] == verdict
-    if reasons == [DRIFT]:
-        status, file, run = on_a_box(**EASY, gate=gate)
-        assert status == 0, "what is not comparable is no baseline\n" + run.output
-
-
-def test_what_is_counted_stands_on_a_degraded_box(on_a_box):
-    impossible = '{ value = 1e6, source = "nobody" }'
-    both = json.dumps({"acceptance@1": SHARE, **json.loads(SAMPLES)})
-    status, file, run = on_a_box(both, **EASY, bandwidth_gb_s=impossible)
-    assert status == 1 and file["verdict"] == "INCONCLUSIVE", run.output
-    verdicts = {name: metric["verdict"] for name, metric in file["metrics"].items()}
-    assert verdicts == {"acceptance@1": "PASS", "tg32@d0": "INCONCLUSIVE"}
-
-
+@pytest.mark.alone
 def test_an_engine_that_still_spins_is_waited_for():
     spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

@@ -20,9 +20,6 @@ from sm121.performance.box import RunBox
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
 
-pytestmark = pytest.mark.alone
-
-
 #: What listens starts an engine core in a session of its own.
 SERVES = """
 import os, socket, subprocess, sys
