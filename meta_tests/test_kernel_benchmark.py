@@ -56,14 +56,9 @@ def timed(run_pytest, tmp_path):
 
     def run(provider, *options):
         return run_pytest(
-            *SPEED,
-            "-k",
-            "kernel_speed and lm",
-            "--kernel-provider",
-            f"speeds:{provider}",
-            *options,
-            environment={"PYTHONPATH": str(tmp_path)},
-        )
+            *SPEED, "-k", "kernel_speed and lm", "--kernel-provider", f"speeds:{provider}",
+            *options, environment={"PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
 
     return run
 
@@ -73,29 +68,25 @@ def only(run) -> dict:
     return test
 
 
-@pytest.mark.alone
 def test_a_slower_kernel_has_a_larger_number_and_both_can_be_compared(timed, tmp_path):
-    saved = {}
-    for provider in ("clean", "slow"):
-        file = tmp_path / f"{provider}.json"
-        status, run = timed(provider, f"--benchmark-json={file}")
-        assert status == 0, run.output
-        (saved[provider],) = json.loads(file.read_text())["benchmarks"]
-    assert saved["slow"]["stats"]["median"] > saved["clean"]["stats"]["median"] + 0.4
-    extra = saved["slow"]["extra_info"]
+    files = tmp_path / "clean.json", tmp_path / "slow.json"
+    status, run = timed("clean", f"--benchmark-json={files[0]}")
+    assert status == 0, run.output
+    status, run = timed(
+        "slow", f"--benchmark-json={files[1]}",
+        f"--benchmark-compare={files[0]}", "--benchmark-compare-fail=median:100%",
+    )  # fmt: skip
+    assert status != 0 and "Performance has regressed" in run.output, run.output
+    verdicts = {test["id"].partition("::")[0]: test["verdict"] for test in run.verdict["tests"]}
+    assert verdicts == {"tests/test_kernel.py": "PASS", "--benchmark-compare-fail": "FAIL"}
+    clean, slow = (json.loads(file.read_text())["benchmarks"][0] for file in files)
+    assert slow["stats"]["median"] > clean["stats"]["median"] + 0.4
+    extra = slow["extra_info"]
     assert extra["provider"] == "speeds:slow"
     assert extra["bytes"] == 2 * (2880 * 201_088 // 16 + 2880 + 201_088 // 16)
     assert 0 < extra["roofline_share"] < 0.2
-    status, run = timed(
-        "slow",
-        f"--benchmark-compare={tmp_path / 'clean.json'}",
-        "--benchmark-compare-fail=median:100%",
-    )
-    assert status != 0
-    assert "Performance has regressed" in run.output
 
 
-@pytest.mark.alone
 def test_a_kernel_that_computes_something_else_is_invalid(timed):
     status, run = timed("wrong")
     assert status == 1, run.output

@@ -9,21 +9,16 @@ import pytest
 
 from sm121.session.settings import _depths
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
 LEVEL = "tests/test_performance.py"
-#: The level of the profile; its lengths of answers and its numbers of streams differ in time only.
 SHORTER = """
 schema_version = 1
 name = "shorter"
-description = "fewer streams and a shorter answer to a question"
+description = "fewer streams, shorter answers to questions"
 extends = "sm121-gpt-oss-120b"
-
-[correctness]
-max_answer_tokens = 32
-
-[performance.measuring]
-concurrency = [2, 10]
+correctness.max_answer_tokens = 32
+performance.measuring.concurrency = [2, 10]
 """
 
 
@@ -34,7 +29,6 @@ def judge(run_pytest, server, *options):
     )  # fmt: skip
 
 
-@pytest.mark.alone
 def test_53_tokens_a_second_pass_with_grade_minimum(timed_server, run_pytest, tmp_path):
     """All of the level but its chats, which `test_chat_rate` has, within two minutes."""
     (tmp_path / "shorter.toml").write_text(SHORTER)
@@ -57,7 +51,6 @@ def _quick(run_pytest, timed_server, *server, options=()):
     return judge(run_pytest, server, "-m", "sm121", "--plan", "quick", "-k", "_rate[", *options)
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("rate", "traps", "verdict"),
     [
@@ -82,7 +75,6 @@ def test_52_tokens_a_second_are_asked_of_every_server(
     assert failed == ["tg32@d0"] * (verdict == "FAIL"), failed
 
 
-@pytest.mark.alone
 def test_who_asks_another_question_reads_it_in_the_headline(timed_server, run_pytest):
     """37 tok/s are more than a release reaches, by so much that few rounds decide."""
     stock = ("--configuration", "stock")
@@ -102,7 +94,6 @@ def test_a_number_that_cannot_be_trusted_is_invalid_and_not_green(timed_server, 
     assert "prefix_cache_hit" in first["message"]
 
 
-@pytest.mark.alone
 def test_a_rate_by_chunks_alone_decides_nothing(timed_server, run_pytest):
     server = timed_server("--rate", "400", "--trap", "no-ids-no-usage")
     status, run = judge(run_pytest, server, "-k", "decode_rate and tg32")
@@ -110,7 +101,6 @@ def test_a_rate_by_chunks_alone_decides_nothing(timed_server, run_pytest):
     assert run.verdict["metrics"]["tg32@d0"]["verdict"] == "INCONCLUSIVE"
 
 
-@pytest.mark.alone
 @pytest.mark.slow("300 requests")
 def test_tails_are_gathered(timed_server, run_pytest):
     """One request in a hundred takes three seconds: --percentiles does not pass it."""
@@ -132,7 +122,6 @@ def test_depths_that_are_none(run_pytest, text):
     assert f"--depths {text}: expected numbers of tokens" in run.output
 
 
-@pytest.mark.alone
 def test_a_depth_beyond_the_context_is_not_run(timed_server, run_pytest):
     server = timed_server("--context", "4096", "--rate", "400")
     _, run = judge(run_pytest, server, "--depths", "0,4096", "-k", "prefill_rate")

@@ -1,4 +1,4 @@
-"""Reading streams, counting tokens, and the checks on what was counted: without any server."""
+"""Reading streams, counting tokens, and the checks on what was counted: where no clock decides."""
 
 from __future__ import annotations
 
@@ -438,3 +438,37 @@ def test_a_short_answer_does_not_say_how_late_its_first_chunk_was():
         {"decode_seconds": seconds}, [long] * 5 + [short] * 4, "usage", 0.02, findings
     )
     assert not findings.invalid, findings
+
+
+TWO_PLACES = """
+schema_version = 1
+name = "two-places"
+description = "two at a time, five ask"
+extends = "cpu-tiny-gpt-oss"
+without = ["box"]
+engine.arguments = ["--max-num-seqs", "2"]
+
+[performance.measuring]
+concurrency = [2, 5]
+# Others work on the CPU that this is run on, and what is looked at is not a number.
+client_lag_bound = 0.9
+drift_bound = 0.9
+warm_bound = 0.9
+"""
+
+
+def test_a_run_says_which_streams_waited_and_stays_green(timed_server, run_pytest, tmp_path):
+    server = timed_server("--model", "canary", "--rate", "200", "--slots", "2")
+    own = tmp_path / "two.toml"
+    own.write_text(TWO_PLACES, "utf-8")
+    status, run = run_pytest(
+        "--arch", "cpu", "--base-url", server.base_url, "--profile", str(own),
+        "tests/test_performance.py", "-k", "concurrent_rate or of_several",
+    )  # fmt: skip
+    verdicts = {test["id"].partition("::")[2]: test["verdict"] for test in run.verdict["tests"]}
+    assert status == 0 and run.verdict["verdict"] == "PASS", run.output
+    assert [name for name, verdict in verdicts.items() if verdict != "PASS"] == [
+        "test_prefill_of_several[c5]"
+    ], verdicts
+    assert {"tg32_c2@d0", "tg32_q5@d0", "ttft_q5_p50"} <= {*run.verdict["metrics"]}
+    assert any("5 requests, 2 at once" in line for line in run.verdict["remarks"])

@@ -111,14 +111,8 @@ class RunBox:
             holds = not test.metrics or not gated.keys().isdisjoint(test.metrics)
             if test.level == "performance" and decided and holds:
                 ledger.overrule(test.id, Verdict.INCONCLUSIVE, message)
-        ledger.decide(
-            TestReport(
-                id=f"{BESIDE}box",
-                level="performance",
-                verdict=Verdict.INCONCLUSIVE,
-                message=message,
-            )
-        )
+        verdict, level = Verdict.INCONCLUSIVE, "performance"
+        ledger.decide(TestReport(id=f"{BESIDE}box", level=level, verdict=verdict, message=message))
 
     def bandwidth(self, needed_bytes: float) -> float | None:
         """GB/s at which that many bytes can be read repeatedly; None when it is not known."""
