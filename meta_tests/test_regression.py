@@ -116,8 +116,37 @@ def test_what_exists_once_is_judged_by_the_scatter_of_the_runs():
     starts = [metric("startup_s", [v]) for v in (100.0, 103.0, 99.0, 101.0)]
     assert verdicts(metric("startup_s", [200.0]), *starts) is Verdict.FAIL
     assert verdicts(metric("startup_s", [115.0]), *starts) is Verdict.PASS, "20 % are allowed"
-    assert verdicts(metric("startup_s", [200.0]), starts[0]) is Verdict.INCONCLUSIVE
+    assert verdicts(metric("startup_s", [150.0]), starts[0]) is Verdict.INCONCLUSIVE
     assert verdicts(metric("startup_s", [130.0]), starts[0]) is Verdict.NOT_RUN
+
+
+@pytest.mark.parametrize("stored", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "before", "now", "verdict"),
+    [
+        ("itl_p99", [20.0] * 200, [20.0] * 190 + [900.0] * 10, Verdict.FAIL),
+        ("ttft_p99", [250.0, 280.0, 300.0], [300.0, 940.0, 990.0], Verdict.FAIL),
+        ("memory_peak_gib", [60.0], [121.0], Verdict.FAIL),
+        ("tg32_c8@d0", [300.0, 310.0, 305.0], [140.0, 150.0, 145.0], Verdict.FAIL),
+        ("ttft_p99", [250.0, 280.0, 300.0], [250.0, 280.0, 990.0], Verdict.INCONCLUSIVE),
+        ("itl_p99", [20.0] * 200, [20.0] * 190 + [38.0] * 10, Verdict.NOT_RUN),
+        ("memory_peak_gib", [60.0], [65.9], Verdict.NOT_RUN),
+        ("tg32_c8@d0", [300.0, 310.0, 305.0], [277.0, 281.0, 279.0], Verdict.NOT_RUN),
+        ("ttft_p99", [250.0, 280.0, 300.0], [100.0, 120.0, 140.0], Verdict.PASS),
+    ],
+)
+def test_twice_as_bad_is_beyond_doubt_with_one_stored_run(name, before, now, verdict, stored):
+    """One slow request of several is a reason to run again, and no proof."""
+    fields = {"quantile": 0.99} if name.endswith("p99") else {}
+
+    def of(samples):
+        return metric(name, samples, **fields, value=float(np.quantile(samples, 0.99)))
+
+    earlier = [of(before)] * stored
+    assert verdicts(of(now), *earlier) is verdict
+    runs = [run(number, one, metric("tg32@d0", [60] * 9)) for number, one in enumerate(earlier)]
+    assert regression.not_judged(runs) == ([name], 3 - stored)
+    assert regression.not_judged([*runs, *runs, *runs]) == ([], 0)
 
 
 def test_a_metric_that_vanished_or_was_renamed_is_named():

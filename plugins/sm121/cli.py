@@ -396,15 +396,22 @@ def _trust(options: argparse.Namespace) -> int:
     from sm121.session import against
 
     storage = stored_run.storage_folder(options.benchmark_storage, Path.cwd())
-    stored_at, run, narrower = against.trust(options.directory, storage, anew=options.anew)
-    print(f"{stored_at}: {run.verdict}: {run.reason}")
-    for line in narrower:
-        print(f"  the run that was trusted before has more: {line}")
-    for test in run.tests:
-        if test.executed and test.counted not in (Verdict.PASS, Verdict.NOT_RUN):
-            is_failure = test.verdict is Verdict.FAIL and not test.waived
-            how = "known from now on, if an assertion failed" if is_failure else "stays red"
-            print(f"  {how}: {test.id}")
+    for number, report in enumerate(options.directories):
+        anew = options.anew and number == 0
+        stored_at, run, narrower = against.trust(report, storage, anew=anew)
+        print(f"{stored_at}: {run.verdict}: {run.reason}")
+        for line in narrower:
+            print(f"  the run that was trusted before has more: {line}")
+        for test in run.tests:
+            if test.executed and test.counted not in (Verdict.PASS, Verdict.NOT_RUN):
+                is_failure = test.verdict is Verdict.FAIL and not test.waived
+                how = "known from now on, if an assertion failed" if is_failure else "stays red"
+                print(f"  {how}: {test.id}")
+    metrics, more = against.not_judged(storage)
+    if metrics:
+        runs = "1 more run" if more == 1 else f"{more} more runs"
+        print(f"  not judged until {runs} of this build are trusted, unless twice as bad:")
+        print(f"    {', '.join(metrics)}")
     return 0
 
 

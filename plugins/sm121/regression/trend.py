@@ -40,6 +40,18 @@ _ANCHOR = 3
 #: Runs apart by at most so many tell by how much runs differ, also where neighbours are alike, and
 #: for each that many runs.
 _LAGS, _RUNS_OF_LAG = 3, 8
+#: Why a metric is judged so where fewer runs are stored than show a scatter.
+_WITHOUT_SCATTER = {
+    Verdict.FAIL: "; twice as bad is beyond doubt",
+    Verdict.INCONCLUSIVE: (
+        f"; the scatter of {_SCATTER} stored runs would decide: store more of a build that you "
+        "trust, or run again"
+    ),
+    Verdict.NOT_RUN: (
+        "; not judged: a percentile, or too few samples a run; from "
+        f"{_SCATTER} stored runs on, their scatter decides"
+    ),
+}
 #: Runs that a series shows at most.
 _MOST_RUNS = 60
 
@@ -76,41 +88,34 @@ def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float)
             return change(Verdict.PASS, f"{text}, as before")
         return change(Verdict.FAIL, text)
     worse = _worse(now.value, level, now.higher_is_better)
+    bounds = interval(now, latest)
+    ratio = f", ratio to the latest {bounds[0]:.3f} to {bounds[1]:.3f} (95 %)" if bounds else ""
     text = (
         f"{now.name}: {number(now.value)} {now.unit}{now.of_bound} against {number(level)}"
         f"{latest.of_bound} ({len(earlier)} stored runs), {abs(worse):.1%} "
-        f"{'worse' if worse > 0 else 'better'}{_interval(now, latest)}; {allowed:.0%} allowed"
+        f"{'worse' if worse > 0 else 'better'}{ratio}; {allowed:.0%} allowed"
     )
     verdict, why = Verdict.PASS, ""
     if worse > allowed:
         text += drafts_or_kernels(now, latest, allowed)
-        verdict, why = _beyond(now, earlier, worse, allowed)
+        verdict, why = _beyond(now, earlier, level, allowed)
     return change(verdict, text + why, now.value / level if level else None)
 
 
 def _beyond(
-    now: StoredMetric, earlier: Sequence[StoredMetric], worse: float, allowed: float
+    now: StoredMetric, earlier: Sequence[StoredMetric], level: float, allowed: float
 ) -> tuple[Verdict, str]:
     """The verdict on a metric that is worse than allowed, and why. NOT_RUN: nothing can tell."""
     latest = earlier[-1]
     risk, between = _mann_whitney(now, latest), _outside(now, earlier)
-    few, many = sorted((len(now.samples), len(latest.samples)))
-    least_risk = 1.0 / comb(few + many, few)  # with all of them on one side
-    tail = (now.quantile or 0.5) > 0.5 or least_risk >= _SIGNIFICANT
-    if tail and between is None and _beyond_doubt(now, latest, worse, allowed):
-        return Verdict.INCONCLUSIVE, (
-            f"; the scatter of {_SCATTER} stored runs would decide: store more of a build that you "
-            "trust, or run again"
-        )
+    tail = _needs_scatter(now, latest)
     if tail and between is None:
-        return Verdict.NOT_RUN, (
-            "; not judged: a percentile, or too few samples a run; from "
-            f"{_SCATTER} stored runs on, their scatter decides"
-        )
+        verdict = _without_scatter(now, latest, level, allowed)
+        return verdict, _WITHOUT_SCATTER[verdict]
+    # Of a percentile or of few samples, the scatter of the runs alone can decide.
     evidence = "one value a run" if risk is None else f"Mann-Whitney p = {risk:.2g}"
     if between is not None:
         evidence += f", chance among the stored runs {between:.2g}"
-    # Of a percentile or of few samples, the scatter of the runs alone can decide.
     unlikely = tail or (risk is not None and risk < _SIGNIFICANT)
     if unlikely and (between is None or between < _BETWEEN_RUNS):
         return Verdict.FAIL, f"; {evidence}"
@@ -118,6 +123,14 @@ def _beyond(
         Verdict.INCONCLUSIVE,
         f"; it may be noise ({evidence}): more rounds, or a quieter machine",
     )
+
+
+def not_judged(runs: Sequence[StoredRun]) -> tuple[list[str], int]:
+    """The metrics of the last of these runs of which only what is twice as bad is red, since too
+    few runs have them, and how many runs more it takes."""
+    metrics = [m for m in runs[-1].metrics.values() if _needs_scatter(m, m)]
+    more = {m.name: _SCATTER - sum(m.name in run.metrics for run in runs) for m in metrics}
+    return [name for name in more if more[name] > 0], max([0, *more.values()])
 
 
 def drafts_or_kernels(now: StoredMetric, before: StoredMetric, allowed: float) -> str:
@@ -149,14 +162,28 @@ def _mann_whitney(now: StoredMetric, before: StoredMetric) -> float | None:
     return float(result.pvalue)
 
 
-def _beyond_doubt(now: StoredMetric, before: StoredMetric, worse: float, allowed: float) -> bool:
-    """Whether few samples are so much worse that it is no success: by twice what is allowed, and
-    each of them than each of the latest run's. Of a percentile that says nothing."""
-    if (now.quantile or 0.5) > 0.5 or worse <= 2.0 * allowed:
-        return False
-    if now.higher_is_better:
-        return max(now.samples) < min(before.samples)
-    return min(now.samples) > max(before.samples)
+def _needs_scatter(now: StoredMetric, before: StoredMetric) -> bool:
+    """Whether samples decide nothing: of a percentile, or so few that no test is significant."""
+    few, many = sorted((len(now.samples), len(before.samples)))
+    return (now.quantile or 0.5) > 0.5 or 1.0 / comb(few + many, few) >= _SIGNIFICANT
+
+
+def _without_scatter(
+    now: StoredMetric, latest: StoredMetric, level: float, allowed: float
+) -> Verdict:
+    """The verdict on it where too few runs are stored. Twice as bad is beyond doubt, unless a
+    single sample of several makes it so. Few samples are no success where each is worse than each
+    of the latest run's, and all of it by twice what is allowed."""
+    sign = 1.0 if now.higher_is_better else -1.0  # larger is better of what it multiplies
+    half = level * 2.0**-sign
+    if sign * now.value <= sign * half:
+        doubled = [sample for sample in now.samples if sign * sample <= sign * half]
+        return Verdict.FAIL if doubled[1:] or not now.samples[1:] else Verdict.INCONCLUSIVE
+    apart = max(sign * v for v in now.samples) < min(sign * v for v in latest.samples)
+    worse = _worse(now.value, level, now.higher_is_better)
+    if (now.quantile or 0.5) > 0.5 or worse <= 2.0 * allowed or not apart:
+        return Verdict.NOT_RUN
+    return Verdict.INCONCLUSIVE
 
 
 def _outside(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None:
@@ -172,12 +199,6 @@ def _outside(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None
         return 0.0 if distance > 0 else 1.0
     scale = spread * np.sqrt(1.0 + 1.0 / len(levels))
     return float(special.stdtr(len(levels) - 1, -distance / scale))
-
-
-def _interval(now: StoredMetric, before: StoredMetric) -> str:
-    if (bounds := interval(now, before)) is None:
-        return ""
-    return f", ratio to the latest {bounds[0]:.3f} to {bounds[1]:.3f} (95 %)"
 
 
 def interval(now: StoredMetric, before: StoredMetric) -> tuple[float, float] | None:
