@@ -12,6 +12,7 @@ from sm121.client.timed import chat
 from sm121.client.timed_answer import TimedAnswer
 from sm121.core.arguments import at_once
 from sm121.core.level_settings import TimedChats
+from sm121.core.profile_fields import Gate
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, facts_of, of
 from sm121.core.verdict import Inapplicable, Inconclusive, NotRun, Severity, Undecided, Verdict
@@ -257,24 +258,68 @@ class PerformanceChecks:
             )
         )
 
-    def chat_rate(self, chats: TimedChats | None) -> None:
+    def chat_rate(self, chats: TimedChats | None, required: Gate | None) -> None:
         """tg_chat: tokens a second of chats as users have them, from the request to its end, by
         usage.
 
         A server can be fast for greedy completions of fixed length alone. A round of the plan's
         first cell goes before each chat: the machine may have changed since that was measured.
+        Of a server that drafts, the rate on random ids is not that of any text: how much of its
+        drafts is accepted depends on it.
+
+        Args:
+            chats: the profile's.
+            required: the gate of the decode rate, which a server that drafts has to reach in chats.
 
         Raises:
-            Unmet: chats are slower than their share of the decode rate beside them.
+            Unmet: chats are slower than their share of the decode rate beside them, or, of a server
+                that drafts, than its gate.
             NotRun: the profile has no chats to time.
             Inconclusive: too few answers are long enough, or have a usage.
         """
         if chats is None:
             raise NotRun("the profile has no [performance.chats] to time")
-        server, plan = self.bench.server, self.bench.plan
-        rounds = plan.measuring.concurrency_rounds
+        plan = self.bench.plan
         cell = self.bench.cell(plan.depths[0], first_visit=True)
         findings = cell.findings(failures=True)
+        answers = self._timed_chats(chats, cell, findings)
+        samples = [1e3 * (a.completion_tokens or 0) / timing.e2e_ms(a) for a in answers]
+        last = cell.answers[-len(answers) :]
+        beside = [timing.decode_rate(answer, cell.counted_by) for answer in last]
+        self.record(
+            Measurement(
+                name="tg_chat",
+                unit="tok/s",
+                samples=samples,
+                higher_is_better=True,
+                invalid=[*findings.invalid, *self.bench.off_path()],
+                unproven=findings.unproven,
+                extra={"tokens": [a.completion_tokens for a in answers], "beside": beside},
+            )
+        )
+        if findings.invalid:
+            return  # measured on a busy machine: it holds for nothing
+        rate, decoding = median(samples), median(beside)
+        text = f"tg{plan.longest}@d{cell.depth} is {decoding:.4g} tok/s between these chats"
+        if cell.speculation:
+            words = "chats of a server that drafts are as fast as decoding has to be:"
+            limit = required.minimum if required is not None else None
+        else:
+            words = f"chats are at least {chats.share or 0:.0%} as fast as decoding beside them:"
+            limit = chats.share * decoding if chats.share is not None else None
+        if limit is not None and rate < limit:
+            fact = Fact(words, value=rate, limit=limit, unit="tok/s", evidence=text)
+            raise Unmet(fact, severity=Severity.BLOCKER)
+
+    def _timed_chats(
+        self, chats: TimedChats, cell: MeasuredCell, findings: Findings
+    ) -> list[TimedAnswer]:
+        """The chats that are long enough, a round of the cell before each.
+
+        Raises:
+            Inconclusive: too few are, and nothing speaks against them.
+        """
+        server, rounds = self.bench.server, self.bench.plan.measuring.concurrency_rounds
         answers: list[TimedAnswer] = []
         for number in range(2 * rounds):
             question = chats.questions[number % len(chats.questions)]
@@ -288,32 +333,11 @@ class PerformanceChecks:
             validity.check_chat(answer, before, after, findings)
             answers += [answer] * (answer.ok and tokens >= chats.at_least)
             if findings.invalid or len(answers) == rounds:
-                break
-        if not findings.invalid and len(answers) < rounds:
-            long = f"with {chats.at_least} tokens or more by usage"
-            raise Inconclusive(f"{len(answers)} of {2 * rounds} chats ended {long}")
-        samples = [1e3 * (a.completion_tokens or 0) / timing.e2e_ms(a) for a in answers]
-        beside = [timing.decode_rate(a, cell.counted_by) for a in cell.answers[-rounds:]]
-        self.record(
-            Measurement(
-                name="tg_chat",
-                unit="tok/s",
-                samples=samples,
-                higher_is_better=True,
-                invalid=[*findings.invalid, *self.bench.off_path()],
-                unproven=findings.unproven,
-                extra={"tokens": [a.completion_tokens for a in answers], "beside": beside},
-            )
+                return answers
+        raise Inconclusive(
+            f"{len(answers)} of {2 * rounds} chats ended with {chats.at_least} tokens or more by "
+            "usage"
         )
-        if chats.share is None or cell.speculation:
-            return  # the rate of a server that drafts is, on random ids, not that of any text
-        rate, decoding = median(samples), median(beside)
-        if rate < chats.share * decoding:
-            text = f"tg{plan.longest}@d{cell.depth} is {decoding:.4g} tok/s between these chats"
-            required = f"chats are at least {chats.share:.0%} as fast as decoding beside them:"
-            limit = chats.share * decoding
-            fact = Fact(required, value=rate, limit=limit, unit="tok/s", evidence=text)
-            raise Unmet(fact, severity=Severity.BLOCKER)
 
     def acceptance(self, drafted: Drafted, position: int) -> None:
         """acceptance@P, in percent of the drafts.
