@@ -144,45 +144,26 @@ for operation, groups in (
     )  # fmt: skip
     on_output(f"{operation}: float32 for bfloat16", operation, lambda y: y.float(), *groups)
 
-on_output(
-    "fused_moe: wrong only for M >= 320",
-    "fused_moe",
-    lambda y: y * (1.02 if len(y) >= 320 else 1),
-    *MOE,
-)
-on_output(
-    "fused_moe: wrong only for M = 1", "fused_moe", lambda y: y * (1.02 if len(y) == 1 else 1), *MOE
-)
-on_output(
-    "fused_moe: wrong only on the last tile of 128",
-    "fused_moe",
-    lambda y: where(y, slice(128 * (len(y) // 128) or None, None), 1.02),
-    *MOE,
-)
-on_output(
-    "fused_moe: wrong only above row 32",
-    "fused_moe",
-    lambda y: where(y, slice(32, None), 1.02),
-    *MOE,
-)
+for where_wrong, change in {
+    "for M >= 320": lambda y: y * (1.02 if len(y) >= 320 else 1),
+    "for M = 1": lambda y: y * (1.02 if len(y) == 1 else 1),
+    "on the last tile of 128": lambda y: where(y, slice(128 * (len(y) // 128) or None, None), 1.02),
+    "above row 32": lambda y: where(y, slice(32, None), 1.02),
+    "for M of 40 to 64": lambda y: y * (1.02 if 40 <= len(y) <= 64 else 1),
+    "for M = 96": lambda y: y * (1.02 if len(y) == 96 else 1),
+}.items():
+    on_output(f"fused_moe: wrong only {where_wrong}", "fused_moe", change, *MOE)
 on_output(
     "fused_moe: rows 1 % too large where M is no multiple of 16",
     "fused_moe",
     lambda y: y * (1.01 if len(y) % 16 else 1),
     *MOE,
 )
-on_output(
-    "decode_attention: wrong only for B > 16",
-    "decode_attention",
-    lambda y: where(y, slice(16, None), 1.02),
-    "decode",
-)
-on_output(
-    "prefill_attention: wrong only above row 128",
-    "prefill_attention",
-    lambda y: where(y, slice(128, None), 1.02),
-    "prefill",
-)
+for group, where_wrong, first in (("decode", "for B > 16", 16), ("prefill", "above row 128", 128)):
+    on_output(
+        f"{group}_attention: wrong only {where_wrong}", f"{group}_attention",
+        lambda y, first=first: where(y, slice(first, None), 1.02), group,
+    )  # fmt: skip
 
 
 class _Stale(TorchProvider):
@@ -244,6 +225,8 @@ def off(weights: tuple[Tensor, Tensor], by: int, at: tuple | None = None) -> tup
 
 
 moe_arguments("swapped experts", lambda a: {"ids": swapped(a["ids"])})
+moe_arguments("expert 126 for 127", lambda a: {"ids": torch.where(a["ids"] == 127, 126, a["ids"])})
+moe_arguments("activations saturate at 20", lambda a: {"x": a["x"].clamp(-20, 20)})
 moe_arguments(
     "dropped last expert of each token", lambda a: {"weights": column(a["weights"], -1, 0.0)}
 )
@@ -488,28 +471,15 @@ class _TopThree(TorchProvider):
         return shares / shares.sum(-1, keepdim=True), ids
 
 
-@mutant("expert numbers off by one", "routing")
-class _OffByOne(TorchProvider):
-    def route(self, logits, k):
-        shares, ids = super().route(logits, k)
-        return shares, (ids + 1) % logits.shape[1]
-
-
-@mutant("one expert chosen twice", "routing")
-class _Twice(TorchProvider):
-    def route(self, logits, k):
-        shares, ids = super().route(logits, k)
-        ids[:, -1] = ids[:, 0]
-        return shares, ids
-
-
-@mutant("shares in another order than the experts", "routing")
-class _Misordered(TorchProvider):
-    def route(self, logits, k):
-        shares, ids = super().route(logits, k)
-        return shares.flip(-1), ids
-
-
+for name, change in {
+    "expert numbers off by one": lambda pair: (pair[0], (pair[1] + 1) % 32),
+    "one expert chosen twice": lambda pair: (
+        pair[0],
+        torch.cat([pair[1][:, :-1], pair[1][:, :1]], 1),
+    ),
+    "shares in another order than the experts": lambda pair: (pair[0].flip(-1), pair[1]),
+}.items():
+    on_output(name, "route", change, "routing")
 on_output("routing shares x 1.01", "route", lambda pair: (pair[0] * 1.01, pair[1]), "routing")
 
 

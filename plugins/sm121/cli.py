@@ -265,9 +265,7 @@ def _warm(options: argparse.Namespace) -> int:
     from sm121.core import architecture
     from sm121.engines.warm import Warmth
 
-    name = options.profile
-    if name is None:
-        name = profile.for_architecture(architecture.detect().name or "unknown")
+    name = options.profile or profile.for_architecture(architecture.detect().name or "unknown")
     variables = {}
     for assignment in options.engine_env:
         key, equals, value = assignment.partition("=")
@@ -356,9 +354,7 @@ def _shown_matrix(options: argparse.Namespace) -> str:
     from sm121.matrix import outlook
     from sm121.matrix.plan import make_plan, space_of
 
-    name = options.profile
-    if name is None:
-        name = profile.for_architecture(architecture.detect().name or "unknown")
+    name = options.profile or profile.for_architecture(architecture.detect().name or "unknown")
     chosen = profile.load(name)
     space = space_of(chosen, options.axes, options.engine, options.engine_version)
     if options.strength is None:

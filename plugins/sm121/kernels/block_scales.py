@@ -80,9 +80,8 @@ def of_second_matrix(
     error: Tensor,
     arguments: tuple[Any, ...],
     *,
-    alpha: float,
-    limit: float,
     roundings: moe.Roundings = moe.EXACT,
+    **swiglu: float,
 ) -> Shares:
     """The shares of w2.
 
@@ -91,9 +90,7 @@ def of_second_matrix(
     """
     x, weights, ids, w1, b1, w2, _ = arguments
     for e, tokens, rank in _tokens(ids, weights):
-        hidden = moe.hidden(
-            x[tokens].double(), w1, b1, e, alpha=alpha, limit=limit, roundings=roundings
-        )
+        hidden = moe.hidden(x[tokens].double(), w1, b1, e, roundings=roundings, **swiglu)
         hidden = hidden * weights[tokens, rank, None].double()
         down = moe.expert_matrix(w2, e)
         along = _by_block(down * (error[tokens].T @ hidden)).sum(-1)
@@ -108,9 +105,8 @@ def of_first_matrix(
     error: Tensor,
     arguments: tuple[Any, ...],
     *,
-    alpha: float,
-    limit: float,
     roundings: moe.Roundings = moe.EXACT,
+    **swiglu: float,
 ) -> Shares:
     """The shares of w1, where each token lives in one block and w2 reads each hidden activation out
     alone; the larger of both wrong scales. As of `of_second_matrix`. The gate row and the up row of
@@ -118,7 +114,7 @@ def of_first_matrix(
     """
     _, weights, ids, *_ = arguments
     for e, tokens, rank in _tokens(ids, weights):
-        moved = Moved.of(arguments, e, tokens, alpha=alpha, limit=limit, roundings=roundings)
+        moved = Moved.of(arguments, e, tokens, roundings=roundings, **swiglu)
         # Where w2 has its one: the output that an activation is read out in.
         read_in = moe.expert_matrix(arguments[5], e).argmax(0)
         observed = error[tokens][:, read_in] / weights[tokens, rank, None].double()
@@ -143,8 +139,7 @@ class Moved:
     block: Tensor
     """[n], where each token lives."""
     blocks: int
-    alpha: float
-    limit: float
+    swiglu: dict[str, float]
 
     @classmethod
     def of(
@@ -153,9 +148,8 @@ class Moved:
         expert: int,
         tokens: Tensor,
         *,
-        alpha: float,
-        limit: float,
         roundings: moe.Roundings = moe.EXACT,
+        **swiglu: float,
     ) -> Moved:
         """Of one expert's tokens."""
         x, _, _, w1, b1, *_ = arguments
@@ -163,9 +157,8 @@ class Moved:
         inside = rows @ moe.expert_matrix(w1, expert).T
         bias = 0.0 if b1 is None else b1[expert].double()
         lives = _by_block(rows).abs().amax(-1)
-        return cls(
-            inside, roundings.sums(inside) + bias, lives.argmax(-1), lives.shape[1], alpha, limit
-        )
+        sums = roundings.sums(inside) + bias
+        return cls(inside, sums, lives.argmax(-1), lives.shape[1], swiglu)
 
     @functools.cached_property
     def right(self) -> Tensor:
@@ -177,7 +170,7 @@ class Moved:
         (part 0) or in the up rows (part 1), not rounded."""
         t = self.sums.clone()
         t[:, part::2] += factor * self.inside[:, part::2]
-        return moe.swiglu(t[:, 0::2], t[:, 1::2], alpha=self.alpha, limit=self.limit)
+        return moe.swiglu(t[:, 0::2], t[:, 1::2], **self.swiglu)
 
     def shares(self, error: Tensor, factor: float) -> Tensor:
         """How much of what `factor` does is in `error` [n, I]: [2I, blocks]."""

@@ -93,7 +93,7 @@ class MoeCase(_Case):
     routing: `random`; `one`: every token on expert 1 with its other places on neighbours; `blocks`:
     each token is zero outside one block of 32 and goes to one expert with the whole weight, each
     block to each expert several times; `skewed`: the upper half of the experts
-    has no token.
+    has no token; `last`: as `one`, on the last expert.
     """
 
     operation: ClassVar[Operation] = "fused_moe"
@@ -102,7 +102,7 @@ class MoeCase(_Case):
     intermediate: int = 352
     experts: int = 8
     top_k: int = 4
-    routing: Literal["random", "one", "blocks", "skewed"] = "random"
+    routing: Literal["random", "one", "blocks", "skewed", "last"] = "random"
     nan_experts: bool = False
     """Experts without tokens have NaN scales and biases."""
     biases: bool = True
@@ -111,6 +111,8 @@ class MoeCase(_Case):
     of the first is an error of one output and not a thousandth of all."""
     gain: float = 1.0
     """Factor of the activations: with 4, a third of them is beyond the SwiGLU limit."""
+    outliers: int = 0
+    """So many channels of the activations are 30 times as large."""
     below_limit: bool = False
     """Every gate is below -limit, where SwiGLU does not clamp it, and the second bias is zero: the
     output is tiny, and a clamp there makes it several times as large."""

@@ -134,7 +134,8 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=dict(self.environment),
+                # Threads that wait do not spin: the oracle stood still beside another run's.
+                env={"OMP_WAIT_POLICY": "PASSIVE", **self.environment},
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
         except OSError as error:

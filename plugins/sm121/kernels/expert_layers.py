@@ -54,8 +54,9 @@ def routing_of(case: MoeCase, generator: torch.Generator) -> Tensor:
     if case.routing == "skewed":
         order = torch.rand(case.tokens, case.experts // 2, generator=generator).argsort(-1)
         return order[:, : case.top_k].int()
-    if case.routing == "one":
-        first = torch.ones(case.tokens, dtype=torch.int64)
+    if case.routing in ("one", "last"):
+        number = 1 if case.routing == "one" else case.experts - 1
+        first = torch.full((case.tokens,), number)
     else:
         first = torch.arange(case.tokens) // (case.hidden // mxfp4.BLOCK)
     return ((first[:, None] + torch.arange(case.top_k)) % case.experts).int()

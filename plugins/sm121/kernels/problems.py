@@ -65,23 +65,25 @@ def _by_tolerance(
     reference: Tensor | Callable[[Declaration], Tensor],
     *,
     more: Callable[[Tensor, Declaration], list[Fact]] = lambda _error, _declared: [],
-    readout: bool = False,
-    below_limit: bool = False,
+    rounded: Callable[[], Tensor] | None = None,
+    case: MoeCase = MoeCase("usual"),  # noqa: B008 - frozen
 ) -> Judge:
-    """`more`: what else is wrong with an error [rows, n] float64. `readout`, `below_limit`: of the
-    case; see `MoeCase`."""
+    """`more`: what else is wrong with an error [rows, n] float64. `rounded`: what rounding alone
+    makes of the reference where a provider `rounds_each_expert`."""
 
     def judge(output: Any, declared: Declaration) -> list[Fact]:
         if not isinstance(output, Tensor) or tuple(output.shape) != shape:
             return [Fact(f"a tensor of shape {shape}", _describe(output))]
         limit = comparison.tolerance(
-            operation, output.dtype, declared, below_limit=below_limit, readout=readout
+            operation, output.dtype, declared, below_limit=case.below_limit, readout=case.readout
         )
         if limit is None:
             return [Fact("bfloat16 or float32", _describe(output))]
         expected = reference(declared) if callable(reference) else reference
         rows = output.reshape(expected.shape)
         errors = comparison.measure(rows, expected, limit.floor)
+        if rounded is not None and declared.rounds_each_expert and errors.max > limit.max:
+            limit = comparison.widened(limit, rounded().bfloat16(), expected)
         return [*errors.beyond(limit), *more(rows.double().cpu() - expected, declared)]
 
     return judge
@@ -233,10 +235,8 @@ def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
         wrong = _wrong_shapes(output, x.shape, form)
         if wrong:
             return wrong
-        codes, scales = (
-            output[0].cpu().contiguous().view(torch.uint8).numpy(),
-            output[1].cpu().numpy(),
-        )
+        codes = output[0].cpu().contiguous().view(torch.uint8).numpy()
+        scales = output[1].cpu().numpy()
         codes = mxfp4.unpack(codes) if form == "mxfp4" else codes
         name = declared.mxfp4_scale_rule if form == "mxfp4" else declared.mxfp8_scale_rule
         candidates = [rule for rule in rules if name in (None, rule.value)]
@@ -367,6 +367,7 @@ def _moe(case: MoeCase) -> Problem:
     generator = torch.Generator().manual_seed(case.seed)
     layer = expert_layers.layer_of(case.hidden, case.intermediate, case.experts, case.seed // 1000)
     x = _normal(generator, case.tokens, case.hidden) * case.gain
+    x[:, 7 : 7 + 89 * case.outliers : 89] *= 30
     shares = _normal(generator, case.tokens, case.top_k).softmax(-1)
     ids = expert_layers.routing_of(case, generator)
     if case.routing == "blocks":
@@ -386,17 +387,10 @@ def _moe(case: MoeCase) -> Problem:
     biases = (layer.w1_bias, layer.w2_bias) if case.biases else (None, None)
     keywords: dict[str, Any] = {"alpha": expert_layers.ALPHA, "limit": expert_layers.LIMIT}
     arguments = (x, shares, ids, layer.w1, biases[0], layer.w2, biases[1])
-    exact = moe.fused_moe(*arguments, **keywords)
 
     @functools.cache
-    def of_mxfp8(rule: str) -> Tensor:
-        path = moe.mxfp8_activations(mxfp8.ScaleRule(rule))
+    def rows(path: moe.Roundings) -> Tensor:
         return moe.fused_moe(*arguments, **keywords, roundings=path)
-
-    def reference(declared: Declaration) -> Tensor:
-        if roundings(declared) is moe.EXACT:
-            return exact
-        return of_mxfp8(str(declared.mxfp8_scale_rule))
 
     def blocks(error: Tensor, declared: Declaration) -> list[Fact]:
         if case.routing != "blocks":
@@ -409,14 +403,14 @@ def _moe(case: MoeCase) -> Problem:
     judge = _by_tolerance(
         "fused_moe",
         tuple(x.shape),
-        reference,
+        lambda declared: rows(roundings(declared)),
         more=blocks,
-        readout=case.readout,
-        below_limit=case.below_limit,
+        rounded=lambda: rows(moe.EACH_EXPERT),
+        case=case,
     )
     passed = (_widened(x, case.strided), *arguments[1:])
-    rows = None if case.below_limit else exact  # it is judged by its size alone
-    return Problem("fused_moe", passed, judge, keywords, case.strided, reference=rows)
+    reference = None if case.below_limit else rows(moe.EXACT)  # it is judged by its size alone
+    return Problem("fused_moe", passed, judge, keywords, case.strided, reference=reference)
 
 
 # Attention

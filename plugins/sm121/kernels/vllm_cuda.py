@@ -84,9 +84,7 @@ class VllmProvider(PlanningProvider):
         if not logits.is_contiguous():
             raise ValueError("vLLM routes the gate's own output alone, which has no strides")
         if not len(logits):  # the engine launches nothing for no tokens
-            return logits.new_empty(0, k, dtype=torch.float32), logits.new_empty(
-                0, k, dtype=torch.int32
-            )
+            return logits.new_empty(0, k), logits.new_empty(0, k, dtype=torch.int32)
         fused = _module(f"{_LAYERS}.fused_moe.router.fused_topk_router").fused_topk
         routed = fused(logits, logits, k, renormalize=True)
         return routed[0], routed[1]

@@ -150,7 +150,7 @@ class MeasuredServer:
             )
         if not self.prompts.exact:
             self.unproven.append("prompt length: the server refuses ids and has no /tokenize")
-            self.prompts.learn(words, answer.prompt_tokens or words)
+            self.prompts.tokens_per_word = max((answer.prompt_tokens or words) / words, 0.1)
         self.needs_ids = answer.clock() != "usage"
 
 

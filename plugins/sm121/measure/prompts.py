@@ -35,26 +35,21 @@ class Prompts:
     as_text: bool = False
     #: False where the server cannot be asked how long a text is.
     exact: bool = True
+    #: As a text of words turned out to have.
+    tokens_per_word: float = 1.0
     _random: random.Random = field(default_factory=lambda: random.Random(secrets.randbits(64)))
     _first_tokens: set[int] = field(default_factory=set)
     _words: list[str] = field(default_factory=list)
-    _tokens_per_word: float = 1.0
 
     def make(self, tokens: int) -> list[int] | str:
         """A prompt that shares nothing with any other: of ids, not even its first token."""
         if self.as_text:
             return self._text(tokens)
         ids = [self._random.randrange(self.vocabulary) for _ in range(tokens)]
-        if len(self._first_tokens) == self.vocabulary:
-            self._first_tokens.clear()
-        while ids and ids[0] in self._first_tokens:
+        while ids and ids[0] in self._first_tokens and len(self._first_tokens) < self.vocabulary:
             ids[0] = self._random.randrange(self.vocabulary)
         self._first_tokens.update(ids[:1])
         return ids
-
-    def learn(self, words: int, tokens: int) -> None:
-        """How many tokens a text of so many words turned out to have."""
-        self._tokens_per_word = max(tokens / words, 0.1)
 
     def words(self, count: int) -> str:
         """A text of so many random words."""
@@ -67,7 +62,7 @@ class Prompts:
 
     def _text(self, tokens: int) -> str:
         if not self.exact:
-            return self.words(max(1, round(tokens / self._tokens_per_word)))
+            return self.words(max(1, round(tokens / self.tokens_per_word)))
         with self.endpoint.http() as http:
             text = self.words(tokens)  # a word is a token at least
             for _ in range(_ATTEMPTS):

@@ -14,7 +14,9 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import torch.nn.functional as functional
 from torch import Tensor
 
 from sm121.oracles import mxfp4, mxfp8, rounding
@@ -36,13 +38,26 @@ class Roundings:
     """The activations, before the first product."""
     sums: Callable[[Tensor], Tensor] = exact
     """The first product's sums, before their bias."""
+    gates: Callable[[Tensor], Tensor] = exact
+    """Both parts of SwiGLU, with their bias."""
     hidden: Callable[[Tensor], Tensor] = exact
     """The hidden activations, before the second product."""
+    outputs: Callable[[Tensor], Tensor] = exact
+    """The shares, and what an expert gives: its product, that with its bias, that times its
+    share."""
 
 
 EXACT = Roundings()
+EACH_EXPERT = Roundings(exact, *[rounding.to_bf16] * 4)
+"""Where vLLM's Marlin rounds to bfloat16 (the epilogue of csrc/moe/marlin_moe_wna16/
+marlin_template.h; `swigluoai_and_mul` of csrc/activation_kernels.cu)."""
+
+_PAIRS = torch.from_numpy(mxfp4.CODE_VALUES[mxfp4.unpack(np.arange(256, dtype=np.uint8)[:, None])])
+"""[256, 2]: the two elements of each byte."""
+_SCALES = torch.from_numpy(mxfp4.decode_scale(np.arange(256, dtype=np.uint8)))
 
 
+@functools.cache
 def mxfp8_activations(rule: mxfp8.ScaleRule) -> Roundings:
     """MXFP8 activations x MXFP4 weights, as FlashInfer's CUTLASS kernels define it.
 
@@ -53,7 +68,11 @@ def mxfp8_activations(rule: mxfp8.ScaleRule) -> Roundings:
     """
 
     to_mxfp8 = functools.partial(rounding.to_mxfp8, rule=rule)
-    return Roundings(to_mxfp8, rounding.to_bf16, lambda values: to_mxfp8(rounding.to_bf16(values)))
+
+    def to_hidden(values: Tensor) -> Tensor:
+        return to_mxfp8(rounding.to_bf16(values))
+
+    return Roundings(to_mxfp8, sums=rounding.to_bf16, hidden=to_hidden)
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -75,25 +94,15 @@ def swiglu(gate: Tensor, up: Tensor, *, alpha: float, limit: float) -> Tensor:
     return gate * torch.sigmoid(alpha * gate) * (up + 1.0)
 
 
-def mixture(
-    x: Tensor, shares: Tensor, chosen: Tensor, expert: Callable[[int, Tensor], Tensor]
-) -> Tensor:
-    """Sum over a token's experts of share times what the expert makes of the token.
-
-    x [T, H], shares and chosen [T, k] -> [T, H] in the dtype of x. `expert(e, x[n, H])` -> [n, H]
-    is called only for experts that some token chose.
-    """
-    out = torch.zeros_like(x)
-    for e in chosen.unique().tolist():
-        tokens, rank = (chosen == e).nonzero(as_tuple=True)
-        out.index_add_(0, tokens, expert(e, x[tokens]) * shares[tokens, rank, None])
-    return out
-
-
 def expert_matrix(weights: Packed, expert: int) -> Tensor:
-    """The matrix [rows, K] of one expert, float64, exact."""
-    packed, scales = (part[expert].cpu().numpy() for part in weights)
-    return torch.from_numpy(mxfp4.dequantise(packed, scales))
+    """The matrix [rows, K] of one expert, float64, exact. Raises ValueError when packed elements
+    and scales do not belong together."""
+    packed, scales = (part[expert].cpu().int() for part in weights)
+    if (*scales.shape[:-1], scales.shape[-1] * mxfp4.BLOCK // 2) != packed.shape:
+        raise ValueError(f"scales {scales.shape} do not belong to packed elements {packed.shape}")
+    # By torch, which takes all threads: a layer of gpt-oss has three thousand million elements.
+    blocks = functional.embedding(packed, _PAIRS).view(*scales.shape, mxfp4.BLOCK)
+    return blocks.mul_(_SCALES[scales][..., None]).flatten(-2)
 
 
 def hidden(
@@ -110,7 +119,7 @@ def hidden(
     `fused_moe`."""
     t = roundings.sums(roundings.x(rows) @ expert_matrix(w1, expert).T)
     if w1_bias is not None:
-        t = t + w1_bias[expert].cpu().double()
+        t = roundings.gates(t + w1_bias[expert].cpu().double())
     return roundings.hidden(swiglu(t[:, 0::2], t[:, 1::2], alpha=alpha, limit=limit))
 
 
@@ -134,9 +143,13 @@ def fused_moe(
     packed elements and scales do not belong together.
     """
 
-    def expert(e: int, rows: Tensor) -> Tensor:
-        h = hidden(rows, w1, w1_bias, e, alpha=alpha, limit=limit, roundings=roundings)
-        y = h @ expert_matrix(w2, e).T
-        return y if w2_bias is None else y + w2_bias[e].cpu().double()
-
-    return mixture(x.cpu().double(), shares.cpu().double(), chosen.cpu().long(), expert)
+    x, shares, chosen = x.cpu().double(), shares.cpu().double(), chosen.cpu().long()
+    shares, out = roundings.outputs(shares), torch.zeros_like(x)
+    for e in chosen.unique().tolist():
+        tokens, rank = (chosen == e).nonzero(as_tuple=True)
+        h = hidden(x[tokens], w1, w1_bias, e, alpha=alpha, limit=limit, roundings=roundings)
+        y = roundings.outputs(h @ expert_matrix(w2, e).T)
+        if w2_bias is not None:
+            y = roundings.outputs(y + w2_bias[e].cpu().double())
+        out.index_add_(0, tokens, roundings.outputs(y * shares[tokens, rank, None]))
+    return out

@@ -22,7 +22,7 @@ E2M1_VALUES: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E8M0_BIAS = 127
 E8M0_NAN = 0xFF
 
-_CODE_VALUES = np.array(E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dtype=np.float64)
+CODE_VALUES = np.array(E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dtype=np.float64)
 _ELEMENT_EMAX = 2
 
 Bytes = NDArray[np.uint8]
@@ -85,7 +85,7 @@ def dequantise(packed: Bytes, scales: Bytes) -> Floats:
     """
     if (*scales.shape[:-1], scales.shape[-1] * BLOCK // 2) != packed.shape:
         raise ValueError(f"scales {scales.shape} do not belong to packed elements {packed.shape}")
-    elements = _CODE_VALUES[unpack(packed)]
+    elements = CODE_VALUES[unpack(packed)]
     blocks = elements.reshape(*scales.shape, BLOCK) * decode_scale(scales)[..., None]
     return blocks.reshape(elements.shape)
 

@@ -69,7 +69,9 @@ class RunBox:
         self._began = (CpuUse.take(self._own), self._starts)
         self._conclude()
         if self.before is None or self.before.device is None:
-            self._unproven(f"box and roofline: {self.harness.file.box.reason or 'not measured'}")
+            self.harness.unproven(
+                f"box and roofline: {self.harness.file.box.reason or 'not measured'}"
+            )
 
     def read_after(self) -> None:
         """Read the box after everything was measured."""
@@ -233,7 +235,7 @@ class RunBox:
     def _say_what_is_not_known(self, reading: Reading) -> None:
         """Once: it holds for the whole run."""
         for server in self._strangers:
-            self._unproven(
+            self.harness.unproven(
                 f"box: nobody who listens at {server.host}:{server.port} is seen from here (the "
                 "server is another user's, or in a container): what it takes of the machine cannot "
                 "be told from what others take; run the suite where the server runs, as its user"
@@ -242,7 +244,7 @@ class RunBox:
             return
         self._reported = True
         if self._attached:
-            self._unproven(
+            self.harness.unproven(
                 f"box: {reading.cannot_tell}; others may work there, or the server may stand "
                 "behind a proxy: attach to its own port, on its machine and as its user"
             )
@@ -250,7 +252,3 @@ class RunBox:
             self.harness.remark(
                 f"box: {reading.cannot_tell}: the process ids of a container are its own"
             )
-
-    def _unproven(self, line: str) -> None:
-        if line not in self.harness.file.unproven:
-            self.harness.file.unproven.append(line)

@@ -122,8 +122,8 @@ class Recorder:
 
     def _note(self, measurement: Measurement) -> None:
         """Put into the report what a measurement leaves unproven, and what it remarks on."""
-        unproven = self.harness.file.unproven
-        unproven += [line for line in dict.fromkeys(measurement.unproven) if line not in unproven]
+        for line in measurement.unproven:
+            self.harness.unproven(line)
         for line in measurement.remarks:
             self.harness.remark(line, at_once=False)
 

@@ -113,7 +113,7 @@ class AbRun:
             )
             measured = {name for visit in self.visits for name in visit.metrics}
             if lost := sorted(measured - {outcome.metric for outcome in outcomes}):
-                self._unproven(f"A/B: not known at every visit, and not compared: {lost}")
+                self.harness.unproven(f"A/B: not known at every visit, and not compared: {lost}")
             self._write(outcomes)
             if all(outcome.verdict is not Verdict.INCONCLUSIVE for outcome in outcomes):
                 break
@@ -238,7 +238,7 @@ class AbRun:
         if self._answered is None:
             self._answered = frozenset(fact.prompt for fact in questions) - wrong.keys()
             if not self._answered:
-                self._unproven(f"A/B: that a side answers sensibly: A says {wrong}")
+                self.harness.unproven(f"A/B: that a side answers sensibly: A says {wrong}")
         lost = [f"{prompt!r} with {wrong[prompt]}" for prompt in wrong if prompt in self._answered]
         if not lost:
             return None
@@ -260,7 +260,7 @@ class AbRun:
         if server.log is None:
             how = f"give --ab '{side.url} --server-log PATH'" if side.log is None else None
             why = how or server.why_no_log
-            self._unproven(f"A/B: the kernel path of {name} is not known: {why}")
+            self.harness.unproven(f"A/B: the kernel path of {name} is not known: {why}")
             return
         path = harness.kernel_path(server)
         visit.path = visited.effects(path)
@@ -286,7 +286,7 @@ class AbRun:
             urls = " and ".join(str(each.url) for each in self.sides)
             raise Invalid(f"{urls} are one server: of a comparison with itself nothing follows")
         if same is None:
-            self._unproven(
+            self.harness.unproven(
                 "A/B: whether the URLs are of two servers is not known: neither the metric "
                 "process_start_time_seconds nor their processes can be seen from here"
             )
@@ -301,11 +301,7 @@ class AbRun:
         if why is not None:
             raise Invalid(f"{why}. Evidence: {a.log}, {b.log}")
         if silent is not None:
-            self._unproven(silent)
-
-    def _unproven(self, line: str) -> None:
-        if line not in self.harness.file.unproven:
-            self.harness.file.unproven.append(line)
+            self.harness.unproven(silent)
 
     def _void(self, why: str, verdict: Verdict) -> None:
         """What was written of earlier looks counts no more."""

@@ -64,6 +64,11 @@ class RunRecord(ABC):
         if at_once or self.verbose:
             self.say("note", line)
 
+    def unproven(self, line: str) -> None:
+        """Keep what could not be checked, once."""
+        if line not in self.file.unproven:
+            self.file.unproven.append(line)
+
     def cannot_write(self, error: OSError) -> None:
         """The report cannot be written. Say so once; such a run is never green."""
         if self._unwritten is None:
@@ -71,8 +76,7 @@ class RunRecord(ABC):
             self.say("report", f"{self.directory}: {self._unwritten}")
             if self.on_unwritten is not None:
                 self.on_unwritten(error, self._unwritten)
-        if self._unwritten not in self.file.unproven:
-            self.file.unproven.append(self._unwritten)
+        self.unproven(self._unwritten)
         if self.file.verdict is Verdict.PASS:
             self.file.settle(Verdict.INCONCLUSIVE)
             self.file.reason = self._unwritten
