@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
 from whole_run import waiver_file
 
+from sm121.core import waivers
+from sm121.core.unmet import Fact
+from sm121.plugin import outcomes
 from sm121.run import verdict_file
+from sm121.run.verdict_file import TestReport
 
 ROOT = Path(__file__).parent.parent
 SCENARIOS = "meta_tests/scenarios/verdicts.py"
@@ -165,6 +171,43 @@ def test_a_waiver_tolerates_the_failure_of_one_parameter(attached, tmp_path):
     )
     assert status == 0 and file["levels"]["correctness"]["waived"] == 1, run.output
     assert any("https://example.org/1" in test["message"] for test in file["tests"])
+
+
+FRANCE, GERMANY = (Fact("the capital", "x", country) for country in ("France", "Germany"))
+EMPTY = replace(FRANCE, required="an answer")
+
+
+@pytest.mark.parametrize(
+    ("more", "facts", "tolerated"),
+    [
+        ([""], [FRANCE], True),
+        ([""], [FRANCE, FRANCE], True),
+        ([""], [FRANCE, GERMANY], False),
+        (['case = "France"'], [FRANCE], True),
+        (['case = "France"'], [EMPTY], True),
+        (['case = "France"'], [GERMANY], False),
+        (['case = "France"'], [FRANCE, GERMANY], False),
+        (['case = "France"\nkind = "the capital"'], [FRANCE], True),
+        (['case = "France"\nkind = "the capital"'], [EMPTY], False),
+        (['case = "France"\nkind = "the capital"'], [FRANCE, EMPTY], False),
+        (['kind = "the capital"'], [FRANCE, GERMANY], False),
+        (['case = "the capital"'], [replace(FRANCE, about="")], True),
+        (['case = "France"', 'case = "Germany"'], [FRANCE, GERMANY], True),
+        (
+            ['case = "France"', 'case = "Germany"'],
+            [FRANCE, GERMANY, replace(FRANCE, about="Spain")],
+            False,
+        ),
+    ],
+)
+def test_a_waiver_of_a_case_hides_no_other_one(tmp_path, more, facts, tolerated):
+    """`more` are the waivers of the test, a line each."""
+    loaded = [w for each in more for w in waivers.load(waiver_file(tmp_path, "t.py::t", more=each))]
+    session = SimpleNamespace(settings=SimpleNamespace(waivers=loaded))
+    finding = TestReport.of("t.py::t", "smoke", *facts)
+    outcomes._waive(session, finding, None, report := SimpleNamespace())
+    assert finding.waived is tolerated and hasattr(report, "wasxfail") is tolerated
+    assert tolerated or all(repr(fact.case) in finding.message for fact in facts), finding.message
 
 
 WAIVED = "meta_tests/scenarios/waivers.py"

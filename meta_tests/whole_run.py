@@ -69,10 +69,10 @@ def waive(file: VerdictFile, *names: str, severity: str = "blocker") -> None:
     judge(file)
 
 
-def waiver_file(folder: Path, *names: str, days: int = 1) -> Path:
-    """A file with a waiver of each test, which ends in so many days."""
+def waiver_file(folder: Path, *names: str, days: int = 1, more: str = "") -> Path:
+    """A file with a waiver of each test, which ends in so many days, with more lines in each."""
     expires = datetime.date.today() + datetime.timedelta(days=days)
-    rest = f'reason = "known"\nissue = "https://example.org/1"\nexpires = {expires}\n'
+    rest = f'reason = "known"\nissue = "https://example.org/1"\nexpires = {expires}\n{more}\n'
     file = folder / "waivers.toml"
     file.write_text("".join(f'[[waiver]]\ntest = "{name}"\n{rest}' for name in names))
     return file

@@ -388,6 +388,7 @@ def _merge(options: argparse.Namespace) -> int:
 
 
 def _trust(options: argparse.Namespace) -> int:
+    from sm121.regression import trend
     from sm121.run import stored_run
     from sm121.session import against
 
@@ -403,7 +404,7 @@ def _trust(options: argparse.Namespace) -> int:
                 is_failure = test.verdict is Verdict.FAIL and not test.waived
                 how = "known from now on, if an assertion failed" if is_failure else "stays red"
                 print(f"  {how}: {test.id}")
-    metrics, more = against.not_judged(storage)
+    metrics, more = trend.not_judged(against.load(against.TRUSTED, storage).runs)
     if metrics:
         runs = "1 more run" if more == 1 else f"{more} more runs"
         print(f"  not judged until {runs} of this build are trusted, unless twice as bad:")

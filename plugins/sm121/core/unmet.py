@@ -87,6 +87,11 @@ class Fact:
         )
 
     @property
+    def case(self) -> str:
+        """Which case of its test it is, as a waiver names it."""
+        return self.about or self.kind or self.required
+
+    @property
     def identity(self) -> tuple[str, ...]:
         """What two runs have in common if they fail in the same way, whatever was measured."""
         return (self.about, self.kind or self.required, self.observed, self.unit)

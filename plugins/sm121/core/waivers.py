@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
+from sm121.core.unmet import Fact
 
 
 def _one_test(test: str) -> str:
@@ -32,9 +34,23 @@ class Waiver(DataTable):
     """One tolerated failure. ``test`` is the id of one test, with its parameters if it has some."""
 
     test: Annotated[str, AfterValidator(_one_test)]
+    #: Of the test's cases the one that it tolerates (`Fact.case`); None: the only one that fails.
+    case: Annotated[str, Field(min_length=1)] | None = None
+    #: Of what kind its failure is, as in `Fact.identity`; None: of any.
+    kind: Annotated[str, Field(min_length=1)] | None = None
     reason: str = Field(min_length=3)
     issue: str = Field(pattern=r"^https?://\S+$")
     expires: datetime.date
+
+    def names(self, fact: Fact, facts: Sequence[Fact]) -> bool:
+        """Whether it is about this fact of its test.
+
+        Args:
+            facts: all that does not hold in the test.
+        """
+        only = len({each.case for each in facts}) == 1
+        named = only if self.case is None else self.case == fact.case
+        return named and self.kind in (None, fact.kind or fact.required)
 
     def expired(self, today: datetime.date) -> bool:
         """Whether its day has passed."""

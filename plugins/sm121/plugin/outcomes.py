@@ -22,6 +22,7 @@ from sm121.core.verdict import (
     Undecided,
     Verdict,
 )
+from sm121.core.waivers import Waiver
 from sm121.engines import capabilities
 from sm121.engines.capabilities import Bug
 from sm121.engines.managed import ServerError
@@ -307,22 +308,33 @@ def _is_an_answer(error: BaseException | None) -> bool:
 def _waive(
     session: Session, finding: TestReport, never: str | None, report: pytest.TestReport
 ) -> None:
-    """Tolerate a failure that the waiver file names, until the waiver's date has passed."""
-    today = datetime.date.today()
-    for waiver in session.settings.waivers:
-        if waiver.test != finding.id:
-            continue
-        if never or waiver.expired(today):
-            expired = f"waiver expired on {waiver.expires} ({waiver.issue})"
-            why = expired if waiver.expired(today) else f"not waived, since {never} never is"
-            finding.message = f"{why}: {finding.message}"
-            finding.unmet = noted(finding.unmet, why)
-            continue
-        finding.waived = True
-        finding.message = f"waived until {waiver.expires} ({waiver.issue}): {finding.message}"
-        report.outcome = "skipped"
-        report.wasxfail = f"waived: {waiver.reason} ({waiver.issue})"
+    """Tolerate a failure whose every fact a waiver names, until the waiver's date has passed."""
+    today, facts = datetime.date.today(), finding.facts
+    waivers = [each for each in session.settings.waivers if each.test == finding.id]
+    if not waivers:
         return
+    in_force: dict[Waiver, None] = {}
+    reasons = [f"not waived, since {never} never is"] if never else []
+    for fact in facts:
+        names_it = (waiver for waiver in waivers if waiver.names(fact, facts))
+        waiver = max(names_it, key=lambda each: each.expires, default=None)
+        if waiver is None:
+            cases = ", ".join(dict.fromkeys(repr(each.case) for each in facts))
+            reasons.append(f"not waived: its cases are {cases}, and no waiver names each of them")
+        elif waiver.expired(today):
+            reasons.append(f"waiver expired on {waiver.expires} ({waiver.issue})")
+        else:
+            in_force[waiver] = None
+    if reasons:
+        why = "; ".join(dict.fromkeys(reasons))
+        finding.message = f"{why}: {finding.message}"
+        finding.unmet = noted(finding.unmet, why)
+        return
+    finding.waived = True
+    until = "; ".join(f"waived until {each.expires} ({each.issue})" for each in in_force)
+    finding.message = f"{until}: {finding.message}"
+    report.outcome = "skipped"
+    report.wasxfail = "; ".join(f"waived: {each.reason} ({each.issue})" for each in in_force)
 
 
 def _never_waived(

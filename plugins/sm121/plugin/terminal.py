@@ -173,9 +173,14 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
         )
         _say(terminal, f"against {comparison.run}: {counts or 'nothing differs'}")
     waivers = [
-        waiver.test
+        f"{waiver.test} {waiver.case or ''}".rstrip()
         for waiver in session.settings.waivers
-        if not any(test.waived and waiver.test == test.id for test in session.ledger)
+        if not any(
+            test.waived
+            and waiver.test == test.id
+            and any(waiver.names(fact, test.facts) for fact in test.facts)
+            for test in session.ledger
+        )
     ]
     most = _MOST_LINES if file.verdict is Verdict.PASS else 1
     _few(terminal, "not proven", file.unproven, most)

@@ -242,7 +242,7 @@ def changes(
         values = [run.metrics[name].value for run in runs] + [metric.value]
         if len(values) < _SERIES or not metric.value > 0.0:
             continue  # a value of 0 is worse than any run: `compare` says so
-        fall = _step(metric, values, limits) or _creep(metric, values, limits)
+        fall = _fall(metric, values, limits)
         if fall is None:
             continue
         best, level, at, allowed = fall
@@ -259,42 +259,35 @@ def changes(
     return fallen
 
 
-def _step(
+def _fall(
     metric: StoredMetric, values: Sequence[float], limits: Regression
 ) -> tuple[float, float, int, float] | None:
-    """The best level between two changes, the level now, the first run behind the best, and what is
-    allowed, if the level now is worse; None of a percentile, whose scatter hides its steps."""
-    parts = segments(values)
-    levels = {end: float(np.median(values[start:end])) for start, end in parts}
-    robust = [end for start, end in parts if end - start >= _ANCHOR]  # fewer may be lucky
-    if not robust or (metric.quantile or 0.5) > 0.5:
-        return None
-    at = (max if metric.higher_is_better else min)(robust, key=levels.__getitem__)
-    best, level, runs = levels[at], levels[len(values)], len(values) - parts[-1][0]
-    chance = _chance(values) * np.sqrt(1.0 / runs + 1.0 / _ANCHOR)
-    allowed = max(limits.allowed(metric.name), chance)
-    worse = _worse(level, best, metric.higher_is_better)
-    return (best, level, at, allowed) if worse > allowed else None
+    """The best level of a metric, the level now, the first run behind the best, and what is
+    allowed, if the level now is worse than that.
 
-
-def _creep(
-    metric: StoredMetric, values: Sequence[float], limits: Regression
-) -> tuple[float, float, int, float] | None:
-    """The same of an anchor that stays however long ago it was: the best median of three runs in a
+    A step: levels are those between two changes; not of a percentile, whose scatter hides them.
+    A creep: the best level stays however long ago it was. It is the best median of three runs in a
     row, so that no lucky run is one. The level now is the better of this run and the median of the
     last five, so that one bad run is no creep, and none is left where this run is good again.
 
     More is allowed where runs differ by more: of 1,000 simulated runs without a trend, in histories
     of 60, less than one is red.
     """
-    better = max if metric.higher_is_better else min
-    medians = [float(np.median(values[i : i + _ANCHOR])) for i in range(len(values) - _ANCHOR)]
-    best = better(medians)
+    better, chance = max if metric.higher_is_better else min, _chance(values)
+    levels: list[tuple[float, float, int, float]] = []
+    parts = segments(values) if (metric.quantile or 0.5) <= 0.5 else []
+    medians = {end: float(np.median(values[start:end])) for start, end in parts}
+    if robust := [end for start, end in parts if end - start >= _ANCHOR]:
+        at = better(robust, key=medians.__getitem__)
+        by_chance = chance * np.sqrt(1.0 / (len(values) - parts[-1][0]) + 1.0 / _ANCHOR)
+        allowed = max(limits.allowed(metric.name), by_chance)
+        levels.append((medians[at], medians[len(values)], at, allowed))
+    anchors = [float(np.median(values[i : i + _ANCHOR])) for i in range(len(values) - _ANCHOR)]
     level = better(values[-1], float(np.median(values[-_RECENT:])))
-    allowed = max(limits.of_anchor(metric.name), _chance(values))
-    if _worse(level, best, metric.higher_is_better) <= allowed:
-        return None
-    return best, level, medians.index(best) + _ANCHOR, allowed
+    at, allowed = anchors.index(better(anchors)) + _ANCHOR, limits.of_anchor(metric.name)
+    levels.append((better(anchors), level, at, max(allowed, chance)))
+    higher = metric.higher_is_better
+    return next((each for each in levels if _worse(each[1], each[0], higher) > each[3]), None)
 
 
 def _chance(values: Sequence[float]) -> float:

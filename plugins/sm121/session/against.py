@@ -157,16 +157,6 @@ def trust(
     return stored, run.file, narrower
 
 
-def not_judged(storage: Path) -> tuple[list[str], int]:
-    """The metrics of the newest trusted run of which only what is twice as bad is red, and how many
-    more runs like it must be trusted until they are judged.
-
-    Raises:
-        UsageError: a run that was kept cannot be read.
-    """
-    return trend.not_judged(load(TRUSTED, storage).runs)
-
-
 def _narrower(run: StoredRun, folder: Path) -> list[str]:
     try:
         before = _read(folder)
