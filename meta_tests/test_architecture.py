@@ -7,6 +7,8 @@ import pytest
 from sm121.core import architecture
 from sm121.plugin.selection import architectures_asked_for
 
+SMOKE = "tests/test_smoke.py"
+
 
 @pytest.mark.parametrize(
     ("expression", "asked"),
@@ -29,7 +31,9 @@ def test_architectures_asked_for_by_name(expression, asked):
     assert architectures_asked_for(expression) == asked
 
 
-@pytest.mark.parametrize("arguments", [("-m", "sm121"), ("--arch", "sm121"), ("-m", "sm90")])
+@pytest.mark.parametrize(
+    "arguments", [("-m", "sm121"), ("--arch", "sm121", SMOKE), ("-m", "sm90", SMOKE)]
+)
 def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
     status, run = run_pytest(*arguments)
     name = arguments[1]
@@ -51,7 +55,7 @@ def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
     ],
 )
 def test_what_was_asked_for_is_never_run_on_something_else(run_pytest, arguments):
-    status, run = run_pytest(*arguments, "tests/test_smoke.py")
+    status, run = run_pytest(*arguments, SMOKE)
     assert status == 5 and run.verdict["verdict"] == "NOT_RUN", run.output
     assert run.verdict["starts"] == []
 

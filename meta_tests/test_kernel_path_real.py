@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
+#: test_requested.py and test_kernel_profile.py read logs and profiles of such a start.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow("a start of vLLM")]
 
 
 def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf16):

@@ -1,6 +1,6 @@
 """However a run ends, nothing of it stays: no process, no zombie, no port, no memory.
 
-With the real vLLM and its real process tree: supervisor, API server, engine core, worker.
+With the real vLLM and its real process tree; `false_greens/engine.py` has a scripted engine.
 """
 
 from __future__ import annotations
@@ -109,12 +109,10 @@ def test_a_run_that_is_killed(start):
     check_nothing_left(run, memory)
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("scenario", "seen"),
-    [
-        pytest.param("test_api_server_dies", "status -9", marks=SLOW),
-        ("test_engine_core_dies", "engine_dead"),
-    ],
+    [("test_api_server_dies", "status -9"), ("test_engine_core_dies", "engine_dead")],
 )
 def test_a_server_that_dies(start, scenario, seen):
     run, memory = start(scenario)

@@ -33,6 +33,7 @@ SIZES = {
     "stalled_after_s": Sourced(value=3, source="a test"),
     "request_within_s": Sourced(value=20, source="a test"),
 }
+NEIGHBOUR = pytest.mark.slow("its neighbour proves the same, as far as one case can")
 
 
 @pytest.fixture
@@ -72,13 +73,13 @@ def test_each_number_that_decodes_is_joined_up_to_all_places(level):
     ("fault", "said"),
     [
         ("join-five", r"a prompt of \d+ tokens joins 5 that decode.*: .*connection"),
-        ("join-more", r"a prompt of \d+ tokens joins [567] that decode.*: .*connection"),
         ("join-one", r"a prompt of \d+ tokens joins 1 that decode.*: .*connection"),
-        ("join-last", r"a prompt of \d+ tokens joins 7 that decode.*: .*connection"),
-        ("join-lengths", r"a prompt of \d+ tokens joins 5 that decode.*: .*connection"),
         ("join-garbage", r"short prompts join .*corrupted_answer: request \d+ \(a prompt of \d+ "),
         ("join-refused", r"a prompt of \d+ tokens joins 5 that decode.*: .* seen 1 of .*refused"),
         ("join-stalls", r"joins 5 that decode.*: .*(stuck_request|hang)"),
+        pytest.param("join-more", r"joins [567] that decode.*: .*connection", marks=NEIGHBOUR),
+        pytest.param("join-last", r"joins 7 that decode.*: .*connection", marks=NEIGHBOUR),
+        pytest.param("join-lengths", r"joins 5 that decode.*: .*connection", marks=NEIGHBOUR),
     ],
 )
 def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
@@ -91,19 +92,25 @@ def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
         assert all(SHORTEST <= entry["prompt_tokens"] <= LONGEST for entry in lost), lost
 
 
+CROWDS = (
+    ("none", None),
+    ("neighbours", r"anothers_answer: request \d+ \(.*completion.*seen that to"),
+    ("neighbours-of-80", r"a crowd of 80 requests: .*anothers_answer: request"),
+    ("neighbours-in-chats", r"anothers_answer: request \d+ \(.*chat.*seen that to"),
+    ("neighbours-in-responses", r"anothers_answer: request \d+ \(response.*seen that to"),
+    ("neighbours-in-choices", r"anothers_answer: request \d+ \(choice.*seen that to choice"),
+    ("neighbours-in-two", r"anothers_answer: request \d+ \(two completions"),
+)
+
+
 @pytest.mark.parametrize(
-    ("fault", "text"),
+    ("fault", "text", "fork"),
     [
-        ("none", None),
-        ("neighbours", r"anothers_answer: request \d+ \(.*completion.*seen that to"),
-        ("neighbours-of-80", r"a crowd of 80 requests: .*anothers_answer: request"),
-        ("neighbours-in-chats", r"anothers_answer: request \d+ \(.*chat.*seen that to"),
-        ("neighbours-in-responses", r"anothers_answer: request \d+ \(response.*seen that to"),
-        ("neighbours-in-choices", r"anothers_answer: request \d+ \(choice.*seen that to choice"),
-        ("neighbours-in-two", r"anothers_answer: request \d+ \(two completions"),
+        pytest.param(*crowd, fork, marks=[NEIGHBOUR] * (fork > 0 and number > 1))
+        for number, crowd in enumerate(CROWDS)
+        for fork in (0, 0.1)
     ],
 )
-@pytest.mark.parametrize("fork", [0, 0.1], ids=["exact", "forks"])
 def test_each_answer_in_a_crowd_is_its_own(level, fault, text, fork):
     crowded, shown = level(fault, bound=EXACT.model_copy(update={"fork": fork}))
     for times in (2, 10):

@@ -97,7 +97,7 @@ def _known(registry: dict[str, Any]) -> dict[str, Any]:
     return {"prefix": registry["prefix"], "installed": folder is not None, "known": names}
 
 
-def installed() -> tuple[dict[str, str], dict[str, str]]:
+def installed() -> dict[str, dict[str, str]]:
     """Versions of all distributions, and the commits of those whose metadata has one, by name."""
     packages: dict[str, str] = {}
     commits: dict[str, str] = {}
@@ -111,16 +111,14 @@ def installed() -> tuple[dict[str, str], dict[str, str]]:
         packages[name] = fields["Version"]
         if commit := _COMMIT.search(distribution.read_text("direct_url.json") or ""):
             commits[name] = commit[1]
-    return packages, commits
+    return {"packages": packages, "commits": commits}
 
 
 def _answer() -> dict[str, Any]:
-    packages, commits = installed()
     vllm, flashinfer, torch = _location("vllm"), _location("flashinfer"), _location("torch")
     return {
         "python": sys.version.split()[0],
-        "packages": packages,
-        "commits": commits,
+        **installed(),
         "locations": {"vllm": vllm, "flashinfer": flashinfer},
         "versions": {
             "vllm": _constant(vllm, "_version.py", "__version__"),

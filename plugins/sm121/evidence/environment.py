@@ -171,7 +171,7 @@ def record(
     names = ("flashinfer-python", "flashinfer")
     devices, driver = gpus(unknown)
     engine = PackagesRecord(python=probe.python, packages=probe.packages) if probe else None
-    packages = dict(sorted(engine_probe.installed()[0].items()))
+    packages = dict(sorted(engine_probe.installed()["packages"].items()))
     return EnvironmentRecord(
         git_shas={
             "vllm": _engine_source("vllm", ("vllm",), probe, unknown),

@@ -14,7 +14,6 @@ MODULES = (
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
-    """Load the modules. pytest would look up each name of ``pytest_plugins`` in the metadata of all
-    installed packages."""
+    """Load the modules: pytest would look up ``pytest_plugins`` in the metadata of all packages."""
     for name in MODULES:
         pluginmanager.import_plugin(name)

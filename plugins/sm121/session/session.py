@@ -58,6 +58,8 @@ class Session(Harness):
     box: RunBox | None = None
     #: What is not known because the kernel's messages cannot be read; None where they can.
     kernel_unread: str | None = None
+    #: The verdict in summary.md, and when it was written.
+    summarised: tuple[Verdict | None, float] = (None, 0.0)
 
     @functools.cached_property
     def recorder(self) -> Recorder:
@@ -100,7 +102,7 @@ class Session(Harness):
     # What is written.
 
     def save(self) -> None:
-        """Write verdict.json and summary.md as they stand."""
+        """Write verdict.json as it stands; summary.md each second, and with each other verdict."""
         self.file.duration_s = round(time.monotonic() - self.started, 3)
         if self.pool is not None:
             self.file.starts = [
@@ -119,7 +121,10 @@ class Session(Harness):
         self._judge()
         try:
             verdict_file.write(self.file, self.directory / "verdict.json")
-            write_text(summary.markdown(self.file), self.directory / "summary.md")
+            verdict, written_at = self.summarised
+            if verdict is not self.file.verdict or time.monotonic() - written_at > 1.0:
+                write_text(summary.markdown(self.file), self.directory / "summary.md")
+                self.summarised = self.file.verdict, time.monotonic()
         except OSError as error:
             self.cannot_write(error)
 
@@ -135,12 +140,9 @@ class Session(Harness):
             file.reason = file.why()
             if file.finished and self.settings.certify:
                 certification.certify(
-                    file,
-                    self.profile,
-                    certification.inventory(),
-                    deselected=self.deselected,
-                    inapplicable=self.inapplicable,
-                )
+                    file, self.profile, certification.inventory(),
+                    deselected=self.deselected, inapplicable=self.inapplicable,
+                )  # fmt: skip
                 if file.against is not None and not file.certified:
                     file.reason += f"; {file.against}"
                 if file.certified and self.kernel_unread is not None:
