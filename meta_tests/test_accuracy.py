@@ -12,6 +12,10 @@ from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
 
 
+def load(file, model=Question):
+    return accuracy.load(file, model, "--questions")
+
+
 def outputs(marks: str) -> list[Output]:
     """One output a letter: r right, w wrong."""
     return [
@@ -81,7 +85,7 @@ def test_outputs_are_kept_and_read_again(tmp_path):
     assert [output.key for output in found] == [str(n) for n in range(9)]
     assert [output.right for output in found].count(False) == 1
     accuracy.keep(found, tmp_path / "kept.jsonl")
-    assert accuracy.load_outputs(tmp_path / "kept.jsonl") == found
+    assert load(tmp_path / "kept.jsonl", Output) == found
 
 
 @pytest.mark.parametrize(
@@ -89,16 +93,16 @@ def test_outputs_are_kept_and_read_again(tmp_path):
     [
         ("", "at least one line"),
         ("{", "line 1: expected JSON"),
-        ('{"prompt": "a"}', "line 1: answer"),
-        ("[1]", "line 1: the line: "),
+        ('{"prompt": "a"}', "line 1: key answer: required key"),
+        ("[1]", "line 1: key Input should be a valid dictionary"),
         ("[" * 100_000, "line 1: expected JSON"),
         ('{"prompt": ' + "1" * 5000 + "}", "line 1: expected JSON"),
-        ('{"prompt": "a", "answer": "b", "' + "x" * 9000 + '": 1}', "line 1: x+: Extra"),
+        ('{"prompt": "a", "answer": "b", "' + "x" * 9000 + '": 1}', "line 1: key x+: unknown key"),
         ('{"prompt": "a", "answer": "many", "kind": "number"}', "expected a number as answer"),
         ('{"prompt": "a", "answer": "AB", "kind": "letter"}', "expected one capital letter"),
         ('{"prompt": "a", "answer": " ", "kind": "begins"}', "expected an answer with a word"),
         ('{"prompt": "a", "answer": "!"}', "expected an answer with a word"),
-        ('{"prompt": "a", "answer": "b", "kind": "guess"}', "line 1: kind"),
+        ('{"prompt": "a", "answer": "b", "kind": "guess"}', "line 1: key kind"),
         ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "c"}', "line 2: 'a' is there"),
     ],
 )
@@ -106,14 +110,14 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, content, expected):
     file = tmp_path / "questions.jsonl"
     file.write_text(content)
     with pytest.raises(UsageError, match=expected) as error:
-        accuracy.load(file)
+        load(file)
     assert str(file) in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_right_file_is_read(tmp_path):
     file = tmp_path / "questions.jsonl"
     file.write_text(json.dumps({"prompt": "a", "answer": "7", "kind": "number", "id": "x"}) + "\n")
-    assert accuracy.load(file)[0].key == "x"
+    assert load(file)[0].key == "x"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +129,7 @@ def test_any_answer_is_kept_and_read_again(tmp_path, content):
     written = (tmp_path / "outputs.jsonl").read_bytes()
     assert written.isascii() and b"\x1b" not in written
     try:
-        assert accuracy.load_outputs(tmp_path / "outputs.jsonl") == found
+        assert load(tmp_path / "outputs.jsonl", Output) == found
     except UsageError as error:
         assert "\ud83d" in content and "\n" not in str(error)
 
@@ -133,4 +137,4 @@ def test_any_answer_is_kept_and_read_again(tmp_path, content):
 def test_a_line_ends_where_json_says(tmp_path):
     file = tmp_path / "questions.jsonl"
     file.write_text('{"prompt": "a\u2028b", "answer": "c"}\r\n\n', "utf-8", newline="")
-    assert accuracy.load(file)[0].prompt == "a\u2028b"
+    assert load(file)[0].prompt == "a\u2028b"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
@@ -118,22 +118,30 @@ class Paired:
         )
 
 
-def load(path: Path) -> list[Question]:
-    """The questions of a JSONL file.
+def load(path: Path, model: type[_Line], option: str) -> list[_Line]:
+    """The lines of a JSONL file that an option names: questions, or what an earlier run kept.
 
     Raises:
         UsageError: one line with the file, the line and what was expected.
     """
-    return _lines(path, Question, "--questions")
-
-
-def load_outputs(path: Path) -> list[Output]:
-    """What an earlier run kept.
-
-    Raises:
-        UsageError: it is no such file.
-    """
-    return _lines(path, Output, "--questions-baseline")
+    text = data_file.read_text(path, f"{option} {path}")
+    entries: dict[str, _Line] = {}
+    # Not splitlines(): U+2028 and its like may stand in a JSON text, and end no line of it.
+    for number, line in enumerate(text.split("\n"), start=1):
+        origin = f"{option} {path}: line {number}"
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{origin}: expected JSON: {error}") from error
+        entry = data_file.validated(content, origin, model)
+        if entry.key in entries:
+            raise UsageError(f"{origin}: {entry.key!r} is there twice")
+        entries[entry.key] = entry
+    if not entries:
+        raise UsageError(f"{option} {path}: expected at least one line, it is empty")
+    return list(entries.values())
 
 
 def is_right(question: Question, content: str) -> bool:
@@ -237,12 +245,13 @@ def judge(
         UsageError: a file cannot be read.
     """
     limit = profile.correctness.max_answer_tokens
-    outputs = run(load(path), lambda question: ask(question, limit))
+    questions = load(path, Question, "--questions")
+    outputs = run(questions, lambda question: ask(question, limit))
     keep(outputs, kept)
     share_right = interval(outputs)
     remark(f"accuracy: {share_right}; outputs: {kept}")
     if baseline is not None:
-        change = paired(load_outputs(baseline), outputs)
+        change = paired(load(baseline, Output, "--questions-baseline"), outputs)
         remark(f"accuracy against the baseline: {change}")
         require(not change.worse, "no worse than the baseline", change, evidence=kept)
     share = profile.correctness.accuracy
@@ -262,31 +271,3 @@ def _number(text: str) -> float | None:
     """The last number of a text, as GSM8K's answers are read."""
     numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
     return float(numbers[-1].replace(",", "")) if numbers else None
-
-
-def _lines(path: Path, model: type[_Line], option: str) -> list[_Line]:
-    text = data_file.read_text(path, f"{option} {path}")
-    entries: list[_Line] = []
-    keys: set[str] = set()
-    # Not splitlines(): U+2028 and its like may stand in a JSON text, and end no line of it.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = model.model_validate(json.loads(line))
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(part) for part in first["loc"]) or "the line"
-            message = first["msg"].removeprefix("Value error, ")
-            if first["type"] != "value_error":  # raised by a validator: it says what it saw
-                message += f", got {first['input']!r}"[:200]
-            raise UsageError(f"{option} {path}: line {number}: {where}: {message}") from error
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{option} {path}: line {number}: expected JSON: {error}") from error
-        if entry.key in keys:
-            raise UsageError(f"{option} {path}: line {number}: {entry.key!r} is there twice")
-        keys.add(entry.key)
-        entries.append(entry)
-    if not entries:
-        raise UsageError(f"{option} {path}: expected at least one line, it is empty")
-    return entries

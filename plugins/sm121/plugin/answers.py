@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sm121.answers import accuracy, exam, golden, log_probabilities, oracle_file, prompts
+from sm121.answers.accuracy import Output, Question
 from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.log_probabilities import OracleReference, bound_for
@@ -48,11 +49,11 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
     if profile is not None and profile.correctness.exam is not None:
         exam.load(profile.correctness.exam)
     if settings.questions is not None:
-        accuracy.load(settings.questions)
+        accuracy.load(settings.questions, Question, "--questions")
     if settings.questions_baseline is not None:
         if settings.questions is None:
             raise UsageError("--questions-baseline: expected --questions beside it")
-        accuracy.load_outputs(settings.questions_baseline)
+        accuracy.load(settings.questions_baseline, Output, "--questions-baseline")
     if settings.oracle is not None:
         config.stash[_ORACLE] = oracle = oracle_file.load(settings.oracle)
         if (folder := _served_folder(session)) is not None:
