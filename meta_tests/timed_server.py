@@ -599,7 +599,7 @@ def main() -> None:
     options = parser.parse_args()
     changes: dict[str, Any] = {}
     for trap in options.trap:
-        changes |= TRAPS[trap]
+        changes |= TRAPS[trap]["pace"]
     for field in dataclasses.fields(Pace):  # what is given by itself counts for more
         if (value := getattr(options, field.name, None)) is not None:
             changes[field.name] = value
