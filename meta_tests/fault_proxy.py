@@ -11,17 +11,17 @@ from __future__ import annotations
 import copy
 import json
 import re
-import threading
 import time
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import httpx
+from loopback import JsonHandler, serving
 
 Json = dict[str, Any]
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
@@ -1065,40 +1065,31 @@ FAULTS = {fault.name: fault for fault in _faults_of_fields()} | {
 
 
 class FaultProxy:
-    """Listens on a free loopback port and forwards to ``upstream``, broken by a fault that can be
-    changed while it listens.
+    """Forwards to ``upstream``, broken by a fault that can be changed meanwhile.
 
     Args:
         key: the real server's, for the fault that lets anybody in.
     """
 
-    def __init__(self, upstream: str, fault: Fault, key: str = "") -> None:
-        self._upstream = upstream
-        self._key = key
-        self._http = httpx.Client(timeout=120.0, trust_env=False)
+    def __init__(self, upstream: str, fault: Fault, key: str, http: httpx.Client) -> None:
+        self._upstream, self._key, self._http = upstream, key, http
+        #: Where it listens.
+        self.base_url = ""
         self.switch(fault)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @classmethod
+    @contextmanager
+    def listening(cls, upstream: str, fault: Fault, key: str = "") -> Iterator[FaultProxy]:
+        """One on a free loopback port, for as long as a block lasts."""
+        with httpx.Client(timeout=120.0, trust_env=False) as http:
+            proxy = cls(upstream, fault, key, http)
+            with serving(_handler(proxy)) as proxy.base_url:
+                yield proxy
 
     def switch(self, fault: Fault) -> None:
         """From now on another fault."""
         self._fault = fault
         self._exchange = fault.exchange() if fault.exchange else None
-
-    @property
-    def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> FaultProxy:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_arguments: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-        self._http.close()
 
     def answer(self, request: Request) -> Answer:
         """What the client gets."""
@@ -1147,10 +1138,9 @@ def _stream(text: str, change: Callable[[list[Json]], list[Json]]) -> str:
     return "".join([*lines, *(["data: [DONE]\n\n"] if done else [])])
 
 
-def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_arguments: object) -> None:
-            pass
+def _handler(proxy: FaultProxy) -> type[JsonHandler]:
+    class Handler(JsonHandler):
+        protocol_version = "HTTP/1.0"
 
         def do_GET(self) -> None:
             self._answer("GET", b"")
@@ -1163,11 +1153,7 @@ def _handler(proxy: FaultProxy) -> type[BaseHTTPRequestHandler]:
             answer = proxy.answer(Request(method, self.path, content, key))
             if answer.status is None:
                 self.close_connection = True
-                return
-            self.send_response(answer.status)
-            self.send_header("Content-Type", answer.content_type)
-            self.send_header("Content-Length", str(len(answer.content)))
-            self.end_headers()
-            self.wfile.write(answer.content)
+            else:
+                self.say(answer.content, answer.status, answer.content_type)
 
     return Handler

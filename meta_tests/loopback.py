@@ -19,8 +19,9 @@ class JsonHandler(BaseHTTPRequestHandler):
         return json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
 
     def say(self, answer: object, status: int = 200, kind: str = "application/json") -> None:
-        """Answer with JSON, or with a text as it is."""
-        content = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
+        """Answer with JSON, or with a text or bytes as they are."""
+        text = answer if isinstance(answer, str | bytes) else json.dumps(answer)
+        content = text.encode() if isinstance(text, str) else text
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))

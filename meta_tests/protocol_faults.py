@@ -138,7 +138,7 @@ def _run_here(base_url: str, key: str, clean: Sequence[str], names: Sequence[str
     plan += [(FAULTS[name], [FAULTS[name].caught_by]) for name in names]
     with (
         tempfile.TemporaryDirectory() as folder,
-        FaultProxy(base_url, NO_FAULT, key) as proxy,
+        FaultProxy.listening(base_url, NO_FAULT, key) as proxy,
     ):
         for number, (fault, tests) in enumerate(plan):
             found = run(proxy, fault, tests, key, Path(folder) / str(number))

@@ -73,7 +73,7 @@ def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tm
     usage, refused = "test_usage_equals_the_ids", "test_request[prompt-is-a-number]"
     endpoint, faults = real_vllm.endpoint, fault_proxy.FAULTS
     first = faults["usage counts one token more"]
-    with fault_proxy.FaultProxy(endpoint.base_url, first, endpoint.api_key) as door:
+    with fault_proxy.FaultProxy.listening(endpoint.base_url, first, endpoint.api_key) as door:
 
         def judged(name: str, *options: str) -> tuple[int, dict]:
             report = tmp_path / name

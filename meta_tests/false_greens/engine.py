@@ -10,14 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
 import httpx
-from loopback import serving
+from loopback import JsonHandler, serving
 from scripted_engine import lines_of_a_start
 
 from false_greens import Case, Outcome, Place
@@ -390,20 +389,13 @@ def log_is_moved(move: Callable[[Path], object], line: str) -> Callable[[Place],
 def gateway(to: str) -> Iterator[str]:
     """A proxy that answers 502 for a server that does not answer."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(JsonHandler):
         def do_GET(self) -> None:
             try:
                 answer = httpx.get(to + self.path)
-                status, body = answer.status_code, answer.content
+                self.say(answer.content, answer.status_code)
             except httpx.TransportError:
-                status, body = 502, b"<html>Bad Gateway</html>"
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_arguments: object) -> None:
-            pass
+                self.say("<html>Bad Gateway</html>", 502, kind="text/html")
 
     with serving(Handler) as url:
         yield url
