@@ -3,6 +3,7 @@ for more."""
 
 from __future__ import annotations
 
+import itertools
 from contextlib import ExitStack
 
 import pytest
@@ -10,11 +11,13 @@ from loopback import JsonHandler, serving
 
 from sm121.api.client import Api
 from sm121.api.guarded_client import GuardedClient
-from sm121.core import data_file
+from sm121.core import data_file, profile
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
 from sm121.engines import capabilities, detection
+from sm121.session import target
+from sm121.session.settings import Settings
 
 VLLM = next(  # the text of a good file, to be broken
     item.read_text("utf-8")
@@ -63,6 +66,21 @@ def owned_by(owner: str) -> dict[str, object]:
 def test_an_attached_server_is_recognised(answering, bodies, engine, version):
     found = detection.detect(answering(bodies))
     assert (found.engine, found.version) == (engine, version)
+
+
+@pytest.mark.parametrize("other", [2e3, 1000.9])
+def test_replicas_behind_one_address_are_said_before_the_first_test(other):
+    """It was a crash in the middle of the run: "ended, and was perhaps started again"."""
+    turns = itertools.cycle((1e3, other))
+
+    class Handler(JsonHandler):
+        def do_GET(self):
+            self.say(f"process_start_time_seconds {next(turns)}\n", kind="text/plain")
+
+    with serving(Handler) as url:
+        asked = Settings(arch="cpu", profile=profile.load("cpu-tiny-gpt-oss"), base_url=url)
+        obstacle = target.resolve(asked, ()).obstacle or ""
+    assert obstacle.startswith("several processes answer at") is (other == 2e3), obstacle
 
 
 def test_the_user_knows_better(answering):

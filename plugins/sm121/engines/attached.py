@@ -14,8 +14,13 @@ import psutil
 from sm121.core.errors import UsageError
 from sm121.core.server import NO_KEY, Endpoint, Server, root_of
 from sm121.engines import process_tree
+from sm121.evidence import metrics
 
 _ANSWER_WITHIN_S = 10.0
+#: Of two processes that are asked by chance, one is missed in so many questions once in 128 times.
+_QUESTIONS = 8
+#: A process' start is read from clocks that may be set in between.
+CLOCK_SLACK_S = 2.0
 
 
 def attach(
@@ -46,6 +51,24 @@ def attach(
         )
     version = str(version) if version is not None else None
     return Server(endpoint, False, "openai-compatible", version, log, None, None)
+
+
+def several_processes(base_url: str, api_key: str | None) -> str | None:
+    """What shows that more than one process answers at an address, each question by a connection of
+    its own, as behind a load balancer; None where nothing does."""
+    endpoint = Endpoint(root_of(base_url, "--base-url"), api_key or NO_KEY, "")
+    starts: list[float] = []
+    for _ in range(_QUESTIONS):
+        text = endpoint.page("/metrics") or ""
+        if (start := metrics.total(text, "process_start_time_seconds")) is None:
+            return None
+        starts.append(start)
+    if max(starts) - min(starts) <= CLOCK_SLACK_S:
+        return None
+    return (
+        f"several processes answer at {base_url} (/metrics tells the starts of "
+        f"{len({round(start) for start in starts})}): attach to the address of one of them"
+    )
 
 
 class AttachedProcesses:

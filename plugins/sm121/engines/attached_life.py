@@ -9,13 +9,11 @@ from typing import Any
 import httpx
 
 from sm121.core.server import Server
-from sm121.engines.attached import json_in, json_of
+from sm121.engines.attached import CLOCK_SLACK_S, json_in, json_of
 from sm121.engines.life import Alive, Dead
 from sm121.evidence import metrics
 from sm121.evidence.failure import Cause
 
-#: A process' start is read from clocks that may be set in between.
-_CLOCK_SLACK_S = 2.0
 #: vLLM and others call a model "created" at the moment of the question.
 _TWO_QUESTIONS_S = 1.2
 #: How long a server that does not answer is asked again before it is called gone.
@@ -71,11 +69,7 @@ class AttachedLife:
 
     def answers(self) -> bool:
         """Whether it gives the list of its models within 10 s."""
-        with self._endpoint.http(timeout_s=10.0) as http:
-            try:
-                return http.get("/v1/models").status_code == 200
-            except httpx.HTTPError:
-                return False
+        return self._endpoint.page("/v1/models") is not None
 
     def _died(self, what: str) -> Dead:
         cause = Cause(
@@ -136,7 +130,7 @@ class AttachedLife:
 
 def _difference(before: _Sign, now: _Sign, created_stands: bool) -> str | None:
     if before.started is not None and now.started is not None:
-        if abs(now.started - before.started) > _CLOCK_SLACK_S:
+        if abs(now.started - before.started) > CLOCK_SLACK_S:
             return (
                 f"its process began at {_moment(now.started)}, the one before at "
                 f"{_moment(before.started)}"

@@ -27,7 +27,9 @@ def detect(
     """
     with server.endpoint.http(timeout_s=10.0) as http:
         if named is None:
-            owners = _owners(http)
+            models = json_of(http, "/v1/models").get("data")
+            entries = models if isinstance(models, list) else []
+            owners = {str(entry.get("owned_by")) for entry in entries if isinstance(entry, dict)}
             files = (file for file in shipped().values() if _recognised(http, file, owners))
             named = next((file.name for file in files), FALLBACK)
         version = server.version or _version(http, of(named, None).file)
@@ -44,12 +46,6 @@ def _recognised(http: httpx.Client, file: EngineFile, owners: set[str]) -> bool:
     if signs.path is None or signs.key is None:
         return False
     return signs.key in json_of(http, signs.path)
-
-
-def _owners(http: httpx.Client) -> set[str]:
-    entries = json_of(http, "/v1/models").get("data")
-    entries = entries if isinstance(entries, list) else []
-    return {str(entry.get("owned_by")) for entry in entries if isinstance(entry, dict)}
 
 
 def _version(http: httpx.Client, file: EngineFile) -> str | None:

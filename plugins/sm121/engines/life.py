@@ -89,9 +89,10 @@ class ManagedLife:
         """It is dead where its main process ended, where /health says so, or where a process ended
         that it had when it was ready; one that crashed counts also where another has taken its
         place."""
-        if self._dead is None and not self.accounted:
-            what = self._end(asked_within_s)
-            self._dead = self._died(what) if what is not None else None
+        ends = self._dead is None and not self.accounted
+        if ends and (end := self._end(asked_within_s)) is not None:
+            log, status = self.managed.log, self.managed.exit_status
+            self._dead = Dead(end, classify(log, status), time.monotonic(), log)
         return self._dead or Alive()
 
     def after_failure(self) -> Alive | Dead:
@@ -143,10 +144,6 @@ class ManagedLife:
         deadline = time.monotonic() + wait_s
         while self.managed.exit_status is None and time.monotonic() < deadline:
             time.sleep(0.2)
-
-    def _died(self, what: str) -> Dead:
-        log = self.managed.log
-        return Dead(what, classify(log, self.managed.exit_status), time.monotonic(), log)
 
     def _end(self, asked_within_s: float) -> str | None:
         if (status := self.managed.exit_status) is not None:

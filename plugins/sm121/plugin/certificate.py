@@ -99,7 +99,8 @@ def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
             continue  # the suite's own doing
         if value in ([], None, "") or any(_same(value, default) for default in defaults):
             continue
-        for part in _parts(dest, value):
+        lists = isinstance(value, list) and dest in ("plugins", "override_ini")
+        for part in value if lists else [value]:
             if part in suite_words:
                 continue  # as `sm121 run` says it
             effect = _effect(dest, part, own)
@@ -110,10 +111,6 @@ def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
 def _same(value: object, default: object) -> bool:
     """Whether a value is that default; argparse may have converted the text of one."""
     return (value == default and type(value) is type(default)) or str(value) == str(default)
-
-
-def _parts(dest: str, value: object) -> Sequence[object]:
-    return value if isinstance(value, list) and dest in ("plugins", "override_ini") else [value]
 
 
 def _effect(dest: str, value: object, own: Mapping[str, Argument]) -> Effect:

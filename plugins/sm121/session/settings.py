@@ -148,8 +148,8 @@ def read(option: Option, started_in: Path) -> Settings:
         certify=option("--certify"),
         report_dir=(started_in / option("--report-dir")).resolve(),
         configuration=option("--configuration"),
-        reference=_reference(option("--reference")),
-        oracle=_oracle(option("--reference")),
+        reference=_reference(path := option("--reference")),
+        oracle=Path(path).absolute() if path is not None and Path(path).is_file() else None,
         golden=_existing(option, "--golden"),
         record_golden=_new(option, "--record-golden"),
         questions=_existing(option, "--questions"),
@@ -257,10 +257,6 @@ def _reference(path: str | None) -> Path | None:
             "`sm121 golden` made of one"
         )
     return Path(path).absolute()
-
-
-def _oracle(path: str | None) -> Path | None:
-    return Path(path).absolute() if path is not None and Path(path).is_file() else None
 
 
 def _existing(option: Option, name: str) -> Path | None:

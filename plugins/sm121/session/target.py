@@ -17,7 +17,7 @@ from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.engines import attached_log, installed, registry
-from sm121.engines.attached import attach
+from sm121.engines.attached import attach, several_processes
 from sm121.engines.detection import detect
 from sm121.engines.installed import Installed
 from sm121.engines.protocol import Profiling
@@ -40,13 +40,15 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     arch = _architecture(settings, asked_by_marker, detected.name)
     machine = detected.name or "a GPU that the suite has no name for"
     obstacle = None
-    if settings.base_url is None and arch != detected.name:
+    if settings.base_url is not None:
+        obstacle = several_processes(settings.base_url, settings.api_key)
+    elif arch != detected.name:
         obstacle = (
             f"{arch} was asked for, this machine is {machine} ({detected.evidence}). Run on a "
             f"machine with {arch}, or attach to a server there: --base-url URL --arch {arch}"
         )
     chosen = settings.profile
-    if chosen is None and obstacle is None:
+    if chosen is None and (obstacle is None or settings.base_url is not None):
         chosen = profile.load(profile.for_architecture(arch, settings.engine))
     engine = Installed()
     if chosen is not None and settings.base_url is None:
