@@ -59,6 +59,15 @@ def mutant(name: str, *groups: str) -> Callable[[type], type]:
     return register
 
 
+def method(operation: str, name: str, *groups: str) -> Callable[[Callable[..., Any]], None]:
+    """Register a provider with another method."""
+
+    def register(function: Callable[..., Any]) -> None:
+        mutant(name, *groups)(type("OtherMethod", (TorchProvider,), {operation: function}))
+
+    return register
+
+
 def on_output(name: str, operation: str, change: Callable[[Tensor], Tensor], *groups: str) -> None:
     """A mutant that does `change` to a right output."""
 
@@ -296,179 +305,150 @@ keyword("limit off", "limit", math.inf, "moe_activation")
 keyword("limit 6.9", "limit", 6.9, "moe_activation")
 
 
-@mutant("beta: + 1 dropped", *MOE)
-class _NoPlusOne(TorchProvider):
+def clamped(name: str, gate: Callable[..., Tensor], up: Callable[..., Tensor]) -> None:
+    """A mutant whose gate and up are clamped otherwise, given them and the limit."""
+
     def activation(self, t, alpha, limit):
-        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
-        return gate * torch.sigmoid(alpha * gate) * up
+        gated = gate(t[:, 0::2], limit)
+        return gated * torch.sigmoid(alpha * gated) * (up(t[:, 1::2], limit) + 1)
+
+    method("activation", name, "moe_activation")(activation)
 
 
-@mutant("gate clamped from below too", "moe_activation")
-class _GateBothWays(TorchProvider):
-    def activation(self, t, alpha, limit):
-        return super().activation(t.clamp(min=-limit / 4), alpha, limit)
+def both(t: Tensor, limit: float) -> Tensor:
+    return t.clamp(-limit, limit)
 
 
-@mutant("gate clamped at -limit too", "moe_activation")
-class _GateTwoSided(TorchProvider):
-    def activation(self, t, alpha, limit):
-        gate, up = t[:, 0::2].clamp(-limit, limit), t[:, 1::2].clamp(-limit, limit)
-        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+def above(t: Tensor, limit: float) -> Tensor:
+    return t.clamp(max=limit)
 
 
-@mutant("gate at zero below -limit", "moe_activation")
-class _GateCutOff(TorchProvider):
-    def activation(self, t, alpha, limit):
-        low = (t[:, 0::2] < -limit)[..., None].repeat(1, 1, 2).flatten(-2)
-        return super().activation(t.masked_fill(low, 0.0), alpha, limit)
+clamped("gate clamped at -limit too", both, both)
+clamped("gate not clamped", lambda t, _limit: t, both)
+clamped("up clamped from above only", above, above)
+clamped("up clamped from below only", above, lambda t, limit: t.clamp(min=-limit))
+clamped("up not clamped", above, lambda t, _limit: t)
 
 
-@mutant("sigmoid of the gate cut at -limit", "moe_activation")
-class _SigmoidCut(TorchProvider):
-    def activation(self, t, alpha, limit):
-        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
-        return gate * torch.sigmoid(alpha * gate.clamp(min=-limit)) * (up + 1)
+@method("activation", "beta: + 1 dropped", *MOE)
+def _(self, t, alpha, limit):
+    gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate) * up
 
 
-@mutant("gate not clamped", "moe_activation")
-class _GateFree(TorchProvider):
-    def activation(self, t, alpha, limit):
-        gate, up = t[:, 0::2], t[:, 1::2].clamp(-limit, limit)
-        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+@method("activation", "gate clamped from below too", "moe_activation")
+def _(self, t, alpha, limit):
+    return TorchProvider.activation(self, t.clamp(min=-limit / 4), alpha, limit)
 
 
-@mutant("up clamped from above only", "moe_activation")
-class _UpFromAbove(TorchProvider):
-    def activation(self, t, alpha, limit):
-        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(max=limit)
-        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+@method("activation", "gate at zero below -limit", "moe_activation")
+def _(self, t, alpha, limit):
+    low = (t[:, 0::2] < -limit)[..., None].repeat(1, 1, 2).flatten(-2)
+    return TorchProvider.activation(self, t.masked_fill(low, 0.0), alpha, limit)
 
 
-@mutant("up clamped from below only", "moe_activation")
-class _UpFromBelow(TorchProvider):
-    def activation(self, t, alpha, limit):
-        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(min=-limit)
-        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+@method("activation", "sigmoid of the gate cut at -limit", "moe_activation")
+def _(self, t, alpha, limit):
+    gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
+    return gate * torch.sigmoid(alpha * gate.clamp(min=-limit)) * (up + 1)
 
 
-@mutant("up not clamped", "moe_activation")
-class _UpFree(TorchProvider):
-    def activation(self, t, alpha, limit):
-        gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2]
-        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+@method("activation", "gate and up swapped", *MOE)
+def _(self, t, alpha, limit):
+    return TorchProvider.activation(
+        self, t.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), alpha, limit
+    )
 
 
-@mutant("gate and up swapped", *MOE)
-class _Swapped(TorchProvider):
-    def activation(self, t, alpha, limit):
-        return super().activation(t.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), alpha, limit)
+@method("activation", "gate and up as halves, not interleaved", *MOE)
+def _(self, t, alpha, limit):
+    return TorchProvider.activation(self, torch.stack(t.chunk(2, -1), -1).flatten(-2), alpha, limit)
 
 
-@mutant("gate and up as halves, not interleaved", *MOE)
-class _Halves(TorchProvider):
-    def activation(self, t, alpha, limit):
-        return super().activation(torch.stack(t.chunk(2, -1), -1).flatten(-2), alpha, limit)
+@method("order_nibbles", "nibble order", "mxfp4_dequantisation", *MOE)
+def _(self, pairs):
+    return pairs
 
 
-@mutant("nibble order", "mxfp4_dequantisation", *MOE)
-class _Nibbles(TorchProvider):
-    def order_nibbles(self, pairs):
-        return pairs
+@method("expert", "nibble order in the experts only", *MOE)
+def _(self, weights, e):
+    return TorchProvider.expert(self, weights, e).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
 
 
-@mutant("nibble order in the experts only", *MOE)
-class _NibblesInside(TorchProvider):
-    def expert(self, weights, e):
-        return super().expert(weights, e).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+@method("fused_moe", "bias after the share, not under it", *MOE)
+def _(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
+    y = TorchProvider.fused_moe(self, x, weights, ids, w1, w1_bias, w2, None, **keywords)
+    return y if w2_bias is None else (y.float() + w2_bias[ids.long()].float().sum(1)).to(x.dtype)
 
 
-@mutant("bias after the share, not under it", *MOE)
-class _BiasUnweighted(TorchProvider):
-    def fused_moe(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
-        y = super().fused_moe(x, weights, ids, w1, w1_bias, w2, None, **keywords)
-        return (
-            y if w2_bias is None else (y.float() + w2_bias[ids.long()].float().sum(1)).to(x.dtype)
-        )
+@method("fused_moe", "every expert computed, idle ones times zero", "moe_routing")
+def _(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
+    y = TorchProvider.fused_moe(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords)
+    every = torch.zeros(()) if w2_bias is None else (w2_bias.float() * 0).sum()
+    return y + every.to(y.dtype)
 
 
-@mutant("every expert computed, idle ones times zero", "moe_routing")
-class _AllExperts(TorchProvider):
-    def fused_moe(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
-        y = super().fused_moe(x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords)
-        every = torch.zeros(()) if w2_bias is None else (w2_bias.float() * 0).sum()
-        return y + every.to(y.dtype)
+@method("expert", "K's last part of 128 left out", *MOE)
+def _(self, weights, e):
+    matrix = TorchProvider.expert(self, weights, e).clone()
+    matrix[:, matrix.shape[1] // 128 * 128 :] = 0
+    return matrix
 
 
-@mutant("K's last part of 128 left out", *MOE)
-class _Tail(TorchProvider):
-    def expert(self, weights, e):
-        matrix = super().expert(weights, e).clone()
-        matrix[:, matrix.shape[1] // 128 * 128 :] = 0
-        return matrix
+@method("linear", "sums in bfloat16", *MOE)
+def _(self, x, matrix, bias, e):
+    y = torch.zeros(len(x), len(matrix), dtype=torch.bfloat16)
+    for k in range(0, x.shape[1], 32):
+        y += (x[:, k : k + 32].float() @ matrix[:, k : k + 32].float().T).bfloat16()
+    return y.float() if bias is None else y.float() + bias[e].float()
 
 
-@mutant("sums in bfloat16", *MOE)
-class _LowSums(TorchProvider):
-    def linear(self, x, matrix, bias, e):
-        y = torch.zeros(len(x), len(matrix), dtype=torch.bfloat16)
-        for k in range(0, x.shape[1], 32):
-            y += (x[:, k : k + 32].float() @ matrix[:, k : k + 32].float().T).bfloat16()
-        return y.float() if bias is None else y.float() + bias[e].float()
+@method("linear", "activations quantised to MXFP8 unasked", *MOE)
+def _(self, x, matrix, bias, e):
+    q, scales = self.mxfp8_quantize(x)
+    x = (q.float().unflatten(-1, (-1, 32)) * self.scale_values(scales)[..., None]).flatten(-2)
+    return TorchProvider.linear(self, x, matrix, bias, e)
 
 
-@mutant("activations quantised to MXFP8 unasked", *MOE)
-class _W4A8(TorchProvider):
-    def linear(self, x, matrix, bias, e):
-        q, scales = self.mxfp8_quantize(x)
-        x = (q.float().unflatten(-1, (-1, 32)) * self.scale_values(scales)[..., None]).flatten(-2)
-        return super().linear(x, matrix, bias, e)
+@method("share", "shares rounded to float8", *MOE)
+def _(self, share):
+    return share.to(torch.float8_e4m3fn).float()
 
 
-@mutant("shares rounded to float8", *MOE)
-class _CoarseShares(TorchProvider):
-    def share(self, share):
-        return share.to(torch.float8_e4m3fn).float()
+@method("fused_moe", "input modified", *MOE)
+def _(self, x, *arguments, **keywords):
+    y = TorchProvider.fused_moe(self, x, *arguments, **keywords)
+    x.mul_(0.5)
+    return y
 
 
-@mutant("input modified", *MOE)
-class _Modifies(TorchProvider):
-    def fused_moe(self, x, *arguments, **keywords):
-        y = super().fused_moe(x, *arguments, **keywords)
-        x.mul_(0.5)
-        return y
-
-
-@mutant("weights repacked in place", *MOE)
-class _Repacks(TorchProvider):
-    def fused_moe(self, x, weights, ids, w1, *arguments, **keywords):
-        y = super().fused_moe(x, weights, ids, w1, *arguments, **keywords)
-        w1[0].copy_(w1[0].flip(-1))
-        return y
+@method("fused_moe", "weights repacked in place", *MOE)
+def _(self, x, weights, ids, w1, *arguments, **keywords):
+    y = TorchProvider.fused_moe(self, x, weights, ids, w1, *arguments, **keywords)
+    w1[0].copy_(w1[0].flip(-1))
+    return y
 
 
 # Routing
 
 
-@mutant("softmax before top-k", "routing")
-class _SoftmaxFirst(TorchProvider):
-    def route(self, logits, k):
-        shares, ids = logits.softmax(-1).topk(k, -1)
-        return shares, ids.int()
+@method("route", "softmax before top-k", "routing")
+def _(self, logits, k):
+    shares, ids = logits.softmax(-1).topk(k, -1)
+    return shares, ids.int()
 
 
-@mutant("softmax without the maximum taken off", "routing")
-class _Overflow(TorchProvider):
-    def route(self, logits, k):
-        top, ids = logits.topk(k, -1)
-        return top.exp() / top.exp().sum(-1, keepdim=True), ids.int()
+@method("route", "softmax without the maximum taken off", "routing")
+def _(self, logits, k):
+    top, ids = logits.topk(k, -1)
+    return top.exp() / top.exp().sum(-1, keepdim=True), ids.int()
 
 
-@mutant("top-3 in routing", "routing")
-class _TopThree(TorchProvider):
-    def route(self, logits, k):
-        shares, ids = super().route(logits, k)
-        shares[:, -1] = 0
-        return shares / shares.sum(-1, keepdim=True), ids
+@method("route", "top-3 in routing", "routing")
+def _(self, logits, k):
+    shares, ids = TorchProvider.route(self, logits, k)
+    shares[:, -1] = 0
+    return shares / shares.sum(-1, keepdim=True), ids
 
 
 for name, change in {
@@ -486,28 +466,24 @@ on_output("routing shares x 1.01", "route", lambda pair: (pair[0] * 1.01, pair[1
 # Codecs
 
 
-@mutant("NaN swallowed: scale 0xFF is 2^128", "mxfp4_dequantisation")
-class _NanSwallowed(TorchProvider):
-    def scale_values(self, scales):
-        return torch.where(scales == 0xFF, torch.inf, super().scale_values(scales))
+@method("scale_values", "NaN swallowed: scale 0xFF is 2^128", "mxfp4_dequantisation")
+def _(self, scales):
+    return torch.where(scales == 0xFF, torch.inf, TorchProvider.scale_values(self, scales))
 
 
-@mutant("NaN swallowed: scale 0xFF is 0", "mxfp4_dequantisation")
-class _NanZero(TorchProvider):
-    def scale_values(self, scales):
-        return super().scale_values(scales).nan_to_num(nan=0.0)
+@method("scale_values", "NaN swallowed: scale 0xFF is 0", "mxfp4_dequantisation")
+def _(self, scales):
+    return TorchProvider.scale_values(self, scales).nan_to_num(nan=0.0)
 
 
-@mutant("scale bias 126", "mxfp4_dequantisation")
-class _Bias126(TorchProvider):
-    def scale_values(self, scales):
-        return super().scale_values(scales) * 2
+@method("scale_values", "scale bias 126", "mxfp4_dequantisation")
+def _(self, scales):
+    return TorchProvider.scale_values(self, scales) * 2
 
 
-@mutant("scale byte 0 is 1", "mxfp4_dequantisation")
-class _ZeroIsOne(TorchProvider):
-    def scale_values(self, scales):
-        return torch.where(scales == 0, 1.0, super().scale_values(scales))
+@method("scale_values", "scale byte 0 is 1", "mxfp4_dequantisation")
+def _(self, scales):
+    return torch.where(scales == 0, 1.0, TorchProvider.scale_values(self, scales))
 
 
 @mutant("scale rule floor under the name of ceil", "mxfp4_quantisation")
@@ -517,9 +493,7 @@ class _FloorRule(TorchProvider):
         return (torch.where(amax == 0, -127, exponent) + 127).clamp(0, 254).to(torch.uint8)
 
 
-@mutant("MXFP8 scale rule floor under the name of ceil", "mxfp8_quantisation")
-class _FloorRule8(_FloorRule):
-    pass
+mutant("MXFP8 scale rule floor under the name of ceil", "mxfp8_quantisation")(_FloorRule)
 
 
 @mutant("two scale rules mixed, none declared", "mxfp4_quantisation")
@@ -534,67 +508,61 @@ class _Mixed(_FloorRule):
         return torch.where(torch.arange(amax.shape[-1]) % 2 == 0, floor, ceil)
 
 
-@mutant("quantised scale + 1", "mxfp4_quantisation")
-class _ScaleUp(TorchProvider):
-    def block_scales(self, amax, largest):
-        return (super().block_scales(amax, largest).int() + 1).clamp(max=254).to(torch.uint8)
+@method("block_scales", "quantised scale + 1", "mxfp4_quantisation")
+def _(self, amax, largest):
+    scales = TorchProvider.block_scales(self, amax, largest).int()
+    return (scales + 1).clamp(max=254).to(torch.uint8)
 
 
-@mutant("quantised scale - 1: saturates", "mxfp8_quantisation", "mxfp4_quantisation")
-class _ScaleDown(TorchProvider):
-    def block_scales(self, amax, largest):
-        return (super().block_scales(amax, largest).int() - 1).clamp(min=0).to(torch.uint8)
+@method(
+    "block_scales", "quantised scale - 1: saturates", "mxfp8_quantisation", "mxfp4_quantisation"
+)
+def _(self, amax, largest):
+    return (TorchProvider.block_scales(self, amax, largest).int() - 1).clamp(min=0).to(torch.uint8)
 
 
-@mutant("elements cut off, not rounded", "mxfp4_quantisation")
-class _Cut(TorchProvider):
-    def e2m1_codes(self, values):
-        return super().e2m1_codes(values * (1 - 0.2))
+@method("e2m1_codes", "elements cut off, not rounded", "mxfp4_quantisation")
+def _(self, values):
+    return TorchProvider.e2m1_codes(self, values * (1 - 0.2))
 
 
-@mutant("everything above 4 saturates to 6", "mxfp4_quantisation")
-class _SaturatesEarly(TorchProvider):
-    def e2m1_codes(self, values):
-        return super().e2m1_codes(torch.where(values.abs() > 4, 6 * values.sign(), values))
+@method("e2m1_codes", "everything above 4 saturates to 6", "mxfp4_quantisation")
+def _(self, values):
+    return TorchProvider.e2m1_codes(self, torch.where(values.abs() > 4, 6 * values.sign(), values))
 
 
-@mutant("sign lost", "mxfp4_quantisation")
-class _Unsigned(TorchProvider):
-    def e2m1_codes(self, values):
-        return super().e2m1_codes(values.abs())
+@method("e2m1_codes", "sign lost", "mxfp4_quantisation")
+def _(self, values):
+    return TorchProvider.e2m1_codes(self, values.abs())
 
 
-@mutant("packed with the even element high", "mxfp4_quantisation")
-class _PackedHigh(TorchProvider):
-    def pack(self, codes):
-        return codes[..., 1::2] | (codes[..., 0::2] << 4)
+@method("pack", "packed with the even element high", "mxfp4_quantisation")
+def _(self, codes):
+    return codes[..., 1::2] | (codes[..., 0::2] << 4)
 
 
-@mutant("MXFP8 elements cut off", "mxfp8_quantisation")
-class _Cut8(TorchProvider):
-    def e4m3(self, values):
-        return super().e4m3(values * (1 - 2.0**-5))
+@method("e4m3", "MXFP8 elements cut off", "mxfp8_quantisation")
+def _(self, values):
+    return TorchProvider.e4m3(self, values * (1 - 2.0**-5))
 
 
-@mutant("MXFP8 saturates at 240", "mxfp8_quantisation")
-class _Low8(TorchProvider):
-    def e4m3(self, values):
-        return super().e4m3(values.clamp(-240, 240))
+@method("e4m3", "MXFP8 saturates at 240", "mxfp8_quantisation")
+def _(self, values):
+    return TorchProvider.e4m3(self, values.clamp(-240, 240))
 
 
-@mutant("a zero block gets a NaN scale", "mxfp4_quantisation")
-class _NanBlock(TorchProvider):
-    def block_scales(self, amax, largest):
-        return torch.where(amax == 0, 0xFF, super().block_scales(amax, largest)).to(torch.uint8)
+@method("block_scales", "a zero block gets a NaN scale", "mxfp4_quantisation")
+def _(self, amax, largest):
+    scales = TorchProvider.block_scales(self, amax, largest)
+    return torch.where(amax == 0, 0xFF, scales).to(torch.uint8)
 
 
-@mutant("the quantiser's last row unwritten", "mxfp4_quantisation")
-class _Unwritten(TorchProvider):
-    def mxfp4_quantize(self, x):
-        packed, scales = super().mxfp4_quantize(x)
-        out = torch.empty_like(packed)
-        out[:-1] = packed[:-1]
-        return out, scales
+@method("mxfp4_quantize", "the quantiser's last row unwritten", "mxfp4_quantisation")
+def _(self, x):
+    packed, scales = TorchProvider.mxfp4_quantize(self, x)
+    out = torch.empty_like(packed)
+    out[:-1] = packed[:-1]
+    return out, scales
 
 
 @mutant("an empty kernel: outputs never written", "mxfp4_quantisation", "mxfp8_quantisation")
@@ -651,86 +619,76 @@ attention_keyword("no scale", lambda k: {"scale": 1.0})
 attention_keyword("base-2 exponential without log2(e)", lambda k: {"scale": k["scale"] / LOG2_E})
 
 
-@mutant("sink added in each tile", "prefill", "decode")
-class _SinkPerTile(TorchProvider):
-    def tile_sink(self, sinks, highest):
-        return 0.0 if sinks is None else (sinks.float()[:, None, None] - highest).exp()
+@method("tile_sink", "sink added in each tile", "prefill", "decode")
+def _(self, sinks, highest):
+    return 0.0 if sinks is None else (sinks.float()[:, None, None] - highest).exp()
 
 
-@mutant("sink not in the running maximum", "decode_sinks", "prefill_sinks")
-class _SinkOverflows(TorchProvider):
-    def start(self, query, sinks):
-        highest, total = super().start(query, None)
-        return highest, total if sinks is None else total + sinks.float().exp()[:, None, None]
+@method("start", "sink not in the running maximum", "decode_sinks", "prefill_sinks")
+def _(self, query, sinks):
+    highest, total = TorchProvider.start(self, query, None)
+    return highest, total if sinks is None else total + sinks.float().exp()[:, None, None]
 
 
-@mutant("KV heads interleaved", "prefill", "decode")
-class _KvInterleaved(TorchProvider):
-    def kv_heads(self, query_heads, kv_heads, device):
-        return torch.arange(query_heads, device=device) % kv_heads
+@method("kv_heads", "KV heads interleaved", "prefill", "decode")
+def _(self, query_heads, kv_heads, device):
+    return torch.arange(query_heads, device=device) % kv_heads
 
 
-@mutant("KV head 0 for every query head", "prefill", "decode")
-class _KvFirst(TorchProvider):
-    def kv_heads(self, query_heads, kv_heads, device):
-        return torch.zeros(query_heads, dtype=torch.int64)
+@method("kv_heads", "KV head 0 for every query head", "prefill", "decode")
+def _(self, query_heads, kv_heads, device):
+    return torch.zeros(query_heads, dtype=torch.int64)
 
 
-@mutant("causal mask off by one", "prefill")
-class _SeesNext(TorchProvider):
-    def visible(self, queries, keys, window):
-        return super().visible(queries + 1, keys, None if window is None else window + 1)
+@method("visible", "causal mask off by one", "prefill")
+def _(self, queries, keys, window):
+    return TorchProvider.visible(self, queries + 1, keys, None if window is None else window + 1)
 
 
-@mutant("no causal mask", "prefill")
-class _SeesAll(TorchProvider):
-    def visible(self, queries, keys, window):
-        return (queries[:, None] >= 0) & (keys[None, :] >= 0)
+@method("visible", "no causal mask", "prefill")
+def _(self, queries, keys, window):
+    return (queries[:, None] >= 0) & (keys[None, :] >= 0)
 
 
-@mutant("keys from 128 on left out", "prefill", "decode")
-class _FirstTile(TorchProvider):
-    def attend(self, q, k, v, positions, sinks, window, scale):
-        return super().attend(q, k[:128], v[:128], positions, sinks, window, scale)
+@method("attend", "keys from 128 on left out", "prefill", "decode")
+def _(self, q, k, v, positions, sinks, window, scale):
+    return TorchProvider.attend(self, q, k[:128], v[:128], positions, sinks, window, scale)
 
 
-@mutant("the tile after the first is not rescaled", "prefill", "decode")
-class _NotRescaled(TorchProvider):
-    def attend(self, q, k, v, positions, sinks, window, scale):
-        if len(k) <= self.tile or window is not None:
-            return super().attend(q, k, v, positions, sinks, window, scale)
-        early = super().attend(q, k[: self.tile], v[: self.tile], positions, sinks, None, scale)
-        whole = super().attend(q, k, v, positions, sinks, None, scale)
-        return torch.where(positions[:, None, None] < self.tile, whole, (early + whole) / 2)
+@method("attend", "the tile after the first is not rescaled", "prefill", "decode")
+def _(self, q, k, v, positions, sinks, window, scale):
+    if len(k) <= self.tile or window is not None:
+        return TorchProvider.attend(self, q, k, v, positions, sinks, window, scale)
+    early = TorchProvider.attend(
+        self, q, k[: self.tile], v[: self.tile], positions, sinks, None, scale
+    )
+    whole = TorchProvider.attend(self, q, k, v, positions, sinks, None, scale)
+    return torch.where(positions[:, None, None] < self.tile, whole, (early + whole) / 2)
 
 
-@mutant("keys and values swapped", "prefill", "decode")
-class _KvSwapped(TorchProvider):
-    def attend(self, q, k, v, positions, sinks, window, scale):
-        return super().attend(q, v, k, positions, sinks, window, scale)
+@method("attend", "keys and values swapped", "prefill", "decode")
+def _(self, q, k, v, positions, sinks, window, scale):
+    return TorchProvider.attend(self, q, v, k, positions, sinks, window, scale)
 
 
-@mutant("off by one page", "decode")
-class _NextPage(TorchProvider):
-    def read_pages(self, kv_cache, pages, length):
-        return super().read_pages(kv_cache, torch.cat((pages[:1], pages[:-1])), length)
+@method("read_pages", "off by one page", "decode")
+def _(self, kv_cache, pages, length):
+    return TorchProvider.read_pages(self, kv_cache, torch.cat((pages[:1], pages[:-1])), length)
 
 
-@mutant("last page read from the one before it", "decode")
-class _LastPage(TorchProvider):
-    def read_pages(self, kv_cache, pages, length):
-        pages = pages.clone()
-        last = -(-length // kv_cache.shape[3]) - 1
-        pages[last] = pages[max(last - 1, 0)]
-        return super().read_pages(kv_cache, pages, length)
+@method("read_pages", "last page read from the one before it", "decode")
+def _(self, kv_cache, pages, length):
+    pages = pages.clone()
+    last = -(-length // kv_cache.shape[3]) - 1
+    pages[last] = pages[max(last - 1, 0)]
+    return TorchProvider.read_pages(self, kv_cache, pages, length)
 
 
-@mutant("NHD read as HND", "decode")
-class _Nhd(TorchProvider):
-    def read_pages(self, kv_cache, pages, length):
-        blocks, two, heads, block, size = kv_cache.shape
-        wrong = kv_cache.reshape(blocks, two, block, heads, size).transpose(2, 3)
-        return super().read_pages(wrong, pages, length)
+@method("read_pages", "NHD read as HND", "decode")
+def _(self, kv_cache, pages, length):
+    blocks, two, heads, block, size = kv_cache.shape
+    wrong = kv_cache.reshape(blocks, two, block, heads, size).transpose(2, 3)
+    return TorchProvider.read_pages(self, wrong, pages, length)
 
 
 @mutant("one token too many: reads past the end", "decode")
@@ -743,23 +701,22 @@ class _PastTheEnd(TorchProvider):
         return super().read_pages(kv_cache, pages, length + inside)
 
 
-@mutant("the newest token left out", "decode")
-class _WithoutNewest(TorchProvider):
-    def read_pages(self, kv_cache, pages, length):
-        return super().read_pages(kv_cache, pages, max(length - 1, 1))
+@method("read_pages", "the newest token left out", "decode")
+def _(self, kv_cache, pages, length):
+    return TorchProvider.read_pages(self, kv_cache, pages, max(length - 1, 1))
 
 
-@mutant("block table of the next sequence", "decode")
-class _OtherTable(TorchProvider):
-    def decode_attention(self, q, kv_cache, block_table, seq_lens, **keywords):
-        return super().decode_attention(q, kv_cache, block_table.roll(1, 0), seq_lens, **keywords)
+@method("decode_attention", "block table of the next sequence", "decode")
+def _(self, q, kv_cache, block_table, seq_lens, **keywords):
+    return TorchProvider.decode_attention(
+        self, q, kv_cache, block_table.roll(1, 0), seq_lens, **keywords
+    )
 
 
-@mutant("ragged batch: a sequence sees the one before it", "prefill")
-class _Leaks(TorchProvider):
-    def prefill_attention(self, q, k, v, cu_seqlens, **keywords):
-        whole = torch.stack((cu_seqlens[0], cu_seqlens[-1]))
-        return super().prefill_attention(q, k, v, whole, **keywords)
+@method("prefill_attention", "ragged batch: a sequence sees the one before it", "prefill")
+def _(self, q, k, v, cu_seqlens, **keywords):
+    whole = torch.stack((cu_seqlens[0], cu_seqlens[-1]))
+    return TorchProvider.prefill_attention(self, q, k, v, whole, **keywords)
 
 
 @mutant("a shared page's garbage is scaled into the output", "decode")
@@ -775,12 +732,11 @@ class _WholePages(TorchProvider):
         return seen | (keys[None, :] == queries[:, None] + 1) if len(queries) == 1 else seen
 
 
-@mutant("cache written to", "decode")
-class _WritesCache(TorchProvider):
-    def decode_attention(self, q, kv_cache, *arguments, **keywords):
-        out = super().decode_attention(q, kv_cache, *arguments, **keywords)
-        kv_cache[0].zero_()
-        return out
+@method("decode_attention", "cache written to", "decode")
+def _(self, q, kv_cache, *arguments, **keywords):
+    out = TorchProvider.decode_attention(self, q, kv_cache, *arguments, **keywords)
+    kv_cache[0].zero_()
+    return out
 
 
 # MXFP8 x MXFP4 experts

@@ -48,6 +48,17 @@ def milder(name: str, why: str) -> Callable[[type[Emulation]], type[Emulation]]:
     return register
 
 
+def method(
+    operation: str, name: str, groups: tuple[str, ...] = ANY
+) -> Callable[[Callable[..., object]], None]:
+    """Register an emulation with another method."""
+
+    def register(function: Callable[..., object]) -> None:
+        mutant(name, groups)(type("OtherMethod", (Emulation,), {operation: function}))
+
+    return register
+
+
 def floor_bytes(amax: Tensor) -> Tensor:
     """The rule of the OCP specification: magnitudes above 448 saturate."""
     exponent = torch.frexp(amax)[1] - 1 - 8 + 127
@@ -116,24 +127,21 @@ for place, only in (("x", only_x), ("hidden", only_hidden)):
     )(only(_Coarser))
 
 
-@mutant("x: stored scale one too high")
-class _StoredHigh(Emulation):
-    def quantise_x(self, x):
-        return shifted(super().quantise_x(x), 1)
+@method("quantise_x", "x: stored scale one too high")
+def _(self, x):
+    return shifted(Emulation.quantise_x(self, x), 1)
 
 
-@mutant("hidden: stored scale one too low")
-class _StoredLow(Emulation):
-    def quantise_hidden(self, h):
-        return shifted(super().quantise_hidden(h), -1)
+@method("quantise_hidden", "hidden: stored scale one too low")
+def _(self, h):
+    return shifted(Emulation.quantise_hidden(self, h), -1)
 
 
-@mutant("x: one scale for 64 elements")
-class _Blocks64(Emulation):
-    def quantise_x(self, x):
-        q, scales = super().quantise_x(x)
-        pairs = scales.unflatten(-1, (-1, 2)).amax(-1, keepdim=True)
-        return q, pairs.expand(-1, -1, 2).flatten(-2)
+@method("quantise_x", "x: one scale for 64 elements")
+def _(self, x):
+    q, scales = Emulation.quantise_x(self, x)
+    pairs = scales.unflatten(-1, (-1, 2)).amax(-1, keepdim=True)
+    return q, pairs.expand(-1, -1, 2).flatten(-2)
 
 
 class _Plain(Emulation):
@@ -152,29 +160,25 @@ class _HiddenPlain(_Plain):
         return self.plain(h.bfloat16())
 
 
-@mutant("hidden quantised from float32, not from bfloat16")
-class _HiddenFloat(Emulation):
-    def quantise_hidden(self, h):
-        return self.to_mxfp8(h)
+@method("quantise_hidden", "hidden quantised from float32, not from bfloat16")
+def _(self, h):
+    return self.to_mxfp8(h)
 
 
-@mutant("hidden: scales of the neighbouring block")
-class _HiddenNextBlock(Emulation):
-    def quantise_hidden(self, h):
-        q, scales = super().quantise_hidden(h)
-        return q, scales.roll(1, -1)
+@method("quantise_hidden", "hidden: scales of the neighbouring block")
+def _(self, h):
+    q, scales = Emulation.quantise_hidden(self, h)
+    return q, scales.roll(1, -1)
 
 
-@mutant("the first product kept in float32")
-class _FloatSums(Emulation):
-    def written(self, t):
-        return t
+@method("written", "the first product kept in float32")
+def _(self, t):
+    return t
 
 
-@mutant("the first product written in float16")
-class _HalfSums(Emulation):
-    def written(self, t):
-        return t.half().float()
+@method("written", "the first product written in float16")
+def _(self, t):
+    return t.half().float()
 
 
 @mutant("the first product's bias added before it is rounded")
@@ -189,67 +193,59 @@ class _BiasFirst(Emulation):
 # Scales in tiles
 
 
-@mutant("x: scales not in tiles")
-class _Linear(Emulation):
-    def mxfp8_quantize(self, x, **keywords):
-        flat = super().mxfp8_quantize(x, **keywords)[1]
-        q, scales = self.quantise_x(x)
-        flat[: scales.numel()] = scales.flatten()
-        return q, flat
+@method("mxfp8_quantize", "x: scales not in tiles")
+def _(self, x, **keywords):
+    flat = Emulation.mxfp8_quantize(self, x, **keywords)[1]
+    q, scales = self.quantise_x(x)
+    flat[: scales.numel()] = scales.flatten()
+    return q, flat
 
 
-@mutant("weights: scales not in tiles")
-class _LinearWeights(Emulation):
-    def block_scale_interleave(self, unswizzled_sf):
-        return unswizzled_sf.flatten()
+@method("block_scale_interleave", "weights: scales not in tiles")
+def _(self, unswizzled_sf):
+    return unswizzled_sf.flatten()
 
 
-@mutant("x: scales read in tiles of 8 by 4")
-class _Tiles8(Emulation):
-    def source_scales(self, input_sf, rows, blocks):
-        row, block = torch.arange(rows)[:, None], torch.arange(blocks)[None, :]
-        at = (row // 8 * (blocks // 4) + block // 4) * 32 + row % 8 * 4 + block % 4
-        return input_sf[at]
+@method("source_scales", "x: scales read in tiles of 8 by 4")
+def _(self, input_sf, rows, blocks):
+    row, block = torch.arange(rows)[:, None], torch.arange(blocks)[None, :]
+    at = (row // 8 * (blocks // 4) + block // 4) * 32 + row % 8 * 4 + block % 4
+    return input_sf[at]
 
 
-@mutant("x: the last partial tile's scales read as if not in tiles")
-class _LastRows(Emulation):
-    def source_scales(self, input_sf, rows, blocks):
-        at = self.offsets(rows, blocks)
-        last = rows // TILE * TILE
-        rest = torch.arange((rows - last) * blocks).view(-1, blocks)
-        at[last:] = last * blocks + rest
-        return input_sf[at]
+@method("source_scales", "x: the last partial tile's scales read as if not in tiles")
+def _(self, input_sf, rows, blocks):
+    at = self.offsets(rows, blocks)
+    last = rows // TILE * TILE
+    rest = torch.arange((rows - last) * blocks).view(-1, blocks)
+    at[last:] = last * blocks + rest
+    return input_sf[at]
 
 
-@mutant("x: tiles of scales in the other order")
-class _TilesAcross(Emulation):
-    def source_scales(self, input_sf, rows, blocks):
-        row, block = torch.arange(rows)[:, None], torch.arange(blocks)[None, :]
-        within = self.offsets(rows, blocks) % (TILE * 4)
-        tiles = -(-rows // TILE)
-        return input_sf[(block // 4 * tiles + row // TILE) * (TILE * 4) + within]
+@method("source_scales", "x: tiles of scales in the other order")
+def _(self, input_sf, rows, blocks):
+    row, block = torch.arange(rows)[:, None], torch.arange(blocks)[None, :]
+    within = self.offsets(rows, blocks) % (TILE * 4)
+    tiles = -(-rows // TILE)
+    return input_sf[(block // 4 * tiles + row // TILE) * (TILE * 4) + within]
 
 
-@mutant("x: from row 256 on, scales of the tile before")
-class _TileBefore(Emulation):
-    def source_scales(self, input_sf, rows, blocks):
-        scales = super().source_scales(input_sf, rows, blocks)
-        scales[256:] = scales[128 : max(rows - 128, 128)]
-        return scales
+@method("source_scales", "x: from row 256 on, scales of the tile before")
+def _(self, input_sf, rows, blocks):
+    scales = Emulation.source_scales(self, input_sf, rows, blocks)
+    scales[256:] = scales[128 : max(rows - 128, 128)]
+    return scales
 
 
-@mutant("x: wrong only for M >= 320: scales of neighbouring blocks")
-class _LargeM(Emulation):
-    def source_scales(self, input_sf, rows, blocks):
-        scales = super().source_scales(input_sf, rows, blocks)
-        return scales.roll(1, -1) if rows >= 320 else scales
+@method("source_scales", "x: wrong only for M >= 320: scales of neighbouring blocks")
+def _(self, input_sf, rows, blocks):
+    scales = Emulation.source_scales(self, input_sf, rows, blocks)
+    return scales.roll(1, -1) if rows >= 320 else scales
 
 
-@mutant("wrong only for M >= 320: 2 % too large")
-class _LargeMOutput(Emulation):
-    def finalize(self, results, *rest):
-        return super().finalize(results * (1.02 if len(results) >= 320 else 1.0), *rest)
+@method("finalize", "wrong only for M >= 320: 2 % too large")
+def _(self, results, *rest):
+    return Emulation.finalize(self, results * (1.02 if len(results) >= 320 else 1.0), *rest)
 
 
 @mutant("wrong only for M >= 320: hidden not quantised")
@@ -265,136 +261,118 @@ class _LargeMHidden(_HiddenPlain):
 # Rows
 
 
-@mutant("x: each row's scales are those of the row after it")
-class _NextRow(Emulation):
-    def source_scales(self, input_sf, rows, blocks):
-        return super().source_scales(input_sf, rows, blocks).roll(-1, 0)
+@method("source_scales", "x: each row's scales are those of the row after it")
+def _(self, input_sf, rows, blocks):
+    return Emulation.source_scales(self, input_sf, rows, blocks).roll(-1, 0)
 
 
-@mutant("x: the last row's scales are those of the padding")
-class _PaddingScale(Emulation):
-    def source_scales(self, input_sf, rows, blocks):
-        at = self.offsets(rows, blocks)
-        if rows % TILE:
-            at[-1] = self.offsets(rows + 1, blocks)[-1]
-        return input_sf[at]
+@method("source_scales", "x: the last row's scales are those of the padding")
+def _(self, input_sf, rows, blocks):
+    at = self.offsets(rows, blocks)
+    if rows % TILE:
+        at[-1] = self.offsets(rows + 1, blocks)[-1]
+    return input_sf[at]
 
 
-@mutant("x: scales by the place in the expert, not by the token")
-class _UnsortedScales(Emulation):
-    def expanded(self, q, scales, tokens):
-        place = torch.arange(len(tokens))
-        return q[tokens], scales[place]
+@method("expanded", "x: scales by the place in the expert, not by the token")
+def _(self, q, scales, tokens):
+    place = torch.arange(len(tokens))
+    return q[tokens], scales[place]
 
 
-@mutant("x: the scale of one token of another")
-class _OneToken(Emulation):
-    def source_scales(self, input_sf, rows, blocks):
-        scales = super().source_scales(input_sf, rows, blocks)
-        scales[rows // 2] = scales[0] if rows > 1 else scales[0].flip(0)
-        return scales
+@method("source_scales", "x: the scale of one token of another")
+def _(self, input_sf, rows, blocks):
+    scales = Emulation.source_scales(self, input_sf, rows, blocks)
+    scales[rows // 2] = scales[0] if rows > 1 else scales[0].flip(0)
+    return scales
 
 
-@mutant("hidden: an expert's last row read from the padding")
-class _PaddingRow(Emulation):
-    def expanded(self, q, scales, tokens):
-        values, own = super().expanded(q, scales, tokens)
-        if len(tokens) % TILE:
-            values = values.clone().view(torch.uint8)
-            values[-1] = GARBAGE
-            values = values.view(q.dtype)
-        return values, own
+@method("expanded", "hidden: an expert's last row read from the padding")
+def _(self, q, scales, tokens):
+    values, own = Emulation.expanded(self, q, scales, tokens)
+    if len(tokens) % TILE:
+        values = values.clone().view(torch.uint8)
+        values[-1] = GARBAGE
+        values = values.view(q.dtype)
+    return values, own
 
 
-@mutant("padding rows added to the expert's last token")
-class _PaddingAdded(Emulation):
-    def product(self, values, scales, matrix):
-        y = super().product(values, scales, matrix)
-        if len(y) % TILE:
-            padding = torch.full((1, matrix.shape[1]), 2.0**-9)
-            y[-1:] += padding @ matrix.T
-        return y
+@method("product", "padding rows added to the expert's last token")
+def _(self, values, scales, matrix):
+    y = Emulation.product(self, values, scales, matrix)
+    if len(y) % TILE:
+        padding = torch.full((1, matrix.shape[1]), 2.0**-9)
+        y[-1:] += padding @ matrix.T
+    return y
 
 
-@mutant("an expert's scales begin at the end of the one before, not at a tile")
-class _Unaligned(Emulation):
-    def expanded(self, q, scales, tokens):
-        values, own = super().expanded(q, scales, tokens)
-        return values, own.roll(len(tokens) % 32, 0)
+@method("expanded", "an expert's scales begin at the end of the one before, not at a tile")
+def _(self, q, scales, tokens):
+    values, own = Emulation.expanded(self, q, scales, tokens)
+    return values, own.roll(len(tokens) % 32, 0)
 
 
 # The constants
 
 
-@mutant("alpha ignored", ACTIVATION)
-class _Alpha1(Emulation):
-    def constants(self, alpha, beta, limit, e):
-        return torch.ones(()), beta[e], limit[e]
+@method("constants", "alpha ignored", ACTIVATION)
+def _(self, alpha, beta, limit, e):
+    return torch.ones(()), beta[e], limit[e]
 
 
-@mutant("alpha of one expert 1.5", ACTIVATION)
-class _OneAlpha(Emulation):
-    def constants(self, alpha, beta, limit, e):
-        return torch.tensor(1.5) if e == 3 else alpha[e], beta[e], limit[e]
+@method("constants", "alpha of one expert 1.5", ACTIVATION)
+def _(self, alpha, beta, limit, e):
+    return torch.tensor(1.5) if e == 3 else alpha[e], beta[e], limit[e]
 
 
-@mutant("beta ignored")
-class _Beta0(Emulation):
-    def constants(self, alpha, beta, limit, e):
-        return alpha[e], torch.zeros(()), limit[e]
+@method("constants", "beta ignored")
+def _(self, alpha, beta, limit, e):
+    return alpha[e], torch.zeros(()), limit[e]
 
 
-@mutant("limit ignored", ACTIVATION)
-class _NoLimit(Emulation):
-    def constants(self, alpha, beta, limit, e):
-        return alpha[e], beta[e], torch.tensor(torch.inf)
+@method("constants", "limit ignored", ACTIVATION)
+def _(self, alpha, beta, limit, e):
+    return alpha[e], beta[e], torch.tensor(torch.inf)
 
 
-@mutant("limit of one expert 6", ACTIVATION)
-class _OneLimit(Emulation):
-    def constants(self, alpha, beta, limit, e):
-        return alpha[e], beta[e], torch.tensor(6.0) if e == 5 else limit[e]
+@method("constants", "limit of one expert 6", ACTIVATION)
+def _(self, alpha, beta, limit, e):
+    return alpha[e], beta[e], torch.tensor(6.0) if e == 5 else limit[e]
 
 
-@mutant("gate clamped from below too", ACTIVATION)
-class _GateBothWays(Emulation):
-    def activation(self, gate, up, alpha, beta, limit):
-        return super().activation(gate.maximum(-limit / 4), up, alpha, beta, limit)
+@method("activation", "gate clamped from below too", ACTIVATION)
+def _(self, gate, up, alpha, beta, limit):
+    return Emulation.activation(self, gate.maximum(-limit / 4), up, alpha, beta, limit)
 
 
-@mutant("gate and up in the other order")
-class _OtherOrder(Emulation):
-    def activation(self, gate, up, alpha, beta, limit):
-        return super().activation(up, gate, alpha, beta, limit)
+@method("activation", "gate and up in the other order")
+def _(self, gate, up, alpha, beta, limit):
+    return Emulation.activation(self, up, gate, alpha, beta, limit)
 
 
 # Biases, weights, products
 
 
-@mutant("gate-up bias of the next expert")
-class _NextBias(Emulation):
-    def with_bias(self, t, biases, e):
-        return super().with_bias(t, None if biases is None else biases.roll(1, 0), e)
+@method("with_bias", "gate-up bias of the next expert")
+def _(self, t, biases, e):
+    return Emulation.with_bias(self, t, None if biases is None else biases.roll(1, 0), e)
 
 
-@mutant("gate-up bias of one expert dropped")
-class _OneBias(Emulation):
-    def with_bias(self, t, biases, e):
-        return t if e == 2 else super().with_bias(t, biases, e)
+@method("with_bias", "gate-up bias of one expert dropped")
+def _(self, t, biases, e):
+    return t if e == 2 else Emulation.with_bias(self, t, biases, e)
 
 
-@mutant("down bias of the next expert")
-class _NextDownBias(Emulation):
-    def finalize(self, results, shares, ids, biases):
-        rolled = None if biases is None else biases.roll(1, 0)
-        return super().finalize(results, shares, ids, rolled)
+@method("finalize", "down bias of the next expert")
+def _(self, results, shares, ids, biases):
+    rolled = None if biases is None else biases.roll(1, 0)
+    return Emulation.finalize(self, results, shares, ids, rolled)
 
 
-@mutant("down bias not under the share")
-class _BareBias(Emulation):
-    def finalize(self, results, shares, ids, biases):
-        y = super().finalize(results, shares, ids, None)
-        return y if biases is None else (y.float() + biases[ids.long()].float().sum(1)).bfloat16()
+@method("finalize", "down bias not under the share")
+def _(self, results, shares, ids, biases):
+    y = Emulation.finalize(self, results, shares, ids, None)
+    return y if biases is None else (y.float() + biases[ids.long()].float().sum(1)).bfloat16()
 
 
 class _WrongScale(Emulation):
@@ -415,29 +393,26 @@ for first, by in ((True, 1), (True, -1), (False, 1), (False, -1)):
     mutant(name, SCALES)(type("OneScale", (_WrongScale,), {"first": first, "by": by}))
 
 
-@mutant("down: scales of the neighbouring block")
-class _NextBlock(Emulation):
-    def block_scale_interleave(self, unswizzled_sf):
-        wide = unswizzled_sf.shape[1] > unswizzled_sf.shape[2] * BLOCK
-        return super().block_scale_interleave(
-            unswizzled_sf if wide else unswizzled_sf.roll(1, -1).contiguous()
-        )
+@method("block_scale_interleave", "down: scales of the neighbouring block")
+def _(self, unswizzled_sf):
+    wide = unswizzled_sf.shape[1] > unswizzled_sf.shape[2] * BLOCK
+    return Emulation.block_scale_interleave(
+        self, unswizzled_sf if wide else unswizzled_sf.roll(1, -1).contiguous()
+    )
 
 
-@mutant("nibble order")
-class _Nibbles(Emulation):
-    def matrix(self, packed, scales, rows, columns):
-        swapped = packed.contiguous().view(torch.uint8)
-        swapped = ((swapped >> 4) | (swapped << 4)).view(torch.long)
-        return super().matrix(swapped, scales, rows, columns)
+@method("matrix", "nibble order")
+def _(self, packed, scales, rows, columns):
+    swapped = packed.contiguous().view(torch.uint8)
+    swapped = ((swapped >> 4) | (swapped << 4)).view(torch.long)
+    return Emulation.matrix(self, swapped, scales, rows, columns)
 
 
-@mutant("K's last part of 128 left out")
-class _Tail(Emulation):
-    def product(self, values, scales, matrix):
-        kept = matrix.clone()
-        kept[:, -128:] = 0
-        return super().product(values, scales, kept)
+@method("product", "K's last part of 128 left out")
+def _(self, values, scales, matrix):
+    kept = matrix.clone()
+    kept[:, -128:] = 0
+    return Emulation.product(self, values, scales, kept)
 
 
 class _Accumulators(Emulation):
@@ -469,29 +444,25 @@ class _ShortSums(_Accumulators):
 # Experts and outputs
 
 
-@mutant("swapped experts")
-class _Swapped(Emulation):
-    def matrix(self, packed, scales, rows, columns):
-        return super().matrix(packed, scales, rows, columns).roll(1, 0)
+@method("matrix", "swapped experts")
+def _(self, packed, scales, rows, columns):
+    return Emulation.matrix(self, packed, scales, rows, columns).roll(1, 0)
 
 
-@mutant("shares rounded to float8")
-class _CoarseShares(Emulation):
-    def finalize(self, results, shares, ids, biases):
-        return super().finalize(results, shares.to(torch.float8_e4m3fn).float(), ids, biases)
+@method("finalize", "shares rounded to float8")
+def _(self, results, shares, ids, biases):
+    return Emulation.finalize(self, results, shares.to(torch.float8_e4m3fn).float(), ids, biases)
 
 
-@mutant("the last expert of each token left out")
-class _LastExpert(Emulation):
-    def finalize(self, results, shares, ids, biases):
-        shares = shares.clone()
-        shares[:, -1] = 0
-        return super().finalize(results, shares, ids, biases)
+@method("finalize", "the last expert of each token left out")
+def _(self, results, shares, ids, biases):
+    shares = shares.clone()
+    shares[:, -1] = 0
+    return Emulation.finalize(self, results, shares, ids, biases)
 
 
-@mutant("the last row unwritten")
-class _Unwritten(Emulation):
-    def finalize(self, results, shares, ids, biases):
-        out = torch.empty(len(results), results.shape[2], dtype=torch.bfloat16)
-        out[:-1] = super().finalize(results, shares, ids, biases)[:-1]
-        return out
+@method("finalize", "the last row unwritten")
+def _(self, results, shares, ids, biases):
+    out = torch.empty(len(results), results.shape[2], dtype=torch.bfloat16)
+    out[:-1] = Emulation.finalize(self, results, shares, ids, biases)[:-1]
+    return out
