@@ -366,24 +366,18 @@ def compare_starts(
         allowed: how much worse B may be, by metric; ``default`` for the others.
         looks: how often this is asked as visits are added: each look gets its share of the error.
     """
-    sides = {name: [v for v in visits if v.side == name] for name in ("A", "B")}
-    pairs = min(len(side) for side in sides.values())
-    if pairs == 0:
-        return []
-    shared = [
-        name
-        for name in sides["A"][0].metrics
-        if all(name in visit.metrics for visit in [*sides["A"][:pairs], *sides["B"][:pairs]])
-    ]
+    a, b = ([visit.metrics for visit in visits if visit.side == side] for side in "AB")
+    pairs = [*zip(a, b, strict=False)]
     return [
         _compare_pairs(
             name,
-            [visit.metrics[name] for visit in sides["A"][:pairs]],
-            [visit.metrics[name] for visit in sides["B"][:pairs]],
+            [one[name] for one, _ in pairs],
+            [other[name] for _, other in pairs],
             allowed.get(name, default),
             looks,
         )
-        for name in shared
+        for name in (a[0] if pairs else ())
+        if all(name in one and name in other for one, other in pairs)
     ]
 
 
@@ -393,20 +387,15 @@ def _compare_pairs(
     first = np.array([start.value for start in a])
     second = np.array([start.value for start in b])
     ratio, low, high = ratio_of_pairs(first, second, looks=looks)
-    unit, higher = a[0].unit, a[0].higher_is_better
-    if low is None or high is None:
-        holds = fails = False
-    elif higher:
-        holds, fails = low >= 1.0 - allowed, high < 1.0 - allowed
-    else:
-        holds, fails = high <= 1.0 + allowed, low > 1.0 + allowed
     change = Change(
-        name, unit, higher, float(np.median(first)), float(np.median(second)), ratio, low, high,
-        len(first), allowed, verdict_of(holds, fails),
+        name, a[0].unit, a[0].higher_is_better, float(np.median(first)), float(np.median(second)),
+        ratio, low, high, len(first), allowed, Verdict.INCONCLUSIVE,
     )  # fmt: skip
+    if (better := change.interval) is not None:
+        change = replace(change, verdict=verdict_of(better[0] >= -allowed, better[1] < -allowed))
     text = (
-        f"{name}: A {number(change.a)}, B {number(change.b)} {unit}; B/A {change.shown_ratio} over "
-        f"{len(first)} pairs of starts; {allowed:.0%} worse allowed"
+        f"{name}: A {number(change.a)}, B {number(change.b)} {change.unit}; "
+        f"B/A {change.shown_ratio} over {len(first)} pairs of starts; {allowed:.0%} worse allowed"
     )
     return replace(change, text=text)
 

@@ -25,12 +25,7 @@ from sm121.regression import trend
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric, StoredRun
-from sm121.run.verdict_file import (
-    BESIDE,
-    AgainstReport,
-    TestReport,
-    VerdictFile,
-)
+from sm121.run.verdict_file import BESIDE, AgainstReport, TestReport, VerdictFile
 
 #: ``--against`` this word: the newest run that ``sm121 trust`` has kept.
 TRUSTED = "trusted"
@@ -307,12 +302,9 @@ def _sort(report: AgainstReport, test: TestReport, before: TestReport | None) ->
     if test.verdict is Verdict.PASS:
         if failed_before:
             report.mended.append(test.id)
-        elif (
-            before is not None and before.verdict is Verdict.PASS and before.deviations is not None
-        ):
+        elif before and before.verdict is Verdict.PASS and before.deviations is not None:
             more = [name for name in test.deviations or () if name not in before.deviations]
-            if more:
-                report.changed.append(test.id)
+            report.changed += [test.id] if more else []
             return more
     elif test.tolerated == "listed" and not failed_before:
         report.listed.append(test.id)
@@ -386,12 +378,9 @@ def _metrics(
     fingerprints = trusted.file.fingerprint, run.fingerprint
     machines = [each.machine if each is not None else {} for each in fingerprints]
     if apart := machine.differences(*machines):
-        yield (
-            "metrics",
-            Verdict.INVALID,
-            f"metrics cannot be held against {trusted.name}, which is of another machine "
-            f"({'; '.join(apart)})",
-        )
+        why = f"which is of another machine ({'; '.join(apart)})"
+        text = f"metrics cannot be held against {trusted.name}, {why}"
+        yield "metrics", Verdict.INVALID, text
         return
     if run.box.state == BoxState.DEGRADED:
         yield "metrics", Verdict.INCONCLUSIVE, f"the box is DEGRADED: {run.box.reason}"
@@ -413,10 +402,8 @@ def _metrics(
             line = f"{name} is {now.kind} here, {trusted_metric.kind} there: not the same quantity"
             yield name, Verdict.INVALID, line
     limits = profile.regression
-    for change in (
-        *trend.compare(same, trusted.runs, limits),
-        *trend.changes(same, trusted.runs, limits),
-    ):
+    judges = trend.compare, trend.changes
+    for change in (change for judge in judges for change in judge(same, trusted.runs, limits)):
         if change.verdict is Verdict.NOT_RUN:
             report.unjudged.append(change.metric)
         if not change.holds:
