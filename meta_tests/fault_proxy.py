@@ -641,6 +641,10 @@ def _edit(row: Json) -> Callable[[Json], Json]:
         part.update(row.get("set", {}), **dict.fromkeys(row.get("null", ())))
         for key in row.get("drop", ()):
             part.pop(key, None)
+        slices = row.get("slice", {}).items()
+        part |= {key: part[key][first:end] for key, (first, end) in slices if key in part}
+        if "replace" in row:
+            part = json.loads(json.dumps(part).replace(*row["replace"]))
         return part
 
     return change
@@ -899,11 +903,6 @@ FAULTS = {fault.name: fault for fault in _faults_of_fields()} | {
             "the reasoning before a tool's result is forgotten",
             f"{BECOMES}[tool-result-and-its-reasoning]",
             request=_each(_reasoning_forgotten),
-        ),
-        Fault(
-            "a tool's description is dropped",
-            f"{BECOMES}[tools-and-system]",
-            request=lambda r: json.loads(json.dumps(r).replace("Get the time", "")),
         ),
         Fault(
             "only the last of two results is told",

@@ -45,14 +45,16 @@ def name_the_chosen_token(api: Api) -> None:
 def of_a_chat_are_whole(api: Api, correctness: Correctness) -> None:
     """An entry for each generated token: the chosen one is listed, and its bytes are its text."""
     question = correctness.chats[0].question
-    answer = api.chat(question, max_tokens=12, logprobs=True, top_logprobs=2)
+    likeliest = 20 if api.capabilities.can("top_logprobs_20") else 2
+    answer = api.chat(question, max_tokens=12, logprobs=True, top_logprobs=likeliest)
     entries = answer["choices"][0]["logprobs"]["content"]
     count = answer["usage"]["completion_tokens"]
     require(len(entries) == count, f"{count} entries", len(entries))
     for entry in entries:
         token, value = entry["token"], entry["logprob"]
         listed = [(top["token"], top["logprob"]) for top in entry["top_logprobs"]]
-        require((token, value) in listed, "the chosen token among those listed", entry)
+        whole = (token, value) in listed and len(listed) == likeliest
+        require(whole, f"the chosen token among {likeliest}", entry)
         bad = [v for _, v in listed if not math.isfinite(v) or v > min(ROUNDING, value)]
         expected = "finite, at most 0, none likelier than the chosen"
         require(not bad, expected, f"{bad} in {entry}")

@@ -73,7 +73,8 @@ class ChatCase(DataTable):
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     messages: tuple[ChatMessage, ...] = Field(min_length=1)
-    tools: bool = False
+    #: How many.
+    tools: int = 0
     reasoning_effort: Literal["low", "medium", "high"] | None = None
     response_format: bool = False
 
@@ -237,7 +238,7 @@ def _developer(instructions: str | None, case: ChatCase | None) -> Message:
                 ToolDescription.new(
                     function["name"], function["description"], parameters=function["parameters"]
                 )
-                for function in (tool["function"] for tool in tools())
+                for function in (tool["function"] for tool in tools(case.tools))
             ]
         )
     return Message.from_role_and_content(Role.DEVELOPER, content)
@@ -247,7 +248,7 @@ def request(case: ChatCase, reasoning_field: str | None) -> Json:
     """The body of /v1/chat/completions, without the model."""
     body: Json = {"messages": [_message(message, reasoning_field) for message in case.messages]}
     if case.tools:
-        body["tools"] = tools()
+        body["tools"] = tools(case.tools)
     if case.reasoning_effort is not None:
         body["reasoning_effort"] = case.reasoning_effort
     if case.response_format:
@@ -394,9 +395,9 @@ def _counts_what_it_is_told(api: Api, case: ChatCase) -> None:
                 grown >= more if rendered_too else grown == 0, requirement, f"{grown:+} tokens", of
             )
     if case.tools:
-        functions = [tool["function"] for tool in tools()]
+        functions = [tool["function"] for tool in tools(case.tools)]
         least = sum(count(f["name"]) + count(f["description"]) for f in functions)
-        grown = total - _prompt_tokens(api, case.model_copy(update={"tools": False}))
+        grown = total - _prompt_tokens(api, case.model_copy(update={"tools": 0}))
         require(grown >= least, f"usage of {least} more with the tools", grown, f"{case}")
 
 
@@ -420,7 +421,7 @@ TELLING: dict[str, Callable[[ChatCase], ChatCase]] = {
     "turns": lambda case: _reworded(case, "assistant", "Rome."),
     "tool-result-and-its-reasoning": lambda case: _reworded(case, "tool", "{}"),
     "effort-high": lambda case: case.model_copy(update={"reasoning_effort": "low"}),
-    "tools": lambda case: case.model_copy(update={"tools": False}),
+    "tools": lambda case: case.model_copy(update={"tools": 0}),
 }
 
 

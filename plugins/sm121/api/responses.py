@@ -195,7 +195,7 @@ def _cut(api: Api, case: ChatCase) -> Json:
     for message in messages:
         items += _items(message)
     if case.tools:
-        body["tools"] = [{"type": "function", **tool["function"]} for tool in tools()]
+        body["tools"] = [{"type": "function", **tool["function"]} for tool in tools(case.tools)]
     if case.reasoning_effort is not None:
         body["reasoning"] = {"effort": case.reasoning_effort}
     answer = api.send_response(items, **body)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.resources import files
 from typing import Literal
 
 import jsonschema
 
 from sm121.api import harmony
 from sm121.api.cases import Judge
-from sm121.api.client import Api, together
+from sm121.api.client import Api, Json, together
 from sm121.api.sdk import PROMPT
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require, require_each
 
-_CITY = {
-    "type": "object",
-    "properties": {"city": {"type": "string", "enum": ["Rome", "Tokyo", "Lima"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 _SAMPLES = 4
 # The schema binds the final message only. At 1.0 a small model may end in a call of its own making,
 # or with another token that ends a text, and has then said nothing that the schema is about.
@@ -28,25 +23,27 @@ _CALM = 0.3
 
 
 def keeps_json_schema(api: Api, correctness: Correctness) -> None:
-    """Samples of a chat each have a final message, which is JSON by a schema."""
-    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": _CITY}}
+    """Samples of a chat each have a final message, which is JSON by a schema, or an object."""
     options = {"max_tokens": correctness.max_answer_tokens, "temperature": _CALM}
     api.capabilities.require("json_schema")
+    text = (files("sm121.fixtures") / "api" / "response_formats.json").read_text("utf-8")
+    forms = [form for form in json.loads(text) for _ in range(_SAMPLES)]
     question = correctness.chats[0].question
     answers = together(
-        lambda seed: api.chat(question, response_format=schema, seed=seed, **options),
-        range(_SAMPLES),
+        lambda seed: api.chat(question, response_format=forms[seed], seed=seed, **options),
+        range(len(forms)),
     )
-    contents = [answer["choices"][0]["message"]["content"] for answer in answers]
-    require(None not in contents, "a final message in each answer", answers)
 
-    def fits(content: str) -> None:
+    def fits(form: Json, answer: Json) -> None:
+        content = answer["choices"][0]["message"]["content"]
+        require(content is not None, "a final message in each answer", answer)
+        schema = form.get("json_schema", {}).get("schema", {"type": "object"})
         try:
-            jsonschema.validate(json.loads(content), _CITY)
+            jsonschema.validate(json.loads(content), schema)
         except (ValueError, jsonschema.ValidationError) as error:
             require(False, "JSON by the schema", f"{content!r} ({error})")
 
-    require_each(fits, contents)
+    require_each(fits, forms, answers)
 
 
 def keeps_choice_in_a_chat(api: Api, judge: Judge, correctness: Correctness) -> None:

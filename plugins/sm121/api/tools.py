@@ -21,10 +21,10 @@ _NO_PARSER = re.compile(r"tool[-_ ](?:call[-_ ])?parser|auto-tool-choice|--jinja
 
 
 @functools.cache
-def tools() -> list[Json]:
-    """The tools as /v1/chat/completions takes them."""
+def tools(count: int = 2) -> list[Json]:
+    """So many tools as /v1/chat/completions takes them."""
     text = (files("sm121.fixtures") / "api" / "tools.json").read_text("utf-8")
-    return list(json.loads(text))
+    return list(json.loads(text))[:count]
 
 
 def called_every_time(api: Api, correctness: Correctness) -> None:
