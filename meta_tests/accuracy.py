@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 import servers
+from timed_server import TRAPS as ALL_TRAPS
 
 from sm121.client.connection import Patience
 from sm121.client.timed import completion
@@ -59,26 +60,7 @@ RUNS = 3
 FOOLED = 0.02
 #: What a client itself may take on a busy machine: slow is not fooled.
 CLIENT_MS = 15.0
-TRAPS = (
-    "none",
-    "three-tokens-a-chunk",
-    "first-chunk-of-8",
-    "early-role",
-    "three-content-free",
-    "three-content-free-hidden-ids",
-    "no-ids",
-    "no-ids-bundled",
-    "no-usage",
-    "lying-usage",
-    "empty-finish",
-    "bursts",
-    "all-at-the-end",
-    "slow-start",
-    "short-answers",
-    "prefix-cache",
-    "second-tenant",
-    "failing",
-)
+TRAPS = tuple(name for name, row in ALL_TRAPS.items() if row.get("peers"))
 
 
 @contextlib.contextmanager
