@@ -199,7 +199,7 @@ def compared(run_pytest, timed_server, tmp_path):
     text = profile.shipped()["sm121-gpt-oss-120b"].read_text("utf-8")
     for before, after in (
         ("prompt_tokens = 2048", "prompt_tokens = 256"),
-        ("generated_tokens = [32, 128]", "generated_tokens = [32, 64]"),
+        ("generated_tokens = [32, 128]", "generated_tokens = [32, 64]\nmeasuring.rounds = 5"),
     ):
         assert before in text
         text = text.replace(before, after)
@@ -235,11 +235,10 @@ def test_two_servers_of_known_rate(compared, tmp_path):
 
     status, tests, run = compared(500, 450, *promise)
     assert status == 1, run.output
-    worse = tests["test_b_is_not_worse_than_a"]
-    assert worse["verdict"] == "FAIL"
-    assert "tg32@d0: required: B is no worse than A, seen: it is" in worse["message"]
-    broken = tests["test_the_hypothesis_holds"]
-    assert broken["verdict"] == "FAIL" and "changes by at least +10 %" in broken["message"]
+    failed = {name: test["message"] for name, test in tests.items() if test["verdict"] == "FAIL"}
+    worse = "tg32@d0: required: B is no worse than A, seen: it is"
+    assert worse in failed["test_b_is_not_worse_than_a"]
+    assert "changes by at least +10 %" in failed["test_the_hypothesis_holds"]
     assert "| FAIL |" in (run.report / "review.md").read_text()
     record = json.loads((run.report / "ab.json").read_text())
     assert [visit["side"] for visit in record["visits"][:4]] == ["A", "B", "B", "A"]
@@ -290,7 +289,6 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
         run._check(Visit("B"), server, sides[1])
 
 
-@pytest.mark.alone
 def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
     own = profile.load("cpu-tiny-gpt-oss")
     unproven: list[str] = []

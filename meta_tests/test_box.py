@@ -25,23 +25,18 @@ GB10 = profile.load("sm121-gpt-oss-120b").box
 CPU = profile.load("cpu-tiny-gpt-oss").box
 
 
+DEVICE = Device(
+    device="cuda:0", bandwidth_gb_s=226.0, bandwidth_spread=0.01, bandwidth_best_gb_s=229.0,
+    bandwidth_method="", buffer_mib=1024.0, matrix_tflop_s=88.0, matrix_spread=0.01,
+    matrix_method="", sm_clock_mhz=2418,
+)  # fmt: skip
+
+
 def reading(**fields) -> Reading:
-    device = {
-        "device": "cuda:0",
-        "bandwidth_gb_s": 226.0,
-        "bandwidth_spread": 0.01,
-        "bandwidth_best_gb_s": 229.0,
-        "bandwidth_method": "",
-        "buffer_mib": 1024.0,
-        "matrix_tflop_s": 88.0,
-        "matrix_spread": 0.01,
-        "matrix_method": "",
-        "sm_clock_mhz": 2418,
-    }
+    device = DEVICE.model_copy(update={k: v for k, v in fields.items() if k in Device.model_fields})
     whole = {"memory_available_gib": 50.0, "other_load": 0.01, "seconds": 3.0}
-    device.update({k: v for k, v in fields.items() if k in Device.model_fields})
-    whole.update({k: v for k, v in fields.items() if k in Reading.model_fields and k != "device"})
-    return Reading(device=None if "problem" in fields else Device(**device), **whole)
+    whole |= {k: v for k, v in fields.items() if k in Reading.model_fields}
+    return Reading(device=None if "problem" in fields else device, **whole)
 
 
 def judged(*readings, **options) -> tuple[BoxState, str]:
@@ -244,11 +239,8 @@ def test_a_gpu_that_is_not_there_is_said():
 
 
 def test_the_subcommand():
-    done = subprocess.run(
-        [sys.executable, "-m", "sm121", "box", "--profile", "cpu-tiny-gpt-oss"],
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "sm121", "box", "--profile", "cpu-tiny-gpt-oss"]
+    done = subprocess.run(command, capture_output=True, text=True)
     *json_lines, verdict = done.stdout.strip().splitlines()
     assert json.loads("\n".join(json_lines))["device"]["device"] == "cpu"
     state = verdict.split(":")[0]

@@ -22,7 +22,6 @@ from sm121.measure.stream_bandwidth import Bandwidth
 
 pytestmark = pytest.mark.timeout(300)
 
-SPEED = ("tests/test_kernel.py", "--arch", "cpu")
 PROVIDERS = """
 import time
 from sm121.kernels.torch_provider import TorchProvider
@@ -56,8 +55,8 @@ def timed(run_pytest, tmp_path):
 
     def run(provider, *options):
         return run_pytest(
-            *SPEED, "-k", "kernel_speed and lm", "--kernel-provider", f"speeds:{provider}",
-            *options, environment={"PYTHONPATH": str(tmp_path)},
+            "tests/test_kernel.py", "--arch", "cpu", "-k", "kernel_speed and lm", *options,
+            "--kernel-provider", f"speeds:{provider}", environment={"PYTHONPATH": str(tmp_path)},
         )  # fmt: skip
 
     return run

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.alone
 _HEAD = """schema_version = 1
 name = "one"
 description = "one axis, a fault in each value"
@@ -54,15 +53,25 @@ def test_a_sound_engine_passes_with_a_boot_for_each_start_up(run_matrix, tmp_pat
     assert set(matrix["pairs"].values()) == {"works"}
 
 
-def test_all_faults_at_once_are_told_apart(run_matrix):
-    faults = "fallback:triton crash:flashinfer_cutlass+enforce-eager corrupt:ngram+half slow:mapped"
+@pytest.mark.alone
+def test_a_slower_value_is_told(run_matrix, tmp_path):
+    axes = ("--matrix-axes", str(one_axis(tmp_path, slow="--load-format mapped")), "--matrix", "1")
+    status, run, matrix = run_matrix(*axes, faults="slow:mapped")
+    assert status == 1 and sets_of(matrix) == {("SLOWER", ("way=slow",))}, run.output
+
+
+@pytest.mark.parametrize(
+    "slow", ["", pytest.param("slow:mapped", marks=pytest.mark.slow("by itself above"))]
+)
+def test_all_faults_at_once_are_told_apart(run_matrix, slow):
+    faults = f"fallback:triton crash:flashinfer_cutlass+enforce-eager corrupt:ngram+half {slow}"
     status, run, matrix = run_matrix("--matrix", "2", faults=faults)
     assert status == 1, run.output
     assert sets_of(matrix) == {
         ("FALLBACK", ("moe=triton",)),
         ("CRASH", ("moe=cutlass", "graphs=eager")),
         ("FAIL", ("spec=ngram", "window=half")),
-        ("SLOWER", ("load=mapped",)),
+        *([("SLOWER", ("load=mapped",))] if slow else []),
     }, run.output
     crashed = next(cell for cell in matrix["cells"] if cell["outcome"] == "CRASH")
     assert crashed["kind"] == "oom"

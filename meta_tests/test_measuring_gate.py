@@ -5,6 +5,8 @@ Timing is involved: these need a machine that is not busy with something else.
 
 from __future__ import annotations
 
+from statistics import median
+
 import pytest
 
 from sm121.session.settings import _depths
@@ -15,9 +17,10 @@ LEVEL = "tests/test_performance.py"
 SHORTER = """
 schema_version = 1
 name = "shorter"
-description = "fewer streams, shorter answers to questions"
+description = "fewer streams, shorter answers"
 extends = "sm121-gpt-oss-120b"
-correctness.max_answer_tokens = 32
+correctness.max_answer_tokens = 16
+performance.generated_tokens = [32, 48]
 performance.measuring.concurrency = [2, 10]
 """
 
@@ -33,16 +36,21 @@ def test_53_tokens_a_second_pass_with_grade_minimum(timed_server, run_pytest, tm
     """All of the level but its chats, which `test_chat_rate` has, within two minutes."""
     (tmp_path / "shorter.toml").write_text(SHORTER)
     shorter = ("--profile", str(tmp_path / "shorter.toml"), "-k", "not chat_rate")
-    status, run = judge(run_pytest, timed_server("--rate", "53"), *shorter)
+    status, run = judge(run_pytest, server := timed_server("--rate", "53"), *shorter)
     assert status == 0, run.output
     metric = run.verdict["metrics"]["tg32@d0"]
     assert (metric["verdict"], metric["grade"], metric["clock"]) == ("PASS", "minimum", "usage")
-    assert metric["value"] == pytest.approx(53, rel=0.002)
-    assert metric["ci_low"] <= 53.05 and metric["ci_high"] >= 52.95
-    assert run.verdict["metrics"]["pp2048@d0"]["verdict"] == "PASS"
-    assert run.verdict["metrics"]["ttft_p99"]["verdict"] == "PASS"
+    sent = median(
+        31e9 / (answer["sent_ns"][31] - answer["sent_ns"][0])
+        for answer in server.truth() if answer["tokens"] in (32, 48)
+    )  # fmt: skip
+    assert sent == pytest.approx(53, rel=0.003), "the machine is too busy for the server itself"
+    assert metric["value"] == pytest.approx(sent, rel=0.001)
+    assert metric["ci_low"] <= 1.001 * sent and metric["ci_high"] >= 0.999 * sent
+    others = [run.verdict["metrics"][name]["verdict"] for name in ("pp2048@d0", "ttft_p99")]
+    assert others == ["PASS", "PASS"]
     assert (run.report / "records" / "d0-c1.jsonl").is_file()
-    assert "measuring: pp2048 tg128 @ d0: " in run.output, "what is measured is said meanwhile"
+    assert "measuring: pp2048 tg48 @ d0: " in run.output, "what is measured is said meanwhile"
 
 
 def _quick(run_pytest, timed_server, *server, options=()):
@@ -131,5 +139,4 @@ def test_a_depth_beyond_the_context_is_not_run(timed_server, run_pytest):
 
 
 def test_depths():
-    assert _depths("0, 4096,0") == (0, 4096)
-    assert _depths(None) is None
+    assert _depths("0, 4096,0") == (0, 4096) and _depths(None) is None

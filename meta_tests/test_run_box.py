@@ -151,19 +151,14 @@ def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box, monke
     assert file.box.after.gpu_others == [] and file.box.after.gpu_unattributed is None
 
 
-def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", driver({serving.core, 4711}))
+@pytest.mark.parametrize("beside", [True, False], ids=["the server's GPU", "another GPU"])
+def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, monkeypatch, beside):
+    gpus = [{serving.core, 4711}] if beside else [{4711}, {serving.core}]
+    monkeypatch.setitem(sys.modules, "pynvml", driver(*gpus))
     mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}")
     mine.read_before()
-    assert file.box.state == "DEGRADED", file.box
-    assert "others are on the GPU: processes [4711]" in file.box.reason
-
-
-def test_who_works_on_another_gpu_than_the_server_does_not_count(serving, run_box, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", driver({4711}, {serving.core}))
-    mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}")
-    mine.read_before()
-    assert file.box.state == "QUALIFIED", file.box
+    assert file.box.state == ("DEGRADED" if beside else "QUALIFIED"), file.box
+    assert ("others are on the GPU: processes [4711]" in file.box.reason) is beside
 
 
 def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box, monkeypatch):
