@@ -53,8 +53,7 @@ def test_a_wrong_kernel_that_rounds_each_expert_is_noticed(broken):
 
 
 def test_the_largest_of_many_errors_is_held_against_rounding(monkeypatch):
-    """An honest Marlin had 0.0328 at 2,048 tokens where 0.032 is allowed to some hundred. A wrong
-    element is noticed there all the same, and no other path gets that room."""
+    """An honest Marlin had 0.0328 at 2,048 tokens, where some hundred may have 0.032."""
     problem = problems.build(next(c for c in cases.GROUPS["moe_token_counts"] if c.tokens == 129))
     honest = moe.fused_moe(*problem.arguments, **problem.keywords, roundings=moe.EACH_EXPERT)
     largest = comparison.measure(honest.bfloat16(), problem.reference, 1e-3).max
@@ -70,8 +69,7 @@ def test_the_largest_of_many_errors_is_held_against_rounding(monkeypatch):
 
         return checks.check(Marlin(), problem)
 
-    assert wrong(True, 1.0) == []
-    assert wrong(True, 1.05) and wrong(False, 1.0)
+    assert not wrong(True, 1.0) and wrong(True, 1.05) and wrong(False, 1.0)
 
 
 @pytest.mark.parametrize("case", ["down", "gate-up"])
@@ -112,8 +110,8 @@ def test_a_right_kernel_passes(seed):
 
 
 def test_experts_without_a_share_may_be_any():
-    """vLLM's fused_topk takes the softmax before the top-k, and all other experts' shares may then
-    be 0. Who takes the third for the second is right there alone."""
+    """vLLM's fused_topk takes the softmax before the top-k. Who takes the third for the second is
+    right where neither has a share."""
 
     class SoftmaxFirst(TorchProvider):
         apart = 0
@@ -151,6 +149,13 @@ def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
     with pytest.raises(RuntimeError, match="expected contiguous"):
         checks.check(Refuses(), problems.build(cases.GROUPS["routing"][1]))
 
+    class Crashes(TorchProvider):  # a RuntimeError as well: as NOT_RUN it would be a green crash
+        def route(self, logits, k):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        checks.check(Crashes(), problems.build(strided))
+
 
 @pytest.mark.parametrize(
     ("name", "said"),
@@ -169,15 +174,3 @@ def test_a_wrong_provider_name_is_one_line(name, said):
 
 def test_a_provider_of_ones_own():
     assert registry.load("sm121.kernels.torch_provider:TorchProvider") is TorchProvider
-
-
-def test_a_device_fault_on_strides_is_no_refusal():
-    """An illegal access is a RuntimeError as well; as NOT_RUN it would be a crash turned green."""
-
-    class Crashes(TorchProvider):
-        def route(self, logits, k):
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    strided = next(case for case in cases.GROUPS["routing"] if case.strided)
-    with pytest.raises(RuntimeError, match="illegal memory access"):
-        checks.check(Crashes(), problems.build(strided))

@@ -11,13 +11,16 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
+from test_against import OWN, a_run, stored
 from whole_run import waiver_file
 
 from sm121.core import waivers
 from sm121.core.unmet import Fact
 from sm121.plugin import outcomes
 from sm121.run import verdict_file
+from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import TestReport
+from sm121.session import against
 
 ROOT = Path(__file__).parent.parent
 SCENARIOS = "meta_tests/scenarios/verdicts.py"
@@ -271,3 +274,18 @@ def test_what_waits_for_an_option_is_left_out(attached):
     assert "1 slow tests are left out; --slow runs them" in run.output
     _, file, _ = attached("--slow", "meta_tests/scenarios/left_out.py")
     assert [test["verdict"] for test in file["tests"]] == ["PASS", "NOT_RUN", "NOT_RUN", "FAIL"]
+
+
+@pytest.mark.parametrize("level", ["smoke", "stress"])
+def test_a_peak_of_memory_is_compared_where_the_same_was_asked_before(level, tmp_path):
+    """After the stress level a server held 6.77 GiB, without it 4.82."""
+    trusted = against.load(
+        str(stored(a_run(("a", "PASS", "", "smoke")), tmp_path / "run")), tmp_path
+    )
+    peak = StoredMetric("memory_peak_gib", "GiB", False, None, (4.82,), 4.82)
+    trusted.runs[-1].metrics[peak.name] = peak
+    now = {**trusted.metrics, peak.name: replace(peak, samples=(9.77,), value=9.77)}
+    run = a_run(("a", "PASS", "", level))
+    found = [test.id for test in against.judge(run, trusted, OWN, now, lambda _test: True)]
+    assert (f"--against::{peak.name}" in found) is (level == "smoke"), found
+    assert run.against.unjudged == [peak.name] * (level == "stress")

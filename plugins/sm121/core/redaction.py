@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import tempfile
@@ -18,14 +19,11 @@ _SECRET_NAME = re.compile(
 )
 
 
-def _expanded(regex: str) -> re.Pattern[str]:
-    return re.compile(re.sub("<(NAMED|NO_VALUE)>", lambda part: str(_DATA[part[1]]), regex))
-
-
 _DATA: dict[str, Any] = tomllib.loads(
     (files("sm121.fixtures") / "redaction.toml").read_text("utf-8")
 )
-_PATTERNS = [(_expanded(entry["regex"]), entry["shown"]) for entry in _DATA["pattern"]]
+_EXPANDED = functools.partial(re.sub, "<(NAMED|NO_VALUE)>", lambda part: str(_DATA[part[1]]))
+_PATTERNS = [(re.compile(_EXPANDED(each["regex"])), each["shown"]) for each in _DATA["pattern"]]
 _WORDS = tuple(word.encode() for word in _DATA["WORDS"])
 _SIGN = re.compile(_DATA["SIGN"].encode())
 #: A shorter value of a variable, such as 1 or true, is in half of all lines.

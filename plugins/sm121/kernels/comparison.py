@@ -116,10 +116,8 @@ class Errors:
 
 
 def widened(limit: KernelTolerance, rounded: Tensor, reference: Tensor) -> KernelTolerance:
-    """The tolerance with the largest error that rounding alone has, in `rounded` [rows, n] of the
-    oracle, where that is more: it grows with the rows, and `max` is of some hundred. Sums in
-    another order fall on the other side of some roundings: hence a quarter more.
-    """
+    """The tolerance with a quarter more than the largest error of `rounded` [rows, n], the oracle's
+    own rounding, where that is more: it grows with the rows, and `max` is of some hundred."""
     largest = 1.25 * measure(rounded, reference, limit.floor).max
     return limit.model_copy(update={"max": max(limit.max, largest)})
 

@@ -79,8 +79,7 @@ class VllmProvider(PlanningProvider):
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract. Raises
-        ValueError for strided logits: the engine's are the gate's own output, and its kernel
-        ignores strides."""
+        ValueError for strided logits, which its kernel would misread."""
         if not logits.is_contiguous():
             raise ValueError("vLLM routes the gate's own output alone, which has no strides")
         if not len(logits):  # the engine launches nothing for no tokens

@@ -30,8 +30,7 @@ _BUNCHED_SHARE = 0.25
 #: A first chunk without text may be followed by a pause of so many gaps, and of this share of the
 #: time that it took itself; in answers of so many chunks at least.
 _PAUSE, _PAUSE_SHARE, _GAPS = 3.0, 0.1, 4
-#: Share of the prompts' tokens that may come from a cache: it moves no rate by more. Where a page
-#: has one token, a prompt meets another's first token by chance.
+#: Share of prompts that a cache may have, by chance where pages have a token; no rate moves more.
 _CACHED_SHARE = 0.005
 #: Deviations of a median that are noise.
 _NOISE = 3.0

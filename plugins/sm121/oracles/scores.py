@@ -90,7 +90,10 @@ def score(
     """
     intact = gpt_oss.stream(checkpoint, dtype, device)
     layers, longest = len(intact.layers), max((text.more for text in texts), default=0)
-    models = [_model(intact, text) for text in texts]
+    changed = (intact if text.change is None else text.change(intact) for text in texts)
+    models = [
+        dataclasses.replace(m, rounding=t.rounding) for m, t in zip(changed, texts, strict=True)
+    ]
     state = _Kept(cache, _digest(checkpoint, texts, dtype, device), device)
     first, states, past = state.resumed([text.more > 0 for text in texts], layers)
     if not first:
@@ -121,11 +124,6 @@ def score(
             results[i] = scores
     state.remove()
     return results
-
-
-def _model(intact: Weights, text: Text) -> Weights:
-    changed = intact if text.change is None else text.change(intact)
-    return dataclasses.replace(changed, rounding=text.rounding)
 
 
 def _go_on(

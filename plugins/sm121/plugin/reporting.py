@@ -45,17 +45,11 @@ def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
     return Details(
         command=_line(session, config, _arguments(config)),
         requirements={
-            item.nodeid: text
+            item.nodeid: " ".join(text.split())
             for item in items
-            if LEVEL in item.stash and (text := _requirement(item))
+            if LEVEL in item.stash and (text := inspect.getdoc(getattr(item, "function", None)))
         },
     )
-
-
-def _requirement(item: pytest.Item) -> str:
-    """What a test requires: its docstring, on one line."""
-    text = inspect.getdoc(getattr(item, "function", None)) or ""
-    return " ".join(text.split())
 
 
 def note_failure(

@@ -17,6 +17,7 @@ from pathlib import Path
 from sm121.core import digest
 from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, Profile
+from sm121.core.profile_fields import LEVELS
 from sm121.core.unmet import Fact, alike, same_kind
 from sm121.core.verdict import Verdict
 from sm121.measure import machine
@@ -38,6 +39,8 @@ PREFIX = "--against::"
 #: What a metric is held against, in words.
 THE_TRUSTED = "the trusted run"
 _LEVEL = "regression"
+#: The most that a server held so far depends on what was asked of it before.
+_PEAK = "memory_peak_gib"
 #: Of a path: what is another path when it differs.
 _PATH = (
     "attention", "moe", "cuda_graphs", "kv_layout", "speculative", "native_fp4", "kv_cache_dtype",
@@ -360,6 +363,11 @@ def _path(trusted: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:
                 yield f"{group.replace('_', ' ')}: {kind} here, not there", False
 
 
+def _asked_before(run: VerdictFile) -> set[str]:
+    """Levels before the performance level that a run has asked."""
+    return {t.level for t in run.tests if t.executed} & {*LEVELS[: LEVELS.index("performance")]}
+
+
 def _metrics(
     run: VerdictFile,
     report: AgainstReport,
@@ -396,7 +404,9 @@ def _metrics(
     same: dict[str, StoredMetric] = {}
     for name, now in metrics.items():
         trusted_metric = trusted.metrics.get(name)
-        if trusted_metric is None or trusted_metric.kind == now.kind:
+        if name == _PEAK and _asked_before(run) != _asked_before(trusted.file):
+            report.unjudged.append(name)
+        elif trusted_metric is None or trusted_metric.kind == now.kind:
             same[name] = now
         else:
             line = f"{name} is {now.kind} here, {trusted_metric.kind} there: not the same quantity"

@@ -25,7 +25,7 @@ from sm121.client.load import Job, LoadClient, LoadResult
 from sm121.core import architecture
 from sm121.core.files import write_text
 from sm121.core.level_settings import AgreementBound
-from sm121.core.server import Server
+from sm121.core.server import Server, require_context
 from sm121.core.verdict import Inconclusive, NotRun, Verdict
 from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters, growth
@@ -159,6 +159,9 @@ class Stress:
     def long_generation(self) -> None:
         """One long answer. Each part of it is asked for again, after all that is before it."""
         tokens = int(self._sizes.long_generation_tokens.value)
+        require_context(
+            self._server.context_tokens(), 32, tokens
+        )  # its prompt is one of the short ones
         job = self.shapes.long(tokens, throughput.TOKENS)
         (outcome,) = self._play("long generation", [job], concurrency=1).outcomes
         answer = outcome.answer
