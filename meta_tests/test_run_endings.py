@@ -62,18 +62,13 @@ def check_nothing_left(run, memory_before: Memory) -> None:
 
 
 @SLOW
-def test_a_run_that_passes(start):
-    run, memory = start("test_passes")
-    assert run.wait() == 0, run.output
-    assert run.verdict["verdict"] == "PASS"
-    check_nothing_left(run, memory)
-
-
-@SLOW
-def test_a_run_that_fails(start):
-    run, memory = start("test_fails")
-    assert run.wait() == 1, run.output
-    assert run.verdict["verdict"] == "FAIL"
+@pytest.mark.parametrize(
+    ("scenario", "status", "verdict"), [("test_passes", 0, "PASS"), ("test_fails", 1, "FAIL")]
+)
+def test_a_run_that_ends_by_itself(start, scenario, status, verdict):
+    run, memory = start(scenario)
+    assert run.wait() == status, run.output
+    assert run.verdict["verdict"] == verdict
     check_nothing_left(run, memory)
 
 
@@ -83,8 +78,7 @@ def test_a_run_that_is_interrupted(start, number):
     run, memory = start("test_waits")
     os.kill(run.process.pid, number)
     assert run.wait() == 2, run.output
-    verdict = run.verdict
-    assert verdict["verdict"] == "NOT_RUN" and not verdict["finished"], verdict
+    assert run.verdict["verdict"] == "NOT_RUN" and not run.verdict["finished"], run.verdict
     check_nothing_left(run, memory)
 
 
@@ -95,8 +89,7 @@ def test_a_second_ctrl_c_breaks_nothing_off(start):
         os.kill(run.process.pid, signal.SIGINT)
         time.sleep(0.05)
     assert run.wait() == 2, run.output
-    verdict = run.verdict
-    assert verdict["verdict"] == "NOT_RUN" and not verdict["finished"], verdict
+    assert run.verdict["verdict"] == "NOT_RUN" and not run.verdict["finished"], run.verdict
     check_nothing_left(run, memory)
 
 
@@ -104,8 +97,7 @@ def test_a_run_that_is_killed(start):
     run, memory = start("test_waits")
     os.kill(run.process.pid, signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL
-    verdict = run.verdict
-    assert verdict["verdict"] == "NOT_RUN" and not verdict["finished"], verdict
+    assert run.verdict["verdict"] == "NOT_RUN" and not run.verdict["finished"], run.verdict
     check_nothing_left(run, memory)
 
 

@@ -32,10 +32,17 @@ def sabotaged(canary_bf16, tmp_path_factory):
 
 
 @pytest.mark.timeout(600)
-def test_the_canarys_drafter_is_accepted_and_changes_nothing(sabotaged, run_pytest):
+def test_the_canarys_drafter_changes_nothing(sabotaged, run_pytest):
     sabotaged.put(CLEAN)
-    tests = (TOKENS, COUNTS, "test_accepted_length")
-    status, run = run_pytest(*sabotaged.arguments(tests), timeout_s=400.0)
+    status, run = run_pytest(*sabotaged.arguments((TOKENS, COUNTS)), timeout_s=400.0)
+    assert status == 0, run.output
+
+
+@pytest.mark.slow("a minute of measuring")
+@pytest.mark.timeout(600)
+def test_the_canarys_drafter_is_accepted(sabotaged, run_pytest):
+    sabotaged.put(CLEAN)
+    status, run = run_pytest(*sabotaged.arguments(("test_accepted_length",)), timeout_s=400.0)
     assert status == 0, run.output
     accepted = run.verdict["metrics"]["accepted_length"]
     assert accepted["value"] >= 2.42 and accepted["verdict"] == "PASS", accepted

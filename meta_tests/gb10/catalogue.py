@@ -135,7 +135,6 @@ SICK = [
         "fallback to Marlin", (*START, *CUTLASS), "FAIL",
         ("required FLASHINFER_CUTLASS_MXFP4_MXFP8|flashinfer_cutlass", "MARLIN"),
         changes={"settings": {"faults": ["fallback-to-marlin"]}},
-        sample=True,
     ),
     Case(
         "silent fallback to Marlin", (*START, *CUTLASS), "FAIL", ("MARLIN",),
