@@ -11,7 +11,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sm121.answers import promised
 from sm121.answers.promised import CHANCE, Cut, Tally, Top, shares
@@ -65,6 +65,7 @@ class Sampler:
 
     api: Api
     seed: int
+    _pairs: dict[str, tuple[str, str, str, Top]] = field(default_factory=dict)
 
     def follows_the_temperature(self) -> None:
         """Samples are as likely as the temperature makes them: each of the likeliest tokens, and
@@ -142,16 +143,19 @@ class Sampler:
 
     def _subtracted(self, name: str, value: float) -> Iterator[tuple[str, Tally]]:
         """A token that came twice, and one of the prompt, which is not counted."""
-        penalties = [0.0, value, (2 if name == "frequency_penalty" else 1) * value]
-        text, token, other, top = self._pair(penalties, (False, True))
-        sides, options = set(), {"temperature": _COLD, name: value, "max_tokens": len(penalties)}
+        count, least = 2 if name == "frequency_penalty" else 1, _RANGES[name][1]
+        if name not in self._pairs:
+            self._pairs[name] = self._pair([0.0, least, count * least], (False, True))
+        text, token, other, top = self._pairs[name]
+        sides, penalty = set(), count * value
         for rest in (-0.05, 0.05):
-            even = top[other] + penalties[-1] - top[token]
-            bias, tally = {token: _LOW + even + rest * penalties[-1], other: _LOW}, Tally()
-            for *before, last in self._ask([text] * _FEW, options | {"logit_bias": bias}):
+            even = top[other] + penalty - top[token]
+            bias, tally = {token: _LOW + even + rest * penalty, other: _LOW}, Tally()
+            options = {"temperature": _COLD, name: value, "logit_bias": bias, "max_tokens": 3}
+            for *before, last in self._ask([text] * _FEW, options):
                 reported = {**top, **last.top, last.token: last.log_probability}
                 logits = {one: reported[one] + bias[one] for one in bias}
-                logits[token] -= penalties[-1]
+                logits[token] -= penalty
                 if {position.token for position in before} == {token}:
                     tally.add(last.token == token, shares(logits, _COLD)[token])
             sides.add(2 * tally.expected > tally.samples)
