@@ -158,7 +158,7 @@ class AbRun:
         answers, gate = (
             hypothesis.evaluate(promises, outcomes, self.visits, levels)
             if undecided is None
-            else hypothesis.void(promises, undecided.verdict, str(undecided))
+            else [CriterionResult(p, undecided.verdict, "", "", str(undecided)) for p in promises]
             for promises in (chosen.criteria, criteria)
         )
         file = self.harness.directory / "review.md"

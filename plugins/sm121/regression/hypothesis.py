@@ -145,11 +145,6 @@ def evaluate(
     return [_answer(criterion, by_name, visits, levels) for criterion in criteria]
 
 
-def void(criteria: Sequence[Criterion], verdict: Verdict, why: str) -> list[CriterionResult]:
-    """Each criterion where the comparison itself counts neither way."""
-    return [CriterionResult(criterion, verdict, "", "", why) for criterion in criteria]
-
-
 def _answer(
     criterion: Criterion,
     outcomes: Mapping[str, Change],

@@ -106,9 +106,7 @@ class MeasuredHistory:
         """Metrics of the latest run, and of the one that was named, that this one lacks. (One that
         is INVALID is there.)"""
         self._check_comparable()
-        baselines = [self.runs[-1]]
-        if self.named is not None and self.named.name != self.runs[-1].name:
-            baselines.insert(0, self.named)
+        baselines = [run for run in (self.named, self.runs[-1]) if run is not None]
         lines = [line for run in baselines for line in trend.missing(self.current, run)]
         return list(dict.fromkeys(lines))
 
@@ -168,13 +166,8 @@ class MeasuredHistory:
         box = self.recorder.harness.file.box
         if box.state == BoxState.DEGRADED and self.runs:
             raise Inconclusive(f"the box is DEGRADED: {box.reason}")
-        void = [
-            recorded.measurement.name
-            for recorded in self.recorder.recorded
-            if not recorded.comparable
-        ]
-        lost = [name for name in void if name in self.runs[-1].metrics]
-        if lost:
+        void = {each.measurement.name for each in self.recorder.recorded if not each.comparable}
+        if lost := [name for name in self.runs[-1].metrics if name in void]:
             raise Invalid(f"measured and INVALID, so that nothing can be compared: {lost}")
 
     @property

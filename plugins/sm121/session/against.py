@@ -58,19 +58,15 @@ class Trusted:
 
     @property
     def name(self) -> str:
-        return self._newest.name
+        return self.runs[-1].name
 
     @property
     def file(self) -> VerdictFile:
-        return self._newest.file
+        return self.runs[-1].file
 
     @property
     def metrics(self) -> Mapping[str, StoredMetric]:
-        return self._newest.metrics
-
-    @property
-    def _newest(self) -> StoredRun:
-        return self.runs[-1]
+        return self.runs[-1].metrics
 
     def known(self, failure: TestReport) -> str | None:
         """The name of this run, if the test failed in it in the same way. Of a failure that several
