@@ -95,6 +95,7 @@ def run_box(monkeypatch):
             say=lambda *_line: None,
             remark=remarks.append,
             redact=str,
+            unproven=lambda line: line in file.unproven or file.unproven.append(line),
         )
         return RunBox(harness, also=urls), file, remarks
 
