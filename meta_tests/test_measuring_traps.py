@@ -26,12 +26,11 @@ from sm121.measure.plan import Plan
 pytestmark = pytest.mark.alone
 #: Half of the real lengths and a fast server, so that a sample of the traps fits into `make test`.
 RATE = 200.0
-PLAN = Plan(
-    512,
-    (16, 64),
-    (0,),
-    Measuring(rounds=5, short_rounds=2, silent_within_s=2.0, request_within_s=20.0),
-)
+#: Lateness is given in milliseconds: at half the rate it is the share of an answer that is meant.
+OPTIONS = dict.fromkeys(("late-and-leaking", "later-than-half"), ("--rate", "100"))
+OPTIONS["drift"] = ("--drift-after-s", "1.5")
+MEASURING = Measuring(rounds=5, short_rounds=2, silent_within_s=2.0, request_within_s=20.0)
+PLAN = Plan(512, (16, 64), (0,), MEASURING)
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,7 @@ def _cases() -> list:
 def test_trap(timed_server, tmp_path, name):
     """The right number, or the reason why there is none; what cannot be checked is said."""
     expected = Expected(**TRAPS[name])
-    options = ["--drift-after-s", "1.5"] if name == "drift" else []
-    server = timed_server("--rate", str(RATE), "--trap", name, *options)
+    server = timed_server("--rate", str(RATE), "--trap", name, *OPTIONS.get(name, ()))
     cell = measure(server.base_url, tmp_path, rounds=expected.rounds)
     found = DecodeRate(PLAN.longest).of(cell)
     reasons = {item.reason for item in found.invalid} - {expected.perhaps}
