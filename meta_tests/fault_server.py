@@ -17,6 +17,7 @@ from pathlib import Path
 from loopback import JsonHandler
 
 FAULTS = {
+    "created": "none: its list of models is as published",
     "none": "serves",
     "exit-0": "ends with status 0 after a second of start-up",
     "exit-oom": "says that memory is short, and ends with status 1",
@@ -76,8 +77,9 @@ class Handler(JsonHandler):
                 self.say({"models": 3})
             else:
                 name = "llama-3-8b" if self.fault == "another-model" else MODEL
-                # Without "created": whoever attaches would wait to see whether that stands still.
                 entry = {"id": name, "object": "model", "owned_by": "meta"}
+                if self.fault == "created":  # who attaches waits to see whether that stands still
+                    entry["created"] = 0
                 self.say({"object": "list", "data": [entry]})
         else:
             self.say({"error": "not found"}, 404)

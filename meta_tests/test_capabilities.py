@@ -165,7 +165,7 @@ def test_a_version_before_the_parameter_cannot():
 
 
 def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, run_pytest):
-    server = fault_server()
+    server = fault_server("created")
     status, run = run_pytest(
         "--arch", "cpu", *server.options,
         "--engine", "llama-cpp", "tests/test_correctness.py",
