@@ -267,7 +267,7 @@ def check_server_clock(
     if seconds is None:
         findings.not_checked("decode time by counters: the server does not count it")
         return
-    totals = [answer.tokens(clock) for answer in answers]
+    totals = [tokens_of(answer, clock) for answer in answers]
     windows = [each for answer in answers if (each := window(answer, clock)) is not None]
     longest = max((each.end.tokens for each in windows), default=0)
     long = [each for each in windows if each.end.tokens == longest]
