@@ -167,17 +167,19 @@ def test_where_no_oracle_can_judge_a_golden_file_does():
         ({}, ("tests/test_correctness.py::test_seed_is_used",), "left out checks of correctness"),
         ({"failed": "test_correctness.py::test_known_answers"}, (), "correctness of .* FAIL"),
         ({"failed": "test_smoke.py::test_health"}, (), "level smoke of the run .* is FAIL"),
+        ({"waived": "test_correctness.py::test_known_answers"}, (), "a waiver tolerated .*answers"),
         ({"absent": "test_correctness.py::test_usage"}, (), "left out checks of correctness"),
     ],
 )  # fmt: skip
 def test_answers_of_a_run_that_did_not_hold_are_no_trusted_ones(changed, deselected, doubt):
     """The README's certificate compared with what a broken build had recorded of itself."""
-    failed, absent = changed.pop("failed", None), changed.pop("absent", None)
-    file = whole(**changed)
+    keys = ("failed", "waived", "absent")
+    failed, waived, absent = (changed.get(key, "no such test") for key in keys)
+    file = whole(**{key: value for key, value in changed.items() if key not in keys})
     for test in file.tests:
-        if failed is not None and failed in test.id:
-            test.verdict = Verdict.FAIL
-    file = without(file, absent or "no such test")
+        if failed in test.id or waived in test.id:
+            test.verdict, test.waived = Verdict.FAIL, waived in test.id
+    file = without(file, absent)
     reason = certification.doubt_of_answers(file, CPU, certification.inventory(), deselected)
     assert reason is None if doubt is None else re.search(doubt, reason), reason
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 from test_against import OWN, a_run, stored
-from whole_run import waiver_file
+from whole_run import waiver_file, whole
 
 from sm121.core import waivers
 from sm121.core.unmet import Fact
@@ -21,6 +21,7 @@ from sm121.run import verdict_file
 from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import TestReport
 from sm121.session import against
+from sm121.session.session import Session
 
 ROOT = Path(__file__).parent.parent
 SCENARIOS = "meta_tests/scenarios/verdicts.py"
@@ -92,6 +93,27 @@ def test_after_sigkill_the_files_hold_what_was_decided(attached):
     assert file["verdict"] == "INVALID" and not file["finished"]
     assert "INVALID" in (run.report / "summary.md").read_text()
     jsonschema.validate(file, verdict_file.json_schema())
+
+
+def test_the_last_summary_is_written_however_soon_it_follows(tmp_path):
+    """It is written each second; what is decided in the last one is in it as well."""
+    file = whole(tests=[failed("test_a")], finished=False)
+    run = SimpleNamespace(
+        file=file, directory=tmp_path, started=0.0, pool=None, sampler=None,
+        summarised=(None, 0.0), _judge=file.judge,
+    )  # fmt: skip
+    Session.save(run)
+    file.tests.append(failed("test_b"))
+    Session.save(run)
+    assert "test_b" not in (tmp_path / "summary.md").read_text("utf-8").replace("\\", "")
+    file.finished = True
+    Session.save(run)
+    assert "test_b" in (tmp_path / "summary.md").read_text("utf-8").replace("\\", "")
+
+
+def failed(name):
+    identity = f"tests/test_x.py::{name}"
+    return TestReport(id=identity, level="correctness", verdict="FAIL", message=f"{name} is wrong")
 
 
 def test_an_unfinished_run_is_never_green(attached):

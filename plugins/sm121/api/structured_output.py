@@ -73,6 +73,6 @@ def keeps(api: Api, kind: Literal["regex", "choice"], value: str | list[str]) ->
     )
     texts = [answer["choices"][0]["text"] for answer in answers]
     required = f"a match of {value}" if isinstance(value, str) else f"one of {value}"
-    pattern = value if isinstance(value, str) else "|".join(value)
+    pattern = value if isinstance(value, str) else "|".join(map(re.escape, value))
     wrong = [text for text in texts if not re.fullmatch(pattern, text)]
     require(not wrong, required, wrong)

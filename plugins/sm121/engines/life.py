@@ -89,8 +89,8 @@ class ManagedLife:
         """It is dead where its main process ended, where /health says so, or where a process ended
         that it had when it was ready; one that crashed counts also where another has taken its
         place."""
-        ends = self._dead is None and not self.accounted
-        if ends and (end := self._end(asked_within_s)) is not None:
+        may_have_ended = self._dead is None and not self.accounted
+        if may_have_ended and (end := self._end(asked_within_s)) is not None:
             log, status = self.managed.log, self.managed.exit_status
             self._dead = Dead(end, classify(log, status), time.monotonic(), log)
         return self._dead or Alive()

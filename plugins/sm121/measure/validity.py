@@ -190,9 +190,8 @@ def check_chat(
     usage = answer.completion_tokens or 0
     if abs(generated - usage) > _CHAT_TOKENS * generated:
         reason = "token_accounting" if usage > generated else "other_clients"
-        findings.against(
-            reason, f"usage says that a chat has {usage} tokens, the counters {generated:.0f}"
-        )
+        evidence = f"usage says that a chat has {usage} tokens, the counters {generated:.0f}"
+        findings.against(reason, evidence)
 
 
 def check_metrics_stay(before: Counters | None, after: Counters | None, findings: Findings) -> None:

@@ -334,10 +334,8 @@ class PerformanceChecks:
             answers += [answer] * (answer.ok and tokens >= chats.at_least)
             if findings.invalid or len(answers) == rounds:
                 return answers
-        raise Inconclusive(
-            f"{len(answers)} of {2 * rounds} chats ended with {chats.at_least} tokens or more by "
-            "usage"
-        )
+        length = f"with {chats.at_least} tokens or more by usage"
+        raise Inconclusive(f"{len(answers)} of {2 * rounds} chats ended {length}")
 
     def acceptance(self, drafted: Drafted, position: int) -> None:
         """acceptance@P, in percent of the drafts.

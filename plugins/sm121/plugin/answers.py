@@ -76,10 +76,13 @@ def conclude_golden(session: Session) -> None:
         doubt = certification.doubt_of_answers(
             session.file, session.profile, certification.inventory(), session.deselected
         )
-        golden.conclude(path, doubt)
+        try:
+            golden.conclude(path, doubt)
+        except OSError as error:
+            session.cannot_write(error)
         if doubt is not None:
             session.remark(f"golden file {path}: not for a certificate: {doubt}")
-            session.save()
+        session.save()
 
 
 def _served_folder(session: Session) -> Path | None:

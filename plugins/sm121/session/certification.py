@@ -155,13 +155,16 @@ def doubt_of_answers(
     file: VerdictFile, profile: Profile, tests: Inventory, deselected: Collection[str]
 ) -> str | None:
     """Why the answers that a run recorded are not to be trusted; None where it finished, none of
-    its levels smoke, kernel and correctness failed, and it had all checks of correctness."""
+    its levels smoke, kernel and correctness failed, and it had all checks of correctness and
+    tolerated none."""
     if not file.finished:
         return "the run that recorded it has not finished"
     for name in ("smoke", "kernel", "correctness"):
         level = file.levels.get(name)
         if level is not None and level.verdict not in (Verdict.PASS, Verdict.NOT_RUN):
             return f"level {name} of the run that recorded it is {level.verdict}"
+    if waived := [test.id for test in file.tests if test.waived and test.level == "correctness"]:
+        return f"in the run that recorded it a waiver tolerated {waived[0]}"
     absent = [name for name in deselected if "test_correctness.py" in name]
     required = profile.certify.model_copy(update={"levels": ("correctness",)})
     gaps = _gaps_of_inventory(file, profile.model_copy(update={"certify": required}), tests)

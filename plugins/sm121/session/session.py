@@ -102,7 +102,8 @@ class Session(Harness):
     # What is written.
 
     def save(self) -> None:
-        """Write verdict.json as it stands; summary.md each second, and with each other verdict."""
+        """Write verdict.json as it stands; summary.md each second, with each other verdict, and at
+        the end."""
         self.file.duration_s = round(time.monotonic() - self.started, 3)
         if self.pool is not None:
             self.file.starts = [
@@ -122,7 +123,8 @@ class Session(Harness):
         try:
             verdict_file.write(self.file, self.directory / "verdict.json")
             verdict, written_at = self.summarised
-            if verdict is not self.file.verdict or time.monotonic() - written_at > 1.0:
+            is_due = self.file.finished or time.monotonic() - written_at > 1.0
+            if is_due or verdict is not self.file.verdict:
                 write_text(summary.markdown(self.file), self.directory / "summary.md")
                 self.summarised = self.file.verdict, time.monotonic()
         except OSError as error:
