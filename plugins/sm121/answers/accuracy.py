@@ -25,12 +25,9 @@ _AT_ONCE = 4
 
 
 class Question(DataTable):
-    """One line of the file.
-
-    ``begins``: a text that is gone on from; the rest are chat questions, of whose answer the text
-    (``exact``), a part of it (``contains``), the last number (``number``) or the first single
-    capital letter (``letter``) counts.
-    """
+    """One line of the file. ``begins``: a text that is gone on from; the rest are chat questions,
+    of whose answer the text (``exact``), a part of it (``contains``), the last number (``number``)
+    or the first single capital letter (``letter``) counts."""
 
     prompt: str = Field(min_length=1)
     answer: str = Field(min_length=1)
@@ -120,10 +117,7 @@ class Paired:
 
 def load(path: Path, model: type[_Line], option: str) -> list[_Line]:
     """The lines of a JSONL file that an option names: questions, or what an earlier run kept.
-
-    Raises:
-        UsageError: one line with the file, the line and what was expected.
-    """
+    Raises UsageError: one line with the file, the line and what was expected."""
     text = data_file.read_text(path, f"{option} {path}")
     entries: dict[str, _Line] = {}
     # Not splitlines(): U+2028 and its like may stand in a JSON text, and end no line of it.
@@ -187,10 +181,8 @@ def keep(outputs: Iterable[Output], path: Path) -> None:
 
 
 def interval(outputs: Iterable[Output]) -> Interval:
-    """Wilson's score interval (Wilson 1927) of the share that is right.
-
-    Raises ValueError without outputs.
-    """
+    """Wilson's score interval (Wilson 1927) of the share that is right. Raises ValueError without
+    outputs."""
     marks = [output.right for output in outputs]
     right, n = sum(marks), len(marks)
     if not n:
@@ -202,11 +194,7 @@ def interval(outputs: Iterable[Output]) -> Interval:
 
 
 def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
-    """Compare two runs question by question.
-
-    Raises:
-        UsageError: they answer different questions.
-    """
+    """Compare two runs question by question. Raises UsageError: they answer different questions."""
     old: Mapping[str, bool] = {output.key: output.right for output in before}
     new = {output.key: output.right for output in now}
     if old.keys() != new.keys():

@@ -1,11 +1,9 @@
 """Do two greedy runs of one prompt agree? Token by token, the noise of the arithmetic allowed for.
-
 Greedy decoding is discontinuous: where two tokens are as likely as each other within the noise,
 either may be chosen, and from there on the texts differ without anything being wrong. So a
 difference of tokens is accepted where both runs hold both tokens for equally likely, within the
 bound; what follows is judged anew from the accepted token, by asking again. Everything else is a
-disagreement.
-"""
+disagreement."""
 
 from __future__ import annotations
 
@@ -65,11 +63,8 @@ def judge(
     resume: Resume | None = None,
 ) -> TokenAgreement:
     """Check each token of `judged` under another run of the same prompt, and that both end there.
-
-    Args:
-        resume: gives the other run's tokens after the prompt and the ids of some tokens of
-            `judged`, or None where that cannot be asked. Only called after an accepted fork.
-    """
+    `resume`: gives the other run's tokens after the prompt and the ids of some tokens of `judged`,
+    or None where that cannot be asked. Only called after an accepted fork."""
     pairs: list[tuple[Position, Position]] = []
     wrong: Fact | None = None
     unjudged = forks = offset = 0
@@ -160,11 +155,9 @@ def same_tokens(judged: Completion, other: Completion) -> Fact | None:
 
 
 def divergence(p: Mapping[str, float], q: Mapping[str, float]) -> float:
-    """KL(p || q) over what both name and one class for all else: at most the whole divergence.
-
-    The engines tell the most likely tokens only; the classes are the tokens that both tell, and the
-    rest. Coarser classes can only make the divergence smaller. NaN without common tokens.
-    """
+    """KL(p || q) over what both name and one class for all else: at most the whole divergence. The
+    engines tell the most likely tokens only; the classes are the tokens that both tell, and the
+    rest. Coarser classes can only make the divergence smaller. NaN without common tokens."""
     common = [token for token in p if token in q]
     if not common:
         return math.nan
@@ -178,11 +171,9 @@ def divergence(p: Mapping[str, float], q: Mapping[str, float]) -> float:
 
 
 def _under(mine: Position, other: Position) -> float:
-    """Largest |difference| at one place; infinite where my token is not told or one is NaN.
-
-    Of all tokens that both runs tell: the chosen one's own log-probability hardly moves where the
-    model is sure of it, while the others' still do.
-    """
+    """Largest |difference| at one place; infinite where my token is not told or one is NaN. Of all
+    tokens that both runs tell: the chosen one's own log-probability hardly moves where the model is
+    sure of it, while the others' still do."""
     mine_told, theirs_told = _told(mine), _told(other)
     if mine.token not in theirs_told:
         return math.inf

@@ -1,9 +1,7 @@
 """The same prompt asked in another way has the same answer: in a batch, from the prefix cache, in
 chunks of prefill, streamed, as token ids, a token at a time, again, and after others have hung up.
-
 Tokens are equal where the engine promises it; else they are judged within the noise, and both ways
-are right where two tokens are equally likely.
-"""
+are right where two tokens are equally likely."""
 
 from __future__ import annotations
 
@@ -26,11 +24,9 @@ _TOLD = ("ids", "positions", "prompt_ids", "completion_tokens")
 
 @dataclass
 class Continuations:
-    """The prompt set with the answers that one server gives to each prompt alone.
-
-    Asked once, when first needed, in a cold part of the prefix cache. The checks raise
-    AssertionError where another way to ask gives another answer.
-    """
+    """The prompt set with the answers that one server gives to each prompt alone. Asked once, when
+    first needed, in a cold part of the prefix cache. The checks raise AssertionError where another
+    way to ask gives another answer."""
 
     prompts: PromptSet
     bound: AgreementBound
@@ -52,14 +48,9 @@ class Continuations:
             self._hold(zip(order, answers, strict=True), how)
 
     def equal_from_the_prefix_cache(self, hits: Callable[[], float | None]) -> None:
-        """A long prompt, cold and from the cache.
-
-        Args:
-            hits: tokens that the server took from its prefix cache so far; None: it does not count.
-
-        Raises:
-            NotRun: the server counts hits of its prefix cache, and had none.
-        """
+        """A long prompt, cold and from the cache. `hits`: tokens that the server took from its
+        prefix cache so far; None: it does not count. Raises NotRun: the server counts hits of its
+        prefix cache, and had none."""
         prompt = self._named(_LONG)
         self.alone(prompt)
         request = self._request(prompt)
@@ -152,15 +143,11 @@ class Continuations:
         require_each(goes_on, [prompt for prompt in self.prompts.prompts if prompt.varied])
 
     def wrong(self, prompt: Prompt, answer: Completion, how: str) -> Fact | None:
-        """Why an answer to a prompt, asked in another way, is not the one that it has alone.
-
-        Before any noise is allowed for, it must have what the answer alone has, to the same prompt.
-        Tokens are the same where the engine promises that; else they are judged within the noise,
-        and the other way's tokens after a fork by the server asked alone.
-
-        Raises:
-            NotRun: tokens after a fork could not be judged.
-        """
+        """Why an answer to a prompt, asked in another way, is not the one that it has alone. Before
+        any noise is allowed for, it must have what the answer alone has, to the same prompt. Tokens
+        are the same where the engine promises that; else they are judged within the noise, and the
+        other way's tokens after a fork by the server asked alone. Raises NotRun: tokens after a
+        fork could not be judged."""
         alone, about = self.alone(prompt), f"{prompt.name!r} {how}"
         lacking = [
             name

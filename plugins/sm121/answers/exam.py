@@ -1,8 +1,6 @@
-"""An exam: questions for chats, each with what counts as right (``fixtures/exams``).
-
-An answer is broken where no capable model gives it (empty, cut off, `!!!!`), and a miss where it is
-whole and not right. A few misses may be a phrase that a rule does not know; a broken one never is.
-"""
+"""An exam: questions for chats, each with what counts as right (``fixtures/exams``). An answer is
+broken where no capable model gives it (empty, cut off, `!!!!`), and a miss where it is whole and
+not right. A few misses may be a phrase that a rule does not know; a broken one never is."""
 
 from __future__ import annotations
 
@@ -146,11 +144,8 @@ class Document(DataTable):
     needles: Entries[Needle]
 
     def text(self, tokens: int, count: Callable[[str], int]) -> str:
-        """The document. The same for the same number of tokens.
-
-        Args:
-            count: of the tokens of a text that ends with a line.
-        """
+        """The document. The same for the same number of tokens. `count`: of the tokens of a text
+        that ends with a line."""
         lines = [f"{self.opening}\n"]
         waiting = sorted(self.needles, key=lambda needle: needle.depth)
         room = tokens - count(lines[0]) - sum(count(f"{needle.text}\n") for needle in waiting)
@@ -201,11 +196,7 @@ class Exam(DataTable):
 
 @functools.cache
 def load(name_or_path: str) -> Exam:
-    """A shipped exam, or one's own.
-
-    Raises:
-        UsageError: there is none, or it is wrong; one line.
-    """
+    """A shipped exam, or one's own. Raises UsageError: there is none, or it is wrong; one line."""
     return data_file.chosen(name_or_path, "exams", Exam, "correctness.exam", "exam")
 
 

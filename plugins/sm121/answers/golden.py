@@ -1,7 +1,5 @@
-"""Golden files: what a trusted run answered, and whether another run agrees with it.
-
-The same comparison serves a build against an earlier one and one configuration against another.
-"""
+"""Golden files: what a trusted run answered, and whether another run agrees with it. The same
+comparison serves a build against an earlier one and one configuration against another."""
 
 from __future__ import annotations
 
@@ -164,11 +162,7 @@ class GoldenComparison:
 
 
 def load(path: Path) -> GoldenFile:
-    """Read a golden file.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Read a golden file. Raises UsageError: it is none."""
     return data_file.read_json(path, GoldenFile, f"--golden {path}", "--record-golden")
 
 
@@ -184,11 +178,8 @@ def conclude(path: Path, doubt: str | None) -> None:
 
 
 def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
-    """Write the first of two recordings of one server.
-
-    Raises:
-        AssertionError: the second has other tokens or texts.
-    """
+    """Write the first of two recordings of one server. Raises AssertionError: the second has other
+    tokens or texts."""
     for one, other in zip(first.answers, second.answers, strict=True):
         tokens, again = ([p.token for p in answer.positions] for answer in (one, other))
         if (one.text, tokens) != (other.text, again):
@@ -210,11 +201,8 @@ def identity(served_name: str, checkpoint: Path | None) -> Identity:
 
 
 def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: PromptSet) -> None:
-    """Only the same model, prompts and tokenizer can be compared, and all of the prompts.
-
-    Raises:
-        UsageError: one line that names what differs.
-    """
+    """Only the same model, prompts and tokenizer can be compared, and all of the prompts. Raises
+    UsageError: one line that names what differs."""
     for name, recorded, served in (
         ("model's config.json", golden.model.config_sha256, now.config_sha256),
         ("model's weight files", golden.model.weights_sha256, now.weights_sha256),
@@ -236,11 +224,8 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
 
 
 def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
-    """A certificate compares with a trusted run alone.
-
-    Raises:
-        UsageError: the file says what speaks against the run that recorded it.
-    """
+    """A certificate compares with a trusted run alone. Raises UsageError: the file says what speaks
+    against the run that recorded it."""
     if golden.doubt is not None:
         raise UsageError(
             f"{origin}: expected answers of a trusted run; {golden.doubt}. Record them anew: "

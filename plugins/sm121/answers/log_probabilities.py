@@ -85,15 +85,9 @@ class OracleReference:
 
 
 def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
-    """The checkpoint that the oracle computes from.
-
-    Args:
-        intact: the checkpoint that the server is meant to serve (``--reference``); without it,
-            what a managed server was started with.
-
-    Raises:
-        NotRun: it is not known, or cannot be read here.
-    """
+    """The checkpoint that the oracle computes from. `intact`: the checkpoint that the server is
+    meant to serve (``--reference``); without it, what a managed server was started with. Raises
+    NotRun: it is not known, or cannot be read here."""
     configuration = server.configuration
     if configuration is None and intact is None:
         raise NotRun(
@@ -118,18 +112,11 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
 def reference_for(
     file: OracleFile, server: Server, profile: Profile, moe: str | None
 ) -> OracleReference:
-    """How the server is held against what the oracle says.
-
-    A profile states the tolerance of float32. That of BF16 is computed: what the oracle differs
-    from itself when it rounds as such an engine does.
-
-    Args:
-        moe: the experts' backend as the engine's log has it: with MXFP8 in its name it rounds the
-            experts' inputs to that.
-
-    Raises:
-        NotRun: there is no tolerance for the dtype of the server.
-    """
+    """How the server is held against what the oracle says. A profile states the tolerance of
+    float32. That of BF16 is computed: what the oracle differs from itself when it rounds as such an
+    engine does. `moe`: the experts' backend as the engine's log has it: with MXFP8 in its name it
+    rounds the experts' inputs to that. Raises NotRun: there is no tolerance for the dtype of the
+    server."""
     dtype = dtype_of(server, profile)
     if dtype not in ("auto", "bfloat16"):
         table = profile.correctness.log_probability_tolerance
@@ -143,11 +130,8 @@ def reference_for(
 
 
 def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityTolerance:
-    """What an engine with this rounding may differ from the oracle over the fixed prompts.
-
-    Raises:
-        NotRun: it may differ by so much that a wrong engine would pass.
-    """
+    """What an engine with this rounding may differ from the oracle over the fixed prompts. Raises
+    NotRun: it may differ by so much that a wrong engine would pass."""
     exact, rounded = (
         [value for name in file.rounded[rounding] for value in of(name)]
         for of in (lambda name: file.prompts[name].following, file.rounded[rounding].__getitem__)
@@ -172,10 +156,7 @@ def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityToleran
 
 def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, name: str) -> _Bound:
     """The entry of a table of the profile, ``correctness.NAME``, for the dtype of the server.
-
-    Raises:
-        NotRun: it has none.
-    """
+    Raises NotRun: it has none."""
     dtype = dtype_of(server, profile)
     bound = {str(key): value for key, value in table.items()}.get(dtype)
     if bound is None:
@@ -213,11 +194,8 @@ def generation_beyond(
     positions: Sequence[Position],
 ) -> tuple[list[Fact], int]:
     """What is wrong with greedy tokens and their log-probabilities; how many places were judged.
-
-
     The chosen token may be less likely than the best by what two log-probabilities may be off. The
-    oracle has gone on with its own choice, so that nothing is judged behind another one.
-    """
+    oracle has gone on with its own choice, so that nothing is judged behind another one."""
     observed: list[float] = []
     expected: list[float] = []
     judged = 0
@@ -320,10 +298,9 @@ def generations_agree(
     asker: Asker, reference: OracleReference, asked: Sequence[tuple[str, Sequence[int]]]
 ) -> str:
     """The tokens that the server generates after each of the named prompts, asked together, and
-    their log-probabilities, are the oracle's within the tolerance; says how far they are off.
-
-    Of an engine that rounds, all of them together are no further off on average than what rounding
-    does to the same tokens at the same places allows.
+    their log-probabilities, are the oracle's within the tolerance; says how far they are off. Of an
+    engine that rounds, all of them together are no further off on average than what rounding does
+    to the same tokens at the same places allows.
 
     Raises:
         AssertionError: they are not.
@@ -396,13 +373,11 @@ def compare(observed: Sequence[float], expected: Sequence[float]) -> Difference:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What a small mistake does to each token of its prompts, to be looked for in a server's.
-
-    A share is that of least squares: 0 for the intact model, 1 for the mistake. Rounding has little
+    """What a small mistake does to each token of its prompts, to be looked for in a server's. A
+    share is that of least squares: 0 for the intact model, 1 for the mistake. Rounding has little
     in common with any one mistake, so that this tells mistakes that are smaller than the rounding.
     Tokens that rounding moves far say less than others: a token's weight is the inverse of what the
-    roundings do to it, squared.
-    """
+    roundings do to it, squared."""
 
     right: tuple[float, ...]
     mistake: tuple[float, ...]

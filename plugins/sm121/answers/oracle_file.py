@@ -1,9 +1,7 @@
-"""What the oracle says of the fixed prompts on one checkpoint: made once, and kept.
-
-`sm121 golden CHECKPOINT -o FILE` makes the file. The correctness level makes it where there is none
-for the served checkpoint. Beside what gpt-oss says it has what an honest engine would say that
-rounds (`sm121.oracles.rounding`), and what models with one small mistake would say.
-"""
+"""What the oracle says of the fixed prompts on one checkpoint: made once, and kept. `sm121 golden
+CHECKPOINT -o FILE` makes the file. The correctness level makes it where there is none for the
+served checkpoint. Beside what gpt-oss says it has what an honest engine would say that rounds
+(`sm121.oracles.rounding`), and what models with one small mistake would say."""
 
 from __future__ import annotations
 
@@ -156,8 +154,7 @@ def make(
         kept: a folder for what is done so far: a computation that was stopped goes on there.
         say: called with the steps done and the steps in all.
 
-    Raises what `sm121.oracles.scores.score` raises.
-    """
+    Raises what `sm121.oracles.scores.score` raises."""
     import torch
 
     from sm121.oracles import scores
@@ -266,11 +263,8 @@ def save(file: OracleFile, path: Path) -> None:
 
 
 def load(path: Path) -> OracleFile:
-    """Read it.
-
-    Raises:
-        UsageError: it is none, or of another release of the suite, with other prompts.
-    """
+    """Read it. Raises UsageError: it is none, or of another release of the suite, with other
+    prompts."""
     file = data_file.read_json(path, OracleFile, f"{path}", "`sm121 golden`")
     if file.prompts_digest != _prompts_digest():
         raise UsageError(
@@ -281,11 +275,8 @@ def load(path: Path) -> OracleFile:
 
 
 def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
-    """Only what was made of the served checkpoint says what is right.
-
-    Raises:
-        UsageError: one line that names both.
-    """
+    """Only what was made of the served checkpoint says what is right. Raises UsageError: one line
+    that names both."""
     if (served := identity(str(checkpoint))) != file.checkpoint:
         raise UsageError(
             f"--reference {origin}: it was made of another checkpoint ({file.checkpoint}) than "
@@ -301,13 +292,8 @@ def kept_or_made(
     anew: bool = False,
 ) -> OracleFile:
     """The file of a checkpoint in a folder where they are kept; it is made where there is none.
-    Where nothing can be written, it is made and not kept.
-
-    Args:
-        anew: what is kept is not believed: anybody may have written it.
-
-    Raises what `make` raises.
-    """
+    Where nothing can be written, it is made and not kept. `anew`: what is kept is not believed:
+    anybody may have written it. Raises what `make` raises."""
     file = folder / f"{_key(checkpoint)}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)

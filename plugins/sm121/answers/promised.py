@@ -1,8 +1,6 @@
 """What log-probabilities promise of samples, and how far the samples of a right server may be off.
-
 The log-probabilities of an answer are the model's (vLLM: ``raw_logprobs``). What the parameters of
-a request make of them is computed here, among the tokens that are listed at a position.
-"""
+a request make of them is computed here, among the tokens that are listed at a position."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Signs of a broken engine in a text, without knowing the right one.
-
-Each detector returns what it saw, in words, or None. They are made for texts that should go on (a
-list, an answer), where none of this happens in a right answer.
-"""
+"""Signs of a broken engine in a text, without knowing the right one. Each detector returns what it
+saw, in words, or None. They are made for texts that should go on (a list, an answer), where none of
+this happens in a right answer."""
 
 from __future__ import annotations
 

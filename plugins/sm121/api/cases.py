@@ -2,8 +2,7 @@
 
 Three tiers, as in NiLabs conform: what is *specified* and what is *implied* by it can fail; what is
 *unspecified* is recorded as a note. No tier excuses a 5xx, a request that hangs, or a server that
-serves wrongly afterwards.
-"""
+serves wrongly afterwards."""
 
 from __future__ import annotations
 
@@ -99,19 +98,13 @@ class CaseProblem:
 
 @functools.cache
 def shipped() -> CaseFile:
-    """The cases that come with the suite.
-
-    Raises:
-        UsageError: the file is not valid.
-    """
+    """The cases that come with the suite. Raises UsageError: the file is not valid."""
     return data_file.load("api/cases.toml", CaseFile)
 
 
 def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
     """Send a case: what the server answered, and what is wrong with that or with it afterwards.
-
-    Args:
-        healthy: what :func:`healthy` gave before.
+    `healthy`: what :func:`healthy` gave before.
 
     Raises:
         NotRun: the server cannot do what the case is about.
@@ -195,11 +188,8 @@ class Judge:
         return deviation is not None
 
     def known_or_mended(self, deviation: Deviation, symptom: str) -> None:
-        """Remark on a deviation that is known of this version.
-
-        Args:
-            symptom: how it showed; empty where it did not, and its range should be closed.
-        """
+        """Remark on a deviation that is known of this version. `symptom`: how it showed; empty
+        where it did not, and its range should be closed."""
         engine = self.api.capabilities
         release = f"{engine.file.title} {deviation.versions}"
         if symptom:
@@ -251,11 +241,8 @@ def _content(api: Api, case: Case, body: Json) -> bytes:
 
 
 def healthy(api: Api) -> str:
-    """What the server answers when it is well.
-
-    Raises:
-        Unmet: it does not answer at all, so that nothing can be said of it afterwards.
-    """
+    """What the server answers when it is well. Raises Unmet: it does not answer at all, so that
+    nothing can be said of it afterwards."""
     well, text = _sentinel(api)
     if not well:
         raise Unmet(Fact("an answer to a plain request, before any bad one", text))

@@ -42,10 +42,8 @@ class Refused(Unmet):
 
 @dataclass(frozen=True)
 class Api:
-    """The API of one server.
-
-    The methods that are named for an answer return its JSON, valid and consistent. They ask the
-    capabilities first.
+    """The API of one server. The methods that are named for an answer return its JSON, valid and
+    consistent. They ask the capabilities first.
 
     Raises:
         NotRun: the server cannot do what a request needs.

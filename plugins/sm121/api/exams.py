@@ -42,11 +42,8 @@ class Candidate:
     remark: Callable[[str], object]
 
     def passes(self, name: SectionName) -> None:
-        """No answer of a section is broken, and no more are missed than it allows.
-
-        Raises:
-            NotRun: the server cannot do what some question needs, and the others are right.
-        """
+        """No answer of a section is broken, and no more are missed than it allows. Raises NotRun:
+        the server cannot do what some question needs, and the others are right."""
         section = self.exam.section(name)
         outcomes = together(lambda question: self._outcome(section, question), section.questions)
         pairs = list(zip(section.questions, outcomes, strict=True))
@@ -66,12 +63,9 @@ class Candidate:
             )
 
     def recalls(self, tokens: int) -> None:
-        """Every needle of a document of so many tokens is found: all in one answer, and one that
-        is not in it when it is asked for alone.
-
-        Raises:
-            NotRun: the exam has no document, or the server's context is too short.
-        """
+        """Every needle of a document of so many tokens is found: all in one answer, and one that is
+        not in it when it is asked for alone. Raises NotRun: the exam has no document, or the
+        server's context is too short."""
         document = self.exam.document
         if document is None:
             raise NotRun(f"exam {self.exam.name} has no [document]")

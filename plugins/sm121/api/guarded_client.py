@@ -1,7 +1,5 @@
-"""An OpenAI client of the server under test that knows what the engine can do.
-
-It is imported where a client is made: the ``openai`` package takes half a second.
-"""
+"""An OpenAI client of the server under test that knows what the engine can do. It is imported where
+a client is made: the ``openai`` package takes half a second."""
 
 from __future__ import annotations
 
@@ -15,10 +13,8 @@ from sm121.engines.capabilities import Capabilities, needed
 
 
 class GuardedClient(openai.OpenAI):
-    """A client of a server, which raises NotRun where a request needs what the engine has not.
-
-    So a test need not say what it needs: its requests do.
-    """
+    """A client of a server, which raises NotRun where a request needs what the engine has not. So a
+    test need not say what it needs: its requests do."""
 
     def __init__(self, endpoint: Endpoint, capabilities: Capabilities, **options: Any) -> None:
         super().__init__(**endpoint.client_options(**options))

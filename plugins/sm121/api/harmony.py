@@ -1,7 +1,5 @@
-"""gpt-oss's channels, on the level of token ids: what a well-formed answer looks like.
-
-<|channel|> NAME <|message|> ... <|end|> <|start|> assistant ... <|return|> or <|call|>
-"""
+"""gpt-oss's channels, on the level of token ids: what a well-formed answer looks like. <|channel|>
+NAME <|message|> ... <|end|> <|start|> assistant ... <|return|> or <|call|>."""
 
 from __future__ import annotations
 
@@ -45,11 +43,8 @@ def headers(text: str | None) -> list[str]:
 
 
 def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
-    """What is not harmony in the tokens that an assistant generated.
-
-    Args:
-        finished: it ended by itself, so that its end is part of the form too.
-    """
+    """What is not harmony in the tokens that an assistant generated. `finished`: it ended by
+    itself, so that its end is part of the form too."""
     if not ids:
         return ["no token was generated"]
     errors = []

@@ -1,13 +1,9 @@
 """What a chat becomes: the tokens that a server makes of messages, against harmony's own.
-
-oss-harmony renders what the messages of ``fixtures/api/chats.toml`` mean; the server tells what
-it made of them (vLLM: ``prompt_token_ids``). Both are read as lists of messages. The header is
+oss-harmony renders what the messages of ``fixtures/api/chats.toml`` mean; the server tells what it
+made of them (vLLM: ``prompt_token_ids``). Both are read as lists of messages. The header is
 compared by what it says (oss-harmony and vLLM write the recipient of a call in two places, both as
-gpt-oss knows them) and the content token by token.
-
-Where a server tells no ids, usage must have grown by the texts, and the log-probabilities of the
-answer must depend on them.
-"""
+gpt-oss knows them) and the content token by token. Where a server tells no ids, usage must have
+grown by the texts, and the log-probabilities of the answer must depend on them."""
 
 from __future__ import annotations
 
@@ -91,11 +87,7 @@ class ChatFile(DataTable):
 
 @functools.cache
 def shipped() -> tuple[ChatCase, ...]:
-    """The chats that come with the suite.
-
-    Raises:
-        UsageError: the file is not valid.
-    """
+    """The chats that come with the suite. Raises UsageError: the file is not valid."""
     return data_file.load("api/chats.toml", ChatFile).chat
 
 
@@ -143,11 +135,8 @@ def _part(header: str, content: tuple[int, ...], end: int | None) -> Part:
 
 @functools.cache
 def encoding() -> HarmonyEncoding:
-    """Harmony's rules, by OpenAI's own package.
-
-    Raises:
-        NotRun: it is not installed, or has no vocabulary.
-    """
+    """Harmony's rules, by OpenAI's own package. Raises NotRun: it is not installed, or has no
+    vocabulary."""
     try:
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
     except ImportError as error:
@@ -277,14 +266,9 @@ def _message(message: ChatMessage, reasoning_field: str | None) -> Json:
 
 
 def becomes_its_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]) -> None:
-    """The server makes of a chat what harmony makes of it, and counts it.
-
-    Args:
-        environment: of the server, as far as it is known: it may pin the date.
-
-    Raises:
-        NotRun: harmony is not at hand, or the server tells neither ids nor usage.
-    """
+    """The server makes of a chat what harmony makes of it, and counts it. `environment`: of the
+    server, as far as it is known: it may pin the date. Raises NotRun: harmony is not at hand, or
+    the server tells neither ids nor usage."""
     encoding()
     if api.capabilities.can("chat_token_ids"):
         ids, counted = _rendered(api, case)
@@ -435,10 +419,8 @@ def answer_is_to_the_chat(
 ) -> None:
     """The answer is the one that the tokens of harmony's own rendering have, by its tokens and
     log-probabilities; where the server takes or tells no ids, it depends on what the chat says.
-
-    Raises:
-        NotRun: the server tells no log-probabilities of a chat, or its noise hides the difference.
-    """
+    Raises NotRun: the server tells no log-probabilities of a chat, or its noise hides the
+    difference."""
     encoding()
     able = api.capabilities.can
     if able("chat_token_ids") and able("token_prompts") and able("logprobs"):

@@ -1,8 +1,6 @@
-"""Samples of a server against what its own log-probabilities promise of them.
-
-Each parameter is sent with a middle value and with one drawn anew in each run, as many times as it
-takes to notice a value that is off by a tenth, after the text where that takes the fewest.
-"""
+"""Samples of a server against what its own log-probabilities promise of them. Each parameter is
+sent with a middle value and with one drawn anew in each run, as many times as it takes to notice a
+value that is off by a tenth, after the text where that takes the fewest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Answers against the published schema: the models of the ``openai`` package, applied strictly.
-
-The package itself constructs its models without validating them, which accepts nearly anything.
-"""
+"""Answers against the published schema: the models of the ``openai`` package, applied strictly. The
+package itself constructs its models without validating them, which accepts nearly anything."""
 
 from __future__ import annotations
 

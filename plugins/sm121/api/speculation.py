@@ -1,10 +1,8 @@
 """What speculative decoding must keep: the target's tokens, log-probabilities and distribution, the
-end of an answer wherever it falls, and honest counts of what was drafted and accepted.
-
-A drafter may make an engine faster and nothing else (Leviathan et al. 2023; Chen et al. 2023). Each
-check holds the server against itself: what it generated against its own prefill of the same text,
-which nobody drafts, and samples against the probabilities that it reports.
-"""
+end of an answer wherever it falls, and honest counts of what was drafted and accepted. A drafter
+may make an engine faster and nothing else (Leviathan et al. 2023; Chen et al. 2023). Each check
+holds the server against itself: what it generated against its own prefill of the same text, which
+nobody drafts, and samples against the probabilities that it reports."""
 
 from __future__ import annotations
 
@@ -77,11 +75,7 @@ class Speculation:
 
     def tokens_are_the_targets(self) -> str:
         """Each greedy token is the likeliest after the text before it, as the server's own prefill
-        of that text says; returns what was seen.
-
-        Raises:
-            AssertionError: one is not.
-        """
+        of that text says; returns what was seen. Raises AssertionError: one is not."""
         fork = max(self.bound.fork, _ROUNDING)
         tokens = 0
         for name, entries in self._places():
@@ -95,11 +89,8 @@ class Speculation:
         return f"{tokens} tokens are those of the target"
 
     def log_probabilities_are_the_targets(self) -> str:
-        """What is reported of a generated token is what a prefill of the text reports of it.
-
-        Raises:
-            AssertionError: it is not.
-        """
+        """What is reported of a generated token is what a prefill of the text reports of it. Raises
+        AssertionError: it is not."""
         worst = 0.0
         for name, entries in self._places():
             for number, entry in enumerate(entries):
@@ -114,16 +105,11 @@ class Speculation:
 
     def samples_follow_the_target(self) -> str:
         """Sampled at temperature 1, each of the likeliest tokens comes as often as its probability
-        says, wherever drafts were offered.
-
-        For each place, the chosen token is a draw from the probabilities reported there. Over all
-        places of a rank, and over all places after one text, the number of hits is compared with
-        the sum of the probabilities; Freedman's inequality bounds how far a right server may be
-        off, at `ERROR_RATE` for all comparisons of a run together.
-
-        Raises:
-            AssertionError: some token comes too often or too seldom.
-        """
+        says, wherever drafts were offered. For each place, the chosen token is a draw from the
+        probabilities reported there. Over all places of a rank, and over all places after one text,
+        the number of hits is compared with the sum of the probabilities; Freedman's inequality
+        bounds how far a right server may be off, at `ERROR_RATE` for all comparisons of a run
+        together. Raises AssertionError: some token comes too often or too seldom."""
         self.capabilities.require("logprobs")
         tally: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
         samples = 0
@@ -152,11 +138,8 @@ class Speculation:
 
     def ends_anywhere(self) -> None:
         """An answer ends where it is told to, also between two tokens that were accepted together:
-        by max_tokens, by a stop token, by a stop string.
-
-        Raises:
-            AssertionError: it ends elsewhere.
-        """
+        by max_tokens, by a stop token, by a stop string. Raises AssertionError: it ends
+        elsewhere."""
         prompt = self.prompts.prompts[0]
         whole = self.asker.ask(Request(prompt.text, prompt.tokens))
         ids = self.asker.ids(whole)[:10]
@@ -234,11 +217,8 @@ class Speculation:
 
     @property
     def drafted(self) -> Drafted:
-        """What was drafted for the fixed texts.
-
-        Raises:
-            NotRun: nothing was, or the server has no such counters.
-        """
+        """What was drafted for the fixed texts. Raises NotRun: nothing was, or the server has no
+        such counters."""
         return self._texts[0]
 
     def drafts_are_accepted(self) -> None:

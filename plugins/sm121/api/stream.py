@@ -53,11 +53,8 @@ def read(content_type: str, content: bytes) -> Stream:
 
 
 def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
-    """What is not as published in a stream of completion or chat completion chunks.
-
-    Args:
-        usage: it was asked for with ``include_usage``.
-    """
+    """What is not as published in a stream of completion or chat completion chunks. `usage`: it was
+    asked for with ``include_usage``."""
     errors = _form(stream)
     if stream.events.count(_DONE) != 1 or stream.events[-1] != _DONE:
         errors.append("[DONE] is not once, at the end")
@@ -173,11 +170,8 @@ def message_of(stream: Stream, reasoning_field: str | None) -> Json:
 
 
 def response_violations(stream: Stream, unpublished: Collection[str] = ()) -> list[str]:
-    """What is not as published in the events of a response.
-
-    Args:
-        unpublished: types of events that are not published, and are known of this engine.
-    """
+    """What is not as published in the events of a response. `unpublished`: types of events that are
+    not published, and are known of this engine."""
     errors = _form(stream)
     for event in stream.chunks:
         if event.get("type") in unpublished:

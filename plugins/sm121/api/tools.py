@@ -111,11 +111,8 @@ def refused(api: Api, refusal: Refused) -> NotRun | Refused:
 def ask(
     api: Api, messages: str | list[Json], functions: list[Json], limit: int, **options: Any
 ) -> Json:
-    """The first choice of a chat with tools, of so many tokens at most.
-
-    Raises:
-        NotRun: the server reads no tool calls.
-    """
+    """The first choice of a chat with tools, of so many tokens at most. Raises NotRun: the server
+    reads no tool calls."""
     if api.capabilities.can("chat_token_ids"):
         options["return_token_ids"] = True
     try:

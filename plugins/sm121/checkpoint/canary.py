@@ -1,11 +1,9 @@
 """The canary checkpoint: a small gpt-oss that answers, in the Hugging Face format, in two twins.
-
 `mxfp4` is stored like gpt-oss itself; `bf16` holds the very same values without quantisation, for
 engines that have no MXFP4 kernel. Both are expanded from fixtures/canary/weights.safetensors, which
 knows only the tokens of its corpus: every other row of the embedding and of the output matrix is
 one shared row plus a small noise of its own, so that no two tokens look alike. Its Eagle3 drafter
-lies in each twin's folder, as `eagle3`.
-"""
+lies in each twin's folder, as `eagle3`."""
 
 from __future__ import annotations
 
@@ -42,13 +40,10 @@ Progress = Callable[[str], None]
 
 def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
     """Make the checkpoint of a twin at `directory`, unless it is there and up to date; returns its
-    path.
-
-    The directory appears whole or not at all, and holds the same bytes every time. The tokenizer,
-    which takes most of the time, is taken from a sibling that already has it. Raises ValueError for
-    an unknown twin, FileExistsError when the directory exists and is not a canary, ImportError
-    without oss-harmony.
-    """
+    path. The directory appears whole or not at all, and holds the same bytes every time. The
+    tokenizer, which takes most of the time, is taken from a sibling that already has it. Raises
+    ValueError for an unknown twin, FileExistsError when the directory exists and is not a canary,
+    ImportError without oss-harmony."""
     if twin not in TWINS:
         raise ValueError(f"unknown twin {twin!r}: choose one of {', '.join(TWINS)}")
     directory = Path(directory).absolute()
@@ -164,12 +159,10 @@ def tensors(twin: Twin) -> dict[str, tuple[str, Array]]:
 
 
 def drafter_tensors() -> dict[str, tuple[str, Array]]:
-    """Every tensor of the Eagle3 drafter (`LlamaForCausalLMEagle3`), as `tensors` gives them.
-
-    It knows the tokens of the corpus alone: ``d2t`` [draft vocabulary] i64 is what to add to an id
-    of its own for the canary's, ``t2d`` [vocabulary] says which tokens it knows. The canary's
-    embedding serves it.
-    """
+    """Every tensor of the Eagle3 drafter (`LlamaForCausalLMEagle3`), as `tensors` gives them. It
+    knows the tokens of the corpus alone: ``d2t`` [draft vocabulary] i64 is what to add to an id of
+    its own for the canary's, ``t2d`` [vocabulary] says which tokens it knows. The canary's
+    embedding serves it."""
     import safetensors.numpy
 
     shipped: dict[str, Array] = safetensors.numpy.load(_data("drafter.safetensors"))

@@ -24,9 +24,7 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
         model: a folder, a file, or a name on the hub (owner/name).
         environment: says where the hub's cache is, as for the engine.
 
-    Raises:
-        OSError: a file of it cannot be read.
-    """
+    Raises OSError: a file of it cannot be read."""
     path = Path(model)
     if path.is_file():
         return digest.of_files(path.parent, [path])
@@ -41,11 +39,8 @@ def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_of_shape(folder: str, name: str) -> bool:
-    """Whether the checkpoint in a folder has the shape of a model that the suite knows.
-
-    Args:
-        name: of the model on the hub, as openai/gpt-oss-120b.
-    """
+    """Whether the checkpoint in a folder has the shape of a model that the suite knows. `name`: of
+    the model on the hub, as openai/gpt-oss-120b."""
     return _shape_differences(Path(folder), name) == []
 
 
@@ -60,9 +55,7 @@ def contradiction(
         expected: its digest, as `identity` gives it; None: any.
         model: that was loaded.
 
-    Raises:
-        OSError: a file of it cannot be read.
-    """
+    Raises OSError: a file of it cannot be read."""
     if not is_here(model, environment):
         return None
     if expected is not None and (observed := identity(model, environment)) != expected:

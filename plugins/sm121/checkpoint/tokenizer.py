@@ -4,12 +4,9 @@ oss-harmony.
 oss-harmony embeds the tiktoken ranks but exports no file. Decoding every id gives the ranks back;
 the merge list follows from the ranks as in transformers' TikTokenConverter
 (convert_slow_tokenizer.py): every split of a token into two tokens is a merge, in the order of the
-whole token's rank.
-
-The rest is in fixtures/canary/checkpoint: the split pattern of o200k_base (tiktoken,
-tiktoken_ext/openai_public.py), and enough of the gpt-oss template for engines that render chats
-from it; vLLM uses harmony instead.
-"""
+whole token's rank. The rest is in fixtures/canary/checkpoint: the split pattern of o200k_base
+(tiktoken, tiktoken_ext/openai_public.py), and enough of the gpt-oss template for engines that
+render chats from it; vLLM uses harmony instead."""
 
 from __future__ import annotations
 
@@ -76,9 +73,8 @@ def merges(tokens: list[bytes]) -> list[tuple[int, int]]:
 
 def write(directory: Path) -> None:
     """Write the files named in `FILES` into an existing directory; the same bytes every time.
-
-    Raises ImportError without oss-harmony, ValueError when its vocabulary is not that of gpt-oss.
-    """
+    Raises ImportError without oss-harmony, ValueError when its vocabulary is not that of
+    gpt-oss."""
     tokens = ranks()
     if len(set(tokens)) != ORDINARY:
         raise ValueError("the vocabulary of oss-harmony holds a token twice; this is not o200k")

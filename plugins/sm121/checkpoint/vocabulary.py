@@ -1,8 +1,6 @@
-"""Harmony's vocabulary as a file, for engines whose openai-harmony would fetch it.
-
-oss-harmony has the vocabulary inside; openai-harmony reads ``o200k_base.tiktoken`` from the folder
-in ``TIKTOKEN_ENCODINGS_BASE``: a line for each token, its bytes in base64 and its rank.
-"""
+"""Harmony's vocabulary as a file, for engines whose openai-harmony would fetch it. oss-harmony has
+the vocabulary inside; openai-harmony reads ``o200k_base.tiktoken`` from the folder in
+``TIKTOKEN_ENCODINGS_BASE``: a line for each token, its bytes in base64 and its rank."""
 
 from __future__ import annotations
 

@@ -42,10 +42,8 @@ class Refused(Sm121Error):
 
 @dataclass(frozen=True)
 class Position:
-    """One generated token, and the most likely ones at its place.
-
-    Tokens are named as the engine names them: ``token_id:N`` where it gives ids, else their text.
-    """
+    """One generated token, and the most likely ones at its place. Tokens are named as the engine
+    names them: ``token_id:N`` where it gives ids, else their text."""
 
     token: str
     log_probability: float
@@ -101,12 +99,8 @@ class Request:
 
 class Asker:
     """Asks one server. No tolerance reaches an answer that is not in itself whole: each is held
-    against its request by `malformed` before it is handed on.
-
-    Args:
-        checkpoint: the folder of what is served, for its tokenizer.json; without it, that of a
-            managed server's model.
-    """
+    against its request by `malformed` before it is handed on. `checkpoint`: the folder of what is
+    served, for its tokenizer.json; without it, that of a managed server's model."""
 
     def __init__(
         self, server: Server, *, timeout_s: float = 240.0, checkpoint: Path | None = None
@@ -213,11 +207,8 @@ class Asker:
 def stream(
     endpoint: Endpoint, body: Mapping[str, Any], *, timeout_s: float
 ) -> Generator[dict[str, Any], None, None]:
-    """The chunks of a streamed completion as they come; close it to hang up.
-
-    Raises:
-        Refused: the server answered with an error.
-    """
+    """The chunks of a streamed completion as they come; close it to hang up. Raises Refused: the
+    server answered with an error."""
     events = EventParser()
     with (
         endpoint.http(timeout_s=timeout_s) as http,
@@ -233,11 +224,8 @@ def stream(
 
 def parse(*parts: Mapping[str, Any]) -> Completion:
     """A completion from the JSON of /v1/completions or /v1/chat/completions: one whole answer, or
-    the chunks of a stream. Of /v1/responses one whole answer.
-
-    Raises:
-        AssertionError: there is no choice in it.
-    """
+    the chunks of a stream. Of /v1/responses one whole answer. Raises AssertionError: there is no
+    choice in it."""
     if parts and "output" in parts[0]:
         parts = (_of_response(parts[0]),)
     choices = [choice for part in parts for choice in part.get("choices") or ()]
@@ -290,14 +278,10 @@ def text_of(choice: Mapping[str, Any]) -> str:
 def malformed(
     answer: Completion, tokens: int, prompt: Prompt = "", *, may_end: bool = False
 ) -> Fact | None:
-    """What makes a greedy answer wrong in itself, whatever another run says; None for nothing.
-
-    Held against each other: the tokens that were asked for, the ids, usage, the entries of the
-    log-probabilities and their values, finish_reason, the prompt's ids, the text.
-
-    Args:
-        may_end: the answer may end before the limit, as finish_reason must then say.
-    """
+    """What makes a greedy answer wrong in itself, whatever another run says; None for nothing. Held
+    against each other: the tokens that were asked for, the ids, usage, the entries of the
+    log-probabilities and their values, finish_reason, the prompt's ids, the text. `may_end`: the
+    answer may end before the limit, as finish_reason must then say."""
     counts = {
         "ids": _length(answer.ids),
         "log-probabilities": _length(answer.positions),

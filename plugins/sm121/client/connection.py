@@ -15,20 +15,17 @@ _KEEP_ALIVE_S = 2.0
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a request may take in all, and how long it may be without news, in seconds.
-
-    The timed client counts silence from the first byte on. The load client counts it from the
-    request, and forgives a request that waits for its turn while others get their tokens.
-    """
+    """How long a request may take in all, and how long it may be without news, in seconds. The
+    timed client counts silence from the first byte on. The load client counts it from the request,
+    and forgives a request that waits for its turn while others get their tokens."""
 
     within_s: float
     silent_s: float
 
 
 def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp.ClientSession:
-    """A session with any number of connections and no time limit on a request.
-
-    Nothing is unpacked: an answer is asked for as it is.
+    """A session with any number of connections and no time limit on a request. Nothing is unpacked:
+    an answer is asked for as it is.
 
     Args:
         reuse: a connection serves one request after the other.
@@ -51,11 +48,8 @@ def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp
 
 
 def refuse_packed(response: aiohttp.ClientResponse) -> None:
-    """A packed answer cannot be timed, nor be held to a bound.
-
-    Raises:
-        aiohttp.ClientPayloadError: the answer is packed.
-    """
+    """A packed answer cannot be timed, nor be held to a bound. Raises aiohttp.ClientPayloadError:
+    the answer is packed."""
     packed = response.headers.get("Content-Encoding", "identity")
     if packed.lower() != "identity":
         raise aiohttp.ClientPayloadError(
@@ -64,11 +58,8 @@ def refuse_packed(response: aiohttp.ClientResponse) -> None:
 
 
 async def read_whole(response: aiohttp.ClientResponse) -> bytes:
-    """The body of an answer that is no stream.
-
-    Raises:
-        aiohttp.ClientError: it is packed or too large, or the connection broke.
-    """
+    """The body of an answer that is no stream. Raises aiohttp.ClientError: it is packed or too
+    large, or the connection broke."""
     refuse_packed(response)
     body = bytearray()
     async for piece in response.content.iter_any():

@@ -1,7 +1,5 @@
-"""Sends a load and watches it: every answer whole, and progress at all times.
-
-What is timed here is coarse (tails of seconds); the timed path for rates is ``sm121.client.timed``.
-"""
+"""Sends a load and watches it: every answer whole, and progress at all times. What is timed here is
+coarse (tails of seconds); the timed path for rates is ``sm121.client.timed``."""
 
 from __future__ import annotations
 
@@ -44,10 +42,8 @@ Behaviour = Literal["complete", "cancel", "disconnect", "slow", "bad"]
 
 @dataclass(frozen=True)
 class Job:
-    """A request.
-
-    ``alone`` is the answer to the same prompt, asked alone; None where there is none to compare.
-    """
+    """A request. ``alone`` is the answer to the same prompt, asked alone; None where there is none
+    to compare."""
 
     name: str
     body: dict[str, Any]
@@ -149,11 +145,8 @@ class LoadResult:
 
 @dataclass
 class LoadClient:
-    """Sends loads to one server.
-
-    Args:
-        stop: asked now and then; a reason to break off the load, None to go on.
-    """
+    """Sends loads to one server. `stop`: asked now and then; a reason to break off the load, None
+    to go on."""
 
     endpoint: Endpoint
     patience: Patience
@@ -370,11 +363,9 @@ def _planned(jobs: Sequence[Job], limit: int, moments: Sequence[float]) -> Sourc
 
 
 def _in_a_thread(work: Callable[[], Coroutine[Any, Any, LoadResult]]) -> LoadResult:
-    """Run it beside the calling thread, and end it when that is interrupted.
-
-    The time limit of a test and Ctrl-C are exceptions that a signal raises in the main thread. In a
-    callback of an event loop they would only be logged, and the load would go on.
-    """
+    """Run it beside the calling thread, and end it when that is interrupted. The time limit of a
+    test and Ctrl-C are exceptions that a signal raises in the main thread. In a callback of an
+    event loop they would only be logged, and the load would go on."""
     result: Future[LoadResult] = Future()
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
 

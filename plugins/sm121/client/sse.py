@@ -10,11 +10,9 @@ _OTHER_FIELDS = (b"event", b"id", b"retry")
 
 
 class EventParser:
-    """Events from the pieces of a body, wherever it was cut.
-
-    CR, LF and CRLF end a line, and nothing else does: U+2028 may stand in a model's text. An empty
-    line ends an event; one that the body breaks off before it is never given.
-    """
+    """Events from the pieces of a body, wherever it was cut. CR, LF and CRLF end a line, and
+    nothing else does: U+2028 may stand in a model's text. An empty line ends an event; one that the
+    body breaks off before it is never given."""
 
     def __init__(self) -> None:
         #: Lines that are neither a field of an event nor a comment.

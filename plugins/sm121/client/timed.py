@@ -1,7 +1,5 @@
-"""The timed path: requests over one session, each socket read stamped before it is parsed.
-
-What is parsed is parsed when the whole batch has ended, so that no stream waits for another's.
-"""
+"""The timed path: requests over one session, each socket read stamped before it is parsed. What is
+parsed is parsed when the whole batch has ended, so that no stream waits for another's."""
 
 from __future__ import annotations
 
@@ -183,11 +181,9 @@ class TimedClient:
     async def _read(
         self, request: TimedRequest, answer: TimedAnswer, reads: list[tuple[int, bytes]]
     ) -> None:
-        """The request, once more when the server had ended the idle connection that it was sent
-        on: llama-server does so at the end of a stream, now and then, and never saw the request.
-
-        The clock of the first sending goes on.
-        """
+        """The request, once more when the server had ended the idle connection that it was sent on:
+        llama-server does so at the end of a stream, now and then, and never saw the request. The
+        clock of the first sending goes on."""
         now = time.perf_counter_ns
         sending = _Sending(answer)
         for attempt in (1, 2):
@@ -305,11 +301,8 @@ def completion(
     ids: bool = False,
 ) -> TimedRequest:
     """A greedy completion of exactly so many tokens, whose chunks say how many there are so far.
-
-    Args:
-        ids: ask for the token ids as well. vLLM then puts those of the prompt into the first
-            chunk, which is late by the time that they take: not for what is timed.
-    """
+    `ids`: ask for the token ids as well. vLLM then puts those of the prompt into the first chunk,
+    which is late by the time that they take: not for what is timed."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
@@ -331,11 +324,8 @@ def completion(
 
 
 def chat(model: str, question: str, tokens: int, *, greedy: bool = True) -> TimedRequest:
-    """A streamed chat that ends when the model has said what it wanted to say.
-
-    Args:
-        greedy: False: sampled as the model's own settings say.
-    """
+    """A streamed chat that ends when the model has said what it wanted to say. `greedy`: False:
+    sampled as the model's own settings say."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": question}],

@@ -112,11 +112,8 @@ class TimedAnswer:
 
 
 def read_answer(answer: TimedAnswer, reads: Iterable[tuple[int, bytes]]) -> None:
-    """Fill in what the stamped reads of a streamed body say.
-
-    A chunk has the time of the read that completed it. What cannot be understood makes the answer
-    one that failed.
-    """
+    """Fill in what the stamped reads of a streamed body say. A chunk has the time of the read that
+    completed it. What cannot be understood makes the answer one that failed."""
     parser = EventParser()
     for at_ns, piece in reads:
         for data in parser.feed(piece):

@@ -1,8 +1,6 @@
 """The timed client in a process of its own, so that nothing that pytest does is on the timed path.
-
 ``python -m sm121.client.timed_process`` reads the address of a server, then batches, and writes a
-result for each, all pickled. It ends when its input does.
-"""
+result for each, all pickled. It ends when its input does."""
 
 from __future__ import annotations
 
@@ -61,11 +59,7 @@ class TimedProcess:
     def run(
         self, requests: Sequence[TimedRequest], *, concurrency: int = 1, patience: Patience
     ) -> TimedBatch:
-        """Send a batch and wait for its end.
-
-        Raises:
-            ClientDied: the process is no more.
-        """
+        """Send a batch and wait for its end. Raises ClientDied: the process is no more."""
         self._write((requests, concurrency, patience))
         assert self._process is not None and self._process.stdout is not None
         try:

@@ -18,23 +18,18 @@ _SPELLING = re.compile(
 
 @dataclass(frozen=True, order=True)
 class CodeArchitecture:
-    """An architecture that code was made for: ``sm_121a`` is number 121, suffix ``a``.
-
-    Without a suffix the code may use only what every later GPU of the generation has as well,
-    which leaves out block-scaled FP4. ``f`` opens the family's instructions, ``a`` those of the
-    one architecture.
-    """
+    """An architecture that code was made for: ``sm_121a`` is number 121, suffix ``a``. Without a
+    suffix the code may use only what every later GPU of the generation has as well, which leaves
+    out block-scaled FP4. ``f`` opens the family's instructions, ``a`` those of the one
+    architecture."""
 
     number: int
     suffix: str = ""
 
     @classmethod
     def parse(cls, text: str) -> CodeArchitecture:
-        """From ``sm_121a``, ``compute_121a``, ``121a`` or ``12.1a``.
-
-        Raises:
-            UsageError: it is none of these.
-        """
+        """From ``sm_121a``, ``compute_121a``, ``121a`` or ``12.1a``. Raises UsageError: it is none
+        of these."""
         match = _SPELLING.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"architecture {text!r}: expected the form sm_121a, 121a or 12.1a")
@@ -58,11 +53,9 @@ class CodeArchitecture:
         return f"arch=compute_{short},code=sm_{short}"
 
     def sass_runs_on(self, gpu: int) -> bool:
-        """True when machine code for it loads on a GPU of capability ``gpu`` (121).
-
-        CUDA's compatibility rules: ``a`` code runs on its own architecture only, other code on
-        the same major version from its minor version up.
-        """
+        """True when machine code for it loads on a GPU of capability ``gpu`` (121). CUDA's
+        compatibility rules: ``a`` code runs on its own architecture only, other code on the same
+        major version from its minor version up."""
         if self.suffix == "a":
             return self.number == gpu
         return self.major == gpu // 10 and self.number <= gpu

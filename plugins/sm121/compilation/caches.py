@@ -1,7 +1,5 @@
 """The caches that an engine compiles into: where they are, and what was compiled into them lately.
-
-A start that compiles is a cold one, whatever was known of the caches before it.
-"""
+A start that compiles is a cold one, whatever was known of the caches before it."""
 
 from __future__ import annotations
 

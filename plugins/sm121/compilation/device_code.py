@@ -1,9 +1,7 @@
 """Which architectures a file holds device code for, read from the file itself, without a tool.
-
-Reads what nvcc embeds in objects and libraries (fat binaries, compressed ones too) and bare
-cubins. The layout of the containers is observed, not documented by NVIDIA; the meta tests hold it
-against cuobjdump.
-"""
+Reads what nvcc embeds in objects and libraries (fat binaries, compressed ones too) and bare cubins.
+The layout of the containers is observed, not documented by NVIDIA; the meta tests hold it against
+cuobjdump."""
 
 from __future__ import annotations
 
@@ -57,9 +55,8 @@ class Image:
 
 
 def read(path: Path) -> tuple[Image, ...]:
-    """The device code in a file, each kind and architecture once; empty when it has none.
-
-    The file is mapped, not loaded: memory does not grow with its size.
+    """The device code in a file, each kind and architecture once; empty when it has none. The file
+    is mapped, not loaded: memory does not grow with its size.
 
     Raises:
         UnreadableCode: the file, or a container of device code in it, is damaged or cut off.

@@ -40,9 +40,7 @@ class Compilation:
 
 def find(python: str, folder: Path) -> Compilation:
     """The compiler and the reader of SASS of an interpreter's environment; results go to a folder.
-
-    Raises NotRun without nvcc or cuobjdump, with what pip would install.
-    """
+    Raises NotRun without nvcc or cuobjdump, with what pip would install."""
     packages = toolchain.site_packages(python)
     compiler = toolchain.find_compiler(packages)
     return Compilation(Tools(compiler, toolchain.find_disassembler(packages), folder), python)

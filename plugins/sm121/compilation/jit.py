@@ -1,8 +1,6 @@
 """What an engine compiles at its first start, and how many compilers the machine bears meanwhile.
-
 FlashInfer compiles with ninja, which takes every core where ``MAX_JOBS`` is not set. On a machine
-of unified memory that freezes it: the weights are resident by then.
-"""
+of unified memory that freezes it: the weights are resident by then."""
 
 from __future__ import annotations
 
@@ -89,11 +87,8 @@ def load_jit() -> JitData:
 def needed(
     needs: Needs, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> list[JitModule]:
-    """Those of the profile's modules that an engine with these arguments may compile.
-
-    Raises:
-        UsageError: the profile names one that is not known.
-    """
+    """Those of the profile's modules that an engine with these arguments may compile. Raises
+    UsageError: the profile names one that is not known."""
     line = one_line(arguments)
     modules = [data_file.named(load_jit().module, name, "module") for name in needs.jit_modules]
     return [module for module in modules if module.is_needed(line, environment)]
@@ -113,11 +108,8 @@ class FlashInferModules:
 
     @classmethod
     def of(cls, python: str, environment: Mapping[str, str]) -> FlashInferModules:
-        """Of an interpreter, in the environment of its engine.
-
-        Raises:
-            sm121.core.interpreter.NoAnswer: the interpreter does not answer.
-        """
+        """Of an interpreter, in the environment of its engine. Raises
+        sm121.core.interpreter.NoAnswer: the interpreter does not answer."""
         answer = interpreter.ask(python, _INSTALLED, environment)
         folder = CompileCaches.of(environment).flashinfer
         ahead = tuple(Path(folder_name) for folder_name in answer["ahead"])
@@ -203,10 +195,8 @@ def bound(
 def bounding_variables(
     needs: Needs, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What bounds the compilers of a start; nothing of what the user has given.
-
-    They are set also where the cache is warm: an update of the sources makes it cold.
-    """
+    """What bounds the compilers of a start; nothing of what the user has given. They are set also
+    where the cache is warm: an update of the sources makes it cold."""
     if not (modules := needed(needs, arguments, environment)):
         return {}
     jobs = bound(modules, environment, resident_gib=needs.weights_gib or 0.0).jobs

@@ -180,12 +180,8 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
         origins: where its packages are imported from, by name.
         gpu: compute capability, such as 121.
 
-    Returns:
-        A fact each; empty when all of them have it.
-
-    Raises:
-        DataFileError: ``fixtures/compilation/libraries.toml`` is wrong.
-    """
+    Returns: A fact each; empty when all of them have it. Raises DataFileError:
+    ``fixtures/compilation/libraries.toml`` is wrong."""
     lines = []
     for entry in data_file.load("compilation/libraries.toml", _RequiredData).library:
         if entry.engine != engine:
@@ -211,10 +207,7 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
 
 def engine_places(python: str, environment: Mapping[str, str] | None = None) -> list[Path]:
     """Folders of an engine's libraries and of the caches that it compiles into; those that exist.
-
-    Raises:
-        sm121.core.errors.Sm121Error: the interpreter does not answer.
-    """
+    Raises sm121.core.errors.Sm121Error: the interpreter does not answer."""
     variables = os.environ if environment is None else environment
     folders = []
     for origin in imports(python, PACKAGES, variables).origins.values():
@@ -227,9 +220,8 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[Path]:
-    """Files that may hold device code, each once: those named, and libraries, objects, fat
-    binaries and cubins under folders.
-    """
+    """Files that may hold device code, each once: those named, and libraries, objects, fat binaries
+    and cubins under folders."""
     identities: set[tuple[int, int]] = set()
     for root in paths:
         for path in [root] if root.is_file() else _walk(root):
@@ -257,13 +249,7 @@ def write_report(
     disassembler: Disassembler | None = None,
 ) -> Counter[CodeState]:
     """Judge every file of some places and write one JSON object, file by file as they are read.
-
-    Returns:
-        How many files are in which state.
-
-    Raises:
-        UsageError: a place does not exist.
-    """
+    Returns: How many files are in which state. Raises UsageError: a place does not exist."""
     for root in paths:
         if not root.exists():
             raise UsageError(f"{root}: expected a file or a folder")

@@ -114,9 +114,7 @@ def compile_unit(
     unit: Unit, architecture: CodeArchitecture, chosen: Module, tools: Tools, output: Path
 ) -> Built:
     """Compile one unit for one architecture, whatever FlashInfer would have chosen, and judge it.
-
-    Errors as for `contradictions`.
-    """
+    Errors as for `contradictions`."""
     with as_file(files("sm121.fixtures") / "compilation" / "headers") as headers:
         return build(
             unit.source,

@@ -102,9 +102,7 @@ def compile_probe(
 
 def contradictions(chosen: Probe, tools: Tools, headers: Mapping[str, Path]) -> list[Fact]:
     """Compile a probe for each architecture that it speaks of; where it came out otherwise.
-
-    Arguments and errors as for `compile_probe`.
-    """
+    Arguments and errors as for `compile_probe`."""
     lines = []
     for text, required in chosen.outcomes.items():
         built = compile_probe(chosen, CodeArchitecture.parse(text), tools, headers)

@@ -49,11 +49,8 @@ class Kernel:
 
 
 def parse(lines: Iterable[str], origin: str) -> Iterator[Kernel]:
-    """Kernels from the lines of ``cuobjdump -sass``, one at a time.
-
-    Raises:
-        UnreadableSass: a function comes before any architecture was named; ``origin`` names it.
-    """
+    """Kernels from the lines of ``cuobjdump -sass``, one at a time. Raises UnreadableSass: a
+    function comes before any architecture was named; ``origin`` names it."""
     target: CodeArchitecture | None = None
     kernel: Kernel | None = None
     for line in lines:
@@ -90,10 +87,9 @@ def disassemble(
     only: CodeArchitecture | None = None,
     timeout_s: float = 120.0,
 ) -> Iterator[Kernel]:
-    """Kernels of an object, library, fat binary or cubin, streamed.
-
-    cuobjdump makes no difference between ``sm_120`` and ``sm_120f``, neither in what it prints nor
-    in what ``only`` selects; where it matters, read the file's `device_code`.
+    """Kernels of an object, library, fat binary or cubin, streamed. cuobjdump makes no difference
+    between ``sm_120`` and ``sm_120f``, neither in what it prints nor in what ``only`` selects;
+    where it matters, read the file's `device_code`.
 
     Raises:
         UnreadableSass: cuobjdump fails, or runs longer than ``timeout_s`` seconds.

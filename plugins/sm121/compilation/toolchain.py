@@ -80,11 +80,8 @@ def site_packages(python: str | None = None) -> list[Path]:
 def find_compiler(
     packages: Sequence[Path], environment: Mapping[str, str] | None = None
 ) -> Compiler:
-    """The first nvcc of CUDA_HOME, PATH, /usr/local/cuda and the pip wheels in ``packages``.
-
-    Raises:
-        NotRun: there is none, it does not start, or it is older than CUDA 12.9.
-    """
+    """The first nvcc of CUDA_HOME, PATH, /usr/local/cuda and the pip wheels in ``packages``. Raises
+    NotRun: there is none, it does not start, or it is older than CUDA 12.9."""
     variables = os.environ if environment is None else environment
     nvcc = _first("nvcc", variables, packages)
     if nvcc is None:
@@ -113,11 +110,8 @@ def find_compiler(
 def find_disassembler(
     packages: Sequence[Path], environment: Mapping[str, str] | None = None
 ) -> Disassembler:
-    """The first cuobjdump and nvdisasm of the same places, and of Triton's copies.
-
-    Raises:
-        NotRun: one of them is missing or does not start.
-    """
+    """The first cuobjdump and nvdisasm of the same places, and of Triton's copies. Raises NotRun:
+    one of them is missing or does not start."""
     variables = os.environ if environment is None else environment
     paths = {}
     for tool in ("cuobjdump", "nvdisasm"):

@@ -23,22 +23,16 @@ _CPU_BUILD = re.compile(r"^cuda(: [^=]+)? = None$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Detection:
-    """The architecture of this machine.
-
-    ``name`` is one of :data:`NAMES`, or None for a GPU that the suite has no name for;
-    ``evidence`` says in words what was looked at.
-    """
+    """The architecture of this machine. ``name`` is one of :data:`NAMES`, or None for a GPU that
+    the suite has no name for; ``evidence`` says in words what was looked at."""
 
     name: str | None
     evidence: str
 
 
 def parse(name: str) -> str:
-    """Check an architecture's name as given by a user.
-
-    Raises:
-        UsageError: the name is not one of :data:`NAMES`.
-    """
+    """Check an architecture's name as given by a user. Raises UsageError: the name is not one of
+    :data:`NAMES`."""
     if name in NAMES:
         return name
     raise UsageError(f"--arch {name}: expected one of {', '.join(NAMES)}")
@@ -90,11 +84,7 @@ def _nvml_capability() -> tuple[tuple[int, int] | None, str]:
 
 @contextlib.contextmanager
 def opened_nvml() -> Iterator[None]:
-    """NVML, shut down afterwards.
-
-    Raises:
-        pynvml.NVMLError: there is no driver.
-    """
+    """NVML, shut down afterwards. Raises pynvml.NVMLError: there is no driver."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -35,11 +35,8 @@ class Argument(DataTable):
     effect: Effect = "measures"
 
     def given(self, **values: str) -> dict[str, Any]:
-        """The keyword arguments of ``add_argument``.
-
-        Args:
-            values: stand in help and default in the place of ``{name}``.
-        """
+        """The keyword arguments of ``add_argument``. `values`: stand in help and default in the
+        place of ``{name}``."""
         excluded = {"name", "path", "integer", "effect"}
         keywords = self.model_dump(exclude=excluded, exclude_none=True)
         for key in ("help", "default"):

@@ -1,8 +1,6 @@
-"""HTTP transports whose answers have a bound in bytes and in time.
-
-A server may send a byte a second for ever, or a kilobyte that unpacks to a gigabyte. The timeouts
-of an HTTP library are for each read alone, and its decoders unpack without a bound.
-"""
+"""HTTP transports whose answers have a bound in bytes and in time. A server may send a byte a
+second for ever, or a kilobyte that unpacks to a gigabyte. The timeouts of an HTTP library are for
+each read alone, and its decoders unpack without a bound."""
 
 from __future__ import annotations
 
@@ -57,15 +55,11 @@ def transport(library: Any) -> Any:
 
 
 class _Transport:
-    """Sends requests over ``httpx``, or a library with the same names such as ``httpx2``.
-
-    The whole answer to a request must come within the request's own read timeout, a stream of
-    events within ten times that. Its bytes are counted after unpacking. What breaks a bound ends
-    in the library's ``ReadTimeout`` or ``ReadError``, which says which bound.
-
-    Args:
-        library: the module whose client is to use it.
-    """
+    """Sends requests over ``httpx``, or a library with the same names such as ``httpx2``. The whole
+    answer to a request must come within the request's own read timeout, a stream of events within
+    ten times that. Its bytes are counted after unpacking. What breaks a bound ends in the library's
+    ``ReadTimeout`` or ``ReadError``, which says which bound. `library`: the module whose client is
+    to use it."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

@@ -1,9 +1,7 @@
-"""Builds of an engine that are no release, as data: ``fixtures/builds.toml``.
-
-What goes by release (settings, capabilities, deviations, known bugs, preflight's rules) goes by
-`identity`: the release, with the build as its local part, as in ``0.14.0+mxfp4``. It is None where
-neither is known, and what goes by release is then unknown, never that of the newest.
-"""
+"""Builds of an engine that are no release, as data: ``fixtures/builds.toml``. What goes by release
+(settings, capabilities, deviations, known bugs, preflight's rules) goes by `identity`: the release,
+with the build as its local part, as in ``0.14.0+mxfp4``. It is None where neither is known, and
+what goes by release is then unknown, never that of the newest."""
 
 from __future__ import annotations
 
@@ -47,11 +45,7 @@ class _BuildsFile(DataTable):
 
 @cache
 def shipped() -> tuple[Build, ...]:
-    """The builds that the suite knows.
-
-    Raises:
-        DataFileError: the file is wrong.
-    """
+    """The builds that the suite knows. Raises DataFileError: the file is wrong."""
     return data_file.load("builds.toml", _BuildsFile).build
 
 

@@ -12,12 +12,10 @@ _MODEL = "{model}"
 
 @dataclass(frozen=True)
 class ServerConfiguration:
-    """One distinct start-up of an engine. Equal configurations share one server.
-
-    ``arguments`` and ``environment`` are what comes on top of what the engine module adds itself
-    (address, key, model, name). ``environment`` replaces variables of the suite's own environment.
-    ``{model}`` in an argument is the model's folder (`given`): a drafter lies in it.
-    """
+    """One distinct start-up of an engine. Equal configurations share one server. ``arguments`` and
+    ``environment`` are what comes on top of what the engine module adds itself (address, key,
+    model, name). ``environment`` replaces variables of the suite's own environment. ``{model}`` in
+    an argument is the model's folder (`given`): a drafter lies in it."""
 
     name: str
     engine: str

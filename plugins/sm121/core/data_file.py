@@ -51,11 +51,7 @@ def _compiled(pattern: Any) -> Any:
 
 
 def compiles(pattern: str) -> str:
-    """The pattern itself.
-
-    Raises:
-        ValueError: it is no regular expression.
-    """
+    """The pattern itself. Raises ValueError: it is no regular expression."""
     _compiled(pattern)
     return pattern
 
@@ -80,11 +76,8 @@ Entries = Annotated[tuple[_Model, ...], Field(min_length=1), AfterValidator(_uni
 
 
 def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
-    """The entry of that id or name.
-
-    Raises:
-        UsageError: there is none; names those that there are.
-    """
+    """The entry of that id or name. Raises UsageError: there is none; names those that
+    there are."""
     by_name = {_name_of(entry): entry for entry in entries}
     if name not in by_name:
         raise UsageError(f"{what} {name!r}: expected one of {', '.join(by_name)}")
@@ -92,11 +85,8 @@ def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
 
 
 def load(path: str, model: type[_Model]) -> _Model:
-    """A data file of the suite, by its path in ``fixtures/``.
-
-    Raises:
-        DataFileError: there is no such file, or it is wrong; one line.
-    """
+    """A data file of the suite, by its path in ``fixtures/``. Raises DataFileError: there is no
+    such file, or it is wrong; one line."""
     file = files("sm121.fixtures") / path
     if not file.is_file():
         raise DataFileError(f"fixtures/{path}: no such file")
@@ -117,9 +107,7 @@ def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind:
         what: names the choice in errors, as ``--profile`` does.
         kind: names the file in errors.
 
-    Raises:
-        UsageError: there is no such file, or it is wrong; one line.
-    """
+    Raises UsageError: there is no such file, or it is wrong; one line."""
     return validated(*chosen_table(name_or_path, folder, what, kind), model)
 
 
@@ -127,10 +115,7 @@ def chosen_table(
     name_or_path: str, folder: str, what: str, kind: str
 ) -> tuple[dict[str, Any], str]:
     """The table of a data file that a user named, not validated, and the file's name in errors.
-
-    Raises:
-        UsageError: there is no such file, or it is no TOML; one line.
-    """
+    Raises UsageError: there is no such file, or it is no TOML; one line."""
     sources = shipped(folder)
     if name_or_path in sources:
         text = sources[name_or_path].read_text("utf-8")
@@ -142,11 +127,8 @@ def chosen_table(
 
 
 def read_text(path: Traversable, subject: str) -> str:
-    """The text of a file; ``subject`` names it in errors.
-
-    Raises:
-        UsageError: it cannot be read, or is no UTF-8; one line.
-    """
+    """The text of a file; ``subject`` names it in errors. Raises UsageError: it cannot be read, or
+    is no UTF-8; one line."""
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -155,10 +137,7 @@ def read_text(path: Traversable, subject: str) -> str:
 
 def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Model:
     """A JSON file that `writer`, an option or a command, made; ``subject`` names it in errors.
-
-    Raises:
-        UsageError: it is none; one line.
-    """
+    Raises UsageError: it is none; one line."""
     text = read_text(path, subject)
     try:
         return model.model_validate_json(text)
@@ -170,11 +149,8 @@ def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Mo
 
 
 def parse(text: str, model: type[_Model], origin: str) -> _Model:
-    """Validate a file's text; ``origin`` names it in errors.
-
-    Raises:
-        DataFileError: one line with the file, the key and what was expected.
-    """
+    """Validate a file's text; ``origin`` names it in errors. Raises DataFileError: one line with
+    the file, the key and what was expected."""
     return validated(_table(text, origin), origin, model)
 
 
@@ -190,11 +166,8 @@ _parsed = functools.lru_cache(maxsize=64)(tomllib.loads)
 
 
 def validated(data: dict[str, Any], origin: str, model: type[_Model]) -> _Model:
-    """Validate a file's table; ``origin`` names the file in errors.
-
-    Raises:
-        DataFileError: one line with the file, the key and what was expected.
-    """
+    """Validate a file's table; ``origin`` names the file in errors. Raises DataFileError: one line
+    with the file, the key and what was expected."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -21,13 +21,8 @@ def of(value: object) -> str:
 
 
 def of_files(root: Path, files: Iterable[Path]) -> str:
-    """The digest of files: their names below ``root``, their sizes, and what is in them.
-
-    Of files above 1 MiB, as those of weights, only pieces are read.
-
-    Raises:
-        OSError: one cannot be read.
-    """
+    """The digest of files: their names below ``root``, their sizes, and what is in them. Of files
+    above 1 MiB, as those of weights, only pieces are read. Raises OSError: one cannot be read."""
     total = hashlib.sha256()
     for file in sorted(files):
         size = file.stat().st_size

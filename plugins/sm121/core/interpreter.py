@@ -56,9 +56,7 @@ def ask(
         question: given to the script as JSON on its standard input.
         within_s: the time that it may take, in seconds.
 
-    Raises:
-        NoAnswer: it cannot be started, takes longer, fails, or prints no JSON.
-    """
+    Raises NoAnswer: it cannot be started, takes longer, fails, or prints no JSON."""
     try:
         run = subprocess.run(
             [python, str(script)] if isinstance(script, Path) else [python, "-c", script],
@@ -93,11 +91,8 @@ class Imports:
 
 
 def imports(python: str, modules: Sequence[str], environment: Mapping[str, str]) -> Imports:
-    """From where ``python`` would import each module.
-
-    Raises:
-        NoAnswer: the interpreter does not answer.
-    """
+    """From where ``python`` would import each module. Raises NoAnswer: the interpreter does not
+    answer."""
     answer = ask(python, _IMPORTS, environment, list(modules))
     return Imports(answer["origins"], answer["installed"])
 

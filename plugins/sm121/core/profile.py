@@ -1,8 +1,6 @@
-"""Profiles: what a target must be and reach, as data.
-
-A profile is one TOML file. It is validated whole when it is loaded; a mistake is reported as one
-line that names the file, the key and what was expected.
-"""
+"""Profiles: what a target must be and reach, as data. A profile is one TOML file. It is validated
+whole when it is loaded; a mistake is reported as one line that names the file, the key and what was
+expected."""
 
 from __future__ import annotations
 
@@ -224,11 +222,8 @@ class Profile(DataTable):
                     )
 
     def plan(self, name: str) -> PlanRow:
-        """The plan of that name.
-
-        Raises:
-            UsageError: the profile has none; names those that it has.
-        """
+        """The plan of that name. Raises UsageError: the profile has none; names those that
+        it has."""
         plans = {**self.plans, FULL: _FULL}
         if name not in plans:
             raise UsageError(
@@ -251,9 +246,7 @@ class Profile(DataTable):
             identity: of `builds.identity`.
             options: of the engine's parser, where it was asked.
 
-        Raises:
-            UsageError: there is no such configuration, or that engine cannot have it.
-        """
+        Raises UsageError: there is no such configuration, or that engine cannot have it."""
         named = self.configurations.get(configuration or "")
         may_have_it = options is None and any(
             builds.may_be(identity, each.build) for each in (named.settings if named else ())
@@ -317,12 +310,9 @@ class Profile(DataTable):
 
     def path_of(self, configuration: str, requested: Collection[str] = ()) -> KernelPathRequirement:
         """What the path of a configuration must show; of one that is not the profile's, what holds
-        for all.
-
-        Args:
-            requested: values of the path that the server was asked for by name. What the profile
-                says of them for all configurations does not hold then; what this one promises does.
-        """
+        for all. `requested`: values of the path that the server was asked for by name. What the
+        profile says of them for all configurations does not hold then; what this one promises
+        does."""
         row = {**self.lacking, **self.configurations}.get(configuration)
         required = self.kernel_path.model_copy(update=dict.fromkeys(requested))
         return required.model_copy(update=values_set(row.path) if row is not None else {})
@@ -350,11 +340,7 @@ def shipped() -> dict[str, Traversable]:
 
 def for_architecture(arch: str, engine: str = "vllm") -> str:
     """Name of the shipped profile for an architecture and an engine: the one that extends none of
-    that engine.
-
-    Raises:
-        UsageError: the suite ships none for it.
-    """
+    that engine. Raises UsageError: the suite ships none for it."""
     for name in shipped():
         candidate = load(name)
         parent = None if candidate.extends is None else load(candidate.extends).engine.name
@@ -379,11 +365,8 @@ def expected(given: Profile | None, arch: str | None, engine: str = "vllm") -> P
 
 
 def load(name_or_path: str) -> Profile:
-    """Load a profile by the name of a shipped one or by path, with what it extends.
-
-    Raises:
-        UsageError: there is no such profile, or it is not valid.
-    """
+    """Load a profile by the name of a shipped one or by path, with what it extends. Raises
+    UsageError: there is no such profile, or it is not valid."""
     return _load(name_or_path, "--profile", ())
 
 

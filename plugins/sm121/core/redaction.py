@@ -38,11 +38,9 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(text: str, secrets: Collection[str] = ()) -> str:
-    """The text without the given secrets and without what looks like one.
-
-    Covers Hugging Face, OpenAI-like, NVIDIA and GitHub tokens, ``Authorization`` headers, URLs with
-    credentials, and assignments to names that end in token, key, secret or password.
-    """
+    """The text without the given secrets and without what looks like one. Covers Hugging Face,
+    OpenAI-like, NVIDIA and GitHub tokens, ``Authorization`` headers, URLs with credentials, and
+    assignments to names that end in token, key, secret or password."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         if len(secret) >= _SHORT:
             text = text.replace(secret, REDACTED)
@@ -93,14 +91,9 @@ def secrets_of(environment: Mapping[str, str]) -> set[str]:
 
 
 def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
-    """Blank the secrets of a file that is complete; True if there were any.
-
-    It stays the same file to whoever has it open or linked. It is read in pieces, and only what
-    comes after the first secret is written again.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
+    """Blank the secrets of a file that is complete; True if there were any. It stays the same file
+    to whoever has it open or linked. It is read in pieces, and only what comes after the first
+    secret is written again. Raises OSError: it cannot be read or written."""
     longest_first = tuple(sorted(filter(None, secrets), key=len, reverse=True))
     with file.open("r+b") as log, tempfile.TemporaryFile(dir=file.parent) as draft:
         first: int | None = None

@@ -1,7 +1,5 @@
 """What did not hold, as a value: what was required, what was observed, how much, where it shows.
-
-People read `str` of it, and that text is made here alone. Programs compare the fields.
-"""
+People read `str` of it, and that text is made here alone. Programs compare the fields."""
 
 from __future__ import annotations
 
@@ -155,14 +153,8 @@ def require(
     unit: str = "",
     evidence: object = "",
 ) -> None:
-    """Go on only if something holds; the rest are the fields of `Fact`.
-
-    Args:
-        observed: as text; of JSON without the ids and times that `steady` leaves out.
-
-    Raises:
-        Unmet: it does not hold.
-    """
+    """Go on only if something holds; the rest are the fields of `Fact`. `observed`: as text; of
+    JSON without the ids and times that `steady` leaves out. Raises Unmet: it does not hold."""
     if not holds:
         raise Unmet(
             Fact(
@@ -178,28 +170,17 @@ def require(
 
 
 def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
-    """Go on only if there is no such fact.
-
-    Args:
-        evidence: where all of them show.
-
-    Raises:
-        Unmet: there are some.
-    """
+    """Go on only if there is no such fact. `evidence`: where all of them show. Raises Unmet: there
+    are some."""
     if facts:
         raise Unmet(*noted(facts, f"{evidence}"))
 
 
 def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
     """Check each case, also behind one that fails: a failure that is known hides no other one.
-
-    Args:
-        cases: of each argument of the check.
-
-    Raises:
-        Unmet: some cases fail; what several cases say in the same words is one fact. A failure that
-            has a severity, or is never waived, ends the check.
-    """
+    `cases`: of each argument of the check. Raises Unmet: some cases fail; what several cases say in
+    the same words is one fact. A failure that has a severity, or is never waived, ends the
+    check."""
     facts: dict[tuple[str, ...], Fact] = {}
     for case in zip(*cases, strict=True):
         try:

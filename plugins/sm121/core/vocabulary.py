@@ -1,7 +1,5 @@
-"""Which text token ids stand for, by the tokenizer.json of a checkpoint (byte-level BPE).
-
-Needs no tokenizer library: to read ids is to put the bytes of their tokens one behind the other.
-"""
+"""Which text token ids stand for, by the tokenizer.json of a checkpoint (byte-level BPE). Needs no
+tokenizer library: to read ids is to put the bytes of their tokens one behind the other."""
 
 from __future__ import annotations
 
@@ -42,12 +40,10 @@ class Vocabulary:
     special: Mapping[int, str]
 
     def differs(self, ids: Sequence[int], text: str) -> str | None:
-        """How a text differs from that of the ids; None where it is the same.
-
-        Special tokens may be shown or left out. Bytes that are no UTF-8, at the beginning, at the
-        end or between, say nothing: engines show them in different ways. Ids without a name have no
-        text, as in the tokenizers of Hugging Face.
-        """
+        """How a text differs from that of the ids; None where it is the same. Special tokens may be
+        shown or left out. Bytes that are no UTF-8, at the beginning, at the end or between, say
+        nothing: engines show them in different ways. Ids without a name have no text, as in the
+        tokenizers of Hugging Face."""
         expected = [self._bytes(ids, special=special) for special in (False, True)]
         if any(_same(whole, text) for whole in expected):
             return None
@@ -66,11 +62,8 @@ class Vocabulary:
 
 def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | None:
     """The vocabulary of what a server serves; None where no tokenizer.json of it is at hand.
-
-    Args:
-        checkpoint: its folder; without it, that of a managed server's model, which may be in the
-            cache of Hugging Face's hub.
-    """
+    `checkpoint`: its folder; without it, that of a managed server's model, which may be in the
+    cache of Hugging Face's hub."""
     folders = [checkpoint] if checkpoint is not None else _folders(server)
     folder_with_file = next((folder for folder in folders if (folder / FILE).is_file()), None)
     return None if folder_with_file is None else load(folder_with_file / FILE)

@@ -43,11 +43,8 @@ class Waiver(DataTable):
     expires: datetime.date
 
     def names(self, fact: Fact, facts: Sequence[Fact]) -> bool:
-        """Whether it is about this fact of its test.
-
-        Args:
-            facts: all that does not hold in the test.
-        """
+        """Whether it is about this fact of its test. `facts`: all that does not hold in
+        the test."""
         only = len({each.case for each in facts}) == 1
         named = only if self.case is None else self.case == fact.case
         return named and self.kind in (None, fact.kind or fact.required)
@@ -62,11 +59,8 @@ class _WaiverFile(DataTable):
 
 
 def load(path: Path | None) -> tuple[Waiver, ...]:
-    """Waivers from a file, or the shipped ones.
-
-    Raises:
-        UsageError: one line, with the file and what was expected; a waiver ends too late.
-    """
+    """Waivers from a file, or the shipped ones. Raises UsageError: one line, with the file and what
+    was expected; a waiver ends too late."""
     source = path if path is not None else files("sm121.fixtures") / "waivers.toml"
     text = data_file.read_text(source, f"--waivers {source}")
     waivers = data_file.parse(text, _WaiverFile, f"--waivers {source}").waiver

@@ -31,14 +31,9 @@ def attach(
     default_name: str,
     log: Path | None,
 ) -> Server:
-    """Probe a running OpenAI-compatible server.
-
-    Args:
-        served_name: the model that the user named; without it, ``default_name`` is expected.
-
-    Raises:
-        UsageError: nobody answers, what answers is no such server, or it serves another model.
-    """
+    """Probe a running OpenAI-compatible server. `served_name`: the model that the user named;
+    without it, ``default_name`` is expected. Raises UsageError: nobody answers, what answers is no
+    such server, or it serves another model."""
     root = root_of(base_url, "--base-url")
     endpoint = Endpoint(root, api_key or NO_KEY, served_name or default_name)
     with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
@@ -72,12 +67,10 @@ def several_processes(base_url: str, api_key: str | None) -> str | None:
 
 
 class AttachedProcesses:
-    """The processes of an attached server, found by where it listens.
-
-    They are whoever holds the listening socket, and all that descends from it: vLLM's engine core
-    is a child of the process that answers. What stands behind a proxy, in a container, or belongs
-    to another user is not among them.
-    """
+    """The processes of an attached server, found by where it listens. They are whoever holds the
+    listening socket, and all that descends from it: vLLM's engine core is a child of the process
+    that answers. What stands behind a proxy, in a container, or belongs to another user is not
+    among them."""
 
     def __init__(self, base_url: str) -> None:
         parts = urlsplit(base_url)

@@ -31,12 +31,10 @@ class _Sign:
 
 
 class AttachedLife:
-    """The life of a server that somebody else has started: `sm121.engines.life.Life`.
-
-    It has died where it is gone, and where another process has taken its place; then that one's
-    life is looked at. Two processes differ in their start and their counters (``/metrics``), in
-    their version, and in the time at which their model was created, where that stands still.
-    """
+    """The life of a server that somebody else has started: `sm121.engines.life.Life`. It has died
+    where it is gone, and where another process has taken its place; then that one's life is looked
+    at. Two processes differ in their start and their counters (``/metrics``), in their version, and
+    in the time at which their model was created, where that stands still."""
 
     def __init__(self, server: Server) -> None:
         self.accounted = False

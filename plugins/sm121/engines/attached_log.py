@@ -42,10 +42,9 @@ _HOW = (
 
 
 def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
-    """Why a log proves nothing about an attached server; None when it is that server's.
-
-    Version and model must be the server's, the start in it must be that of the server's process
-    where the server tells it, and the log must grow with requests that are sent here.
+    """Why a log proves nothing about an attached server; None when it is that server's. Version and
+    model must be the server's, the start in it must be that of the server's process where the
+    server tells it, and the log must grow with requests that are sent here.
 
     Args:
         server: attached.

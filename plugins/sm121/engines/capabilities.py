@@ -1,7 +1,5 @@
-"""What an engine can do, as data: one file per engine in ``fixtures/engines``.
-
-A test that asks for something the engine cannot do is NOT_RUN, with the reason that the file gives.
-"""
+"""What an engine can do, as data: one file per engine in ``fixtures/engines``. A test that asks for
+something the engine cannot do is NOT_RUN, with the reason that the file gives."""
 
 from __future__ import annotations
 
@@ -190,20 +188,14 @@ class Capabilities:
         return self.missing(name) is None
 
     def require(self, *names: Name) -> None:
-        """Go on only if the server can do all of that.
-
-        Raises:
-            NotRun: it cannot; the message says what and why.
-        """
+        """Go on only if the server can do all of that. Raises NotRun: it cannot; the message says
+        what and why."""
         for reason in filter(None, map(self.missing, names)):
             raise NotRun(reason)
 
     def structured(self, name: Literal["json_schema", "regex", "choice"], value: Any) -> Any:
-        """The part of a request's body that asks for structured output.
-
-        Raises:
-            NotRun: the server cannot.
-        """
+        """The part of a request's body that asks for structured output. Raises NotRun: the server
+        cannot."""
         self.require(name)
         wire = self.file.capabilities[name].wire or name
         body = value
@@ -273,11 +265,8 @@ def _asked(value: Any) -> bool:
 
 @functools.cache
 def shipped() -> dict[str, EngineFile]:
-    """The engines that the suite knows, by name.
-
-    Raises:
-        UsageError: a file is not valid; one line with the file, the key and what was expected.
-    """
+    """The engines that the suite knows, by name. Raises UsageError: a file is not valid; one line
+    with the file, the key and what was expected."""
     names = sorted(item.name for item in (files("sm121.fixtures") / "engines").iterdir())
     loaded = [
         data_file.load(f"engines/{name}", EngineFile) for name in names if name.endswith(".toml")
@@ -296,9 +285,7 @@ def of(
         identity: of `builds.identity`, where more than the version tells it.
         offers: of the server (`offered`), where neither tells its release.
 
-    Raises:
-        UsageError: the suite has no file of such an engine.
-    """
+    Raises UsageError: the suite has no file of such an engine."""
     files = shipped()
     if engine not in files:
         raise UsageError(f"--engine {engine}: expected one of {', '.join(files)}")

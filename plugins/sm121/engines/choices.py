@@ -1,9 +1,6 @@
-"""What releases of an engine are known to refuse on a machine: ``fixtures/choices``.
-
-The data are made by ``python -m tools.choices``, which executes the releases;
-docs/tables/choices.md shows them. What was not executed is not known here, and nothing is said of
-it.
-"""
+"""What releases of an engine are known to refuse on a machine: ``fixtures/choices``. The data are
+made by ``python -m tools.choices``, which executes the releases; docs/tables/choices.md shows them.
+What was not executed is not known here, and nothing is said of it."""
 
 from __future__ import annotations
 
@@ -117,11 +114,8 @@ class Refusal:
 
 @cache
 def load(engine: str, arch: str) -> Choices | None:
-    """What is known, None for an engine or architecture that nothing was executed for.
-
-    Raises:
-        DataFileError: the file is wrong.
-    """
+    """What is known, None for an engine or architecture that nothing was executed for. Raises
+    DataFileError: the file is wrong."""
     if (engine, arch) != ("vllm", "sm121"):
         return None
     return data_file.load("choices/vllm-sm121.toml", Choices)

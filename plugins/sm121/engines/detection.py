@@ -22,9 +22,7 @@ def detect(
         named: the engine that it is; else it is recognised by its answers.
         identity: of `builds.identity`, where more than its version tells it.
 
-    Raises:
-        UsageError: ``named`` is an engine that the suite has no file of.
-    """
+    Raises UsageError: ``named`` is an engine that the suite has no file of."""
     with server.endpoint.http(timeout_s=10.0) as http:
         if named is None:
             models = json_of(http, "/v1/models").get("data")

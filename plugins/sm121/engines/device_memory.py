@@ -113,11 +113,8 @@ class ServerMemory:
 
 class ServerMemoryReader:
     """Reads what a server holds. Made before the server is started: where no process's share of a
-    GPU is told, what is in use since then is taken for the server's.
-
-    Args:
-        gpu: whether the server computes on a GPU. Else its resident memory is all there is.
-    """
+    GPU is told, what is in use since then is taken for the server's. `gpu`: whether the server
+    computes on a GPU. Else its resident memory is all there is."""
 
     def __init__(self, *, gpu: bool) -> None:
         self._gpu = gpu

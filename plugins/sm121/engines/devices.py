@@ -15,9 +15,8 @@ _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class DeviceLock:
-    """Held from a server's start to its end: no other worker's server runs on the device then.
-
-    The lock is shared by the workers of one run only. Different runs take turns as a whole
+    """Held from a server's start to its end: no other worker's server runs on the device then. The
+    lock is shared by the workers of one run only. Different runs take turns as a whole
     (`sm121.measure.turns`); a process that waited for both could wait for ever.
 
     Args:
@@ -32,11 +31,8 @@ class DeviceLock:
         self._file: IO[str] | None = None
 
     def acquire(self) -> None:
-        """Wait until the device is ours; it may be already.
-
-        Raises:
-            OSError: the lock file cannot be opened, or somebody has put a link in its place.
-        """
+        """Wait until the device is ours; it may be already. Raises OSError: the lock file cannot be
+        opened, or somebody has put a link in its place."""
         while self._file is None:
             file = open_lock(self._path)
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -61,9 +57,7 @@ class DeviceLock:
 
 def of_worker(worker: str | None, count: int) -> str | None:
     """The device of one of pytest-xdist's workers (``gw3``); None without workers or GPUs.
-
-    ``CUDA_VISIBLE_DEVICES`` names the devices that there are, else they are counted from 0.
-    """
+    ``CUDA_VISIBLE_DEVICES`` names the devices that there are, else they are counted from 0."""
     number = re.fullmatch(r"gw(\d+)", worker or "")
     if number is None:
         return None

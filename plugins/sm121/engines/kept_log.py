@@ -13,11 +13,8 @@ _BLOCK_BYTES = 1 << 20
 
 
 class KeptLog:
-    """Follows a log that its owner may rename, cut or remove while the run goes on.
-
-    Raises:
-        OSError: the log cannot be read, or the copy cannot be written.
-    """
+    """Follows a log that its owner may rename, cut or remove while the run goes on. Raises OSError:
+    the log cannot be read, or the copy cannot be written."""
 
     def __init__(self, log: Path, kept: Path) -> None:
         self.log = log

@@ -1,9 +1,6 @@
 """Whether an engine lives. One object knows it of each engine, the suite's own or an attached one.
-
-A run asks it in one place, `look_at_the_server` and `check_alive` of
-`sm121.run.harness.Harness`: between tests, at a test's end, at the run's end, and after each
-failure.
-"""
+A run asks it in one place, `look_at_the_server` and `check_alive` of `sm121.run.harness.Harness`:
+between tests, at a test's end, at the run's end, and after each failure."""
 
 from __future__ import annotations
 
@@ -55,11 +52,8 @@ class Life(Protocol):
     accounted: bool
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
-        """Whether it lives.
-
-        Args:
-            asked_within_s: a server that answered so lately is not asked again.
-        """
+        """Whether it lives. `asked_within_s`: a server that answered so lately is not
+        asked again."""
 
     def account(self) -> None:
         """Its end is in the report: it is not reported again."""
@@ -69,11 +63,8 @@ class Life(Protocol):
 
 
 class ManagedLife:
-    """The life of a server that the suite has started. One that has died stays dead.
-
-    Args:
-        managed: ready. The processes that it has now are those that it needs.
-    """
+    """The life of a server that the suite has started. One that has died stays dead. `managed`:
+    ready. The processes that it has now are those that it needs."""
 
     def __init__(self, managed: ManagedServer) -> None:
         self.managed = managed

@@ -25,11 +25,8 @@ class LlamaCpp:
     reserved_variables: tuple[str, ...] = ("LLAMA_API_KEY",)
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        """Version of the program, None where it does not say.
-
-        Raises:
-            UsageError: there is no such program.
-        """
+        """Version of the program, None where it does not say. Raises UsageError: there is no such
+        program."""
         answer = _run([python, "--version"], environment, python)
         match = re.search(r"version: (\S+)", answer.stderr + answer.stdout)
         return match[1] if match else None

@@ -200,11 +200,8 @@ class ManagedServer:
         return (self._api_key,)
 
     def start(self) -> Server:
-        """Start, and return when a token was served.
-
-        Raises:
-            StartError: one of its subclasses; nothing is left running then.
-        """
+        """Start, and return when a token was served. Raises StartError: one of its subclasses;
+        nothing is left running then."""
         self.directory.mkdir(parents=True, exist_ok=True)
         become_subreaper()
         self._memory_before = Memory.now()
@@ -405,11 +402,8 @@ class ManagedServer:
 
     def _later_deadline(self, started: float, deadline: float) -> float:
         """When a start that is over its time must be ready: as long after the last file that it
-        compiled as a warm one may take, or from now where a compiler runs.
-
-        Raises:
-            ServerTimedOut: it did not compile for so long, or has had all of a cold start's time.
-        """
+        compiled as a warm one may take, or from now where a compiler runs. Raises ServerTimedOut:
+        it did not compile for so long, or has had all of a cold start's time."""
         latest = time.time() if self._compiles else self._caches.latest(self._launched_at)
         if latest is not None:
             since = time.monotonic() - (time.time() - latest)

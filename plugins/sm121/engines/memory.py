@@ -1,9 +1,7 @@
 """Memory of the machine, before a server and after it: what has not come back, and who holds it.
-
 There is one rule for the system's memory and for a device's. What a living process holds is its
 own. What is certainly held by nobody and yet gone is missing. What may be held by a process that
-cannot be seen from here is in doubt.
-"""
+cannot be seen from here is in doubt."""
 
 from __future__ import annotations
 
@@ -64,11 +62,9 @@ class Memory:
         return cls(lines["MemAvailable"] + _waiting(), held, shared, _device_use())
 
     def missing(self, later: Memory, *, slack: int) -> int:
-        """What has certainly not come back, beyond ``slack``; 0 when it has.
-
-        Memory that living processes hold is theirs, and not missing: what counts is what nobody
-        holds and yet is gone, as a driver keeps it on unified memory.
-        """
+        """What has certainly not come back, beyond ``slack``; 0 when it has. Memory that living
+        processes hold is theirs, and not missing: what counts is what nobody holds and yet is gone,
+        as a driver keeps it on unified memory."""
         worst = max(lost for lost, _doubtful, _where in self._losses(later))
         return worst if worst > slack else 0
 

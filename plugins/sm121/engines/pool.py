@@ -30,9 +30,8 @@ class Start:
 
 
 class ServerPool:
-    """Servers by configuration. GB10 holds gpt-oss-120b once, so only one lives at a time.
-
-    It starts and stops. Whether a server still lives is for its owner to ask, by `life`.
+    """Servers by configuration. GB10 holds gpt-oss-120b once, so only one lives at a time. It
+    starts and stops. Whether a server still lives is for its owner to ask, by `life`.
 
     Args:
         limits: of every server.
@@ -82,12 +81,8 @@ class ServerPool:
         self.life: ManagedLife | None = None
 
     def get(self, configuration: ServerConfiguration) -> Server:
-        """The running server of that configuration; starts it where none runs.
-
-        Raises:
-            StartError: it does not start. A second request gets the same error, at once, until
-                `forget`.
-        """
+        """The running server of that configuration; starts it where none runs. Raises StartError:
+        it does not start. A second request gets the same error, at once, until `forget`."""
         if self._current is not None:
             managed, server = self._current
             if managed.configuration.key == configuration.key:

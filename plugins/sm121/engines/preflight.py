@@ -1,7 +1,5 @@
-"""Checks before a server is started. They look and change nothing.
-
-What is known of architectures, build memory and wrong choices is data: ``fixtures/preflight.toml``.
-"""
+"""Checks before a server is started. They look and change nothing. What is known of architectures,
+build memory and wrong choices is data: ``fixtures/preflight.toml``."""
 
 from __future__ import annotations
 
@@ -137,9 +135,7 @@ def inspect(
             known.
         cold_ready_within_s: the most that a start may take which compiles.
 
-    Returns:
-        Errors first; empty when nothing was found.
-    """
+    Returns: Errors first; empty when nothing was found."""
     data = load_preflight()
     architecture = next((item for item in data.architecture if item.name == arch), None)
     findings = [

@@ -1,10 +1,8 @@
-"""All processes of a server, found in three ways of which each has a hole.
-
-By a marker in the environment: it outlives reparenting, but a process that sets
-its title (vLLM's engine core and workers do, with setproctitle) overwrites the memory in which the
-kernel looks for it. By session: lost when a child begins its own. By descent: lost when a parent
-dies, unless a subreaper stands above it.
-"""
+"""All processes of a server, found in three ways of which each has a hole. By a marker in the
+environment: it outlives reparenting, but a process that sets its title (vLLM's engine core and
+workers do, with setproctitle) overwrites the memory in which the kernel looks for it. By session:
+lost when a child begins its own. By descent: lost when a parent dies, unless a subreaper stands
+above it."""
 
 from __future__ import annotations
 
@@ -99,11 +97,9 @@ def is_here(host: str) -> bool:
 
 
 def listeners(host: str, port: int) -> list[psutil.Process]:
-    """Every process of this machine that holds the socket which listens there.
-
-    Several do where a server forks: whoever opened the socket, and its workers. Those of another
-    user, or in a container, are not seen from here.
-    """
+    """Every process of this machine that holds the socket which listens there. Several do where a
+    server forks: whoever opened the socket, and its workers. Those of another user, or in a
+    container, are not seen from here."""
     sockets = _listening(port)
     expected = {_address(address) for address in addresses(host)}
     if any(address.is_unspecified for address in expected):
@@ -172,11 +168,8 @@ def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:
 
 def become_subreaper() -> None:
     """Make this process the new parent of orphans among its descendants (prctl(2)), so that they
-    can be reaped also where process 1 of a container reaps nothing.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    can be reaped also where process 1 of a container reaps nothing. Raises OSError: the kernel
+    refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()
@@ -194,9 +187,7 @@ def reap(pids: Iterable[int]) -> None:
 
 def end(find: Callable[[], list[psutil.Process]], *, polite_s: float, firm_s: float = 5.0) -> int:
     """SIGTERM to what ``find`` returns, SIGKILL after ``polite_s``; number of processes killed.
-
-    ``find`` is asked again each time, since a dying tree may still start processes.
-    """
+    ``find`` is asked again each time, since a dying tree may still start processes."""
     send(find(), signal.SIGTERM)
     deadline = time.monotonic() + polite_s
     while time.monotonic() < deadline:

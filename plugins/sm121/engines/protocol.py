@@ -17,11 +17,8 @@ class Engine(Protocol):
     reserved_variables: tuple[str, ...]
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        """Version of the engine that ``python`` would run, None if its files do not say.
-
-        Raises:
-            UsageError: the interpreter is missing or has no such engine.
-        """
+        """Version of the engine that ``python`` would run, None if its files do not say. Raises
+        UsageError: the interpreter is missing or has no such engine."""
         ...
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:

@@ -53,10 +53,7 @@ class PythonEngine:
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
         """Version of the engine that ``python`` imports in that environment, None if not known.
-
-        Raises:
-            UsageError: there is no such interpreter, or it has no such engine.
-        """
+        Raises UsageError: there is no such interpreter, or it has no such engine."""
         try:
             release = _asked_once(python, self.version_script, frozenset(environment.items()))
         except interpreter.NoAnswer as error:
@@ -74,22 +71,16 @@ class PythonEngine:
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
-        """The engine's own message where its parser refuses a list of arguments, else None.
-
-        Raises:
-            UsageError: the interpreter has no such engine, or its parser cannot be asked.
-        """
+        """The engine's own message where its parser refuses a list of arguments, else None. Raises
+        UsageError: the interpreter has no such engine, or its parser cannot be asked."""
         answers = self._parser(python, lists, environment)["refused"]
         if len(answers) != len(lists):
             raise UsageError(f"sm121_arguments.py: {len(answers)} answers to {len(lists)} lists")
         return [None if answer is None else str(answer) for answer in answers]
 
     def options(self, python: str, environment: Mapping[str, str]) -> frozenset[str]:
-        """The options of the engine's own parser (``--moe-backend``).
-
-        Raises:
-            UsageError: the interpreter has no such engine, or its parser cannot be asked.
-        """
+        """The options of the engine's own parser (``--moe-backend``). Raises UsageError: the
+        interpreter has no such engine, or its parser cannot be asked."""
         return _options_once(self, python, frozenset(environment.items()))
 
     def _parser(

@@ -23,11 +23,7 @@ def register(engine: Engine) -> None:
 
 
 def engine(name: str) -> Engine:
-    """The engine of that name.
-
-    Raises:
-        UsageError: the suite cannot start such an engine.
-    """
+    """The engine of that name. Raises UsageError: the suite cannot start such an engine."""
     if name not in _ENGINES:
         raise UsageError(
             f"--engine {name}: expected one of {', '.join(names())}; "

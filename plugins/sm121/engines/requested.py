@@ -1,9 +1,7 @@
-"""What was asked for against what ran.
-
-An argument or a variable proves nothing. Each one that says something about the kernel path is
-looked up in ``fixtures/requests/<engine>.toml`` and compared with what the evidence shows. A
-configuration with a difference is not the one that its name says: its numbers are INVALID.
-"""
+"""What was asked for against what ran. An argument or a variable proves nothing. Each one that says
+something about the kernel path is looked up in ``fixtures/requests/<engine>.toml`` and compared
+with what the evidence shows. A configuration with a difference is not the one that its name says:
+its numbers are INVALID."""
 
 from __future__ import annotations
 
@@ -168,10 +166,8 @@ def compare(
 
 
 def of_log(path: KernelPath, engine: str) -> KernelPath:
-    """A path with what its log says that the server was asked for, where nobody else knows.
-
-    What such a log does not show is not proven, and no difference: it may be a part of one.
-    """
+    """A path with what its log says that the server was asked for, where nobody else knows. What
+    such a log does not show is not proven, and no difference: it may be a part of one."""
     values = _flat(_literal(path.asked or ""))
     reports = [
         _judge(rule, by, value, path, is_whole=False)
@@ -189,10 +185,8 @@ def in_log(path: KernelPath, name: str) -> str | None:
 
 
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
-    """By value of the path, what it will match after what the configuration itself asks for.
-
-    No engine is asked: a variable may have no effect.
-    """
+    """By value of the path, what it will match after what the configuration itself asks for. No
+    engine is asked: a variable may have no effect."""
     values, settings = read_arguments(configuration.arguments), dict(configuration.environment)
     by_field: dict[str, list[re.Pattern[str]]] = {}
     for rule in load_requests(configuration.engine).request:
@@ -203,22 +197,17 @@ def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[st
 
 
 def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:
-    """What a test that measures calls first.
-
-    Raises:
-        Invalid: something that was asked for is not what ran; names all of it and the evidence.
-    """
+    """What a test that measures calls first. Raises Invalid: something that was asked for is not
+    what ran; names all of it and the evidence."""
     if wrong := different(compare(configuration, path)):
         raise Invalid(f"{'; '.join(wrong)}. Evidence: {log}")
 
 
 def different(reports: Iterable[RequestReport]) -> list[str]:
-    """What was asked for and is not what ran, a line each; empty when all of it is.
-
-    A variable that the installed engine does not know is among them ("not applicable"): whoever set
-    it asked for something that this engine cannot do. With any of these lines, numbers measured on
-    the configuration are INVALID.
-    """
+    """What was asked for and is not what ran, a line each; empty when all of it is. A variable that
+    the installed engine does not know is among them ("not applicable"): whoever set it asked for
+    something that this engine cannot do. With any of these lines, numbers measured on the
+    configuration are INVALID."""
     wrong = (RequestState.DIFFERENT.value, RequestState.NOT_APPLICABLE.value)
     return [report.message for report in reports if report.state in wrong]
 
@@ -232,11 +221,9 @@ def judged(configuration: ServerConfiguration, path: KernelPath) -> KernelPath:
 
 
 def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
-    """Options of a command line by their normal names, the last of a name winning.
-
-    ``--a-b C``, ``--a-b=C``, ``--a.b C`` and ``--a '{"b": "C"}'`` are read; an option without a
-    value is ``true``, and ``--no-x`` makes ``x`` false.
-    """
+    """Options of a command line by their normal names, the last of a name winning. ``--a-b C``,
+    ``--a-b=C``, ``--a.b C`` and ``--a '{"b": "C"}'`` are read; an option without a value is
+    ``true``, and ``--no-x`` makes ``x`` false."""
     values: dict[str, str] = {}
     index = 0
     while index < len(arguments):

@@ -1,10 +1,8 @@
-"""Servers of runs that are dead: found by the owner in their environment, and only then ended.
-
-A server's supervisor ends it when the suite dies, so that one is left only where the supervisor was
+"""Servers of runs that are dead: found by the owner in their environment, and only then ended. A
+server's supervisor ends it when the suite dies, so that one is left only where the supervisor was
 killed too. A process that sets its title, as vLLM's engine core does, has overwritten what the
 kernel shows of its environment; its output still goes to the server's log, and beside that lies who
-started the server.
-"""
+started the server."""
 
 from __future__ import annotations
 
@@ -36,11 +34,8 @@ def owner() -> str:
 
 
 def identity(pid: int) -> str:
-    """A name of a process that no other process ever gets: ``pid:ticks:boot``.
-
-    Raises:
-        FileNotFoundError: there is no such process.
-    """
+    """A name of a process that no other process ever gets: ``pid:ticks:boot``. Raises
+    FileNotFoundError: there is no such process."""
     fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
     return f"{pid}:{fields[_START]}:{_BOOT.read_text('ascii').strip()}"
 

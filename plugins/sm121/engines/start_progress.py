@@ -24,9 +24,8 @@ class _Start:
 
 
 class StartProgress:
-    """Called with a configuration's name and what its server does, on each change.
-
-    At most one line in fifteen seconds is shown, and one at the end.
+    """Called with a configuration's name and what its server does, on each change. At most one line
+    in fifteen seconds is shown, and one at the end.
 
     Args:
         show: shows a line of that configuration's server.

@@ -27,11 +27,8 @@ class StartPhase:
 
 
 def ask_for_a_token(http: httpx.Client, served_name: str, *, within_s: float) -> int:
-    """The status of the answer to a request for one token.
-
-    Raises:
-        httpx.HTTPError: there is no answer in time.
-    """
+    """The status of the answer to a request for one token. Raises httpx.HTTPError: there is no
+    answer in time."""
     request = {"model": served_name, "prompt": "Hello", "max_tokens": 1}
     return http.post("/v1/completions", json=request, timeout=within_s).status_code
 
@@ -84,10 +81,8 @@ class Activity:
 
 
 class ReadinessProbe(threading.Thread):
-    """Asks for /health and then for a token, beside the watching: either may hang for long.
-
-    /health says that the web server is up; a token says that the engine is.
-    """
+    """Asks for /health and then for a token, beside the watching: either may hang for long. /health
+    says that the web server is up; a token says that the engine is."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(name="sm121-readiness", daemon=True)

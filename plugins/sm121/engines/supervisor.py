@@ -6,8 +6,7 @@ whole tree, politely and then firmly, when the command has ended, on SIGTERM, an
 input reaches end of file: the suite holds the other end of that pipe, so that even SIGKILL of the
 suite ends the server. FOLDER (temporary files of the tree) and the shared memory that the tree had
 mapped are removed at the end. It is a child subreaper (prctl(2)): orphans of the tree become its
-children and are reaped here, also in a container whose process 1 reaps nothing.
-"""
+children and are reaped here, also in a container whose process 1 reaps nothing."""
 
 from __future__ import annotations
 

@@ -128,9 +128,7 @@ class Warmth:
             module: of `missing`.
             say: shows a line of progress.
 
-        Returns:
-            What went wrong, with the end of the compiler's output; None when it is there.
-        """
+        Returns: What went wrong, with the end of the compiler's output; None when it is there."""
         variables = {
             **self.environment,
             "MAX_JOBS": self.jobs(module),

@@ -1,7 +1,5 @@
-"""Everything that is known of an abnormal end, in one folder.
-
-Each part is written even when others are not to be had; what is missing says why in bundle.json.
-"""
+"""Everything that is known of an abnormal end, in one folder. Each part is written even when others
+are not to be had; what is missing says why in bundle.json."""
 
 from __future__ import annotations
 
@@ -85,11 +83,8 @@ class Evidence:
 
 
 def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
-    """Write a bundle into a new folder ``<n>-<class>`` of ``directory``; its path.
-
-    Raises:
-        OSError: not even the folder can be made, or the index in it.
-    """
+    """Write a bundle into a new folder ``<n>-<class>`` of ``directory``; its path. Raises OSError:
+    not even the folder can be made, or the index in it."""
     folder = _new_folder(directory, evidence.cause.kind)
     try:
         _fill(folder, evidence, redact)

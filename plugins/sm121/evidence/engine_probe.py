@@ -1,8 +1,7 @@
-"""Asks an interpreter what is installed in its environment, without importing any of it.
-
-Runs inside the engine's environment (``python -c``), which has nothing of this suite: standard
-library only. A package is located by its import specification, because an engine on PYTHONPATH (as
-in the development container) has no metadata.
+"""Asks an interpreter what is installed in its environment, without importing any of it. Runs
+inside the engine's environment (``python -c``), which has nothing of this suite: standard library
+only. A package is located by its import specification, because an engine on PYTHONPATH (as in the
+development container) has no metadata.
 
 Asked ``null`` on its standard input it prints one JSON object about what is installed. Asked a list
 of registries of environment variables it prints, for each, whether the package is there and which

@@ -1,7 +1,5 @@
-"""The reproducibility record: what a run was made with.
-
-Phase 9 of the benchmark plan. A value that cannot be known is null, and ``unknown`` says why.
-"""
+"""The reproducibility record: what a run was made with. Phase 9 of the benchmark plan. A value that
+cannot be known is null, and ``unknown`` says why."""
 
 from __future__ import annotations
 
@@ -163,8 +161,7 @@ def record(
     as given). One subprocess is started, with a time limit of `PROBE_TIMEOUT_S` seconds, and
     ``git`` for checkouts. `root` is where ``/proc`` and the files that mark a container are looked
     for. Nothing raises because of the machine: what cannot be read is null. Raises TypeError when
-    `workload` cannot be written as JSON.
-    """
+    `workload` cannot be written as JSON."""
     unknown: dict[str, str] = {}
     secrets = secrets_of(environment)
     probe = _probe(engine_python, environment, unknown)
@@ -258,10 +255,8 @@ def _suite_source(version: str | None, unknown: dict[str, str]) -> SourceRecord:
 
 def _checkout(file: Path) -> SourceRecord | None:
     """The commit of the checkout that tracks `file`, and what differs from it; None when none does.
-
     That the file is tracked matters: a virtual environment may lie inside some other project's
-    checkout.
-    """
+    checkout."""
     folder = file.parent
     if not folder.is_dir():
         return None
@@ -280,15 +275,10 @@ def _checkout(file: Path) -> SourceRecord | None:
 
 
 def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
-    """Files of a checkout that its commit does not have, or not so; None where git knows nothing
-    of them.
-
-    Also those that git was told not to look at: by a flag (assume-unchanged), or by a list of
-    ignored names. What Python compiled does not count.
-
-    Args:
-        parts: files and folders of it that are looked at.
-    """
+    """Files of a checkout that its commit does not have, or not so; None where git knows nothing of
+    them. Also those that git was told not to look at: by a flag (assume-unchanged), or by a list of
+    ignored names. What Python compiled does not count. `parts`: files and folders of it that are
+    looked at."""
     status = _git(checkout, "status", "--porcelain", "-uno", "--", *parts)
     flags = _git(checkout, "ls-files", "-v", "--", *parts)
     others = _git(checkout, "ls-files", "--others", "--", *parts)
@@ -305,11 +295,9 @@ def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says of the checkout that a folder lies in; None where it does not answer.
-
-    No variable may send it to another checkout, and it matters not who owns this one: in a
-    container that is often somebody else.
-    """
+    """What git says of the checkout that a folder lies in; None where it does not answer. No
+    variable may send it to another checkout, and it matters not who owns this one: in a container
+    that is often somebody else."""
     git = shutil.which("git")
     if git is None:
         return None
@@ -442,12 +430,9 @@ def _cpu_model(root: Path) -> str | None:
 
 
 def container(environment: Mapping[str, str], root: Path = Path("/")) -> ContainerRecord | None:
-    """The container of this process; None when nothing says that there is one.
-
-    Podman writes the image into ``/run/.containerenv``. Docker tells a process nothing but that it
-    is there, so the image is null unless it names itself in its environment, as NGC's and vLLM's
-    do.
-    """
+    """The container of this process; None when nothing says that there is one. Podman writes the
+    image into ``/run/.containerenv``. Docker tells a process nothing but that it is there, so the
+    image is null unless it names itself in its environment, as NGC's and vLLM's do."""
     build = {name: environment[name] for name in _IMAGE_VARIABLES if environment.get(name)}
     image = environment.get("VLLM_IMAGE_TAG")
     text = _read(root / "run/.containerenv")

@@ -1,9 +1,7 @@
-"""Why a server died or did not start, read from its log and its exit status.
-
-A log of a dead server is mostly consequences: an ``EngineDeadError`` for each waiting request, a
-"See root cause above". What counts is the earliest most specific line (``rank`` in
-``fixtures/signatures/failures.toml``).
-"""
+"""Why a server died or did not start, read from its log and its exit status. A log of a dead server
+is mostly consequences: an ``EngineDeadError`` for each waiting request, a "See root cause above".
+What counts is the earliest most specific line (``rank`` in
+``fixtures/signatures/failures.toml``)."""
 
 from __future__ import annotations
 
@@ -405,12 +403,10 @@ def classify_lines(lines: Iterable[str], exit_code: int | None = None) -> Cause:
 
 
 def classify(log: Path, exit_code: int | None = None) -> Cause:
-    """Why the server that wrote `log` is dead.
-
-    `exit_code` as of `subprocess` (negative: the signal) or of a shell (128 + signal); None when
-    unknown. A SIGKILL with no cause in the log is reported as a *probable* kill by the host's OOM
-    killer, because nothing else is printed then. Raises OSError when the log cannot be read.
-    """
+    """Why the server that wrote `log` is dead. `exit_code` as of `subprocess` (negative: the
+    signal) or of a shell (128 + signal); None when unknown. A SIGKILL with no cause in the log is
+    reported as a *probable* kill by the host's OOM killer, because nothing else is printed then.
+    Raises OSError when the log cannot be read."""
     reader = FailureReader()
     reader.read(log)
     return reader.cause(exit_code)

@@ -1,8 +1,6 @@
 """Modules that an engine compiled at run time: their names, and what their machine code is for.
-
 That a module lies in a cache proves that some run compiled it, not that this one called it. That it
-is missing from a cache that was empty before proves that nothing of it ran.
-"""
+is missing from a cache that was empty before proves that nothing of it ran."""
 
 from __future__ import annotations
 
@@ -34,13 +32,8 @@ class JitModule(Record):
 
 
 def read(places: Iterable[Path], gpu: int = GB10) -> list[JitModule]:
-    """The modules under some cache folders, by name.
-
-    FlashInfer's are shared libraries in a folder of their name; Triton's are cubins.
-
-    Raises:
-        UsageError: a place does not exist.
-    """
+    """The modules under some cache folders, by name. FlashInfer's are shared libraries in a folder
+    of their name; Triton's are cubins. Raises UsageError: a place does not exist."""
     chosen = list(places)
     for folder in chosen:
         if not folder.exists():

@@ -1,8 +1,6 @@
-"""Which kernels really ran, read from a server's log, with the line that proves each value.
-
-What was asked for proves nothing; neither does a configuration line that says ``auto``. A value on
-which the log is silent is None.
-"""
+"""Which kernels really ran, read from a server's log, with the line that proves each value. What
+was asked for proves nothing; neither does a configuration line that says ``auto``. A value on which
+the log is silent is None."""
 
 from __future__ import annotations
 
@@ -221,11 +219,9 @@ class _ServerState:
 
 
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
-    """The kernel path that a log file proves.
-
-    Of a server that was restarted the last run counts. Where ``docker compose`` mixed several
-    servers into one log, a value counts only when they agree. Memory stays bounded for a log of any
-    size; bytes that are no text are replaced.
+    """The kernel path that a log file proves. Of a server that was restarted the last run counts.
+    Where ``docker compose`` mixed several servers into one log, a value counts only when they
+    agree. Memory stays bounded for a log of any size; bytes that are no text are replaced.
 
     Args:
         engine: ``vllm``, ``sglang`` or ``llama-cpp``.
@@ -313,14 +309,8 @@ def search_last_start(
     ends: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[re.Pattern[str], str]]:
     """Each pattern with each line of a log that matches it, from the last start of each server on.
-
-    What a line quotes of a user is not searched.
-
-    Args:
-        begins, ends: of the `KernelPath` that was read from this log.
-
-    Raises OSError when the file cannot be read.
-    """
+    What a line quotes of a user is not searched. `begins, ends`: of the `KernelPath` that was read
+    from this log. Raises OSError when the file cannot be read."""
     for number, raw in enumerate(read_raw_lines(path)):
         text = raw.decode("utf-8", errors="replace").rstrip()
         matches = [pattern for pattern in patterns if pattern.search(text)]
@@ -336,10 +326,8 @@ def search_last_start(
 
 
 def detect_engine(path: Path) -> str:
-    """Whose log a file is, by the words of its first megabytes; vLLM's where nothing tells.
-
-    Raises OSError when the file cannot be read.
-    """
+    """Whose log a file is, by the words of its first megabytes; vLLM's where nothing tells. Raises
+    OSError when the file cannot be read."""
     with path.open("rb") as file:
         head = file.read(_DETECTED_IN).decode("utf-8", errors="replace")
     engines = {

@@ -1,8 +1,6 @@
-"""Kernel names of a profile: read from a trace, classified, with their shares of time.
-
-Two kinds of profile are read the same way: the Chrome trace of the torch profiler (vLLM, SGLang)
-and the kernel table of Nsight Systems. On an engine without a GPU, operators stand for kernels.
-"""
+"""Kernel names of a profile: read from a trace, classified, with their shares of time. Two kinds of
+profile are read the same way: the Chrome trace of the torch profiler (vLLM, SGLang) and the kernel
+table of Nsight Systems. On an engine without a GPU, operators stand for kernels."""
 
 from __future__ import annotations
 
@@ -186,14 +184,10 @@ class _Trace:
 
 
 def read_trace(path: Path) -> KernelProfile:
-    """The kernels of a Chrome trace (``.json`` or ``.json.gz``) of the torch profiler.
-
-    The file is streamed: memory grows with the number of different kernels, and with the number of
-    operators of a trace that has no GPU kernels.
-
-    Raises:
-        UsageError: it is no such trace, or shows neither kernels nor operators.
-    """
+    """The kernels of a Chrome trace (``.json`` or ``.json.gz``) of the torch profiler. The file is
+    streamed: memory grows with the number of different kernels, and with the number of operators of
+    a trace that has no GPU kernels. Raises UsageError: it is no such trace, or shows neither
+    kernels nor operators."""
     trace = _Trace()
     try:
         for event in _events(path):
@@ -217,12 +211,8 @@ def read_trace(path: Path) -> KernelProfile:
 def read_nsys(text: str, source: Path) -> KernelProfile:
     """The kernels of ``nsys stats --report cuda_gpu_kern_sum``: as CSV, or as it prints them among
     other lines, with names cut at some 100 characters. Of several printed tables the last counts.
-
-    Each row stays a row: two kernels may have the same cut name.
-
-    Raises:
-        UsageError: the text has no such table.
-    """
+    Each row stays a row: two kernels may have the same cut name. Raises UsageError: the text has no
+    such table."""
     lines = text.splitlines()
     heads = [i for i, line in enumerate(lines) if all(c in line for c in _NSYS_COLUMNS)]
     if not heads:
@@ -292,11 +282,8 @@ def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
 
 
 def read(path: Path) -> KernelProfile:
-    """Any of the profiles that are read here, or a log at whose end nsys printed its table.
-
-    Raises:
-        UsageError: it is none of them.
-    """
+    """Any of the profiles that are read here, or a log at whose end nsys printed its table. Raises
+    UsageError: it is none of them."""
     if path.name.endswith(".nsys-rep"):
         return read_nsys_report(path)
     with path.open("rb") as file:

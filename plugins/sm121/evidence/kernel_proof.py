@@ -1,8 +1,6 @@
-"""What the kernels of a profile prove of the path where no line of a log shows it.
-
-The layers that are quantised beyond the checkpoint, by the calls of dense Marlin a decoded token
-(73 with qkv, o and lm_head of 36 layers), and the variant of the experts' first product.
-"""
+"""What the kernels of a profile prove of the path where no line of a log shows it. The layers that
+are quantised beyond the checkpoint, by the calls of dense Marlin a decoded token (73 with qkv, o
+and lm_head of 36 layers), and the variant of the experts' first product."""
 
 from __future__ import annotations
 
@@ -11,13 +9,8 @@ from sm121.evidence.kernel_profile import KernelProfile, KernelTime, entry_of
 
 
 def with_kernels(path: KernelPath, seen: KernelProfile, layers: int | None) -> KernelPath:
-    """The path with what the kernels prove of it, each with its evidence.
-
-    A log that says something else stays in ``also``.
-
-    Args:
-        layers: of the model; None where they are not known.
-    """
+    """The path with what the kernels prove of it, each with its evidence. A log that says something
+    else stays in ``also``. `layers`: of the model; None where they are not known."""
     proven: dict[str, list[str] | str | None] = {
         "requantised": None if layers is None else requantised(seen, layers),
         "moe_variant": moe_variant(seen),
@@ -48,13 +41,9 @@ def moe_variant(seen: KernelProfile) -> str | None:
 
 def requantised(seen: KernelProfile, layers: int) -> list[str] | None:
     """Which of ``qkv``, ``o``, ``lm_head`` run on dense Marlin; None where the calls prove nothing.
-
     Of a checkpoint whose experts alone are quantised, as gpt-oss's. The measure is one write into
-    the KV cache a layer and forward pass. ``qkv`` alone is not told from ``o`` alone.
-
-    Args:
-        layers: of the model.
-    """
+    the KV cache a layer and forward pass. ``qkv`` alone is not told from ``o`` alone. `layers`: of
+    the model."""
     passes, rest = divmod(sum(row.calls for row in _rows(seen, "layer_pass")), layers)
     if rest or not passes:
         return None

@@ -1,9 +1,7 @@
-"""Server logs as a stream of clean lines.
-
-People, containers and process managers wrap what a server prints: ANSI colours, ``(EngineCore
-pid=7)``, ``docker compose``, journald, Ray, Kubernetes, CI, log stores, ``grep -n``. This module
-undoes that, in bounded memory, so that a signature is a pattern on the message alone.
-"""
+"""Server logs as a stream of clean lines. People, containers and process managers wrap what a
+server prints: ANSI colours, ``(EngineCore pid=7)``, ``docker compose``, journald, Ray, Kubernetes,
+CI, log stores, ``grep -n``. This module undoes that, in bounded memory, so that a signature is a
+pattern on the message alone."""
 
 from __future__ import annotations
 
@@ -198,12 +196,9 @@ def _json_message(text: str) -> str:
 
 
 def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:
-    """Clean lines, with those that a poster wrapped put together again.
-
-    A line that starts with blanks and has no prefix of its own belongs to the one before it. Stack
-    frames are joined to their ``Traceback`` line by the same rule; the exception under them starts
-    a line.
-    """
+    """Clean lines, with those that a poster wrapped put together again. A line that starts with
+    blanks and has no prefix of its own belongs to the one before it. Stack frames are joined to
+    their ``Traceback`` line by the same rule; the exception under them starts a line."""
     pending: LogLine | None = None
     for raw in lines:
         line = clean(raw)
@@ -232,10 +227,8 @@ def join(held: LogLine, line: LogLine) -> LogLine:
 
 
 def moment(raw: str, now: datetime.datetime) -> datetime.datetime | None:
-    """The time that a line was printed at, on its server's clock; None where it does not say.
-
-    A year that is missing is the one in which that day was last, seen from `now`.
-    """
+    """The time that a line was printed at, on its server's clock; None where it does not say. A
+    year that is missing is the one in which that day was last, seen from `now`."""
     match = _MOMENT.search(raw[:_PREFIX_LIMIT])
     if match is None:
         return None
@@ -255,11 +248,9 @@ def is_traceback_opening(line: LogLine) -> bool:
 
 
 def read_physical_lines(path: Path) -> Iterator[str]:
-    """The lines of a log, each cut at `LINE_LIMIT` characters.
-
-    A carriage return ends a line too (progress bars). Bytes that are not UTF-8 are replaced. Memory
-    stays bounded whatever the file holds. Raises OSError when the file cannot be read.
-    """
+    """The lines of a log, each cut at `LINE_LIMIT` characters. A carriage return ends a line too
+    (progress bars). Bytes that are not UTF-8 are replaced. Memory stays bounded whatever the file
+    holds. Raises OSError when the file cannot be read."""
     for line in read_raw_lines(path):
         yield line.decode("utf-8", errors="replace")
 
@@ -295,10 +286,9 @@ def without_digits(text: str) -> str:
 def read_new_lines(
     path: Path, is_plain: Callable[[LogLine], bool], again: Callable[[bytes, LogLine], None]
 ) -> Iterator[LogLine]:
-    """The lines of a log as `join_wrapped` gives them, ten times as fast where they repeat.
-
-    A log of gigabytes says the same few things over and over with other numbers. A line that
-    differs in digits alone from a plain one is not given again, unless a later piece continues it.
+    """The lines of a log as `join_wrapped` gives them, ten times as fast where they repeat. A log
+    of gigabytes says the same few things over and over with other numbers. A line that differs in
+    digits alone from a plain one is not given again, unless a later piece continues it.
 
     Args:
         is_plain: whether a line says nothing, whatever digits stand in it; asked after the line

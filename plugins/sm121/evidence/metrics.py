@@ -17,11 +17,9 @@ _LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPath:
-    """The path with what the metrics show beside it.
-
-    Where log and metrics say different things, the log's value stands and ``<field>_also`` has the
-    metric. Raises DataFileError when nothing is known of the engine.
-    """
+    """The path with what the metrics show beside it. Where log and metrics say different things,
+    the log's value stands and ``<field>_also`` has the metric. Raises DataFileError when nothing is
+    known of the engine."""
     signatures = load_signatures(engine).metric
     metric_names = {name for s in signatures for name in (s.metric, s.served) if name is not None}
     samples = list(samples_of(text, metric_names.__contains__))
@@ -63,9 +61,7 @@ def samples_of(
     text: str, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, dict[str, str], float, str]]:
     """Name, labels, value and line of each sample whose name is wanted, in a Prometheus exposition.
-
-    A value may be NaN or infinite. What is no sample is left out.
-    """
+    A value may be NaN or infinite. What is no sample is left out."""
     for line in text.splitlines():
         match = _SAMPLE.match(line) if len(line) <= _LONGEST_LINE else None
         if match is None or not wanted(match["name"]):

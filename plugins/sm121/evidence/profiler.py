@@ -1,9 +1,7 @@
-"""Takes a profile of some decode steps from a running server.
-
-vLLM that was started with ``--profiler-config`` profiles from POST /start_profile until
-/stop_profile, and does nothing before: the flag alone costs nothing. What a profile leaves behind
-is another matter, see ``docs/kernel-path.md``.
-"""
+"""Takes a profile of some decode steps from a running server. vLLM that was started with
+``--profiler-config`` profiles from POST /start_profile until /stop_profile, and does nothing
+before: the flag alone costs nothing. What a profile leaves behind is another matter, see
+``docs/kernel-path.md``."""
 
 from __future__ import annotations
 
@@ -34,22 +32,16 @@ def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
         traces: folder of the traces, on this machine.
         steps: tokens that are generated while the profiler runs.
 
-    Raises:
-        NotRun: the server has no profiler, or wrote no trace.
-    """
+    Raises NotRun: the server has no profiler, or wrote no trace."""
     before = set(_written(traces))
     _decode(endpoint, steps)
     return _newest(traces, before)
 
 
 def profile_with_nsys(endpoint: Endpoint, report: Path, steps: int = 16) -> KernelProfile:
-    """The kernels of about `steps` decode steps, by the Nsight Systems that started the server.
-
-    The report is kept at `report`, or beside it with a number, as nsys names them.
-
-    Raises:
-        NotRun: the server has no profiler, or nsys wrote nothing.
-    """
+    """The kernels of about `steps` decode steps, by the Nsight Systems that started the server. The
+    report is kept at `report`, or beside it with a number, as nsys names them. Raises NotRun: the
+    server has no profiler, or nsys wrote nothing."""
 
     def written() -> set[tuple[Path, int]]:
         reports = report.parent.glob(f"{report.name}*.nsys-rep")
@@ -66,11 +58,9 @@ def profile_with_nsys(endpoint: Endpoint, report: Path, steps: int = 16) -> Kern
 
 
 def _decode(endpoint: Endpoint, steps: int) -> None:
-    """Generate, with the profiler on for `steps` tokens after it says that it is on.
-
-    The answer is read all the while: a server of thousands of tokens a second has many ready
-    before a slow /start_profile answers, and they are not steps of the profile.
-    """
+    """Generate, with the profiler on for `steps` tokens after it says that it is on. The answer is
+    read all the while: a server of thousands of tokens a second has many ready before a slow
+    /start_profile answers, and they are not steps of the profile."""
     request = {
         "model": endpoint.served_name,
         "prompt": "One, two, three,",

@@ -92,7 +92,6 @@ def kernel_contradictions(
     layers: int | None = None,
 ) -> list[str]:
     """What of the kernels of a decode step is not as the log says or as required, a line each.
-
     There must be kernels of attention and of the experts, and they must be those of the backends
     that the log resolved, by ``fixtures/kernels/names.toml``; a backend of which no kernel is known
     is contradicted, so that an emulation is not taken for proof. The profile's rules come on top.

@@ -1,8 +1,6 @@
-"""Log signatures: what a line of a server's log proves, as data.
-
-One TOML file for each engine in ``fixtures/signatures``. A wrong file is an error when it is
-loaded, never a signature that silently does not match.
-"""
+"""Log signatures: what a line of a server's log proves, as data. One TOML file for each engine in
+``fixtures/signatures``. A wrong file is an error when it is loaded, never a signature that silently
+does not match."""
 
 from __future__ import annotations
 
@@ -201,10 +199,8 @@ def known_engines() -> tuple[str, ...]:
 
 @cache
 def load_signatures(engine: str) -> SignatureSet:
-    """The signatures of an engine: ``vllm``, ``sglang``, ``llama-cpp``.
-
-    Raises DataFileError when there is no such file or when it is wrong.
-    """
+    """The signatures of an engine: ``vllm``, ``sglang``, ``llama-cpp``. Raises DataFileError when
+    there is no such file or when it is wrong."""
     if engine not in known_engines():
         raise DataFileError(
             f"fixtures/signatures/{engine}.toml: no such file; "

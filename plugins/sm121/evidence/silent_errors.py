@@ -1,7 +1,5 @@
-"""Errors that kill nobody: what a server's log and the kernel say of them while it serves on.
-
-What counts as one, and which are accepted, is data: ``fixtures/signatures/failures.toml``.
-"""
+"""Errors that kill nobody: what a server's log and the kernel say of them while it serves on. What
+counts as one, and which are accepted, is data: ``fixtures/signatures/failures.toml``."""
 
 from __future__ import annotations
 
@@ -59,11 +57,7 @@ class ErrorReader:
         self._stacks: dict[str, tuple[str | None, bool]] = {}
 
     def read(self, log: Path) -> list[SilentError]:
-        """What the log reports beyond what was read before.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """What the log reports beyond what was read before. Raises OSError: it cannot be read."""
         return [error for line in join_wrapped(self._new(log)) for error in self._errors_in(line)]
 
     def _new(self, log: Path) -> Iterator[str]:

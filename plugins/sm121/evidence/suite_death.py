@@ -28,9 +28,7 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -
         main_pid: of the server itself.
         suite: pid of the suite's process, empty where it is not known.
 
-    Raises:
-        OSError: it cannot be written.
-    """
+    Raises OSError: it cannot be written."""
     directory = status.parent
     secrets = secrets_of(os.environ)
     kernel = kernel_messages.since(time.monotonic() - _LOOK_BACK_S)

@@ -43,11 +43,9 @@ class BenchmarkCase:
 
 
 def select(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, ...]:
-    """The cases, at gpt-oss-120b's sizes when `full`.
-
-    Reduced: a twenty-fifth of an expert's weights, 8 experts, a sixteenth of the vocabulary.
-    Attention and quantisation are as they are, at the depths given.
-    """
+    """The cases, at gpt-oss-120b's sizes when `full`. Reduced: a twenty-fifth of an expert's
+    weights, 8 experts, a sixteenth of the vocabulary. Attention and quantisation are as they are,
+    at the depths given."""
     cases = [BenchmarkCase(f"moe-{n}", "fused_moe", tokens=n) for n in MOE_TOKENS]
     for depth in depths:
         decode = BenchmarkCase(f"decode-{depth}", "decode_attention", depth=depth)

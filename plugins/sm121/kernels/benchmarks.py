@@ -1,10 +1,8 @@
-"""Kernel times: the call that is timed, the bytes it has to move, and whether it did its work.
-
-A number counts only when the output of a timed call is right (some rows of it against the oracle,
-all of it written, from values that no call before it had) and when it is not faster than memory: a
+"""Kernel times: the call that is timed, the bytes it has to move, and whether it did its work. A
+number counts only when the output of a timed call is right (some rows of it against the oracle, all
+of it written, from values that no call before it had) and when it is not faster than memory: a
 share of the measured bandwidth above one says that the kernel left something out, or that its data
-came from a cache.
-"""
+came from a cache."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ class Timed:
 
 def build(provider: Any, case: BenchmarkCase) -> Timed:
     """A case's call with its inputs on the provider's device, weights already in its own layout.
-
-    Raises NotRun when the provider lacks the operation.
-    """
+    Raises NotRun when the provider lacks the operation."""
     declared = declaration(provider)
     if getattr(provider, case.operation, None) is None:
         raise NotRun(
@@ -78,11 +74,8 @@ def check_output(case: BenchmarkCase, timed: Timed, output: Any) -> None:
 
 
 def check(case: BenchmarkCase, seconds: float, timed: Timed, output: Any, peak: Bandwidth) -> float:
-    """The share of the roofline.
-
-    Raises:
-        Invalid: the output is wrong, or the time is shorter than memory allows.
-    """
+    """The share of the roofline. Raises Invalid: the output is wrong, or the time is shorter than
+    memory allows."""
     check_output(case, timed, output)
     share = timed.bytes_moved / seconds / 1e9 / peak.best_gb_s
     if not 0 < share <= _MARGIN:

@@ -4,12 +4,9 @@ A scale of the second matrix that is one exponent too high adds what its block g
 once more, to the same output of every token of the expert; one too low takes half of it away. How
 much of a block's part is in the error is found by projecting one on the other over all tokens of
 the expert (least squares): 1, -1/2, or near 0. Rounding is no part of any block, so it averages
-out, and a kernel that rounds often is judged as sharply as one that does not.
-
-A scale of the first matrix moves one hidden activation of every token that lives in its block. What
-both wrong scales, one too high and one too low, would do is computed, and the error projected on
-each: 1 or near 0.
-"""
+out, and a kernel that rounds often is judged as sharply as one that does not. A scale of the first
+matrix moves one hidden activation of every token that lives in its block. What both wrong scales,
+one too high and one too low, would do is computed, and the error projected on each: 1 or near 0."""
 
 from __future__ import annotations
 
@@ -83,11 +80,8 @@ def of_second_matrix(
     roundings: moe.Roundings = moe.EXACT,
     **swiglu: float,
 ) -> Shares:
-    """The shares of w2.
-
-    error [T, H] float64: output minus oracle; arguments and keywords: those of
-    `oracles.moe.fused_moe`. Blocks that give nothing to any token have none.
-    """
+    """The shares of w2. error [T, H] float64: output minus oracle; arguments and keywords: those of
+    `oracles.moe.fused_moe`. Blocks that give nothing to any token have none."""
     x, weights, ids, w1, b1, w2, _ = arguments
     for e, tokens, rank in _tokens(ids, weights):
         hidden = moe.hidden(x[tokens].double(), w1, b1, e, roundings=roundings, **swiglu)
@@ -110,8 +104,7 @@ def of_first_matrix(
 ) -> Shares:
     """The shares of w1, where each token lives in one block and w2 reads each hidden activation out
     alone; the larger of both wrong scales. As of `of_second_matrix`. The gate row and the up row of
-    an activation cannot always be told apart.
-    """
+    an activation cannot always be told apart."""
     _, weights, ids, *_ = arguments
     for e, tokens, rank in _tokens(ids, weights):
         moved = Moved.of(arguments, e, tokens, roundings=roundings, **swiglu)

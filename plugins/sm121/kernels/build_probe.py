@@ -1,8 +1,6 @@
-"""Where an interpreter would import packages from, without importing any of them.
-
-Runs in the engine's environment too (``python -c``), which has nothing of this suite: standard
-library only. Asked a list of names as JSON on its standard input, it prints an object as JSON.
-"""
+"""Where an interpreter would import packages from, without importing any of them. Runs in the
+engine's environment too (``python -c``), which has nothing of this suite: standard library only.
+Asked a list of names as JSON on its standard input, it prints an object as JSON."""
 
 from __future__ import annotations
 

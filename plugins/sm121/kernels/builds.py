@@ -1,9 +1,6 @@
-"""Whether the kernels that a provider calls are those of the build that serves.
-
-A provider imports vLLM or FlashInfer in this process. The engine has an interpreter and an
-environment of its own (``--engine-python``, a PYTHONPATH of its configuration), and may import
-another build.
-"""
+"""Whether the kernels that a provider calls are those of the build that serves. A provider imports
+vLLM or FlashInfer in this process. The engine has an interpreter and an environment of its own
+(``--engine-python``, a PYTHONPATH of its configuration), and may import another build."""
 
 from __future__ import annotations
 

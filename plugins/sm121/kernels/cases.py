@@ -1,8 +1,6 @@
-"""What the numerics tests are run on: one dataclass a kind of case, one group a test.
-
-The cases are rows of fixtures/kernels/cases.toml. No torch here: cases are counted, named and
-selected where there is none.
-"""
+"""What the numerics tests are run on: one dataclass a kind of case, one group a test. The cases are
+rows of fixtures/kernels/cases.toml. No torch here: cases are counted, named and selected where
+there is none."""
 
 from __future__ import annotations
 
@@ -88,13 +86,10 @@ class RouteCase(_Case):
 
 @dataclass(frozen=True)
 class MoeCase(_Case):
-    """A layer's experts on `tokens` tokens.
-
-    routing: `random`; `one`: every token on expert 1 with its other places on neighbours; `blocks`:
-    each token is zero outside one block of 32 and goes to one expert with the whole weight, each
-    block to each expert several times; `skewed`: the upper half of the experts
-    has no token; `last`: as `one`, on the last expert.
-    """
+    """A layer's experts on `tokens` tokens. routing: `random`; `one`: every token on expert 1 with
+    its other places on neighbours; `blocks`: each token is zero outside one block of 32 and goes to
+    one expert with the whole weight, each block to each expert several times; `skewed`: the upper
+    half of the experts has no token; `last`: as `one`, on the last expert."""
 
     operation: ClassVar[Operation] = "fused_moe"
     tokens: int = 1

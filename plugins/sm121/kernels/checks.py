@@ -28,13 +28,11 @@ class DeviceFault(RuntimeError):
 
 
 def check(provider: Any, problem: Problem) -> list[Fact]:
-    """Run an operation twice, on fresh inputs and into differently poisoned memory.
-
-    Returns one line for each thing that is wrong: values, shapes, poison that was left, inputs that
-    were changed, bits that differ although the provider declares them the same. Raises NotRun when
-    the provider lacks the operation, and Inapplicable when it refuses the input aloud: what is
-    refused is never served wrong.
-    """
+    """Run an operation twice, on fresh inputs and into differently poisoned memory. Returns one
+    line for each thing that is wrong: values, shapes, poison that was left, inputs that were
+    changed, bits that differ although the provider declares them the same. Raises NotRun when the
+    provider lacks the operation, and Inapplicable when it refuses the input aloud: what is refused
+    is never served wrong."""
     declared, operation = _operation_of(provider, problem)
     if problem.block is not None and problem.block not in declared.block_sizes:
         raise Inapplicable(
@@ -86,11 +84,9 @@ def record_graph(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 def check_replay(provider: Any, problem: Problem, record: Recorder = record_graph) -> list[Fact]:
     """Capture an operation on other values than the problem's, then replay it on the problem's.
-
-    What was captured has to follow its inputs, write its whole output each time, and be bit for
-    bit what an eager call gives, where the operation is declared deterministic. Raises NotRun when
-    the provider does not declare the operation capturable.
-    """
+    What was captured has to follow its inputs, write its whole output each time, and be bit for bit
+    what an eager call gives, where the operation is declared deterministic. Raises NotRun when the
+    provider does not declare the operation capturable."""
     declared, _ = _operation_of(provider, problem)
     if problem.operation not in declared.graphs:
         raise Inapplicable(

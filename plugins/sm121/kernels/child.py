@@ -1,7 +1,5 @@
-"""A process in which kernels are judged, in the interpreter and the environment of the engine.
-
-A case that ends the process is a failure of that case. The next one gets a new process.
-"""
+"""A process in which kernels are judged, in the interpreter and the environment of the engine. A
+case that ends the process is a failure of that case. The next one gets a new process."""
 
 from __future__ import annotations
 
@@ -82,11 +80,8 @@ class Child:
     _errors: IO[bytes] | None = None
 
     def ask(self, question: str, *arguments: Any, within_s: float | None = None) -> Any:
-        """The answer to a question of `sm121.kernels.judge`.
-
-        Args:
-            within_s: the process is ended when it takes longer, in seconds; None: the test's own
-                limit does that.
+        """The answer to a question of `sm121.kernels.judge`. `within_s`: the process is ended when
+        it takes longer, in seconds; None: the test's own limit does that.
 
         Raises:
             Inapplicable, Invalid, NotRun, UsageError: as they were raised there.

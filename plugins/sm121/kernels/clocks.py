@@ -67,7 +67,6 @@ class EventClock:
 
 @functools.cache
 def clock_of(device: str) -> HostClock | EventClock:
-    """The clock for a provider's device: one for all tests, for pytest-benchmark keeps the timer
-    of each of them to the end of the session, and a timer holds gigabytes where caches are large.
-    """
+    """The clock for a provider's device: one for all tests, for pytest-benchmark keeps the timer of
+    each of them to the end of the session, and a timer holds gigabytes where caches are large."""
     return HostClock() if device == "cpu" else EventClock(device)

@@ -1,9 +1,7 @@
-"""How far a kernel's output is from the oracle, and how far it may be.
-
-Four measures, because each is blind to something: the largest error sees one wrong element, the
-row's RMS one wrong row, the slope <a, r>/<r, r> a scale error (all of them sum over the whole
-output, so noise averages out), the mean error a bias. The measures of `peer-survey.md` §3.2.
-"""
+"""How far a kernel's output is from the oracle, and how far it may be. Four measures, because each
+is blind to something: the largest error sees one wrong element, the row's RMS one wrong row, the
+slope <a, r>/<r, r> a scale error (all of them sum over the whole output, so noise averages out),
+the mean error a bias. The measures of `peer-survey.md` §3.2."""
 
 from __future__ import annotations
 
@@ -58,10 +56,8 @@ class _Tolerances(DataTable):
 
 @functools.cache
 def tolerances() -> tuple[KernelTolerance, ...]:
-    """All tolerances of `fixtures/kernels/tolerances.toml`.
-
-    Raises DataFileError when the file does not say what it has to.
-    """
+    """All tolerances of `fixtures/kernels/tolerances.toml`. Raises DataFileError when the file does
+    not say what it has to."""
     return data_file.load("kernels/tolerances.toml", _Tolerances).tolerance
 
 
@@ -123,10 +119,8 @@ def widened(limit: KernelTolerance, rounded: Tensor, reference: Tensor) -> Kerne
 
 
 def measure(actual: Tensor, reference: Tensor, floor: float) -> Errors:
-    """Compare actual [rows, n] of any dtype with reference [rows, n] float64, which is finite.
-
-    No rows at all have no errors. Raises ValueError for different shapes.
-    """
+    """Compare actual [rows, n] of any dtype with reference [rows, n] float64, which is finite. No
+    rows at all have no errors. Raises ValueError for different shapes."""
     if actual.shape != reference.shape:
         raise ValueError(f"shapes differ: {tuple(actual.shape)} and {tuple(reference.shape)}")
     if not reference.numel():

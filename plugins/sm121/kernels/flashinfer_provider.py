@@ -3,11 +3,9 @@
 Prefill by the attention-sink wrapper on fa2 (the backend of SM12x; the plain wrappers take `sinks=`
 and ignore it on fa2), decode by XQA, and the quantisers, whose kernels have bodies from sm100 on.
 The experts by `cutlass_fused_moe`: with bfloat16 activations on sm90 (W4A16), with MXFP8
-activations on SM10x and SM12x (W4A8); neither exists on the other's architectures.
-
-What the installed release does not have is NotRun, with the release that has it
-(``fixtures/kernels/flashinfer.toml``). A kernel that raises is a failure.
-"""
+activations on SM10x and SM12x (W4A8); neither exists on the other's architectures. What the
+installed release does not have is NotRun, with the release that has it
+(``fixtures/kernels/flashinfer.toml``). A kernel that raises is a failure."""
 
 from __future__ import annotations
 
@@ -114,11 +112,8 @@ class FlashInferProvider(PlanningProvider):
         return functools.partial(quantize, alignment=_BLOCK, backend="cute-dsl")
 
     def _api(self, module: str, name: str, *arguments: str) -> Any:
-        """A function or class of FlashInfer that takes these arguments by name.
-
-        Raises:
-            NotRun: this release does not have it.
-        """
+        """A function or class of FlashInfer that takes these arguments by name. Raises NotRun: this
+        release does not have it."""
         try:
             function = getattr(importlib.import_module(module), name, None)
         except ModuleNotFoundError as error:

@@ -1,9 +1,7 @@
-"""Judges kernels in a process of their own, which runs in the interpreter that serves with them.
-
-It is started by `sm121.kernels.child` and needs nothing of the suite to be installed there: torch,
+"""Judges kernels in a process of their own, which runs in the interpreter that serves with them. It
+is started by `sm121.kernels.child` and needs nothing of the suite to be installed there: torch,
 numpy and pydantic, which an engine has. Oracles, poison, replays and clocks work on the provider's
-own memory and device, so that they are here and not in pytest's process.
-"""
+own memory and device, so that they are here and not in pytest's process."""
 
 from __future__ import annotations
 
@@ -63,9 +61,7 @@ def _tactics(name: str, operation: Any) -> list[str]:
 
 def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
     """Seconds of each round and what they were held against; of no rounds the output is judged.
-
-    Raises Invalid where the number is of a call that did not do its work.
-    """
+    Raises Invalid where the number is of a call that did not do its work."""
     provider = _provider(name)
     device = declaration(provider).device
     clock, peak = clocks.clock_of(device), benchmarks.bandwidth(device)

@@ -1,9 +1,7 @@
-"""Memory that a kernel is given to write to holds what it must not be found holding.
-
-The contract has no `out=`: outputs are the provider's to allocate. So every uninitialised tensor
-that is made while an operation runs, in Python or by an ATen operator, is filled first. Memory that
-an extension takes inside its own C++ code is out of reach of this.
-"""
+"""Memory that a kernel is given to write to holds what it must not be found holding. The contract
+has no `out=`: outputs are the provider's to allocate. So every uninitialised tensor that is made
+while an operation runs, in Python or by an ATen operator, is filled first. Memory that an extension
+takes inside its own C++ code is out of reach of this."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""From a case to tensors, and to what must be said of the output.
-
-Random values come from a generator of the case's seed, so that a case is the same everywhere. The
-oracle is asked once, when the problem is built.
-"""
+"""From a case to tensors, and to what must be said of the output. Random values come from a
+generator of the case's seed, so that a case is the same everywhere. The oracle is asked once, when
+the problem is built."""
 
 from __future__ import annotations
 
@@ -125,11 +123,8 @@ def _dequantise(case: DequantiseCase) -> Problem:
 
 
 def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -> Problem:
-    """Decoding is exact: the one value of each code.
-
-    Left open: below 2^-126 float32 may be flushed to zero; from 2^128 on it may be infinite or the
-    largest number; the sign of zero.
-    """
+    """Decoding is exact: the one value of each code. Left open: below 2^-126 float32 may be flushed
+    to zero; from 2^128 on it may be infinite or the largest number; the sign of zero."""
     expected = mxfp4.dequantise(packed, scales)
 
     def judge(output: Any, _declared: Declaration) -> list[Fact]:
@@ -221,12 +216,10 @@ def _midpoints(case: QuantiseCase) -> NDArray[np.float64]:
 
 
 def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
-    """Encoding of x [M, K] bfloat16: the scale of the provider's rule, elements the nearest.
-
-    Bytes are not compared across rules: the scale has to be the one of the declared rule, or of one
-    rule throughout. Left open: which neighbour a tie goes to, blocks whose scale is at the ends of
-    E8M0, the sign of zero.
-    """
+    """Encoding of x [M, K] bfloat16: the scale of the provider's rule, elements the nearest. Bytes
+    are not compared across rules: the scale has to be the one of the declared rule, or of one rule
+    throughout. Left open: which neighbour a tie goes to, blocks whose scale is at the ends of E8M0,
+    the sign of zero."""
     values = x.double().numpy()
     rules = mxfp4.ScaleRule if form == "mxfp4" else mxfp8.ScaleRule
     operation: Operation = "mxfp4_quantize" if form == "mxfp4" else "mxfp8_quantize"

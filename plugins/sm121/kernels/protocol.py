@@ -22,8 +22,7 @@ A provider may also have `prepare(operation, *arguments, **keywords)`, for what 
 when it loads weights or plans a step. It returns a call without arguments that runs the operation
 on these tensors, or None: there is nothing to prepare. Weights, cache, block table and lengths stay
 as they are between calls; `ACTIVATIONS` are read anew each time. What a provider can say of itself
-beyond that is in `Declaration`; each of these is an attribute that may be missing.
-"""
+beyond that is in `Declaration`; each of these is an attribute that may be missing."""
 
 from __future__ import annotations
 
@@ -122,10 +121,8 @@ def prepared(
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a provider says of itself, as attributes of the same names; these are the defaults.
-
-    A statement is a promise: what is declared is tested, what is not is left open.
-    """
+    """What a provider says of itself, as attributes of the same names; these are the defaults. A
+    statement is a promise: what is declared is tested, what is not is left open."""
 
     name: str = "unnamed"
     device: str = "cpu"

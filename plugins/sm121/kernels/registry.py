@@ -1,7 +1,5 @@
-"""Kernel providers by the name that ``--kernel-provider`` takes.
-
-A provider is imported only when it is asked for: the list is there without torch.
-"""
+"""Kernel providers by the name that ``--kernel-provider`` takes. A provider is imported only when
+it is asked for: the list is there without torch."""
 
 from __future__ import annotations
 
@@ -38,11 +36,8 @@ def packages(name: str) -> tuple[str, ...]:
 
 
 def check_name(name: str) -> None:
-    """Whether a name can be one of a provider's, before anything is imported.
-
-    Raises:
-        UsageError: neither a known name nor MODULE:ATTR of a module that is there.
-    """
+    """Whether a name can be one of a provider's, before anything is imported. Raises UsageError:
+    neither a known name nor MODULE:ATTR of a module that is there."""
     if name in _PROVIDERS:
         return
     module, separator, attribute = name.partition(":")

@@ -89,12 +89,9 @@ def component(operation: Operation) -> Fact:
 
 
 def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> list[Choice]:
-    """Who judges an operation on a path: one choice for each kernel that serves it.
-
-    Args:
-        path: resolved, or expected; where layers run several values (``also``), each of them is a
-            kernel that serves.
-    """
+    """Who judges an operation on a path: one choice for each kernel that serves it. `path`:
+    resolved, or expected; where layers run several values (``also``), each of them is a kernel that
+    serves."""
     named = component(operation)
     first = getattr(path, named)
     return [

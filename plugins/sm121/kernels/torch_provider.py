@@ -1,9 +1,7 @@
-"""The provider `torch`: plain PyTorch with the roundings of a real kernel.
-
-Activations are bfloat16 at every place where a kernel would store them, sums are float32. Written
-independently of the oracle: another formula for each codec, one softmax over tiles of keys. Its
-small methods are the places at which a kernel can go wrong, and where the meta tests break it.
-"""
+"""The provider `torch`: plain PyTorch with the roundings of a real kernel. Activations are bfloat16
+at every place where a kernel would store them, sums are float32. Written independently of the
+oracle: another formula for each codec, one softmax over tiles of keys. Its small methods are the
+places at which a kernel can go wrong, and where the meta tests break it."""
 
 from __future__ import annotations
 
@@ -232,10 +230,8 @@ class TorchProvider:
 
 
 def _times_power_of_two(values: Tensor, exponents: Tensor) -> Tensor:
-    """values * 2^exponents, [..., n] with one exponent a row or [...] each, exact in float32.
-
-    In two steps, because 2^exponent itself may be beyond float32.
-    """
+    """values * 2^exponents, [..., n] with one exponent a row or [...] each, exact in float32. In
+    two steps, because 2^exponent itself may be beyond float32."""
     if exponents.dim() < values.dim():
         exponents = exponents[..., None]
     half = exponents // 2

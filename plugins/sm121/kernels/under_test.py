@@ -57,11 +57,7 @@ class Kernels:
 
     def time(self, case: BenchmarkCase, benchmark: Any) -> None:
         """Time a case, and replay the rounds as pytest-benchmark's, what they were held against in
-        its extra_info.
-
-        Raises:
-            Invalid: the number is of a call that did not do its work.
-        """
+        its extra_info. Raises Invalid: the number is of a call that did not do its work."""
         name, child = self._provider(case.operation)
         answer = child.ask("time", name, case, (0, 0) if benchmark.disabled else _ROUNDS)
         rounds = answer["seconds"] or [0.0]  # not timed: called once, and judged

@@ -5,8 +5,7 @@ Called as vLLM 0.32 calls them: attention as `CPUAttentionBackendImpl` does (v1/
 cpu_attn.py), the experts as `CPUUnquantizedExperts` does (model_executor/layers/fused_moe/experts/
 cpu_moe.py) on MXFP4 weights decoded to bfloat16 or float32, which hold them exactly, routing as
 `CPURouter` does, which has no kernel of its own and is PyTorch, and the head as
-`dispatch_cpu_unquantized_gemm` does (model_executor/layers/utils.py). There are no quantisers.
-"""
+`dispatch_cpu_unquantized_gemm` does (model_executor/layers/utils.py). There are no quantisers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """The providers `vllm` and `vllm-triton`: the kernels that vLLM serves gpt-oss with on a GPU.
-
 Called as vLLM 0.24 to 0.33 call them: the experts by Marlin (`fused_marlin_moe`) or by the Triton
 kernels from OpenAI (`triton_kernel_fused_experts`), attention by Triton's unified attention with
-sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by the Triton kernels' `downcast_to_mxfp`.
-"""
+sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by the Triton kernels' `downcast_to_mxfp`."""
 
 from __future__ import annotations
 

@@ -20,9 +20,7 @@ def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration, cache: Pat
         under_test: its interpreter and variables are used.
         cache: folder of what was accepted before: importing the engine to ask it takes seconds.
 
-    Raises:
-        UsageError: it refuses one; names axis, value, and the engine's message.
-    """
+    Raises UsageError: it refuses one; names axis, value, and the engine's message."""
     space = plan.space
     engine = registry.engine(space.engine)
     if not isinstance(engine, ChecksArguments):

@@ -118,11 +118,8 @@ def duration(seconds: float) -> str:
 def spent(
     records: Sequence[CellRecord], references: Sequence[CellRecord] = ()
 ) -> Mapping[str, float]:
-    """What the cells of this run took: boots, seconds of boots, seconds in all.
-
-    Args:
-        references: the baseline where it was started to compare with and is no cell of the run.
-    """
+    """What the cells of this run took: boots, seconds of boots, seconds in all. `references`: the
+    baseline where it was started to compare with and is no cell of the run."""
     new = [record for record in records if not record.resumed]
     both = [*new, *references]
     return {

@@ -1,8 +1,6 @@
-"""Covering arrays: the fewest cells in which every combination of N values occurs.
-
-The array is `covertable`'s (a greedy construction, deterministic); what it covers is counted here,
-from the cells alone.
-"""
+"""Covering arrays: the fewest cells in which every combination of N values occurs. The array is
+`covertable`'s (a greedy construction, deterministic); what it covers is counted here, from the
+cells alone."""
 
 from __future__ import annotations
 
@@ -62,11 +60,8 @@ class Array:
 
 
 def parse_strength(text: str) -> Strength:
-    """What ``--matrix`` says.
-
-    Raises:
-        OptionError: it is neither a number nor ``full`` nor ``none``.
-    """
+    """What ``--matrix`` says. Raises OptionError: it is neither a number nor ``full``
+    nor ``none``."""
     if text in ("full", "none"):
         return text  # type: ignore[return-value]
     if not text.isdecimal() or int(text) < 1:
@@ -75,11 +70,8 @@ def parse_strength(text: str) -> Strength:
 
 
 def build(space: Space, strength: Strength = 2) -> Array:
-    """The cells that are tried: baseline, named ones, feature by feature, and the array.
-
-    Raises:
-        OptionError: the strength is larger than the number of axes.
-    """
+    """The cells that are tried: baseline, named ones, feature by feature, and the array. Raises
+    OptionError: the strength is larger than the number of axes."""
     if isinstance(strength, int) and strength > len(space.axes):
         raise OptionError(
             "--matrix",

@@ -1,9 +1,7 @@
 """One cell, from its start to its rate: what is checked, in this order, until something is wrong.
-
 It starts, or says why not; it runs what was asked for; it knows its answers; they are the
 baseline's, one by one and several at the same time; drafts are accepted where it speculates; it
-still lives; it is as fast as it should be.
-"""
+still lives; it is as fast as it should be."""
 
 from __future__ import annotations
 
@@ -299,10 +297,8 @@ class Examiner:
         return recorded
 
     def _stress(self, record: CellRecord, server: Server) -> str | None:
-        """Several requests at the same time, each answer checked against the baseline's.
-
-        One small function, so that a stress of another make can take its place.
-        """
+        """Several requests at the same time, each answer checked against the baseline's. One small
+        function, so that a stress of another make can take its place."""
         if self.baseline is None:
             raise NotRun("the baseline has no answers to compare with")
         bound = self._bound(record.values)

@@ -1,9 +1,7 @@
-"""The smallest sets of values that fail, from what the array shows and a few cells more.
-
-The baseline passes, so a failing cell has a set of values, all of them not the baseline's, that
-fails whatever the others are. Sets that occur in a passing cell are innocent. Of the others the
-smallest are tried, each alone with the baseline's values for all else.
-"""
+"""The smallest sets of values that fail, from what the array shows and a few cells more. The
+baseline passes, so a failing cell has a set of values, all of them not the baseline's, that fails
+whatever the others are. Sets that occur in a passing cell are innocent. Of the others the smallest
+are tried, each alone with the baseline's values for all else."""
 
 from __future__ import annotations
 
@@ -55,11 +53,8 @@ def smallest(
     try_cell: Try,
     tell: Callable[[list[FailingSet]], None] = lambda _found: None,
 ) -> list[FailingSet]:
-    """The smallest failing sets of all broken cells, in the order of the cells.
-
-    Args:
-        tell: called with all that were found, each time that there are more.
-    """
+    """The smallest failing sets of all broken cells, in the order of the cells. `tell`: called with
+    all that were found, each time that there are more."""
     search = _Search(space, list(records), try_cell)
     baseline = search.record_of(space.baseline)
     if baseline is not None and baseline.outcome.broken:

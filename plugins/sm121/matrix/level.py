@@ -26,11 +26,10 @@ _NEVER_WAIVED = {CellOutcome.CRASH: "a crash", CellOutcome.FALLBACK: "the kernel
 
 
 class MatrixLevel:
-    """Runs the cells of a plan, each when it is asked for, and writes ``matrix/`` after each.
-
-    Where the suite starts its servers, any cell can be examined. Where one is attached, it is taken
-    for what the cell says: the baseline is examined on it, or, with the ``baseline`` of another
-    level, any other cell; what the log does not show is not taken on trust.
+    """Runs the cells of a plan, each when it is asked for, and writes ``matrix/`` after each. Where
+    the suite starts its servers, any cell can be examined. Where one is attached, it is taken for
+    what the cell says: the baseline is examined on it, or, with the ``baseline`` of another level,
+    any other cell; what the log does not show is not taken on trust.
 
     Args:
         harness: starts the servers, or has one attached.
@@ -108,11 +107,7 @@ class MatrixLevel:
             raise Unmet(fact, never_waived=_NEVER_WAIVED.get(record.outcome, ""))
 
     def covered(self) -> None:
-        """The plan has every combination that was asked for.
-
-        Raises:
-            Unmet: it has not.
-        """
+        """The plan has every combination that was asked for. Raises Unmet: it has not."""
         strength = self.plan.array.strength
         if not isinstance(strength, int):
             return
@@ -214,11 +209,7 @@ class MatrixLevel:
         return dataclasses.replace(configuration, name=f"matrix-{configuration.key[:8]}")
 
     def end(self, *, interrupted: bool) -> None:
-        """No more cells will come.
-
-        Args:
-            interrupted: the run was, before it had them all.
-        """
+        """No more cells will come. `interrupted`: the run was, before it had them all."""
         if interrupted and self.records:
             self.write(interrupted=True)
 
@@ -239,13 +230,8 @@ class MatrixLevel:
 
     def examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
         """Run a cell to its end; the baseline first, where it has given no answers yet.
-
-        Args:
-            isolating: it is run to find a smallest set of values, not as part of the plan.
-
-        Raises:
-            NotRun: no server is started any more, or nothing is there to compare with.
-        """
+        `isolating`: it is run to find a smallest set of values, not as part of the plan. Raises
+        NotRun: no server is started any more, or nothing is there to compare with."""
         harness = self.harness
         is_baseline = planned.cell == self.space.baseline
         if (why := harness.obstacle()) is not None:

@@ -65,11 +65,7 @@ class CellPlan:
 
 
 def settings_of(profile: Profile) -> MatrixPlan:
-    """The profile's ``[matrix]``.
-
-    Raises:
-        UsageError: it has none.
-    """
+    """The profile's ``[matrix]``. Raises UsageError: it has none."""
     if profile.matrix is None:
         raise UsageError(f"profile {profile.name} has no [matrix]")
     return profile.matrix
@@ -88,9 +84,7 @@ def space_of(
         version: as the engine calls itself, or as `Space` takes it.
         options: as `Space` takes it.
 
-    Raises:
-        UsageError: the profile has none, or they contradict themselves.
-    """
+    Raises UsageError: the profile has none, or they contradict themselves."""
     settings = settings_of(profile)
     file = axes.load(axes_file or settings.axes)
     identity = builds.identity(version, options) or version
@@ -111,9 +105,7 @@ def make_plan(
         space: the axes (default: the profile's, as its own engine has them).
         strength: as ``--matrix`` takes it (default: the profile's, or the number of axes).
 
-    Raises:
-        UsageError: the profile has no ``[matrix]``, or what was asked for is none of it.
-    """
+    Raises UsageError: the profile has no ``[matrix]``, or what was asked for is none of it."""
     settings = settings_of(profile)
     space = space or space_of(profile)
     parsed = covering.parse_strength(

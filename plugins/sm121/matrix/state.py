@@ -38,10 +38,8 @@ class StateFile:
 
 
 def read(directory: Path, fingerprint: Mapping[str, object]) -> tuple[list[CellRecord], str | None]:
-    """The cells that an earlier run has ended, or why none of them counts.
-
-    A line that is cut off in the middle is the one that was written when the run was killed.
-    """
+    """The cells that an earlier run has ended, or why none of them counts. A line that is cut off
+    in the middle is the one that was written when the run was killed."""
     file = directory / _FILE
     if not file.is_file():
         return [], "there is no earlier state"
@@ -72,9 +70,7 @@ def take_over(
         report: the report directory, which keeps earlier runs.
         directory: where this run's matrix is written.
 
-    Returns:
-        The cells, and the folder that they are of; without any cell the reason why not.
-    """
+    Returns: The cells, and the folder that they are of; without any cell the reason why not."""
     reasons: list[str] = []
     for earlier in sorted((report / "earlier").glob("*"), reverse=True):
         records: list[CellRecord] = []

@@ -1,10 +1,8 @@
-"""The state of the machine: whether its numbers can be trusted today.
-
-Two readings, before the measurements and after them, each a few seconds: how fast memory is read
-and matrices are multiplied, the SM clock while that goes on, free memory, and who else works here.
-They are held against what a healthy machine of the architecture shows (the profile's ``[box]``).
-What a device does not tell (GB10 answers much of NVML with N/A) is null and decides nothing.
-"""
+"""The state of the machine: whether its numbers can be trusted today. Two readings, before the
+measurements and after them, each a few seconds: how fast memory is read and matrices are
+multiplied, the SM clock while that goes on, free memory, and who else works here. They are held
+against what a healthy machine of the architecture shows (the profile's ``[box]``). What a device
+does not tell (GB10 answers much of NVML with N/A) is null and decides nothing."""
 
 from __future__ import annotations
 
@@ -149,11 +147,8 @@ def read(
 
 
 def measure(device: str) -> Device:
-    """Bandwidth, matrix rate, clocks, in this process.
-
-    Raises:
-        Sm121Error: there is no such device, or nothing to measure it with.
-    """
+    """Bandwidth, matrix rate, clocks, in this process. Raises Sm121Error: there is no such device,
+    or nothing to measure it with."""
     on_cpu = device == "cpu"
     size = min(4 * last_level_cache_bytes(), _CPU_BUFFER_AT_MOST) if on_cpu else _GPU_BUFFER
     bandwidth = read_bandwidth(size, device=device)
@@ -190,11 +185,8 @@ def judge(
     *,
     load_during: float | None = None,
 ) -> Judgement:
-    """Judge the state of the machine by its readings.
-
-    Args:
-        load_during: share of the CPU that others took while it was measured, if that is known.
-    """
+    """Judge the state of the machine by its readings. `load_during`: share of the CPU that others
+    took while it was measured, if that is known."""
     if reference is None:
         return Judgement(BoxState.UNKNOWN, "the profile has no [box] to compare this machine with")
     readings = [(name, r) for name, r in (("before", before), ("after", after)) if r is not None]
@@ -351,11 +343,9 @@ def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
 
 
 def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: float) -> bool:
-    """Wait until the engine itself leaves the CPU alone; False when it does not in time.
-
-    vLLM's processes spin on their shared-memory queues for seconds after the last request. What is
-    read of the machine meanwhile is that of the cores that are left.
-    """
+    """Wait until the engine itself leaves the CPU alone; False when it does not in time. vLLM's
+    processes spin on their shared-memory queues for seconds after the last request. What is read of
+    the machine meanwhile is that of the cores that are left."""
     deadline = time.monotonic() + within_s
     while True:
         before = _used(own)
@@ -386,11 +376,8 @@ class CpuUse:
 
     @classmethod
     def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> CpuUse:
-        """What was used since the machine was started.
-
-        Args:
-            own: processes of the run besides this one and its children.
-        """
+        """What was used since the machine was started. `own`: processes of the run besides this one
+        and its children."""
         times = psutil.cpu_times()
         # guest is in user already; time stolen by the hypervisor is taken by others too.
         names = ("user", "nice", "system", "irq", "softirq", "steal")

@@ -83,9 +83,7 @@ class MeasuredServer:
             invalid: what speaks against every number of this server.
             unproven: what of this server cannot be checked.
 
-        Raises:
-            Sm121Error: it takes neither token ids nor text.
-        """
+        Raises Sm121Error: it takes neither token ids nor text."""
         with TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
             prompts = Prompts(endpoint, plan.measuring.vocabulary)
             findings = [*invalid], [*unproven]
@@ -111,11 +109,8 @@ class MeasuredServer:
         return [cell for (_, streams), cell in sorted(self.cells.items()) if streams == 1]
 
     def request(self, prompt_tokens: int, tokens: int, *, ids: bool = False) -> TimedRequest:
-        """A request with a fresh prompt.
-
-        Args:
-            ids: ask for the token ids whether they are needed or not; not for what is timed.
-        """
+        """A request with a fresh prompt. `ids`: ask for the token ids whether they are needed or
+        not; not for what is timed."""
         exact = not self.prompts.as_text or self.prompts.exact
         return completion(
             self.endpoint.served_name,
@@ -156,11 +151,9 @@ class MeasuredServer:
 
 @dataclass
 class MeasuredCell:
-    """Requests of one shape: a prompt at a depth, answers of fixed lengths, so many streams.
-
-    The long answers give the rates of all lengths of the plan, each up to its own token; the short
-    ones are there for the second clock.
-    """
+    """Requests of one shape: a prompt at a depth, answers of fixed lengths, so many streams. The
+    long answers give the rates of all lengths of the plan, each up to its own token; the short ones
+    are there for the second clock."""
 
     server: MeasuredServer
     depth: int
@@ -295,11 +288,8 @@ class MeasuredCell:
         return self
 
     def findings(self, *, failures: bool) -> Findings:
-        """What speaks against any number of this cell.
-
-        Args:
-            failures: whether a request that failed does.
-        """
+        """What speaks against any number of this cell. `failures`: whether a request that failed
+        does."""
         findings = Findings(
             [*self._findings.invalid, *self.server.invalid],
             [*self._findings.unproven, *self.server.unproven],

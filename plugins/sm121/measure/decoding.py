@@ -1,9 +1,7 @@
-"""Where the clock of a decode rate starts and ends.
-
-A first chunk that is late, by a payload or since it waited for others, makes the tokens behind it
-look fast: they come in a bunch, or too soon after it. What comes in a bunch is one moment, and the
-clock starts at the first moment that is on time. A pause after the first chunk stays in the rate.
-"""
+"""Where the clock of a decode rate starts and ends. A first chunk that is late, by a payload or
+since it waited for others, makes the tokens behind it look fast: they come in a bunch, or too soon
+after it. What comes in a bunch is one moment, and the clock starts at the first moment that is on
+time. A pause after the first chunk stays in the rate."""
 
 from __future__ import annotations
 
@@ -89,14 +87,10 @@ def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
 
 
 def window(arrivals: Sequence[Arrival], tokens: int | None = None) -> Window | None:
-    """Where the clock of a rate starts and ends; None for an answer without a token.
-
-    An answer has one start, whatever part of it is asked for: tokens that came with a late first
-    chunk leave no fewer for the rate, as long as the answer goes on.
-
-    Args:
-        tokens: look at as many tokens, from the start on.
-    """
+    """Where the clock of a rate starts and ends; None for an answer without a token. An answer has
+    one start, whatever part of it is asked for: tokens that came with a late first chunk leave no
+    fewer for the rate, as long as the answer goes on. `tokens`: look at as many tokens, from the
+    start on."""
     made = moments(arrivals)
     if not made:
         return None
@@ -111,10 +105,8 @@ def window(arrivals: Sequence[Arrival], tokens: int | None = None) -> Window | N
 
 
 def common(answers: Sequence[Sequence[Arrival]]) -> list[Window] | None:
-    """The part of each of several streams in which all of them decode; None where there is none.
-
-    It begins when the last of them has its first token, and ends with the first that ends.
-    """
+    """The part of each of several streams in which all of them decode; None where there is none. It
+    begins when the last of them has its first token, and ends with the first that ends."""
     streams = [moments(arrivals) for arrivals in answers]
     windows = [window(arrivals) for arrivals in answers]
     parts: list[Window] = []
@@ -141,11 +133,9 @@ def _token_ns(arrivals: Sequence[Arrival]) -> float:
 
 
 def _start(made: Sequence[Moment], end: int) -> tuple[int, float]:
-    """The first moment that is on time, and how late the first of all was, in nanoseconds.
-
-    Within the first half of the tokens after it: where the gaps so far are short of as many
-    typical gaps by the most.
-    """
+    """The first moment that is on time, and how late the first of all was, in nanoseconds. Within
+    the first half of the tokens after it: where the gaps so far are short of as many typical gaps
+    by the most."""
     gaps = [0.0, *(float(b.at_ns - a.at_ns) for a, b in itertools.pairwise(made))]
     tokens = [0, *(b.tokens - a.tokens for a, b in itertools.pairwise(made))]
     middle = (made[0].tokens + made[end].tokens) / 2

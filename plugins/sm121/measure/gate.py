@@ -11,8 +11,7 @@ so that all looks together err at most that often. A decision has to hold in eac
   (`required_margin`): few rounds can all be of one state of a server that has two;
 * the last rounds are not on the other side, however few they are.
 
-What rests on simulation is in docs/tables/gate-errors.md, made by ``tools/gate_errors.py``.
-"""
+What rests on simulation is in docs/tables/gate-errors.md, made by ``tools/gate_errors.py``."""
 
 from __future__ import annotations
 
@@ -105,10 +104,9 @@ def decide(
     track: Sequence[float] = (),
     left_out: Sequence[tuple[float, float]] = (),
 ) -> Decision | None:
-    """Decide, or None: more rounds are needed (`next_look` says how many).
-
-    A request that failed is an infinite time, or a rate of 0. With ``maximum_rounds`` of 1 the
-    quantity exists once (a start, a peak), and its value decides without an interval.
+    """Decide, or None: more rounds are needed (`next_look` says how many). A request that failed is
+    an infinite time, or a rate of 0. With ``maximum_rounds`` of 1 the quantity exists once (a
+    start, a peak), and its value decides without an interval.
 
     Args:
         samples: in the order in which they were measured.
@@ -117,9 +115,7 @@ def decide(
         left_out: of each round that the client was late for, between what its value was. Where
             that is not about the median, the round counts with the nearest value that it may have.
 
-    Raises:
-        ValueError: no samples, or a sample that is no number.
-    """
+    Raises ValueError: no samples, or a sample that is no number."""
     estimate = statistics.estimate(samples)
     threshold, higher_is_better = _threshold(gate)
     described = _describe(estimate)
@@ -299,14 +295,10 @@ def decide_tail(
     maximum_requests: int | None = None,
 ) -> Decision | None:
     """Decide on a quantile (0.99 for a p99) of pooled requests, given a gate with ``at_most``.
-
     Without ``maximum_requests`` nothing more is asked for: the verdict is that of the requests
     there are, and the estimate's ``confidence`` says how much they can show. With it, None means
-    that more requests are needed.
-
-    Raises:
-        ValueError: no samples, or the gate is no bound on a time.
-    """
+    that more requests are needed. Raises ValueError: no samples, or the gate is no bound on a
+    time."""
     if gate.at_most is None:
         raise ValueError(f"{gate.metric}: a tail needs at_most")
     values = np.sort(np.asarray(samples, dtype=np.float64))
@@ -350,9 +342,7 @@ def decide_measurement(
         more: None: what was measured has to do.
         bound: the most rounds.
 
-    Returns:
-        The decision, and the measurement with all rounds that were measured for it.
-    """
+    Returns: The decision, and the measurement with all rounds that were measured for it."""
     while True:
         decision, next_rounds = _look(measurement, gate, more is not None, bound)
         if decision is not None:
@@ -423,9 +413,7 @@ def conclude(
         refuted: the verdicts on what is timed that do not stand on this machine now.
         box: why they do not.
 
-    Returns:
-        NOT_RUN where nothing is to be decided, and the machine was busy: it has no verdict.
-    """
+    Returns: NOT_RUN where nothing is to be decided, and the machine was busy: it has no verdict."""
     name = measurement.name
     if against and not gated and len(against) == len(measurement.invalid) and measurement.unsteady:
         return Verdict.NOT_RUN, Fact("", f"measured on a busy machine: {'; '.join(against)}", name)

@@ -31,11 +31,8 @@ def _identity() -> tuple[tuple[str, Any], ...]:
 
 
 def identity(attached_to: str | None = None) -> dict[str, Any]:
-    """What identifies the machine whose numbers these are.
-
-    Args:
-        attached_to: where an attached server listens. Of a remote machine nothing else is known.
-    """
+    """What identifies the machine whose numbers these are. `attached_to`: where an attached server
+    listens. Of a remote machine nothing else is known."""
     return {**dict(_identity()), "attached_to": attached_to}
 
 

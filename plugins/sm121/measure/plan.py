@@ -27,11 +27,7 @@ class Plan:
         rounds: int | None = None,
     ) -> Plan:
         """What a plan of the profile measures, with the user's depths and rounds on top; these also
-        raise the bound.
-
-        Raises:
-            UsageError: the profile has no such plan.
-        """
+        raise the bound. Raises UsageError: the profile has no such plan."""
         performance, row = profile.performance, profile.plan(plan)
         measuring = performance.measuring.model_copy(
             update={

@@ -1,9 +1,7 @@
-"""The most tokens a second that the memory allows: bandwidth over the bytes that a token costs.
-
-To decode one token of one stream, every active weight and the whole KV cache in the window are read
+"""The most tokens a second that the memory allows: bandwidth over the bytes that a token costs. To
+decode one token of one stream, every active weight and the whole KV cache in the window are read
 once. No clock and no kernel can do better; only speculative decoding can, and several streams.
-``fixtures/formats.toml`` has the bits of formats.
-"""
+``fixtures/formats.toml`` has the bits of formats."""
 
 from __future__ import annotations
 
@@ -136,11 +134,8 @@ def served(
 ) -> Formats | None:
     """The formats that a server reads: what its path shows, else what it is started with, else what
     its path must show, else the checkpoint's own. None where something of them is not known, or
-    where it speculates: one read then gives several tokens.
-
-    Args:
-        config: of the model (config.json).
-    """
+    where it speculates: one read then gives several tokens. `config`: of the model
+    (config.json)."""
     bits, options = _FORMATS.bits, read_arguments(arguments)
     asks_drafts = any(name.startswith("speculative_") for name in options)
     speculates = asks_drafts if path.speculative is None else path.speculative != "none"
@@ -203,11 +198,8 @@ def cost(
     more: Sequence[str] = (), path: KernelPath | None = None,
 ) -> Traffic | None:  # fmt: skip
     """Bytes of a token in a configuration with ``more`` arguments, by what its path shows (None
-    before a start); None where its formats are not known.
-
-    Raises:
-        Sm121Error: the model's configuration lacks something.
-    """
+    before a start); None where its formats are not known. Raises Sm121Error: the model's
+    configuration lacks something."""
     each = {**own.lacking, **own.configurations}[name]
     arguments = (*own.engine.arguments, *each.arguments, *more)
     layout = served(config, arguments, own.path_of(name), path or KernelPath())
@@ -218,11 +210,8 @@ def out_of_reach(
     own: Profile, gate: Gate, read: Traffic | None, config: Mapping[str, Any], gb_s: float | None
 ) -> str | None:
     """Why a server that reads so much a token at the gate's depth cannot reach it, and which
-    configuration could; None where it may, or where nothing is known.
-
-    Args:
-        gb_s: what this machine was measured to give; None: what a healthy one gives at most.
-    """
+    configuration could; None where it may, or where nothing is known. `gb_s`: what this machine was
+    measured to give; None: what a healthy one gives at most."""
     depth, healthy = depth_of(gate.metric), own.box.healthy_gb_s if own.box is not None else None
     rate = gb_s or (healthy.high if healthy is not None else None)
     if read is None or rate is None or depth is None or gate.minimum is None:
@@ -242,11 +231,8 @@ def out_of_reach(
 
 
 def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traffic:
-    """Bytes that one token at a depth costs, weights with their biases.
-
-    Raises:
-        Sm121Error: the configuration lacks something.
-    """
+    """Bytes that one token at a depth costs, weights with their biases. Raises Sm121Error: the
+    configuration lacks something."""
     try:
         hidden, wide = int(config["hidden_size"]), int(config["intermediate_size"])
         layers, vocabulary = int(config["num_hidden_layers"]), int(config["vocab_size"])

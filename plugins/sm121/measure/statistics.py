@@ -1,8 +1,6 @@
-"""Point estimates and their intervals, from raw samples.
-
-The estimate of a metric is its median. The interval is a pair of order statistics: its coverage is
-exact whatever the distribution, infinite samples (requests that failed) included.
-"""
+"""Point estimates and their intervals, from raw samples. The estimate of a metric is its median.
+The interval is a pair of order statistics: its coverage is exact whatever the distribution,
+infinite samples (requests that failed) included."""
 
 from __future__ import annotations
 
@@ -34,13 +32,8 @@ class Estimate:
 
 
 def estimate(samples: Sequence[float]) -> Estimate:
-    """The median and its interval.
-
-    One sample has no interval: bounds and confidence are None.
-
-    Raises:
-        ValueError: no samples, or a sample that is no number.
-    """
+    """The median and its interval. One sample has no interval: bounds and confidence are None.
+    Raises ValueError: no samples, or a sample that is no number."""
     values = _sorted(samples)
     count = len(values)
     middle = median(values.tolist())
@@ -98,11 +91,8 @@ def ratio_interval(
     numerator: Sequence[float], denominator: Sequence[float]
 ) -> tuple[float, float, float]:
     """Ratio of two medians and its 95 % interval, by the percentile bootstrap. (BCa, the usual
-    better choice, is degenerate for medians: the jackknife of a median takes two values.)
-
-    Raises:
-        ValueError: fewer than two samples on a side.
-    """
+    better choice, is degenerate for medians: the jackknife of a median takes two values.). Raises
+    ValueError: fewer than two samples on a side."""
     above, below = _sorted(numerator), _sorted(denominator)
     if min(len(above), len(below)) < 2:
         raise ValueError("an interval of a ratio needs two samples on each side")

@@ -1,9 +1,7 @@
 """How fast memory is read and matrices are multiplied, on the CPU (numpy) or a GPU (torch).
-
 Decoding reads every active weight once per token, so what bounds it is how fast memory can be read,
 not copied. The read is a reduction: nothing but its result is written. The rate of matrices bounds
-prefill.
-"""
+prefill."""
 
 from __future__ import annotations
 
@@ -55,17 +53,10 @@ class Bandwidth:
 
 
 def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
-    """Read a buffer of ``size_bytes`` again and again.
-
-    Choose a size of several caches for the memory's own bandwidth, or the size of what an engine
-    reads per token for the bandwidth that this engine can have.
-
-    Args:
-        device: ``cpu``, with a thread for each core, or a torch device such as ``cuda:0``.
-
-    Raises:
-        Sm121Error: no torch or no such device, or too little memory.
-    """
+    """Read a buffer of ``size_bytes`` again and again. Choose a size of several caches for the
+    memory's own bandwidth, or the size of what an engine reads per token for the bandwidth that
+    this engine can have. `device`: ``cpu``, with a thread for each core, or a torch device such as
+    ``cuda:0``. Raises Sm121Error: no torch or no such device, or too little memory."""
     if size_bytes < 1 << 16:
         raise ValueError("expected a buffer of 64 KiB or more")
     try:
@@ -78,13 +69,8 @@ def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
 
 def matrix_rate(device: str) -> tuple[list[float], str]:
     """Multiply square matrices: float32 by numpy's BLAS on the CPU, bfloat16 by torch on a GPU.
-
-    Returns:
-        Floating point operations per second / 1e12 of each repetition, and the method.
-
-    Raises:
-        Sm121Error: no torch or no such device.
-    """
+    Returns: Floating point operations per second / 1e12 of each repetition, and the method. Raises
+    Sm121Error: no torch or no such device."""
     if device == "cpu":
         size, method = _CPU_MATRIX, f"numpy float32 {_CPU_MATRIX}^3"
         generator = np.random.default_rng(0)
@@ -174,11 +160,7 @@ def _read_gpu(size_bytes: int, device: str) -> Bandwidth:
 
 
 def gpu_torch(device: str) -> Any:
-    """torch, if it is installed and has that device.
-
-    Raises:
-        Sm121Error: it is not, or has not.
-    """
+    """torch, if it is installed and has that device. Raises Sm121Error: it is not, or has not."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -197,11 +179,9 @@ def gpu_second(torch: Any, kernel: Callable[[], Any]) -> float:
 
 
 def gpu_seconds(torch: Any, kernel: Callable[[], Any]) -> list[float]:
-    """Seconds of one call of a kernel, per timing, by the device's own events.
-
-    The device works without a pause: first until its clocks have settled, then through all of the
-    timings. Calls that are taken at once after a rest are as fast as the clocks happen to be.
-    """
+    """Seconds of one call of a kernel, per timing, by the device's own events. The device works
+    without a pause: first until its clocks have settled, then through all of the timings. Calls
+    that are taken at once after a rest are as fast as the clocks happen to be."""
     passes = max(1, int(np.ceil(_GPU_TIMING_S / gpu_second(torch, kernel))))
     worked = 0.0
     while worked < _GPU_WARM_S:

@@ -65,20 +65,13 @@ def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
 
 def window(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> Window | None:
     """The part of an answer that its decode rate is taken from; None for one without a token, or
-    one that failed.
-
-    Args:
-        tokens: look at the answer only up to the chunk with its so many-th token.
-    """
+    one that failed. `tokens`: look at the answer only up to the chunk with its so many-th token."""
     return decoding.window(arrivals(answer, clock), tokens) if answer.ok else None
 
 
 def decode_rate(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> float:
-    """Tokens a second after what came with the first chunk, from there to the last one.
-
-    Args:
-        tokens: look at the answer only up to the chunk with its so many-th token.
-    """
+    """Tokens a second after what came with the first chunk, from there to the last one. `tokens`:
+    look at the answer only up to the chunk with its so many-th token."""
     part = window(answer, clock, tokens)
     return part.rate if part is not None else 0.0
 

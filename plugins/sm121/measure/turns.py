@@ -1,11 +1,8 @@
-"""Turns between runs of the suite on one machine: a test that measures time runs while no other
-run works.
-
-It is a lock for readers and writers between processes. Tests that measure nothing share the
+"""Turns between runs of the suite on one machine: a test that measures time runs while no other run
+works. It is a lock for readers and writers between processes. Tests that measure nothing share the
 machine; a test that measures has it alone. There are two lock files: whoever waits for the machine
 holds the first one, so that runs which come later wait behind it and cannot keep the machine busy
-for ever. Both are locks of the kernel (flock), which end with the process that holds them.
-"""
+for ever. Both are locks of the kernel (flock), which end with the process that holds them."""
 
 from __future__ import annotations
 
@@ -54,9 +51,7 @@ class Turns:
         say: called with a line while it waits.
         folder: where the lock files are; the same for all runs that are to take turns.
 
-    Raises:
-        OSError: a lock file cannot be opened, or somebody has put a link in its place.
-    """
+    Raises OSError: a lock file cannot be opened, or somebody has put a link in its place."""
 
     def __init__(self, say: Callable[[str], None], folder: Path | None = None) -> None:
         self._say = say

@@ -1,7 +1,5 @@
-"""Why a number may count neither way. Each check is named, and says what it saw.
-
-What a server gives no means to check is `unproven` and makes nothing INVALID.
-"""
+"""Why a number may count neither way. Each check is named, and says what it saw. What a server
+gives no means to check is `unproven` and makes nothing INVALID."""
 
 from __future__ import annotations
 
@@ -333,11 +331,9 @@ def check_start(
 def check_beginning(
     answers: Sequence[TimedAnswer], clock: Clock, tokens: int, bound: float, findings: Findings
 ) -> None:
-    """The rate over the first tokens against that over those after them in the same answers.
-
-    Tokens that were held back with the first chunk make it too high, and nothing else does: a
-    context that grows by so little costs far less than the bound.
-    """
+    """The rate over the first tokens against that over those after them in the same answers. Tokens
+    that were held back with the first chunk make it too high, and nothing else does: a context that
+    grows by so little costs far less than the bound."""
     ratios = [r for a in answers if (r := beginning_to_rest(a, clock, tokens)) is not None]
     if len(ratios) < 2:
         return
@@ -364,17 +360,16 @@ def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float |
 
 def cut_step(speculation: Mapping[str, float], tokens: int, short: Iterable[int]) -> float:
     """How much the two clocks may differ where drafts are accepted: an answer may end within a
-    step, which takes as long as a whole one. The server's own counters say so: who uses it holds
-    it against a bound.
+    step, which takes as long as a whole one. The server's own counters say so: who uses it holds it
+    against a bound.
 
     Args:
         speculation: `counters.speculation` of the same requests.
         tokens: up to which token the long answers are read.
         short: tokens of the short ones.
 
-    Returns:
-        The tokens accepted in a step, as a share of those between a short and a long answer.
-    """
+    Returns: The tokens accepted in a step, as a share of those between a short and a long
+    answer."""
     between = [tokens - few for few in short if few < tokens]
     if not between:
         return 0.0
@@ -458,10 +453,8 @@ def check_drift(rates: Sequence[float], bound: float, findings: Findings) -> Non
 
 
 def drift(rates: Sequence[float]) -> tuple[int, float, float] | None:
-    """Where a series goes from one level to another, and the levels; None where it does not.
-
-    A t test at each place with two samples on either side, at a risk that covers all of them.
-    """
+    """Where a series goes from one level to another, and the levels; None where it does not. A t
+    test at each place with two samples on either side, at a risk that covers all of them."""
     values = np.asarray(rates, dtype=np.float64)
     changes = range(2, len(values) - 1)
     best: tuple[float, int] | None = None

@@ -1,10 +1,8 @@
-"""Causal grouped-query attention with sinks and a sliding window, contiguous and paged.
-
-Source: the gpt-oss reference implementation (openai/gpt-oss, gpt_oss/torch/model.py, `sdpa`): a
-sink is one more logit a head, in natural-log units and not scaled, that takes its share of the
-softmax and gives nothing. Hq query heads, Hkv key/value heads, D head size; query head h reads KV
-head h div (Hq / Hkv).
-"""
+"""Causal grouped-query attention with sinks and a sliding window, contiguous and paged. Source: the
+gpt-oss reference implementation (openai/gpt-oss, gpt_oss/torch/model.py, `sdpa`): a sink is one
+more logit a head, in natural-log units and not scaled, that takes its share of the softmax and
+gives nothing. Hq query heads, Hkv key/value heads, D head size; query head h reads KV head h div
+(Hq / Hkv)."""
 
 from __future__ import annotations
 
@@ -17,10 +15,8 @@ from torch import Tensor
 def attend(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, *, sinks: Tensor | None, scale: float
 ) -> Tensor:
-    """Softmax attention in the dtype of q: q [T, Hq, D], k and v [S, Hkv, D] -> [T, Hq, D].
-
-    visible [T, S] bool; every query sees at least one key. sinks [Hq]; -inf is no sink.
-    """
+    """Softmax attention in the dtype of q: q [T, Hq, D], k and v [S, Hkv, D] -> [T, Hq, D]. visible
+    [T, S] bool; every query sees at least one key. sinks [Hq]; -inf is no sink."""
     group = q.shape[1] // k.shape[1]
     out = torch.empty_like(q)
     for head in range(k.shape[1]):

@@ -4,11 +4,9 @@ Plain PyTorch in float64 or float32, no cache, no kernel, nothing taken from an 
 gpt-oss model card (OpenAI 2025, arXiv:2508.10925) and reference implementation (openai/gpt-oss,
 gpt_oss/torch/model.py) for attention sinks, routing and the clamped SwiGLU; YaRN (Peng et al. 2023,
 arXiv:2309.00071) for the rotary embedding. A model with a mistake is this one with other weights or
-another configuration, which is how the suite knows that it would notice one.
-
-Shapes: T tokens, V vocabulary, H hidden, Hq query heads, Hkv key/value heads, D head size, E
-experts, I intermediate size.
-"""
+another configuration, which is how the suite knows that it would notice one. Shapes: T tokens, V
+vocabulary, H hidden, Hq query heads, Hkv key/value heads, D head size, E experts, I intermediate
+size."""
 
 from __future__ import annotations
 
@@ -139,11 +137,8 @@ class Weights:
 
 def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
     """The weights of a checkpoint directory in the Hugging Face format, MXFP4 or BF16 experts
-    alike, all in memory.
-
-    Raises FileNotFoundError without config.json or *.safetensors, ValueError when a tensor is
-    missing.
-    """
+    alike, all in memory. Raises FileNotFoundError without config.json or *.safetensors, ValueError
+    when a tensor is missing."""
     stored = Stored(checkpoint)
 
     def matrices(name: str) -> Tensor:
@@ -162,10 +157,8 @@ def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
 
 def stream(checkpoint: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Weights:
     """As `load`, but read when they are asked for: one layer is in memory at a time, of its experts
-    the one that computes, and of the vocabulary the rows that are used. For any size.
-
-    Raises what `load` raises, a missing tensor when its layer is read.
-    """
+    the one that computes, and of the vocabulary the rows that are used. For any size. Raises what
+    `load` raises, a missing tensor when its layer is read."""
     stored = Stored(checkpoint, device)
     return Weights(
         config=stored.config,
@@ -361,11 +354,9 @@ Past: TypeAlias = tuple[Tensor, Tensor]
 
 def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
     """The attention of layer n on normalised x [T, H] -> [T, H]: causal, grouped-query, with sinks.
-
     A sink is one more logit a head, beside the scaled scores, that takes its share of the softmax
     and gives nothing. In sliding layers a token sees itself and the window - 1 tokens before it.
-    `past` is what came before these tokens; it comes back with them in it.
-    """
+    `past` is what came before these tokens; it comes back with them in it."""
     config, layer, near = weights.config, weights.layers[n], weights.rounding.activations
     length = x.shape[0]
     q, k, v = (
@@ -480,10 +471,8 @@ def next_token_log_probabilities(weights: Weights, token_ids: Sequence[int]) -> 
 
 def of_next_tokens(weights: Weights, states: Tensor, token_ids: Sequence[int]) -> Tensor:
     """log p of each token that really follows, [T - 1], from the states [T, H] of `hidden_states`.
-
     Never holds [T, V]: the vocabulary is walked in chunks. The logits that are only summed over are
-    float32, their sum is float64: that costs 2e-5 at most and saves half of the time.
-    """
+    float32, their sum is float64: that costs 2e-5 at most and saves half of the time."""
     states = states[:-1]
     targets = weights.head[torch.tensor(list(token_ids)[1:], dtype=torch.int64)].to(states.dtype)
     coarse = states.float()

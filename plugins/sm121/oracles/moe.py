@@ -1,12 +1,8 @@
 """The mixture of experts of gpt-oss in float64, on MXFP4 weights as the checkpoint has them.
-
 Source: the gpt-oss model card (arXiv:2508.10925) and reference implementation (openai/gpt-oss,
 gpt_oss/torch/model.py, `swiglu` and MLPBlock). T tokens, H hidden, I intermediate, E experts, k
-experts a token.
-
-A path that serves MXFP8 activations computes another function: what it quantises is part of its
-definition (`Roundings`). The rest stays exact.
-"""
+experts a token. A path that serves MXFP8 activations computes another function: what it quantises
+is part of its definition (`Roundings`). The rest stays exact."""
 
 from __future__ import annotations
 
@@ -59,13 +55,11 @@ _SCALES = torch.from_numpy(mxfp4.decode_scale(np.arange(256, dtype=np.uint8)))
 
 @functools.cache
 def mxfp8_activations(rule: mxfp8.ScaleRule) -> Roundings:
-    """MXFP8 activations x MXFP4 weights, as FlashInfer's CUTLASS kernels define it.
-
-    Source: FlashInfer 0.7.2, csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh. x comes
+    """MXFP8 activations x MXFP4 weights, as FlashInfer's CUTLASS kernels define it. Source:
+    FlashInfer 0.7.2, csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh. x comes
     quantised; the first product is written in bfloat16 (`UnfusedGemmOutputType`);
     `doActivationKernel` adds the bias and computes SwiGLU in float32; `quantizePackedFPXValue`
-    rounds that to bfloat16 and then, in blocks of 32, to MXFP8.
-    """
+    rounds that to bfloat16 and then, in blocks of 32, to MXFP8."""
 
     to_mxfp8 = functools.partial(rounding.to_mxfp8, rule=rule)
 
@@ -76,20 +70,16 @@ def mxfp8_activations(rule: mxfp8.ScaleRule) -> Roundings:
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest logits of each token and the softmax over those k alone.
-
-    logits [T, E] -> shares [T, k] in the dtype of the logits (float64 in the oracle) that sum to
-    one, experts [T, k] int64, largest first. Raises RuntimeError for k > E.
-    """
+    """The k largest logits of each token and the softmax over those k alone. logits [T, E] ->
+    shares [T, k] in the dtype of the logits (float64 in the oracle) that sum to one, experts [T, k]
+    int64, largest first. Raises RuntimeError for k > E."""
     top, experts = logits.topk(k, -1)
     return top.softmax(-1), experts
 
 
 def swiglu(gate: Tensor, up: Tensor, *, alpha: float, limit: float) -> Tensor:
-    """min(gate, limit) * sigmoid(alpha * that) * (clamp(up, -limit, limit) + 1).
-
-    gate, up and the result have one shape. The gate is clamped from above only.
-    """
+    """min(gate, limit) * sigmoid(alpha * that) * (clamp(up, -limit, limit) + 1). gate, up and the
+    result have one shape. The gate is clamped from above only."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + 1.0)
 
@@ -136,12 +126,10 @@ def fused_moe(
     limit: float,
     roundings: Roundings = EXACT,
 ) -> Tensor:
-    """y [T, H] float64 of x [T, H]; nothing but `roundings` is rounded on the way.
-
-    shares, chosen [T, k]; w1 [E, 2I, H] with rows interleaved gate, up, gate, ...; w1_bias [E, 2I];
-    w2 [E, H, I]; w2_bias [E, H]. Experts that no token chose are not read. Raises ValueError when
-    packed elements and scales do not belong together.
-    """
+    """y [T, H] float64 of x [T, H]; nothing but `roundings` is rounded on the way. shares, chosen
+    [T, k]; w1 [E, 2I, H] with rows interleaved gate, up, gate, ...; w1_bias [E, 2I]; w2 [E, H, I];
+    w2_bias [E, H]. Experts that no token chose are not read. Raises ValueError when packed elements
+    and scales do not belong together."""
 
     x, shares, chosen = x.cpu().double(), shares.cpu().double(), chosen.cpu().long()
     shares, out = roundings.outputs(shares), torch.zeros_like(x)

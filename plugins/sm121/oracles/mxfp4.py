@@ -1,9 +1,7 @@
-"""The MXFP4 number format: E2M1 elements, 32 to a block, one E8M0 scale a block.
-
-Written from the OCP Microscaling Formats (MX) specification v1.0 in NumPy float64, where every
-MXFP4 value and every product of an element and a scale is exact. Byte order is that of the gpt-oss
-checkpoints: element 2j in the low nibble of byte j, element 2j+1 in the high nibble.
-"""
+"""The MXFP4 number format: E2M1 elements, 32 to a block, one E8M0 scale a block. Written from the
+OCP Microscaling Formats (MX) specification v1.0 in NumPy float64, where every MXFP4 value and every
+product of an element and a scale is exact. Byte order is that of the gpt-oss checkpoints: element
+2j in the low nibble of byte j, element 2j+1 in the high nibble."""
 
 from __future__ import annotations
 
@@ -59,10 +57,8 @@ def unpack(packed: Bytes) -> Bytes:
 
 
 def pack(codes: Bytes) -> Bytes:
-    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8.
-
-    Raises ValueError for an odd last dimension or a code above 15.
-    """
+    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8. Raises ValueError for an
+    odd last dimension or a code above 15."""
     if codes.shape[-1] % 2:
         raise ValueError(f"cannot pack an odd number of codes ({codes.shape[-1]})")
     if codes.size and int(codes.max()) > 15:
@@ -78,11 +74,8 @@ def decode_scale(scales: Bytes) -> Floats:
 
 def dequantise(packed: Bytes, scales: Bytes) -> Floats:
     """The values of packed MXFP4: packed [..., K/2] u8, scales [..., K/32] u8 -> [..., K] float64,
-    exact.
-
-    A block with scale 0xFF is NaN throughout. Raises ValueError when the shapes do not belong
-    together.
-    """
+    exact. A block with scale 0xFF is NaN throughout. Raises ValueError when the shapes do not
+    belong together."""
     if (*scales.shape[:-1], scales.shape[-1] * BLOCK // 2) != packed.shape:
         raise ValueError(f"scales {scales.shape} do not belong to packed elements {packed.shape}")
     elements = CODE_VALUES[unpack(packed)]
@@ -91,11 +84,9 @@ def dequantise(packed: Bytes, scales: Bytes) -> Floats:
 
 
 def nearest_codes(values: Floats, magnitudes: Sequence[float] | Floats, sign: int) -> Bytes:
-    """The nearest code of each value, ties to the even code, what is larger saturated.
-
-    magnitudes: of the codes from 0 on, ascending; sign: the bit of the sign. Same shape, u8. Raises
-    ValueError for NaN, which a block's scale carries instead.
-    """
+    """The nearest code of each value, ties to the even code, what is larger saturated. magnitudes:
+    of the codes from 0 on, ascending; sign: the bit of the sign. Same shape, u8. Raises ValueError
+    for NaN, which a block's scale carries instead."""
     if np.isnan(values).any():
         raise ValueError("NaN has no code of its own")
     table = np.asarray(magnitudes)
@@ -116,9 +107,7 @@ def encode_elements(values: Floats) -> Bytes:
 
 def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
     """The E8M0 byte for each block's largest magnitude. Same shape, u8; 0 for an all-zero block.
-
-    Raises ValueError for a magnitude that is not finite.
-    """
+    Raises ValueError for a magnitude that is not finite."""
     if not np.isfinite(amax).all():
         raise ValueError("a block holds a value that is not finite")
     if rule is ScaleRule.OCP_FLOOR:

@@ -1,9 +1,7 @@
-"""The MXFP8 number format with E4M3 elements: 32 to a block, one E8M0 scale a block.
-
-Written from the OCP Microscaling Formats (MX) specification v1.0 and, for E4M3, from the OCP 8-bit
-Floating Point specification (OFP8) v1.0, in NumPy float64, where every value is exact. E4M3 has no
-infinity; S.1111.111 is NaN and 448 the largest value.
-"""
+"""The MXFP8 number format with E4M3 elements: 32 to a block, one E8M0 scale a block. Written from
+the OCP Microscaling Formats (MX) specification v1.0 and, for E4M3, from the OCP 8-bit Floating
+Point specification (OFP8) v1.0, in NumPy float64, where every value is exact. E4M3 has no infinity;
+S.1111.111 is NaN and 448 the largest value."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def encode_elements(values: Floats) -> Bytes:
 
 def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
     """The E8M0 byte for each block's largest magnitude. Same shape, u8; 0 for an all-zero block.
-
-    Raises ValueError for a magnitude that is not finite.
-    """
+    Raises ValueError for a magnitude that is not finite."""
     if not np.isfinite(amax).all():
         raise ValueError("a block holds a value that is not finite")
     # frexp: amax = m * 2^e with m in [0.5, 1); 448 = 0.875 * 2^9.

@@ -1,11 +1,9 @@
 """What an engine rounds on the way, so that the oracle can say how far an honest one may be off.
-
 Each of an engine's matrix multiplications accumulates in float32; its inputs and outputs are
 rounded. The values of MXFP4 weights are exact in BF16, so that an engine with BF16 experts and one
 that keeps them packed (W4A16, as Marlin) round the same. With W4A8 the inputs of the experts'
 matrices are MXFP8 besides: 32 E4M3 elements with one E8M0 scale, the least power of two that is >=
-amax / 448 (FlashInfer, `cvt_warp_fp16_to_mxfp8`; `sm121.oracles.mxfp8`, rule `ceil`).
-"""
+amax / 448 (FlashInfer, `cvt_warp_fp16_to_mxfp8`; `sm121.oracles.mxfp8`, rule `ceil`)."""
 
 from __future__ import annotations
 

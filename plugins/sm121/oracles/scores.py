@@ -1,9 +1,7 @@
-"""What the oracle says of texts, of a checkpoint of any size: layer by layer, and to be resumed.
-
-A layer's weights are read once for all texts, an expert's when it computes, and the vocabulary in
+"""What the oracle says of texts, of a checkpoint of any size: layer by layer, and to be resumed. A
+layer's weights are read once for all texts, an expert's when it computes, and the vocabulary in
 chunks. What is in memory does not depend on the size of the checkpoint: about 2 GiB for gpt-oss,
-beside a state [H] and, for texts that go on, the keys and values of each token.
-"""
+beside a state [H] and, for texts that go on, the keys and values of each token."""
 
 from __future__ import annotations
 

@@ -96,10 +96,9 @@ class Bench:
         return measurement
 
     def last_look(self, recorder: Recorder, *, unless_latest: bool = False) -> None:
-        """Measure again what passed, and the first depth, and decide with all rounds together.
-
-        A server that has become slower since has no rate that passes. A metric that did not pass
-        is not looked at again, nor is anything when this was done before.
+        """Measure again what passed, and the first depth, and decide with all rounds together. A
+        server that has become slower since has no rate that passes. A metric that did not pass is
+        not looked at again, nor is anything when this was done before.
 
         Args:
             recorder: has what was decided, and decides again.
@@ -223,11 +222,9 @@ class PerformanceChecks:
         )
 
     def visible_time(self, questions: Sequence[str], tokens: int) -> None:
-        """ttft_visible_p50: the first text of the answer proper, in milliseconds.
-
-        The questions are real ones, since a model does not answer random tokens. Their prefix may
-        therefore come from a cache; the time that this saves is small beside the reasoning.
-        """
+        """ttft_visible_p50: the first text of the answer proper, in milliseconds. The questions are
+        real ones, since a model does not answer random tokens. Their prefix may therefore come from
+        a cache; the time that this saves is small beside the reasoning."""
         server, rounds = self.bench.server, self.bench.plan.measuring.concurrency_rounds
         findings = Findings(list(server.invalid), list(server.unproven))
         samples, reasoning, retries = [], [], 0
@@ -260,12 +257,10 @@ class PerformanceChecks:
 
     def chat_rate(self, chats: TimedChats | None, required: Gate | None) -> None:
         """tg_chat: tokens a second of chats as users have them, from the request to its end, by
-        usage.
-
-        A server can be fast for greedy completions of fixed length alone. A round of the plan's
-        first cell goes before each chat: the machine may have changed since that was measured.
-        Of a server that drafts, the rate on random ids is not that of any text: how much of its
-        drafts is accepted depends on it.
+        usage. A server can be fast for greedy completions of fixed length alone. A round of the
+        plan's first cell goes before each chat: the machine may have changed since that was
+        measured. Of a server that drafts, the rate on random ids is not that of any text: how much
+        of its drafts is accepted depends on it.
 
         Args:
             chats: the profile's.
@@ -314,11 +309,8 @@ class PerformanceChecks:
     def _timed_chats(
         self, chats: TimedChats, cell: MeasuredCell, findings: Findings
     ) -> list[TimedAnswer]:
-        """The chats that are long enough, a round of the cell before each.
-
-        Raises:
-            Inconclusive: too few are, and nothing speaks against them.
-        """
+        """The chats that are long enough, a round of the cell before each. Raises Inconclusive: too
+        few are, and nothing speaks against them."""
         server, rounds = self.bench.server, self.bench.plan.measuring.concurrency_rounds
         answers: list[TimedAnswer] = []
         for number in range(2 * rounds):

@@ -1,8 +1,6 @@
 """The pytest plugin. A root ``conftest.py`` names it: ``pytest_plugins = ["sm121.plugin"]``.
-
 `spine` has every hook, in the order of events. The other modules that are named here have fixtures.
-The plugin does nothing unless tests with a level marker are collected.
-"""
+The plugin does nothing unless tests with a level marker are collected."""
 
 import pytest
 

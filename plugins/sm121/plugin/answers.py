@@ -40,11 +40,8 @@ _SAID_NO_TOKENIZER = (
 
 
 def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
-    """Read the files that options and the profile name, before anything is started.
-
-    Raises:
-        UsageError: a file is not what was expected, or is about another model.
-    """
+    """Read the files that options and the profile name, before anything is started. Raises
+    UsageError: a file is not what was expected, or is about another model."""
     settings, profile = session.settings, session.target.profile
     if profile is not None and profile.correctness.exam is not None:
         exam.load(profile.correctness.exam)
@@ -173,11 +170,8 @@ def speculation(
     agreement_bound: AgreementBound,
     capabilities: Capabilities,
 ) -> Speculation:
-    """The server under test as one that speculates (see `Speculation`).
-
-    Raises:
-        Inapplicable: it does not.
-    """
+    """The server under test as one that speculates (see `Speculation`). Raises Inapplicable: it
+    does not."""
     method = conformance.kernel_path(server).speculative
     if method == "none" or (method is None and counters.drafted(server.endpoint) is None):
         raise Inapplicable(

@@ -1,9 +1,7 @@
-"""Measurements as benchmarks of pytest-benchmark, beside their verdict.
-
-The benchmark's clock is advanced by the measurement: a rate of 52 tok/s is replayed as rounds of
-1/52 s, so that OPS is tok/s and a slower engine is a longer time, which is what
-``--benchmark-compare-fail`` compares. A time is replayed as it is.
-"""
+"""Measurements as benchmarks of pytest-benchmark, beside their verdict. The benchmark's clock is
+advanced by the measurement: a rate of 52 tok/s is replayed as rounds of 1/52 s, so that OPS is
+tok/s and a slower engine is a longer time, which is what ``--benchmark-compare-fail`` compares. A
+time is replayed as it is."""
 
 from __future__ import annotations
 
@@ -171,10 +169,8 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
 
 
 def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Hide pytest-benchmark's tables without ``-v`` and without a comparison.
-
-    The report has the numbers. Tables of other benchmarks in the same run stay.
-    """
+    """Hide pytest-benchmark's tables without ``-v`` and without a comparison. The report has the
+    numbers. Tables of other benchmarks in the same run stay."""
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or config.option.verbose > 0:
         return

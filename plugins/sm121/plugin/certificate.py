@@ -1,10 +1,8 @@
 """What may be given to a run, as far as its certificate and its fingerprint go.
-
 ``fixtures/options.toml`` says of each option of the suite what it does to what is measured, and
 ``fixtures/certificate.toml`` which of pytest's options change nothing. What neither of them names
 is in doubt, and ``--certify`` refuses it. Settings, plugins and variables cannot be given: the run
-is built (`sm121.session.certified_run`).
-"""
+is built (`sm121.session.certified_run`)."""
 
 from __future__ import annotations
 
@@ -60,11 +58,8 @@ def _data() -> _CertificateFile:
 
 
 def start(config: pytest.Config) -> NoReturn:
-    """Begin the certified run that the command line asks for, in the place of this process.
-
-    Raises:
-        pytest.UsageError: a variable stands against it.
-    """
+    """Begin the certified run that the command line asks for, in the place of this process. Raises
+    pytest.UsageError: a variable stands against it."""
     words = [str(word) for word in config.invocation_params.args]
     capture = config.pluginmanager.get_plugin("capturemanager")
     if capture is not None:
@@ -77,11 +72,8 @@ def start(config: pytest.Config) -> NoReturn:
 
 
 def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
-    """The options whose value is none of their defaults.
-
-    Args:
-        own: the suite's options, by the name under which pytest keeps each.
-    """
+    """The options whose value is none of their defaults. `own`: the suite's options, by the name
+    under which pytest keeps each."""
     actions: dict[str, list[object]] = {}
     names: dict[str, str] = {}
     for action in config._parser.optparser._actions:
@@ -132,11 +124,8 @@ def _may_be_named(text: str) -> bool:
 
 
 def refuse_options(options: Sequence[Given]) -> None:
-    """Refuse the options with which a certificate would be of something else.
-
-    Raises:
-        UsageError: one was given that is not known to be harmless.
-    """
+    """Refuse the options with which a certificate would be of something else. Raises UsageError:
+    one was given that is not known to be harmless."""
     wrong = [
         each
         for each in options
@@ -155,12 +144,8 @@ def refuse(
     config: pytest.Config, settings: Settings, target: Target, tests: Sequence[pytest.Item]
 ) -> None:
     """Refuse what would make the run with ``--certify`` another one than the suite's own, or what
-    no certificate allows.
-
-    Raises:
-        UsageError: the values of options are others, the tests were changed, or a waiver names a
-            gate's test or a blocker.
-    """
+    no certificate allows. Raises UsageError: the values of options are others, the tests were
+    changed, or a waiver names a gate's test or a blocker."""
     wrong = [
         *_wrong_values(config, settings, target),
         *_wrong_waivers(settings, tests),

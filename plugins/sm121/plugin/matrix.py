@@ -75,11 +75,8 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
 
 
 def refuse_a_wrong_plan(config: pytest.Config) -> None:
-    """Raise what collecting the tests found wrong with the axes or their options.
-
-    Raises:
-        UsageError: an axis or an option is wrong.
-    """
+    """Raise what collecting the tests found wrong with the axes or their options. Raises
+    UsageError: an axis or an option is wrong."""
     if (refused := config.stash.get(_REFUSED, None)) is not None:
         raise refused
 
@@ -87,11 +84,8 @@ def refuse_a_wrong_plan(config: pytest.Config) -> None:
 def refuse_wrong_arguments(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> None:
-    """Ask the engine's own parser for each value of an axis, before anything is started.
-
-    Raises:
-        UsageError: the parser refuses a value.
-    """
+    """Ask the engine's own parser for each value of an axis, before anything is started. Raises
+    UsageError: the parser refuses a value."""
     plan = _plan_to_run(config, session, items)
     if plan is not None:
         under_test = session.managed_configuration(session.profile.under_test)

@@ -26,11 +26,8 @@ _NO_LEVEL = (
 
 
 def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
-    """Open the run of the collected tests of levels; None when there are none.
-
-    Raises:
-        UsageError: something is wrong with what was asked for.
-    """
+    """Open the run of the collected tests of levels; None when there are none. Raises UsageError:
+    something is wrong with what was asked for."""
     if not config.stash.get(selection.SELECTED, False):
         return None  # pytest calls this after a refused collection, too
     tests = [item for item in items if LEVEL in item.stash]

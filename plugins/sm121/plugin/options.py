@@ -20,11 +20,9 @@ from sm121.session.settings import Settings, Worker
 
 
 class _AnyWords(int):
-    """So many words of the command line, whatever they begin with.
-
-    argparse takes ``--enforce-eager`` behind ``--ab ""`` for an option of its own. It makes the
-    pattern of an option's words by ``"A" * nargs``, A being a word that is no option, and O one.
-    """
+    """So many words of the command line, whatever they begin with. argparse takes
+    ``--enforce-eager`` behind ``--ab ""`` for an option of its own. It makes the pattern of an
+    option's words by ``"A" * nargs``, A being a word that is no option, and O one."""
 
     def __rmul__(self, _word: object) -> list[str]:  # type: ignore[override]
         return ["[AO]"] * int(self)
@@ -78,11 +76,8 @@ def markers() -> list[str]:
 
 
 def read(config: pytest.Config) -> Settings:
-    """The settings from the command line, validated.
-
-    Raises:
-        UsageError: an option is wrong, or contradicts another one.
-    """
+    """The settings from the command line, validated. Raises UsageError: an option is wrong, or
+    contradicts another one."""
     if not __debug__:
         raise UsageError(
             "python -O (PYTHONOPTIMIZE) drops assertions, and with them what the suite requires: "

@@ -44,11 +44,8 @@ _LEFT_OUT = pytest.StashKey[list[str]]()
 
 
 def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Find the level of each test and the architectures that it is for; put them in order.
-
-    Raises:
-        UsageError: a test of a level does not say what it applies to.
-    """
+    """Find the level of each test and the architectures that it is for; put them in order. Raises
+    UsageError: a test of a level does not say what it applies to."""
     for item in items:
         level = next((name for name in LEVELS if item.get_closest_marker(name)), None)
         if level is None:
@@ -150,10 +147,7 @@ def _has_an_option(item: pytest.Item) -> bool:
 
 def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """Refuse a plan that names what is no test of a level, of those whose module was collected.
-
-    Raises:
-        UsageError: it does.
-    """
+    Raises UsageError: it does."""
     settings = config.stash[SETTINGS]
     chosen = profile.expected(settings.profile, settings.arch, settings.engine)
     row = chosen.plan(settings.plan)
@@ -278,10 +272,8 @@ def _relative(config: pytest.Config, path: str) -> str:
 
 
 def missed(config: pytest.Config, arch: str) -> list[str]:
-    """Ids of the deselected tests that apply to a target: each is a gap in its certificate.
-
-    ``-m sm121`` also deselects the tests of other targets, which no certificate of sm121 needs.
-    """
+    """Ids of the deselected tests that apply to a target: each is a gap in its certificate. ``-m
+    sm121`` also deselects the tests of other targets, which no certificate of sm121 needs."""
     deselected = config.stash.get(DESELECTED, {})
     return [name for name, applies_to in deselected.items() if arch in applies_to]
 
@@ -347,10 +339,8 @@ def _applies_to(item: pytest.Item) -> frozenset[str]:
 
 
 def architectures_asked_for(expression: str) -> tuple[str, ...]:
-    """Architectures that a ``-m`` expression asks for by name.
-
-    ``sm121 and smoke`` asks for sm121; ``not sm121`` and ``smoke`` ask for none.
-    """
+    """Architectures that a ``-m`` expression asks for by name. ``sm121 and smoke`` asks for sm121;
+    ``not sm121`` and ``smoke`` ask for none."""
     named = [name for name in NAMES if re.search(rf"\b{name}\b", expression)]
     if not named:
         return ()
@@ -374,9 +364,7 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
 
 def asked_for_levels(config: pytest.Config) -> bool:
     """Whether somebody wants to know of a target: by ``--certify``, or by an architecture's name.
-
-    False in a worker, and where pytest only shows something.
-    """
+    False in a worker, and where pytest only shows something."""
     shows = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow")
     if hasattr(config, "workerinput") or any(getattr(config.option, n, None) for n in shows):
         return False

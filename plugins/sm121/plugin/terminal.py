@@ -200,11 +200,8 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
 
 
 def _say(terminal: pytest.TerminalReporter, line: str, *, whole: bool = False) -> None:
-    """A line with nothing in it that a terminal obeys, of two rows or so.
-
-    Args:
-        whole: it ends in something that is copied.
-    """
+    """A line with nothing in it that a terminal obeys, of two rows or so. `whole`: it ends in
+    something that is copied."""
     text = printable(line)
     cut = len(text) > _MOST_LINE and not whole
     terminal.write_line(f"{text[:_MOST_LINE]} ..." if cut else text)

@@ -1,8 +1,6 @@
-"""A test that measures waits until no other run of the suite uses this machine.
-
-Workers of pytest-xdist take no turns of their own, since they would wait for each other. Their
-controller takes one turn for all of them.
-"""
+"""A test that measures waits until no other run of the suite uses this machine. Workers of
+pytest-xdist take no turns of their own, since they would wait for each other. Their controller
+takes one turn for all of them."""
 
 from __future__ import annotations
 
@@ -38,11 +36,8 @@ def _has_gpu_servers(session: Session) -> bool:
 
 @contextlib.contextmanager
 def turn(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Wait for a test's turn. It is kept after the test when the next one needs the same.
-
-    Raises:
-        UsageError: the lock files cannot be used.
-    """
+    """Wait for a test's turn. It is kept after the test when the next one needs the same. Raises
+    UsageError: the lock files cannot be used."""
     if not _takes_turns(item.config):
         yield
         return

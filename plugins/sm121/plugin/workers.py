@@ -3,12 +3,9 @@
 Each worker has its own run in its own folder, with its own server. Tests that need a server go to
 one worker, in order. Kernel numerics and compilations are spread over all workers. Tests that
 measure time do not run. Cells of the matrix run, since they show whether features work. Servers of
-two workers are never on one device.
-
-Each worker writes to a file of its folder which tests belong together, and the controller reads it.
-xdist's own way does not work: xdist 3.8 appends the names of groups to node ids, and pytest 9.2
-ignores them silently (pytest-dev/pytest-xdist#1386).
-"""
+two workers are never on one device. Each worker writes to a file of its folder which tests belong
+together, and the controller reads it. xdist's own way does not work: xdist 3.8 appends the names of
+groups to node ids, and pytest 9.2 ignores them silently (pytest-dev/pytest-xdist#1386)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""A against B: two builds or configurations, started in turns, with the start as the unit.
-
-What differs from start to start (memory layout, autotuning, the temperature) is not averaged out by
-more rounds on one server. So each start gives one value per metric, starts come in pairs whose
-order alternates (A B, B A, ...), and the interval of the ratio B / A is over pairs.
-"""
+"""A against B: two builds or configurations, started in turns, with the start as the unit. What
+differs from start to start (memory layout, autotuning, the temperature) is not averaged out by more
+rounds on one server. So each start gives one value per metric, starts come in pairs whose order
+alternates (A B, B A, ...), and the interval of the ratio B / A is over pairs."""
 
 from __future__ import annotations
 
@@ -40,11 +38,7 @@ class Side:
 def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
     """Both sides of ``--ab``: two URLs, each perhaps with ``--server-log PATH`` behind it, or for
     each the engine's arguments, ``KEY=VALUE`` and ``--engine-python PATH`` that come on top of the
-    configuration under test.
-
-    Raises:
-        UsageError: they are not that.
-    """
+    configuration under test. Raises UsageError: they are not that."""
     first, second = (_side(text) for text in texts)
     for side in (first, second):
         _refuse_what_is_no_side(side, texts)

@@ -228,11 +228,8 @@ class AbRun:
         self.visits.append(visit)
 
     def _forgotten(self, name: str, server: Server) -> str | None:
-        """What A knew at its first visit and this one does not: a rate of noise is none.
-
-        Raises:
-            Invalid: A itself does not know it any more.
-        """
+        """What A knew at its first visit and this one does not: a rate of noise is none. Raises
+        Invalid: A itself does not know it any more."""
         questions = self.harness.profile.correctness.known_answers
         wrong = facts.unknown(server.endpoint, questions)
         if self._answered is None:
@@ -248,11 +245,8 @@ class AbRun:
         return message
 
     def _check(self, visit: Visit, server: Server, side: Side) -> None:
-        """What runs is what the side was to be, and what it was at its first visit.
-
-        Raises:
-            Invalid: it is not; names all of it and the evidence.
-        """
+        """What runs is what the side was to be, and what it was at its first visit. Raises Invalid:
+        it is not; names all of it and the evidence."""
         harness, name = self.harness, visit.side
         where = f"{name}, visit {1 + sum(earlier.side == name for earlier in self.visits)}"
         if side.url is not None:
@@ -360,11 +354,8 @@ class AbRun:
         }
 
     def _write(self, outcomes: list[Change], why: str | None = None) -> None:
-        """What is known so far, in ab.json and among the metrics.
-
-        Args:
-            why: the comparison does not count; None while it does.
-        """
+        """What is known so far, in ab.json and among the metrics. `why`: the comparison does not
+        count; None while it does."""
         for outcome in outcomes:
             rate, allowed = outcome.higher_is_better, outcome.allowed or 0.0
             self.harness.file.metrics[f"ab:{outcome.metric}"] = MetricReport(

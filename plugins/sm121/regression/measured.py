@@ -133,11 +133,8 @@ class MeasuredHistory:
             raise Inconclusive(*undecided)
 
     def levels_held(self) -> None:
-        """Look for a change of level in the whole history.
-
-        Raises:
-            AssertionError: there is one to the worse.
-        """
+        """Look for a change of level in the whole history. Raises AssertionError: there is one to
+        the worse."""
         self._check_comparable()
         limits = self.recorder.harness.profile.regression
         changes = trend.changes(self.current, self.runs, limits)
@@ -189,11 +186,9 @@ def of_this_run(recorder: Recorder) -> StoredRun | None:
 def none_matches(
     stored: Sequence[StoredRun], context: Mapping[str, Any], folder: Path
 ) -> NotRun | Inconclusive:
-    """Why a run of that context is compared with none of these, oldest first, of that folder.
-
-    A driver or a kernel path that changed must not make a slower build green. What the user chose,
-    as another plan, and another machine have a history of their own.
-    """
+    """Why a run of that context is compared with none of these, oldest first, of that folder. A
+    driver or a kernel path that changed must not make a slower build green. What the user chose, as
+    another plan, and another machine have a history of their own."""
     for run in reversed(stored):
         if changed := run.changed(context):
             facts = [Fact(f"the {k} of the latest stored run", v) for k, v in changed.items()]

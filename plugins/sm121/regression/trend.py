@@ -1,10 +1,8 @@
-"""The one judge of a change: a run against stored ones, and B against A by pairs of starts.
-
-Against stored runs a metric has regressed when three things hold: its median is worse than the
-median of the last runs by more than the threshold; its samples are worse than the latest run's by a
+"""The one judge of a change: a run against stored ones, and B against A by pairs of starts. Against
+stored runs a metric has regressed when three things hold: its median is worse than the median of
+the last runs by more than the threshold; its samples are worse than the latest run's by a
 Mann-Whitney test; and it lies outside what the runs differ by anyway. The first alone is
-INCONCLUSIVE. Against another side, the whole interval of the ratio decides.
-"""
+INCONCLUSIVE. Against another side, the whole interval of the ratio decides."""
 
 from __future__ import annotations
 
@@ -59,11 +57,8 @@ _MOST_RUNS = 60
 def compare(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
 ) -> list[Change]:
-    """Each metric that the history has too, against its last runs.
-
-    Args:
-        history: comparable runs, oldest first, without the current one.
-    """
+    """Each metric that the history has too, against its last runs. `history`: comparable runs,
+    oldest first, without the current one."""
     earlier = {n: [run.metrics[n] for run in history if n in run.metrics] for n in current}
     return [
         _compare(current[name], metrics[-_RECENT:], limits.allowed(name))
@@ -265,14 +260,12 @@ def _fall(
     """The best level of a metric, the level now, the first run behind the best, and what is
     allowed, if the level now is worse than that.
 
-    A step: levels are those between two changes; not of a percentile, whose scatter hides them.
-    A creep: the best level stays however long ago it was. It is the best median of three runs in a
+    A step: levels are those between two changes; not of a percentile, whose scatter hides them. A
+    creep: the best level stays however long ago it was. It is the best median of three runs in a
     row, so that no lucky run is one. The level now is the better of this run and the median of the
-    last five, so that one bad run is no creep, and none is left where this run is good again.
-
-    More is allowed where runs differ by more: of 1,000 simulated runs without a trend, in histories
-    of 60, less than one is red.
-    """
+    last five, so that one bad run is no creep, and none is left where this run is good again. More
+    is allowed where runs differ by more: of 1,000 simulated runs without a trend, in histories of
+    60, less than one is red."""
     better, chance = max if metric.higher_is_better else min, _chance(values)
     levels: list[tuple[float, float, int, float]] = []
     parts = segments(values) if (metric.quantile or 0.5) <= 0.5 else []

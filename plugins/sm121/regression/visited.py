@@ -1,8 +1,7 @@
-"""What really ran at a visit to A or to B, against what it was asked for and what the other ran.
-
-A measurement on another kernel path than the one that was asked for counts neither way, and a
-comparison of a thing with itself says nothing. Both rules are the ones of every other measurement.
-"""
+"""What really ran at a visit to A or to B, against what it was asked for and what the other ran. A
+measurement on another kernel path than the one that was asked for counts neither way, and a
+comparison of a thing with itself says nothing. Both rules are the ones of every other
+measurement."""
 
 from __future__ import annotations
 

@@ -32,9 +32,7 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
         directory: with verdict.json.
         output: default: sm121-VERDICT-ARCH-STARTED.tar.gz in the working directory.
 
-    Raises:
-        UsageError: there is no sound verdict.json.
-    """
+    Raises UsageError: there is no sound verdict.json."""
     report = stored.read(directory)
     name = _name(report)
     target = output or Path(f"{name}.tar.gz")

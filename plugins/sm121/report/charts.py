@@ -1,8 +1,6 @@
-"""The charts of report.html: figures as plotly's own JSON, each with its data as a table.
-
-Colours are names of CSS variables, which the page's script looks up: one figure for light, dark and
-paper.
-"""
+"""The charts of report.html: figures as plotly's own JSON, each with its data as a table. Colours
+are names of CSS variables, which the page's script looks up: one figure for light, dark and
+paper."""
 
 from __future__ import annotations
 

@@ -22,14 +22,8 @@ _STYLES = ("report.css", "beside.css", "compare.css")
 
 
 def write(runs: list[tuple[str, Path]], target: Path) -> Path:
-    """Write the page of two runs.
-
-    Args:
-        runs: the name and the report directory of A, and of B.
-
-    Raises:
-        UsageError: they are not two report directories.
-    """
+    """Write the page of two runs. `runs`: the name and the report directory of A, and of B. Raises
+    UsageError: they are not two report directories."""
     if len(runs) != 2:
         raise UsageError(f"--html: expected two runs, A and B, got {len(runs)}")
     sides = [_side(letter, *run, target) for letter, run in zip("AB", runs, strict=True)]

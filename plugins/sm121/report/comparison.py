@@ -1,9 +1,7 @@
-"""Results beside each other: stored runs of this suite, and of llama-benchy and llama-bench.
-
-Each source keeps the clock that it was measured with, since a number is only as good as that:
+"""Results beside each other: stored runs of this suite, and of llama-benchy and llama-bench. Each
+source keeps the clock that it was measured with, since a number is only as good as that:
 ``token_ids`` and ``usage`` count tokens, ``chunks`` counts events, ``in-process`` is the engine's
-own loop without server and network.
-"""
+own loop without server and network."""
 
 from __future__ import annotations
 
@@ -94,11 +92,7 @@ class Source:
 
 def read(path: Path) -> Source:
     """A report directory or its verdict.json, a file of pytest-benchmark, or JSON of llama-benchy
-    or llama-bench, told apart by what is in it.
-
-    Raises:
-        UsageError: it is none of these.
-    """
+    or llama-bench, told apart by what is in it. Raises UsageError: it is none of these."""
     file = path / verdict_file.NAME if path.is_dir() else path
     expected = (
         f"{path}: expected a report directory, verdict.json, a file of pytest-benchmark, or JSON "
@@ -151,11 +145,8 @@ def _own(name: str, run: VerdictFile, *notes: str) -> Source:
 
 
 def refuse_mixed(sources: Sequence[Source]) -> None:
-    """Refuse results that were not asked in one way, or not on one machine.
-
-    Raises:
-        UsageError: names the first field in which two differ.
-    """
+    """Refuse results that were not asked in one way, or not on one machine. Raises UsageError:
+    names the first field in which two differ."""
     runs = [(source.name, source.run) for source in sources if source.run is not None]
     newer = [(name, run) for name, run in runs if run.fingerprint is not None]
     older = [name for name, run in runs if run.fingerprint is None]

@@ -1,9 +1,7 @@
-"""What `sm121 merge` and the controller of workers write: one report of the parts of a run.
-
-The verdict file is `sm121.run.merge`'s; here are the folder around it and the matrix. The shards'
-own folders are evidence: they are copied to ``shards/I`` of the merged report, unless they lie in
-it already, so that it can be kept and sent as one folder.
-"""
+"""What `sm121 merge` and the controller of workers write: one report of the parts of a run. The
+verdict file is `sm121.run.merge`'s; here are the folder around it and the matrix. The shards' own
+folders are evidence: they are copied to ``shards/I`` of the merged report, unless they lie in it
+already, so that it can be kept and sent as one folder."""
 
 from __future__ import annotations
 
@@ -45,11 +43,8 @@ class ShardFolder:
 
 
 def read(directories: Sequence[Path]) -> list[ShardFolder]:
-    """The shards in these report directories, by their number.
-
-    Raises:
-        UsageError: one is no shard, they are not of one run, or one is there twice.
-    """
+    """The shards in these report directories, by their number. Raises UsageError: one is no shard,
+    they are not of one run, or one is there twice."""
     shards: list[ShardFolder] = []
     for directory in directories:
         file = stored_run.file_of(directory)
@@ -79,12 +74,9 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
 
 
 def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
-    """Everything that a run writes, of the whole one, under ``output``.
-
-    Raises:
-        UsageError: the merged report would be written into a shard's own, or the shards' matrices
-            cannot be read, or are not of one run.
-    """
+    """Everything that a run writes, of the whole one, under ``output``. Raises UsageError: the
+    merged report would be written into a shard's own, or the shards' matrices cannot be read, or
+    are not of one run."""
     folders = [_brought(shard, output) for shard in shards]
     merged = merge_shards({f: shard.file for f, shard in zip(folders, shards, strict=True)})
     output.mkdir(parents=True, exist_ok=True)
@@ -99,11 +91,8 @@ def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
 
 
 def _brought(shard: ShardFolder, output: Path) -> str:
-    """The shard's folder as seen from ``output``, where a copy of it is put.
-
-    Raises:
-        UsageError: the merged report would be written into the shard's own.
-    """
+    """The shard's folder as seen from ``output``, where a copy of it is put. Raises UsageError: the
+    merged report would be written into the shard's own."""
     directory, whole = shard.directory.resolve(), output.resolve()
     if whole.is_relative_to(directory):
         raise UsageError(f"--output {output}: expected another folder than that of a shard")
@@ -144,9 +133,7 @@ def write_matrix(
         folders: the parts' own, as seen from it.
         remark: is told of a part's matrix that cannot be read; without it, that is an error.
 
-    Raises:
-        UsageError: the parts are of different axes, engines or profiles.
-    """
+    Raises UsageError: the parts are of different axes, engines or profiles."""
     parts = []
     for folder in folders:
         try:
@@ -175,9 +162,8 @@ def judge_matrix(
     directory: Path, ledger: Ledger, folders: Iterable[str], remark: Callable[[str], None]
 ) -> None:
     """Write the matrix of all workers, and judge the smallest failing sets by all of its cells.
-
-    Nothing is started for it: a set that was not seen alone is said to be not isolated. What
-    cannot be done is remarked.
+    Nothing is started for it: a set that was not seen alone is said to be not isolated. What cannot
+    be done is remarked.
 
     Args:
         directory: the report directory of the whole.

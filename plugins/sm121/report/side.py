@@ -1,8 +1,6 @@
-"""Two stored runs beside each other: what is new in B, what is mended, what else differs.
-
-Nothing is measured or judged anew: tests have the verdicts that their runs gave them, and metrics
-go by the rules of the regression level, as `--against` applies them.
-"""
+"""Two stored runs beside each other: what is new in B, what is mended, what else differs. Nothing
+is measured or judged anew: tests have the verdicts that their runs gave them, and metrics go by the
+rules of the regression level, as `--against` applies them."""
 
 from __future__ import annotations
 

@@ -60,10 +60,7 @@ def _shown(name: str, metric: MetricReport) -> bool:
 @functools.cache
 def environment(*, trimmed: bool = False) -> Environment:
     """For templates of Markdown, not HTML: everything that is put in goes through `plain`.
-
-    Args:
-        trimmed: lines with nothing but a statement leave no line.
-    """
+    `trimmed`: lines with nothing but a statement leave no line."""
     return Environment(  # noqa: S701
         loader=PackageLoader("sm121.report"),
         undefined=StrictUndefined,
@@ -136,11 +133,8 @@ def link(environment: Mapping[str, str]) -> str:
 
 
 def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
-    """The summary of a run, finished or not.
-
-    Args:
-        report: of the same run, where it is written: it knows the command and what to do next.
-    """
+    """The summary of a run, finished or not. `report`: of the same run, where it is written: it
+    knows the command and what to do next."""
     reason = findings.reason_of
     failures = findings.same(findings.failures(run), lambda test: (test.verdict, reason(test)))
     metrics = [name for name, metric in run.metrics.items() if _shown(name, metric)]

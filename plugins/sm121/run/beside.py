@@ -46,11 +46,7 @@ def silent(
     redact: Callable[[str], str],
 ) -> Iterator[TestReport]:
     """What a server's log, or the kernel, reports though nothing died of it, by kind: a failure is
-    FAIL, what nobody knows is INCONCLUSIVE.
-
-    Args:
-        source: where it is written, as "log of server-1".
-    """
+    FAIL, what nobody knows is INCONCLUSIVE. `source`: where it is written, as "log of server-1"."""
     level, where = phase
     kinds: dict[tuple[bool, str], list[Fact]] = {}
     for error in errors:

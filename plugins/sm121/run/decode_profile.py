@@ -23,9 +23,7 @@ def take(harness: Harness, server: Server, *, mode: str, nsys: bool) -> KernelPr
             slows launches for as long as the process lives.
         nsys: profile with Nsight Systems, under which the server was started.
 
-    Raises:
-        NotRun: the server has no profiler, or it wrote nothing.
-    """
+    Raises NotRun: the server has no profiler, or it wrote nothing."""
     kernels = _profile(server, mode, nsys).model_copy(update={"decoding": True})
     name = server.configuration.name if server.configuration else "attached"
     report = harness.directory / f"kernels-{name}"

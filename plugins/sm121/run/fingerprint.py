@@ -1,8 +1,6 @@
-"""The fingerprint of a run: what was asked, of what, on which machine.
-
-Runs with one fingerprint asked the same of the same. Shards are parts of one run, and an earlier
-run is gone on with, only then.
-"""
+"""The fingerprint of a run: what was asked, of what, on which machine. Runs with one fingerprint
+asked the same of the same. Shards are parts of one run, and an earlier run is gone on with, only
+then."""
 
 from __future__ import annotations
 

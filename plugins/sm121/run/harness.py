@@ -81,11 +81,8 @@ class Harness(RunRecord):
 
     @property
     def profile(self) -> Profile:
-        """The profile in force.
-
-        Raises:
-            NotRun: the target cannot be judged here, and so has none.
-        """
+        """The profile in force. Raises NotRun: the target cannot be judged here, and so
+        has none."""
         if self.target.profile is None:
             raise NotRun(self.target.obstacle or "no profile")
         return self.target.profile
@@ -197,11 +194,7 @@ class Harness(RunRecord):
         return self.on_crash(end, test) if self.on_crash is not None else end.cause
 
     def managed_configuration(self, name: str) -> ServerConfiguration:
-        """A configuration that the suite starts itself.
-
-        Raises:
-            NotRun: the server is attached.
-        """
+        """A configuration that the suite starts itself. Raises NotRun: the server is attached."""
         if self.target.obstacle is not None:
             raise NotRun(self.target.obstacle)
         if name not in self.configurations:
@@ -255,21 +248,15 @@ class Harness(RunRecord):
 
     def path_to_judge(self) -> KernelPath:
         """Whose kernels the numerics judge: the path of the server under test as it has shown it in
-        this run; what it has not shown is as expected.
-
-        Raises:
-            NotRun: there is no profile.
-        """
+        this run; what it has not shown is as expected. Raises NotRun: there is no profile."""
         name = self.profile.under_test
         expected = served.expected(self.profile.path_of(name), self.configurations.get(name))
         return served.with_expected(self.file.engine.path, expected)
 
     def contradictions(self, server: Server) -> list[str]:
-        """What of a server's path is not as the profile requires, a line each.
-
-        It is judged again after each level, when the server is closed, and at the end: what its log
-        says by then counts (see `judge_paths_again`). The server's log must be known.
-        """
+        """What of a server's path is not as the profile requires, a line each. It is judged again
+        after each level, when the server is closed, and at the end: what its log says by then
+        counts (see `judge_paths_again`). The server's log must be known."""
         configuration = server.configuration
         name = configuration.name if configuration is not None else self.profile.under_test
         wrong = self._contradictions(server, name)
@@ -302,11 +289,9 @@ class Harness(RunRecord):
 
     def judge_errors(self) -> None:
         """Decide what the log of the server that runs has reported since it was last read. An error
-        that killed nobody is never green.
-
-        Of an attached server's log, what was there when it was attached does not count. A server
-        that ended has its crash bundle, and what one prints while it is stopped is no error.
-        """
+        that killed nobody is never green. Of an attached server's log, what was there when it was
+        attached does not count. A server that ended has its crash bundle, and what one prints while
+        it is stopped is no error."""
         self._follow_log()
         server, running = self.attached, self.pool.current if self.pool is not None else None
         if running is not None and running.running:
@@ -356,11 +341,8 @@ class Harness(RunRecord):
         return [*wrong, other] if other else wrong
 
     def metrics_file(self, log: Path | None) -> Path:
-        """Where the metrics of a server are kept.
-
-        Args:
-            log: of a managed server; None for the attached one.
-        """
+        """Where the metrics of a server are kept. `log`: of a managed server; None for the attached
+        one."""
         return self.directory / f"metrics-{log.stem if log is not None else 'attached'}.txt"
 
     def _metrics_of(self, server: Server) -> str | None:
@@ -402,11 +384,8 @@ class Harness(RunRecord):
         self.judge_paths_again()
 
     def note_stop(self, configuration: str, report: StopReport) -> None:
-        """A server was stopped. What it left is decided like a test.
-
-        Memory that may be anybody's is remarked on once. When it goes again at the next stop, it
-        goes as a leak does.
-        """
+        """A server was stopped. What it left is decided like a test. Memory that may be anybody's
+        is remarked on once. When it goes again at the next stop, it goes as a leak does."""
         earlier = list(self.stops.values())
         self.stops[report.log] = report
         if not report.clean:
@@ -431,14 +410,9 @@ class Harness(RunRecord):
         return self.pool.life if self.pool is not None else self.attached_life
 
     def check_alive(self, *, after_failure: bool = False) -> None:
-        """Look whether the suite's own server lives, within a test.
-
-        Args:
-            after_failure: a request has failed; a server that dies of it gets the time to.
-
-        Raises:
-            ServerDied: it does not. Whoever catches it reports it (`crashed`).
-        """
+        """Look whether the suite's own server lives, within a test. `after_failure`: a request has
+        failed; a server that dies of it gets the time to. Raises ServerDied: it does not. Whoever
+        catches it reports it (`crashed`)."""
         life = self.life
         if isinstance(life, ManagedLife):
             state = life.after_failure() if after_failure else life.state()
@@ -448,14 +422,9 @@ class Harness(RunRecord):
     def look_at_the_server(self, *, lately_s: float = 0.0) -> StopReport | None:
         """Look, outside of a test, whether the server is still the one that was started, or
         attached to. A death is a crash, and never a pass, whichever test it was that did not notice
-        it: it is reported, and a server of the suite is stopped.
-
-        Args:
-            lately_s: what was asked so lately is not asked again.
-
-        Returns:
-            how the server was stopped; None where it lives, or is attached.
-        """
+        it: it is reported, and a server of the suite is stopped. `lately_s`: what was asked so
+        lately is not asked again. Returns: how the server was stopped; None where it lives, or is
+        attached."""
         self._follow_log()
         life = self.life
         if life is None or self.aborted is not None:  # the suite killed it

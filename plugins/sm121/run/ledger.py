@@ -9,11 +9,9 @@ from sm121.run.verdict_file import TestReport, VerdictFile
 
 
 def stands(first: TestReport, second: TestReport) -> TestReport:
-    """Which of two decisions on one test stands.
-
-    A decision on a test that ran stands before one on a test that did not run. Else the worse one
-    stands, and of equal ones the first. A waived failure is better than one that is not waived.
-    """
+    """Which of two decisions on one test stands. A decision on a test that ran stands before one on
+    a test that did not run. Else the worse one stands, and of equal ones the first. A waived
+    failure is better than one that is not waived."""
     if first.executed != second.executed:
         return first if first.executed else second
     return first if worst((first.counted, second.counted)) is first.counted else second
@@ -42,10 +40,8 @@ class Ledger:
         return self._decided >= self._places.keys()
 
     def decide(self, decision: TestReport) -> None:
-        """Note the decision on a test, or on something beside the tests.
-
-        The first decision on a test replaces "not reached". Of two decisions `stands` chooses one.
-        """
+        """Note the decision on a test, or on something beside the tests. The first decision on a
+        test replaces "not reached". Of two decisions `stands` chooses one."""
         position = self._places.get(decision.id)
         if position is None:
             self._places[decision.id] = len(self._file.tests)
@@ -57,10 +53,7 @@ class Ledger:
         self._decided.add(decision.id)
 
     def overrule(self, test_id: str, verdict: Verdict, message: str) -> None:
-        """Decide again. The new decision replaces any earlier one; the message says why.
-
-        Raises:
-            KeyError: the ledger has no such test.
-        """
+        """Decide again. The new decision replaces any earlier one; the message says why. Raises
+        KeyError: the ledger has no such test."""
         test = self[test_id]
         test.verdict, test.message = verdict, message

@@ -1,8 +1,6 @@
 """Merges several verdict files into one: those of a run's shards, or of its workers.
-
 docs/verdicts.md states the rules: how verdicts rank, how states of the box rank, and which of two
-decisions on a test stands (`sm121.run.ledger.stands`).
-"""
+decisions on a test stands (`sm121.run.ledger.stands`)."""
 
 from __future__ import annotations
 
@@ -34,10 +32,8 @@ _ONE_RUN_H = 24.0
 
 
 def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
-    """Why two runs are not parts of the same one; empty where they can be.
-
-    Files of earlier versions have no fingerprint: of them less is known, and all of it is compared.
-    """
+    """Why two runs are not parts of the same one; empty where they can be. Files of earlier
+    versions have no fingerprint: of them less is known, and all of it is compared."""
     compared = [
         Difference("profile", one.profile, other.profile),
         Difference("architecture", one.arch, other.arch),
@@ -87,10 +83,8 @@ def _arguments(file: VerdictFile) -> str | None:
 
 
 def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) -> None:
-    """Add to the whole what only its parts know: their engines, starts, metrics, crashes.
-
-    Tests of the whole stay as they are. Entries beside the tests (``end of the run::...``) are
-    added.
+    """Add to the whole what only its parts know: their engines, starts, metrics, crashes. Tests of
+    the whole stay as they are. Entries beside the tests (``end of the run::...``) are added.
 
     Args:
         whole: the file of the whole run.
@@ -132,11 +126,9 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
 
 
 def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
-    """The whole run of these shards, given by their folders.
-
-    Tests of a missing shard are NOT_RUN, and so is then the run. What a shard came to beside its
-    tests stands: the whole is never better than any of its shards.
-    """
+    """The whole run of these shards, given by their folders. Tests of a missing shard are NOT_RUN,
+    and so is then the run. What a shard came to beside its tests stands: the whole is never better
+    than any of its shards."""
     files = list(parts.values())
     shards = [file.shard for file in files if file.shard is not None]
     planned = shards[0]
@@ -208,10 +200,8 @@ def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
 
 
 def _beside_its_tests(folder: str, part: VerdictFile) -> TestReport | None:
-    """What a part came to beside its tests, when that is worse; None where it is not.
-
-    A part in which nothing was executed takes nothing away from the whole.
-    """
+    """What a part came to beside its tests, when that is worse; None where it is not. A part in
+    which nothing was executed takes nothing away from the whole."""
     judged = _judged_again(part)
     if part.verdict in (judged.verdict, Verdict.NOT_RUN):
         return None
@@ -254,11 +244,8 @@ def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
 
 
 def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
-    """The box of the whole: the worst of those that were read.
-
-    A part that did not read its box does not count. A state from a later version of the suite is
-    UNKNOWN here.
-    """
+    """The box of the whole: the worst of those that were read. A part that did not read its box
+    does not count. A state from a later version of the suite is UNKNOWN here."""
     every = list(boxes)
 
     def place(box: BoxReport) -> int:

@@ -1,10 +1,8 @@
-"""``--resume``: finds the earlier run in the report directory, and takes over its results.
-
-Tests of kernel numerics and of compilation are taken over with their verdicts; cells of the matrix
-with their records (`sm121.matrix.state`); both only from a run with the same fingerprint. Tests of
-the other levels share one running server, and run again, and so do those that are about the kernel
-path or measure a rate: neither is ever taken over.
-"""
+"""``--resume``: finds the earlier run in the report directory, and takes over its results. Tests of
+kernel numerics and of compilation are taken over with their verdicts; cells of the matrix with
+their records (`sm121.matrix.state`); both only from a run with the same fingerprint. Tests of the
+other levels share one running server, and run again, and so do those that are about the kernel path
+or measure a rate: neither is ever taken over."""
 
 from __future__ import annotations
 
@@ -19,11 +17,8 @@ _LEVEL = "kernel"
 
 
 def take_over(record: RunRecord, may_be_taken: Collection[str]) -> set[str]:
-    """Decide the kernel tests that an earlier run has finished; returns their ids.
-
-    Args:
-        may_be_taken: ids of the tests that use no server and measure nothing.
-    """
+    """Decide the kernel tests that an earlier run has finished; returns their ids. `may_be_taken`:
+    ids of the tests that use no server and measure nothing."""
     earlier = earlier_run(record)
     if earlier is None:
         return set()

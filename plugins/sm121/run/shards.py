@@ -25,11 +25,7 @@ class Shard:
 
 
 def parse(text: str | None) -> Shard | None:
-    """Parse the value of ``--shard``.
-
-    Raises:
-        UsageError: the value is not I/N with 1 <= I <= N.
-    """
+    """Parse the value of ``--shard``. Raises UsageError: the value is not I/N with 1 <= I <= N."""
     if text is None:
         return None
     index, slash, of = text.partition("/")

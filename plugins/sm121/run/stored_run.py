@@ -1,8 +1,6 @@
-"""A past run as it was stored: in a report directory, or in a file of pytest-benchmark.
-
-Whatever holds one run against another reads it here: ``--against``, the regression level,
-``sm121 compare`` and ``sm121 trust``.
-"""
+"""A past run as it was stored: in a report directory, or in a file of pytest-benchmark. Whatever
+holds one run against another reads it here: ``--against``, the regression level, ``sm121 compare``
+and ``sm121 trust``."""
 
 from __future__ import annotations
 
@@ -162,10 +160,7 @@ def of_report(run: VerdictFile, known: Details) -> StoredRun:
 
 def _unfit(run: VerdictFile, metrics: Collection[str]) -> Iterator[str]:
     """Why no other run can be held against this one, a phrase each, the most telling first.
-
-    Args:
-        metrics: those with samples.
-    """
+    `metrics`: those with samples."""
     if run.schema_version > verdict_file.SCHEMA_VERSION:
         yield f"its schema {run.schema_version} is of a later version of the suite"
     if not run.finished:
@@ -197,11 +192,8 @@ def _unfit(run: VerdictFile, metrics: Collection[str]) -> Iterator[str]:
 
 
 def file_of(directory: Path) -> VerdictFile:
-    """The verdict.json of a report directory.
-
-    Raises:
-        UsageError: there is none, or it is not sound.
-    """
+    """The verdict.json of a report directory. Raises UsageError: there is none, or it is
+    not sound."""
     try:
         return verdict_file.read(directory / verdict_file.NAME)
     except (OSError, ValueError, RecursionError) as error:
@@ -211,20 +203,13 @@ def file_of(directory: Path) -> VerdictFile:
 
 
 def read(directory: Path) -> StoredRun:
-    """The run of a report directory.
-
-    Raises:
-        UsageError: it has no sound verdict.json.
-    """
+    """The run of a report directory. Raises UsageError: it has no sound verdict.json."""
     return of_report(file_of(directory), details.read(directory))
 
 
 def storage_folder(storage: str, root: Path) -> Path:
-    """The folder of ``--benchmark-storage``.
-
-    Raises:
-        UsageError: it is none: a database cannot be read here.
-    """
+    """The folder of ``--benchmark-storage``. Raises UsageError: it is none: a database cannot be
+    read here."""
     scheme, separator, rest = storage.partition("://")
     if separator and scheme != "file":
         raise UsageError(
@@ -234,14 +219,9 @@ def storage_folder(storage: str, root: Path) -> Path:
 
 
 def load_benchmarks(storage: Path, pattern: str = "*") -> list[StoredRun]:
-    """The runs of a storage folder that hold measurements, oldest first.
-
-    Args:
-        pattern: ``0003`` for one run; a path to a file is that file.
-
-    Raises:
-        UsageError: a file that was asked for is none of pytest-benchmark's.
-    """
+    """The runs of a storage folder that hold measurements, oldest first. `pattern`: ``0003`` for
+    one run; a path to a file is that file. Raises UsageError: a file that was asked for is none of
+    pytest-benchmark's."""
     named = Path(pattern)
     matches = storage.glob(f"*/{pattern.rstrip('*')}*.json")
     files = [named] if named.is_file() else sorted(matches, key=lambda file: file.name)
@@ -249,11 +229,8 @@ def load_benchmarks(storage: Path, pattern: str = "*") -> list[StoredRun]:
 
 
 def read_benchmarks(file: Path) -> StoredRun | None:
-    """One file of pytest-benchmark; None when it holds no measurement of this suite.
-
-    Raises:
-        UsageError: it is not a file of pytest-benchmark.
-    """
+    """One file of pytest-benchmark; None when it holds no measurement of this suite. Raises
+    UsageError: it is not a file of pytest-benchmark."""
     try:
         return of_data(file.name, json.loads(file.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -261,21 +238,15 @@ def read_benchmarks(file: Path) -> StoredRun | None:
 
 
 def of_data(name: str, data: Mapping[str, Any]) -> StoredRun | None:
-    """The same of what such a file has.
-
-    Raises:
-        KeyError, TypeError, ValueError: it is not one of pytest-benchmark.
-    """
+    """The same of what such a file has. Raises KeyError, TypeError, ValueError: it is not one of
+    pytest-benchmark."""
     benchmarks = [benchmark["extra_info"] for benchmark in data["benchmarks"]]
     return of_benchmarks(name, str(data.get("datetime", "")), benchmarks)
 
 
 def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) -> StoredRun | None:
-    """A run from the ``extra_info`` of its benchmarks; None without a value of this suite.
-
-    Raises:
-        KeyError, TypeError, ValueError: a benchmark says too little, or what is no value.
-    """
+    """A run from the ``extra_info`` of its benchmarks; None without a value of this suite. Raises
+    KeyError, TypeError, ValueError: a benchmark says too little, or what is no value."""
     extras = [extra for extra in benchmarks if "sm121" in extra]
     boxes = [(extra.get("box") or {}).get("state") for extra in extras]
     reasons = ["its box was DEGRADED"] if BoxState.DEGRADED in boxes else []

@@ -375,11 +375,9 @@ class VerdictFile(Record):
     """Metrics that are worse than in the trusted run, in stored runs or of A (``--ab``)."""
 
     def judge(self) -> None:
-        """Set the levels' verdicts and the run's from the tests.
-
-        A test that did not execute decides nothing, except that a level or run without any
-        executed test, or one that has not finished, is NOT_RUN.
-        """
+        """Set the levels' verdicts and the run's from the tests. A test that did not execute
+        decides nothing, except that a level or run without any executed test, or one that has not
+        finished, is NOT_RUN."""
         for level in dict.fromkeys(test.level for test in self.tests):
             self.levels[level] = _level([test for test in self.tests if test.level == level])
         every = [level.verdict for level in self.levels.values()]
@@ -478,10 +476,7 @@ def write(file: VerdictFile, path: Path) -> None:
 
 def parse(raw: Any) -> VerdictFile:
     """A verdict.json of any version: what came later has its default, unknown keys are left out.
-
-    Raises:
-        ValueError: it is not one.
-    """
+    Raises ValueError: it is not one."""
     if not isinstance(raw, dict) or "schema_version" not in raw:
         raise ValueError("it has no schema_version")
     if raw["schema_version"] == 1:  # it has a failure's text alone
@@ -493,8 +488,5 @@ def parse(raw: Any) -> VerdictFile:
 
 def read(path: Path) -> VerdictFile:
     """Read a verdict.json of any version. A number that is none, as Python writes it, is null.
-
-    Raises:
-        OSError, ValueError: it is not there, or not one.
-    """
+    Raises OSError, ValueError: it is not there, or not one."""
     return parse(json.loads(path.read_text("utf-8"), parse_constant=lambda _: None))

@@ -1,9 +1,7 @@
-"""``--against RUN``: this run is held against one that is trusted.
-
-A test that failed there in the same way is known, and not red. A new failure is, and so is a known
-one that fails in another way: both are red by themselves. What is found here is what no test shows:
-a test that ran there and not here, a path that nobody asked to change, a metric that is worse.
-"""
+"""``--against RUN``: this run is held against one that is trusted. A test that failed there in the
+same way is known, and not red. A new failure is, and so is a known one that fails in another way:
+both are red by themselves. What is found here is what no test shows: a test that ran there and not
+here, a path that nobody asked to change, a metric that is worse."""
 
 from __future__ import annotations
 
@@ -88,9 +86,7 @@ def load(asked: str, storage: Path) -> Trusted:
         asked: a report directory, a verdict.json, or ``trusted``.
         storage: pytest-benchmark's folder, which has the runs that ``sm121 trust`` kept.
 
-    Raises:
-        UsageError: there is none, or it is no run to hold another one against.
-    """
+    Raises UsageError: there is none, or it is no run to hold another one against."""
     if asked == TRUSTED:
         folders = _kept(storage)
         if not folders:
@@ -124,16 +120,9 @@ def trust(
     report: Path, storage: Path, *, anew: bool = False
 ) -> tuple[Path, VerdictFile, list[str]]:
     """Keep a run as the one that others are held against, behind those that were kept before.
-
-    Args:
-        anew: those that were kept before no longer count: what is worse is accepted.
-
-    Returns:
-        where it is kept, the run, and what it has less than the one that was trusted before.
-
-    Raises:
-        UsageError: it is no run to hold another one against.
-    """
+    `anew`: those that were kept before no longer count: what is worse is accepted. Returns: where
+    it is kept, the run, and what it has less than the one that was trusted before. Raises
+    UsageError: it is no run to hold another one against."""
     run = _read(report)
     before = _kept(storage)
     narrower = _narrower(run, before[-1]) if before else []
@@ -174,11 +163,8 @@ def _kept(storage: Path) -> list[Path]:
 
 
 def refuse(trusted: Trusted, run: VerdictFile) -> None:
-    """Refuse a run that has nothing in common with this one.
-
-    Raises:
-        UsageError: it is of another architecture, profile, engine or model, or of a smaller plan.
-    """
+    """Refuse a run that has nothing in common with this one. Raises UsageError: it is of another
+    architecture, profile, engine or model, or of a smaller plan."""
     if (why := _unlike(trusted.file, run)) is not None:
         raise UsageError(
             f"--against: {trusted.name} is of another {why}: expected a run that asked the same"
@@ -289,14 +275,9 @@ def _lost(before: VerdictFile, unasked: Iterable[TestReport]) -> set[str]:
 
 
 def _sort(report: AgainstReport, test: TestReport, before: TestReport | None) -> list[str]:
-    """Put a test of this run into the list that it belongs to.
-
-    Args:
-        before: the same test in the trusted run.
-
-    Returns:
-        deviations by which it is excused, and which the trusted run was seen not to show.
-    """
+    """Put a test of this run into the list that it belongs to. `before`: the same test in the
+    trusted run. Returns: deviations by which it is excused, and which the trusted run was seen not
+    to show."""
     failed_before = before is not None and before.verdict is Verdict.FAIL and not before.skipped
     if test.verdict is Verdict.PASS:
         if failed_before:
@@ -372,11 +353,8 @@ def _metrics(
     metrics: Mapping[str, StoredMetric],
     lost: Collection[str],
 ) -> Iterable[tuple[str, Verdict, str]]:
-    """Each metric of both, by the rules of the regression level.
-
-    Args:
-        lost: where it is missing here, it is missed.
-    """
+    """Each metric of both, by the rules of the regression level. `lost`: where it is missing here,
+    it is missed."""
     if not trusted.metrics or (not metrics and not lost):
         return
     fingerprints = trusted.file.fingerprint, run.fingerprint

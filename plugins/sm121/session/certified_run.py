@@ -1,11 +1,9 @@
-"""``sm121 certify``: a run that the suite builds itself.
-
-A certificate is given by a process of its own. Its command line is the suite's, with the suite's
-pytest.ini, the plugins that are named here and no conftest. Its variables are those of an allow
-list. So no plugin, conftest, pytest.ini or variable of the caller reaches it; what is installed in
-the interpreter's environment does, a ``.pth`` file too. The caller's arguments are added to the
-command line, and refused where they are not known to be harmless.
-"""
+"""``sm121 certify``: a run that the suite builds itself. A certificate is given by a process of its
+own. Its command line is the suite's, with the suite's pytest.ini, the plugins that are named here
+and no conftest. Its variables are those of an allow list. So no plugin, conftest, pytest.ini or
+variable of the caller reaches it; what is installed in the interpreter's environment does, a
+``.pth`` file too. The caller's arguments are added to the command line, and refused where they are
+not known to be harmless."""
 
 from __future__ import annotations
 
@@ -35,11 +33,7 @@ def _variables() -> _Variables:
 
 
 def command(given: Sequence[str]) -> list[str]:
-    """The command line of a certified run.
-
-    Args:
-        given: the caller's own arguments of pytest.
-    """
+    """The command line of a certified run. `given`: the caller's own arguments of pytest."""
     words = [word for word in given if word != OPTION]
     return [sys.executable, "-P", "-m", "pytest", *own_tests.certified_words(), OPTION, *words]
 
@@ -66,15 +60,9 @@ def is_this_process() -> bool:
 
 
 def start(given: Sequence[str]) -> NoReturn:
-    """Begin a certified run, which takes this process and its signals.
-
-    Args:
-        given: the caller's own arguments of pytest.
-
-    Raises:
-        UsageError: PYTHONPATH is set. Without it other code would run than the caller's, with it
-            other code could take the place of the suite's.
-    """
+    """Begin a certified run, which takes this process and its signals. `given`: the caller's own
+    arguments of pytest. Raises UsageError: PYTHONPATH is set. Without it other code would run than
+    the caller's, with it other code could take the place of the suite's."""
     if os.environ.get("PYTHONPATH"):
         raise UsageError(
             f"{OPTION} with the variable PYTHONPATH: expected none; put the engine's into the "

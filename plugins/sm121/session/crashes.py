@@ -41,11 +41,8 @@ class RanOutOfTime(Exception):
 
 
 class CrashDesk:
-    """Reports each abnormal end of a session once, and replaces the server.
-
-    Args:
-        session: the session that owns the servers.
-    """
+    """Reports each abnormal end of a session once, and replaces the server. `session`: the session
+    that owns the servers."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -185,11 +182,8 @@ class CrashDesk:
         return life.ended_since(self._test_began, wait_s=wait_s)
 
     def _tell(self, evidence: Evidence, happened: str = "") -> None:
-        """Write the bundle, note it in verdict.json, and print one line.
-
-        Args:
-            happened: in words without the cause; nothing where the cause says it.
-        """
+        """Write the bundle, note it in verdict.json, and print one line. `happened`: in words
+        without the cause; nothing where the cause says it."""
         session, cause = self._session, evidence.cause
         bundle: Path | None = None
         elsewhere: str | None

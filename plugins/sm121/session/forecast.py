@@ -1,9 +1,7 @@
-"""How long a run will take: from what took how long on this machine, else from rates.
-
-A check that an earlier run on this machine has timed takes as long as it did there. Of the others
+"""How long a run will take: from what took how long on this machine, else from rates. A check that
+an earlier run on this machine has timed takes as long as it did there. Of the others
 ``fixtures/costs.toml`` says what a check of each level asks of a server on average, and the
-profile's ``[costs]`` how fast a server is and how long a start takes.
-"""
+profile's ``[costs]`` how fast a server is and how long a start takes."""
 
 from __future__ import annotations
 
@@ -97,11 +95,7 @@ class Forecast:
 @dataclass
 class Pace:
     """How far a run is, and how long the rest of it takes: what was expected, times what the levels
-    that are over have taken of it.
-
-    Args:
-        costs: what was expected of each level.
-    """
+    that are over have taken of it. `costs`: what was expected of each level."""
 
     costs: Mapping[str, Forecast]
     #: The level at hand.
@@ -133,11 +127,8 @@ class Pace:
         return self.costs[level].seconds * self._factor
 
     def left(self, running_s: float = 0.0) -> float | None:
-        """Seconds that the run has to go; None where nothing is known.
-
-        Args:
-            running_s: since when the check at hand runs.
-        """
+        """Seconds that the run has to go; None where nothing is known. `running_s`: since when the
+        check at hand runs."""
         if not any(cost.seconds for cost in self.costs.values()):
             return None
         return sum(self._left(level, running_s) for level in self.costs if level not in self._over)

@@ -67,10 +67,8 @@ def prepare(
         say: shows a line of progress; the first argument names its subject.
         verbose: show remarks at once, too.
 
-    Raises:
-        UsageError: the choices contradict each other, no server answers, or the directory is
-            somebody else's.
-    """
+    Raises UsageError: the choices contradict each other, no server answers, or the directory is
+    somebody else's."""
     chosen = chosen or targets.resolve(settings, ())
     chosen, attached, engine = _look_at_engine(settings, chosen)
     settings, run_id, lock = _take_directory(settings, say)
@@ -124,11 +122,8 @@ def _look_at_engine(
 def _take_directory(
     settings: Settings, say: Callable[[str, str], None]
 ) -> tuple[Settings, str, IO[str]]:
-    """Take the report directory, or a worker's folder in it.
-
-    Returns:
-        the settings with that folder, the run's id, and the lock that is held open.
-    """
+    """Take the report directory, or a worker's folder in it. Returns: the settings with that
+    folder, the run's id, and the lock that is held open."""
     worker, run_id = settings.worker, uuid.uuid4().hex[:12]
     directory = report_directory.take(settings.report_dir, worker.run if worker else None)
     if worker is not None:

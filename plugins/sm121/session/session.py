@@ -89,11 +89,8 @@ class Session(Harness):
 
     @property
     def engine_interpreter(self) -> str:
-        """The interpreter that imports the engine that is started.
-
-        Raises:
-            NotRun: the engine is a program.
-        """
+        """The interpreter that imports the engine that is started. Raises NotRun: the engine is a
+        program."""
         engine = registry.engine(self.settings.engine)
         if isinstance(engine, Program):
             raise NotRun(f"{engine.program} is a program: no interpreter imports it")
@@ -152,11 +149,9 @@ class Session(Harness):
 
     def judge_kernel(self) -> None:
         """Decide what the kernel has said since the run began: after an error of the GPU or of
-        memory no result is sure, though nothing died of it.
-
-        A run on a CPU uses no GPU: what is said of one is a remark. What cannot be read is a remark
-        and stands in a certificate. The messages of a crash are in its bundle.
-        """
+        memory no result is sure, though nothing died of it. A run on a CPU uses no GPU: what is
+        said of one is a remark. What cannot be read is a remark and stands in a certificate. The
+        messages of a crash are in its bundle."""
         if self.target.obstacle is not None:
             return
         uses_gpu, attached = self.target.arch != CPU, self.attached
@@ -182,10 +177,8 @@ class Session(Harness):
     # The end.
 
     def close(self) -> None:
-        """Stop what runs and write the final report.
-
-        The run has finished when every selected test was decided and nobody interrupted it.
-        """
+        """Stop what runs and write the final report. The run has finished when every selected test
+        was decided and nobody interrupted it."""
         if self.sampler is not None:
             self.sampler.stop()
         self.judge_errors()  # of an attached server, which is not stopped
@@ -205,11 +198,8 @@ class Session(Harness):
         self.save()
 
     def refuse_a_foreign_trusted_run(self) -> None:
-        """Refuse ``--against`` a run that this one has nothing in common with.
-
-        Raises:
-            UsageError: it is of another architecture, profile, engine or model.
-        """
+        """Refuse ``--against`` a run that this one has nothing in common with. Raises UsageError:
+        it is of another architecture, profile, engine or model."""
         if self.settings.against is not None and self.target.obstacle is None:
             against.refuse(self.settings.against, self.file)
 

@@ -111,9 +111,7 @@ def read(option: Option, started_in: Path) -> Settings:
         option: gives the value of an option.
         started_in: where paths on the command line are relative to.
 
-    Raises:
-        UsageError: an option is wrong, or contradicts another one.
-    """
+    Raises UsageError: an option is wrong, or contradicts another one."""
     ab, base_url = _sides(option)
     chosen, engine = _profile_and_engine(option, base_url)
     _refuse_conflicts(option, base_url)
@@ -225,10 +223,7 @@ def _against(option: Option, started_in: Path) -> Trusted | None:
 
 def _api_key(option: Option) -> str | None:
     """The key of the attached server: from the option, a file, or the variable SM121_API_KEY.
-
-    Raises:
-        UsageError: it is no key. The message does not show it.
-    """
+    Raises UsageError: it is no key. The message does not show it."""
     key, file = option("--api-key"), option("--api-key-file")
     if key and file:
         raise UsageError("--api-key and --api-key-file: expected one of them")
@@ -328,10 +323,8 @@ def _count(name: str, text: str | None) -> int | None:
 
 
 def _sides(option: Option) -> tuple[tuple[Side, Side] | None, str | None]:
-    """What ``--ab`` compares, and the URL that the run is attached to.
-
-    Of two URLs that is the first one, unless ``--base-url`` was given.
-    """
+    """What ``--ab`` compares, and the URL that the run is attached to. Of two URLs that is the
+    first one, unless ``--base-url`` was given."""
     base_url = option("--base-url") and root_of(option("--base-url"), "--base-url")
     texts = option("--ab")
     if texts is None:

@@ -31,11 +31,8 @@ _CANARY = "canary:"
 
 
 def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
-    """Choose architecture and profile.
-
-    Raises:
-        UsageError: the choices contradict each other, or there is no profile for the target.
-    """
+    """Choose architecture and profile. Raises UsageError: the choices contradict each other, or
+    there is no profile for the target."""
     detected = architecture.detect()
     arch = _architecture(settings, asked_by_marker, detected.name)
     machine = detected.name or "a GPU that the suite has no name for"
@@ -62,11 +59,8 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
 def judging_attached(settings: Settings, target: Target, attached: Server) -> Target:
     """The target as an attached server is judged: by the configuration that was named, else by the
     fastest that its build has, else by the one that its log shows most of, else by the profile's
-    own choice.
-
-    Raises:
-        UsageError: there is no such configuration, or the server's release cannot have it.
-    """
+    own choice. Raises UsageError: there is no such configuration, or the server's release cannot
+    have it."""
     chosen = target.profile
     assert chosen is not None
     path = None
@@ -105,22 +99,16 @@ def _architecture(
 
 
 def attached_server(settings: Settings, chosen: Profile) -> Server | None:
-    """The server of ``--base-url``, probed; None when the suite is to start one itself.
-
-    Raises:
-        UsageError: the server does not answer, or is not the one that was asked for.
-    """
+    """The server of ``--base-url``, probed; None when the suite is to start one itself. Raises
+    UsageError: the server does not answer, or is not the one that was asked for."""
     if settings.base_url is None:
         return None
     return attach_to(settings.base_url, settings.server_log, settings, chosen)
 
 
 def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -> Server:
-    """A running server, probed, and its log only where that is proven to be its own.
-
-    Raises:
-        UsageError: the server does not answer, or is not the one that was asked for.
-    """
+    """A running server, probed, and its log only where that is proven to be its own. Raises
+    UsageError: the server does not answer, or is not the one that was asked for."""
     server = attach(
         url,
         api_key=settings.api_key,
@@ -139,13 +127,9 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
 def configurations(
     settings: Settings, chosen: Profile, *, notify: Callable[[str], None]
 ) -> dict[str, ServerConfiguration]:
-    """The profile's server configurations with the user's arguments added.
-
-    Builds the canary checkpoint where the profile names it and it is not there yet.
-
-    Raises:
-        UsageError: the model is not available.
-    """
+    """The profile's server configurations with the user's arguments added. Builds the canary
+    checkpoint where the profile names it and it is not there yet. Raises UsageError: the model is
+    not available."""
     model = settings.model or chosen.model.id
     if model.startswith(_CANARY):
         model = str(_canary(model.removeprefix(_CANARY), settings.root, notify))
@@ -193,11 +177,8 @@ def _traces(settings: Settings, chosen: Profile) -> str | None:
 
 
 def installed_engine(settings: Settings, chosen: Profile) -> Installed:
-    """The engine that will be started.
-
-    Raises:
-        UsageError: the interpreter has no such engine, or its parser cannot be asked.
-    """
+    """The engine that will be started. Raises UsageError: the interpreter has no such engine, or
+    its parser cannot be asked."""
     engine = registry.engine(settings.engine)
     return installed.look(engine, settings.engine_python, start_environment(settings, chosen))
 

@@ -27,11 +27,7 @@ def context_tokens(server: Server) -> int:
 
 
 def cache_blocks(endpoint: Endpoint) -> tuple[int, int]:
-    """Blocks of the KV cache, and tokens of each.
-
-    Raises:
-        NotRun: the server does not say.
-    """
+    """Blocks of the KV cache, and tokens of each. Raises NotRun: the server does not say."""
     with endpoint.http() as http:
         text = http.get("/metrics").text
     blocks, size = _CACHE_BLOCKS.search(text), _BLOCK_TOKENS.search(text)
@@ -49,13 +45,12 @@ class Pressure(NamedTuple):
 
 
 def pressure(blocks: int, block: int, *, chunk: int, streams: int, spare: int) -> Pressure:
-    """The load of so many streams for a KV cache.
-
-    The last one is let in when a whole chunk of its prompt fits, twice where layers have a sliding
-    window; what that took beyond the window is free afterwards. A cache that is large against a
-    chunk, or whose blocks are small against the window, must be left that room on purpose. And
-    there each step in which a chunk is read makes the answers of those before it longer by a token,
-    so that they take the last one's place, or end before it is let in.
+    """The load of so many streams for a KV cache. The last one is let in when a whole chunk of its
+    prompt fits, twice where layers have a sliding window; what that took beyond the window is free
+    afterwards. A cache that is large against a chunk, or whose blocks are small against the window,
+    must be left that room on purpose. And there each step in which a chunk is read makes the
+    answers of those before it longer by a token, so that they take the last one's place, or end
+    before it is let in.
 
     Args:
         blocks: of the cache, each of ``block`` tokens.

@@ -19,13 +19,9 @@ _LEAST_FOR_A_TAIL = 20
 def faults(
     load: LoadResult, bound: AgreementBound, *, stopped_at: float | None = None
 ) -> list[Fault]:
-    """Everything that is wrong with the answers of a load.
-
-    Args:
-        stopped_at: of ``time.monotonic``: when the server was told to stop. From then on it may end
-            what is under way with the finish_reason ``abort``, as vLLM does where it has the time
-            (v1/engine/core.py).
-    """
+    """Everything that is wrong with the answers of a load. `stopped_at`: of ``time.monotonic``:
+    when the server was told to stop. From then on it may end what is under way with the
+    finish_reason ``abort``, as vLLM does where it has the time (v1/engine/core.py)."""
     candidates = [
         fault(outcome, bound, aborted=is_aborted(outcome, stopped_at)) for outcome in load.outcomes
     ]

@@ -1,7 +1,5 @@
-"""What can be wrong under load, each with who to ask (``fixtures/stress/faults.toml``).
-
-The class of a crash bundle comes from here where the server's own log has no cause.
-"""
+"""What can be wrong under load, each with who to ask (``fixtures/stress/faults.toml``). The class
+of a crash bundle comes from here where the server's own log has no cause."""
 
 from __future__ import annotations
 
@@ -40,10 +38,8 @@ class Fault:
 
 
 class UnderLoad(Sm121Error, AssertionError):
-    """The server did not stand a load.
-
-    ``faults`` are sorted: the gravest kinds first, else in the order in which they were seen.
-    """
+    """The server did not stand a load. ``faults`` are sorted: the gravest kinds first, else in the
+    order in which they were seen."""
 
     def __init__(self, load: str, faults: list[Fault], count: int) -> None:
         self.what = load

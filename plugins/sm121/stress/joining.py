@@ -1,8 +1,6 @@
-"""Short prompts that join requests which decode, one at a time: a step holds both then.
-
-It is the load in which the GB10 effort's own build dies in the replay of a CUDA graph
-(eugr/spark-vllm-docker#31: a prompt of 320 to 643 new tokens joins five).
-"""
+"""Short prompts that join requests which decode, one at a time: a step holds both then. It is the
+load in which the GB10 effort's own build dies in the replay of a CUDA graph
+(eugr/spark-vllm-docker#31: a prompt of 320 to 643 new tokens joins five)."""
 
 from __future__ import annotations
 

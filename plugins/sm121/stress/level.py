@@ -1,10 +1,7 @@
 """The stress level: loads of every shape, each checked as a whole, and what must hold afterwards::
 
-stress = Stress(harness, harness.server(), capabilities, bound)
-stress.sustained()
-stress.memory_holds()
-stress.close()
-"""
+stress = Stress(harness, harness.server(), capabilities, bound) stress.sustained()
+stress.memory_holds() stress.close()."""
 
 from __future__ import annotations
 
@@ -48,10 +45,9 @@ _KEEP_MEMORY_COST = 50.0
 
 
 class Stress:
-    """One server under load, from the reading of its throughput before any load until `close`.
-
-    The sizes of the loads and the limits are the profile's (``[stress]``). A load returns when
-    every answer of it is right; else it raises `UnderLoad`, with all that is wrong.
+    """One server under load, from the reading of its throughput before any load until `close`. The
+    sizes of the loads and the limits are the profile's (``[stress]``). A load returns when every
+    answer of it is right; else it raises `UnderLoad`, with all that is wrong.
 
     Args:
         harness: is told of the server's state by `Harness.observer`; memory.json and soak.json are
@@ -354,10 +350,7 @@ class Stress:
 
     def memory_holds(self, *, more: bool = True) -> None:
         """Memory and handles do not grow with the requests, by the sustained load's steady part.
-
-        Args:
-            more: the load is repeated while the samples do not decide.
-        """
+        `more`: the load is repeated while the samples do not decide."""
         if self._steady_from is None:
             raise NotRun("the sustained load was not run: it is what memory is judged by")
         began, tries = time.monotonic(), 0

@@ -41,8 +41,7 @@ def under_load(
         learned_within_s: how long a client may wait in silence after the stop.
         excuse: that this release leaves those in silence whose requests its engine had.
 
-    Returns:
-        How the clients learned of the stop, a line.
+    Returns: How the clients learned of the stop, a line.
 
     Raises:
         AssertionError: a client waits in silence for too long, or something of the server is left.
@@ -122,11 +121,9 @@ def _stopped(
 
 
 def silent_after(outcome: JobOutcome, stopped_at: float) -> float:
-    """Seconds that a client waited for a word after the stop; 0.0 where it had ended before.
-
-    What came after the stop begins the silence anew: a server may serve to their end the requests
-    that are under way.
-    """
+    """Seconds that a client waited for a word after the stop; 0.0 where it had ended before. What
+    came after the stop begins the silence anew: a server may serve to their end the requests that
+    are under way."""
     if outcome.ended is None or outcome.ended <= stopped_at:
         return 0.0
     return outcome.ended - max(stopped_at, outcome.started, outcome.last or 0.0)

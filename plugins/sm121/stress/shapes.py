@@ -111,10 +111,7 @@ class Shapes:
 
     def parts(self, prompt: Sequence[int], ids: Sequence[int], answer: Completion) -> list[Job]:
         """Each part of a long answer, asked for after all that is before it: the same must come.
-
-        Args:
-            prompt: ids of the prompt, and ``ids`` those of its answer.
-        """
+        `prompt`: ids of the prompt, and ``ids`` those of its answer."""
         jobs = []
         for begin in range(0, len(ids), _PART):
             part = tuple(ids[begin : begin + _PART])

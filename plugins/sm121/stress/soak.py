@@ -20,11 +20,7 @@ _SAY_EVERY_S = 60.0
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of ``30s``, ``10m``, ``2h``.
-
-    Raises:
-        UsageError: it is no duration.
-    """
+    """Seconds of ``30s``, ``10m``, ``2h``. Raises UsageError: it is no duration."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"--soak {text}: expected a duration, as in --soak 30s, 10m or 2h")

@@ -47,10 +47,7 @@ class ThroughputReading:
 def read(
     client: LoadClient, shapes: Shapes, bound: AgreementBound, processes: Processes
 ) -> ThroughputReading:
-    """Take a reading.
-
-    Args:
-        processes: of the server's tree; none where it is attached.
+    """Take a reading. `processes`: of the server's tree; none where it is attached.
 
     Raises:
         UnderLoad: an answer is wrong.
@@ -89,10 +86,9 @@ def compare(
     on_cpu: bool,
     max_other_load: float,
 ) -> str:
-    """Read until the server is as fast as before, within a bound; gives a line that says so.
-
-    On a CPU that others use meanwhile the clock says little: there the tokens for each second
-    of processor time may show that it is as fast.
+    """Read until the server is as fast as before, within a bound; gives a line that says so. On a
+    CPU that others use meanwhile the clock says little: there the tokens for each second of
+    processor time may show that it is as fast.
 
     Args:
         take: takes a reading.

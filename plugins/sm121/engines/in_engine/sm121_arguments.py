@@ -1,9 +1,7 @@
 """Asks an engine's own parser what it takes. Runs in the engine's interpreter, without the suite.
-
 Reads a JSON object with the name of the ``engine`` and ``lists`` of arguments, writes another:
 ``refused``, the parser's message for each list that it refuses, else null; and the parser's
-``options``. Nothing is started, and nothing is resolved: that may need the model and the GPU.
-"""
+``options``. Nothing is started, and nothing is resolved: that may need the model and the GPU."""
 
 import argparse
 import importlib

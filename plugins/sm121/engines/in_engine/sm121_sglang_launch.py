@@ -1,7 +1,5 @@
 """Starts SGLang's server with the key of the suite, which is on no command line that others see.
-
-``sglang.launch_server`` takes its key as an argument alone; here it comes by the environment.
-"""
+``sglang.launch_server`` takes its key as an argument alone; here it comes by the environment."""
 
 import os
 import runpy
