@@ -201,12 +201,7 @@ def load(name_or_path: str) -> Exam:
 
 
 def of(profile: Profile) -> Exam:
-    """The exam of a profile.
-
-    Raises:
-        NotRun: it has none.
-        UsageError: as `load`.
-    """
+    """The exam of a profile. Raises NotRun: it has none; UsageError: as `load`."""
     name = profile.correctness.exam
     if name is None:
         raise NotRun(

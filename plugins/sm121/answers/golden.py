@@ -131,12 +131,8 @@ class GoldenComparison:
         return facts
 
     def hold(self, bound: GoldenBound, about: str = "") -> None:
-        """Go on only if nothing is above the bound.
-
-        Raises:
-            Unmet: something is.
-            NotRun: tokens after an accepted fork could not be judged.
-        """
+        """Go on only if nothing is above the bound. Raises Unmet: something is; NotRun: tokens
+        after an accepted fork could not be judged."""
         if beyond := self.beyond(bound):
             raise Unmet(*noted(of(about, beyond), self.summary()))
         if unjudged := sum(j.agreement.unjudged for j in self.judgements):
@@ -244,12 +240,8 @@ def record(
     configuration: str,
     environment: Mapping[str, JsonValue],
 ) -> GoldenFile:
-    """Ask the prompts one by one and keep the answers.
-
-    Raises:
-        AssertionError: an answer is not fit to be trusted.
-        NotRun: the engine gives no log-probabilities.
-    """
+    """Ask the prompts one by one and keep the answers. Raises AssertionError: an answer is not fit
+    to be trusted; NotRun: the engine gives no log-probabilities."""
     answers = []
     for prompt in prompts.prompts:
         answer = ask(asker, prompt.text, prompt.tokens)
@@ -285,12 +277,8 @@ def compare(
     environment: Mapping[str, JsonValue],
     origin: str = "--golden",
 ) -> GoldenComparison:
-    """Ask the same again and judge each golden token under the answers.
-
-    Raises:
-        UsageError: the server makes other tokens of a prompt.
-        NotRun: the engine gives no log-probabilities.
-    """
+    """Ask the same again and judge each golden token under the answers. Raises UsageError: the
+    server makes other tokens of a prompt; NotRun: the engine gives no log-probabilities."""
     by_name: dict[str, Prompt] = {prompt.name: prompt for prompt in prompts.prompts}
     judgements = []
     for expected in golden.answers:

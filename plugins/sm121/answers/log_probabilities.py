@@ -271,13 +271,9 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
 
 
 def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) -> None:
-    """The server is nearer to gpt-oss than to gpt-oss with one of the `SMALL_MISTAKES`.
-
-    Raises:
-        AssertionError: it is not.
-        NotRun: the engine does not tell log-probabilities of a prompt, or rounding alone may look
-            like half of the mistake.
-    """
+    """The server is nearer to gpt-oss than to gpt-oss with one of the `SMALL_MISTAKES`. Raises
+    AssertionError: it is not; NotRun: the engine does not tell log-probabilities of a prompt, or
+    rounding alone may look like half of the mistake."""
     pattern = Pattern.of(reference.file, mistake, reference.rounding)
     noise = pattern.noise()
     if not _SIGMAS * noise < 0.5:
@@ -300,13 +296,9 @@ def generations_agree(
     """The tokens that the server generates after each of the named prompts, asked together, and
     their log-probabilities, are the oracle's within the tolerance; says how far they are off. Of an
     engine that rounds, all of them together are no further off on average than what rounding does
-    to the same tokens at the same places allows.
-
-    Raises:
-        AssertionError: they are not.
-        NotRun: the engine does not tell them, or goes on with other tokens that are as likely, so
-            that less than half of them could be judged.
-    """
+    to the same tokens at the same places allows. Raises AssertionError: they are not; NotRun: the
+    engine does not tell them, or goes on with other tokens that are as likely, so that less than
+    half of them could be judged."""
     answers = asker.ask_together([Request(tuple(ids), GENERATED) for _, ids in asked])
     judged = 0
     errors: list[float] = []

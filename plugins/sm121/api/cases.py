@@ -104,12 +104,8 @@ def shipped() -> CaseFile:
 
 def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
     """Send a case: what the server answered, and what is wrong with that or with it afterwards.
-    `healthy`: what :func:`healthy` gave before.
-
-    Raises:
-        NotRun: the server cannot do what the case is about.
-        Inapplicable: it is about the key of a server that asks for none.
-    """
+    `healthy`: what :func:`healthy` gave before. Raises NotRun: the server cannot do what the case
+    is about; Inapplicable: it is about the key of a server that asks for none."""
     body = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
     if case.key is not None and not api.endpoint.asks_for_a_key:
         raise Inapplicable(
@@ -155,12 +151,8 @@ class Judge:
     excused: list[str] = field(default_factory=list)
 
     def __call__(self, case: Case) -> None:
-        """Judge one case.
-
-        Raises:
-            Unmet: something is wrong that no tier excuses, and that is not known.
-            NotRun: the server cannot do what the case is about.
-        """
+        """Judge one case. Raises Unmet: something is wrong that no tier excuses, and that is not
+        known; NotRun: the server cannot do what the case is about."""
         address = self.api.endpoint.base_url
         if address not in self.well:
             self.well[address] = healthy(self.api)

@@ -54,12 +54,8 @@ _Samples = list[tuple[Position, ...]]
 
 @dataclass
 class Sampler:
-    """One server, asked for samples. Each check raises `Unmet` with all that is wrong.
-
-    Args:
-        api: of the server.
-        seed: of the values that are drawn.
-    """
+    """One server, asked for samples. Each check raises `Unmet` with all that is wrong. `api`: of
+    the server; `seed`: of the values that are drawn."""
 
     api: Api
     seed: int

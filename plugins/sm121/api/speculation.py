@@ -168,12 +168,8 @@ class Speculation:
 
     def forms_are_kept(self) -> None:
         """A text that must leave, at any of its tokens, what the target would say by itself: drafts
-        are accepted until there, and not beyond.
-
-        Raises:
-            AssertionError: another text comes.
-            NotRun: the engine knows no regex.
-        """
+        are accepted until there, and not beyond. Raises AssertionError: another text comes; NotRun:
+        the engine knows no regex."""
         prompt = self.prompts.prompts[0]
         whole = self.asker.ask(Request(prompt.text, _FORMED, top=0)).text
         for cut in range(1, min(len(whole), 3 * _FORMED)):
@@ -183,12 +179,8 @@ class Speculation:
             require(answer.text == form, f"the text of the form {form!r}", repr(answer.text))
 
     def counts_add_up(self) -> Drafted:
-        """What the server says that it drafted and accepted makes the tokens that came.
-
-        Raises:
-            AssertionError: it does not.
-            NotRun: it has no such counters.
-        """
+        """What the server says that it drafted and accepted makes the tokens that came. Raises
+        AssertionError: it does not; NotRun: it has no such counters."""
         drafted, generated, requests = self._texts
         by_position = drafted.by_position
         k = len(by_position) or math.ceil(drafted.tokens / drafted.drafts)
@@ -223,11 +215,8 @@ class Speculation:
 
     def drafts_are_accepted(self) -> None:
         """Some of what is drafted is accepted, and no less in a long answer than in a short one.
-
-        Raises:
-            AssertionError: nothing is, or acceptance is lost on the way.
-            NotRun: the server has no such counters.
-        """
+        Raises AssertionError: nothing is, or acceptance is lost on the way; NotRun: the server has
+        no such counters."""
         early, _, _ = self._drafted([Request(_EVEN, _SHORT, top=0, salt="early")])
         whole, _, _ = self._drafted([Request(_EVEN, _LONG, top=0, salt="whole")])
         natural = self.drafted

@@ -18,13 +18,9 @@ _SHAPE = (
 
 def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
     """What tells one checkpoint from another: a digest of its files; of a name on the hub that is
-    not in the cache yet, the name.
-
-    Args:
-        model: a folder, a file, or a name on the hub (owner/name).
-        environment: says where the hub's cache is, as for the engine.
-
-    Raises OSError: a file of it cannot be read."""
+    not in the cache yet, the name. `model`: a folder, a file, or a name on the hub (owner/name);
+    `environment`: says where the hub's cache is, as for the engine. Raises OSError: a file of it
+    cannot be read."""
     path = Path(model)
     if path.is_file():
         return digest.of_files(path.parent, [path])

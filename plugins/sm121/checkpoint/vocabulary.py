@@ -17,12 +17,8 @@ _SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
 
 def write(folder: Path) -> Path:
-    """Write the file into a folder, which is made.
-
-    Raises:
-        ModuleNotFoundError: oss-harmony is not installed.
-        Sm121Error: what is installed is another harmony, or has another vocabulary.
-    """
+    """Write the file into a folder, which is made. Raises ModuleNotFoundError: oss-harmony is not
+    installed; Sm121Error: what is installed is another harmony, or has another vocabulary."""
     from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
 
     try:

@@ -119,13 +119,8 @@ class Asker:
         return of_server(self._server, self._checkpoint)
 
     def ask(self, request: Request) -> Completion:
-        """One completion.
-
-        Raises:
-            NotRun: the context of the server is too short for it.
-            Refused: the server answered with an error.
-            AssertionError: the answer is `malformed`.
-        """
+        """One completion. Raises NotRun: the context of the server is too short for it; Refused:
+        the server answered with an error; AssertionError: the answer is `malformed`."""
         with self._server.endpoint.http(timeout_s=self._timeout_s) as http:
             return self._ask(http, request)
 
@@ -148,12 +143,8 @@ class Asker:
             next(chunks, None)
 
     def need(self, value: _Result | None, name: str) -> _Result:
-        """What a check cannot do without.
-
-        Raises:
-            AssertionError: vLLM did not send it, though it is documented to.
-            NotRun: another engine did not send it.
-        """
+        """What a check cannot do without. Raises AssertionError: vLLM did not send it, though it is
+        documented to; NotRun: another engine did not send it."""
         if value is not None:
             return value
         if self._documented:

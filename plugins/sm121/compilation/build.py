@@ -65,10 +65,8 @@ def build(
         arguments: further arguments of nvcc; architectures among them are replaced.
         timeout_s: limit on the compilation, in seconds of wall time.
 
-    Raises:
-        sm121.compilation.child.TookTooLong: nvcc took longer than that.
-        Sm121Error: it made something else than it was asked for, or that cannot be read.
-    """
+    Raises sm121.compilation.child.TookTooLong: nvcc took longer than that; Sm121Error: it made
+    something else than it was asked for, or that cannot be read."""
     # -fatbin: device code only, so that neither host compilation nor linking takes part.
     command = [
         tools.compiler.nvcc,

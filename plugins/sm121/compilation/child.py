@@ -38,12 +38,8 @@ def run(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> Ended:
-    """Run a command to its end.
-
-    Raises:
-        TookTooLong: it, or something that it started, ran longer than ``timeout_s`` seconds.
-        OSError: it cannot be started.
-    """
+    """Run a command to its end. Raises TookTooLong: it, or something that it started, ran longer
+    than ``timeout_s`` seconds; OSError: it cannot be started."""
     deadline = time.monotonic() + timeout_s
     process = subprocess.Popen(
         [str(word) for word in command],

@@ -56,12 +56,8 @@ class Image:
 
 def read(path: Path) -> tuple[Image, ...]:
     """The device code in a file, each kind and architecture once; empty when it has none. The file
-    is mapped, not loaded: memory does not grow with its size.
-
-    Raises:
-        UnreadableCode: the file, or a container of device code in it, is damaged or cut off.
-        OSError: the file cannot be read.
-    """
+    is mapped, not loaded: memory does not grow with its size. Raises UnreadableCode: the file, or a
+    container of device code in it, is damaged or cut off; OSError: the file cannot be read."""
     images: tuple[Image, ...] = ()
     if path.stat().st_size >= _FATBIN_HEADER_BYTES:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

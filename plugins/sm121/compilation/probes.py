@@ -79,10 +79,8 @@ def compile_probe(
         tools: the compiler, what reads what it made, and where that is written.
         headers: folders by the name that stands for them in ``arguments``.
 
-    Raises:
-        sm121.compilation.child.TookTooLong: nvcc does not end.
-        UsageError: the arguments name a place that is not among ``headers``.
-    """
+    Raises sm121.compilation.child.TookTooLong: nvcc does not end; UsageError: the arguments name a
+    place that is not among ``headers``."""
     with as_file(files("sm121.fixtures") / "compilation") as data:
         folders = {"headers": data / "headers", **headers}
         try:

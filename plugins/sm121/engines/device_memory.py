@@ -124,12 +124,8 @@ class ServerMemoryReader:
         self._by_process = False
 
     def read(self, pids: Collection[int], resident: int) -> ServerMemory:
-        """Read it now.
-
-        Args:
-            pids: of the server's processes.
-            resident: their resident memory together, in bytes.
-        """
+        """Read it now. `pids`: of the server's processes; `resident`: their resident memory
+        together, in bytes."""
         if not self._gpu:
             return ServerMemory(None, resident, "resident memory of the processes")
         memory = read()

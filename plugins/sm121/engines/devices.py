@@ -17,12 +17,8 @@ _VARIABLE = "CUDA_VISIBLE_DEVICES"
 class DeviceLock:
     """Held from a server's start to its end: no other worker's server runs on the device then. The
     lock is shared by the workers of one run only. Different runs take turns as a whole
-    (`sm121.measure.turns`); a process that waited for both could wait for ever.
-
-    Args:
-        device: its name.
-        run: of which the workers are.
-    """
+    (`sm121.measure.turns`); a process that waited for both could wait for ever. `device`: its name;
+    `run`: of which the workers are."""
 
     def __init__(self, device: str, run: str) -> None:
         safe = re.sub(r"[^A-Za-z0-9]", "_", f"{run}-{device}")

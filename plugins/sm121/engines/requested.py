@@ -92,12 +92,8 @@ class RequestRule(DataTable):
         return self
 
     def covers(self, version: str | None, build: str | None = None) -> bool | None:
-        """Whether the rule speaks of this engine; None where that is not known.
-
-        Args:
-            version: as the engine calls itself.
-            build: the name of the build that its log shows, if it shows one.
-        """
+        """Whether the rule speaks of this engine; None where that is not known. `version`: as the
+        engine calls itself; `build`: the name of the build that its log shows, if it shows one."""
         identity = builds.identity(version, build=build)
         if self.build is not None:
             named_build = builds.named(identity)

@@ -59,11 +59,9 @@ class Warmth:
             names: only these of the modules.
             configuration: the one under test (default: the profile's).
 
-        Raises:
-            UsageError: the profile's engine compiles nothing, the interpreter has no such engine,
-                or a name is not known.
-            sm121.core.interpreter.NoAnswer: the interpreter does not answer.
-        """
+        Raises UsageError: the profile's engine compiles nothing, the interpreter has no such
+        engine, or a name is not known; sm121.core.interpreter.NoAnswer: the interpreter does not
+        answer."""
         architectures = {item.name: item for item in preflight.load_preflight().architecture}
         if not profile.engine.needs.jit_modules or profile.arch not in architectures:
             raise UsageError(
@@ -122,13 +120,9 @@ class Warmth:
         return None
 
     def build(self, module: JitModule, say: Callable[[str], None]) -> str | None:
-        """Compile a module into FlashInfer's cache.
-
-        Args:
-            module: of `missing`.
-            say: shows a line of progress.
-
-        Returns: What went wrong, with the end of the compiler's output; None when it is there."""
+        """Compile a module into FlashInfer's cache. `module`: of `missing`; `say`: shows a line of
+        progress. Returns: What went wrong, with the end of the compiler's output; None when it is
+        there."""
         variables = {
             **self.environment,
             "MAX_JOBS": self.jobs(module),

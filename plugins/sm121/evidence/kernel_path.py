@@ -222,16 +222,9 @@ def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> Kern
     """The kernel path that a log file proves. Of a server that was restarted the last run counts.
     Where ``docker compose`` mixed several servers into one log, a value counts only when they
     agree. Memory stays bounded for a log of any size; bytes that are no text are replaced.
-
-    Args:
-        engine: ``vllm``, ``sglang`` or ``llama-cpp``.
-        one_run: nobody but this server wrote into the log: no line of it is of an older run,
-            whatever its moment.
-
-    Raises:
-        OSError: the file cannot be read.
-        DataFileError: nothing is known of the engine.
-    """
+    `engine`: ``vllm``, ``sglang`` or ``llama-cpp``; `one_run`: nobody but this server wrote into
+    the log: no line of it is of an older run, whatever its moment. Raises OSError: the file cannot
+    be read; DataFileError: nothing is known of the engine."""
     reader = LogReader(engine, one_run=one_run)
     reader.read(path)
     return reader.path()

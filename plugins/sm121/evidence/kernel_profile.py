@@ -256,12 +256,8 @@ def _printed_rows(lines: Sequence[str], columns: list[tuple[int, int]]) -> list[
 
 
 def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
-    """The kernels of a ``.nsys-rep``, by nsys itself.
-
-    Raises:
-        NotRun: nsys is not here, or cannot read the report.
-        UsageError: the report has no kernels.
-    """
+    """The kernels of a ``.nsys-rep``, by nsys itself. Raises NotRun: nsys is not here, or cannot
+    read the report; UsageError: the report has no kernels."""
     nsys = shutil.which("nsys")
     if nsys is None:
         raise NotRun(

@@ -39,12 +39,8 @@ def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
 
 class ErrorReader:
     """Reads a log as it grows, and gives what it reports and its engine's rows do not accept. What
-    a server prints after it was asked to stop is no error.
-
-    Args:
-        engine: whose rows accept an error.
-        start: bytes of the log that were there before.
-    """
+    a server prints after it was asked to stop is no error. `engine`: whose rows accept an error;
+    `start`: bytes of the log that were there before."""
 
     def __init__(self, engine: str, start: int = 0) -> None:
         failures = load_failures()

@@ -18,11 +18,8 @@ def here(names: Sequence[str]) -> str:
 
 def differences(names: Sequence[str], python: str, environment: Mapping[str, str]) -> str | None:
     """What the engine's interpreter imports otherwise than this process; None when it is the same.
-
-    Args:
-        python: the engine's interpreter.
-        environment: the whole environment of the engine's process.
-    """
+    `python`: the engine's interpreter; `environment`: the whole environment of the engine's
+    process."""
     if not names:
         return None
     imported = build_probe.look(list(names))

@@ -60,12 +60,8 @@ def check_name(name: str) -> None:
 
 
 def load(name: str) -> Any:
-    """The provider of that name; of MODULE:ATTR the object itself.
-
-    Raises:
-        UsageError: no such provider.
-        NotRun: what it is made of is not installed here.
-    """
+    """The provider of that name; of MODULE:ATTR the object itself. Raises UsageError: no such
+    provider; NotRun: what it is made of is not installed here."""
     check_name(name)
     if name in _PROVIDERS:
         try:

@@ -121,11 +121,8 @@ def expected(
     patterns: Mapping[str, Collection[re.Pattern[str]]],
 ) -> KernelPath:
     """The path that a configuration will have, as far as that is known before it serves.
-
-    Args:
-        accepted: what the profile accepts of each value, the likeliest first.
-        patterns: by value, patterns that it matches after what arguments and variables ask for.
-    """
+    `accepted`: what the profile accepts of each value, the likeliest first; `patterns`: by value,
+    patterns that it matches after what arguments and variables ask for."""
     rules = [rule for rules in _data().engine.values() for rule in rules]
     values: dict[str, str] = {}
     for name in get_args(Fact):

@@ -81,12 +81,8 @@ def predict(
     durations: Durations | None = None,
     running: str | None = None,
 ) -> Prediction:
-    """How long the cells will take, in their order.
-
-    Args:
-        keys: of each cell's server configuration.
-        running: key of the server that runs already.
-    """
+    """How long the cells will take, in their order. `keys`: of each cell's server configuration;
+    `running`: key of the server that runs already."""
     typical = durations.typical() if durations is not None else None
     boot_default, cell_default = typical or (plan.boot_s.value, plan.cell_s.value)
     total, boots, timed, before = 0.0, 0, 0, running

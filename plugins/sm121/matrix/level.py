@@ -118,12 +118,8 @@ class MatrixLevel:
         require(not missing, required, f"all but {missing}")
 
     def isolate(self) -> None:
-        """Nothing fails, or what fails is known down to the smallest set of values.
-
-        Raises:
-            Unmet: names the sets.
-            NotRun: this process has not all cells, or none came to an outcome.
-        """
+        """Nothing fails, or what fails is known down to the smallest set of values. Raises Unmet:
+        names the sets; NotRun: this process has not all cells, or none came to an outcome."""
         if self._is_part:
             raise NotRun("the cells of all workers are judged together, when the run ends")
         if not self.records:

@@ -79,11 +79,7 @@ def space_of(
     options: Collection[str] | None = None,
 ) -> Space:
     """The axes of a profile, as an engine has them; what is not given is the profile's own.
-
-    Args:
-        version: as the engine calls itself, or as `Space` takes it.
-        options: as `Space` takes it.
-
+    `version`: as the engine calls itself, or as `Space` takes it; `options`: as `Space` takes it.
     Raises UsageError: the profile has none, or they contradict themselves."""
     settings = settings_of(profile)
     file = axes.load(axes_file or settings.axes)
@@ -99,13 +95,10 @@ def make_plan(
     engine_arguments: tuple[str, ...] = (),
     engine_environment: Environment = (),
 ) -> CellPlan:
-    """Choose the cells of a profile's matrix.
-
-    Args:
-        space: the axes (default: the profile's, as its own engine has them).
-        strength: as ``--matrix`` takes it (default: the profile's, or the number of axes).
-
-    Raises UsageError: the profile has no ``[matrix]``, or what was asked for is none of it."""
+    """Choose the cells of a profile's matrix. `space`: the axes (default: the profile's, as its own
+    engine has them); `strength`: as ``--matrix`` takes it (default: the profile's, or the number of
+    axes). Raises UsageError: the profile has no ``[matrix]``, or what was asked for is none of
+    it."""
     settings = settings_of(profile)
     space = space or space_of(profile)
     parsed = covering.parse_strength(

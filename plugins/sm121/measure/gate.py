@@ -336,13 +336,9 @@ def decide_tail(
 def decide_measurement(
     measurement: Measurement, gate: Gate, more: More | None, bound: int
 ) -> tuple[Decision, Measurement]:
-    """Decide on a measurement, with more rounds where they are needed and can be had.
-
-    Args:
-        more: None: what was measured has to do.
-        bound: the most rounds.
-
-    Returns: The decision, and the measurement with all rounds that were measured for it."""
+    """Decide on a measurement, with more rounds where they are needed and can be had. `more`: None:
+    what was measured has to do; `bound`: the most rounds. Returns: The decision, and the
+    measurement with all rounds that were measured for it."""
     while True:
         decision, next_rounds = _look(measurement, gate, more is not None, bound)
         if decision is not None:

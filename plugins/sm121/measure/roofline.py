@@ -115,12 +115,8 @@ class Ceiling:
 
 
 def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
-    """What the checkpoint's own formats are.
-
-    Args:
-        config: of the model (config.json).
-        dtype: that the engine was told to compute in, if it was.
-    """
+    """What the checkpoint's own formats are. `config`: of the model (config.json); `dtype`: that
+    the engine was told to compute in, if it was."""
     bits = _FORMATS.bits
     named = dtype if dtype in bits else str(config.get("dtype") or config.get("torch_dtype"))
     dense = bits.get(named, 16.0)

@@ -82,10 +82,8 @@ def score(
         say: called after each layer, with the layers done and the layers in all; each token that
             texts go on with passes all layers once more.
 
-    Raises:
-        ValueError: an empty text, an unknown token, or a tensor that the checkpoint has not.
-        FileNotFoundError: the checkpoint has no config.json or no *.safetensors.
-    """
+    Raises ValueError: an empty text, an unknown token, or a tensor that the checkpoint has not;
+    FileNotFoundError: the checkpoint has no config.json or no *.safetensors."""
     intact = gpt_oss.stream(checkpoint, dtype, device)
     layers, longest = len(intact.layers), max((text.more for text in texts), default=0)
     changed = (intact if text.change is None else text.change(intact) for text in texts)

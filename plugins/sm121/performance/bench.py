@@ -57,12 +57,8 @@ class Bench:
         tails: bool = False,
         show: Show | None = None,
     ) -> Iterator[Bench]:
-        """Measure the server under test, which is started if need be.
-
-        Raises:
-            NotRun, StartError: there is no server to measure.
-            Sm121Error: the server accepts neither token ids nor text.
-        """
+        """Measure the server under test, which is started if need be. Raises NotRun, StartError:
+        there is no server to measure; Sm121Error: the server accepts neither token ids nor text."""
         server = harness.server()
         invalid, unproven = _against_the_path(harness, server)
         with MeasuredServer.open(
@@ -98,17 +94,10 @@ class Bench:
     def last_look(self, recorder: Recorder, *, unless_latest: bool = False) -> None:
         """Measure again what passed, and the first depth, and decide with all rounds together. A
         server that has become slower since has no rate that passes. A metric that did not pass is
-        not looked at again, nor is anything when this was done before.
-
-        Args:
-            recorder: has what was decided, and decides again.
-            unless_latest: the cell that was measured last gets no more long rounds: its own are
-                the end.
-
-        Raises:
-            AssertionError, Inconclusive, Invalid: the worst that is said now.
-            NotRun: nothing was measured before.
-        """
+        not looked at again, nor is anything when this was done before. `recorder`: has what was
+        decided, and decides again; `unless_latest`: the cell that was measured last gets no more
+        long rounds: its own are the end. Raises AssertionError, Inconclusive, Invalid: the worst
+        that is said now; NotRun: nothing was measured before."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -177,12 +166,8 @@ def slots(harness: Harness, server: Server) -> int | None:
 
 @dataclass(frozen=True)
 class PerformanceChecks:
-    """Measures, and records each measurement with its verdict.
-
-    Args:
-        bench: of the server under test.
-        record: decides on a measurement and raises its verdict, like `Recorder.record`.
-    """
+    """Measures, and records each measurement with its verdict. `bench`: of the server under test;
+    `record`: decides on a measurement and raises its verdict, like `Recorder.record`."""
 
     bench: Bench
     record: Callable[..., object]
@@ -262,16 +247,10 @@ class PerformanceChecks:
         measured. Of a server that drafts, the rate on random ids is not that of any text: how much
         of its drafts is accepted depends on it.
 
-        Args:
-            chats: the profile's.
-            required: the gate of the decode rate, which a server that drafts has to reach in chats.
-
-        Raises:
-            Unmet: chats are slower than their share of the decode rate beside them, or, of a server
-                that drafts, than its gate.
-            NotRun: the profile has no chats to time.
-            Inconclusive: too few answers are long enough, or have a usage.
-        """
+        `chats`: the profile's; `required`: the gate of the decode rate, which a server that drafts
+        has to reach in chats. Raises Unmet: chats are slower than their share of the decode rate
+        beside them, or, of a server that drafts, than its gate; NotRun: the profile has no chats to
+        time; Inconclusive: too few answers are long enough, or have a usage."""
         if chats is None:
             raise NotRun("the profile has no [performance.chats] to time")
         plan = self.bench.plan
@@ -330,12 +309,9 @@ class PerformanceChecks:
         raise Inconclusive(f"{len(answers)} of {2 * rounds} chats ended {length}")
 
     def acceptance(self, drafted: Drafted, position: int) -> None:
-        """acceptance@P, in percent of the drafts.
-
-        Raises:
-            Inapplicable: drafts are shorter, or the engine does not tell the places apart.
-            NotRun: nothing was accepted there, so that there is no share to compare with.
-        """
+        """acceptance@P, in percent of the drafts. Raises Inapplicable: drafts are shorter, or the
+        engine does not tell the places apart; NotRun: nothing was accepted there, so that there is
+        no share to compare with."""
         accepted = drafted.by_position
         if position > len(accepted):
             raise Inapplicable(

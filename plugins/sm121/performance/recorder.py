@@ -76,11 +76,8 @@ class Recorder:
             maximum_rounds: the most rounds; without ``more``, those of the measurement.
             store: also called with the recorded measurement, whatever the verdict.
 
-        Raises:
-            Invalid: the samples cannot be trusted.
-            Inconclusive: the machine or the noise allows no decision.
-            Unmet: the gate failed.
-        """
+        Raises Invalid: the samples cannot be trusted; Inconclusive: the machine or the noise allows
+        no decision; Unmet: the gate failed."""
         file = self.harness.file
         bound = maximum_rounds or measurement.rounds if more else measurement.rounds
         threshold = self.harness.profile.gate(measurement.name)

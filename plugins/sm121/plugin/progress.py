@@ -99,12 +99,8 @@ class Progress:
         return self._width is None
 
     def begin(self, level: str, test: str) -> None:
-        """A check begins, or its turn is waited for.
-
-        Args:
-            level: empty where several run at a time: no level begins or ends then.
-            test: its id.
-        """
+        """A check begins, or its turn is waited for. `level`: empty where several run at a time: no
+        level begins or ends then; `test`: its id."""
         with self._lock:
             if level != self._level:
                 self._begin_level(level)

@@ -66,12 +66,9 @@ def write_groups(session: Session, items: Iterable[pytest.Item]) -> None:
 
 
 def read_groups(folder: Path) -> dict[str, str]:
-    """Read what a worker has written: the group of each node id that has one.
-
-    Raises:
-        OSError: there is no file: the worker died, or has no test of a level.
-        ValueError: the worker died while it wrote the file.
-    """
+    """Read what a worker has written: the group of each node id that has one. Raises OSError: there
+    is no file: the worker died, or has no test of a level; ValueError: the worker died while it
+    wrote the file."""
     groups: dict[str, str] = json.loads((folder / _FILE).read_text("utf-8"))
     return groups
 

@@ -121,13 +121,9 @@ class AbRun:
         return outcomes
 
     def judge(self) -> None:
-        """B is not worse than A.
-
-        Raises:
-            AssertionError: it is, or it does not run.
-            Invalid, NotRun: a visit does not count, or A does not run.
-            Inconclusive: the starts differ too much among themselves, or the box is unfit.
-        """
+        """B is not worse than A. Raises AssertionError: it is, or it does not run; Invalid, NotRun:
+        a visit does not count, or A does not run; Inconclusive: the starts differ too much among
+        themselves, or the box is unfit."""
         outcomes = self.outcomes
         require(not self._broken, "B serves as A does", self._broken)
         if self.harness.file.box.state == BoxState.DEGRADED:
@@ -142,12 +138,9 @@ class AbRun:
             raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(open_ones)}")
 
     def review(self) -> None:
-        """What the feature promised holds; the filled-in review is written either way.
-
-        Raises:
-            NotRun: no hypothesis was given.
-            AssertionError, Inconclusive: a criterion does not hold, or is open.
-        """
+        """What the feature promised holds; the filled-in review is written either way. Raises
+        NotRun: no hypothesis was given; AssertionError, Inconclusive: a criterion does not hold, or
+        is open."""
         chosen = self.hypothesis
         if chosen is None:
             raise NotRun("no hypothesis: give --hypothesis FILE with --ab")

@@ -45,12 +45,8 @@ class MeasuredHistory:
 
     @property
     def current(self) -> dict[str, StoredMetric]:
-        """The metrics of this run.
-
-        Raises:
-            NotRun: the performance level was not selected.
-            AssertionError: it was, and measured nothing.
-        """
+        """The metrics of this run. Raises NotRun: the performance level was not selected;
+        AssertionError: it was, and measured nothing."""
         if self._now is not None:
             return dict(self._now.metrics)
         selected = [test for test in self.recorder.harness.ledger if test.level == "performance"]
@@ -67,13 +63,10 @@ class MeasuredHistory:
 
     @functools.cached_property
     def runs(self) -> list[StoredRun]:
-        """The stored runs that this one can be compared with, oldest first.
-
-        Raises:
-            NotRun: there is none yet, and how to make one.
-            Inconclusive: the machine or the kernel path changed since the latest, and nothing else.
-            Invalid: the one that was asked for is of another machine, path, profile or plan.
-        """
+        """The stored runs that this one can be compared with, oldest first. Raises NotRun: there is
+        none yet, and how to make one; Inconclusive: the machine or the kernel path changed since
+        the latest, and nothing else; Invalid: the one that was asked for is of another machine,
+        path, profile or plan."""
         assert self.current
         stored = self._stored()
         if matches := [run for run in stored if not run.unlike(self._context)]:
@@ -84,12 +77,9 @@ class MeasuredHistory:
 
     @functools.cached_property
     def named(self) -> StoredRun | None:
-        """The stored run that was asked for by name, the latest of them; None: none was.
-
-        Raises:
-            NotRun: there is none of that name.
-            Invalid: it is of another machine, path, profile or plan, or did not pass.
-        """
+        """The stored run that was asked for by name, the latest of them; None: none was. Raises
+        NotRun: there is none of that name; Invalid: it is of another machine, path, profile or
+        plan, or did not pass."""
         if self.baseline is None:
             return None
         stored = self._stored(self.baseline)
@@ -111,12 +101,8 @@ class MeasuredHistory:
         return list(dict.fromkeys(lines))
 
     def compared(self) -> None:
-        """Hold each metric against the last runs.
-
-        Raises:
-            AssertionError: some are worse.
-            Invalid, Inconclusive: some cannot be compared, or not decided.
-        """
+        """Hold each metric against the last runs. Raises AssertionError: some are worse; Invalid,
+        Inconclusive: some cannot be compared, or not decided."""
         self._check_comparable()
         harness = self.recorder.harness
         limits = harness.profile.regression

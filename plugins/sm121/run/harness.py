@@ -134,13 +134,10 @@ class Harness(RunRecord):
         return None
 
     def server(self, configuration: str | None = None) -> Server:
-        """The attached server, or the managed one of a configuration (default: under test).
-
-        Raises:
-            NotRun: another configuration than the attached server's was asked for, none can be
-                started here, or it did not start for an earlier test, which failed for that.
-            StartError: it does not start.
-        """
+        """The attached server, or the managed one of a configuration (default: under test). Raises
+        NotRun: another configuration than the attached server's was asked for, none can be started
+        here, or it did not start for an earlier test, which failed for that; StartError: it does
+        not start."""
         name = configuration or self.profile.under_test
         if self.attached is not None:
             if name != self.profile.under_test:
@@ -161,12 +158,8 @@ class Harness(RunRecord):
         return server
 
     def start(self, configuration: ServerConfiguration) -> Server:
-        """The managed server of any configuration: one of the profile's, or a cell's.
-
-        Raises:
-            NotRun: nothing is started in this run.
-            StartError: it does not start.
-        """
+        """The managed server of any configuration: one of the profile's, or a cell's. Raises
+        NotRun: nothing is started in this run; StartError: it does not start."""
         if self.pool is None:
             raise NotRun(self.target.obstacle or "no server can be started here")
         if self.aborted is not None:

@@ -80,12 +80,8 @@ class Trusted:
 
 
 def load(asked: str, storage: Path) -> Trusted:
-    """The run that ``--against`` names.
-
-    Args:
-        asked: a report directory, a verdict.json, or ``trusted``.
-        storage: pytest-benchmark's folder, which has the runs that ``sm121 trust`` kept.
-
+    """The run that ``--against`` names. `asked`: a report directory, a verdict.json, or
+    ``trusted``; `storage`: pytest-benchmark's folder, which has the runs that ``sm121 trust`` kept.
     Raises UsageError: there is none, or it is no run to hold another one against."""
     if asked == TRUSTED:
         folders = _kept(storage)

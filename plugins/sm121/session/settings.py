@@ -105,13 +105,9 @@ class Settings:
 
 
 def read(option: Option, started_in: Path) -> Settings:
-    """The settings from the options of a command line.
-
-    Args:
-        option: gives the value of an option.
-        started_in: where paths on the command line are relative to.
-
-    Raises UsageError: an option is wrong, or contradicts another one."""
+    """The settings from the options of a command line. `option`: gives the value of an option;
+    `started_in`: where paths on the command line are relative to. Raises UsageError: an option is
+    wrong, or contradicts another one."""
     ab, base_url = _sides(option)
     chosen, engine = _profile_and_engine(option, base_url)
     _refuse_conflicts(option, base_url)

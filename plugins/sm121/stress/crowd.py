@@ -47,12 +47,8 @@ def size(times: int, places: int) -> int:
 
 @dataclass
 class Crowd:
-    """Makes the requests of a crowd, and compares their answers with those given alone.
-
-    Args:
-        client: asks alone.
-        tokens: of an answer.
-    """
+    """Makes the requests of a crowd, and compares their answers with those given alone. `client`:
+    asks alone; `tokens`: of an answer."""
 
     shapes: Shapes
     client: LoadClient
@@ -65,12 +61,9 @@ class Crowd:
     _choices: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def jobs(self, count: int) -> list[Job]:
-        """So many requests, of all kinds in turn; of neighbours each has another prompt.
-
-        Raises:
-            UnderLoad: the server does not even answer one of them alone.
-            NotRun: it refuses all kinds.
-        """
+        """So many requests, of all kinds in turn; of neighbours each has another prompt. Raises
+        UnderLoad: the server does not even answer one of them alone; NotRun: it refuses all
+        kinds."""
         turns = itertools.islice(itertools.cycle(self._turns), count)
         return [self.shapes.salted(job) for job in turns]
 

@@ -84,12 +84,8 @@ class Joining:
         return [n for n in range(1, self.most + 1) if n not in reached]
 
     def require_all(self) -> None:
-        """Go on only if each number came about, by the server's own counters.
-
-        Raises:
-            NotRun: it does not count them.
-            Inconclusive: not all did.
-        """
+        """Go on only if each number came about, by the server's own counters. Raises NotRun: it
+        does not count them; Inconclusive: not all did."""
         if not self.counts:
             raise NotRun("how many requests ran is not known: /metrics has no counter of them")
         if missing := self.missing():

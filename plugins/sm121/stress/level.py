@@ -55,10 +55,8 @@ class Stress:
         bound: how far an answer may be from the one that its prompt has alone (default: the
             profile's for the server's dtype).
 
-    Raises:
-        NotRun: the server cannot do what all loads need, or does not stream.
-        UnderLoad: it does not even answer one request at a time.
-    """
+    Raises NotRun: the server cannot do what all loads need, or does not stream; UnderLoad: it does
+    not even answer one request at a time."""
 
     def __init__(
         self,

@@ -47,12 +47,8 @@ class ThroughputReading:
 def read(
     client: LoadClient, shapes: Shapes, bound: AgreementBound, processes: Processes
 ) -> ThroughputReading:
-    """Take a reading. `processes`: of the server's tree; none where it is attached.
-
-    Raises:
-        UnderLoad: an answer is wrong.
-        NotRun: the answers do not come as streams.
-    """
+    """Take a reading. `processes`: of the server's tree; none where it is attached. Raises
+    UnderLoad: an answer is wrong; NotRun: the answers do not come as streams."""
     jobs = [job for job in itertools.islice(shapes.short(TOKENS), REQUESTS) if job.streamed]
     began = _CpuTimes.now(processes())
     load = client.run(jobs, concurrency=1)
@@ -96,10 +92,8 @@ def compare(
         on_cpu: the server computes on the CPU.
         max_other_load: share of the CPU that others may take where the server is found slow.
 
-    Raises:
-        UnderLoad: it is slower, by several readings.
-        Inconclusive: so it is, and others took more of the CPU than that.
-    """
+    Raises UnderLoad: it is slower, by several readings; Inconclusive: so it is, and others took
+    more of the CPU than that."""
     for attempt in range(_READINGS):
         if attempt:
             time.sleep(_WAIT_BETWEEN_READINGS_S)
