@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from data_rows import from_data
 
 from sm121.core import profile
 from sm121.core.errors import UsageError
@@ -94,18 +95,7 @@ def test_sides_as_they_are_given():
     assert with_log[1].log is None
 
 
-@pytest.mark.parametrize(
-    ("texts", "why"),
-    [
-        (["http://a:1", "--x"], "not one of each"),
-        (["--engine-python /nowhere/python", ""], "there is no file '/nowhere/python'"),
-        (["--x 'y", ""], "as a shell reads them"),
-        (["http://a:1 --server-log /nowhere.log", "http://a:2"], "there is no file '/nowhere.log'"),
-        (["http://a:1 --moe-backend triton", "http://a:2"], "nothing but --server-log PATH"),
-        (["http://a:1", "http://a:1/v1"], "the URLs of two servers"),
-        (["http://localhost:80", "http://127.0.0.1"], "the URLs of two servers"),
-    ],
-)
+@from_data
 def test_sides_that_are_none(texts, why):
     with pytest.raises(UsageError, match=why):
         ab.parse_sides(texts)
@@ -160,15 +150,7 @@ def test_the_phases_and_the_example_are_valid(tmp_path):
     assert len(hypothesis.load(tmp_path / "h.toml").criteria) == 4
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (("change_at_least = 0.10", "change_at_lest = 0.10"), "change_at_lest"),
-        (("change_at_least = 0.10", ""), "expected exactly one of change_at_least"),
-        (("no_crash = true", 'no_crash = true\nlevel = "smoke"'), "got level, no_crash"),
-        (('phase = "P4"', 'phase = "P9"'), "phase"),
-    ],
-)
+@from_data
 def test_a_wrong_hypothesis_names_file_and_key(tmp_path, change, why):
     from importlib.resources import files
 
@@ -350,14 +332,7 @@ def test_a_comparison_that_was_broken_off_is_not_begun_again():
         run.judge()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (["--hypothesis", "x.toml"], "expected together with --ab"),
-        (["--ab", "--port 1", ""], "--port is set by the suite itself"),
-        (["--ab", "http://127.0.0.1:1", "http://localhost:1/v1"], "the URLs of two servers"),
-    ],
-)
+@from_data
 def test_bad_input_is_one_clear_line(run_pytest, arguments, why):
     status, run = run_pytest("tests/test_regression.py", *arguments)
     assert status == 4 and why in run.output, run.output

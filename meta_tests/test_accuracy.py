@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from data_rows import from_data
 
 from sm121.answers import accuracy
 from sm121.answers.accuracy import Output, Question
@@ -24,23 +25,7 @@ def outputs(marks: str) -> list[Output]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected", "content", "right"),
-    [
-        ("exact", "Paris", " paris. ", True),
-        ("exact", "Paris", "It is Paris.", False),
-        ("contains", "Paris", "It is Paris.", True),
-        ("contains", "Paris", "It is London.", False),
-        ("begins", " Paris", " Paris. And", True),
-        ("begins", " Paris", " Not Paris", False),
-        ("number", "1234", "So 12 and 1,234.", True),
-        ("number", "5", "2 + 3 = 5", True),
-        ("number", "5", "5 is not 6", False),
-        ("number", "5", "none", False),
-        ("letter", "B", "The answer is B.", True),
-        ("letter", "B", "(C) or B", False),
-    ],
-)
+@from_data
 def test_what_counts_as_right(kind, expected, content, right):
     question = Question(prompt="?", answer=expected, kind=kind)
     assert accuracy.is_right(question, content) is right

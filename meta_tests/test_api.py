@@ -7,6 +7,7 @@ import json
 from collections import Counter
 
 import pytest
+from data_rows import from_data
 
 from sm121.api import cases, harmony, invariants, sampling, schema, stream, tools
 from sm121.api.cases import Case
@@ -97,16 +98,7 @@ def test_an_unknown_event_names_itself():
     assert found and all("Audio" not in line for line in found), found
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"error": "Unauthorized"},
-        {"detail": "Not Found"},
-        {"error": {"message": "", "type": "x"}},
-        None,
-        [],
-    ],
-)
+@from_data
 def test_what_is_no_error_object_is_noticed(body):
     assert schema.violations("error", body)
 
@@ -302,17 +294,7 @@ TOOL_CHECKS = (tools.called_every_time, tools.named, tools.required, tools.resul
 
 
 @pytest.mark.parametrize("check", TOOL_CHECKS)
-@pytest.mark.parametrize(
-    ("engine", "said"),
-    [
-        (
-            "vllm",
-            '"auto" requires --enable-auto-tool-choice and --tool-call-parser to be set',
-        ),
-        ("sglang", "Please set --tool-call-parser to use tools"),
-        ("llama-cpp", "tools param requires --jinja flag"),
-    ],
-)
+@from_data
 def test_a_server_that_says_it_has_no_tool_parser_is_not_judged(check, engine, said):
     refusal = answer(400, {"error": {"message": said, "type": "x", "param": None, "code": 400}})
     with pytest.raises(NotRun, match="reads tool calls when started with --"):
@@ -437,15 +419,7 @@ def test_a_bad_file_of_cases_is_one_line(text, said):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("tail", "wrong"),
-    [
-        ("INTERNAL ERROR", "no event"),
-        ('data: {"b":', "not JSON"),
-        ('data: {"error": "x"}\n', "[DONE] is not once"),
-        ("\n", ""),
-    ],
-)
+@from_data
 def test_what_comes_after_the_last_whole_event_is_judged(tail, wrong):
     """A client drops what the body breaks off; a server that sends it is wrong all the same."""
     events = [f"data: {json.dumps(item)}\n\n" for item in CHUNKS] + ["data: [DONE]\n\n", tail]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from data_rows import from_data
 
 from sm121.core import architecture
 from sm121.plugin.selection import architectures_asked_for
@@ -10,23 +11,7 @@ from sm121.plugin.selection import architectures_asked_for
 SMOKE = "tests/test_smoke.py"
 
 
-@pytest.mark.parametrize(
-    ("expression", "asked"),
-    [
-        ("sm121", ("sm121",)),
-        ("sm121 and smoke", ("sm121",)),
-        ("smoke or sm121", ("sm121",)),
-        ("sm90 or sm121", ("sm90", "sm121")),
-        ("not sm121", ()),
-        ("smoke and not sm121", ()),
-        ("gpu", ()),
-        ("smoke", ()),
-        ("", ()),
-        ("cpu", ("cpu",)),
-        ("sm121 and smoke and not kernel", ("sm121",)),
-        ("(sm121 or slow) and not cpu", ("sm121",)),
-    ],
-)
+@from_data
 def test_architectures_asked_for_by_name(expression, asked):
     assert architectures_asked_for(expression) == asked
 
@@ -45,15 +30,7 @@ def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
     assert run.verdict["starts"] == []
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("-m", "sm121", "--arch", "cpu"),
-        ("-m", "sm121", "--profile", "cpu-tiny-gpt-oss"),
-        ("-m", "gpu"),
-        ("-m", "sm121 and smoke and not kernel"),
-    ],
-)
+@from_data
 def test_what_was_asked_for_is_never_run_on_something_else(run_pytest, arguments):
     status, run = run_pytest(*arguments, SMOKE)
     assert status == 5 and run.verdict["verdict"] == "NOT_RUN", run.output

@@ -7,6 +7,7 @@ import sys
 import venv
 
 import pytest
+from data_rows import from_data
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -25,53 +26,14 @@ def refused(run_pytest, *arguments: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--arch", "sm12"), ("--arch sm12", "expected one of cpu", "sm121")),
-        (("--profile", "nothing-like-it"), ("--profile nothing-like-it", "cpu-tiny-gpt-oss")),
-        (("--engine", "tgi"), ("--engine tgi", "expected one of vllm")),
-        (("--engine-env", "NOVALUE"), ("--engine-env NOVALUE", "expected KEY=VALUE")),
-        (("--engine-python", "/nowhere/python"), ("/nowhere/python", "no such file")),
-        (("--model", "/nowhere/model"), ("--model /nowhere/model", "expected")),
-        (("--server-log", "x.log"), ("--server-log", "give --base-url")),
-        (
-            ("--base-url", "http://127.0.0.1:9", "--engine-arg=--enforce-eager"),
-            ("--engine-arg with --base-url", "never started"),
-        ),
-        (("--base-url", "127.0.0.1:8000"), ("expected http://HOST:PORT",)),
-        (
-            ("--base-url", "http://127.0.0.1:9"),
-            ("expected an OpenAI-compatible server", "no answer"),
-        ),
-        (("--arch", "sm121", "--profile", "cpu-tiny-gpt-oss"), ("expected a profile for sm121",)),
-        (("--waivers", "/nowhere.toml"), ("--waivers /nowhere.toml", "expected")),
-        (("--engine-arg=--port=1",), ("--engine-arg --port=1", "set by the suite itself")),
-        (("--engine-arg=--served-model-name",), ("set by the suite itself",)),
-        (("--engine-arg=--config=x.yaml",), ("set by the suite itself", "with --engine-arg")),
-        (("--engine-env", "VLLM_API_KEY=x"), ("VLLM_API_KEY", "set by the suite itself")),
-        (("--base-url", "http://127.0.0.1:9", "--model", "a/b"), ("--model with --base-url",)),
-        (("-m", "cpu and"), ("-m 'cpu and'", "expected not OR left parenthesis")),
-        (("--report-dir", "/proc/nope"), ("--report-dir /proc/nope", "expected a folder")),
-    ],
-)
+@from_data
 def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
     line = refused(run_pytest, *arguments)
     for text in expected:
         assert text in line, line
 
 
-@pytest.mark.parametrize(
-    ("fault", "arguments", "expected"),
-    [
-        ("html", (), "answered with text/html, not a list of models"),
-        ("no-models", (), "not a list of models"),
-        ("none", ("--served-model-name", "gpt-oss-120b"), "it serves canary"),
-        ("none", ("--api-key", "wrong"), "401"),
-        ("dripping", (), "no whole answer within"),
-        ("another-model", (), "expected a server of 'canary', it serves llama-3-8b"),
-    ],
-)
+@from_data
 def test_a_server_that_is_not_the_one(run_pytest, fault_server, fault, arguments, expected):
     server = fault_server(fault)
     key = () if "--api-key" in arguments else ("--api-key", server.key)

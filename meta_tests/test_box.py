@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from data_rows import from_data
 
 from sm121.core import profile
 from sm121.measure import box, gpu_load, stream_bandwidth
@@ -44,28 +45,7 @@ def judged(*readings, **options) -> tuple[BoxState, str]:
     return judgement.state, judgement.reason
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"bandwidth_gb_s": 150.0}, "memory bandwidth: required 200 GB/s"),
-        ({"sm_clock_mhz": 799, "power_w": 19.5}, "SM clock under load: required 2050 MHz"),
-        ({"matrix_tflop_s": 36.5}, "matrix rate: required 70 TFLOP/s"),
-        ({"bandwidth_gb_s": 70.0}, "memory bandwidth: required 200 GB/s"),
-        # A mild cap at 100 W, by each thing that may tell it.
-        ({"matrix_tflop_s": 60.0}, "matrix rate: required 70 TFLOP/s"),
-        ({"sm_clock_mhz": 1900}, "SM clock under load: required 2050 MHz"),
-        (
-            {"power_limit_w": 100.0, "power_limit_default_w": 140.0},
-            "the GPU's power is limited: required its default of 140 W, seen 100 W",
-        ),
-        ({"power_capped": 0.95, "power_w": 74.0}, "seen in 95% of the samples at 74 W"),
-        ({"bandwidth_spread": 0.4}, "memory bandwidth is unsteady"),
-        ({"matrix_spread": 0.4}, "matrix rate is unsteady"),
-        ({"throttled": True}, "clocks are throttled"),
-        ({"other_load": 0.6, "others": ["make (7): 300%"]}, "others work here"),
-        ({"gpu_others": [4711]}, "others are on the GPU: processes [4711]"),
-    ],
-)
+@from_data
 def test_each_defect_degrades_the_box(fields, why):
     state, reason = judged(GB10, reading(**fields))
     assert state is BoxState.DEGRADED and why in reason, reason
@@ -111,20 +91,7 @@ def test_a_healthy_box_is_qualified_also_where_nvml_says_nothing():
     assert judged(GB10, silent)[0] is BoxState.QUALIFIED
 
 
-@pytest.mark.parametrize(
-    "published",
-    [
-        # One of eight nodes: p10, least, median; and medians of another (tonyd2wild#1).
-        {"bandwidth_gb_s": 208.8, "matrix_tflop_s": 75.2, "sm_clock_mhz": 2184},
-        {"bandwidth_gb_s": 206.5, "matrix_tflop_s": 75.4, "sm_clock_mhz": 2190},
-        {"bandwidth_gb_s": 218.5, "matrix_tflop_s": 78.8, "sm_clock_mhz": 2184},
-        {"bandwidth_gb_s": 230.0, "matrix_tflop_s": 76.9, "sm_clock_mhz": 2190},
-        # After it was stuck, and hours later (trap 124).
-        {"matrix_tflop_s": 91.6, "sm_clock_mhz": 2281, "power_w": 92.5},
-        {"matrix_tflop_s": 91.5, "sm_clock_mhz": 2385, "power_capped": 0.1},
-        {"power_limit_w": 140.0, "power_limit_default_w": 140.0, "power_capped": 0.0},
-    ],
-)
+@from_data
 def test_healthy_gb10s_are_qualified(published):
     state, reason = judged(GB10, reading(**published), reading(**published))
     assert state is BoxState.QUALIFIED, reason

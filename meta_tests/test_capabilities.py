@@ -7,6 +7,7 @@ import itertools
 from contextlib import ExitStack
 
 import pytest
+from data_rows import from_data
 from loopback import JsonHandler, serving
 
 from sm121.api.client import Api
@@ -98,16 +99,7 @@ def test_every_engine_answers_to_everything_and_says_why():
             assert own.can or own.reason, (file.name, name)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("min_tokens = { can = true", "min_tokens = { cann = true", "cann"),
-        ("seed = {", "sead = {", "sead"),
-        ("echo = { can = true", "echo = { can = false", "expected a reason"),
-        ('versions = ">=0.19"', 'versions = "new"', "expected versions"),
-        ("[detection]", "[detektion]", "detektion"),
-    ],
-)
+@from_data
 def test_a_bad_file_of_an_engine_is_one_line(old, new, said):
     assert old in VLLM
     with pytest.raises(UsageError, match=said) as caught:
@@ -115,24 +107,7 @@ def test_a_bad_file_of_an_engine_is_one_line(old, new, said):
     assert "mine.toml" in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "name"),
-    [
-        ("/v1/completions", {"prompt": [1, 2]}, "token_prompts"),
-        ("/v1/completions", {"prompt": ["a", "b"]}, "prompt_lists"),
-        ("/v1/completions", {"prompt": "a", "min_tokens": 3}, "min_tokens"),
-        ("/v1/completions", {"prompt": "a", "return_token_ids": True}, "token_ids"),
-        ("/v1/completions", {"prompt": "a", "prompt_logprobs": 0}, "prompt_logprobs"),
-        ("/v1/completions", {"prompt": "a", "n": 2}, "several_choices"),
-        ("/v1/chat/completions", {"return_token_ids": True}, "chat_token_ids"),
-        ("/v1/chat/completions", {"logprobs": True}, "chat_logprobs"),
-        ("/v1/chat/completions", {"tools": [{}]}, "tools"),
-        ("/v1/chat/completions", {"tool_choice": "required"}, "tool_choice"),
-        ("/v1/chat/completions", {"response_format": {"type": "json_schema"}}, "json_schema"),
-        ("/v1/completions", {"stream_options": {"include_usage": True}}, "stream_usage"),
-        ("/v1/responses", {}, "responses"),
-    ],
-)
+@from_data
 def test_a_request_says_what_it_needs(path, body, name):
     assert name in capabilities.needed(path, body)
     assert name not in capabilities.needed("/v1/completions", {"prompt": "a"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
+from data_rows import from_data
 
 from sm121.stress import capacity
 
@@ -47,21 +47,7 @@ def preempted(
     raise AssertionError("unreachable")
 
 
-@pytest.mark.parametrize(
-    ("blocks", "block", "chunk"),
-    [
-        (51_676, 16, 2048),  # 826,823 tokens: it ended 88 % full before
-        (51_676, 16, 8192),
-        (20_000, 16, 8192),
-        (6_459, 128, 8192),
-        (120_000, 16, 2048),
-        (640, 16, 8192),  # two chunks did not fit, and the prompt was to have less than no token
-        (640, 16, 2048),
-        (2048, 32, 4096),
-        (5120, 16, 8192),
-        (192, 128, 8192),
-    ],
-)
+@from_data
 def test_preemption_is_reached(blocks, block, chunk):
     load = capacity.pressure(blocks, block, chunk=chunk, streams=8, spare=2)
     assert 8 * (load.prompt + load.answer) > blocks * block
@@ -73,14 +59,7 @@ def test_the_load_of_a_small_cache_is_what_it_was():
     assert load == capacity.Pressure((22 - 2) * 128 - 8, 256 + 32)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text", "chunk"),
-    [
-        (("--max-num-batched-tokens", "512"), "max_num_batched_tokens=8192", 512),
-        ((), "Chunked prefill is enabled with max_num_batched_tokens=8192.", 8192),
-        ((), "nothing", 2048),
-    ],
-)
+@from_data
 def test_the_chunk_is_the_servers(tmp_path, arguments, text, chunk):
     log = tmp_path / "server.log"
     log.write_text(text)

@@ -14,6 +14,7 @@ import certificate_tricks
 import certificates
 import pytest
 from certificate_tricks import HONEST, LATER, TRICKS, WITHOUT_EFFECT, tried
+from data_rows import from_data
 from false_greens import engine
 from whole_run import CPU, PATH, gated, waive, waiver_file, whole
 
@@ -158,19 +159,7 @@ def test_where_no_oracle_can_judge_a_golden_file_does():
     assert certified(without(whole(), "golden_file")).certified
 
 
-@pytest.mark.parametrize(
-    ("changed", "deselected", "doubt"),
-    [
-        ({}, (), None),
-        ({"metrics": {}}, ("tests/test_performance.py::test_decode_rate",), None),
-        ({"finished": False}, (), "has not finished"),
-        ({}, ("tests/test_correctness.py::test_seed_is_used",), "left out checks of correctness"),
-        ({"failed": "test_correctness.py::test_known_answers"}, (), "correctness of .* FAIL"),
-        ({"failed": "test_smoke.py::test_health"}, (), "level smoke of the run .* is FAIL"),
-        ({"waived": "test_correctness.py::test_known_answers"}, (), "a waiver tolerated .*answers"),
-        ({"absent": "test_correctness.py::test_usage"}, (), "left out checks of correctness"),
-    ],
-)  # fmt: skip
+@from_data
 def test_answers_of_a_run_that_did_not_hold_are_no_trusted_ones(changed, deselected, doubt):
     """The README's certificate compared with what a broken build had recorded of itself."""
     keys = ("failed", "waived", "absent")
@@ -191,14 +180,7 @@ def without(file: VerdictFile, part: str) -> VerdictFile:
     return file
 
 
-@pytest.mark.parametrize(
-    ("left_out", "said"),
-    [
-        ("test_smoke.py::test_health", "1 tests of smoke are not there (tests/test_smoke.py"),
-        ("test_kernel.py::test_moe", "4 tests of kernel are not there"),
-        ("tests/test_stress.py", "level stress has no test that was selected"),
-    ],
-)
+@from_data
 def test_a_test_of_the_inventory_that_is_not_there_is_a_gap(left_out, said):
     seen = certified(without(whole(), left_out))
     assert seen.verdict is Verdict.NOT_RUN and not seen.certified and said in seen.reason

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from data_rows import from_data
 
 from sm121.core.level_settings import Measuring, TimedChats
 from sm121.core.profile_fields import Gate
@@ -95,14 +96,7 @@ def test_a_server_that_drafts_has_its_gate_in_chats(time_chats, minimum):
         assert measurement.samples == pytest.approx([RATE / 2] * 3, rel=0.08)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (("--chat-counts", "1.2"), "token_accounting: usage says that a chat has 624 tokens"),
-        (("--chat-counts", "0.8"), "other_clients: usage says that a chat has 416 tokens"),
-        (("--trap", "stalled"), "request_failed: .*stalled"),
-    ],
-)
+@from_data
 def test_a_number_of_tokens_that_is_not_what_was_generated_is_invalid(time_chats, options, reason):
     with pytest.raises(Invalid, match=reason):
         time_chats(*options)

@@ -10,22 +10,12 @@ from pathlib import Path
 
 import pytest
 import sm121.fixtures
+from data_rows import from_data
 
 from sm121 import cli
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ([], "sm121: the following arguments are required: COMMAND"),
-        (["nothing"], "sm121: argument COMMAND: invalid choice: 'nothing'"),
-        (["box", "--wrong"], "sm121: unrecognized arguments: --wrong"),
-        (["merge"], "sm121 merge: the following arguments are required: DIR"),
-        (["canary-train", "f", "--steps", "0"], "argument --steps: expected at least 1, got 0"),
-        (["matrix", "--strength", "x"], "sm121 matrix: --strength x: expected 1, 2 (pairs)"),
-        (["matrix", "--strength", "99"], "sm121 matrix: --strength 99: expected at most"),
-    ],
-)
+@from_data
 def test_a_wrong_request_is_one_line(arguments, line, capsys):
     assert cli.main(arguments) == 4
     said = capsys.readouterr()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import past_runs
 import pytest
+from data_rows import from_data
 
 from sm121.cli import main
 from sm121.core.errors import UsageError
@@ -183,13 +184,7 @@ def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
     assert "| kv_cache_dtype | - | f16 |" in out and "| memory_peak_gib | other | 3.00 |" in out
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "{}", "[]", "[1]", "\x00", '{"benchmarks": [], "latency_mode": 1}',
-        '[{"avg_ts": "x", "n_prompt": 1, "n_gen": 0}]',
-    ],
-)  # fmt: skip
+@from_data
 def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(UsageError, match="expected a report directory"):
@@ -224,17 +219,7 @@ def compared(tmp_path, **changed) -> list[Source]:
     return sources
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"profile": "p2", "profile_shipped": False}, "profile gb10: p1 and p2"),
-        ({"plan": "quick"}, "plan: full and quick"),
-        ({"model": "m2"}, "model: m1 and m2"),
-        ({"provider": "mine:it"}, "kernel provider: torch and mine:it"),
-        ({"options": {"--rounds": "2"}}, "option --rounds: none and 2"),
-        ({"machine": {"gpu": "H200"}}, "machine's gpu: GB10 and H200"),
-    ],
-)
+@from_data
 def test_runs_that_were_asked_otherwise_are_refused(tmp_path, changed, named):
     with pytest.raises(UsageError, match=f"one and two differ in {named}; --mixed"):
         compared(tmp_path, **changed)

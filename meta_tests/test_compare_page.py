@@ -9,6 +9,7 @@ import re
 import compare_runs
 import pytest
 import report_runs
+from data_rows import from_data
 
 from sm121.cli import main
 from sm121.core.verdict import Verdict
@@ -161,15 +162,7 @@ def test_one_command_writes_one_file(pair, tmp_path, capsys, monkeypatch):
     assert 'href="../pass/report.html"' in (tmp_path / "sub" / "x.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["pass"], "expected two runs, A and B, got 1"),
-        (["pass", "fail", "pass"], "got 3"),
-        (["pass", "nowhere"], "expected a report directory"),
-        (["pass", "fail", "--format", "csv"], "expected no --format"),
-    ],
-)
+@from_data
 def test_what_is_no_pair_is_refused(pair, tmp_path, capsys, monkeypatch, arguments, said):
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "--html", *arguments]) == 4

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from data_rows import from_data
 
 from sm121 import cli
 from sm121.compilation import (
@@ -120,21 +121,7 @@ def test_what_is_no_architecture_is_refused(text):
         arch(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "runs", "full"),
-    [
-        ("121a", True, True),
-        ("121f", True, True),
-        ("120f", True, True),
-        ("121", True, False),
-        ("120", True, False),
-        ("120a", False, False),
-        ("100a", False, False),
-        ("100f", False, False),
-        ("90a", False, False),
-        ("80", False, False),
-    ],
-)
+@from_data
 def test_which_machine_code_gb10_can_use(text, runs, full):
     assert arch(text).sass_runs_on(GB10) is runs
     assert arch(text).is_full(GB10) is full
@@ -252,17 +239,7 @@ source = "meta test"
 """
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ('"QMMA"', '"QMMA("', "must_see.*expected a regular expression"),
-        ("121a =", '"12.1b" =', "outcomes.*12.1b"),
-        ('"hardware"', '"perhaps"', "outcomes.121a"),
-        ("must_see", "must_sea", "must_sea: unknown key"),
-        ('tier = "probes"', 'tier = "slow"', "tier"),
-        ('"not supported"', '"("', "refusal"),
-    ],
-)
+@from_data
 def test_a_mistake_in_the_probes_is_named(old, new, message):
     with pytest.raises(DataFileError, match=f"probes.toml: key.*{message}"):
         data_file.parse(PROBE.replace(old, new, 1), probes.ProbeData, "probes.toml")
@@ -301,15 +278,7 @@ class OneUnit(flashinfer.FlashInfer):
         return [flashinfer.Unit(source, ("-O3", f"-gencode=arch=x,code=sm_{arch_list}"))]
 
 
-@pytest.mark.parametrize(
-    ("arch_list", "required", "said"),
-    [
-        ("121a", "sm_121a", "no instruction or kernel like ^HMMA"),
-        ("120f", "sm_121a", "required: sm_121a, seen: sm_120f"),
-        ("121", "sm_121", "sm_121: without the suffix a or f"),
-        ("120a", "sm_120a", "sm_120a: does not run on sm_121"),
-    ],
-)
+@from_data
 def test_a_module_is_judged_by_its_device_code(
     compiler, disassembler, tmp_path, arch_list, required, said
 ):
@@ -362,18 +331,7 @@ def test_a_library_is_judged_by_its_architectures(tmp_path, entries, state, name
     assert report.state is state and named in report.reason
 
 
-@pytest.mark.parametrize(
-    ("images", "words"),
-    [
-        (("sass 121a",), None),
-        (("sass 121f",), None),
-        (("sass 120f",), None),
-        (("sass 121",), "without the suffix"),
-        (("sass 120a",), "does not run on sm_121"),
-        (("sass 121a", "ptx 121a"), "compute_121a (PTX)"),
-        ((), "no device code"),
-    ],
-)
+@from_data
 def test_what_is_acceptable_in_a_build_for_gb10(images, words):
     made = [
         Image(kind, arch(text))  # type: ignore[arg-type]
@@ -568,15 +526,7 @@ def test_command_without_a_place_looks_at_the_engine(tmp_path):
     assert any(place.name == "torch" for place in places)
 
 
-@pytest.mark.parametrize(
-    ("core", "experts", "said"),
-    [
-        ("120f", "120", None),
-        ("90a", "120f", r"_C\.abi3\.so .*required: machine code that runs on sm_121, seen: sm_90a"),
-        ("120f", None, r"_moe_C\.abi3\.so .*seen: no device code"),
-        ("120f", "absent", r"required: vllm/_moe_C\*\.so .*seen: none"),
-    ],
-)
+@from_data
 def test_an_engine_without_code_for_gb10_is_named(tmp_path, core, experts, said):
     library(tmp_path / "_C.abi3.so", entry(SASS, core))
     library(tmp_path / "_vllm_fa3_C.abi3.so", entry(SASS, "90a"))  # is for other GPUs, rightly
@@ -610,13 +560,7 @@ def executable(path: Path, script: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("echo 'Cuda compilation tools, release 12.4, V12.4.131'", "seen: 12.4.131"),
-        ("exit 3", "does not tell its version"),
-    ],
-)
+@from_data
 def test_an_nvcc_that_is_of_no_use_is_not_run(tmp_path, script, said):
     executable(tmp_path / "nvcc", script)
     with pytest.raises(NotRun, match=said):
@@ -710,16 +654,7 @@ def entries():
     return flashinfer.load_resolutions()
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        ({}, None),
-        ({"12.1": ["121"]}, "'12.1': required: 121a, seen: \\['121'\\]"),
-        ({"12.1a": ["121a", "90a"]}, "required: 121a"),
-        ({"12.1": "RuntimeError: SM 12.1+ requires CUDA >= 12.9"}, "seen: RuntimeError"),
-        ({"12.0,12.1": ["120f"]}, "required: ValueError, seen"),
-    ],
-)
+@from_data
 def test_a_flashinfer_that_resolves_gb10_wrongly_is_caught(tmp_path, answer, said):
     fake = Answering("python", tmp_path)
     object.__setattr__(fake, "answers", answer)

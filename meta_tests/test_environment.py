@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from data_rows import from_data
 
 from sm121.core import interpreter, redaction
 from sm121.core.redaction import (
@@ -186,30 +187,7 @@ def test_no_secret_reaches_the_record() -> None:
     assert "HOME" not in record.environment
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"token {TOKEN} was refused",
-        "Authorization: Bearer abcdef123456",
-        "'Authorization': 'Bearer abcdef123456'",
-        "key sk-abcdefABCDEF0123456789",
-        "https://user:hunter22@example.org/x",
-        "OPENAI_API_KEY=hunter2222",
-        "'api_key': ['hunter2222']",
-        "--api-key hunter2222",
-        "nvapi-abcdefABCDEF0123456789",
-        "AWS_SECRET_ACCESS_KEY=hunter2222",
-        "OPENAI_KEY=hunter2222",
-        "x-api-key: hunter2222",
-        "['vllm', '--api-key', 'hunter2222', '--port', '1']",
-        "--hf-token=hunter2222",
-        "api_key=['hunter2222', 'hunter2223']",
-        "Authorization: hunter2222",
-        "{'Authorization': 'Digest hunter2222'}",
-        "api_org_abcdefABCDEF0123456789",
-        "https://user:pass@hunter22@example.org/x",
-    ],
-)
+@from_data
 def test_what_looks_like_a_secret_is_blanked(text: str) -> None:
     shown = redact(text)
     assert REDACTED in shown
@@ -217,21 +195,7 @@ def test_what_looks_like_a_secret_is_blanked(text: str) -> None:
         assert secret not in shown
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "hf_overrides=None, hf_config_path=None",
-        "max_tokens=128, max_num_batched_tokens=8192",
-        "api_key=None",
-        "tokenizer='openai/gpt-oss-120b'",
-        "http://127.0.0.1:8000/v1/chat/completions",
-        "AWS_SECRET_ACCESS_KEY=[redacted] api_key=[redacted] Authorization: Bearer [redacted]",
-        "['--tokenizer', 'openai/gpt-oss-120b', '--max-tokens', '128']",
-        "cache_key='abcdef', key=abcdef, token_ids=[1, 2, 3]",
-        "http://127.0.0.1:8000/v1/models, user@example.org",
-        "Using 'MARLIN' Mxfp4 MoE backend.",
-    ],
-)
+@from_data
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
 

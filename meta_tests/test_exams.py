@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from data_rows import from_data
 from scripted_chats import Said, Script, reader, script_of, scripted
 
 from sm121.answers import exam
@@ -345,16 +346,7 @@ def test_a_short_context_is_not_run_with_what_is_missing():
 # Profiles.
 
 
-@pytest.mark.parametrize(
-    ("name", "own", "reads_documents"),
-    [
-        ("sm121-gpt-oss-120b", "gpt-oss-120b", True),
-        ("sm121-tiny-gpt-oss", "canary", False),
-        ("sm90-tiny-gpt-oss", "canary", False),
-        ("cpu-tiny-gpt-oss", "canary", False),
-        ("cpu-tiny-gpt-oss-llama-cpp", "canary", False),
-    ],
-)
+@from_data
 def test_every_shipped_profile_has_its_exam(name, own, reads_documents):
     """So that no test of it is a gap in a certificate."""
     found = profile.load(name)

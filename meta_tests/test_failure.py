@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from data_rows import from_data
 from logs import read_lines
 
 from sm121.core.data_file import DataFileError, parse
@@ -173,20 +174,7 @@ def test_unknown_exception_of_a_dead_engine_is_named() -> None:
     assert "auto_functionalized" in cause.summary
 
 
-@pytest.mark.parametrize(
-    ("exit_code", "kind", "says"),
-    [
-        (137, "oom", "probably"),
-        (-9, "oom", "probably"),
-        (-11, "engine_dead", "SIGSEGV"),
-        (139, "engine_dead", "SIGSEGV"),
-        (-4, "illegal_instruction", "SIGILL"),
-        (-15, "engine_dead", "told to stop"),
-        (0, "engine_dead", "exited with status 0"),
-        (3, "unknown", "status 3"),
-        (None, "unknown", "not known"),
-    ],
-)
+@from_data
 def test_silent_end(exit_code: int | None, kind: str, says: str) -> None:
     cause = classify_lines(
         ["INFO 11-20 10:19:39 [core.py:1] Loading weights took 1 seconds"], exit_code
@@ -232,19 +220,7 @@ def real(name: str, exit_code: int | None) -> Cause:
     return classify(DATA / f"vllm-0.32-{name}.log", exit_code)
 
 
-@pytest.mark.parametrize(
-    ("name", "exit_code", "kind", "says"),
-    [
-        ("bad-flag", 2, "config", "--moe-backnd"),
-        ("no-config-json", 1, "config", "Invalid repository ID"),
-        ("port-held", 1, "port", "Address already in use"),
-        ("import-error", 1, "import_error", "No module named"),
-        ("cpu-kv-too-small", 1, "oom", "KV cache"),
-        ("cpu-killed-at-start", 1, "engine_dead", "outside ended the process"),
-        ("cpu-compiled-then-killed", 0, "engine_dead", "exited unexpectedly"),
-        ("cpu-stopped", 0, "engine_dead", "told to stop"),
-    ],
-)
+@from_data
 def test_real_endings_of_the_cpu_engine(name: str, exit_code: int, kind: str, says: str) -> None:
     cause = real(name, exit_code)
     assert cause.kind == kind
@@ -269,15 +245,7 @@ source = "here, log"
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "regex", "more", "expected"),
-    [
-        ("oops", "x", "", "kind"),
-        ("oom", "(x", "", "regular expression"),
-        ("oom", "x", "summary = '{nothing}'", "summary may name"),
-        ("oom", "x", "colour = 1", "colour"),
-    ],
-)
+@from_data
 def test_wrong_failure_file_is_refused(kind: str, regex: str, more: str, expected: str) -> None:
     text = ENTRY.format(kind=kind, regex=regex, more=more)
     with pytest.raises(DataFileError, match=expected) as error:

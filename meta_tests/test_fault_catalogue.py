@@ -14,6 +14,7 @@ import httpx
 import protocol_faults
 import psutil
 import pytest
+from data_rows import from_data
 from false_greens.engine import attached_engine
 from protocol_faults import vllm_serving
 
@@ -116,29 +117,7 @@ def test_the_server_listens_on_the_loopback_only(managed_vllm):
     assert listening == {"127.0.0.1"}, listening
 
 
-@pytest.mark.parametrize(
-    ("line", "test", "expected"),
-    [
-        (
-            "WARNING 11-20 10:00:00 [envs.py:2027] Unknown vLLM environment variable detected: "
-            "VLLM_ATTENTION_BACKEND",
-            "test_every_variable",
-            "VLLM_ATTENTION_BACKEND",
-        ),
-        (
-            "(Worker pid=3) INFO 11-20 10:00:00 [sm121_probe.py:40] Resolved attention backend: "
-            "TORCH_SDPA (Impl), 2 layers; in all 2 with sinks, 0 with a window",
-            "test_kernel_path_is",
-            "attention: required one value, seen CPU_ATTN and TORCH_SDPA",
-        ),
-        ("torch.OutOfMemoryError: CUDA out of memory.", "test_start_up_log", "required: no fail"),
-        (
-            "openai_harmony.HarmonyError: unexpected tokens remaining in message header",
-            "test_no_harmony_error",
-            "required: no HarmonyError",
-        ),
-    ],
-)
+@from_data
 def test_what_the_log_shows_is_caught(run_pytest, tmp_path, line, test, expected):
     log = tmp_path / "server.log"
     with attached_engine(log) as (url, _):

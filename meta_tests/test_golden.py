@@ -8,6 +8,7 @@ import math
 import shutil
 
 import pytest
+from data_rows import from_data
 
 from sm121.answers import golden
 from sm121.answers.prompts import Prompt, PromptSet
@@ -181,16 +182,7 @@ def test_options_are_checked_before_anything_starts(run_pytest, tmp_path, canary
     assert not json.loads((run.report / "verdict.json").read_text())["starts"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--golden", "nowhere.json"], "--golden nowhere.json: expected a file"),
-        (["--record-golden", "no/such/file"], "expected the name of a file in a folder"),
-        (["--questions", "nowhere.jsonl"], "--questions nowhere.jsonl: expected a file"),
-        (["--reference", "nowhere"], "--reference nowhere: expected a checkpoint folder"),
-        (["--configuration", "fp3"], "expected one of profile cpu-tiny-gpt-oss: float32"),
-    ],
-)
+@from_data
 def test_bad_options_are_one_clear_line(run_pytest, canary_bf16, arguments, expected):
     status, run = run_pytest("--arch", "cpu", "tests/test_correctness.py", *arguments)
     assert status == 4 and expected in run.output, run.output

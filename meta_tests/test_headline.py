@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import report_runs
 import terminal_samples
+from data_rows import from_data
 
 from sm121.core.redaction import redact
 from sm121.core.unmet import Fact
@@ -369,15 +370,7 @@ def test_a_part_of_a_run_and_a_level_without_tests_are_said(tmp_path):
     assert headline.of(older).word == "PASS (not certified: kernel did not run)"
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("short", "short"),
-        ("one thing; another thing that is long", "one thing ..."),
-        ("seventeen hundred words", "seventeen ..."),
-        ("at /home/somebody/who/is/long", "at /home/somebody ..."),
-    ],
-)
+@from_data
 def test_nothing_is_cut_within_a_word(text, shown):
     assert headline.brief(text, 17) == shown
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import kernel_mutants
 import pytest
 import torch
+from data_rows import from_data
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
@@ -157,14 +158,7 @@ def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
         checks.check(Crashes(), problems.build(strided))
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("cuda", "expected one of torch, torch-cuda, vllm-cpu, vllm"),
-        ("no.such.module:thing", "no.such.module"),
-        ("json:nothing", "expected nothing in json"),
-    ],
-)
+@from_data
 def test_a_wrong_provider_name_is_one_line(name, said):
     with pytest.raises(UsageError) as error:
         registry.load(name)

@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 from logs import lines_of, proofs, read_lines
 
 from sm121.core.data_file import DataFileError, parse
@@ -332,57 +333,7 @@ def test_memory_does_not_grow_with_the_log() -> None:
     assert 0 < len(path.unknown_env) < 1_000
 
 
-@pytest.mark.parametrize(
-    ("engine", "line", "field", "value"),
-    [
-        (
-            "sglang",
-            "[2026-06-07 11:57:02] server_args=ServerArgs(model_path='m', "
-            "prefill_attention_backend=None, "
-            "attention_backend='triton', moe_runner_backend='auto')",
-            "attention",
-            "triton",
-        ),
-        (
-            "sglang",
-            "[2026-06-07 11:57:02] server_args=ServerArgs(moe_runner_backend='flashinfer_mxfp4')",
-            "moe",
-            "flashinfer_mxfp4",
-        ),
-        (
-            "sglang",
-            "[2026-06-07 11:57:01] Attention backend not specified. Use flashinfer backend by "
-            "default.",
-            "attention",
-            "flashinfer",
-        ),
-        (
-            "sglang",
-            "[2026-06-07 11:57:57] Capture cuda graph end. Time elapsed: 13.63 s.",
-            "cuda_graphs",
-            True,
-        ),
-        (
-            "sglang",
-            "[2026-06-07 11:57:57] Decode batch, #running-req: 1, cuda graph: False, gen",
-            "cuda_graphs",
-            False,
-        ),
-        (
-            "sglang",
-            "[2026-06-07 11:57:02] server_args=ServerArgs(speculative_algorithm=None)",
-            "speculative",
-            "none",
-        ),
-        ("llama-cpp", "llama_context: flash_attn    = enabled", "attention", "FLASH_ATTN"),
-        (
-            "llama-cpp",
-            "common_speculative_init: no implementations specified for speculative decoding",
-            "speculative",
-            "none",
-        ),
-    ],
-)
+@from_data
 def test_other_engines(engine: str, line: str, field: str, value: object) -> None:
     assert getattr(read_lines([line], engine), field) == value
 
@@ -418,22 +369,7 @@ source = "here, log"
 """
 
 
-@pytest.mark.parametrize(
-    ("field", "regex", "more", "expected"),
-    [
-        ("attention", "(unclosed", "", "regular expression"),
-        ("atention", "x", "value = 'y'", "field"),
-        ("attention", "x", "", "exactly one of value and a group"),
-        ("attention", "x", "value = true", "takes text"),
-        ("cuda_graphs", "x", "value = 'yes'", "takes true or false"),
-        ("cuda_graphs", "(?P<value>x)", "", "needs mapping"),
-        ("attention", "x", "value = 'y'\ncolour = 1", "colour"),
-        ("attention", "x", "value = 'y'\nneeds = ['nothing']", "no fact"),
-        ("attention", "x", "value = 'y'\nfile_required = true", "file_required needs file"),
-        ("progress", "x", "", "name of the phase"),
-        ("attention", "x", "value = 'y'\nstrength = 99", "strength"),
-    ],
-)
+@from_data
 def test_wrong_signature_file_is_refused(field: str, regex: str, more: str, expected: str) -> None:
     with pytest.raises(DataFileError, match=expected) as error:
         parse(ENTRY.format(field=field, regex=regex, more=more), SignatureSet, "mine.toml")
@@ -446,33 +382,7 @@ def test_unknown_engine_is_refused() -> None:
         read_lines([], "nobody")
 
 
-@pytest.mark.parametrize(
-    ("line", "phase"),
-    [
-        (
-            "Loading safetensors checkpoint shards:  33% Completed | 1/3 [00:00<00:00,  2.81it/s]",
-            "loading weights (33 %)",
-        ),
-        (
-            "Capturing CUDA graphs (decode, FULL):  60%|██████    | 3/5",
-            "capturing CUDA graphs (60 %)",
-        ),
-        (CORE + "[gpu_model_runner.py:4481] Starting to load model m...", "loading weights"),
-        (CORE + "[default_loader.py:384] Loading weights took 5.15 seconds", "weights loaded"),
-        (CORE + "[cpu_model_runner.py:87] Warming up model for the compilation...", "compiling"),
-        (CORE + "[cpu_model_runner.py:91] Warming up done.", "warming up"),
-        (CORE + "[gpu_worker.py:760] Available KV cache memory: 35.64 GiB", "profiling memory"),
-        (
-            CORE + "[kv_cache_utils.py:2328] CPU KV cache size: 87,296 tokens, Maximum",
-            "allocating the KV cache",
-        ),
-        ("[3/10] /usr/local/cuda/bin/nvcc -c x.cu -o x.cuda.o", "building kernels (JIT) (3 of 10)"),
-        (CORE + "[entry.py:139] Starting vLLM server on http://0.0.0.0:8000", "opening the port"),
-        ("(APIServer pid=1) INFO:     Application startup complete.", "ready"),
-        ('INFO:     127.0.0.1:1 - "GET /health HTTP/1.1" 200 OK', None),
-        (WARN + "[base.py:380] Chat template warmup failed", None),
-    ],
-)
+@from_data
 def test_startup_progress(line: str, phase: str | None) -> None:
     assert startup_progress(line) == phase
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 from logs import lines_of, proofs, read_lines
 
 from sm121 import cli
@@ -117,15 +118,7 @@ QUOTED = (
 )
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "(APIServer pid=1) INFO 10-05 02:13:33 [logger.py:40] Received request c-1: prompt: ",
-        "(APIServer pid=1) DEBUG 10-05 02:13:33 [logger.py:40] Request c-1 details: prompt: ",
-        "(APIServer pid=1) INFO 10-05 02:13:33 [logger.py:40] Generated response c-1: output: ",
-        "[2026-06-07 11:57:02] Receive: obj=GenerateReqInput(text=",
-    ],
-)
+@from_data
 def test_what_users_write_proves_nothing(before: str, tmp_path: Path) -> None:
     line = f"{before}'{QUOTED}'"
     log = tmp_path / "server.log"

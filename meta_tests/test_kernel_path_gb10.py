@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 from logs import read_lines
 
 from sm121 import cli
@@ -132,25 +133,7 @@ def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name: str, pref
     assert (path.version, path.build, path.asked) == (bare.version, bare.build, bare.asked)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "| gpt-oss 120B MXFP4 MoE | 59.02 GiB | 116.83 B |",
-        "| 12 | 34 |",
-        "[MXFP4] Using backend: CUTLASS (--mxfp4-backend)",
-        "[3/10] /usr/local/cuda/bin/nvcc -c x.cu -o x.cuda.o",
-        "[0/5] step",
-        "[Autotuner]: Autotuning process ends",
-        "[core.py:96]",
-        "CUDA error: out of memory",
-        "NCCL error: unhandled system error",
-        "vllm: error: unrecognized arguments: --x",
-        "    raise ValueError",
-        "1234 tokens | 5 requests",
-        "12:30 is no moment",
-        "the answer was '(APIServer pid=1) INFO 02-09 07:04:49 [x.py:1] x'",
-    ],
-)
+@from_data
 def test_what_is_said_is_not_taken_for_a_prefix(message: str) -> None:
     assert clean(message).text == message
     assert clean(f"2026-05-01 19:08:33.706 | {message}").text == message

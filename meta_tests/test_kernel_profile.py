@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 
 from sm121 import cli
 from sm121.core import profile
@@ -94,15 +95,7 @@ def test_kernel_name_has_its_part(name: str, part: str) -> None:
     assert part_of(name) == part
 
 
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("void mul_mat_vec_q<(ggml_type)39, (int)1, (bool)0, (bool)0>(void const*)", "moe"),
-        ("void mul_mat_q<(ggml_type)39, (int)64, (bool)0>(char const*)", "moe"),
-        ("void mm_ids_helper<(int)4>(int const*)", "moe"),
-        ("void mul_mat_vec_q<(ggml_type)8, (int)1, (bool)0, (bool)0>(void const*)", "dense"),
-    ],
-)
+@from_data
 def test_experts_of_llama_cpp_are_told_by_their_type(name: str, part: str) -> None:
     assert kernel_profile.part_of(name) == part
 
@@ -449,13 +442,7 @@ def as_printed(file: Path, prefix: str = "") -> str:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "shares"),
-    [
-        ("unfused", {"moe": 0.710, "dense": 0.166, "attention": 0.074, "quantise": 0.005}),
-        ("fused", {"moe": 0.909, "dense": 0.053, "attention": 0.023, "quantise": 0.002}),
-    ],
-)
+@from_data
 def test_real_tables_have_their_shares(name: str, shares: dict[str, float]) -> None:
     seen = real(name)
     for part, share in shares.items():
@@ -677,14 +664,7 @@ def test_command_names_variant_layers_and_what_the_log_says_wrongly(
         assert len(answer["contradictions"]) == contradictions, answer["contradictions"]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('[[name]]\nid = "a"\npart = "colour"\nregex = "x"\nsource = "me and you"', "part"),
-        ('[[name]]\nid = "a"\npart = "moe"\nregex = "("\nsource = "me and you"', "regular expr"),
-        ("", "name"),
-    ],
-)
+@from_data
 def test_wrong_file_of_names_is_refused(text: str, expected: str) -> None:
     with pytest.raises(DataFileError, match=expected):
         parse(text, KernelNames, "names.toml")

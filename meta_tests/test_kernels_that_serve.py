@@ -4,6 +4,7 @@ said and certified by nobody."""
 from __future__ import annotations
 
 import pytest
+from data_rows import from_data
 
 from sm121.core import data_file, profile
 from sm121.core.configuration import ServerConfiguration
@@ -92,18 +93,7 @@ def test_the_provider_follows_what_a_gb10_logs(of_log):
     assert effort["route"] == "vllm"
 
 
-@pytest.mark.parametrize(
-    ("arch", "engine", "path", "operation", "said"),
-    [
-        ("sm121", "vllm", {"moe": "A_NEW_ONE"}, "fused_moe", "with moe A_NEW_ONE"),
-        ("sm121", "vllm", {"attention": "FLEX"}, "decode_attention", "with attention FLEX"),
-        ("sm121", "vllm", {}, "fused_moe", "nothing shows which moe serves"),
-        ("sm90", "vllm", {"attention": "FLASH_ATTN"}, "prefill_attention", "FLASH_ATTN"),
-        ("sm121", "vllm", {"moe": "BATCHED_MARLIN"}, "fused_moe", "batched"),
-        ("cpu", "llama-cpp", {"moe": "CPU"}, "fused_moe", "of llama-cpp on cpu with moe CPU"),
-        ("cpu", "vllm", {"moe": "CPU", "dtype": "float16"}, "fused_moe", "with moe CPU"),
-    ],
-)  # fmt: skip
+@from_data
 def test_what_no_provider_has_is_not_run_and_named(arch, engine, path, operation, said):
     (choice,) = serving.choices(engine, arch, KernelPath(**path), operation)
     assert choice.provider is None and choice.nothing is None
@@ -170,14 +160,7 @@ def test_what_was_shown_is_not_overruled():
     assert (path.moe, path.attention) == ("TRITON", "TRITON_ATTN")
 
 
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        ('provider = "nobody"', "provider: expected one of torch"),
-        ('provider = "vllm"\nnothing = "why"', "expected one of provider, nothing, unjudged"),
-        ("", "expected one of provider, nothing, unjudged"),
-    ],
-)
+@from_data
 def test_a_wrong_row_is_one_line(rule, said):
     text = f'[component]\n[[engine.vllm]]\noperations = ["route"]\nsource = "here"\n{rule}\n'
     with pytest.raises(DataFileError, match=said) as error:

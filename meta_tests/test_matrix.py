@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 
 from sm121 import cli
 from sm121.core import data_file, profile
@@ -165,24 +166,7 @@ def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
     assert released.axes == SPACES[2].axes
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ('[axes.a]\ntitle = "a"\nbaseline = "x"\nvalues = {}', "baseline|at least 2"),
-        ("[[incompatible]]\nwhen = { colour = 'red' }\nreason = 'why'\nsource = 'the test'",
-         "expected an axis .* got 'colour'"),
-        ("[[incompatible]]\nwhen = { dtype = 'int4' }\nreason = 'why'\nsource = 'the test'",
-         "dtype: expected one of float32, bfloat16; got 'int4'"),
-        ("[named.X]\nvalues = { graphs = 'none' }\nsource = 'the test'", "graphs: expected one of"),
-        ("[[incompatible]]\nwhen = { dtype = 'float32' }\nreason = 'why'\nsource = 'the test'",
-         "the baseline itself is ruled out"),
-        ("[axes.graphs.values.eager.expected]\npath = { colour = 'red' }", "expected TOML"),
-        ("colour = 1", "unknown key"),
-        ("[axes.x]\ntitle = 'x'\nbaseline = 'y'\n[axes.x.values]\nz = { not_applicable = 'no' }\n"
-         "y = { settings = [{ engine = 'vllm', build = 'mine', source = 'the test' }] }",
-         r"build: expected a build of builds.toml \(mxfp4, .*\), got 'mine'"),
-    ],
-)  # fmt: skip
+@from_data
 def test_a_wrong_axes_file_is_one_line(text, why):
     own = SHIPPED["cpu"]
     whole = f"{text}\n{own}" if text == "colour = 1" else f"{own}\n{text}"
@@ -600,15 +584,7 @@ def test_the_outlook_is_printed(capsys):
 # --------------------------------------------------------------------------------- before any start
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("--matrix", "0"), "--matrix 0: expected 1, 2"),
-        (("--matrix", "9"), "--matrix 9: expected at most 5"),
-        (("--matrix-axes", "nowhere.toml"), "expected a file or one of cpu"),
-        (("--engine-arg=--colour",), "refuses it: unrecognized arguments: --colour"),
-    ],
-)
+@from_data
 def test_bad_input_is_named_before_the_first_start(run_matrix, tmp_path, arguments, why):
     status, run, _ = run_matrix(*arguments)
     assert status == 4 and why in run.output, run.output

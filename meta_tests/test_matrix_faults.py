@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 
 _HEAD = """schema_version = 1
 name = "one"
@@ -109,20 +110,7 @@ def test_what_happens_in_the_performance_sample_or_only_once(run_matrix, tmp_pat
 
 
 @pytest.mark.slow(why="a run for each fault")
-@pytest.mark.parametrize(
-    ("fault", "outcome", "values"),
-    [
-        ("fallback:flashinfer_cutlass", "FALLBACK", ("moe=cutlass",)),
-        ("fallback:flashinfer_cutlass+ngram", "FALLBACK", ("moe=cutlass", "spec=ngram")),
-        ("crash:triton+ngram", "CRASH", ("moe=triton", "spec=ngram")),
-        ("refuse:triton+mapped", "FAIL", ("moe=triton", "load=mapped")),
-        ("die:ngram+enforce-eager", "CRASH", ("graphs=eager", "spec=ngram")),
-        ("corrupt:half", "FAIL", ("window=half",)),
-        ("corrupt-together:flashinfer_cutlass+half", "FAIL", ("moe=cutlass", "window=half")),
-        ("slow:enforce-eager", "SLOWER", ("graphs=eager",)),
-        ("slow:flashinfer_cutlass+mapped", "SLOWER", ("moe=cutlass", "load=mapped")),
-    ],
-)
+@from_data
 def test_each_fault_alone(run_matrix, fault, outcome, values):
     status, run, matrix = run_matrix("--matrix", "2", faults=fault)
     assert status == 1, run.output

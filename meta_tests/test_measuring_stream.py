@@ -11,6 +11,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+from data_rows import from_data
 
 from sm121.client.timed import LagWatch, TimedBatch, completion, steps
 from sm121.client.timed_answer import Arrival, Chunk, TimedAnswer, read_answer
@@ -196,20 +197,7 @@ def test_account_of_tokens(made, reason):
     assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
 
 
-@pytest.mark.parametrize(
-    ("delta", "reason"),
-    [
-        ({"generated": 8, "prompted": 4, "cache_hits": 0, "preemptions": 0}, None),
-        ({"generated": 9}, "other_clients"),
-        ({"generated": 7}, "token_counters"),
-        ({"generated": 8, "prompted": 40}, "other_clients"),
-        ({"generated": 8, "running": 1}, "other_clients"),
-        ({"generated": 8, "prompted": 4, "cache_hits": 1}, None),  # of SGLang's pages of one token
-        ({"generated": 8, "cache_hits": 2}, "prefix_cache_hit"),
-        ({"generated": 8, "preemptions": 1}, "preemption"),
-        (None, None),
-    ],
-)
+@from_data
 def test_counters(delta, reason):
     findings = Findings()
     validity.check_counters(delta, [of_ids(8)], "token_ids", findings)

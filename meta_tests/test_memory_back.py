@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from data_rows import from_data
 
 from sm121.core.verdict import Verdict
 from sm121.engines import device_memory, memory
@@ -343,15 +344,7 @@ def test_where_all_processes_are_seen_a_leak_is_proven():
     assert tests == ["FAIL"] and said == []
 
 
-@pytest.mark.parametrize(
-    ("level", "following", "ended"),
-    [
-        ("kernel", "kernel", 0),
-        ("kernel", "correctness", 1),
-        ("kernel", None, 1),
-        ("smoke", None, 0),
-    ],
-)
+@from_data
 def test_the_kernel_level_gives_device_memory_back(level, following, ended):
     """What a process of the kernels holds on the device goes with it."""
     closed: list[None] = []

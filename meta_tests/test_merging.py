@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict, worst
@@ -213,23 +214,7 @@ ASKED = Fingerprint(profile="1", provider="torch", model="m1", arguments=["--a"]
                     options={"--rounds": "5"}, machine={"gpu": "GB10"})  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("changed", "named"),
-    [
-        ({"profile": "2"}, "profile's digest"),
-        ({"waivers": "w"}, "waivers"),
-        ({"axes": "a"}, "axes of the matrix"),
-        ({"provider": "flashinfer"}, "kernel provider"),
-        ({"options": {"--rounds": "9"}}, "option --rounds"),
-        ({"options": {}}, "option --rounds"),
-        ({"sources": {"vllm": "0.33.0 abc"}}, "version of vllm"),
-        ({"configuration": "marlin"}, "configuration"),
-        ({"arguments": ["--a", "--b"]}, "engine's arguments"),
-        ({"environment": {"VLLM_X": "1"}}, "variable VLLM_X"),
-        ({"model": "m2"}, "model's digest"),
-        ({"machine": {"gpu": "H200"}}, "machine gpu"),
-    ],
-)
+@from_data
 def test_every_field_of_the_fingerprint_tells_two_runs_apart(changed, named, tmp_path):
     one, two = part(1, fingerprint=ASKED), part(2, fingerprint=ASKED)
     assert merge.differences(one, two) == []
@@ -324,14 +309,7 @@ def test_a_waived_failure_does_not_stand_before_one_that_is_not():
     assert said("t", "INVALID", waived=True).counted is Verdict.INVALID
 
 
-@pytest.mark.parametrize(
-    ("changed", "why"),
-    [
-        ({"verdict": "PASS", "exit_status": 0}, "its verdict is PASS, its tests make FAIL"),
-        ({"exit_status": 0}, "exit status 0"),
-        ({"tests": []}, "its tests of level kernel are not those"),
-    ],
-)
+@from_data
 def test_a_shard_that_was_edited_is_refused(tmp_path, changed, why):
     own = part(1, said("one", "FAIL"))
     own.judge()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.config.argparsing import Parser
+from data_rows import from_data
 
 from sm121 import cli
 from sm121.core import own_options
@@ -39,15 +40,7 @@ def test_a_name_that_an_option_had_is_unknown():
         parser().optparser.parse_args(["--nsys"])
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (("--enforce-eager", "tests/test_regression.py"), "tests/test_regression.py is none of"),
-        (("--enforce-eager", "--rounds"), "--rounds is an option of the suite"),
-        (("--percentiles", ""), "--percentiles is an option of the suite"),
-        (("http://a:1", "tests"), "tests is none of them"),
-    ],
-)
+@from_data
 def test_one_word_of_two_is_refused_with_what_was_taken_for_the_other(words, expected):
     with pytest.raises(UsageError) as refused:
         parse_sides(words)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 
 from sm121.compilation import jit
 from sm121.compilation.jit import FlashInferModules
@@ -69,17 +70,7 @@ def planned(**rows) -> Profile:
     return parse(text, Profile, "cpu.toml")
 
 
-@pytest.mark.parametrize(
-    ("rows", "said"),
-    [
-        ({"depths": [0, 4096]}, r"plans.nightly.depths: expected .*\(0, 512\), got 4096"),
-        ({"generated_tokens": [64]}, r"plans.nightly.generated_tokens: expected .*32, 128"),
-        ({"concurrency": [3]}, r"plans.nightly.concurrency: expected .*2, 5, 8"),
-        ({"levels": ["smok"]}, "plans.nightly.levels"),
-        ({"levels": ["smoke"], "tests.kernel": ["test_x"]}, "tests.kernel: expected a level of"),
-        ({"rouns": 3}, "plans.nightly.rouns: unknown key"),
-    ],
-)
+@from_data
 def test_a_wrong_row_is_refused_when_the_profile_is_loaded(rows, said):
     with pytest.raises(DataFileError, match=said):
         planned(**rows)
@@ -154,13 +145,7 @@ def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, t
     assert "plans.quick.tests" in said and said.endswith("got test_knwon_answers")
 
 
-@pytest.mark.parametrize(
-    ("plan", "said"),
-    [
-        ("qiuck", "--plan qiuck: expected one of profile cpu-tiny-gpt-oss: quick, merge, full"),
-        ("quick", "--certify with --plan quick, --share-machine True: expected a run"),
-    ],
-)
+@from_data
 def test_a_wrong_plan_is_refused_in_one_line(run_pytest, plan, said):
     certify = ("--certify",) if plan == "quick" else ()
     status, run = run_pytest("--plan", plan, *certify)
@@ -327,13 +312,7 @@ def test_a_plan_says_what_stands_against_a_start(tmp_path):
     assert re.match(r"start: error: .*GiB", line), line
 
 
-@pytest.mark.parametrize(
-    ("version", "said"),
-    [
-        ("0.24.0", "path that is asked for: attention TRITON_ATTN, moe MARLIN"),
-        ("0.32.0", "path that is asked for: attention FLASHINFER or TRITON_ATTN, moe MARLIN, KV"),
-    ],
-)
+@from_data
 def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
     own = profile.load("sm121-gpt-oss-120b").judging(None, version)
     chosen = Target("sm121", profile=own, obstacle="elsewhere")

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from data_rows import from_data
 
 from sm121.compilation.jit import FlashInferModules, bounding_variables
 from sm121.core import profile
@@ -153,20 +154,7 @@ def test_disk(tmp_path: Path) -> None:
     assert not place.exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "severity"),
-    [
-        ("FLASHINFER_CUDA_ARCH_LIST", "12.1a", None),
-        ("FLASHINFER_CUDA_ARCH_LIST", "9.0a 12.1f", None),
-        ("FLASHINFER_CUDA_ARCH_LIST", "", None),
-        ("FLASHINFER_CUDA_ARCH_LIST", "12.1", "error"),
-        ("FLASHINFER_CUDA_ARCH_LIST", "12.0a", "error"),
-        ("FLASHINFER_CUDA_ARCH_LIST", "12.1a,12.0f", "error"),
-        ("FLASHINFER_CUDA_ARCH_LIST", "12.1 12.1a", "warning"),
-        ("TORCH_CUDA_ARCH_LIST", "9.0;12.1a+PTX", None),
-        ("TORCH_CUDA_ARCH_LIST", "12.1", "warning"),
-    ],
-)
+@from_data
 def test_arch_lists(name: str, value: str, severity: str | None) -> None:
     findings = found(environment={name: value}, needs=Needs(arch_list=ARCH_LIST))
     assert [finding.severity for finding in findings] == ([] if severity is None else [severity])
@@ -414,17 +402,7 @@ class TestBound:
         assert set(added) == {"MAX_JOBS", "FLASHINFER_NVCC_THREADS"}
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ('severity = "error"', 'severity = "fatal"', "severity"),
-        ("arguments = '--x'", "", "arguments or environment is needed"),
-        ("arguments = '--x'", "arguments = '('", "regular expression"),
-        ('arch = ["sm121"]', 'arch = ["sm999"]', "sm999"),
-        ('message = "m"', 'message = "m"\ncolour = 1', "colour"),
-        ("[[rule]]", "[[rule", "expected TOML"),
-    ],
-)
+@from_data
 def test_wrong_data_is_refused(old: str, new: str, expected: str) -> None:
     text = """
 [[architecture]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 from whole_run import waiver_file
 
 from sm121.core import data_file, digest, profile
@@ -259,20 +260,7 @@ def test_a_gate_is_given_once(tmp_path):
         profile.load(written(tmp_path, text=text))
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("[[waver]]\ntest = 'x'", "key waver: unknown key; expected one of waiver"),
-        (
-            "[[waiver]]\ntest = 'tests/x::t'",
-            "key waiver.tests/x::t.reason: required key is missing",
-        ),
-        (
-            "[[waiver]]\ntest='tests/x::t'\nreason='known'\nissue='later'\nexpires=2030-01-01",
-            "key waiver.tests/x::t.issue",
-        ),
-    ],
-)
+@from_data
 def test_a_wrong_waiver_file_is_named_the_same_way(tmp_path, text, expected):
     from sm121.core import waivers
 
@@ -283,17 +271,7 @@ def test_a_wrong_waiver_file_is_named_the_same_way(tmp_path, text, expected):
     assert str(file) in str(caught.value) and expected in str(caught.value), caught.value
 
 
-@pytest.mark.parametrize(
-    ("test", "days", "expected"),
-    [
-        ("tests/test_stress.py::*", 1, "without wildcards"),
-        ("tests/test_stress.py::test_soa?", 1, "without wildcards"),
-        ("*", 1, "without wildcards"),
-        ("tests/test_stress.py", 1, "expected the id of one test"),
-        ("tests/test_stress.py::test_soak", 91, "expected a day within 90 days"),
-        ("tests/test_stress.py::test_soak", 3650, "expected a day within 90 days"),
-    ],
-)
+@from_data
 def test_a_waiver_is_narrow_and_ends(tmp_path, test, days, expected):
     from sm121.core import waivers
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
@@ -162,14 +163,7 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path: Path
     assert Session.kernel_path(run, asked).requantised is None
 
 
-@pytest.mark.parametrize(
-    ("run_changes", "server_changes", "expected"),
-    [
-        ({"nsys": True}, {"traces": "/t"}, "nsys is not on PATH"),
-        ({"kernel_trace": "off"}, {}, "says off"),
-        ({}, {}, "takes no --profiler-config"),
-    ],
-)
+@from_data
 def test_what_cannot_be_profiled_is_not_run(
     run_changes: dict,
     server_changes: dict,

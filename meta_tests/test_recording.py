@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
+from data_rows import from_data
 from test_against import OWN, a_run, stored
 from whole_run import waiver_file, whole
 
@@ -44,18 +45,7 @@ def one(name: str) -> str:
     return f"{SCENARIOS}::{name}"
 
 
-@pytest.mark.parametrize(
-    ("name", "verdict", "status", "count"),
-    [
-        ("test_pass", "PASS", 0, "passed"),
-        ("test_fail", "FAIL", 1, "failed"),
-        ("test_invalid", "INVALID", 1, "invalid"),
-        ("test_inconclusive", "INCONCLUSIVE", 1, "inconclusive"),
-        ("test_not_run", "NOT_RUN", 5, "skipped"),
-        ("test_skipped", "NOT_RUN", 5, "skipped"),
-        ("test_for_sm121_only", "NOT_RUN", 5, "skipped"),
-    ],
-)
+@from_data
 def test_each_ending_has_its_verdict_and_exit_status(attached, name, verdict, status, count):
     seen, file, run = attached(one(name))
     assert seen == status, run.output

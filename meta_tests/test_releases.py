@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 
 from sm121.core import builds, profile
 from sm121.core.configuration import ServerConfiguration
@@ -30,19 +31,7 @@ TARGET = Target("sm121", GB10, None)
 SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
 
 
-@pytest.mark.parametrize(
-    ("version", "attention"),
-    [
-        ("0.24.0", "TRITON_ATTN"),
-        ("0.24.0+4a1b2c3.nv26.07", "TRITON_ATTN"),
-        ("0.27.1", "TRITON_ATTN"),
-        ("0.28.0", "FLASHINFER"),
-        ("0.28.1.dev12+g0a1b2c3", "FLASHINFER"),
-        ("0.28.0rc1", "FLASHINFER"),
-        ("0.34.0rc1.dev3+g0a1b2c3", "FLASHINFER"),
-        ("0.33.0", "FLASHINFER"),
-    ],
-)
+@from_data
 @pytest.mark.parametrize("name", ["marlin", "cutlass"])
 def test_no_release_is_asked_for_what_it_refuses(name, version, attention):
     """FLASHINFER refuses attention sinks on SM12x before 0.28 (vllm, supports_sink)."""
@@ -172,13 +161,7 @@ def test_a_build_is_known_by_its_commit_its_parser_or_its_log(version, options, 
     assert own.gate("tg32@d0").minimum == 52
 
 
-@pytest.mark.parametrize(
-    ("version", "settled"),
-    [
-        ("0.33.0", True), ("0.1.dev12770+g045293d82", True), ("0.14.0", False),
-        ("0.14.1", False), ("0.24.0+nv26.07", False), (SOURCE_BUILD, False), (None, False),
-    ],
-)  # fmt: skip
+@from_data
 def test_a_parser_is_asked_where_the_version_does_not_tell(version, settled):
     assert builds.is_settled(version) is settled
 
@@ -215,15 +198,7 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
         GB10.judging("mxfp4", checkout, {"--port"})
 
 
-@pytest.mark.parametrize(
-    ("version", "identity"),
-    [
-        ("0.14.0rc1.dev375+g8409484b4", None),
-        ("0.1.dev12770+g045293d82.d20260810", None),
-        ("0.14.0rc1.dev380+gdeadbee12", BUILD),  # by its parser
-        (SOURCE_BUILD, BUILD),  # by its log
-    ],
-)
+@from_data
 def test_a_build_s_own_bug_is_known_whatever_its_version_says(version, identity):
     def known(*of):
         return [
@@ -287,18 +262,7 @@ LBHNC = LBNHC.replace("LBNHC", "LBHNC")
 MXFP8 = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
 
 
-@pytest.mark.parametrize(
-    ("version", "lines", "configuration"),
-    [
-        ("0.33.0", ("TRITON_ATTN", "MARLIN", LBNHC), "stock"),
-        ("0.33.0", ("FLASHINFER", "MARLIN", LBNHC), "stock"),
-        ("0.24.0", ("TRITON_ATTN", "MARLIN"), "stock"),
-        ("0.28.0", ("TRITON_ATTN", "MARLIN"), "stock"),
-        ("0.33.0", ("FLASHINFER", MXFP8, LBHNC), "cutlass"),
-        (SOURCE_BUILD, ("FLASHINFER", MXFP8, LBHNC), "cutlass"),
-        (SOURCE_BUILD, ("TRITON_ATTN", "MARLIN", LBNHC), "stock"),
-    ],
-)
+@from_data
 def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
     tmp_path, version, lines, configuration
 ):
@@ -311,14 +275,7 @@ def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
     assert not contradictions(own.path_of(configuration), path, log, configuration)
 
 
-@pytest.mark.parametrize(
-    ("asked", "lines", "said"),
-    [
-        (None, ("TRITON_ATTN", "EMULATION", LBNHC), "moe: required MARLIN, seen EMULATION"),
-        (None, ("FLASHINFER", "FLASHINFER_CUTLASS_MXFP4_BF16", LBHNC), "moe: required MARLIN"),
-        ("cutlass", ("TRITON_ATTN", "MARLIN", LBNHC), "attention: required FLASHINFER"),
-    ],
-)
+@from_data
 def test_a_sick_attached_server_matches_nothing(tmp_path, asked, lines, said):
     server = attached(tmp_path, "0.33.0", *log_of("0.33.0", *lines))
     settings = dataclasses.replace(SETTINGS, configuration=asked)

@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 
 from sm121.api import rendering, responses
 from sm121.api.client import Api, Refused
@@ -67,22 +68,7 @@ def test_harmonys_own_rendering_is_right(case):
         assert {len(ids), len(written)} == responses.lengths(case)
 
 
-@pytest.mark.parametrize(
-    ("case", "old", "new", "said"),
-    [
-        ("system", "You are a geography", "You are a rude", "required: developer '# Instructions"),
-        ("turns", "<|start|>assistant<|channel|>final<|message|>Berlin.<|end|>", "", "message 5"),
-        ("tools", "Get the weather", "", "message 1: required: developer '# Tools"),
-        ("effort-high", "Reasoning: high", "Reasoning: medium", "message 0: required: system"),
-        ("question", "commentary, final", "final", "message 0"),
-        ("question", f"Current date: {TODAY}", "Current date: 2023-01-01", "seen: 2023-01-01"),
-        ("question", f"Current date: {TODAY}", "", "seen: none"),
-        ("tool-result-and-its-reasoning", " to=functions.get_weather", " to=get_weather", "to=get"),
-        ("tool-result-and-its-reasoning", "<|call|>", "<|end|>", "ended by 200007"),
-        ("question", "<|start|>assistant", "", "seen: the end"),
-        ("later-instructions", "developer", "user", "message 3: required: developer"),
-    ],
-)
+@from_data
 def test_another_rendering_is_seen_and_named(case, old, new, said):
     text = decode(rendering.rendered(rendering.named(case), TODAY))
     assert old in text

@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 import report_runs
+from data_rows import from_data
 
 from sm121.cli import main
 from sm121.client.timed_answer import Chunk, TimedAnswer
@@ -670,21 +671,7 @@ def test_the_sample_bundles_of_the_docs_are_of_this_version(folder):
     assert BundleIndex.model_validate_json(text).kind
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("tg32@d4096", "decode tg32 at depth 4096"),
-        ("pp2048@d0", "prefill pp2048"),
-        ("tg32_c4@d0", "decode tg32, 4 streams"),
-        ("tg32_q10@d0", "decode tg32, 10 streams in turns"),
-        ("ttft_q10_p50", "time to first token, p50, 10 streams in turns"),
-        ("ttft_p99", "time to first token, p99"),
-        ("ttft_visible_p50", "time to first visible text, p50"),
-        ("ttft_c2_p50", "time to first token, p50, 2 streams"),
-        ("startup_s", "start of the server"),
-        ("something", "something"),
-    ],
-)
+@from_data
 def test_metrics_have_names_for_people(name, words):
     assert metric_names.words(name) == words
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from data_rows import from_data
 from logs import read_lines
 from servers import configuration
 
@@ -167,20 +168,7 @@ def test_every_rule_is_seen_to_fail() -> None:
             assert silent.state == ("different" if rule.always_shown else "not_proven"), rule.id
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "moe", "state"),
-    [
-        ("VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8", "1", "FLASHINFER_TRTLLM_MXFP4_MXFP8", "resolved"),
-        ("VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8", "1", "MARLIN", "different"),
-        ("VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS", "1", "FLASHINFER_TRTLLM_MXFP4_MXFP8",
-         "different"),
-        ("VLLM_USE_FLASHINFER_MOE_MXFP4_BF16", "1", "FLASHINFER_CUTLASS_MXFP4_BF16", "resolved"),
-        ("VLLM_MXFP4_USE_MARLIN", "1", "MARLIN", "resolved"),
-        ("VLLM_MXFP4_USE_MARLIN", "0", "MARLIN", "different"),
-        ("VLLM_MXFP4_USE_MARLIN", "0", "TRITON", "resolved"),
-        ("VLLM_USE_FLASHINFER_MOE_MXFP4_BF16", "0", "MARLIN", None),
-    ],
-)  # fmt: skip
+@from_data
 def test_variables_of_the_experts(variable: str, value: str, moe: str, state: str | None) -> None:
     path = KernelPath(moe=moe)
     assert states(path, **{variable: value}) == ([state] if state else [])
@@ -194,13 +182,7 @@ def test_both_names_of_a_layout_are_one(asked: str, seen: str, state: str) -> No
     assert states(KernelPath(kv_layout=seen), VLLM_KV_CACHE_LAYOUT=asked) == [state]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[config.py:1] FULL is not supported with this backend; setting cudagraph_mode=PIECEWISE",
-        "[compilation.py:1] Overriding cudagraph_mode from FULL to PIECEWISE",
-    ],
-)
+@from_data
 def test_graphs_of_another_mode_are_not_those_asked_for(line: str) -> None:
     """That graphs were captured is true of both modes."""
     asked = ("--compilation-config.cudagraph_mode", "FULL")
@@ -245,25 +227,7 @@ def test_a_range_goes_by_what_the_engine_is(
     assert states(path, "--moe-backend", "cutlass") == argument
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "moe", "state"),
-    [
-        (("--mxfp4-backend", "CUTLASS"), {}, CUTLASS, "resolved"),
-        (("--mxfp4-backend", "gemm"), {}, CUTLASS, "resolved"),
-        (("--mxfp4-backend", "marlin"), {}, CUTLASS, "different"),
-        (("--mxfp4-backend", "CUTLASS"), {}, None, "different"),
-        (("--mxfp4-backend", "gemv"), {}, CUTLASS, "not_applicable"),
-        (("--mxfp4-backend", "CUTLAS"), {}, CUTLASS, "not_applicable"),
-        ((), {"VLLM_MXFP4_BACKEND": "cutlass"}, CUTLASS, "resolved"),
-        ((), {"VLLM_MXFP4_BACKEND": "cutlass"}, "MARLIN", "different"),
-        ((), {"VLLM_MXFP4_BACKEND": "gemv"}, CUTLASS, "not_applicable"),
-        ((), {"VLLM_MXFP4_MOE_KERNEL": "gemm"}, CUTLASS, "resolved"),
-        ((), {"VLLM_MXFP4_MOE_KERNEL": "gemv"}, CUTLASS, "not_applicable"),
-        ((), {"VLLM_MXFP4_ACTIVATION": "mxfp8"}, CUTLASS, "not_applicable"),
-        ((), {"FLASHINFER_MOE_TILE": "128x128"}, CUTLASS, "not_applicable"),
-        ((), {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1"}, CUTLASS, "resolved"),
-    ],
-)
+@from_data
 def test_what_the_mxfp4_build_is_asked_for(
     arguments: tuple[str, ...], environment: dict[str, str], moe: str | None, state: str
 ) -> None:
@@ -300,16 +264,7 @@ def test_the_variant_of_the_experts(variable: str, seen: str | None, state: str)
     ]
 
 
-@pytest.mark.parametrize(
-    ("asked", "seen", "state"),
-    [
-        ("moe,qkv,o,lm_head", ["lm_head", "o", "qkv"], "resolved"),
-        ("moe,qkv,o,lm_head", ["lm_head"], "not_proven"),
-        ("moe,qkv", None, "not_proven"),
-        ("moe,qkv", ["lm_head"], "different"),
-        ("moe,lm_head", [], "not_proven"),
-    ],
-)
+@from_data
 def test_layers_are_those_that_are_proven(asked: str, seen: list[str] | None, state: str) -> None:
     assert states(KernelPath(requantised=seen), "--mxfp4-layers", asked) == [state]
 
@@ -461,19 +416,7 @@ def test_secret_values_are_not_shown() -> None:
     assert report.by == "VLLM_MY_TOKEN=[redacted]"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ('engine = "vllm"\n[[request]]\nid = "a"\nargument = "--a"\nfield = "colour"\n'
-         'source = "none"', "field: expected one of"),
-        ('engine = "vllm"\n[[request]]\nid = "a"\nfield = "moe"\nsource = "none"',
-         "expected either argument or variable"),
-        ('engine = "vllm"\n[[request]]\nid = "a"\nargument = "--a"\nfield = "moe"\n'
-         'source = "none"\naccepts = { x = "(" }', "expected regular expressions"),
-        ('engine = "vllm"\n[[request]]\nid = "a"\nargument = "--a"\nfield = "moe"\n'
-         'source = "none"\nacepts = {}', "unknown key"),
-    ],
-)  # fmt: skip
+@from_data
 def test_wrong_request_file_is_named(text: str, expected: str) -> None:
     with pytest.raises(DataFileError, match=re.escape(expected)):
         parse(text, RequestRules, "requests.toml")

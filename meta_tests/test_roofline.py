@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 
 from sm121.core.errors import Sm121Error
 from sm121.core.profile import Profile
@@ -79,15 +80,7 @@ def quantised(*arguments: str, **shown: object) -> roofline.Formats | None:
 ALL = ("--mxfp4-layers", "moe,qkv,o,lm_head", "--kv-cache-dtype", "fp8")
 
 
-@pytest.mark.parametrize(
-    ("name", "identity", "gb", "deep"),
-    [
-        ("mxfp4", BUILD, 2.83, 3.44),
-        ("stock", "0.33.0", 5.17, 6.39),
-        ("marlin", "0.33.0", 5.17, 6.39),
-        ("cutlass", "0.33.0", 5.09, 6.30),
-    ],
-)
+@from_data
 def test_bytes_of_a_configuration_are_of_its_layers_its_cache_and_its_padding(
     name, identity, gb, deep
 ):
@@ -113,34 +106,13 @@ def test_what_resolved_counts_before_what_was_asked():
     assert quantised("--moe-backend", "marlin", moe="TRITON").padded_to == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("table", "qkv", "o"),
-    [
-        ('{"linear":"mxfp8","moe":{"activation":"mxfp8"}}', 8.25, 8.25),
-        ('{"linear":{"weight":"fp8_per_block"},"ignore":["lm_head"]}', 8, 8),
-        ('{"linear":"mxfp8","ignore":["re:.*o_proj"]}', 8.25, 16),
-        ('{"targets":{"re:.*qkv_proj":"mxfp4"}}', 4.25, 16),
-        ('{"moe":{"activation":"mxfp8"}}', 16, 16),
-    ],
-)
+@from_data
 def test_upstreams_way_leaves_the_head(table, qkv, o):
     read = quantised("--quantization-config", table)
     assert (read.qkv, read.o, read.lm_head, read.experts) == (qkv, o, 16, 4.25)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--quantization", "fp8"),
-        ("--mxfp4-layers", "moe,router"),
-        ("--quantization-config", "fp8_per_tensor"),
-        ("--quantization-config", '{"linear":"a_new_one"}'),
-        ("--quantization-config", '{"moe":{"weight":"nvfp4"}}'),
-        ("--quantization-config", '{"linear":"mxfp8","ignore":["re:*"]}'),
-        ("--kv-cache-dtype", "a_new_one"),
-        ("--speculative-config", '{"method":"ngram"}'),
-    ],
-)
+@from_data
 def test_formats_that_are_not_known_are_none_and_no_guess(arguments):
     assert quantised(*arguments) is None
 

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from data_rows import from_data
 
 from sm121.client.completions import Completion, Position
 from sm121.client.load import Job, JobOutcome, LoadResult
@@ -129,19 +130,7 @@ def outcome(ids, *, completion=None, finish="length", **options) -> JobOutcome:
     return JobOutcome(1, job, answer=answer, status=200, **options)
 
 
-@pytest.mark.parametrize(
-    ("ids", "options", "kind"),
-    [
-        ((1, 2, 3, 4), {}, None),
-        ((1, 2, 3), {}, "token_lost"),
-        ((1, 2, 2, 3, 4), {}, "token_doubled"),
-        ((1, 2, 2, 3), {"completion": 4}, "token_doubled"),
-        ((1, 3, 4, 7), {}, "token_lost"),
-        ((1, 2, 9, 4), {}, "corrupted_answer"),
-        ((1, 2, 3, 4), {"completion": 5}, "wrong_usage"),
-        ((1, 2, 3, 4), {"finish": "stop"}, "wrong_finish"),
-    ],
-)
+@from_data
 def test_each_wrong_answer_has_its_class(ids, options, kind):
     found = checks.fault(outcome(ids, **options), EXACT)
     assert (found.kind if found else None) == kind, found

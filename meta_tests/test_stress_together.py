@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import servers
+from data_rows import from_data
 
 from sm121.client.connection import Patience
 from sm121.client.load import Job, LoadClient
@@ -165,15 +166,7 @@ def test_ten_minutes_on_a_gpu_and_only_where_all_is_asked():
     assert CPU.stress.joining_s.value <= 10
 
 
-@pytest.mark.parametrize(
-    ("version", "crash", "named"),
-    [
-        ("0.14.0+mxfp4", "illegal_memory_access", True),
-        ("0.14.0+mxfp4", "oom", False),  # another death
-        ("0.14.0", "illegal_memory_access", False),  # the release that it is based on
-        ("0.32.0", "illegal_memory_access", False),
-    ],
-)
+@from_data
 def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash, named):
     test = "tests/test_stress.py::test_short_prompts_join_those_that_decode"
     session = SimpleNamespace(

@@ -8,6 +8,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
+from data_rows import from_data
 
 from sm121 import cli
 from sm121.checkpoint import canary
@@ -106,15 +107,7 @@ def test_random_codes_have_the_rms_that_is_wanted(rms):
     assert len(np.unique(scales)) == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--shape", "gpt-oss-20b", "--layers", "25"], "gpt-oss-20b has 1 to 24"),
-        (["--shape", "gpt-oss-20b", "--layers", "0"], "gpt-oss-20b has 1 to 24"),
-        (["--shape", "gpt-oss-7b"], "invalid choice"),
-        (["--shape", "gpt-oss-20b", "--layers", "two"], "invalid int value"),
-    ],
-)
+@from_data
 def test_a_wrong_request_is_one_line(tmp_path, capsys, arguments, said):
     assert cli.main(["synthetic", str(tmp_path / "c"), *arguments]) == 4
     assert said in capsys.readouterr().err and not (tmp_path / "c").exists()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import servers
+from data_rows import from_data
 
 from sm121.client.connection import Patience
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
@@ -125,17 +126,7 @@ def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thre
     assert run.observer is None, "a later level's bundle shows nothing of this server"
 
 
-@pytest.mark.parametrize(
-    ("started", "last", "ended", "silent"),
-    [
-        (10.0, 19.0, 19.5, 0.0),  # it had ended before the stop
-        (10.0, 19.0, 80.0, 60.0),  # its connection stayed open, and nothing came
-        (10.0, 79.0, 80.0, 1.0),  # it was served to its end
-        (10.0, None, 80.0, 60.0),  # an answer that comes at once, or never
-        (25.0, None, 85.0, 60.0),  # let in after the stop, and forgotten
-        (25.0, None, 25.1, 0.1),  # refused at once
-    ],
-)
+@from_data
 def test_how_long_a_client_waits_for_word_of_the_stop(started, last, ended, silent):
     outcome = JobOutcome(1, JOB, started=started, last=last, ended=ended)
     assert restart.silent_after(outcome, 20.0) == pytest.approx(silent)

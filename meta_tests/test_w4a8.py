@@ -14,6 +14,7 @@ from pathlib import Path
 import kernel_mutants
 import pytest
 import w4a8_mutants
+from data_rows import from_data
 from flashinfer_emulation import EmulatedProvider, Emulation
 from packaging.version import Version
 
@@ -60,15 +61,7 @@ def test_the_emulation_passes(group):
 
 
 @pytest.mark.slow("the widths of the real model")
-@pytest.mark.parametrize(
-    ("group", "name"),
-    [
-        ("moe_token_counts", "real-tokens-1"),
-        ("moe_token_counts", "real-tokens-33"),
-        ("moe_block_scales", "real-down"),
-        ("moe_block_scales", "real-gate-up"),
-    ],
-)
+@from_data
 def test_the_emulation_passes_at_real_width(group, name):
     assert checks.check(EmulatedProvider(), problems.build(case_of(group, name))) == []
 

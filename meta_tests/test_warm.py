@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 
 from sm121 import cli
 from sm121.compilation import jit
@@ -127,14 +128,7 @@ def test_a_compiler_that_fails_is_told_and_the_rest_is_compiled(machine, capsys)
     assert "xqa_decode: there" in said
 
 
-@pytest.mark.parametrize(
-    ("gib", "tool", "why"),
-    [
-        (112, "nvcc", "there is no nvcc"),
-        (112, "ninja", "there is no ninja (PATH)"),
-        (12, None, "9.3 GiB for a compile job"),
-    ],
-)
+@from_data
 def test_what_cannot_be_compiled_here_is_said(machine, capsys, monkeypatch, gib, tool, why):
     machine.memory(monkeypatch, gib)
     if tool:
@@ -161,24 +155,7 @@ def test_jobs_that_do_not_fit_are_refused(machine, capsys, monkeypatch, jobs, st
     assert (status == 0) != (f"MAX_JOBS={jobs}, 11 fit: give --engine-env MAX_JOBS=11" in said)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (("--profile", "cpu-tiny-gpt-oss"), "nothing of FlashInfer is compiled for it (expected"),
-        (
-            ("--profile", SPARK, "--module", "experts"),
-            "module experts: expected one of sampling, attention",
-        ),
-        (("--profile", SPARK, "--configuration", "gemm"), "--configuration gemm: expected one of"),
-        (
-            ("--profile", SPARK, "--configuration", "cutlass", "--module", "gemm"),
-            "module gemm: expected one of sampling, experts,",
-        ),
-        (("--profile", SPARK, "--configuration", "x"), "expected one of profile"),
-        (("--profile", SPARK, "--engine-env", "MAX_JOBS"), "expected KEY=VALUE"),
-        (("--profile", SPARK, "--engine-python", "/nowhere/python"), "/nowhere/python"),
-    ],
-)
+@from_data
 def test_a_wrong_request_is_one_line(machine, capsys, arguments, expected):
     assert cli.main(["warm", *arguments]) == 4
     (line,) = capsys.readouterr().err.strip().splitlines()

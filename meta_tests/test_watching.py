@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from data_rows import from_data
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
@@ -232,16 +233,7 @@ def test_each_start_has_a_status_of_its_own(tmp_path):
     assert first.exit_status == -9 and second.exit_status is None
 
 
-@pytest.mark.parametrize(
-    ("status", "at", "answers", "ended"),
-    [
-        (-9, 20.0, False, True),
-        (-9, 20.0, True, False),
-        (-9, 5.0, False, False),
-        (-15, 20.0, False, False),
-        (1, 20.0, False, False),
-    ],
-)
+@from_data
 def test_a_helper_that_was_sent_home_is_no_death(monkeypatch, status, at, answers, ended):
     exits = [{"pid": 7, "name": "helper", "status": status, "monotonic_s": at}]
     managed = SimpleNamespace(

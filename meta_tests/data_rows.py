@@ -1,0 +1,39 @@
+"""The rows of parametrised tests, read from ``data/rows/``."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROWS = Path(__file__).parent / "data" / "rows"
+
+
+def from_data(test: Callable[..., None]) -> Callable[..., None]:
+    """Run ``test`` once for each row of the table with its name in ``data/rows/MODULE.toml``.
+
+    A key is the name of a parameter; a row without the key has None. A list is a tuple, and within
+    a table a list.
+    """
+    rows = _tables(test.__module__)[test.__name__]
+    keys = {key for row in rows for key in row}
+    names = [name for name in inspect.signature(test).parameters if name in keys]
+    assert len(names) == len(keys), f"{test.__name__} has no parameter for each of {keys}"
+    values = [tuple(_frozen(row.get(name)) for name in names) for row in rows]
+    if len(names) == 1:
+        return pytest.mark.parametrize(names[0], [value for (value,) in values])(test)
+    return pytest.mark.parametrize(names, values)(test)
+
+
+@cache
+def _tables(module: str) -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads((ROWS / f"{module}.toml").read_text("utf-8"))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(_frozen(entry) for entry in value) if isinstance(value, list) else value
