@@ -206,7 +206,7 @@ def test_a_gpu_that_is_not_there_is_said():
 
 
 def test_the_subcommand():
-    command = [sys.executable, "-m", "sm121", "box", "--profile", "cpu-tiny-gpt-oss"]
+    command = [sys.executable, "-m", "sm121", "box", "--json", "--profile", "cpu-tiny-gpt-oss"]
     done = subprocess.run(command, capture_output=True, text=True)
     *json_lines, verdict = done.stdout.strip().splitlines()
     assert json.loads("\n".join(json_lines))["device"]["device"] == "cpu"

@@ -189,7 +189,7 @@ def test_command_reads_the_log_of_any_engine(
 ) -> None:
     log = tmp_path / "server.log"
     log.write_text(SERVER_ARGS + "\n")
-    assert cli.main(["path", str(log)]) == 0
+    assert cli.main(["path", str(log), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["engine"], answer["attention"]) == ("sglang", "triton")
     assert cli.main(["path", str(log), "--engine", "tgi"]) == 4

@@ -236,7 +236,7 @@ ASKED = {
 def test_the_command_says_what_the_server_was_asked_for(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(["path", str(GB10 / f"{name}.log")]) == 0
+    assert cli.main(["path", str(GB10 / f"{name}.log"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {report["by"]: report["state"] for report in answer["requested"]} == ASKED
     assert answer["differences"] == []

@@ -656,7 +656,7 @@ def test_command_names_variant_layers_and_what_the_log_says_wrongly(
         (["--trace", str(table)], 0),
         ([str(log), "--trace", str(table)], 1),
     ):
-        assert cli.main(["path", *asked]) == 0
+        assert cli.main(["path", *asked, "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert (answer["moe_variant"], answer["requantised"]) == ("fused", ALL)
         assert "computeStridesGemm2Only" in answer["evidence"]["moe_variant"]

@@ -7,8 +7,10 @@ import dataclasses
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -174,18 +176,32 @@ def _own_memory_gib() -> float:
 
 
 def _path(options: argparse.Namespace) -> int:
-    from sm121.engines import requested
-    from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
-
     others = (options.metrics, options.trace, options.jit_cache)
     has_log = options.log is not None or any(other is not None for other in others)
     if has_log == (options.libraries is not None):
-        raise UsageError(
-            "expected either the LOG of a server or --libraries; "
-            "with or without LOG: --metrics, --trace, --jit-cache"
-        )
+        raise UsageError("expected either the LOG of a server or --libraries; "
+                         "with or without LOG: --metrics, --trace, --jit-cache")  # fmt: skip
     if options.libraries is not None:
         return _libraries(options)
+    if options.log != Path("-"):
+        return _path_of_files(options)
+    if sys.stdin.isatty():
+        raise UsageError(
+            "-: expected a log on standard input: docker logs NAME 2>&1 | sm121 path -"
+        )
+    with tempfile.NamedTemporaryFile(prefix="sm121-log-") as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        options.log = Path(copy.name)
+        return _path_of_files(options)
+
+
+def _path_of_files(options: argparse.Namespace) -> int:
+    from sm121.engines import requested
+    from sm121.evidence import failure
+    from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
+    from sm121.report import glance
+
     for file, noun in (
         (options.log, "the log file of a server"),
         (options.metrics, "the text of /metrics"),
@@ -197,8 +213,13 @@ def _path(options: argparse.Namespace) -> int:
     if engine is None:
         engine = "vllm" if options.log is None else detect_engine(options.log)
     path = KernelPath() if options.log is None else read_log(options.log, engine)
-    answer: dict[str, object] = {}
+    answer: dict[str, Any] = {}
     if options.log is not None:
+        if not path.evidence and path.version is None:
+            content = (
+                "nothing" if not options.log.stat().st_size else "no line that an engine writes"
+            )
+            raise UsageError(f"expected the log of a server, from its start on; there is {content}")
         identity = builds.identity(path.version, build=path.build)
         answer = {"engine": engine, "version": path.version, "identity": identity}
     if options.metrics is not None:
@@ -225,7 +246,14 @@ def _path(options: argparse.Namespace) -> int:
         path = kernel_proof.with_kernels(path, profile, config.get("num_hidden_layers"))
         answer["kernels"] = profile.model_dump(mode="json")
     path = requested.of_log(path, engine)
-    print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
+    if options.log is None or options.json:
+        print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
+        return 0
+    cause = failure.classify(options.log) if path.failure else None
+    print(
+        " ".join(word for word in (engine, answer["identity"] or path.version, path.model) if word)
+    )
+    print(glance.table(glance.of_path(path, answer.get("contradictions", ()), cause)), end="")
     return 0
 
 
@@ -256,8 +284,13 @@ def _box(options: argparse.Namespace) -> int:
     device = options.device or ("cpu" if chosen.arch == architecture.CPU else "cuda:0")
     reading = box.read(device)
     judgement = box.judge(chosen.box, reading)
-    print(reading.model_dump_json(indent=2))
-    print(f"{judgement.state.value}: {judgement.reason}")
+    if options.json:
+        print(reading.model_dump_json(indent=2))
+        print(f"{judgement.state.value}: {judgement.reason}")
+    else:
+        from sm121.report import glance
+
+        print(glance.table(glance.of_box(chosen.box, reading, judgement)), end="")
     return 1 if judgement.state is box.BoxState.DEGRADED else 0
 
 
