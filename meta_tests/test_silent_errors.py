@@ -121,3 +121,28 @@ def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
 def test_each_accepted_error_has_a_reason_and_no_row_accepts_all():
     for row in load_failures().accepted:
         assert row.regex.search("an error") is None, row.id
+
+
+WARNED = "(EngineCore pid=9) WARNING 11-20 10:00:00 [import_utils.py:408] "
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        "ImportError: cannot import name '_C' from partially initialized module 'deep_gemm'",
+        "OSError: libnvshmem.so.3: cannot open shared object file",
+        "RuntimeError: no kernel image",
+    ],
+)
+def test_what_a_start_only_warned_of_is_no_error_once_it_serves(tmp_path, raised):
+    lines = [
+        f"{WARNED}Module deep_gemm was found but failed to import",
+        f"{WARNED}Traceback (most recent call last):",
+        f'{WARNED}  File "/v/vllm/utils/import_utils.py", line 406, in _has_module',
+        f"{WARNED}{raised}",
+        "(EngineCore pid=9) INFO 11-20 10:00:00 [core.py:1] init engine took 3 s",
+    ]
+    log = tmp_path / "server.log"
+    log.write_text("\n".join([*lines, READY]) + "\n", "utf-8")
+    assert ErrorReader("vllm").read(log) == []
+    assert errors(tmp_path, *lines) == [(False, "engine_traceback")], "the same while it serves"

@@ -10,6 +10,7 @@ from pathlib import Path
 from sm121.evidence.failure import QUIET_LEVELS, any_of, classify_lines, load_failures
 from sm121.evidence.log_lines import LINE_LIMIT, LogLine, cut, is_traceback_opening, join_wrapped
 
+_TRACEBACK = "engine_traceback"
 #: Between two stacks of one traceback.
 _CHAINED = ("During handling of the above", "The above exception was")
 
@@ -54,7 +55,13 @@ class ErrorReader:
 
     def read(self, log: Path) -> list[SilentError]:
         """What the log reports beyond what was read before. Raises OSError: it cannot be read."""
-        return [error for line in join_wrapped(self._new(log)) for error in self._errors_in(line)]
+        errors: list[SilentError] = []
+        for line in join_wrapped(self._new(log)):
+            if any_of(self._markers.ready).search(line.text):
+                # What a start met and only warned of, as of a module without its library, is over.
+                errors = [each for each in errors if each.certain or each.kind != _TRACEBACK]
+            errors += self._errors_in(line)
+        return errors
 
     def _new(self, log: Path) -> Iterator[str]:
         with log.open("rb") as file:
@@ -93,7 +100,7 @@ class ErrorReader:
                 return
         if ends and stack is not None and stack[1]:
             why = "read the stack in the log: an exception of the engine is no refusal of a request"
-            yield SilentError(line.level not in QUIET_LEVELS, "engine_traceback", excerpt, why)
+            yield SilentError(line.level not in QUIET_LEVELS, _TRACEBACK, excerpt, why)
         elif (ends or line.level in ("ERROR", "CRITICAL")) and not any(
             row.regex.search(line.text) for row in self._accepted
         ):
