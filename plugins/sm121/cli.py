@@ -250,9 +250,8 @@ def _path_of_files(options: argparse.Namespace) -> int:
         print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
         return 0
     cause = failure.classify(options.log) if path.failure else None
-    print(
-        " ".join(word for word in (engine, answer["identity"] or path.version, path.model) if word)
-    )
+    names = (engine, answer["identity"] or path.version, path.model)
+    print(" ".join(name for name in names if name))
     print(glance.table(glance.of_path(path, answer.get("contradictions", ()), cause)), end="")
     return 0
 
