@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
+import tomllib
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,64 +39,13 @@ def _given(*arguments: str, said: str | None = None, **environment: str) -> Tric
     return Trick(name, arguments, said or arguments[0].partition("=")[0], environment)
 
 
-#: Refused before anything is collected.
-TRICKS = [
-    _given("--depths", "0"),
-    _given("--rounds", "1"),
-    _given("--matrix-axes", "cpu"),
-    _given("--kernel-provider", "torch"),
-    _given("--benchmark-disable"),
-    _given("--benchmark-skip"),
-    _given("--benchmark-compare=0001"),
-    _given("--resume"),
-    _given("--shard", "1/2"),
-    _given("-n", "2", said="-n"),
-    _given("-o", "python_functions=test_health", said="python_functions"),
-    _given("--override-ini=python_files=test_smoke.py", said="python_files"),
-    _given("-o", "testpaths=meta_tests/scenarios", said="testpaths"),
-    _given("-k", "health"),
-    _given("-m", "smoke"),
-    _given("-m", "cpu and not stress"),
-    _given("--deselect", "tests/test_stress.py"),
-    _given("--ignore=tests/test_stress.py"),
-    _given("--ignore-glob=*stress*"),
-    _given("tests/test_smoke.py", said="paths or node ids"),
-    _given("tests/test_smoke.py::test_health", said="paths or node ids"),
-    _given("--lf", said="--last-failed"),
-    _given("--ff", said="--failed-first"),
-    _given("--sw", said="--stepwise"),
-    _given("--setup-only"),
-    _given("--collect-only", said="--co"),
-    _given("--runxfail"),
-    _given("--continue-on-collection-errors"),
-    _given("--assert=plain"),
-    _given("--import-mode=importlib"),
-    _given("--rootdir=tests"),
-    _given("-c", "/dev/null", said="--certify"),
-    _given("--noconftest", said="--certify"),
-    _given("-p", "no:timeout"),
-    _given("-p", "no:benchmark"),
-    _given("-p", "no:skipping"),
-    _given("-p", "no:threadexception"),
-    _given("-p", "no:sm121.plugin.stress"),
-    _given("-p", "foreign_plugin", said="-p foreign_plugin"),
-    _given("--timeout=1"),
-    _given("-W", "ignore", said="--pythonwarnings"),
-    _given("--share-machine"),
-    _given("--engine-arg=--enforce-eager"),
-    _given("--engine-env", "VLLM_X=1"),
-    _given("--engine-debug"),
-    _given("--kernel-trace", "off"),
-    _given("--reference", ".cache/canary/bf16"),
-    _given("--ab", "", "X=1"),
-]
-#: Refused when it was collected what there is.
-LATER = [
-    _given("--matrix", "none"),
-    _given("--model", ".cache/canary/mxfp4"),
-    _given("--configuration", "bfloat16", said="so that the profile's own question is asked"),
-    _given("--arch", "cpu", "-m", "sm121", said="-m 'sm121'"),
-]
+#: Refused before anything is collected, and when it was collected what there is.
+TRICKS, LATER = (
+    [_given(*shlex.split(line), said=said or None) for line, said in rows.items()]
+    for rows in tomllib.loads(
+        (Path(__file__).parent / "data" / "certificate-tricks.toml").read_text("utf-8")
+    ).values()
+)
 #: What the built run does not have: nothing of it is in its command line and variables.
 WITHOUT_EFFECT = [
     _given("-v", PYTEST_ADDOPTS="--depths 0"),

@@ -68,12 +68,7 @@ def pair(folder: Path) -> tuple[Path, Path]:
     return one, two
 
 
-_PATH = {
-    "attention": "FLASHINFER",
-    "cuda_graphs": True,
-    "kv_layout": "LBHNC",
-    "native_fp4": None,
-}
+_PATH = {"attention": "FLASHINFER", "cuda_graphs": True, "kv_layout": "LBHNC", "native_fp4": None}
 
 
 def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin") -> Path:

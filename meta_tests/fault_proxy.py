@@ -711,11 +711,7 @@ FAULTS = {fault.name: fault for fault in _faults_of_fields()} | {
             "test_sixteen_tokens_by_default",
             request=lambda r: {"max_tokens": 20, **r},
         ),
-        Fault(
-            "n copies of one choice",
-            "test_each_choice_is_its_own",
-            completion=_copied_choices,
-        ),
+        Fault("n copies of one choice", "test_each_choice_is_its_own", completion=_copied_choices),
         Fault("the temperature of a chat is ignored", CHAT_SAMPLED, request=_cold_chat),
         # ---------- log-probabilities
         Fault(
@@ -862,9 +858,7 @@ FAULTS = {fault.name: fault for fault in _faults_of_fields()} | {
             chat=_chat_entry(_other_token_first),
         ),
         Fault(
-            "a delta is lost",
-            DELTAS,
-            deltas=_drop_where(lambda c: bool(_delta(c).get("content"))),
+            "a delta is lost", DELTAS, deltas=_drop_where(lambda c: bool(_delta(c).get("content")))
         ),
         Fault(
             "a delta of a call's arguments is lost",

@@ -729,11 +729,7 @@ def _(self, q, kv_cache, *arguments, **keywords):
 # MXFP8 x MXFP4 experts
 
 W4A8 = [
-    Mutant(
-        f"W4A8: {name}",
-        lambda broken=broken: EmulatedProvider(broken.make()),
-        broken.groups,
-    )
+    Mutant(f"W4A8: {name}", lambda broken=broken: EmulatedProvider(broken.make()), broken.groups)
     for name, broken in w4a8_mutants.MUTANTS.items()
 ]
 

@@ -39,12 +39,7 @@ def test_what_was_asked_for_is_never_run_on_something_else(run_pytest, arguments
 
 def test_not_an_architecture_is_no_question_of_it(run_pytest, fault_server):
     server = fault_server()
-    status, run = run_pytest(
-        "-m",
-        "not sm121",
-        *server.options,
-        "meta_tests/scenarios/verdicts.py",
-    )
+    status, run = run_pytest("-m", "not sm121", *server.options, "meta_tests/scenarios/verdicts.py")
     assert status == 5 and "no test of a level was executed" in run.output, run.output
 
 

@@ -286,9 +286,7 @@ def test_a_module_is_judged_by_its_device_code(
         update={"arch_list": arch_list, "architectures": (required,), "memory_gib": 0.001}
     )
     wrong = modules.contradictions(
-        chosen,
-        OneUnit("python", tmp_path),
-        toolchain.Tools(compiler, disassembler, tmp_path),
+        chosen, OneUnit("python", tmp_path), toolchain.Tools(compiler, disassembler, tmp_path)
     )
     assert said in text(wrong), wrong
 
@@ -604,8 +602,7 @@ def test_pip_wheels_alone_suffice(monkeypatch, tmp_path):
 def test_an_nvcc_that_makes_another_architecture_is_caught(disassembler, tmp_path):
     """A wrapper that adds PTX, or ignores -gencode, is not believed."""
     liar = executable(
-        tmp_path / "nvcc",
-        f'while [ "$1" != -o ]; do shift; done; cp "{TRAPPED_MOE}.fatbin" "$2"',
+        tmp_path / "nvcc", f'while [ "$1" != -o ]; do shift; done; cp "{TRAPPED_MOE}.fatbin" "$2"'
     )
     with pytest.raises(Sm121Error, match=r"required of nvcc: sm_121a; seen: sm_121$"):
         probes.compile_probe(

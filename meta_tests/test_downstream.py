@@ -50,11 +50,7 @@ def test_their_own_run_passes(project, fault_server):
     (project / "theirs.toml").write_text(
         re.sub(r"^\[box\]\n(?:[^\[\n].*\n|\n)*", "", ours, flags=re.M)
     )
-    done = run(
-        project,
-        *("--profile", "theirs.toml", *server.options),
-        "--share-machine",
-    )
+    done = run(project, *("--profile", "theirs.toml", *server.options), "--share-machine")
     assert done.returncode == 0, done.stdout + done.stderr
     report = project / "conformance-report"
     verdict = json.loads((report / "verdict.json").read_text())

@@ -161,10 +161,7 @@ def test_every_answer_has_a_bound(serve, answer):
     began = time.monotonic()
     tracemalloc.start()
     try:
-        with (
-            endpoint.http(timeout_s=0.5) as http,
-            pytest.raises(httpx.HTTPError) as seen,
-        ):
+        with endpoint.http(timeout_s=0.5) as http, pytest.raises(httpx.HTTPError) as seen:
             http.get("/metrics")
         peak = tracemalloc.get_traced_memory()[1]
     finally:

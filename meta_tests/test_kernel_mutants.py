@@ -98,8 +98,7 @@ def test_the_published_table_is_of_these_mutants():
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [pytest.param(n, marks=[pytest.mark.slow] * (n > SAMPLE)) for n in range(1, SEEDS + 1)],
+    "seed", [pytest.param(n, marks=[pytest.mark.slow] * (n > SAMPLE)) for n in range(1, SEEDS + 1)]
 )
 def test_a_right_kernel_passes(seed):
     """Each group by turns with each of its cases: other values, other weights."""

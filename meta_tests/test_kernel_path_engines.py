@@ -90,8 +90,7 @@ def test_llama_experts_are_on_the_cpu_where_there_is_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "engine"),
-    [(line, engine) for engine in LINES for line in LINES[engine]["silent"]],
+    ("line", "engine"), [(line, engine) for engine in LINES for line in LINES[engine]["silent"]]
 )
 def test_line_of_another_engine_proves_nothing(line: str, engine: str) -> None:
     path = read_lines([line], engine)

@@ -112,9 +112,7 @@ def test_a_rate_by_chunks_alone_decides_nothing(timed_server, run_pytest):
 @pytest.mark.slow("300 requests")
 def test_tails_are_gathered(timed_server, run_pytest):
     """One request in a hundred takes three seconds: --percentiles does not pass it."""
-    server = timed_server(
-        *("--rate", "2000", "--prefill-rate", "1e6", "--trap", "one-in-100-slow"),
-    )
+    server = timed_server(*("--rate", "2000", "--prefill-rate", "1e6", "--trap", "one-in-100-slow"))
     options = ("-k", "time_to_first_token and p99", "--percentiles")
     status, run = judge(run_pytest, server, *options)
     assert status == 1, run.output

@@ -686,9 +686,7 @@ def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
         f"{SCENARIOS}::test_pass",
         f"{SCENARIOS}::test_fail",
         f"{SCENARIOS}::test_skipped",
-        environment={
-            "GITHUB_STEP_SUMMARY": str(step),
-        },
+        environment={"GITHUB_STEP_SUMMARY": str(step)},
     )
     assert status == 1
     for name in ("verdict.json", "summary.md", "junit.xml", "details.json", "report.html"):

@@ -273,10 +273,7 @@ def test_a_failed_start_fits_a_screen(run_pytest):
 def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
     """Of a status that is an error, what the openai package did with it says nothing."""
     server = fault_server()
-    asked = (
-        *("--arch", "cpu", *server.options),
-        "meta_tests/scenarios/refused.py",
-    )
+    asked = (*("--arch", "cpu", *server.options), "meta_tests/scenarios/refused.py")
     _status, short = run_pytest(*asked, "--tb=short")
     assert "refused.py:" in short.output and "openai/" not in short.output, short.output
     _status, verbose = run_pytest(*asked, "-v")

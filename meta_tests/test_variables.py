@@ -39,11 +39,7 @@ def test_sources_stand_for_a_registry(tmp_path: Path) -> None:
     (package / "env.py").write_text('import os\nx = os.environ.get("FLASHINFER_LOGLEVEL")\n')
     (package / "csrc" / "a.cu").write_text('auto y = getenv("FLASHINFER_FROM_C");\n')
     environment = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
-    asked = {
-        "FLASHINFER_LOGLEVEL": "3",
-        "FLASHINFER_FROM_C": "1",
-        "FLASHINFER_NOBODY": "1",
-    }
+    asked = {"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_FROM_C": "1", "FLASHINFER_NOBODY": "1"}
     found = compare(configuration(**asked), KernelPath(), {**environment, **asked})
     assert [report.by for report in found] == ["FLASHINFER_NOBODY=1"]
 

@@ -133,9 +133,9 @@ def test_alone_equals_in_a_batch(continuations):
     continuations.equal_in_a_batch()
 
 
-def test_cold_equals_a_hit_of_the_prefix_cache(continuations, prefix_cache_hits):
+def test_cold_equals_a_hit_of_the_prefix_cache(continuations, prefix_cache_hits, caches_prefixes):
     """A prompt has the same answer when its blocks come from the prefix cache."""
-    continuations.equal_from_the_prefix_cache(prefix_cache_hits)
+    continuations.equal_from_the_prefix_cache(prefix_cache_hits, is_on=caches_prefixes)
 
 
 def test_one_prefill_equals_a_chunked_one(continuations):

@@ -130,9 +130,7 @@ CASES = [
         expected="decode time went on by 0 s",
     ),
     _unsaid(
-        "the metrics vanish in the middle",
-        *("--metrics-until", "4"),
-        expected="counters_vanished",
+        "the metrics vanish in the middle", *("--metrics-until", "4"), expected="counters_vanished"
     ),
     _unsaid("the untimed twin fails", *("--fail-number", "2"), expected="request_failed"),
     _unsaid("a warm-up fails", *("--fail-number", "3"), expected="request_failed"),

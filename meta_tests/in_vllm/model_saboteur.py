@@ -301,10 +301,7 @@ WEIGHTS: dict[str, Fault] = {
     "gate and up read as halves, not interleaved": _gate_and_up(
         lambda t: t.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
     ),
-    "nibbles swapped": (
-        _ends(*_PACKED),
-        lambda t: t.unflatten(1, (-1, 2)).flip(2).flatten(1, 2),
-    ),
+    "nibbles swapped": (_ends(*_PACKED), lambda t: t.unflatten(1, (-1, 2)).flip(2).flatten(1, 2)),
     "one block's scale one step up": (
         _is(f"model.layers.1.{_DOWN}"),
         lambda t: _scaled(t, (0, slice(32), 9)),

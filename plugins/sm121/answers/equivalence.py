@@ -47,16 +47,19 @@ class Continuations:
             answers = self.asker.ask_together([self._request(prompt) for prompt in order])
             self._hold(zip(order, answers, strict=True), how)
 
-    def equal_from_the_prefix_cache(self, hits: Callable[[], float | None]) -> None:
+    def equal_from_the_prefix_cache(
+        self, hits: Callable[[], float | None], *, is_on: bool = False
+    ) -> None:
         """A long prompt, cold and from the cache. `hits`: tokens that the server took from its
-        prefix cache so far; None: it does not count. Raises NotRun: the server counts hits of its
-        prefix cache, and had none."""
+        prefix cache so far; None: it does not count. `is_on`: its log says that it has one. Raises
+        NotRun: the server counts hits of its prefix cache, and had none, and may have none."""
         prompt = self._named(_LONG)
         self.alone(prompt)
         request = self._request(prompt)
         before = hits()
         answers = [self.asker.ask(request) for _ in range(2)]
         if before is not None and not (hits() or 0) > before:
+            require(not is_on, "a hit of the prefix cache, which is on by the log", "none")
             raise NotRun("the prefix cache had no hit: it is off, or its blocks are too large")
         for how, answer in zip(("cold", "from the cache"), answers, strict=True):
             self._hold([(prompt, answer)], how)

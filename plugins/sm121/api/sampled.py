@@ -15,7 +15,7 @@ from sm121.answers import promised
 from sm121.answers.promised import CHANCE, Cut, Tally, Top, shares
 from sm121.api.client import Api, Json
 from sm121.client.completions import Position, name_of, parse
-from sm121.core.unmet import Fact, require, require_none
+from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name
 
@@ -265,7 +265,10 @@ class Sampler:
                     for p in parse({"choices": [choice]}).positions or () for n in [len(p.top)]
                 ))  # fmt: skip
         if missing := sum(len(sample) != body["max_tokens"] for sample in samples):
-            raise NotRun(f"{missing} of {len(samples)} samples have not their log-probabilities")
+            fact = Fact(
+                "log-probabilities with each sample", f"{missing} of {len(samples)} lack them"
+            )
+            raise Unmet(fact) if "_tops" in vars(self) else NotRun(fact)  # greedily it had them
         return samples
 
     def _hold(self, facts: list[Fact]) -> None:

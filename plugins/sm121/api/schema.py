@@ -38,10 +38,7 @@ def _types() -> dict[Kind, Any]:
     from openai import types  # half a second, which a run without requests need not spend
     from openai.types import chat, responses
 
-    models: dict[str, Any] = {
-        "object": (Literal["list"], ...),
-        "data": (list[types.Model], ...),
-    }
+    models: dict[str, Any] = {"object": (Literal["list"], ...), "data": (list[types.Model], ...)}
     return {
         "completion": types.Completion,
         "completion chunk": types.Completion,

@@ -73,6 +73,10 @@ class Speculation:
     capabilities: Capabilities
     _judged: dict[str, list[_Place]] = field(default_factory=dict)
 
+    @property
+    def _looks_up(self) -> bool:
+        return any(word in (self.method or "") for word in _LOOKUPS)
+
     def tokens_are_the_targets(self) -> str:
         """Each greedy token is the likeliest after the text before it, as the server's own prefill
         of that text says; returns what was seen. Raises AssertionError: one is not."""
@@ -198,8 +202,7 @@ class Speculation:
         steps_make = drafted.accepted + drafted.drafts
         expected = generated - requests
         spare = (k + 1) * requests
-        lookup = any(word in (self.method or "") for word in _LOOKUPS)
-        least = 0 if lookup else expected
+        least = 0 if self._looks_up else expected
         few = steps_make < least
         require(not few and steps_make <= expected + spare, "accepted tokens and drafts that make "
                 f"the tokens after the first of {requests} answers, and at most {spare} more",
@@ -286,7 +289,8 @@ class Speculation:
             raise Unmet(Fact("/metrics with the counters of drafts"))
         drafted = after.since(before)
         if not drafted.drafts:
-            raise NotRun("nothing was drafted for these prompts")
+            fact = Fact("drafts", "none for these prompts", f"{self.method}")
+            raise NotRun(fact) if self._looks_up or self.method is None else Unmet(fact)
         return drafted, generated, len(requests)
 
     def _post(self, prompt: str, **options: Any) -> Completion:

@@ -93,11 +93,7 @@ def manifest(twin: Twin) -> dict[str, Any]:
     digest = hashlib.sha256()
     for name in ("weights.safetensors", "weights.json", "drafter.safetensors"):
         digest.update(_data(name))
-    return {
-        "canary": twin,
-        "builder": BUILDER_VERSION,
-        "inputs_sha256": digest.hexdigest(),
-    }
+    return {"canary": twin, "builder": BUILDER_VERSION, "inputs_sha256": digest.hexdigest()}
 
 
 def config(twin: Twin) -> dict[str, Any]:

@@ -33,10 +33,7 @@ class Ended:
 
 
 def run(
-    command: Sequence[str | Path],
-    *,
-    timeout_s: float,
-    environment: Mapping[str, str] | None = None,
+    command: Sequence[str | Path], *, timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> Ended:
     """Run a command to its end. Raises TookTooLong: it, or something that it started, ran longer
     than ``timeout_s`` seconds; OSError: it cannot be started."""

@@ -11,11 +11,7 @@ from pydantic import Field, field_validator
 from sm121.core import builds
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.extending import Statement
-from sm121.core.profile_fields import (
-    Gate,
-    Positive,
-    Sourced,
-)
+from sm121.core.profile_fields import Gate, Positive, Sourced
 from sm121.core.versions import Versions, release, within
 
 
@@ -89,10 +85,7 @@ class ReleaseSetting(DataTable):
         return build
 
     def fits(
-        self,
-        identity: str | None,
-        options: Collection[str] | None = None,
-        more: Sequence[str] = (),
+        self, identity: str | None, options: Collection[str] | None = None, more: Sequence[str] = ()
     ) -> bool:
         """Whether an engine takes this.
 

@@ -287,10 +287,7 @@ class Profile(DataTable):
         )
 
     def _lacks(
-        self,
-        name: str,
-        identity: str | None,
-        resolved: Mapping[str, Configuration | None],
+        self, name: str, identity: str | None, resolved: Mapping[str, Configuration | None]
     ) -> str:
         """Why an engine cannot have a configuration, and which ones it has."""
         needs = [

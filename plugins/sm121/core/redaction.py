@@ -131,9 +131,6 @@ def _redacted_piece(piece: bytes, secrets: Collection[str]) -> bytes:
         begin = piece.rfind(b"\n", 0, position) + 1
         end = piece.find(b"\n", position) + 1 or len(piece)
         text = piece[begin:end].decode("utf-8", "surrogateescape")
-        parts += [
-            piece[done:begin],
-            redact(text, secrets).encode("utf-8", "surrogateescape"),
-        ]
+        parts += [piece[done:begin], redact(text, secrets).encode("utf-8", "surrogateescape")]
         done = end
     return b"".join([*parts, piece[done:]])

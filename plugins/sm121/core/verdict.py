@@ -24,13 +24,7 @@ class Verdict(StrEnum):
 
 
 # Worst first. What failed outweighs what could not be decided, and that what did not run.
-_SEVERITY = (
-    Verdict.FAIL,
-    Verdict.INVALID,
-    Verdict.INCONCLUSIVE,
-    Verdict.NOT_RUN,
-    Verdict.PASS,
-)
+_SEVERITY = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE, Verdict.NOT_RUN, Verdict.PASS)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

@@ -23,12 +23,7 @@ from sm121.evidence.log_lines import (
     read_raw_lines,
     without_digits,
 )
-from sm121.evidence.signatures import (
-    Signature,
-    SignatureField,
-    known_engines,
-    load_signatures,
-)
+from sm121.evidence.signatures import Signature, SignatureField, known_engines, load_signatures
 
 _NO_SINGLE_VALUE = (
     *("unknown_env", "fallback", "silent_fallback", "weights"),

@@ -321,10 +321,7 @@ def table(profile: KernelProfile, rows: int = 25) -> str:
 
 
 def _profile(
-    kind: Literal["gpu", "cpu"],
-    source: Path,
-    steps: int | None,
-    sums: Iterable[tuple[str, _Sum]],
+    kind: Literal["gpu", "cpu"], source: Path, steps: int | None, sums: Iterable[tuple[str, _Sum]]
 ) -> KernelProfile:
     longest = sorted(sums, key=lambda pair: -pair[1].seconds)
     total = sum(item.seconds for _, item in longest)

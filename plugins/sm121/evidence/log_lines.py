@@ -56,7 +56,7 @@ _WRAPPERS = (
     re.compile(r"^[\w./-]+\.(?:log|txt|out)[:-](?:\d+[:-])?"),  # grep -H
     re.compile(r"^\d{1,9}[:-] ?(?=[(\[]|INFO|WARN|ERROR|DEBUG|CRITICAL)"),  # grep -n, srun -l
     re.compile(r"^\[ *\d+\.\d{6}\] "),  # dmesg
-    re.compile(r"^  \| |^#\d+ \d+\.\d+ "),  # BuildKite
+    re.compile(r"^ {2,12}\| |^#\d+ \d+\.\d+ "),  # BuildKite, a stack of an exception group
 )
 _PROCESS = re.compile(
     r"^\((?:pid=\d+|(?P<name>[A-Za-z][\w.:-]*)(?: pid=\d+)?)(?P<node>, ip=[\w.:]+)?\) ?"
@@ -65,7 +65,7 @@ _PROCESS = re.compile(
 _STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]{2}\d+)*)\] ?")
 _HEADER = re.compile(
     r"^(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)"
-    r"(?::[ \t]+|:(?:sglang|vllm|flashinfer)[\w.]*:[ ]?"
+    r"(?::[ \t]+|:[A-Za-z_][\w.]*:[ ]?"
     r"|[ \t]+(?:\d{4}-)?(?P<stamp>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?[ \t]+"
     r"|[ \t]+(?=\[?[\w./]+\.py:\d+))"
     r"(?:\[?(?P<file>[\w./<>-]+\.(?:py|cpp|cu|cc)):\d+\]?:?[ ]?)?"
@@ -95,7 +95,8 @@ _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*")  # Ray, behind a 
 _PREFIX_LIMIT = 200
 _TRACEBACK_OPENING = re.compile(r"^Traceback \(most recent call last\)")
 
-_LEVELS = {"WARN": "WARNING"}
+_LEVELS = {name: name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
+_LEVELS["WARN"] = "WARNING"
 _MESSAGES = ("log", "message", "msg", "MESSAGE", "line", "text", "textPayload", "body", "_raw")
 
 
@@ -134,7 +135,7 @@ def clean(raw: str) -> LogLine:
     container, level, file, stamp, process = "", None, None, None, ""
     bare, elsewhere = True, False
     if text.startswith('{"'):
-        text = _json_message(text)
+        text, level = _json_message(text)
     for _ in range(10):  # a Ray worker under an engine core under journald is four deep
         before = text
         if match := _PROCESS.match(text):
@@ -142,7 +143,7 @@ def clean(raw: str) -> LogLine:
             process = match["name"] or process
             text, bare = text[match.end() :], False
         elif match := _HEADER.match(text) or _LOGGING.match(text):
-            level = _LEVELS.get(match["level"], match["level"])
+            level = _LEVELS[match["level"]]
             file, stamp = match["file"], None if elsewhere else match["stamp"]
             text, bare = text[match.end() :], False
             break
@@ -185,14 +186,17 @@ def _foreign(text: str) -> int:
     return 0 if re.search("[\"'`]", text[: match.start()]) else match.start()
 
 
-def _json_message(text: str) -> str:
-    """What a line of JSON says: of docker, journald, fluentd, Loki, a structured logger."""
+def _json_message(text: str) -> tuple[str, str | None]:
+    """What a line of JSON says, its exception behind it, and the level that a logger of the server
+    gave it: of docker, journald, fluentd, Loki, a structured logger."""
     try:
         record = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
-        return text  # cut short: the line is still searched as it stands
-    messages = (record[key] for key in _MESSAGES if isinstance(record.get(key), str))
-    return _CONTROL.sub("", _ANSI.sub("", next(messages, text)))
+        return text, None  # cut short: the line is still searched as it stands
+    parts = [next((record[key] for key in _MESSAGES if isinstance(record.get(key), str)), text)]
+    parts += [record["exc_info"]] if isinstance(record.get("exc_info"), str) else []
+    level = _LEVELS.get(str(record.get("levelname", record.get("level"))).upper())
+    return _CONTROL.sub("", _ANSI.sub("", " ".join(" ".join(parts).splitlines()))), level
 
 
 def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:

@@ -3,6 +3,7 @@ counts as one, and which are accepted, is data: ``fixtures/signatures/failures.t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,16 +40,15 @@ def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
 
 
 class ErrorReader:
-    """Reads a log as it grows, and gives what it reports and its engine's rows do not accept. What
-    a server prints after it was asked to stop is no error. `engine`: whose rows accept an error;
-    `start`: bytes of the log that were there before."""
+    """Reads a log as it grows, and gives what it reports and its engine's rows do not accept.
+    `engine`: whose rows accept an error; `start`: bytes of the log that were there before."""
 
     def __init__(self, engine: str, start: int = 0) -> None:
         failures = load_failures()
         self._markers = failures.markers
         self._never_green = [entry for entry in failures.failure if entry.never_green]
         self._accepted = [row for row in failures.accepted if row.engine in (engine, "any")]
-        self._position, self._stopped = start, False
+        self._position = start
         #: By process, the level of a traceback whose end was not read yet, and whether a process of
         #: the engine has it.
         self._stacks: dict[str, tuple[str | None, bool]] = {}
@@ -65,6 +65,8 @@ class ErrorReader:
 
     def _new(self, log: Path) -> Iterator[str]:
         with log.open("rb") as file:
+            if self._position > file.seek(0, os.SEEK_END):
+                self._position = 0  # it was cut, and is written anew
             file.seek(self._position)
             for raw in file:
                 if not raw.endswith(b"\n"):
@@ -73,17 +75,13 @@ class ErrorReader:
                 yield from raw[:LINE_LIMIT].decode("utf-8", errors="replace").split("\r")
 
     def _errors_in(self, line: LogLine) -> Iterator[SilentError]:
-        stop = any_of(self._markers.stopped).search(line.text) is not None
-        if stop or any_of(self._markers.ready).search(line.text):
-            self._stopped = stop
-        if self._stopped:
-            return
         stack = self._stacks.get(line.process)
         opens = is_traceback_opening(line)
         if opens and stack is None:
             of_engine = any_of(self._markers.engine_process).match(line.process) is not None
             stack = self._stacks[line.process] = line.level, of_engine
-        if line.is_indented or opens or not line.text.strip("^~ "):
+        frame = stack is not None or line.bare or line.text.lstrip().startswith('File "')
+        if (line.is_indented and frame) or opens or not line.text.strip("^~ "):
             # A frame quotes source code, which may hold any message.
             if stack is not None and any_of(self._markers.engine_frame).search(line.text):
                 self._stacks[line.process] = stack[0], True

@@ -20,13 +20,7 @@ from torch import Tensor
 
 from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
-from sm121.kernels.protocol import (
-    DecodeAttention,
-    FusedMoe,
-    Operation,
-    Packed,
-    PrefillAttention,
-)
+from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
 from sm121.kernels.torch_provider import TorchProvider
 
 _ALPHA, _LIMIT = 1.702, 7.0

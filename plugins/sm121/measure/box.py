@@ -25,11 +25,7 @@ from sm121.core.level_settings import Box
 from sm121.core.verdict import Verdict
 from sm121.engines import device_memory
 from sm121.measure import gpu_load
-from sm121.measure.stream_bandwidth import (
-    last_level_cache_bytes,
-    matrix_rate,
-    read_bandwidth,
-)
+from sm121.measure.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
 
 #: An engine that uses less than this many cores, over this long, is idle.
 _IDLE_CORES = 0.3
@@ -108,10 +104,7 @@ class Reading(Record):
 
 
 def read(
-    device: str,
-    *,
-    own: Callable[[], Iterable[psutil.Process]] = lambda: (),
-    serving: bool = False,
+    device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: (), serving: bool = False
 ) -> Reading:
     """Look at the machine.
 

@@ -52,6 +52,8 @@ class MeasuredServer:
     unproven: list[str] = field(default_factory=list)
     #: Requests that it was asked to run at the same time; None: it chooses itself.
     slots: int | None = None
+    #: Whether that is how it was started, and not what its profile would ask.
+    slots_sure: bool = False
     #: Most tokens of a prompt and its answer; None: not known.
     context: int | None = None
     #: Timed requests ask for token ids: without them nothing says how many tokens a chunk has.

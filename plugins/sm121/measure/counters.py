@@ -152,7 +152,4 @@ def speculation(delta: dict[str, float]) -> dict[str, float]:
     proposed = delta.get("draft_tokens", 0.0)
     if not drafts or not proposed:
         return {}
-    return {
-        "acceptance_rate": accepted / proposed,
-        "mean_accepted_length": 1.0 + accepted / drafts,
-    }
+    return {"acceptance_rate": accepted / proposed, "mean_accepted_length": 1.0 + accepted / drafts}

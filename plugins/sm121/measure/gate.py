@@ -288,11 +288,7 @@ def requests_needed(fraction: float) -> int:
 
 
 def decide_tail(
-    samples: Sequence[float],
-    gate: Gate,
-    *,
-    fraction: float,
-    maximum_requests: int | None = None,
+    samples: Sequence[float], gate: Gate, *, fraction: float, maximum_requests: int | None = None
 ) -> Decision | None:
     """Decide on a quantile (0.99 for a p99) of pooled requests, given a gate with ``at_most``.
     Without ``maximum_requests`` nothing more is asked for: the verdict is that of the requests
@@ -373,11 +369,7 @@ def _look(
     if measurement.unit not in EXISTS_ONCE:
         bound = max(bound, FIRST_LOOK)
     decision = decide(
-        samples,
-        gate,
-        maximum_rounds=bound,
-        track=measurement.track,
-        left_out=measurement.left_out,
+        samples, gate, maximum_rounds=bound, track=measurement.track, left_out=measurement.left_out
     )
     return decision, next_look(measurement.rounds, bound)
 

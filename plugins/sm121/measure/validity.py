@@ -238,8 +238,7 @@ def check_counters(
     counted = delta.get("prompted")
     if counted is not None and counted > prompted and whole and prompted:
         findings.against(
-            "other_clients",
-            f"{counted:.0f} prompt tokens by the counters, {prompted} of them ours",
+            "other_clients", f"{counted:.0f} prompt tokens by the counters, {prompted} of them ours"
         )
     if "cache_hits" not in delta:
         findings.not_checked("prefix-cache hits: the server does not count them")

@@ -50,12 +50,7 @@ class Bench:
     @classmethod
     @contextmanager
     def open(
-        cls,
-        harness: Harness,
-        plan: Plan,
-        *,
-        tails: bool = False,
-        show: Show | None = None,
+        cls, harness: Harness, plan: Plan, *, tails: bool = False, show: Show | None = None
     ) -> Iterator[Bench]:
         """Measure the server under test, which is started if need be. Raises NotRun, StartError:
         there is no server to measure; Sm121Error: the server accepts neither token ids nor text."""
@@ -70,6 +65,7 @@ class Bench:
             unproven=unproven,
         ) as measured:
             measured.slots = slots(harness, server)
+            measured.slots_sure = server.managed or requested_slots(harness, server) is not None
             measured.context = server.context_tokens()
             again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
             yield cls(measured, plan, tails, again)

@@ -247,3 +247,10 @@ def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
         return metrics.total(text, "vllm:prefix_cache_hits_total")
 
     return read
+
+
+@pytest.fixture
+def caches_prefixes(conformance: Session, server: Server) -> bool:
+    """Whether the server's log says that it has a prefix cache, and of no long blocks."""
+    path = conformance.kernel_path(server)
+    return path.prefix_caching is True and int(path.block_size or 0) <= 128

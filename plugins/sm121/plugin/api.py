@@ -94,10 +94,7 @@ def sdk(client: openai.OpenAI, model: str) -> Sdk:
 
 @pytest.fixture
 def judge(
-    request: pytest.FixtureRequest,
-    conformance: Session,
-    api: Api,
-    _well_by_address: dict[str, str],
+    request: pytest.FixtureRequest, conformance: Session, api: Api, _well_by_address: dict[str, str]
 ) -> Judge:
     """Holds the server against a case of ``fixtures/api/cases.toml``."""
     remark = functools.partial(conformance.remark, at_once=False)

@@ -15,13 +15,7 @@ from sm121.core.errors import Sm121Error
 from sm121.core.printable import printable
 from sm121.core.profile_fields import LEVELS
 from sm121.core.unmet import Fact, Unmet, facts_of, noted, steady, text
-from sm121.core.verdict import (
-    Inapplicable,
-    NotRun,
-    Severity,
-    Undecided,
-    Verdict,
-)
+from sm121.core.verdict import Inapplicable, NotRun, Severity, Undecided, Verdict
 from sm121.core.waivers import Waiver
 from sm121.engines import capabilities
 from sm121.engines.capabilities import Bug

@@ -90,11 +90,7 @@ def reasons(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
 
 
 def _costs(
-    config: pytest.Config,
-    profile: Profile,
-    name: str,
-    items: Iterable[pytest.Item],
-    timings: Timed,
+    config: pytest.Config, profile: Profile, name: str, items: Iterable[pytest.Item], timings: Timed
 ) -> dict[str, Forecast]:
     settings = config.stash[SETTINGS]
     plan = Plan.of(profile, plan=name, depths=settings.depths, rounds=settings.rounds)

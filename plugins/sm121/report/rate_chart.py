@@ -101,8 +101,7 @@ def _rates_of(run: VerdictFile, *, decoding: bool) -> Measured:
         if rate is not None and rate.decoding is decoding and rate.streams == 1:
             measured.setdefault(rate.kind, {})[rate.depth] = metric
     kinds = sorted(
-        measured,
-        key=lambda k: (all(m.minimum is None for m in measured[k].values()), len(k), k),
+        measured, key=lambda k: (all(m.minimum is None for m in measured[k].values()), len(k), k)
     )
     return {kind: dict(sorted(measured[kind].items())) for kind in kinds}
 

@@ -255,10 +255,7 @@ class Beside:
                 getattr(one, name),
                 getattr(two, name),
                 also=(one.also.get(name, ()), two.also.get(name, ())),
-                said=(
-                    shortened(one.evidence.get(name, "")),
-                    shortened(two.evidence.get(name, "")),
-                ),
+                said=(shortened(one.evidence.get(name, "")), shortened(two.evidence.get(name, ""))),
             )
             for name in (*KERNELS, "block_size", *_ADMITTED)
             if getattr(one, name) not in (None, []) or getattr(two, name) not in (None, [])

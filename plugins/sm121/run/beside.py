@@ -40,10 +40,7 @@ def left_the_path(name: str, wrong: list[str], log: Path | None, where: str) -> 
 
 
 def silent(
-    errors: Iterable[SilentError],
-    source: str,
-    phase: tuple[str, str],
-    redact: Callable[[str], str],
+    errors: Iterable[SilentError], source: str, phase: tuple[str, str], redact: Callable[[str], str]
 ) -> Iterator[TestReport]:
     """What a server's log, or the kernel, reports though nothing died of it, by kind: a failure is
     FAIL, what nobody knows is INCONCLUSIVE. `source`: where it is written, as "log of server-1"."""

@@ -220,8 +220,7 @@ def judge(
         if deviations := _sort(report, test, tests_before.get(test.id)):
             excused = f"it is excused, as known of {_engine(run)} ({', '.join(deviations)})"
             fact = Fact(
-                f"{test.id} holds, as in {trusted.name}",
-                f"{excused}, which that run did not show",
+                f"{test.id} holds, as in {trusted.name}", f"{excused}, which that run did not show"
             )
             add(test.id, fact)
     levels = {test.level for test in run.tests}

@@ -174,10 +174,7 @@ def timed(report: Path, profile: Profile, plan: str) -> Timed:
         except (OSError, ValueError):
             continue  # not one that can be read: nothing is known of it
         fingerprint = run.fingerprint
-        if fingerprint is None or (run.profile, fingerprint.machine) != (
-            profile.name,
-            identity,
-        ):
+        if fingerprint is None or (run.profile, fingerprint.machine) != (profile.name, identity):
             continue
         if run.box.before and run.box.before.device and run.box.state != BoxState.DEGRADED:
             gb_s = gb_s or run.box.before.device.bandwidth_best_gb_s
@@ -191,11 +188,7 @@ def timed(report: Path, profile: Profile, plan: str) -> Timed:
 
 
 def of(
-    profile: Profile,
-    plan: Plan,
-    checks: Iterable[Check],
-    known: Timed,
-    matrix_s: float = 0.0,
+    profile: Profile, plan: Plan, checks: Iterable[Check], known: Timed, matrix_s: float = 0.0
 ) -> dict[str, Forecast]:
     """The cost of each level that has checks.
 

@@ -105,8 +105,7 @@ def _wrong(
         )
     if answer.finish_reason != "length" and not aborted and not job.may_end:
         return Fault(
-            "wrong_finish",
-            f"{where}: required finish_reason length, seen {answer.finish_reason}",
+            "wrong_finish", f"{where}: required finish_reason length, seen {answer.finish_reason}"
         )
     if (wrong := wrong_positions(answer)) is not None:
         return Fault("corrupted_answer", f"{where}: {wrong}")

@@ -338,10 +338,7 @@ class Stress:
 
     def nothing_kept(self) -> None:
         """No request, no KV block, no zombie."""
-        checked = [
-            aftermath.not_idle(self._server.endpoint),
-            aftermath.zombies(self._processes),
-        ]
+        checked = [aftermath.not_idle(self._server.endpoint), aftermath.zombies(self._processes)]
         faults = [fault for fault in checked if fault is not None]
         if faults:
             raise UnderLoad("after the load", faults, 0)

@@ -8,6 +8,7 @@ from statistics import median
 from typing import ClassVar
 
 from sm121.client.timed_answer import Clock, TimedAnswer
+from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import NotRun
 from sm121.measure import decoding, timing
 from sm121.measure.cells import MeasuredCell, median_or_none
@@ -52,16 +53,22 @@ class StreamsRate(Metric):
 
         Raises:
             NotRun: the streams decoded together in fewer than half of the rounds.
+            Unmet: the server was asked to run them together, and never ran more than half of them.
         """
         apart = 0 if cell.queued else len(cell.long) - len(self._together(cell))
         if apart and not findings.invalid and 2 * apart >= len(cell.long):
-            raise NotRun(
+            why = (
                 f"{measurement.name}: in {apart} of {len(cell.long)} rounds the "
                 f"{cell.concurrency} streams did not decode {cell.tokens_together // 2} tokens at "
                 "the same time: the server runs fewer at once, or one after another. Let it run as "
                 "many (--max-num-seqs, --parallel), or take them off [performance.measuring] "
                 "concurrency"
             )
+            most = max(_most_at_once(answers, cell.counted_by) for answers in cell.long)
+            if cell.server.slots_sure and 2 * most <= cell.concurrency:
+                side_by_side = f"{cell.concurrency} streams side by side, as the server was asked"
+                raise Unmet(Fact(side_by_side, f"{most} at most", evidence=why))
+            raise NotRun(why)
         super().examine(cell, measurement, findings)
         clock = cell.counted_by
         measurement.extra = {
@@ -92,6 +99,12 @@ def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[Window]
     if not answers or not all(answer.ok for answer in answers):
         return None
     return decoding.common([timing.arrivals(answer, clock) for answer in answers])
+
+
+def _most_at_once(answers: Sequence[TimedAnswer], clock: Clock) -> int:
+    streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
+    spans = [(chunks[0].at_ns, chunks[-1].at_ns) for chunks in streams if chunks]
+    return max((sum(a <= start < b for a, b in spans) for start, _ in spans), default=0)
 
 
 def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
