@@ -18,15 +18,19 @@ def from_data(test: Callable[..., None]) -> Callable[..., None]:
     """Run ``test`` once for each row of the table with its name in ``data/rows/MODULE.toml``.
 
     A key is the name of a parameter; a row without the key has None. A list is a tuple, and within
-    a table a list.
+    a table a list. A row with ``slow`` is left to `make catalogues`.
     """
     rows = _tables(test.__module__)[test.__name__]
-    keys = {key for row in rows for key in row}
+    keys = {key for row in rows for key in row} - {"slow"}
     names = [name for name in inspect.signature(test).parameters if name in keys]
     assert len(names) == len(keys), f"{test.__name__} has no parameter for each of {keys}"
-    values = [tuple(_frozen(row.get(name)) for name in names) for row in rows]
-    if len(names) == 1:
-        return pytest.mark.parametrize(names[0], [value for (value,) in values])(test)
+    values = [
+        pytest.param(
+            *(_frozen(row.get(name)) for name in names),
+            marks=[pytest.mark.slow] * row.get("slow", False),
+        )
+        for row in rows
+    ]
     return pytest.mark.parametrize(names, values)(test)
 
 

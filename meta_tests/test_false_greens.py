@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import catalogue_rows
 import pytest
-from false_greens import Place, cases
+from false_greens import Case, Place, cases
 
-CASES = [
-    pytest.param(
-        case, id=f"{case.item.split()[0]}-{case.name}", marks=[pytest.mark.slow] * case.slow
-    )
-    for case in cases()
-]
+#: Ten seconds and more each, and another case of the same item stays.
+LONG = {
+    "--depths 0", "SIGSEGV after the last look of a script", "it crashes while it is stopped",
+    "an ERROR that nobody knows", "two servers write into one log",
+    "three events when the third token is there",
+    "a stream that is faster than the engine from its first token to its last",
+    "a log of another version, which grows with our requests",
+}  # fmt: skip
+
+
+def _case(case: Case) -> object:
+    slow = case.slow or case.name in LONG
+    name = f"{case.item.split()[0]}-{case.name}"
+    return pytest.param(case, id=name, marks=[pytest.mark.slow] * slow)
+
+
+CASES = [_case(case) for case in cases()]
 
 
 @pytest.fixture

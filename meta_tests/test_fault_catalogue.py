@@ -61,6 +61,7 @@ def test_a_sample_of_the_protocol_faults_is_caught(real_vllm):
     assert len(found) == len(SAMPLE) and not survivors, survivors
 
 
+@pytest.mark.slow("`make conformance` runs the same tests on a server of its own")
 def test_the_clean_server_passes_the_tests_of_the_sample(real_vllm):
     endpoint = real_vllm.endpoint
     tests = [fault_proxy.FAULTS[name].caught_by for name in SAMPLE]

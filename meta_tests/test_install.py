@@ -137,6 +137,7 @@ def collected(said: str) -> list[str]:
     return [line for line in said.splitlines() if line.startswith("tests/") and "::" in line]
 
 
+@pytest.mark.slow("two collections in new interpreters; the wheel's files are listed above")
 def test_the_wheel_selects_what_a_clone_selects(offline, tmp_path):
     """The same tests under the same ids: the inventory of a certificate names them so."""
     asked = ["--collect-only", "-q", "-m", "sm121", "--matrix=none"]
@@ -169,6 +170,7 @@ def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault
     assert again in done.stdout, done.stdout[-3000:]
 
 
+@pytest.mark.slow("two starts of the installed suite; the one before judges a server with it")
 def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
     """What `sm121 run` says of itself is no reason to refuse; what changes the tests is."""
     to_a_server = ("--certify", "--arch", "cpu", "--base-url", "http://127.0.0.1:9")

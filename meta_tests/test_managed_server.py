@@ -237,6 +237,7 @@ def test_a_cold_start_has_an_end(make, empty_cache):
         make("compiles", ready=3.0, cold=4.0).start()
 
 
+@pytest.mark.slow("two runs, one compiles for twenty seconds; a cold start alone is tested above")
 def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empty_cache):
     """A run whose start compiles: neither its smoke level nor its gate fails, nor do they pass. The
     next run has warm caches, and decides."""

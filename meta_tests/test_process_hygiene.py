@@ -178,7 +178,13 @@ def test_workers_make_one_report(run_pytest):
     assert "@server" not in str(verdict["tests"])
 
 
-@pytest.mark.parametrize("loaded", [(), ("-p", "sm121.plugin")], ids=["by conftest", "by -p"])
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        pytest.param((), id="by conftest"),
+        pytest.param(("-p", "sm121.plugin"), id="by -p", marks=pytest.mark.slow("workers again")),
+    ],
+)
 def test_a_green_run_of_workers_is_green(run_pytest, loaded):
     """What needs a server is in one worker, also where xdist itself groups nothing any more."""
     chosen = [f"{SCENARIOS}::{name}" for name in ("test_spread", "test_in_order")]
@@ -190,7 +196,14 @@ def test_a_green_run_of_workers_is_green(run_pytest, loaded):
     assert len({worker for worker, _ in ran}) == 2, run.output
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "an exception"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "SIGKILL",
+        *(pytest.param(how, marks=pytest.mark.slow("workers again"))
+          for how in ("SIGTERM", "an exception")),
+    ],
+)  # fmt: skip
 def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest, monkeypatch, how):
     """It may have been stopping its server; its tests had all passed."""
     monkeypatch.setenv("SM121_META_ENDS_BY", how)

@@ -21,6 +21,11 @@ SELDOM = ("pass", "invalid", "inconclusive", (390, "dark"), (1440, "light"))
 KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "hostile")
 
 
+def _seldom(kinds):
+    slow = pytest.mark.slow("further kinds")
+    return [pytest.param(k, marks=slow) if k in SELDOM else k for k in kinds]
+
+
 @pytest.fixture(scope="module")
 def chromium():
     with browser.chromium() as started:
@@ -68,7 +73,7 @@ def _anew(shown):
     shown.wait_for_selector("html[data-ready=yes]", state="attached")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _seldom(KINDS))
 def test_nothing_is_wider_than_the_screen(opened, kind):
     _fits(opened(kind, min(browser.WIDTHS)))
 
@@ -97,7 +102,7 @@ def test_the_report_of_the_real_run(opened, reports, tmp_path):
     _fits(shown)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hostile"])
+@pytest.mark.parametrize("kind", _seldom(kind for kind in KINDS if kind != "hostile"))
 def test_verdict_and_reason_are_on_the_first_screen(opened, kind):
     shown = opened(kind)
     word = shown.locator("#verdict")
