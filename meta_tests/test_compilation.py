@@ -127,10 +127,7 @@ def test_which_machine_code_gb10_can_use(text, runs, full):
     assert arch(text).is_full(GB10) is full
 
 
-@pytest.mark.parametrize(
-    ("text", "runs"),
-    [("80", True), ("90", True), ("121", True), ("121a", True), ("90a", False), ("120a", False)],
-)
+@from_data
 def test_which_ptx_gb10_can_use(text, runs):
     assert arch(text).ptx_runs_on(GB10) is runs
 

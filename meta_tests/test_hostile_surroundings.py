@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from data_rows import from_data
 
 from sm121.client import exchange
 from sm121.client.connection import Patience
@@ -331,10 +332,7 @@ def test_a_secret_in_an_address_is_refused_and_not_shown(url):
     assert SECRET not in str(seen.value)
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["http://127.0.0.1:8000", "https://spark.local/v1/", "http://[::1]:8000/v1", "http://h/a"],
-)
+@from_data
 def test_an_address_without_one_is_taken(url):
     assert root_of(url, "--base-url") == url.rstrip("/").removesuffix("/v1")
 

@@ -120,10 +120,7 @@ def test_behind_any_prefix_it_is_the_same_path(name: str, prefix: str) -> None:
     assert (path.version, path.build, path.asked) == (bare.version, bare.build, bare.asked)
 
 
-@pytest.mark.parametrize(
-    "prefix",
-    ["[vllm] ", "vllm-7d9c5b8f6-x2x9z vllm ", "2/9/2026, 7:04:49 AM ", "    46\t", "x ## vllm: "],
-)
+@from_data
 @pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
 def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name: str, prefix: str) -> None:
     lines = lines_of(name)

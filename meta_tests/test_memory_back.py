@@ -263,10 +263,7 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     assert "100.0 GiB" in test.message and run.ledger.complete
 
 
-@pytest.mark.parametrize(
-    ("identity", "gated"),
-    [("tests/test_smoke.py::test_health", True), ("end of the run::server-marlin", False)],
-)
+@from_data
 def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
     failed = SimpleNamespace(id=identity, level="smoke", verdict=Verdict.FAIL, excused=False)
     session = SimpleNamespace(ledger=[failed], aborted=None, distrusted=None)

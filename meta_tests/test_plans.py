@@ -353,10 +353,7 @@ def test_a_gate_above_the_bound_is_said_before_the_run(tmp_path):
     assert less[0].partition(" reads ")[0].endswith("configuration mxfp4"), "and what is taken away"
 
 
-@pytest.mark.parametrize(("state", "where"), [
-    ("QUALIFIED", "41.5 tok/s on this machine (215 GB/s)"),
-    ("DEGRADED", "45.4 tok/s on the fastest healthy machine (235 GB/s)"),
-])  # fmt: skip
+@from_data
 def test_the_bound_is_of_this_machine_where_a_run_has_measured_it(tmp_path, state, where):
     device = Device(
         device="cuda:0", bandwidth_gb_s=210, bandwidth_spread=0, bandwidth_best_gb_s=215,

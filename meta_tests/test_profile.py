@@ -44,44 +44,7 @@ def test_every_architecture_has_at_most_one_profile_for_an_engine():
         profile.for_architecture("sm80")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("stalled_after_s = 90", "staled_after_s = 90", "key engine.staled_after_s: unknown key"),
-        ("disk_gib = 2", "dsk_gib = 2", "key engine.needs.dsk_gib: unknown key; expected one of"),
-        ("max_abs = 1e-3", "max_abs = 0", "log_probability_tolerance.float32.max_abs"),
-        (
-            "max_answer_tokens = 200",
-            'max_answer_tokens = "x"',
-            "max_answer_tokens: Input should be",
-        ),
-        ('under_test = "float32"', 'under_test = "f32"', "under_test: expected one of"),
-        ('arch = "cpu"', 'arch = "sm12"', "arch: expected one of cpu, sm80"),
-        ("schema_version = 1", "schema_version = 2", "key schema_version: Input should be 1"),
-        ('begins = " Paris"', 'begin = " Paris"', "known_answers.0.begin: unknown key"),
-        ("[certify]", "[certify", "expected TOML"),
-        ('where = "log"', 'where = "logs"', "rules.0.where"),
-        ('when = { configuration = "float32" }', 'when = { configuration = "flaot32" }', "flaot32"),
-        ('when = { configuration = "float32" }', 'when = { config = "float32" }', "rules.0.when"),
-        ('must_not_see = ["Cannot', 'must_not_see = ["(Cannot', "expected a regular expression"),
-        ("tolerance.float32]", "tolerance.flaot32]", "flaot32"),
-        ("max_abs = 1e-3", "max_abs = inf", "max_abs"),
-        ("{ value = 300,", "{ value = nan,", "ready_within_s.value"),
-        ("{ value = 300,", "{ value = -1,", "ready_within_s.value"),
-        ("[configurations.bfloat16]", '[configurations."../x"]', "configurations"),
-        ("matrix = 1800", "", "matrix is missing"),
-        (CERTIFIED, "levels = []", "certify.levels: expected smoke, which proves that a server"),
-        (CERTIFIED, 'levels = ["smoke"]', "one level that measures or compares (kernel, "),
-        (CERTIFIED, 'levels = ["kernel", "matrix"]', "got kernel, matrix"),
-        (CERTIFIED, 'levels = ["smoke", "smoke"]', "got smoke, smoke"),
-        (
-            CERTIFIED,
-            'levels = ["smoke", "kernel"]',
-            "certify.levels: expected performance, too: a certificate needs a number for each of "
-            "performance.gates (accepted_length); got smoke, kernel",
-        ),
-    ],
-)
+@from_data
 def test_a_mistake_is_named_with_file_key_and_expectation(old, new, expected):
     assert old in CPU
     with pytest.raises(UsageError) as caught:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import past_runs
 import pytest
+from data_rows import from_data
 
 from sm121.core import profile
 from sm121.core.errors import UsageError
@@ -221,10 +222,7 @@ def test_an_anchor_is_the_best_level_and_no_lucky_run(name, fields):
     assert first_red(name, [mended], crept, **fields) is None, "the run that mends it is green"
 
 
-@pytest.mark.parametrize(
-    ("noise", "fields"),
-    [(0.01, {}), (0.02, {}), (0.03, {"quantile": 0.99}), (0.1, {"quantile": 0.99})],
-)
+@from_data
 def test_sixty_honest_runs_have_no_trend(noise, fields):
     for seed in range(3):
         scatter = np.exp(noise * np.random.default_rng(seed).standard_normal(60))

@@ -174,10 +174,7 @@ def test_variables_of_the_experts(variable: str, value: str, moe: str, state: st
     assert states(path, **{variable: value}) == ([state] if state else [])
 
 
-@pytest.mark.parametrize(
-    ("asked", "seen", "state"),
-    [("HND", "LBHNC", "resolved"), ("NHD", "LBNHC", "resolved"), ("HND", "NHD", "different")],
-)
+@from_data
 def test_both_names_of_a_layout_are_one(asked: str, seen: str, state: str) -> None:
     assert states(KernelPath(kv_layout=seen), VLLM_KV_CACHE_LAYOUT=asked) == [state]
 
@@ -252,10 +249,7 @@ def test_a_name_that_became_auto_is_named_by_its_line() -> None:
     assert "Unknown backend 'CUTLAS'" in wrong
 
 
-@pytest.mark.parametrize(
-    ("variable", "seen", "state"),
-    [("0", "unfused", "resolved"), ("0", "fused", "different"), ("1", None, "not_proven")],
-)
+@from_data
 def test_the_variant_of_the_experts(variable: str, seen: str | None, state: str) -> None:
     path = KernelPath(moe_variant=seen, version=BUILD)
     assert states(path, VLLM_MXFP4_FUSE_ACTIVATION=variable) == [state]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import stress_faults
+from data_rows import from_data
 
 from sm121.engines import ports
 from sm121.engines.memory import Memory
@@ -102,10 +103,7 @@ def test_a_run_that_is_killed(start):
 
 
 @SLOW
-@pytest.mark.parametrize(
-    ("scenario", "seen"),
-    [("test_api_server_dies", "status -9"), ("test_engine_core_dies", "engine_dead")],
-)
+@from_data
 def test_a_server_that_dies(start, scenario, seen):
     run, memory = start(scenario)
     assert run.wait() == 1, run.output

@@ -130,10 +130,7 @@ def test_requests_that_wait_for_a_place_are_not_stuck(monkeypatch):
     assert [outcome.problem for outcome in load.outcomes] == [None] * 40 and load.seconds > 2.0
 
 
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [("none", None), ("noise", "tokens 256 to 320"), ("drifts", "896 to"), ("loops", "576 to 640")],
-)
+@from_data
 def test_a_long_answer_is_compared_to_its_end(level, fault, text):
     whole, _ = level(fault)
     wrong = pytest.raises(UnderLoad, match=f"corrupted_answer: request .*{text}")

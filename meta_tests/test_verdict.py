@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from data_rows import from_data
 
 from sm121.core.verdict import Verdict, worst
 from sm121.report import summary
@@ -31,10 +32,7 @@ def test_the_worst_counts_and_nothing_is_not_run(parts, whole):
     assert worst(parts) is whole
 
 
-@pytest.mark.parametrize(
-    ("verdict", "status"),
-    [("PASS", 0), ("FAIL", 1), ("INVALID", 1), ("INCONCLUSIVE", 1), ("NOT_RUN", 5)],
-)
+@from_data
 def test_exit_status(verdict, status):
     assert Verdict(verdict).exit_status == status
 
