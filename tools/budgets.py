@@ -4,8 +4,6 @@
 if one is above its limit. The limits are data: ``[tool.sm121-budgets]`` in pyproject.toml.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import sys

@@ -1,7 +1,5 @@
 """The subcommands of ``sm121`` that need a checkout. Imports nothing heavy."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import sys

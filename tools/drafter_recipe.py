@@ -10,8 +10,6 @@ would say. First it reads documents of the corpus; then what the canary itself s
 prompted with the beginning of one and may not stop, which is how the suite asks for it.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

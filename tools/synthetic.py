@@ -17,8 +17,6 @@ a part in the log-probabilities.
   SwiGLU of about 3, so that sinks, windows and the limit matter.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import functools
 import json

@@ -1,7 +1,5 @@
 """TEST_LOG of a feature and its entry in BENCHMARK_RESULTS.md, in the documents' own templates."""
 
-from __future__ import annotations
-
 import datetime
 import re
 from pathlib import Path

@@ -6,8 +6,6 @@ longer notices. The clean provider is `torch`, and for experts with MXFP8 activa
 the roundings of that path.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator

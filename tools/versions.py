@@ -5,8 +5,6 @@ user's ``pytest --engine-python`` runs smoke, correctness and what a log must sh
 A release that cannot serve it in float32 is tried in bfloat16, then with the MXFP4 twin.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """``sm121``: what is useful without pytest."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib

@@ -5,8 +5,6 @@ cache (their Python code is kept, 40 MB each) and runs each in a process of its 
 minutes a release. ``--page`` writes the page from the data alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

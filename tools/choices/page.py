@@ -1,7 +1,5 @@
 """The data file, and the page made of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

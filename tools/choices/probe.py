@@ -6,8 +6,6 @@ object from standard input and writes one line of JSON for each case. Stood in f
 decisions are the release's own code.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.abc

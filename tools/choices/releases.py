@@ -1,7 +1,5 @@
 """Releases of vLLM and FlashInfer from their published wheels: the Python code alone."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The subcommands of ``sm121`` and their options."""
 
-from __future__ import annotations
-
 import argparse
 
 from tools.reference.markdown import MADE_BY, cell, table

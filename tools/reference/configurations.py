@@ -1,7 +1,5 @@
 """What each configuration of the GB10 profile reads for a token, and how fast it can be at most."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from sm121.core import builds, profile

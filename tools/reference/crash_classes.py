@@ -1,7 +1,5 @@
 """What a crash's class means and what to do, from the signatures that it is recognised by."""
 
-from __future__ import annotations
-
 from sm121.evidence.failure import FailureSignature, load_failures
 from tools.reference.markdown import MADE_BY, cell, table
 

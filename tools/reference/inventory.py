@@ -1,7 +1,5 @@
 """fixtures/inventory.toml: the tests of the levels that a certificate needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sm121.session import certification

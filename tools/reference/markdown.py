@@ -1,7 +1,5 @@
 """Small things that every generated page needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 MADE_BY = "Made by `sm121 reference docs` from {source}; do not edit it by hand.\n"

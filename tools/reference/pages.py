@@ -1,7 +1,5 @@
 """All generated pages: which there are, and how to write them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The end of plans.md: how long each plan takes on a GB10, as `sm121 plan` computes it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

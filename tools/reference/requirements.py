@@ -1,7 +1,5 @@
 """What each level requires, from the tests' own docstrings."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 from pathlib import Path

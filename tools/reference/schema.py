@@ -1,7 +1,5 @@
 """The keys of verdict.json and of a profile as tables, from their JSON Schemas."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sm121.core.profile import Profile

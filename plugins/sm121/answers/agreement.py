@@ -5,8 +5,6 @@ difference of tokens is accepted where both runs hold both tokens for equally li
 bound; what follows is judged anew from the accepted token, by asking again. Everything else is a
 disagreement."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@ chunks of prefill, streamed, as token ids, a token at a time, again, and after o
 Tokens are equal where the engine promises it; else they are judged within the noise, and both ways
 are right where two tokens are equally likely."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Whether a server knows a few facts: enough to tell a model from noise."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sm121.core.level_settings import KnownAnswer

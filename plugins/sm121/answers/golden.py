@@ -1,8 +1,6 @@
 """Golden files: what a trusted run answered, and whether another run agrees with it. The same
 comparison serves a build against an earlier one and one configuration against another."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json

@@ -2,8 +2,6 @@
 The log-probabilities of an answer are the model's (vLLM: ``raw_logprobs``). What the parameters of
 a request make of them is computed here, among the tokens that are listed at a position."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

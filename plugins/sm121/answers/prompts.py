@@ -1,7 +1,5 @@
 """The prompt sets that come with the suite: data, validated when loaded."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Literal
 

@@ -2,8 +2,6 @@
 saw, in words, or None. They are made for texts that should go on (a list, an answer), where none of
 this happens in a right answer."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """gpt-oss over /v1/chat/completions: a final message, the reasoning apart, and harmony's form."""
 
-from __future__ import annotations
-
 from sm121.api import harmony
 from sm121.api.client import Api, Json, together
 from sm121.core.level_settings import Chat, Correctness

@@ -1,7 +1,5 @@
 """A client that believes nothing: each answer is held against the schema before it is handed on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """How an answer ends: by itself, at a limit, at a stop string or token; and how it is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from sm121.api import harmony, sampling, stream

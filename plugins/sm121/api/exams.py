@@ -1,7 +1,5 @@
 """A server in its profile's exam: what it answers, and whether that counts as right."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Sequence

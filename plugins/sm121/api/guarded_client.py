@@ -1,8 +1,6 @@
 """An OpenAI client of the server under test that knows what the engine can do. It is imported where
 a client is made: the ``openai`` package takes half a second."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import openai

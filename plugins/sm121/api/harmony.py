@@ -1,8 +1,6 @@
 """gpt-oss's channels, on the level of token ids: what a well-formed answer looks like. <|channel|>
 NAME <|message|> ... <|end|> <|start|> assistant ... <|return|> or <|call|>."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What must hold in every answer beyond its schema, whatever was asked."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Log-probabilities as the API tells them: of each token, finite, and of the chosen one."""
 
-from __future__ import annotations
-
 import math
 
 from sm121.api import stream

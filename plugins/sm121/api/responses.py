@@ -1,7 +1,5 @@
 """What /v1/responses answers: items of reasoning, messages and calls, a status, and events."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator
 

@@ -2,8 +2,6 @@
 sent with a middle value and with one drawn anew in each run, as many times as it takes to notice a
 value that is off by a tenth, after the text where that takes the fewest."""
 
-from __future__ import annotations
-
 import functools
 import math
 import random

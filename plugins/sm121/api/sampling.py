@@ -1,7 +1,5 @@
 """What the parameters of sampling do: temperature, seed, logit_bias, n."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Answers against the published schema: the models of the ``openai`` package, applied strictly. The
 package itself constructs its models without validating them, which accepts nearly anything."""
 
-from __future__ import annotations
-
 import functools
 import json
 from typing import Any, Literal, get_args

@@ -1,8 +1,6 @@
 """Streams: server-sent events as they came, held against the order that is published, and put
 together again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A stream is the same answer as one that comes at once, in chunks as published."""
 
-from __future__ import annotations
-
 import json
 
 from sm121.api import invariants, logprobs, schema, stream

@@ -1,7 +1,5 @@
 """Structured output: every sample is valid, also where the model would rather say another thing."""
 
-from __future__ import annotations
-
 import json
 import re
 from importlib.resources import files

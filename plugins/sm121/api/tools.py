@@ -1,7 +1,5 @@
 """Calls of tools: the right one with the right arguments, and answers to their results."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -5,8 +5,6 @@ knows only the tokens of its corpus: every other row of the embedding and of the
 one shared row plus a small noise of its own, so that no two tokens look alike. Its Eagle3 drafter
 lies in each twin's folder, as `eagle3`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Which checkpoint it is, wherever it lies."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

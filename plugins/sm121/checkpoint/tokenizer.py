@@ -8,8 +8,6 @@ whole token's rank. The rest is in fixtures/canary/checkpoint: the split pattern
 (tiktoken, tiktoken_ext/openai_public.py), and enough of the gpt-oss template for engines that
 render chats from it; vLLM uses harmony instead."""
 
-from __future__ import annotations
-
 import json
 from importlib import resources
 from pathlib import Path

@@ -2,8 +2,6 @@
 the vocabulary inside; openai-harmony reads ``o200k_base.tiktoken`` from the folder in
 ``TIKTOKEN_ENCODINGS_BASE``: a line for each token, its bytes in base64 and its rank."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from pathlib import Path

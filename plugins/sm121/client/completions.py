@@ -1,7 +1,5 @@
 """Greedy completions of any OpenAI-compatible server, with the tokens and log-probabilities."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

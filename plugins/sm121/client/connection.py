@@ -1,7 +1,5 @@
 """What the timed client and the load client have in common: their connections and patience."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One request and whatever came back, however wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

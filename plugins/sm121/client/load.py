@@ -1,8 +1,6 @@
 """Sends a load and watches it: every answer whole, and progress at all times. What is timed here is
 coarse (tails of seconds); the timed path for rates is ``sm121.client.timed``."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

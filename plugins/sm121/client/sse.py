@@ -1,7 +1,5 @@
 """Server-sent events: the one reader of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 #: The data of the last event of an OpenAI stream.

@@ -1,7 +1,5 @@
 """What a streamed answer said, and when: from stamped socket reads to counted tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """One source, one architecture: compiled by nvcc, and told apart by what came out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

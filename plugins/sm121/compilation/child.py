@@ -1,7 +1,5 @@
 """Running a compiler: with a time limit for the whole tree of it, and output of bounded size."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import signal

@@ -3,8 +3,6 @@ Reads what nvcc embeds in objects and libraries (fat binaries, compressed ones t
 The layout of the containers is observed, not documented by NVIDIA; the meta tests hold it against
 cuobjdump."""
 
-from __future__ import annotations
-
 import mmap
 import re
 import struct

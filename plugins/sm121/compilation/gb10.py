@@ -1,7 +1,5 @@
 """Compiling for GB10, and holding the result against the data files. Needs no GPU."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

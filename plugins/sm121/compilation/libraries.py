@@ -1,7 +1,5 @@
 """Installed libraries and caches of compiled kernels: which of them have code for a GPU."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """FlashInfer's JIT modules for gpt-oss: compiled as FlashInfer would, judged by their SASS."""
 
-from __future__ import annotations
-
 import functools
 from functools import cache
 from importlib.resources import as_file, files

@@ -1,7 +1,5 @@
 """Small sources whose instructions show whether a compiler makes FP4 code for GB10."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import as_file, files

@@ -1,7 +1,5 @@
 """Kernels of a file by their machine instructions, as cuobjdump prints them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

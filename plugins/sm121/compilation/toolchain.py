@@ -1,7 +1,5 @@
 """nvcc, cuobjdump and nvdisasm: from the system, or from pip wheels alone."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Architectures: their names, and which one this machine has."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """Arguments of a command line as data: what argparse, and pytest's parser, take of a row."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

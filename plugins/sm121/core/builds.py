@@ -3,8 +3,6 @@
 with the build as its local part, as in ``0.14.0+mxfp4``. It is None where neither is known, and
 what goes by release is then unknown, never that of the newest."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from functools import cache

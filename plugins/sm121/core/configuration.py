@@ -1,7 +1,5 @@
 """A server configuration: everything that decides what an engine process will be."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """TOML data files: read into a model, with mistakes reported as one line."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import re

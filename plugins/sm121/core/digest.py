@@ -1,7 +1,5 @@
 """Digests: short names of what something is made of."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A data file that is made from another one: what it says merges into what the other says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel, Field

@@ -1,7 +1,5 @@
 """Asking an engine's interpreter, in the environment that a server is started with."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Reading files of other versions of the suite: unknown keys are dropped."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError

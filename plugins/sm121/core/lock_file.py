@@ -1,7 +1,5 @@
 """Lock files, which keep processes of one user from doing the same thing at once."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from pathlib import Path

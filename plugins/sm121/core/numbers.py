@@ -1,7 +1,5 @@
 """Measured numbers for people: digits that can be copied into anything that reads numbers."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 
 

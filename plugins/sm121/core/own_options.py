@@ -1,7 +1,5 @@
 """The options that the suite adds to pytest's, as ``fixtures/options.toml`` has them."""
 
-from __future__ import annotations
-
 import functools
 
 from sm121.core import data_file

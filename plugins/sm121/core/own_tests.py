@@ -1,7 +1,5 @@
 """Where the suite's tests are: in a checkout, or inside the installed package."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Text from a model or a log, so that a file or a terminal shows it and obeys none of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

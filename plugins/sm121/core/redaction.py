@@ -1,7 +1,5 @@
 """Keeps secrets out of what is written to a report."""
 
-from __future__ import annotations
-
 import functools
 import re
 import shutil

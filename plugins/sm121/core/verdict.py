@@ -1,7 +1,5 @@
 """The words in which everything is judged: verdicts, how they combine, and their exit status."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import StrEnum
 

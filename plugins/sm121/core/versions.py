@@ -1,7 +1,5 @@
 """Ranges of releases, as data files give them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet

@@ -1,8 +1,6 @@
 """Which text token ids stand for, by the tokenizer.json of a checkpoint (byte-level BPE). Needs no
 tokenizer library: to read ids is to put the bytes of their tokens one behind the other."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Waivers: failures tolerated by name, with an issue to follow and a day on which they end."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Sequence
 from importlib.resources import files

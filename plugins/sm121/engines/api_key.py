@@ -1,7 +1,5 @@
 """The key of the servers that the suite starts."""
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

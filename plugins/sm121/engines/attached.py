@@ -1,7 +1,5 @@
 """Attaching to a server that somebody else started. Nothing here starts or stops anything."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from pathlib import Path

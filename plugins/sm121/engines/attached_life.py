@@ -1,7 +1,5 @@
 """Whether an attached server is still the process that was attached to."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether a log is the one that an attached server writes, now. Any file can be given as one."""
 
-from __future__ import annotations
-
 import datetime
 import re
 import time

@@ -2,8 +2,6 @@
 made by ``python -m tools.choices``, which executes the releases; docs/tables/choices.md shows them.
 What was not executed is not known here, and nothing is said of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which engine an attached server is, from what it says of itself."""
 
-from __future__ import annotations
-
 import httpx
 
 from sm121.core import builds

@@ -1,7 +1,5 @@
 """What NVML says of the memory of all GPUs at one moment, and what a server holds in all."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One device a worker, and one server a device, when several processes run the suite at once."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

@@ -1,7 +1,5 @@
 """Which engine it is: its version, and the release or the build that it goes by."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A copy of an attached server's log, which rotation, truncation and removal do not touch."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

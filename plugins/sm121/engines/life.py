@@ -2,8 +2,6 @@
 A run asks it in one place, `look_at_the_server` and `check_alive` of `sm121.run.harness.Harness`:
 between tests, at a test's end, at the run's end, and after each failure."""
 
-from __future__ import annotations
-
 import signal
 import time
 from dataclasses import dataclass

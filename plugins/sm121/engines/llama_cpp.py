@@ -1,7 +1,5 @@
 """llama.cpp: the command line, environment and version of llama-server."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A server that the suite starts, watches and stops, of which nothing is left afterwards."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

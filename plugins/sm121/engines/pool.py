@@ -1,7 +1,5 @@
 """One server at a time: started when first asked for, kept until another configuration is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path

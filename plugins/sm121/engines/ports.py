@@ -1,7 +1,5 @@
 """Loopback ports."""
 
-from __future__ import annotations
-
 import socket
 
 LOOPBACK = "127.0.0.1"

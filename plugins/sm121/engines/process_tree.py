@@ -4,8 +4,6 @@ workers do, with setproctitle) overwrites the memory in which the kernel looks f
 lost when a child begins its own. By descent: lost when a parent dies, unless a subreaper stands
 above it."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import ipaddress

@@ -1,7 +1,5 @@
 """What an engine module provides. A new engine is one more module that satisfies this."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 

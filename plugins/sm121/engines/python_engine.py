@@ -1,7 +1,5 @@
 """An engine that is a package of a Python environment of its own: vLLM and SGLang."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Mapping, Sequence

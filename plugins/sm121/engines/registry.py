@@ -1,7 +1,5 @@
 """The engines that the suite can start, by the name that ``--engine`` takes."""
 
-from __future__ import annotations
-
 from sm121.core.errors import UsageError
 from sm121.engines.llama_cpp import LlamaCpp
 from sm121.engines.protocol import Engine

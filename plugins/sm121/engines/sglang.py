@@ -1,7 +1,5 @@
 """SGLang: command line, environment and version."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from sm121.core.configuration import ServerConfiguration

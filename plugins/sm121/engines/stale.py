@@ -4,8 +4,6 @@ killed too. A process that sets its title, as vLLM's engine core does, has overw
 kernel shows of its environment; its output still goes to the server's log, and beside that lies who
 started the server."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What is shown of a server that starts: one line when it starts quickly, more when it does not."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Watching a server that starts: its log, its use of the processor, and whether it serves."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

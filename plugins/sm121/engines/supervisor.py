@@ -8,8 +8,6 @@ suite ends the server. FOLDER (temporary files of the tree) and the shared memor
 mapped are removed at the end. It is a child subreaper (prctl(2)): orphans of the tree become its
 children and are reaped here, also in a container whose process 1 reaps nothing."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl

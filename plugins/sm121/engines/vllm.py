@@ -1,7 +1,5 @@
 """vLLM: command line, environment and version."""
 
-from __future__ import annotations
-
 import json
 import os
 import tempfile

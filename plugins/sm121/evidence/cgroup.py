@@ -1,7 +1,5 @@
 """The memory counters of a control group, which show whether its limit killed a process."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")

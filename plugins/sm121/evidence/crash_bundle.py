@@ -1,8 +1,6 @@
 """Everything that is known of an abnormal end, in one folder. Each part is written even when others
 are not to be had; what is missing says why in bundle.json."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import itertools

@@ -1,8 +1,6 @@
 """The cause of an abnormal end from everything that is known: the log, exit codes, the kernel, the
 control group. A log alone cannot tell the OOM killer from anybody else's SIGKILL."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Mapping, Sequence
 from typing import Any

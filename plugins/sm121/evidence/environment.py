@@ -1,8 +1,6 @@
 """The reproducibility record: what a run was made with. Phase 9 of the benchmark plan. A value that
 cannot be known is null, and ``unknown`` says why."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -2,8 +2,6 @@
 That a module lies in a cache proves that some run compiled it, not that this one called it. That it
 is missing from a cache that was empty before proves that nothing of it ran."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 

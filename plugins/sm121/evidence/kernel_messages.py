@@ -1,7 +1,5 @@
 """What the kernel said: Xid, NVRM, the OOM killer."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 was asked for proves nothing; neither does a configuration line that says ``auto``. A value on which
 the log is silent is None."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -2,8 +2,6 @@
 profile are read the same way: the Chrome trace of the torch profiler (vLLM, SGLang) and the kernel
 table of Nsight Systems. On an engine without a GPU, operators stand for kernels."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import gzip

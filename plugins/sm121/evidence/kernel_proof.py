@@ -2,8 +2,6 @@
 are quantised beyond the checkpoint, by the calls of dense Marlin a decoded token (73 with qkv, o
 and lm_head of 36 layers), and the variant of the experts' first product."""
 
-from __future__ import annotations
-
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile, KernelTime, entry_of
 

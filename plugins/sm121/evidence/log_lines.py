@@ -3,8 +3,6 @@ server prints: ANSI colours, ``(EngineCore pid=7)``, ``docker compose``, journal
 CI, log stores, ``grep -n``. This module undoes that, in bounded memory, so that a signature is a
 pattern on the message alone."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

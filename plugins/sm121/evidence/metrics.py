@@ -1,7 +1,5 @@
 """What a server's /metrics say: its samples, and what they prove of its kernel path."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator

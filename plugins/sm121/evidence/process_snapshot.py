@@ -1,7 +1,5 @@
 """A process tree at one moment, in words and numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

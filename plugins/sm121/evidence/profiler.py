@@ -3,8 +3,6 @@
 before: the flag alone costs nothing. What a profile leaves behind is another matter, see
 ``docs/kernel-path.md``."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """How far a start is, from the lines that the server prints meanwhile."""
 
-from __future__ import annotations
-
 from sm121.evidence.log_lines import clean
 from sm121.evidence.signatures import known_engines, load_signatures
 

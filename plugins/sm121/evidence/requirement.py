@@ -1,7 +1,5 @@
 """The resolved kernel path against the one that the profile requires."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

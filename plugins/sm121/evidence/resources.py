@@ -1,7 +1,5 @@
 """What a server's process tree used, sampled beside the run."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

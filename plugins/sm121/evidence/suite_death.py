@@ -1,7 +1,5 @@
 """What a server's supervisor writes down when the suite itself was killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """What kernels are timed on. No torch here: cases are named and counted where there is none."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

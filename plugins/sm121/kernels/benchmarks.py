@@ -4,8 +4,6 @@ of it written, from values that no call before it had) and when it is not faster
 share of the measured bandwidth above one says that the kernel left something out, or that its data
 came from a cache."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 vLLM or FlashInfer in this process. The engine has an interpreter and an environment of its own
 (``--engine-python``, a PYTHONPATH of its configuration), and may import another build."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 

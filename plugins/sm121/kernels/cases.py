@@ -2,8 +2,6 @@
 rows of fixtures/kernels/cases.toml. No torch here: cases are counted, named and selected where
 there is none."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One operation of a provider on one problem: what is wrong with what it did."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A process in which kernels are judged, in the interpreter and the environment of the engine. A
 case that ends the process is a failure of that case. The next one gets a new process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@ is blind to something: the largest error sees one wrong element, the row's RMS o
 slope <a, r>/<r, r> a scale error (all of them sum over the whole output, so noise averages out),
 the mean error a bias. The measures of `peer-survey.md` §3.2."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Layers of experts for the kernel tests: random weights, and forms in which a fault shows."""
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

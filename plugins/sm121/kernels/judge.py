@@ -3,8 +3,6 @@ is started by `sm121.kernels.child` and needs nothing of the suite to be install
 numpy and pydantic, which an engine has. Oracles, poison, replays and clocks work on the provider's
 own memory and device, so that they are here and not in pytest's process."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

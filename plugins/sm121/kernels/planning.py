@@ -1,7 +1,5 @@
 """Base of the providers on a GPU: weights are put in order and a step is planned once."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@ has no `out=`: outputs are the provider's to allocate. So every uninitialised te
 while an operation runs, in Python or by an ATen operator, is filled first. Memory that an extension
 takes inside its own C++ code is out of reach of this."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

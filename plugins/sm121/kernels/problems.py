@@ -2,8 +2,6 @@
 generator of the case's seed, so that a case is the same everywhere. The oracle is asked once, when
 the problem is built."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

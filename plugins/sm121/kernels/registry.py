@@ -1,8 +1,6 @@
 """Kernel providers by the name that ``--kernel-provider`` takes. A provider is imported only when
 it is asked for: the list is there without torch."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from typing import Any, NamedTuple

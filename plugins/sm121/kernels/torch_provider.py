@@ -3,8 +3,6 @@ at every place where a kernel would store them, sums are float32. Written indepe
 oracle: another formula for each codec, one softmax over tiles of keys. Its small methods are the
 places at which a kernel can go wrong, and where the meta tests break it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any, get_args

@@ -1,7 +1,5 @@
 """The kernels under test: of each operation the provider that judges it, and where it runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -7,8 +7,6 @@ cpu_moe.py) on MXFP4 weights decoded to bfloat16 or float32, which hold them exa
 `CPURouter` does, which has no kernel of its own and is PyTorch, and the head as
 `dispatch_cpu_unquantized_gemm` does (model_executor/layers/utils.py). There are no quantisers."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable

@@ -3,8 +3,6 @@ Called as vLLM 0.24 to 0.33 call them: the experts by Marlin (`fused_marlin_moe`
 kernels from OpenAI (`triton_kernel_fused_experts`), attention by Triton's unified attention with
 sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by the Triton kernels' `downcast_to_mxfp`."""
 
-from __future__ import annotations
-
 import importlib
 import types
 import warnings

@@ -1,7 +1,5 @@
 """Whether the engine's own parser accepts each value, asked before the first start."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

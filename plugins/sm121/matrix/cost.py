@@ -1,7 +1,5 @@
 """What a matrix costs: predicted from the durations of earlier boots, reported from its own."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -2,8 +2,6 @@
 `covertable`'s (a greedy construction, deterministic); what it covers is counted here, from the
 cells alone."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@ It starts, or says why not; it runs what was asked for; it knows its answers; th
 baseline's, one by one and several at the same time; drafts are accepted where it speculates; it
 still lives; it is as fast as it should be."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """matrix.json and FEATURE_MATRIX.md: which combinations work, and how that is known."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@ baseline passes, so a failing cell has a set of values, all of them not the base
 whatever the others are. Sets that occur in a passing cell are innocent. Of the others the smallest
 are tried, each alone with the baseline's values for all else."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The matrix level: the cells of a plan, what each came to, and what that says together."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What became of a cell."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Literal

@@ -1,7 +1,5 @@
 """What a matrix would be, before anything runs: its size, its coverage, its cost."""
 
-from __future__ import annotations
-
 from sm121.core.level_settings import MatrixPlan
 from sm121.core.profile import Profile
 from sm121.matrix import cost, covering

@@ -1,7 +1,5 @@
 """The cells that will be tried, known before anything is started, and in which order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The cells that have ended, written as they end, so that a killed run goes on where it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

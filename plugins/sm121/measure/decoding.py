@@ -3,8 +3,6 @@ since it waited for others, makes the tokens behind it look fast: they come in a
 after it. What comes in a bunch is one moment, and the clock starts at the first moment that is on
 time. A pause after the first chunk stays in the rate."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -13,8 +13,6 @@ so that all looks together err at most that often. A decision has to hold in eac
 
 What rests on simulation is in docs/tables/gate-errors.md, made by ``tools/gate_errors.py``."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace

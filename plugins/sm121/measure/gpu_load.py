@@ -1,7 +1,5 @@
 """What NVML says of a GPU while matrices are multiplied on it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Does something grow with the requests? A robust slope with its interval, against a limit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which machine this is: what two stored results must have in common to be compared."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,8 +1,6 @@
 """One measured quantity: its raw samples, the clock they were taken with, and what speaks against
 them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Prompts that no cache has seen: fresh random tokens, of an exact length."""
 
-from __future__ import annotations
-
 import random
 import secrets
 import string

@@ -3,8 +3,6 @@ decode one token of one stream, every active weight and the whole KV cache in th
 once. No clock and no kernel can do better; only speculative decoding can, and several streams.
 ``fixtures/formats.toml`` has the bits of formats."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

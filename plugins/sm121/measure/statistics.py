@@ -2,8 +2,6 @@
 The interval is a pair of order statistics: its coverage is exact whatever the distribution,
 infinite samples (requests that failed) included."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

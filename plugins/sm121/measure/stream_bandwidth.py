@@ -3,8 +3,6 @@ Decoding reads every active weight once per token, so what bounds it is how fast
 not copied. The read is a reduction: nothing but its result is written. The rate of matrices bounds
 prefill."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a timed answer says: by which clock its tokens are counted, when they came, how fast."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

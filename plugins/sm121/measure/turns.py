@@ -4,8 +4,6 @@ machine; a test that measures has it alone. There are two lock files: whoever wa
 holds the first one, so that runs which come later wait behind it and cannot keep the machine busy
 for ever. Both are locks of the kernel (flock), which end with the process that holds them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import tempfile

@@ -1,8 +1,6 @@
 """Why a number may count neither way. Each check is named, and says what it saw. What a server
 gives no means to check is `unproven` and makes nothing INVALID."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, pstdev

@@ -4,8 +4,6 @@ more logit a head, in natural-log units and not scaled, that takes its share of 
 gives nothing. Hq query heads, Hkv key/value heads, D head size; query head h reads KV head h div
 (Hq / Hkv)."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -4,8 +4,6 @@ gpt_oss/torch/model.py, `swiglu` and MLPBlock). T tokens, H hidden, I intermedia
 experts a token. A path that serves MXFP8 activations computes another function: what it quantises
 is part of its definition (`Roundings`). The rest stays exact."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@ OCP Microscaling Formats (MX) specification v1.0 in NumPy float64, where every M
 product of an element and a scale is exact. Byte order is that of the gpt-oss checkpoints: element
 2j in the low nibble of byte j, element 2j+1 in the high nibble."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Sequence
 

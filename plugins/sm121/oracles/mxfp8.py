@@ -3,8 +3,6 @@ the OCP Microscaling Formats (MX) specification v1.0 and, for E4M3, from the OCP
 Point specification (OFP8) v1.0, in NumPy float64, where every value is exact. E4M3 has no infinity;
 S.1111.111 is NaN and 448 the largest value."""
 
-from __future__ import annotations
-
 import enum
 
 import numpy as np

@@ -5,8 +5,6 @@ that keeps them packed (W4A16, as Marlin) round the same. With W4A8 the inputs o
 matrices are MXFP8 besides: 32 E4M3 elements with one E8M0 scale, the least power of two that is >=
 amax / 448 (FlashInfer, `cvt_warp_fp16_to_mxfp8`; `sm121.oracles.mxfp8`, rule `ceil`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The machine's state in a run: read before the measurements and after them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Records measurements: the gate's decision, and the metric in verdict.json."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Fixtures for the tests of answers."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -3,8 +3,6 @@ advanced by the measurement: a rate of 52 tok/s is replayed as rounds of 1/52 s,
 tok/s and a slower engine is a longer time, which is what ``--benchmark-compare-fail`` compares. A
 time is replayed as it is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 is in doubt, and ``--certify`` refuses it. Settings, plugins and variables cannot be given: the run
 is built (`sm121.session.certified_run`)."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

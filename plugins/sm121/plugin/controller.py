@@ -1,7 +1,5 @@
 """The controller of pytest-xdist: it runs no test, and makes one report of those of its workers."""
 
-from __future__ import annotations
-
 import functools
 import uuid
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """Fixtures of the kernel level: the provider under test and its cases, the engine's kernel profile,
 the compiler."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Iterator
 

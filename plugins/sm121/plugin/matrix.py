@@ -1,7 +1,5 @@
 """The matrix level: its cells as parametrized tests, and its fixture."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Opens the run of the tests of levels that were collected."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

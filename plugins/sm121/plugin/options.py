@@ -1,7 +1,5 @@
 """The command line: its options, the markers, and the settings that they make."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -2,8 +2,6 @@
 own ``filterwarnings = error`` is about its own code. What torch or NVML's bindings warn of when
 they are imported is no finding about the server that is judged."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator

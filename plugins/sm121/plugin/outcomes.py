@@ -1,7 +1,5 @@
 """Turns pytest's reports on the phases of a test into its verdict."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import re

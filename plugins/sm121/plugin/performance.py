@@ -1,7 +1,5 @@
 """Fixtures of the performance and regression levels: cells of the plan, stored runs, A and B."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Iterator

@@ -2,8 +2,6 @@
 is ``pytest --collect-only``: nothing is started. Its page has the facts of `_FACTS`, what would not
 run with the reason, and each plan of the profile with its minutes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 

@@ -1,8 +1,6 @@
 """Where a run is: one line that is rewritten on a terminal; elsewhere, and beside what pytest says
 itself (-v, -s, -n), a line with its time."""
 
-from __future__ import annotations
-
 import io
 import os
 import threading

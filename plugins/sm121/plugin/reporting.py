@@ -1,8 +1,6 @@
 """What the report shows of each test beyond its verdict: its requirement, the text of its failure,
 and a command that runs it again."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import shlex

@@ -1,7 +1,5 @@
 """``--resume``: tests that an earlier run in the report directory has finished do not run again."""
 
-from __future__ import annotations
-
 import pytest
 
 from sm121.plugin.stash import ID

@@ -10,8 +10,6 @@ What xdist 3.8 does wrong:
 - A worker with a single test waits for a second one for ever.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which tests apply to the target, in which order, and which architecture was asked for."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import Counter

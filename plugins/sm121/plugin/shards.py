@@ -2,8 +2,6 @@
 group share a server. A shard gets whole groups. xdist gives a group to the next worker that is
 free."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -3,8 +3,6 @@ bottom. The body of each hook is the sequence of its steps: any order that matte
 the lines here. Every step is logged to the logger ``sm121.plugin.spine``, at the level DEBUG. A
 hook that must run first, last or around the hooks of other plugins says so in a comment."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Generator

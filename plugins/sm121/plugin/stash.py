@@ -1,7 +1,5 @@
 """What the plugin keeps with pytest's config and items."""
 
-from __future__ import annotations
-
 import pytest
 
 from sm121.plugin.progress import Progress

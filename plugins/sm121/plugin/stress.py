@@ -1,7 +1,5 @@
 """Fixtures for the stress tests: the server under load. Each load is checked as a whole."""
 
-from __future__ import annotations
-
 import pytest
 
 from sm121.core.server import Server

@@ -1,7 +1,5 @@
 """Output on the terminal: settings in the header, progress of long work, the closing table."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from io import StringIO

@@ -2,8 +2,6 @@
 pytest-xdist take no turns of their own, since they would wait for each other. Their controller
 takes one turn for all of them."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -7,8 +7,6 @@ two workers are never on one device. Each worker writes to a file of its folder 
 together, and the controller reads it. xdist's own way does not work: xdist 3.8 appends the names of
 groups to node ids, and pytest 9.2 ignores them silently (pytest-dev/pytest-xdist#1386)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -3,8 +3,6 @@ differs from start to start (memory layout, autotuning, the temperature) is not 
 rounds on one server. So each start gives one value per metric, starts come in pairs whose order
 alternates (A B, B A, ...), and the interval of the ratio B / A is over pairs."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

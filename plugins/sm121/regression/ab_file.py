@@ -1,7 +1,5 @@
 """ab.json: every start of an A/B comparison and what followed, as a report reads it again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Both sides of an A/B comparison started in turns, measured, and judged."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """A change of one metric: B against A, this run against stored ones, or against a trusted one."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A run's measurements held against the stored runs that they can be compared with."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ the last runs by more than the threshold; its samples are worse than the latest 
 Mann-Whitney test; and it lies outside what the runs differ by anyway. The first alone is
 INCONCLUSIVE. Against another side, the whole interval of the ratio decides."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a report says of an A/B comparison: how it ended, its plot, what was compared."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from sm121.core.verdict import Verdict

@@ -2,8 +2,6 @@
 whose secrets were blanked when it was written, its logs searched for them once more, with a
 checksum of each file."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import shutil

@@ -1,7 +1,5 @@
 """A run's verdict as a small picture, for a README (``sm121 badge``)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sm121.core.numbers import number

@@ -2,8 +2,6 @@
 are names of CSS variables, which the page's script looks up: one figure for light, dark and
 paper."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One file that puts two stored runs beside each other; it has no script and asks no network."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@ source keeps the clock that it was measured with, since a number is only as good
 ``token_ids`` and ``usage`` count tokens, ``chunks`` counts events, ``in-process`` is the engine's
 own loop without server and network."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Crashes of a run: the list in verdict.json, and what their bundles say beyond it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

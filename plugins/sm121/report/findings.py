@@ -1,7 +1,5 @@
 """What did not hold, said for people: requirement, observation, evidence, how to run it again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

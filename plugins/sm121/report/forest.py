@@ -2,8 +2,6 @@
 is to the right in every row, whether more or less of the metric is better, so that one band shows
 what is allowed. A row is part of a table that has its data: the numbers need no plot."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

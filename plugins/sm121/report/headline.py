@@ -3,8 +3,6 @@ the terminal, in the summary, in annotations and in junit.xml. The sentence is m
 verdict.json has in fields of their own. Only where a test says something that no field has, its
 message is put in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@ INCONCLUSIVE are an ``error`` with the verdict as its type, since readers of thi
 third thing; what did not run is ``skipped``. A run that is not PASS though no test failed has a
 suite ``run`` with an ``error``."""
 
-from __future__ import annotations
-
 import re
 from xml.etree import ElementTree
 

@@ -3,8 +3,6 @@ verdict file is `sm121.run.merge`'s; here are the folder around it and the matri
 folders are evidence: they are copied to ``shards/I`` of the merged report, unless they lie in it
 already, so that it can be kept and sent as one folder."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What the names of metrics say: ``tg32@d4096``, ``pp2048@d0``, ``tg32_c4@d0``, ``ttft_p99``."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 comes from a model, a log or a name is put in by the template's own escaping, and nothing of it can
 be run: the page's scripts are the only ones that its policy allows, by hash."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """The chart of the rates by depth: measured, required, of other engines, and the memory's bound."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """What other engines reached on the same machine and model, as the documents have it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Something that A and B both may have, as a row of a table with a column for each."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Short forms of long names: anchors of tests, names of kernels."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """A report directory as it was written, by this version of the suite or by another one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """summary.md: the verdict, short enough for a pull request."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,8 +1,6 @@
 """The path of single requests, from the records that a run kept beside its verdict: when it was
 sent, when each chunk came, where it waited."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """What is decided beside the tests: of a server's life, its path, its errors, and what it left."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Profiles some decode steps of a server. The report keeps the kernels that ran."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -3,8 +3,6 @@ What a test requires, the whole text of a failure, the raw samples, the stored r
 was held against. Nothing here decides anything; a report directory without the file has a report
 with less in it."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

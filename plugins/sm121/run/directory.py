@@ -1,7 +1,5 @@
 """The report directory. One run at a time uses it; files of earlier runs are never overwritten."""
 
-from __future__ import annotations
-
 import datetime
 import fcntl
 import time

@@ -1,7 +1,5 @@
 """What a level uses of the run that it is part of: a pytest run, or a script's `Session`."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping

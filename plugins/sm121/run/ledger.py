@@ -1,7 +1,5 @@
 """The decision on each test, by its id: one way to decide, and one way to decide again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from sm121.core.verdict import Verdict, worst

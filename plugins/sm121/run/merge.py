@@ -2,8 +2,6 @@
 docs/verdicts.md states the rules: how verdicts rank, how states of the box rank, and which of two
 decisions on a test stands (`sm121.run.ledger.stands`)."""
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Collection, Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The record of a run: its verdict file and ledger, remarks, progress, and the report directory."""
 
-from __future__ import annotations
-
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable

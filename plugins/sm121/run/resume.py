@@ -4,8 +4,6 @@ their records (`sm121.matrix.state`); both only from a run with the same fingerp
 other levels share one running server, and run again, and so do those that are about the kernel path
 or measure a rate: neither is ever taken over."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from sm121.run import verdict_file

@@ -1,7 +1,5 @@
 """Which kernels of the path that was served the numerics judged, and why not the others."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import get_args
 

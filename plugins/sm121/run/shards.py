@@ -1,7 +1,5 @@
 """``--shard I/N``: divides a run into parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

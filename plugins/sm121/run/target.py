@@ -1,7 +1,5 @@
 """What a run judges."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from sm121.core.profile import Profile

@@ -3,8 +3,6 @@ same way is known, and not red. A new failure is, and so is a known one that fai
 both are red by themselves. What is found here is what no test shows: a test that ran there and not
 here, a path that nobody asked to change, a metric that is worse."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """``--certify``: what a certificate requires beyond a plain run."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ variable of the caller reaches it; what is installed in the interpreter's enviro
 ``.pth`` file too. The caller's arguments are added to the command line, and refused where they are
 not known to be harmless."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys

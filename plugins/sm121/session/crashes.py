@@ -1,8 +1,6 @@
 """What happens after an abnormal end: a bundle, one line of output and a fresh server. Where a
 fresh server is not enough, later results are distrusted."""
 
-from __future__ import annotations
-
 import errno
 import shlex
 import time

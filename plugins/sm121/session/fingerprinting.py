@@ -1,7 +1,5 @@
 """The fingerprint of a session, from what was asked for and what was found."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Mapping
 from importlib.resources import files

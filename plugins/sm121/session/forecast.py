@@ -3,8 +3,6 @@ an earlier run on this machine has timed takes as long as it did there. Of the o
 ``fixtures/costs.toml`` says what a check of each level asks of a server on average, and the
 profile's ``[costs]`` how fast a server is and how long a start takes."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections import Counter

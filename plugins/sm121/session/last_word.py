@@ -1,7 +1,5 @@
 """The reports for people and for CI, written when a session has closed."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

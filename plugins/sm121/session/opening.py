@@ -1,8 +1,6 @@
 """Opens a session. Everything that can be wrong with the request is found before anything is
 started."""
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import os

@@ -1,7 +1,5 @@
 """What the user asked for, validated. A mistake is reported in one line before anything starts."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """SIGTERM ends a session in the same way as Ctrl-C; SIGALRM ends a test."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

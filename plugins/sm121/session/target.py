@@ -1,7 +1,5 @@
 """Chooses what will be judged, from the request and the machine, before anything starts."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib.util

@@ -1,7 +1,5 @@
 """What a server must be like once its load has ended."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 

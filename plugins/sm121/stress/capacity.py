@@ -1,7 +1,5 @@
 """How much a server holds: the length of its context, the blocks of its KV cache."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from typing import NamedTuple

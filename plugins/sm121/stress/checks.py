@@ -1,7 +1,5 @@
 """What is required of each answer of a load, and of a load as a whole."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@ request is asked alone first. In the crowd its answer must be the same, or withi
 tokens have log-probabilities. Where arithmetic may fork and they have none (streams of chats,
 responses), only the whole answer to another request is noticed."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,6 @@
 """What can be wrong under load, each with who to ask (``fixtures/stress/faults.toml``). The class
 of a crash bundle comes from here where the server's own log has no cause."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sm121.core import data_file

@@ -2,8 +2,6 @@
 load in which the GB10 effort's own build dies in the replay of a CUDA graph
 (eugr/spark-vllm-docker#31: a prompt of 320 to 643 new tokens joins five)."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

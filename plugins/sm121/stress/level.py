@@ -3,8 +3,6 @@
 stress = Stress(harness, harness.server(), capabilities, bound) stress.sustained()
 stress.memory_holds() stress.close()."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import statistics

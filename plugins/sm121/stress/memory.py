@@ -1,7 +1,5 @@
 """What the server's memory did under load: which quantities must not grow, and what is kept."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from math import inf

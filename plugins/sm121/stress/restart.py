@@ -1,7 +1,5 @@
 """A server that is stopped in the middle of a load, and started again."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence

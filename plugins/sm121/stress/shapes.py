@@ -1,7 +1,5 @@
 """The shapes of load: which requests, when, and what their clients do."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Load for hours: rounds of mixed load with the same checks, and a report that rolls."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Samples the memory of a server once a second: its processes, the device, the machine, the KV
 cache."""
 
-from __future__ import annotations
-
 import subprocess
 import threading
 import time

@@ -4,8 +4,6 @@ A new metric is a new file here with a subclass of `Metric`; `find` finds it by 
 the level asks for it: ``performance.measure("tpot", quantile=0.99)``.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

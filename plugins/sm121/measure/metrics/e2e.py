@@ -1,7 +1,5 @@
 """The time of a whole request."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The gaps between chunks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

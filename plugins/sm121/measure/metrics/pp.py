@@ -1,7 +1,5 @@
 """The prefill rate of one prompt, and of several at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median

@@ -1,7 +1,5 @@
 """The decode rate of several streams together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median

@@ -1,7 +1,5 @@
 """The decode rate of one stream."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The time to the first token."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
