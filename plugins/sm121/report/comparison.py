@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Severity, Verdict
 from sm121.report import metric_names
@@ -27,7 +29,6 @@ KERNELS = (
     "attention", "moe", "quantization", "weights", "dtype", "kv_cache_dtype", "kv_layout",
     "native_fp4", "cuda_graphs", "speculative", "prefix_caching", "load_format",
 )  # fmt: skip
-_SHORT = 160
 
 
 @dataclass(frozen=True)
@@ -260,73 +261,39 @@ def rates(sources: Iterable[Source]) -> tuple[list[str], list[int]]:
 def markdown(sources: Sequence[Source]) -> str:
     """Engine by depth, as the documents have it; then every row; then who measured how."""
     kinds, depths = rates(sources)
-    header = ["Depth", *(f"{source.name} {kind}" for kind in kinds for source in sources)]
-    by_depth = [
-        [
-            f"d{depth}",
-            *(
+    proven = [source for source in sources if source.kernels]
+    metrics = dict.fromkeys(row.metric for source in sources for row in source.rows)
+    environment = Environment(  # noqa: S701 - Markdown
+        loader=PackageLoader("sm121.report"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("compare.md.j2").render(
+        sources=sources,
+        columns=[f"{source.name} {kind}" for kind in kinds for source in sources],
+        by_depth={
+            depth: [
                 cell
                 for kind in kinds
                 for cell in _cells([source.row(f"{kind}@d{depth}") for source in sources])
-            ),
-        ]
-        for depth in depths
-    ]
-    lines = ["## By depth", "", *_table(header, by_depth)]
-    lines += ["", "Rates in tok/s. **Bold**: the best of its row and kind.", "", "## All rows", ""]
-    metrics = dict.fromkeys(row.metric for source in sources for row in source.rows)
-    body = [
-        [label(metric), source.name, _spread(row), row.report.unit, str(row.report.rounds),
-         row.report.clock or _NOTHING, row.verdict or _NOTHING]
-        for metric in metrics
-        for source in sources
-        if (row := source.row(metric)) is not None
-    ]  # fmt: skip
-    lines += _table(["test", "run", "value", "unit", "rounds", "clock", "verdict"], body)
-    if judged := [source for source in sources if source.levels]:
-        lines += ["", "## What failed", "", *_failures(judged)]
-    if proven := [source for source in sources if source.kernels]:
-        lines += ["", "## Kernels, as the log proves them", ""]
-        lines += _table(
-            ["", *(source.name for source in proven)],
-            [
-                [part, *(source.kernels.get(part, _NOTHING) for source in proven)]
-                for part in KERNELS
-                if any(part in source.kernels for source in proven)
-            ],
-        )
-    lines += ["", "## Runs", ""]
-    lines += _table(
-        ["run", "engine", "model", "measured by", "notes"],
-        [[s.name, s.engine, s.model, s.tool, "; ".join(s.notes) or _NOTHING] for s in sources],
-    )
-    clocks = {row.report.clock for source in sources for row in source.rows if row.report.clock}
-    if len(clocks) > 1:
-        lines += ["", f"Not one clock: {', '.join(sorted(clocks))}. Differences of a few per cent "
-                  "between them may be those of the clocks."]  # fmt: skip
-    return "\n".join(lines) + "\n"
-
-
-def _failures(sources: Sequence[Source]) -> list[str]:
-    """How many checks failed of each severity, then each of them."""
-    grades = [severity.value for severity in Severity]
-    lines = _table(
-        ["run", *grades, "levels"],
-        [
-            [
-                source.name,
-                *(str(sum(one.severity == grade for one in source.failed)) for grade in grades),
-                ", ".join(source.levels),
             ]
+            for depth in depths
+        },
+        rows=[
+            [label(metric), source.name, _spread(row), row.report.unit, str(row.report.rounds),
+             row.report.clock or _NOTHING, row.verdict or _NOTHING]
+            for metric in metrics
             for source in sources
+            if (row := source.row(metric)) is not None
         ],
-    )
-    failed = [
-        [source.name, test.severity, test.id.rpartition("::")[2], test.message[:_SHORT]]
-        for source in sources
-        for test in source.failed
-    ]
-    return [*lines, "", *_table(["run", "severity", "check", "seen"], failed)] if failed else lines
+        judged=[source for source in sources if source.levels],
+        grades=[severity.value for severity in Severity],
+        proven=proven,
+        parts=[part for part in KERNELS if any(part in source.kernels for source in proven)],
+        clocks=sorted({r.report.clock for s in sources for r in s.rows if r.report.clock}),
+        nothing=_NOTHING,
+    )  # fmt: skip
 
 
 def csv_text(sources: Sequence[Source]) -> str:
@@ -356,13 +323,6 @@ def distinct(sources: Sequence[Source]) -> list[Source]:
         counts[source.name] = number = counts.get(source.name, 0) + 1
         named.append(source if number == 1 else replace(source, name=f"{source.name} ({number})"))
     return named
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return [line(header), "|" + "---|" * len(header), *(line(row) for row in rows)]
 
 
 def _cells(rows: Sequence[ComparedRow | None]) -> list[str]:
