@@ -221,17 +221,10 @@ def judge(
     remark: Callable[[str], object],
 ) -> None:
     """Ask the questions of a file, keep the outputs as JSONL, and judge the share that is right.
-
-    Args:
-        baseline: outputs of an earlier run.
-        ask: gives an answer and its number of tokens; it is given the most that there may be.
-
-    Raises:
-        AssertionError: too few are right, or the run is worse than the baseline.
-        Inconclusive: the share that the profile requires is within the interval.
-        NotRun: the profile requires none.
-        UsageError: a file cannot be read.
-    """
+    ``baseline``: outputs of an earlier run; ``ask`` gives an answer and its number of tokens, for
+    the most that there may be. Raises AssertionError: too few are right, or the run is worse than
+    the baseline; Inconclusive: the share that the profile requires is within the interval; NotRun:
+    the profile requires none; UsageError: a file cannot be read."""
     limit = profile.correctness.max_answer_tokens
     questions = load(path, Question, "--questions")
     outputs = run(questions, lambda question: ask(question, limit))

@@ -147,14 +147,9 @@ def make(
     kept: Path | None = None,
     say: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> OracleFile:
-    """Compute what the oracle says of a checkpoint.
-
-    Args:
-        device: where it is computed, as PyTorch names it.
-        kept: a folder for what is done so far: a computation that was stopped goes on there.
-        say: called with the steps done and the steps in all.
-
-    Raises what `sm121.oracles.scores.score` raises."""
+    """Compute what the oracle says of a checkpoint, on a device of PyTorch. A computation that was
+    stopped goes on in the folder ``kept``; ``say`` is called with the steps done and the steps in
+    all. Raises what `sm121.oracles.scores.score` raises."""
     import torch
 
     from sm121.oracles import scores

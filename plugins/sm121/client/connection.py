@@ -22,9 +22,9 @@ class Patience:
 
 
 def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp.ClientSession:
-    """A session with any number of connections and no time limit on a request. Nothing is unpacked:
-    an answer is asked for as it is. `reuse`: a connection serves one request after the other;
-    `options`: further ones of `aiohttp.ClientSession`."""
+    """A session with any number of connections and no time limit on a request. Nothing is unpacked.
+    ``reuse``: a connection serves one request after the other; ``options``: of
+    `aiohttp.ClientSession`."""
     reuse_options: dict[str, Any] = (
         {"keepalive_timeout": _KEEP_ALIVE_S} if reuse else {"force_close": True}
     )

@@ -51,20 +51,12 @@ def build(
     arguments: Sequence[str] = (),
     timeout_s: float = 120.0,
 ) -> Built:
-    """Compile the device code of ``source`` into the fat binary ``output``, and judge it.
-
-    Args:
-        source: a CUDA source file.
-        architecture: the only one that is compiled for; no PTX is kept.
-        rule: what its instructions are judged by.
-        refusal: matches ptxas' message that the architecture lacks an instruction.
-        tools: the compiler, and what reads what it made.
-        output: file to write.
-        arguments: further arguments of nvcc; architectures among them are replaced.
-        timeout_s: limit on the compilation, in seconds of wall time.
-
-    Raises sm121.compilation.child.TookTooLong: nvcc took longer than that; Sm121Error: it made
-    something else than it was asked for, or that cannot be read."""
+    """Compile the device code of ``source`` (CUDA) for one architecture, without PTX, into the fat
+    binary ``output``, and judge its instructions by ``rule``. ``refusal`` matches ptxas' message
+    that the architecture lacks an instruction; architectures among ``arguments`` of nvcc are
+    replaced; ``timeout_s`` is wall time. Raises sm121.compilation.child.TookTooLong: nvcc took
+    longer than that; Sm121Error: it made something else than it was asked for, or that cannot be
+    read."""
     # -fatbin: device code only, so that neither host compilation nor linking takes part.
     command = [
         tools.compiler.nvcc,

@@ -118,13 +118,8 @@ class FlashInferModules:
     def missing(
         self, modules: Sequence[JitModule], codes: Sequence[str], gpu: int
     ) -> list[JitModule]:
-        """Those that are not there for an architecture.
-
-        Args:
-            modules: which are asked for.
-            codes: names of its machine code in the cache, such as ``121a``.
-            gpu: its compute capability, such as 121.
-        """
+        """Those of ``modules`` that are not there for any of ``codes``, names of machine code in
+        the cache such as ``121a``, or for ``gpu``, a compute capability such as 121."""
         cached = [
             folder / "cached_ops"
             for folder in self.folder.glob(f"{self.version or '*'}/*")
@@ -173,13 +168,9 @@ class Bound:
 def bound(
     modules: Sequence[JitModule], environment: Mapping[str, str], *, resident_gib: float = 0.0
 ) -> Bound:
-    """The bound for these modules, of which there is at least one.
-
-    Args:
-        modules: those that may be compiled.
-        environment: the engine's; what it says of nvcc's threads counts.
-        resident_gib: what the engine holds while it compiles.
-    """
+    """The bound for these modules, of which there is at least one. What the engine's
+    ``environment`` says of nvcc's threads counts; the engine holds ``resident_gib`` while it
+    compiles."""
     reserve = load_jit().reserve_gib.value
     # Threads compile one source for several architectures at the same time.
     architectures = len(environment.get("FLASHINFER_CUDA_ARCH_LIST", "").split()) or 1

@@ -85,14 +85,9 @@ class LibraryReport:
 
 
 def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None) -> LibraryReport:
-    """What a file's device code means for a GPU. A file that cannot be read is reported as such.
-
-    Args:
-        path: a library, object, fat binary or cubin.
-        gpu: compute capability, such as 121.
-        disassembler: reads its instructions too, and finds kernels that only trap; takes about
-            eight seconds for a million instructions.
-    """
+    """What a file's device code means for a GPU of that compute capability (121). A file that
+    cannot be read is reported as such. With a ``disassembler`` kernels that only trap are found,
+    too, in about eight seconds for a million instructions."""
     try:
         images = device_code.read(path)
     except (UnreadableCode, OSError) as error:
@@ -171,14 +166,9 @@ class _RequiredData(DataTable):
 
 
 def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[Fact]:
-    """Libraries that the engine cannot do without and that have no machine code for a GPU.
-
-    Args:
-        engine: such as ``vllm``; nothing is required of one that the data file does not know.
-        origins: where its packages are imported from, by name.
-        gpu: compute capability, such as 121.
-
-    Returns: A fact each; empty when all of them have it. Raises DataFileError:
+    """Libraries that the engine cannot do without and that have no machine code for a GPU of that
+    compute capability (121), a fact each. ``origins``: where its packages are imported from, by
+    name. Nothing is required of an engine that the data file does not know. Raises DataFileError:
     ``fixtures/compilation/libraries.toml`` is wrong."""
     lines = []
     for entry in data_file.load("compilation/libraries.toml", _RequiredData).library:

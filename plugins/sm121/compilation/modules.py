@@ -59,8 +59,8 @@ def module(name: str) -> Module:
 
 
 def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list[Fact]:
-    """Compile a module's CUDA units one after the other; what is not as required. `chosen`: of
-    `load_modules`; `flashinfer`: generates the sources, into the tools' folder, and the arguments.
+    """Compile the CUDA units of the `load_modules` that were chosen one after the other; what is
+    not as required. FlashInfer generates the sources, into the tools' folder, and the arguments.
     Raises NotRun: the machine has too little memory for the compiler, or FlashInfer does not
     answer; sm121.compilation.child.TookTooLong: nvcc does not end."""
     available = psutil.virtual_memory().available / 2**30

@@ -69,14 +69,8 @@ def probe(name: str) -> Probe:
 def compile_probe(
     chosen: Probe, architecture: CodeArchitecture, tools: Tools, headers: Mapping[str, Path]
 ) -> Built:
-    """Compile a probe for one architecture and judge what came out.
-
-    Args:
-        chosen: of `load_probes`.
-        architecture: what it is compiled for; its outcome there need not be known.
-        tools: the compiler, what reads what it made, and where that is written.
-        headers: folders by the name that stands for them in ``arguments``.
-
+    """Compile a probe of `load_probes` for one architecture, whose outcome need not be known, and
+    judge what came out. ``headers``: folders by the name that stands for them in ``arguments``.
     Raises sm121.compilation.child.TookTooLong: nvcc does not end; UsageError: the arguments name a
     place that is not among ``headers``."""
     with as_file(files("sm121.fixtures") / "compilation") as data:

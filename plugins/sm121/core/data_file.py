@@ -91,14 +91,9 @@ def shipped(folder: str) -> dict[str, Traversable]:
 
 
 def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind: str) -> _Model:
-    """A data file that a user named: a shipped one, or a path.
-
-    Args:
-        folder: of ``fixtures/``, where the shipped ones are.
-        what: names the choice in errors, as ``--profile`` does.
-        kind: names the file in errors.
-
-    Raises UsageError: there is no such file, or it is wrong; one line."""
+    """A data file that a user named: one that ships in ``folder`` of ``fixtures/``, or a path.
+    Errors name the choice as ``what`` (``--profile``) and the file as ``kind``. Raises UsageError:
+    there is no such file, or it is wrong; one line."""
     return validated(*chosen_table(name_or_path, folder, what, kind), model)
 
 

@@ -87,14 +87,9 @@ class ReleaseSetting(DataTable):
     def fits(
         self, identity: str | None, options: Collection[str] | None = None, more: Sequence[str] = ()
     ) -> bool:
-        """Whether an engine takes this.
-
-        Args:
-            identity: of `builds.identity`.
-            options: of the engine's parser. One of an unknown release takes what its parser has;
-                where that was not asked, it may take anything.
-            more: arguments that it is given beside these.
-        """
+        """Whether an engine of that `builds.identity` takes this beside ``more`` arguments. One of
+        an unknown release takes what its parser has; where that was not asked, it may take
+        anything."""
         if self.build is not None:
             return (row := builds.named(identity)) is not None and row.name == self.build
         if release(identity) is not None:

@@ -15,16 +15,10 @@ class Statement(DataTable):
 
 
 def extended(parent: BaseModel, own: dict[str, Any], origin: str) -> dict[str, Any]:
-    """The table of a file that extends another. Tables merge by key. Statements and lists replace,
-    but a list of entries that have a ``metric`` merges by that name. The keys in ``without`` (with
-    dots) are those of the parent that are left out before.
-
-    Args:
-        parent: what is extended, validated.
-        own: the file's table as it was read.
-        origin: names the file in errors.
-
-    Raises DataFileError: ``without`` names what the parent has not."""
+    """The table of a file that extends another, validated one. Tables merge by key. Statements and
+    lists replace, but a list of entries that have a ``metric`` merges by that name. The keys in
+    ``without`` (with dots) are those of the parent that are left out before. Raises DataFileError:
+    ``without`` names what the parent has not; ``origin`` names the file."""
     before = parent.model_dump(exclude_unset=True)
     without = own.get("without", ())
     for name in without if isinstance(without, list) else ():

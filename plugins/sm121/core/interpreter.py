@@ -45,16 +45,9 @@ def ask(
     *,
     within_s: float = 60.0,
 ) -> Any:
-    """What a script prints as JSON in its last line, when ``python`` runs it.
-
-    Args:
-        python: the interpreter.
-        script: its source, or its file.
-        environment: the whole environment of its process.
-        question: given to the script as JSON on its standard input.
-        within_s: the time that it may take, in seconds.
-
-    Raises NoAnswer: it cannot be started, takes longer, fails, or prints no JSON."""
+    """What a script (its source, or its file) prints as JSON in its last line, when ``python`` runs
+    it in that whole environment, with the question as JSON on its standard input. Raises NoAnswer:
+    it cannot be started, takes longer than ``within_s`` seconds, fails, or prints no JSON."""
     try:
         run = subprocess.run(
             [python, str(script)] if isinstance(script, Path) else [python, "-c", script],

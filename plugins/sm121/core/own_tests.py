@@ -21,8 +21,8 @@ def settings() -> Path:
 
 
 def words(started_in: Path, given: Sequence[str] = ()) -> list[str]:
-    """What ``sm121 run`` says to pytest. `started_in`: the folder for pytest's cache; `given`: what
-    the user says."""
+    """What ``sm121 run`` says to pytest, by what the user says and the folder for pytest's
+    cache."""
     # Without its cache, pytest does not know the setting.
     cacheless = any("no:cacheprovider" in word for word in given)
     return [

@@ -237,16 +237,12 @@ class Profile(DataTable):
         identity: str | None = None,
         options: Collection[str] | None = None,
     ) -> Profile:
-        """The profile as one configuration is judged by it, with what each one is in an engine. A
-        configuration that was named is held against its own gates, where it has some, in place of
-        the rates of ``[performance]``; else those come first, which are asked of every build.
-
-        Args:
-            configuration: default: the fastest that the engine has, else ``under_test``.
-            identity: of `builds.identity`.
-            options: of the engine's parser, where it was asked.
-
-        Raises UsageError: there is no such configuration, or that engine cannot have it."""
+        """The profile as one configuration is judged by it (default: the fastest that the engine
+        has, else ``under_test``), with what each one is in an engine of that `builds.identity` and
+        those parser options. A configuration that was named is held against its own gates, where it
+        has some, in place of the rates of ``[performance]``; else those come first, which are asked
+        of every build. Raises UsageError: there is no such configuration, or that engine cannot
+        have it."""
         named = self.configurations.get(configuration or "")
         may_have_it = options is None and any(
             builds.may_be(identity, each.build) for each in (named.settings if named else ())

@@ -96,12 +96,8 @@ class Fact:
 
 
 class Unmet(AssertionError):
-    """A check failed: these facts do not hold.
-
-    Args:
-        severity: of the failure, where only the failure shows it.
-        never_waived: what it is that no waiver tolerates, such as "a crash"; empty: one may.
-    """
+    """A check failed: these facts do not hold. ``severity``: where only the failure shows it;
+    ``never_waived``: what it is that no waiver tolerates, such as "a crash"."""
 
     def __init__(
         self, *facts: Fact, severity: Severity | None = None, never_waived: str = ""

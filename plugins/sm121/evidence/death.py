@@ -20,16 +20,9 @@ def cause_of(
     kills: int,
     pids: set[int],
 ) -> Cause:
-    """The cause, better than the log's where something else says more.
-
-    Args:
-        logged: from the log and the main process's exit status.
-        exits: how processes of the tree ended (pid, name, status). One that our own stop ended
-            (by_us) is no cause.
-        kernel: messages since the start.
-        kills: OOM kills of the control group since then.
-        pids: of the tree.
-    """
+    """The cause, better than the log's (``logged``) where something else says more: how processes
+    of the tree ended (pid, name, status; one that our own stop ended, by_us, is no cause), the
+    kernel's messages and the control group's OOM kills since the start."""
     exits = [entry for entry in exits if not entry.get("by_us")]
     signalled = [entry for entry in exits if (entry.get("status") or 0) < 0]
     killed = [entry for entry in signalled if entry["status"] == -signal.SIGKILL]

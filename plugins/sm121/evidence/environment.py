@@ -152,14 +152,11 @@ def record(
     workload: Mapping[str, object],
     root: Path = Path("/"),
 ) -> EnvironmentRecord:
-    """The record of a run that is about to start.
-
-    `engine_python` is the interpreter of the engine's environment, `arguments` and `environment`
-    are what the engine is started with, `workload` is what will be measured (tokens, counts; kept
-    as given). One subprocess is started, with a time limit of `PROBE_TIMEOUT_S` seconds, and
-    ``git`` for checkouts. `root` is where ``/proc`` and the files that mark a container are looked
-    for. Nothing raises because of the machine: what cannot be read is null. Raises TypeError when
-    `workload` cannot be written as JSON."""
+    """The record of a run that is about to start, by the engine's interpreter, what it is started
+    with, and what will be measured (``workload``; kept as given). One subprocess is started, with a
+    time limit of `PROBE_TIMEOUT_S` seconds, and ``git`` for checkouts. ``root`` is where ``/proc``
+    and the files that mark a container are looked for. Nothing raises because of the machine: what
+    cannot be read is null. Raises TypeError: `workload` cannot be written as JSON."""
     unknown: dict[str, str] = {}
     secrets = secrets_of(environment)
     probe = _probe(engine_python, environment, unknown)

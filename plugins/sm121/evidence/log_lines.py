@@ -288,16 +288,11 @@ def without_digits(text: str) -> str:
 def read_new_lines(
     path: Path, is_plain: Callable[[LogLine], bool], again: Callable[[bytes, LogLine], None]
 ) -> Iterator[LogLine]:
-    """The lines of a log as `join_wrapped` gives them, ten times as fast where they repeat. A log
-    of gigabytes says the same few things over and over with other numbers. A line that differs in
-    digits alone from a plain one is not given again, unless a later piece continues it.
-
-    Args:
-        is_plain: whether a line says nothing, whatever digits stand in it; asked after the line
-            was given.
-        again: told of a line, as it stands in the log, which is not given, and of the plain one
-            that it is like.
-    """
+    """The lines of a log as `join_wrapped` gives them, ten times as fast where they repeat: a line
+    that differs in digits alone from a plain one is not given again, unless a later piece continues
+    it. ``is_plain``: whether a line, after it was given, says nothing, whatever digits stand in it.
+    ``again`` is told of a line that is not given, as it stands in the log, and of the plain one
+    that it is like."""
     plain: dict[bytes, LogLine] = {}
     current: LogLine | None = None
     pending: bytes | None = None  # a plain line in the place of `held`

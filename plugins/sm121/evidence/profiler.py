@@ -23,14 +23,9 @@ _LONGEST_ANSWER = 1024
 
 
 def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
-    """The trace of about `steps` decode steps of one request, without its prefill.
-
-    Args:
-        endpoint: the server, started with its profiler writing into `traces`.
-        traces: folder of the traces, on this machine.
-        steps: tokens that are generated while the profiler runs.
-
-    Raises NotRun: the server has no profiler, or wrote no trace."""
+    """The trace of about `steps` decode steps of one request, without its prefill, by a server
+    whose profiler writes into `traces` on this machine. Raises NotRun: the server has no profiler,
+    or wrote no trace."""
     before = set(_written(traces))
     _decode(endpoint, steps)
     return _newest(traces, before)

@@ -45,15 +45,9 @@ def not_shown(required: PathValues, path: KernelPath) -> list[str]:
 def contradictions(
     required: KernelPathRequirement, path: KernelPath, log: Path, configuration: str
 ) -> list[str]:
-    """What of the path is not as required, a line each; empty when all of it is.
-
-    Args:
-        required: of the profile.
-        path: what the log proves. A value of `MUST_BE_SHOWN` that it does not show contradicts a
-            requirement on it.
-        log: searched for the rules' signatures, line by line, from its last start on.
-        configuration: name of the server configuration, which selects the rules.
-    """
+    """What of the path that a log proves is not as required, a line each. A value of
+    `MUST_BE_SHOWN` that it does not show contradicts a requirement on it. The log is searched for
+    the signatures of the configuration's rules, from its last start on."""
     findings = []
     for name in COMPARED:
         accepted = _accepted(required, name)
@@ -89,17 +83,11 @@ def kernel_contradictions(
     seen: KernelProfile,
     layers: int | None = None,
 ) -> list[str]:
-    """What of the kernels of a decode step is not as the log says or as required, a line each.
-    There must be kernels of attention and of the experts, and they must be those of the backends
-    that the log resolved, by ``fixtures/kernels/names.toml``; a backend of which no kernel is known
-    is contradicted, so that an emulation is not taken for proof. The profile's rules come on top.
-
-    Args:
-        required: of the configuration.
-        path: what the log proves.
-        seen: the kernels that ran.
-        layers: of the model, where they are known.
-    """
+    """What of the kernels of a decode step (``seen``) is not as the log says or as required, a line
+    each. There must be kernels of attention and of the experts, and they must be those of the
+    backends that the log resolved, by ``fixtures/kernels/names.toml``; a backend of which no kernel
+    is known is contradicted, so that an emulation is not taken for proof. The profile's rules come
+    on top."""
     return [line for line, cut in _kernel_findings(required, path, seen, layers) if not cut]
 
 

@@ -39,16 +39,11 @@ class _Held(Protocol):
 
 
 class ResourceSampler(threading.Thread):
-    """Samples a changing set of processes until it is stopped.
-
-    Args:
-        processes: gives the processes to look at, asked anew for every sample.
-        held: what processes of these pids, with so many resident bytes, hold of all memory.
-        interval_s: time between samples.
-        floor_bytes: when less than this is available, ``on_floor`` is called at each sample: what
-            it ends may just be starting.
-        on_trouble: called with a line, once, when a sample could not be taken.
-    """
+    """Samples a changing set of ``processes``, asked anew for every sample, until it is stopped.
+    ``held``: what processes of these pids, with so many resident bytes, hold of all memory. When
+    less than ``floor_bytes`` is available, ``on_floor`` is called at each sample: what it ends may
+    just be starting. ``on_trouble`` is called with a line, once, when a sample could not be
+    taken."""
 
     def __init__(
         self,

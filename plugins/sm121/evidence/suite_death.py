@@ -18,15 +18,9 @@ _LOOK_BACK_S = 600.0
 
 
 def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -> None:
-    """Write a bundle beside the server's status file, and name it in the run's verdict.json.
-
-    Args:
-        status: the server's status file, in the report directory.
-        names: of the processes of the server's tree, by pid.
-        main_pid: of the server itself.
-        suite: pid of the suite's process, empty where it is not known.
-
-    Raises OSError: it cannot be written."""
+    """Write a bundle beside the server's status file in the report directory, and name it in the
+    run's verdict.json. ``names``: of the processes of the server's tree, by pid; ``suite``: its
+    pid, empty where it is not known. Raises OSError: it cannot be written."""
     directory = status.parent
     secrets = secrets_of(os.environ)
     kernel = kernel_messages.since(time.monotonic() - _LOOK_BACK_S)

@@ -1,8 +1,7 @@
 """Kernel times: the call that is timed, the bytes it has to move, and whether it did its work. A
 number counts only when the output of a timed call is right (some rows of it against the oracle, all
-of it written, from values that no call before it had) and when it is not faster than memory: a
-share of the measured bandwidth above one says that the kernel left something out, or that its data
-came from a cache."""
+of it written, from values that no call before it had) and when it is not faster than memory: its
+share of the measured bandwidth is at most one."""
 
 import functools
 from collections.abc import Callable

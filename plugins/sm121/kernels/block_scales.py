@@ -1,12 +1,10 @@
-"""Is any block scale of an expert another one? By what it would do to the output.
-
-A scale of the second matrix that is one exponent too high adds what its block gives to the output
-once more, to the same output of every token of the expert; one too low takes half of it away. How
-much of a block's part is in the error is found by projecting one on the other over all tokens of
-the expert (least squares): 1, -1/2, or near 0. Rounding is no part of any block, so it averages
-out, and a kernel that rounds often is judged as sharply as one that does not. A scale of the first
-matrix moves one hidden activation of every token that lives in its block. What both wrong scales,
-one too high and one too low, would do is computed, and the error projected on each: 1 or near 0."""
+"""Is any block scale of an expert another one? By what it would do to the output. A scale of the
+second matrix that is one exponent too high adds what its block gives to the output once more; one
+too low takes half of it away. How much of a block's part is in the error is found by projecting one
+on the other over all tokens of the expert (least squares): 1, -1/2, or near 0. Rounding is no part
+of any block, so it averages out. A scale of the first matrix moves one hidden activation of every
+token that lives in its block. What both wrong scales would do is computed, and the error projected
+on each: 1 or near 0."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""The provider `flashinfer`: FlashInfer's kernels as vLLM calls them for gpt-oss.
-
-Prefill by the attention-sink wrapper on fa2 (the backend of SM12x; the plain wrappers take `sinks=`
-and ignore it on fa2), decode by XQA, and the quantisers, whose kernels have bodies from sm100 on.
-The experts by `cutlass_fused_moe`: with bfloat16 activations on sm90 (W4A16), with MXFP8
-activations on SM10x and SM12x (W4A8); neither exists on the other's architectures. What the
-installed release does not have is NotRun, with the release that has it
+"""The provider `flashinfer`: FlashInfer's kernels as vLLM calls them for gpt-oss. Prefill by the
+attention-sink wrapper on fa2 (the backend of SM12x; the plain wrappers take `sinks=` and ignore it
+on fa2), decode by XQA, the quantisers with bodies from sm100 on. The experts by
+`cutlass_fused_moe`: with bfloat16 activations on sm90 (W4A16), with MXFP8 activations on SM10x and
+SM12x (W4A8). What the installed release does not have is NotRun, with the release that has it
 (``fixtures/kernels/flashinfer.toml``). A kernel that raises is a failure."""
 
 from __future__ import annotations

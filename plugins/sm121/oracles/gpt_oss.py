@@ -1,12 +1,9 @@
 """gpt-oss written down once more, from its definition, to say what the right log-probabilities are.
-
 Plain PyTorch in float64 or float32, no cache, no kernel, nothing taken from an engine. Sources: the
 gpt-oss model card (OpenAI 2025, arXiv:2508.10925) and reference implementation (openai/gpt-oss,
 gpt_oss/torch/model.py) for attention sinks, routing and the clamped SwiGLU; YaRN (Peng et al. 2023,
-arXiv:2309.00071) for the rotary embedding. A model with a mistake is this one with other weights or
-another configuration, which is how the suite knows that it would notice one. Shapes: T tokens, V
-vocabulary, H hidden, Hq query heads, Hkv key/value heads, D head size, E experts, I intermediate
-size."""
+arXiv:2309.00071) for the rotary embedding. Shapes: T tokens, V vocabulary, H hidden, Hq query
+heads, Hkv key/value heads, D head size, E experts, I intermediate size."""
 
 from __future__ import annotations
 

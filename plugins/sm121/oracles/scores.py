@@ -71,18 +71,11 @@ def score(
     cache: Path | None = None,
     say: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> list[Scores]:
-    """The scores of each text.
-
-    Args:
-        checkpoint: a folder in the Hugging Face format.
-        dtype: everything is computed in it.
-        device: where, as PyTorch names it.
-        cache: a folder for the states after each layer. What it has of the same checkpoint, texts
-            and dtype is not computed again; it is removed at the end.
-        say: called after each layer, with the layers done and the layers in all; each token that
-            texts go on with passes all layers once more.
-
-    Raises ValueError: an empty text, an unknown token, or a tensor that the checkpoint has not;
+    """The scores of each text by a checkpoint in the Hugging Face format, computed in ``dtype`` on
+    ``device``. What the folder ``cache`` has of the same checkpoint, texts and dtype is not
+    computed again; it is removed at the end. ``say`` is called after each layer, with the layers
+    done and in all; each token that texts go on with passes all layers once more. Raises
+    ValueError: an empty text, an unknown token, or a tensor that the checkpoint has not;
     FileNotFoundError: the checkpoint has no config.json or no *.safetensors."""
     intact = gpt_oss.stream(checkpoint, dtype, device)
     layers, longest = len(intact.layers), max((text.more for text in texts), default=0)

@@ -36,15 +36,10 @@ def clock_time(seconds: float) -> str:
 
 
 class Progress:
-    """Where the run is.
-
-    Args:
-        file: a file of its own on the terminal or the pipe; pytest captures the usual one.
-        costs: what each level will ask.
-        width: of the line that pytest has begun there; None where pytest writes none of its own.
-        every_s: where there is no terminal, seconds between two lines.
-        clock: seconds.
-    """
+    """Where the run is. ``file``: of its own on the terminal or the pipe, since pytest captures the
+    usual one; ``costs``: what each level will ask; ``width``: of the line that pytest has begun
+    there, None where it writes none; ``every_s``: seconds between two lines where there is no
+    terminal; ``clock``: seconds."""
 
     def __init__(
         self,
@@ -97,8 +92,8 @@ class Progress:
         return self._width is None
 
     def begin(self, level: str, test: str) -> None:
-        """A check begins, or its turn is waited for. `level`: empty where several run at a time: no
-        level begins or ends then; `test`: its id."""
+        """A check begins, or its turn is waited for. ``level`` is empty where several run at a
+        time."""
         with self._lock:
             if level != self._level:
                 self._begin_level(level)
@@ -107,14 +102,9 @@ class Progress:
             self._running[test], self._waits = self._clock(), ""
 
     def end(self, test: TestReport, *, asked: bool, name: str | None = None) -> None:
-        """A check has ended. Where pytest does not, a failure is shown at once; those for the same
-        reason are counted.
-
-        Args:
-            test: what came of it.
-            asked: it was not known from the start that it cannot run.
-            name: under which it began, where that is not its id.
-        """
+        """A check has ended, with ``test`` as its result. Where pytest does not, a failure is shown
+        at once; those for the same reason are counted. ``asked``: it was not known from the start
+        that it cannot run; ``name``: under which it began, where that is not its id."""
         with self._lock:
             self._waits = ""
             self._running.pop(name or test.id, None)

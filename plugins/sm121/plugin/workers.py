@@ -1,11 +1,9 @@
-"""What belongs together in a run of several workers (pytest-xdist).
-
-Each worker has its own run in its own folder, with its own server. Tests that need a server go to
-one worker, in order. Kernel numerics and compilations are spread over all workers. Tests that
-measure time do not run. Cells of the matrix run, since they show whether features work. Servers of
-two workers are never on one device. Each worker writes to a file of its folder which tests belong
-together, and the controller reads it. xdist's own way does not work: xdist 3.8 appends the names of
-groups to node ids, and pytest 9.2 ignores them silently (pytest-dev/pytest-xdist#1386)."""
+"""What belongs together in a run of several workers (pytest-xdist). Each worker has its own run in
+its own folder, with its own server, and no two servers are on one device. Tests that need a server
+go to one worker, in order. Kernel numerics and compilations are spread over all workers. Tests that
+measure time do not run; cells of the matrix do. Each worker writes to a file of its folder which
+tests belong together, and the controller reads it: xdist 3.8 appends the names of groups to node
+ids, and pytest 9.2 ignores them silently (pytest-dev/pytest-xdist#1386)."""
 
 import json
 from collections.abc import Iterable
@@ -64,9 +62,9 @@ def write_groups(session: Session, items: Iterable[pytest.Item]) -> None:
 
 
 def read_groups(folder: Path) -> dict[str, str]:
-    """Read what a worker has written: the group of each node id that has one. Raises OSError: there
-    is no file: the worker died, or has no test of a level; ValueError: the worker died while it
-    wrote the file."""
+    """The group of each node id that has one, as a worker has written it. Raises OSError: there is
+    no file: the worker died, or has no test of a level; ValueError: it died while it wrote the
+    file."""
     groups: dict[str, str] = json.loads((folder / _FILE).read_text("utf-8"))
     return groups
 

@@ -41,18 +41,11 @@ _A = "A"
 
 @dataclass
 class AbRun:
-    """The starts of both sides, made when they are first asked for.
-
-    Args:
-        harness: of the run.
-        sides: A and B.
-        plan: what is measured of each start, at its first depth.
-        attach: gives the server of a side that is a URL.
-        look_at_box: reads the machine's state again, after the last visit.
-        pairs: so many pairs of starts at least, and twice as many at most.
-        hypothesis: what the feature promised, if it was given.
-        obstacle: why no server can be started here; None where one can.
-    """
+    """The starts of both sides, made when they are first asked for: ``pairs`` of them at least, and
+    twice as many at most. ``plan``: what is measured of each start, at its first depth; ``attach``
+    gives the server of a side that is a URL; ``look_at_box`` reads the machine's state again, after
+    the last visit; ``hypothesis``: what the feature promised; ``obstacle``: why no server can be
+    started here."""
 
     harness: Harness
     sides: tuple[Side, Side]
@@ -73,12 +66,9 @@ class AbRun:
 
     @property
     def outcomes(self) -> list[Change]:
-        """B against A in every metric, after as many pairs of starts as it took to decide.
-
-        Raises:
-            NotRun: A does not start, or an earlier call was broken off.
-            Invalid: a visit does not count. A second call starts nothing and says the same.
-        """
+        """B against A in every metric, after as many pairs of starts as it took to decide. Raises
+        NotRun: A does not start, or an earlier call was broken off; Invalid: a visit does not
+        count. A second call starts nothing and says the same."""
         if self._ended is None:
             self._ended = NotRun("the comparison was broken off; run it again")
             try:

@@ -25,14 +25,9 @@ _WAY_OUT = (
 
 @dataclass
 class MeasuredHistory:
-    """What a run is compared with. Everything is read when it is first asked for.
-
-    Args:
-        recorder: has what was measured in this run.
-        storage: of pytest-benchmark, as ``--benchmark-storage`` names it.
-        root: the folder that it is relative to.
-        baseline: the stored run to compare with, beside all that can be compared; None: only those.
-    """
+    """What a run is compared with, read when it is first asked for. ``storage``: of
+    pytest-benchmark, as ``--benchmark-storage`` names it, relative to ``root``; ``baseline``: the
+    stored run to compare with, beside all that can be compared."""
 
     recorder: Recorder
     storage: str

@@ -351,12 +351,9 @@ def series_of(
 def compare_starts(
     visits: Sequence[Visit], allowed: Mapping[str, float], *, default: float, looks: int = 1
 ) -> list[Change]:
-    """Every metric that all visits have, B against A.
-
-    Args:
-        allowed: how much worse B may be, by metric; ``default`` for the others.
-        looks: how often this is asked as visits are added: each look gets its share of the error.
-    """
+    """Every metric that all visits have, B against A. ``allowed``: how much worse B may be, by
+    metric, ``default`` for the others; ``looks``: how often this is asked as visits are added: each
+    look gets its share of the error."""
     a, b = ([visit.metrics for visit in visits if visit.side == side] for side in "AB")
     pairs = [*zip(a, b, strict=False)]
     return [

@@ -39,15 +39,9 @@ def not_as_asked(
     configuration: ServerConfiguration | None,
     under_test: str,
 ) -> list[str]:
-    """What of a visit is not what it was to be, a line each; empty when all of it is.
-
-    Args:
-        required: of the profile. It holds, but for the values that the side itself asks for.
-        server: whose log is known.
-        path: what the evidence shows, with what was asked for.
-        configuration: the one without what the side adds; None for a server at a URL.
-        under_test: its name in the profile.
-    """
+    """What of a visit is not what it was to be, a line each. What the profile requires holds, but
+    for the values that the side itself asks for. ``configuration``: without what the side adds;
+    None for a server at a URL."""
     wrong = list(path.differences)
     if server.log is None:
         return wrong

@@ -24,9 +24,9 @@ _EARLIER = "earlier"
 
 
 def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]:
-    """Write the archive of a report directory; its path, and what was left out of it. `directory`:
-    with verdict.json; `output`: default: sm121-VERDICT-ARCH-STARTED.tar.gz in the working
-    directory. Raises UsageError: there is no sound verdict.json."""
+    """Write the archive of a report directory; its path, and what was left out of it. Default:
+    sm121-VERDICT-ARCH-STARTED.tar.gz in the working directory. Raises UsageError: there is no sound
+    verdict.json."""
     report = stored.read(directory)
     name = _name(report)
     target = output or Path(f"{name}.tar.gz")

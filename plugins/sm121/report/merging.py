@@ -124,14 +124,9 @@ def _details(output: Path, folders: Iterable[str]) -> Details:
 def write_matrix(
     directory: Path, folders: Iterable[str], remark: Callable[[str], None] | None = None
 ) -> MatrixFile | None:
-    """Write ``matrix/`` of a report directory from those of the parts; None where no part has one.
-
-    Args:
-        directory: the report directory of the whole.
-        folders: the parts' own, as seen from it.
-        remark: is told of a part's matrix that cannot be read; without it, that is an error.
-
-    Raises UsageError: the parts are of different axes, engines or profiles."""
+    """Write ``matrix/`` of a report directory from those of the parts' folders; None where no part
+    has one. ``remark`` is told of a part's matrix that cannot be read; without it, that is an
+    error. Raises UsageError: the parts are of different axes, engines or profiles."""
     parts = []
     for folder in folders:
         try:
@@ -161,14 +156,7 @@ def judge_matrix(
 ) -> None:
     """Write the matrix of all workers, and judge the smallest failing sets by all of its cells.
     Nothing is started for it: a set that was not seen alone is said to be not isolated. What cannot
-    be done is remarked.
-
-    Args:
-        directory: the report directory of the whole.
-        ledger: of the whole.
-        folders: the workers' own, as seen from it.
-        remark: is told what cannot be read or put together.
-    """
+    be done is remarked."""
     try:
         whole = write_matrix(directory, folders, remark)
     except (UsageError, ValueError) as error:

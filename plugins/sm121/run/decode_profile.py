@@ -13,15 +13,11 @@ from sm121.run.harness import Harness
 
 
 def take(harness: Harness, server: Server, *, mode: str, nsys: bool) -> KernelProfile:
-    """Profile some decode steps; the report directory gets the table and the trace.
-
-    Args:
-        mode: ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` the
-            server is stopped, and the next test that wants one gets a fresh one: a GPU profiler
-            slows launches for as long as the process lives.
-        nsys: profile with Nsight Systems, under which the server was started.
-
-    Raises NotRun: the server has no profiler, or it wrote nothing."""
+    """Profile some decode steps; the report directory gets the table and the trace. ``mode`` is
+    ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` it is stopped,
+    and the next test that wants one gets a fresh one: a GPU profiler slows launches for as long as
+    the process lives. ``nsys``: it was started under Nsight Systems. Raises NotRun: the server has
+    no profiler, or it wrote nothing."""
     kernels = _profile(server, mode, nsys).model_copy(update={"decoding": True})
     name = server.configuration.name if server.configuration else "attached"
     report = harness.directory / f"kernels-{name}"

@@ -81,14 +81,9 @@ def _arguments(file: VerdictFile) -> str | None:
 
 
 def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) -> None:
-    """Add to the whole what only its parts know: their engines, starts, metrics, crashes. Tests of
-    the whole stay as they are. Entries beside the tests (``end of the run::...``) are added.
-
-    Args:
-        whole: the file of the whole run.
-        ledger: of the whole.
-        parts: by the folder of each, relative to the report directory of the whole.
-    """
+    """Add to the whole what only its parts, by their folders in its report directory, know: their
+    engines, starts, metrics, crashes. Tests of the whole stay as they are. Entries beside the tests
+    (``end of the run::...``) are added."""
     moved = [_prefixed(part, folder) for folder, part in parts.items()]
     for part in moved:
         for name, metric in part.metrics.items():

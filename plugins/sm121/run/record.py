@@ -51,12 +51,8 @@ class RunRecord(ABC):
         return redact(text, self.secrets)
 
     def remark(self, line: str, *, at_once: bool = True) -> None:
-        """Keep a remark: worth knowing, and without effect on any verdict.
-
-        Args:
-            line: the remark, kept in the report.
-            at_once: also show it now; else it is only counted at the end.
-        """
+        """Keep a remark: worth knowing, and without effect on any verdict. It is shown ``at_once``
+        too, or only counted at the end."""
         line = printable(self.redact(line))
         self.file.remarks.append(line)
         if at_once or self.verbose:

@@ -1,8 +1,7 @@
-"""``--resume``: finds the earlier run in the report directory, and takes over its results. Tests of
-kernel numerics and of compilation are taken over with their verdicts; cells of the matrix with
-their records (`sm121.matrix.state`); both only from a run with the same fingerprint. Tests of the
-other levels share one running server, and run again, and so do those that are about the kernel path
-or measure a rate: neither is ever taken over."""
+"""``--resume``: takes over the results of the earlier run in the report directory, of the same
+fingerprint: tests of kernel numerics and of compilation with their verdicts, cells of the matrix
+with their records (`sm121.matrix.state`). Tests of the other levels share one running server, and
+run again, and so do those that are about the kernel path or measure a rate."""
 
 from collections.abc import Collection
 

@@ -190,13 +190,9 @@ def judge(
     metrics: Mapping[str, StoredMetric],
     asked_for: Callable[[TestReport], bool],
 ) -> list[TestReport]:
-    """What is worse than in the trusted run and shows in no test; ``run.against`` is set.
-
-    Args:
-        run: finished, except for the verdict.
-        metrics: what was measured in it.
-        asked_for: whether a test was asked for in this run, if it is there.
-    """
+    """What is worse than in the trusted run and shows in no test of a run that has finished, except
+    for its verdict; ``run.against`` is set. ``asked_for``: whether a test was asked for in this
+    run, if it is there."""
     before, tests_before = trusted.file, {test.id: test for test in trusted.file.tests}
     report = AgainstReport(run=trusted.name, engine=_engine(before))
     run.against = report

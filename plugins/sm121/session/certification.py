@@ -66,15 +66,10 @@ def certify(
     deselected: Sequence[str],
     inapplicable: Collection[str],
 ) -> None:
-    """Compare a run that has finished and was judged with what a certificate requires.
-
-    Args:
-        file: the run; its verdict, reason and ``certified`` are set.
-        profile: in force: its ``[certify]``, and its gates.
-        tests: those that must be there.
-        deselected: ids of tests that were removed by -m, -k or --deselect.
-        inapplicable: ids of tests that no certificate of this profile needs.
-    """
+    """Compare a run that has finished and was judged with what a certificate of the profile
+    requires, its ``tests`` among that; its verdict, reason and ``certified`` are set.
+    ``deselected``: ids that -m, -k or --deselect removed; ``inapplicable``: ids that no certificate
+    of this profile needs."""
     gaps = [
         *_gaps_of_levels(file, profile.certify.levels, inapplicable),
         *_gaps_of_inventory(file, profile, tests),

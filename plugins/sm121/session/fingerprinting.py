@@ -31,13 +31,8 @@ def location_variables() -> tuple[str, ...]:
 
 
 def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
-    """What the session asks, of what, on which machine.
-
-    Args:
-        session: opened; its server is attached, or its pool is there.
-        record: of its environment.
-        variables: those that the engine is started with.
-    """
+    """What an opened session asks, of what, on which machine. ``variables``: those that the engine
+    is started with."""
     settings, chosen = session.settings, session.profile
     managed = session.configurations.get(chosen.under_test)
     relevant = environment.relevant_environment(variables)

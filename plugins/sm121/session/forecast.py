@@ -188,15 +188,8 @@ def timed(report: Path, profile: Profile, plan: str) -> Timed:
 def of(
     profile: Profile, plan: Plan, checks: Iterable[Check], known: Timed, matrix_s: float = 0.0
 ) -> dict[str, Forecast]:
-    """The cost of each level that has checks.
-
-    Args:
-        profile: has the rates.
-        plan: what is measured.
-        checks: those that will run.
-        known: seconds of checks that were timed.
-        matrix_s: of the matrix's cells, where they are asked.
-    """
+    """The cost of each level that has checks which will run, by the profile's rates, the seconds of
+    checks that were timed (``known``) and of the matrix's cells."""
     seconds, costs = known.seconds, profile.costs
     every = list(checks)
     forecasts: dict[str, Forecast] = {}

@@ -15,8 +15,8 @@ _LONGEST_SUMMARY = 1 << 20
 
 
 def write_report(session: Session, known: Details) -> StoredReport:
-    """Write details.json, summary.md, junit.xml, report.html and the summary of a GitHub job.
-    `session`: closed; `known`: what is shown beside verdict.json."""
+    """Write details.json, summary.md, junit.xml, report.html and the summary of a GitHub job, of a
+    closed session. ``known`` is shown beside verdict.json."""
     details.write(known, session.directory)
     report = stored.read(session.directory)
     text = summary.markdown(report.run, report)

@@ -55,18 +55,11 @@ def prepare(
     say: Callable[[str, str], None] = _print,
     verbose: bool = False,
 ) -> Session:
-    """Attach to the server, or prepare to start servers; take the report directory.
-
-    Args:
-        settings: what was asked for.
-        chosen: what will be judged; resolved from the settings where it is not given.
-        tests: id and level of each test that will be decided.
-        inapplicable: ids of tests that no certificate needs.
-        say: shows a line of progress; the first argument names its subject.
-        verbose: show remarks at once, too.
-
-    Raises UsageError: the choices contradict each other, no server answers, or the directory is
-    somebody else's."""
+    """Attach to the server, or prepare to start servers; take the report directory. ``chosen`` is
+    resolved from the settings where it is not given; ``tests``: id and level of each that will be
+    decided; ``inapplicable``: ids that no certificate needs; ``say`` shows a line of progress on a
+    subject; ``verbose``: remarks are shown at once, too. Raises UsageError: the choices contradict
+    each other, no server answers, or the directory is somebody else's."""
     chosen = chosen or targets.resolve(settings, ())
     chosen, attached, engine = _look_at_engine(settings, chosen)
     settings, run_id, lock = _take_directory(settings, say)
