@@ -347,11 +347,11 @@ def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
 
 
 def test_trust_says_what_cannot_be_judged_yet(tmp_path, capsys):
-    report = stored(a_run(*TESTS), tmp_path / "run")
-    few = Samples(unit="tok/s", samples=[49.0, 50.0, 51.0])
-    details.write(Details(samples={"tg32@d0": few}), report)
-    for count, text in ((1, "until 2 more runs of"), (2, "until 1 more run of"), (3, "")):
-        reports = [str(report)] * count
+    few, reports = Samples(unit="tok/s", samples=[49.0, 50.0, 51.0]), []
+    for count, text in enumerate(("until 2 more runs of", "until 1 more run of", "")):
+        report = stored(a_run(*TESTS, seed=count), tmp_path / f"run-{count}")
+        details.write(Details(samples={"tg32@d0": few}), report)
+        reports.append(f"{report}")
         assert cli.main(["trust", "--anew", *reports, f"--benchmark-storage={tmp_path}"]) == 0
         printed = capsys.readouterr().out
         assert text in printed and ("tg32@d0" in printed) == bool(text)
@@ -400,16 +400,16 @@ def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
 
 
 def test_what_is_worse_can_be_accepted(tmp_path):
-    for number in range(3):
-        folder = stored(a_run(*TESTS, rate=50.0, seed=number), tmp_path / f"{number}", 50.0, number)
-        against.trust(folder, tmp_path)
+    for n in range(3):
+        against.trust(stored(a_run(*TESTS, seed=n), tmp_path / f"{n}", seed=n), tmp_path)
     folder = stored(a_run(*TESTS, rate=45.0), tmp_path / "slower", 45.0)
     against.trust(folder, tmp_path)
+    with pytest.raises(UsageError, match=r"not kept yet, it is .*0004"):
+        against.trust(folder, tmp_path)
     run, _ = held(a_run(*TESTS, rate=45.0), against.load("trusted", tmp_path), rate=45.0)
     assert run.verdict is not Verdict.PASS, "by itself no trusted run makes slower ones good"
     kept, *_ = against.trust(folder, tmp_path, anew=True)
-    trusted = against.load("trusted", tmp_path)
-    assert len(trusted.runs) == 1 and kept.stat().st_mode & 0o755 == 0o755
+    assert len(against.load("trusted", tmp_path).runs) == 1 and kept.stat().st_mode & 0o755 == 0o755
     run, found = held(a_run(*TESTS, rate=45.0), trusted, rate=45.0)
     assert not found and run.verdict is Verdict.PASS
 

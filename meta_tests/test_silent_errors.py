@@ -12,6 +12,7 @@ import pytest
 from false_greens.engine import VARIABLES, environment, script
 from false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, STACK, stack
 
+from sm121.evidence import kernel_messages
 from sm121.evidence.failure import load_failures
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
@@ -144,3 +145,18 @@ def test_what_a_start_only_warned_of_is_no_error_once_it_serves(tmp_path, raised
     log.write_text("\n".join([*lines, READY]) + "\n", "utf-8")
     assert ErrorReader("vllm").read(log) == []
     assert errors(tmp_path, *lines) == [(False, "engine_traceback")], "the same while it serves"
+
+
+@pytest.mark.parametrize(("stamp", "count"), [("[    9.000001] ", 1), ("", 0)])
+def test_a_flood_hides_no_error_and_lines_without_times_cannot_be_read(
+    tmp_path, monkeypatch, stamp, count
+):
+    for name, lines in (
+        ("dmesg", f"echo '{stamp}NVRM: Xid (PCI:1): 31'; seq -f '{stamp}%g' 5000"),
+        ("journalctl", "exit 1"),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    messages = kernel_messages.since(1.0)
+    assert len(messages.xids) == count and (messages.unavailable is None) == bool(count)

@@ -17,6 +17,8 @@ from sm121.evidence.failure import Cause, classify
 
 #: Seconds within which an API server ends after its engine did.
 DYING_S = 6.0
+#: How engines call their own processes: none of them ends while the server lives.
+_OF_ENGINES = ("VLLM::", "sglang::")
 #: Seconds within which a server serves a token after one of its processes has ended.
 _ANSWERS_WITHIN_S = 30.0
 
@@ -166,9 +168,12 @@ class ManagedLife:
         """Which process that it needs has crashed, or has ended so that nothing is served."""
         ended = {entry["pid"]: entry for entry in self.managed.exits()}
         for pid in self._needed & ended.keys():
-            if (status := ended[pid]["status"]) in FATAL:
-                name = signal.Signals(-status).name
-                return f"process {ended[pid]['name']} ({pid}) of the server ended by {name}"
+            status, name = ended[pid]["status"], f"{ended[pid]['name']}"
+            if status in FATAL:
+                by = signal.Signals(-status).name
+                return f"process {name} ({pid}) of the server ended by {by}"
+            if name.startswith(_OF_ENGINES):
+                return f"process {name} ({pid}) of the engine ended with status {status}"
         gone = {pid for pid in self._needed if pid in ended or not psutil.pid_exists(pid)}
         new = gone - self._ends_judged
         self._ends_judged |= gone

@@ -71,6 +71,9 @@ def since(monotonic_s: float) -> KernelMessages:
                 f"{name}: {answer.stderr.strip().splitlines()[-1:] or answer.returncode}"
             )
             continue
+        if answer.stdout.strip() and not any(map(_STAMP.match, answer.stdout.splitlines())):
+            reasons.append(f"{name}: its lines have no times")
+            continue
         return KernelMessages(tuple(_later(answer.stdout, monotonic_s)))
     return KernelMessages(unavailable="; ".join(reasons))
 
@@ -83,4 +86,5 @@ def _later(text: str, monotonic_s: float) -> list[str]:
             later = float(match[1] or match[2]) >= monotonic_s
         if later:
             lines.append(line)
-    return lines[-_MOST_LINES:]
+    noted = [x for x in lines[:-_MOST_LINES] if _OF_NOTE.search(x) or _MEMORY_FAULT.search(x)]
+    return noted[:_MOST_LINES] + lines[-_MOST_LINES:]

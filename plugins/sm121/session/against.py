@@ -119,6 +119,9 @@ def trust(
     UsageError: it is no run to hold another one against."""
     run = _read(report)
     before = _kept(storage)
+    for folder in () if anew else before:  # what is trusted twice would count as two runs
+        if (folder / verdict_file.NAME).read_bytes() == (report / verdict_file.NAME).read_bytes():
+            raise UsageError(f"{report}: expected a run that is not kept yet, it is {folder}")
     narrower = _narrower(run, before[-1]) if before else []
     store = storage / _FOLDER
     store.mkdir(parents=True, exist_ok=True)
