@@ -409,7 +409,8 @@ def test_what_is_worse_can_be_accepted(tmp_path):
     run, _ = held(a_run(*TESTS, rate=45.0), against.load("trusted", tmp_path), rate=45.0)
     assert run.verdict is not Verdict.PASS, "by itself no trusted run makes slower ones good"
     kept, *_ = against.trust(folder, tmp_path, anew=True)
-    assert len(against.load("trusted", tmp_path).runs) == 1 and kept.stat().st_mode & 0o755 == 0o755
+    trusted = against.load("trusted", tmp_path)
+    assert len(trusted.runs) == 1 and kept.stat().st_mode & 0o755 == 0o755
     run, found = held(a_run(*TESTS, rate=45.0), trusted, rate=45.0)
     assert not found and run.verdict is Verdict.PASS
 
