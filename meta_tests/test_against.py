@@ -349,9 +349,8 @@ def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
 def test_trust_says_what_cannot_be_judged_yet(tmp_path, capsys):
     few, reports = Samples(unit="tok/s", samples=[49.0, 50.0, 51.0]), []
     for count, text in enumerate(("until 2 more runs of", "until 1 more run of", "")):
-        report = stored(a_run(*TESTS, seed=count), tmp_path / f"run-{count}")
-        details.write(Details(samples={"tg32@d0": few}), report)
-        reports.append(f"{report}")
+        reports.append(f"{stored(a_run(*TESTS, seed=count), tmp_path / f'run-{count}')}")
+        details.write(Details(samples={"tg32@d0": few}), Path(reports[-1]))
         assert cli.main(["trust", "--anew", *reports, f"--benchmark-storage={tmp_path}"]) == 0
         printed = capsys.readouterr().out
         assert text in printed and ("tg32@d0" in printed) == bool(text)
