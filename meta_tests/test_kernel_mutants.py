@@ -33,13 +33,15 @@ LARGE = (
 )  # fmt: skip
 
 
+#: Of W4A8's others every third stays.
+W4A8 = {m.name for n, m in enumerate(kernel_mutants.W4A8) if n % 3}
 #: What any operation can have: all of the first one, every third of the others.
 ANYWHERE = {m.name for op in ("prefill_attention: ", "decode_attention: ")
             for n, m in enumerate(m for m in EVERY if m.name.startswith(op)) if n % 3}  # fmt: skip
 
 
 def _seldom(mutant) -> bool:
-    return mutant.name.endswith(LARGE) or mutant.name in ANYWHERE
+    return mutant.name.endswith(LARGE) or mutant.name in ANYWHERE | W4A8
 
 
 @pytest.mark.parametrize(
