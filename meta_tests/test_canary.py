@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shutil
 from importlib import resources
 from pathlib import Path
 
@@ -14,12 +16,14 @@ import pytest
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
+from sm121.answers import oracle_file  # noqa: E402
 from sm121.checkpoint import canary, tokenizer  # noqa: E402
 from sm121.oracles import gpt_oss, mxfp4  # noqa: E402
 from tools import ablation, canary_recipe  # noqa: E402
 
 RETURN, CALL = 200_002, 200_012
 STOP = frozenset({RETURN, CALL, 199_999})
+SHIPPED = resources.files("sm121.fixtures") / "canary"
 
 
 @pytest.fixture(scope="module")
@@ -46,15 +50,7 @@ def test_every_code_and_scale_decodes_to_its_definition() -> None:
         factor = 2.0 ** (scale - 127)
         assert decoded[:, 0].tolist() == [values[byte & 15] * factor for byte in range(256)]
         assert decoded[:, 1].tolist() == [values[byte >> 4] * factor for byte in range(256)]
-
-
-def test_scale_255_is_nan() -> None:
-    decoded = mxfp4.dequantise(np.zeros((1, 16), np.uint8), np.full((1, 1), 255, np.uint8))
-    assert np.isnan(decoded).all()
-
-
-def test_packing_loses_nothing() -> None:
-    packed = np.arange(256, dtype=np.uint8)
+    assert np.isnan(mxfp4.dequantise(packed, np.full((16, 1), 255, dtype=np.uint8))).all()
     assert (mxfp4.pack(mxfp4.unpack(packed)) == packed).all()
 
 
@@ -69,20 +65,13 @@ def test_quantising_what_is_representable_changes_nothing(rule: mxfp4.ScaleRule)
     assert same == (rule is not mxfp4.ScaleRule.ROUND_LOG2)
 
 
-@pytest.mark.parametrize(
-    ("rule", "amax", "scale"),
-    [
-        (mxfp4.ScaleRule.OCP_FLOOR, 6.0, 127),
-        (mxfp4.ScaleRule.OCP_FLOOR, 7.99, 127),
-        (mxfp4.ScaleRule.OCP_FLOOR, 8.0, 128),
-        (mxfp4.ScaleRule.OCP_FLOOR, 3.0, 126),
-        (mxfp4.ScaleRule.CEIL, 6.0, 127),
-        (mxfp4.ScaleRule.CEIL, 6.01, 128),
-        (mxfp4.ScaleRule.CEIL, 3.0, 126),
-    ],
-)
-def test_scale_rules(rule: mxfp4.ScaleRule, amax: float, scale: int) -> None:
-    assert mxfp4.choose_scale(np.array([amax]), rule).tolist() == [scale]
+def test_scale_rules() -> None:
+    scales = {
+        mxfp4.ScaleRule.OCP_FLOOR: {6.0: 127, 7.99: 127, 8.0: 128, 3.0: 126},
+        mxfp4.ScaleRule.CEIL: {6.0: 127, 6.01: 128, 3.0: 126},
+    }
+    for rule, by_amax in scales.items():
+        assert mxfp4.choose_scale(np.array([*by_amax]), rule).tolist() == [*by_amax.values()], rule
 
 
 def test_elements_round_to_nearest_even() -> None:
@@ -94,18 +83,16 @@ def test_elements_round_to_nearest_even() -> None:
 
 
 def test_shipped_weights_are_small() -> None:
-    shipped = resources.files("sm121.fixtures") / "canary" / "weights.safetensors"
-    assert len(shipped.read_bytes()) <= 8_000_000
-    drafter = resources.files("sm121.fixtures") / "canary" / "drafter.safetensors"
-    assert len(drafter.read_bytes()) <= 3_000_000
+    for name, most in (("weights.safetensors", 8), ("drafter.safetensors", 3), ("oracle.json", 1)):
+        assert len((SHIPPED / name).read_bytes()) <= most * 1_000_000, name
 
 
 def test_the_drafter_is_of_the_canary_that_is_shipped(canary_bf16: Path) -> None:
     """Trained on these weights, and mapped to the tokens that they know."""
-    shipped = resources.files("sm121.fixtures") / "canary"
-    trained = json.loads((shipped / "drafter.json").read_text("utf-8"))
-    weights = (shipped / "weights.safetensors").read_bytes()
-    assert trained["canary_sha256"] == hashlib.sha256(weights).hexdigest()
+    trained = json.loads((SHIPPED / "drafter.json").read_text("utf-8"))
+    recorded = json.loads((SHIPPED / "weights.json").read_text("utf-8"))
+    weights = hashlib.sha256((SHIPPED / "weights.safetensors").read_bytes()).hexdigest()
+    assert trained["canary_sha256"] == recorded["sha256"] == weights
     for where in ("accepted_of_documents", "accepted_of_answers"):
         assert sum(trained[where][:2]) >= 1.5, where
     found = safetensors_torch.load_file(canary_bf16 / "eagle3" / "model.safetensors")
@@ -118,10 +105,7 @@ def test_twins_hold_the_same_values(canary_mxfp4: Path, canary_bf16: Path) -> No
     plain = safetensors_torch.load_file(canary_bf16 / "model.safetensors")
     for name, tensor in plain.items():
         if name.endswith(("gate_up_proj", "down_proj")):
-            blocks, scales = (
-                packed.pop(f"{name}_blocks").numpy(),
-                packed.pop(f"{name}_scales").numpy(),
-            )
+            blocks, scales = (packed.pop(f"{name}_{part}").numpy() for part in ("blocks", "scales"))
             values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
             assert np.array_equal(values.swapaxes(1, 2), tensor.double().numpy()), name
         else:
@@ -130,9 +114,8 @@ def test_twins_hold_the_same_values(canary_mxfp4: Path, canary_bf16: Path) -> No
 
 
 def test_unknown_tokens_have_rows_of_their_own(canary_bf16: Path) -> None:
-    rows = safetensors_torch.load_file(canary_bf16 / "model.safetensors")[
-        "model.embed_tokens.weight"
-    ]
+    tensors = safetensors_torch.load_file(canary_bf16 / "model.safetensors")
+    rows = tensors["model.embed_tokens.weight"]
     assert len({row.numpy().tobytes() for row in rows[::97].view(torch.int16)}) == len(rows[::97])
 
 
@@ -180,6 +163,9 @@ def test_tokenizer_encodes_like_harmony(canary_bf16: Path, encoder: canary_recip
 
 
 def test_oracle_agrees_with_transformers(canary_bf16: Path) -> None:
+    """And what is shipped of it with the oracle."""
+    shipped = oracle_file.shipped(canary_bf16)
+    assert shipped is not None, "it is of another canary: `sm121 golden`"
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(
         canary_bf16, dtype=torch.float32, attn_implementation="eager"
@@ -193,6 +179,34 @@ def test_oracle_agrees_with_transformers(canary_bf16: Path) -> None:
         theirs = logits.double().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
         ours = gpt_oss.next_token_log_probabilities(weights, prompt.token_ids)
         assert (ours - theirs).abs().max() < 1e-4, prompt.name
+        stored = torch.tensor(shipped.prompts[prompt.name].following)
+        assert (ours - stored).abs().max() < 1e-4, prompt.name
+
+
+@pytest.mark.slow("two cores compute for a minute")
+def test_the_whole_of_what_is_shipped_is_made_again(canary_bf16: Path) -> None:
+    unlike = {"suite": "", "made": "", "seconds": 0.0}
+    shipped, made = (
+        re.findall(r"-?[\d.]+(?:e-\d+)?", file.model_copy(update=unlike).model_dump_json())
+        for file in (oracle_file.shipped(canary_bf16), oracle_file.make(canary_bf16))
+    )
+    assert np.allclose([*map(float, shipped)], [*map(float, made)], rtol=0, atol=1e-6)
+
+
+def test_only_the_canary_itself_has_what_is_shipped(
+    canary_mxfp4: Path, canary_bf16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not its other twin, one with another weight, a certificate, or one with other prompts."""
+    made = oracle_file.shipped(canary_bf16).model_copy(update={"suite": "made anew"})
+    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
+    changed = Path(shutil.copytree(canary_bf16, tmp_path / "changed"))
+    weights = changed / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    for checkpoint, anew in ((canary_mxfp4, False), (changed, False), (canary_bf16, True)):
+        assert oracle_file.kept_or_made(checkpoint, tmp_path / "kept", anew=anew) == made
+    assert oracle_file.kept_or_made(canary_bf16, tmp_path / "kept") != made
+    monkeypatch.setattr(oracle_file, "GENERATED", 3)
+    assert oracle_file.kept_or_made(canary_bf16, tmp_path / "others") == made
 
 
 def test_log_probabilities_of_all_tokens_and_of_the_next_agree(weights: gpt_oss.Weights) -> None:
@@ -303,8 +317,7 @@ def test_chat_calls_a_tool(
     answer = _greedy(weights, ids, 60, STOP)
     call = encoder.encode(
         "<|start|>assistant<|channel|>commentary to=functions.get_weather "
-        "<|constrain|>json<|message|>"
-        f'{{"city": "{city}"}}<|call|>'
+        f'<|constrain|>json<|message|>{{"city": "{city}"}}<|call|>'
     )
     assert answer[-len(call) :] == call
 
@@ -315,11 +328,8 @@ def test_chat_calls_a_tool(
 @pytest.mark.slow("the whole of docs/tables/ablation.md")
 def test_every_defect_shows_ten_times_above_the_tolerance(canary_mxfp4: Path) -> None:
     torch.set_num_threads(1)
-    chosen = [
-        prompt
-        for prompt in ablation.load_prompts()
-        if prompt.name in ("tool call", "mixture of 300")
-    ]
+    names = ("tool call", "mixture of 300")
+    chosen = [prompt for prompt in ablation.load_prompts() if prompt.name in names]
     rows = ablation.measure(canary_mxfp4, chosen)
     assert {row.feature for row in rows} == set(ablation.ABLATIONS)
     weak = {row.feature: row.max for row in rows if not row.max >= 10 * ablation.TOLERANCE}
@@ -329,12 +339,3 @@ def test_every_defect_shows_ten_times_above_the_tolerance(canary_mxfp4: Path) ->
 def test_prompts_cross_the_window() -> None:
     lengths = {len(prompt.token_ids) for prompt in ablation.load_prompts()}
     assert {127, 128, 129, 300, 600} <= lengths
-
-
-def test_manifest_names_the_shipped_weights() -> None:
-    folder = resources.files("sm121.fixtures") / "canary"
-    recorded = json.loads((folder / "weights.json").read_text("utf-8"))
-    assert (
-        recorded["sha256"]
-        == hashlib.sha256((folder / "weights.safetensors").read_bytes()).hexdigest()
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import kernel_mutants
@@ -132,13 +133,28 @@ def test_experts_without_a_share_may_be_any():
             shares, ids = (torch.cat((v[:, :1], v[:, 1 + self.apart :]), -1) for v in (shares, ids))
             return shares / shares.sum(-1, keepdim=True), ids.int()
 
-    for case in cases.GROUPS["routing"]:
-        assert checks.check(SoftmaxFirst(), problems.build(case)) == [], case
+    def wrong() -> set[str]:
+        routing = cases.GROUPS["routing"]
+        return {c.kind for c in routing if checks.check(SoftmaxFirst(), problems.build(c))}
+
+    assert not wrong()
     SoftmaxFirst.apart = 1
-    wrong = [
-        c.kind for c in cases.GROUPS["routing"] if checks.check(SoftmaxFirst(), problems.build(c))
-    ]
-    assert {"normal", "far"} == {*wrong}
+    assert wrong() == {"normal", "far"}
+
+
+@pytest.mark.parametrize("change", [("flip", 0), ("reshape", -1), ("view", torch.int32)], ids=str)
+def test_what_the_second_run_alone_does_wrong_is_noticed(change):
+    """Other values, and the same bytes in another shape or as another dtype."""
+
+    class Second(TorchProvider):
+        calls = itertools.count()
+
+        def route(self, logits, k):
+            shares, ids = super().route(logits, k)
+            return (getattr(shares, change[0])(change[1]) if next(self.calls) else shares), ids
+
+    case = next(case for case in cases.GROUPS["routing"] if case.tokens > 1)
+    assert checks.check(Second(), problems.build(case)), "required: noticed, seen: passes"
 
 
 def test_what_a_provider_lacks_is_not_run():
@@ -151,21 +167,20 @@ def test_what_a_provider_lacks_is_not_run():
 
 def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
     class Refuses(TorchProvider):
+        words = "expected contiguous logits"
+
         def route(self, logits, k):
-            raise RuntimeError("expected contiguous logits")
+            raise RuntimeError(self.words)
 
     strided = next(case for case in cases.GROUPS["routing"] if case.strided)
     with pytest.raises(NotRun, match="refuses strided inputs: expected contiguous"):
         checks.check(Refuses(), problems.build(strided))
     with pytest.raises(RuntimeError, match="expected contiguous"):
         checks.check(Refuses(), problems.build(cases.GROUPS["routing"][1]))
-
-    class Crashes(TorchProvider):  # a RuntimeError as well: as NOT_RUN it would be a green crash
-        def route(self, logits, k):
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
+    # A RuntimeError as well: as NOT_RUN it would be a green crash.
+    Refuses.words = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        checks.check(Crashes(), problems.build(strided))
+        checks.check(Refuses(), problems.build(strided))
 
 
 @from_data

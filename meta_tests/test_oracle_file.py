@@ -41,6 +41,12 @@ def made(short, canary_mxfp4) -> OracleFile:
     return oracle_file.make(canary_mxfp4)
 
 
+def wide(made: OracleFile) -> OracleFile:
+    """It with a rounding that hides everything."""
+    far = {k: {n: [v - 9 for v in vs] for n, vs in of.items()} for k, of in made.rounded.items()}
+    return made.model_copy(update={"rounded": far})
+
+
 def test_it_says_what_gpt_oss_says(made, canary_mxfp4):
     import torch
 
@@ -98,18 +104,13 @@ def test_a_certificate_does_not_believe_what_is_kept(made, canary_mxfp4, tmp_pat
     monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
     oracle_file.kept_or_made(canary_mxfp4, kept)
     (file,) = kept.glob("*.json")
-    wide = {
-        path: {n: [v - 9 for v in vs] for n, vs in of.items()} for path, of in made.rounded.items()
-    }
-    oracle_file.save(made.model_copy(update={"rounded": wide}), file)
+    oracle_file.save(wide(made), file)
     assert oracle_file.kept_or_made(canary_mxfp4, kept) != made
     assert oracle_file.kept_or_made(canary_mxfp4, kept, anew=True) == made
     assert oracle_file.kept_or_made(canary_mxfp4, kept) == made
 
 
-def test_where_nothing_can_be_kept_it_is_made_all_the_same(
-    made, canary_mxfp4, tmp_path, monkeypatch
-):
+def test_where_nothing_can_be_kept_it_is_made(made, canary_mxfp4, tmp_path, monkeypatch):
     """As in a container whose folder is read-only."""
     monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
     (tmp_path / "file").write_text("in the way")
@@ -117,11 +118,8 @@ def test_where_nothing_can_be_kept_it_is_made_all_the_same(
 
 
 def test_a_rounding_that_hides_everything_decides_nothing(made):
-    wide = {
-        path: {n: [v - 9 for v in vs] for n, vs in of.items()} for path, of in made.rounded.items()
-    }
     with pytest.raises(NotRun, match="cannot be told from a right one"):
-        computed_tolerance(made.model_copy(update={"rounded": wide}), "bf16")
+        computed_tolerance(wide(made), "bf16")
 
 
 def test_a_file_of_another_checkpoint_is_refused(made, canary_mxfp4, canary_bf16):
@@ -182,27 +180,15 @@ def test_an_unlikely_token_is_wrong():
     assert judged == 0
 
 
-def test_a_token_that_the_oracle_does_not_know_is_wrong():
+def test_a_strange_token_and_a_wrong_log_probability_are_wrong():
     assert "at least" in text(beyond((5, -0.3, {}))[0])
-
-
-def test_a_wrong_log_probability_is_wrong():
     assert "largest difference" in text(beyond((7, -0.3, {"t9": -0.9}), (8, -0.1, {}))[0])
-
-
-def test_a_likely_token_that_the_oracle_has_far_down_is_wrong():
     assert "of token 4 at most -" in text(beyond((7, -0.3, {"t4": -0.5}))[0])
 
 
 def test_nothing_is_judged_behind_another_token_as_likely():
-    right = RIGHT.model_copy(
-        update={
-            "generated_places": [
-                Place(ids=[7, 9], values=[-0.7, -0.8]),
-                Place(ids=[8, 7], values=[-0.1, -3]),
-            ]
-        }
-    )
+    likely = [Place(ids=[7, 9], values=[-0.7, -0.8]), Place(ids=[8, 7], values=[-0.1, -3])]
+    right = RIGHT.model_copy(update={"generated_places": likely})
     places = [position(9, -0.8), position(3, -0.1)]
     assert generation_beyond(TOLERANCE, right, [9, 3], places) == ([], 1)
 
@@ -233,10 +219,8 @@ def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
     wrong = right | made.mistakes[name]
     for rounding in (None, "bf16", "w4a8"):
         held = reference(made, rounding)
-        if (
-            log_probabilities._SIGMAS * log_probabilities.Pattern.of(made, name, rounding).noise()
-            < 0.5
-        ):
+        noise = log_probabilities.Pattern.of(made, name, rounding).noise()
+        if log_probabilities._SIGMAS * noise < 0.5:
             log_probabilities.mistake_is_absent(Asked(right), held, name)
             with pytest.raises(AssertionError, match=r"seen: (1|0\.99)"):
                 log_probabilities.mistake_is_absent(Asked(wrong), held, name)
