@@ -47,6 +47,8 @@ class Outcome:
     tests: tuple[tuple[str, str, str], ...]
     seconds: float
     output: str = ""
+    #: Of each test.
+    each_s: tuple[float, ...] = ()
 
     @property
     def killed(self) -> bool:
@@ -100,8 +102,10 @@ def outcomes(
     assert process.returncode == 0, f"the process of the faults ended with {process.returncode}"
 
 
-def run(proxy: FaultProxy, fault: Fault, tests: Sequence[str], key: str, report: Path) -> Outcome:
-    """The named tests behind one fault, in this process."""
+def run(
+    proxy: FaultProxy, fault: Fault, nodes: Sequence[str], key: str, report: Path, *options: str
+) -> Outcome:
+    """Tests behind one fault, in this process."""
     import pytest
 
     proxy.switch(fault)
@@ -114,26 +118,30 @@ def run(proxy: FaultProxy, fault: Fault, tests: Sequence[str], key: str, report:
                 "--rootdir", str(ROOT), "--arch", "cpu", "--report-dir", str(report),
                 "--share-machine",
                 "--base-url", proxy.base_url, "--api-key", key,
-                *(f"{ROOT}/{node_id(test)}" for test in tests),
+                *(f"{ROOT}/{node}" for node in nodes), *options,
             ]
         )  # fmt: skip
     file = report / "verdict.json"  # none where the run did not even open
     tests_of = json.loads(file.read_text("utf-8"))["tests"] if file.is_file() else []
-    found = tuple(
-        (test["id"].partition("::")[2], test["verdict"], test["message"]) for test in tests_of
-    )
+    found = tuple((test["id"], test["verdict"], test["message"]) for test in tests_of)
     tail = output.getvalue()[-1500:] if status != 1 else ""
-    return Outcome(fault.name, int(status), found, round(time.monotonic() - started, 1), tail)
+    seconds = round(time.monotonic() - started, 1)
+    each_s = tuple(test["seconds"] or 0.0 for test in tests_of)
+    return Outcome(fault.name, int(status), found, seconds, tail, each_s)
 
 
-def _run_here(base_url: str, key: str, clean: Sequence[str], names: Sequence[str]) -> None:
-    # The environment is the same behind every fault: recorded once, it is half as long a run.
+def record_environment_once() -> None:
+    """It is the same behind every fault: recorded once, it is half as long a run."""
     once = functools.cache(
         functools.partial(
             environment.record, sys.executable, arguments=(), environment={}, workload={}
         )
     )
     environment.record = lambda *_arguments, **_options: once()
+
+
+def _run_here(base_url: str, key: str, clean: Sequence[str], names: Sequence[str]) -> None:
+    record_environment_once()
     plan = [(NO_FAULT, sorted(set(clean)))] if clean else []
     plan += [(FAULTS[name], [FAULTS[name].caught_by]) for name in names]
     with (
@@ -141,7 +149,7 @@ def _run_here(base_url: str, key: str, clean: Sequence[str], names: Sequence[str
         FaultProxy.listening(base_url, NO_FAULT, key) as proxy,
     ):
         for number, (fault, tests) in enumerate(plan):
-            found = run(proxy, fault, tests, key, Path(folder) / str(number))
+            found = run(proxy, fault, [*map(node_id, tests)], key, Path(folder) / str(number))
             print(json.dumps(asdict(found)), flush=True)
 
 

@@ -3,9 +3,7 @@
 `python meta_tests/speculation_faults.py` starts vLLM with the canary's Eagle3 drafter, puts one
 fault after the other into it (`in_vllm/speculation_saboteur.py`), runs the tests that are meant to
 notice as a user runs them, and writes the table of docs/tables/speculation-faults.md.
-With `--clean-runs N` it runs all of these tests N times on the intact server; with `--prompts N` it
-asks N prompts of a server that speculates and of one that does not, and says where the greedy
-answers differ.
+With `--clean-runs N` it runs all of these tests N times on the intact server.
 """
 
 from __future__ import annotations
@@ -19,25 +17,13 @@ from pathlib import Path
 from model_faults import CLEAN, ROOT, Finding, SabotagedServer, judge
 
 from sm121.checkpoint import canary
-from sm121.client.completions import Asker, Request
-from sm121.measure import counters
 
-sys.path.insert(0, str(ROOT))  # tools/, for the prompts
 PAGE = ROOT / "docs" / "tables" / "speculation-faults.md"
 BEGIN = "## Wrong speculation"
 CONFIGURATION = "eagle3"
 
 TOKENS = "test_speculation_keeps_the_targets_tokens"
-VALUES = "test_speculation_keeps_the_targets_log_probabilities"
-SAMPLES = "test_speculation_keeps_the_targets_distribution"
-ENDS = "test_speculation_ends_an_answer_anywhere"
 COUNTS = "test_drafted_and_accepted_tokens_add_up"
-ACCEPTED = "test_drafts_are_accepted"
-LENGTH = "test_accepted_length"
-SHARES = "test_acceptance"
-SEED = "test_same_seed_same_tokens"
-MINIMUM = "test_min_tokens_is_kept"
-FORM = "test_speculation_keeps_a_form"
 LIFE = "life of the attached server"
 
 #: By each fault the tests that must notice it.
@@ -74,52 +60,13 @@ def table(found: dict[str, Finding]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def compare(checkpoint: Path, number: int, tokens: int) -> int:
-    """Greedy answers with speculation and without; exit status 1 where they differ."""
-    from tools import canary_recipe, drafter_recipe
-
-    prompts = drafter_recipe.prompts(canary_recipe.load_corpus(), number, seed=31)
-    answers = []
-    for name in ("float32", CONFIGURATION):
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            SabotagedServer(checkpoint, Path(folder), name) as started,
-        ):
-            assert started.server is not None
-            asker, endpoint = Asker(started.server, checkpoint=checkpoint), started.server.endpoint
-            before = counters.drafted(endpoint)
-            given = [
-                asker.ids(answer)
-                for begin in range(0, number, 8)
-                for answer in asker.ask_together(
-                    [Request(text, tokens, top=0) for text in prompts[begin : begin + 8]]
-                )
-            ]
-            answers.append(given)
-            after = counters.drafted(endpoint)
-            if before is not None and after is not None:
-                seen = after.since(before)
-                shares = ", ".join(f"{count / seen.drafts:.3f}" for count in seen.by_position)
-                print(f"{name}: {seen}; acceptance by position {shares}")
-    different = [n for n, (one, other) in enumerate(zip(*answers, strict=True)) if one != other]
-    total = sum(map(len, answers[0]))
-    print(f"{number} prompts, {total} tokens: {len(different)} answers differ")
-    for n in different[:5]:
-        print(f"  {prompts[n]!r}: {answers[0][n]} against {answers[1][n]}")
-    return int(bool(different))
-
-
 def main() -> int:
-    """Run the faults, the clean runs, or the comparison."""
+    """Run the faults, or the clean runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clean-runs", type=int, metavar="N")
-    parser.add_argument("--prompts", type=int, metavar="N")
-    parser.add_argument("--tokens", type=int, default=40, help="of each answer (default: 40)")
     parser.add_argument("--only", metavar="WORD", help="the faults with this word; writes nothing")
     options = parser.parse_args()
     checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
-    if options.prompts:
-        return compare(checkpoint, options.prompts, options.tokens)
     asked = [fault for fault in FAULTS if not options.only or options.only in fault]
     found: dict[str, Finding] = {}
     while len(found) < len(asked):

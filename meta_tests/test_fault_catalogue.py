@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import fault_proxy
@@ -16,6 +18,7 @@ import psutil
 import pytest
 from data_rows import from_data
 from false_greens.engine import attached_engine
+from logs import lines_of
 from protocol_faults import vllm_serving
 
 from sm121.core import profile
@@ -70,6 +73,19 @@ def test_the_clean_server_passes_the_tests_of_the_sample(real_vllm):
     assert all(verdict == "PASS" for _, verdict, _ in clean.tests), clean
 
 
+def test_two_lies_at_once_are_told_apart(real_vllm, tmp_path):
+    """Each is noticed by its own test; without a lie both pass. The second touches both tests."""
+    own = {"the second stop token is ignored": "test_a_stop_token_ends_the_answer"}
+    own["one id for all completions"] = "test_answers_have_ids_and_times"
+    endpoint, script = real_vllm.endpoint, str(HERE / "lies.py")
+    options = f"--base-url={endpoint.base_url}", f"--key={endpoint.api_key}", f"--state={tmp_path}"
+    only = f"--output={tmp_path}/page.md", "--only", " or ".join(own.values())
+    subprocess.run([sys.executable, script, *options, *only, *own], check=True)
+    rows = map(json.loads, (tmp_path / "rows.jsonl").read_text("utf-8").splitlines())
+    noticed = {row["lie"]: {test.rpartition("::")[2] for test in row["fails"]} for row in rows}
+    assert noticed == {lie: {test} for lie, test in own.items()}
+
+
 def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tmp_path):
     """Whole runs against a trusted one: the same deviation, another one, and a mere courtesy."""
     usage, refused = "test_usage_equals_the_ids", "test_request[prompt-is-a-number]"
@@ -118,7 +134,10 @@ def test_the_server_listens_on_the_loopback_only(managed_vllm):
     assert listening == {"127.0.0.1"}, listening
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("line", "test", "expected"),
+    [row.values() for row in lines_of("log-cases.toml")["a_test_notices"]],
+)
 def test_what_the_log_shows_is_caught(run_pytest, tmp_path, line, test, expected):
     log = tmp_path / "server.log"
     with attached_engine(log) as (url, _):

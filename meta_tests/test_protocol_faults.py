@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import lies
 import pytest
 from fault_proxy import FAULTS, Fault
 from protocol_faults import Outcome, node_id, table
@@ -22,6 +23,13 @@ def test_the_catalogue_is_large_enough():
 @pytest.mark.parametrize("test", sorted({fault.caught_by for fault in FAULTS.values()}))
 def test_every_fault_names_a_test_of_the_levels(test):
     assert node_id(test).startswith("tests/test_")
+
+
+def test_each_lie_is_in_a_pair_that_the_seed_draws():
+    drawn = lies.pairs([*lies.PLANTED], 7)
+    assert {name for pair in drawn for name in pair} == set(lies.PLANTED)
+    assert drawn == lies.pairs([*lies.PLANTED], 7) != lies.pairs([*lies.PLANTED], 8)
+    assert len(lies.PLANTED) >= 60 and all(first != second for first, second in drawn)
 
 
 def test_a_name_that_is_no_test_is_refused():

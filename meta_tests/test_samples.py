@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sampling_faults import FAULTS, TEMPERATURE
+from fault_proxy import SAMPLING as FAULTS
 from scripted_sampler import sampling
 
 from sm121.answers import promised
@@ -24,7 +24,7 @@ CHECKS = {
     "test_samples_are_allowed_tokens": Sampler.restricts,
 }
 TESTS = sorted({fault.caught_by for fault in FAULTS.values()})
-RUNS = 20_000
+TEMPERATURE, RUNS = "test_samples_follow_the_temperature", 20_000
 
 
 def check(test: str, change, seed: int, engine: str = "vllm") -> None:

@@ -500,12 +500,12 @@ def test_a_response_has_reasoning_and_message(api, profile):
 
 @contract
 def test_a_response_that_was_cut_off_says_so(api, profile):
-    """A response that was cut off has the status incomplete, with the reason."""
+    """A response that was cut off is incomplete, with the reason, and usage counts to the limit."""
     answer = api.respond(profile.correctness.chats[0].question, max_output_tokens=8)
     reason = (answer.get("incomplete_details") or {}).get("reason")
-    observed = f"{answer['status']} for {reason}"
-    wanted = "incomplete for max_output_tokens"
-    require(observed == wanted, wanted, observed)
+    observed = f"{answer['status']} for {reason} with {answer['usage']['output_tokens']} tokens"
+    required = "incomplete for max_output_tokens with 8 tokens"
+    require(observed == required, required, observed)
 
 
 @contract

@@ -51,9 +51,9 @@ def deltas_add_up(api: Api, correctness: Correctness, *, with_tools: bool) -> No
     expected = _plain(whole["choices"][0], field)
     require(message == expected, expected, f"{message} in the stream")
     if api.capabilities.can("stream_usage"):
-        usage = streamed.chunks[-1]["usage"]
-        same = usage["completion_tokens"] == whole["usage"]["completion_tokens"]
-        require(same, f"usage {whole['usage']}", f"{usage} in the stream")
+        usage, once = streamed.chunks[-1]["usage"], whole["usage"]
+        same = all(usage[name] == once[name] for name in ("prompt_tokens", "total_tokens"))
+        require(same, f"usage {once}", f"{usage} in the stream")
 
 
 def is_as_published(api: Api, listed: int | None) -> None:

@@ -1,0 +1,274 @@
+"""What the lies of ``data/lies.toml`` do, beside the faults of the proxy: many strike at times."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fault_changes import Json, choice, top
+from fault_exchanges import CHAT, COMPLETIONS, RESPONSES, Answer, Exchange, Forward, Request
+
+Chunks = Callable[[list[Json]], list[Json]]
+Text = Callable[[str], str]
+
+
+def logprobs(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
+    return choice(lambda part: change(part["logprobs"]) if part.get("logprobs") else None)
+
+
+def shifted_logprobs(listed: Json) -> None:
+    """Each token has the log-probability of another."""
+    for key in {"token_logprobs", "top_logprobs"} & listed.keys():
+        listed[key] = [*listed[key][:1], *listed[key][:0:-1]]
+    entries = listed.get("content") or []
+    for entry, value in zip(entries, [entry["logprob"] for entry in entries[::-1]], strict=True):
+        entry["logprob"] = value
+
+
+def scaled_logprobs(factor: float) -> Callable[[Json], None]:
+    def apply(listed: Json) -> None:
+        values, tops = listed.get("token_logprobs") or [], listed.get("top_logprobs") or []
+        listed["token_logprobs"] = [value and value * factor for value in values]
+        listed["top_logprobs"] = [top and {k: v * factor for k, v in top.items()} for top in tops]
+
+    return apply
+
+
+def moved_offsets(listed: Json) -> None:
+    listed["text_offset"] = [offset + 1 for offset in listed.get("text_offset") or []]
+
+
+def rows_of_ids(change: Callable[[list[int]], list[int]]) -> Callable[[Json], Json]:
+    """What becomes of a prompt of token ids."""
+
+    def apply(request: Json) -> Json:
+        ids = request.get("prompt")
+        of_ids = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
+        return {**request, "prompt": change(ids)} if of_ids and ids else request
+
+    return apply
+
+
+def several_prompts(request: Json) -> Json:
+    prompts = request.get("prompt")
+    several = isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)
+    return {**request, "prompt": prompts[:3]} if several else request
+
+
+def part_of(first: int, end: int | None = None) -> Callable[[Any], Any]:
+    return lambda row: row[first:end] or row
+
+
+def ends_of(length: int, kept: int) -> Callable[[list[int]], list[int]]:
+    return lambda ids: [*ids[:kept], *ids[-kept:]] if len(ids) >= length else ids
+
+
+def swapped(ids: list[int]) -> list[int]:
+    return [*ids[:2][::-1], *ids[2:]]
+
+
+def ascii_alone(text: str) -> str:
+    return text.encode("ascii", "replace").decode()
+
+
+def replaced(old: str, new: str) -> Text:
+    return lambda text: text.replace(old, new)
+
+
+def biased(low: float, high: float) -> Callable[[Json], Json]:
+    """A bias outside of these limits is ignored."""
+
+    def apply(request: Json) -> Json:
+        bias = request.get("logit_bias") or {}
+        if isinstance(bias, dict) and bias:
+            request["logit_bias"] = {k: v for k, v in bias.items() if low <= v <= high}
+        return request
+
+    return apply
+
+
+def system_last(parts: list[Json]) -> list[Json]:
+    return sorted(parts, key=lambda part: part.get("role") == "system")
+
+
+def numbers_as_texts(call: Json) -> None:
+    arguments = json.loads(call["function"]["arguments"])
+    texts = {k: str(v) if isinstance(v, int | float) else v for k, v in arguments.items()}
+    call["function"]["arguments"] = json.dumps(texts)
+
+
+def response_texts(change: Text) -> Callable[[Json], Json]:
+    def apply(answer: Json) -> None:
+        for item in answer["output"]:
+            for part in item.get("content") or () if item["type"] == "message" else ():
+                part["text"] = change(part["text"])
+
+    return top(apply)
+
+
+def no_message(_request: Request, answer: Answer) -> Answer:
+    return replace(answer, content=b'{"error": {}}')
+
+
+# -------------------- streams
+
+
+def other_fields(fields: Json) -> Chunks:
+    return lambda chunks: [chunk | fields if n else chunk for n, chunk in enumerate(chunks)]
+
+
+def texts_of_stream(change: Text, fewest: int = 0) -> Chunks:
+    """What becomes of the texts after so many tokens."""
+
+    def apply(chunks: list[Json]) -> list[Json]:
+        tokens = 0
+        for part in (part for chunk in chunks for part in chunk.get("choices", [])):
+            tokens += len(part.get("token_ids") or [0])
+            piece = part.get("delta", part)
+            if tokens > fewest:
+                piece |= {k: change(piece[k]) for k in ("text", "content") if piece.get(k)}
+        return chunks
+
+    return apply
+
+
+def noise(first: int) -> Callable[[Json], Json]:
+    def apply(part: Json) -> None:
+        tokens = len(part.get("token_ids") or ())
+        if tokens > first:
+            part["text"] = part["text"][: 5 * first] + " noise" * (tokens - first)
+
+    return choice(apply)
+
+
+def last_text_lost(chunks: list[Json]) -> list[Json]:
+    for part in (part for chunk in chunks[::-1] for part in chunk.get("choices", [])):
+        piece = part.get("delta", part)
+        if keys := [key for key in ("text", "content") if piece.get(key)]:
+            piece[keys[0]] = ""
+            break
+    return chunks
+
+
+def first_text_lost(chunks: list[Json]) -> list[Json]:
+    return last_text_lost(chunks[::-1])[::-1]
+
+
+def reasoning_of_deltas(chunks: list[Json]) -> list[Json]:
+    for part in (part for chunk in chunks for part in chunk.get("choices", [])):
+        part["delta"] |= {"content": part["delta"].get("reasoning") or part["delta"].get("content")}
+    return chunks
+
+
+def choices_of_a_stream(chunks: list[Json]) -> list[Json]:
+    """Of several choices the first comes, under each index."""
+    latest: Json = {}
+    for part in (part for chunk in chunks for part in chunk.get("choices", [])):
+        if part["index"] == 0:
+            latest = {key: part[key] for key in ("text", "token_ids") if key in part}
+        elif part.get("text"):
+            part |= latest
+    return chunks
+
+
+# -------------------- at times
+
+
+@dataclass
+class Traffic:
+    """Requests so far, under way, and what they were; the latest answer of each kind."""
+
+    requests: int = 0
+    under_way: int = 0
+    bodies: set[str] = field(default_factory=set)
+    latest: dict[tuple[str, bool], Answer] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+When = Callable[[Traffic, Request], bool]
+Change = Callable[[Answer, Answer], Answer]
+
+
+def sometimes(when: When, change: Change, fields: Json | None = None) -> Callable[[], Exchange]:
+    """A lie at times.
+
+    Args:
+        change: of an answer, with the latest one of the same kind.
+        fields: of the request, set instead; ``drop`` names one that is dropped.
+    """
+
+    def make() -> Exchange:
+        traffic = Traffic()
+
+        def hook(request: Request, forward: Forward) -> Answer:
+            body = request.body
+            if request.path not in (COMPLETIONS, CHAT, RESPONSES) or body is None:
+                return forward(request)
+            with traffic.lock:
+                traffic.requests += 1
+                traffic.under_way += 1
+                struck = when(traffic, request)
+                traffic.bodies.add(_unsalted(request))
+            if struck and fields:
+                changed = body | fields
+                changed.pop(changed.pop("drop", ""), None)
+                request = replace(request, content=json.dumps(changed).encode())
+            answer = forward(request)
+            kind = request.path, bool(body.get("stream"))
+            with traffic.lock:
+                traffic.under_way -= 1
+                before = traffic.latest.get(kind, answer)
+                traffic.latest[kind] = answer
+            return change(answer, before) if struck and answer.status == 200 else answer
+
+        return hook
+
+    return make
+
+
+def crowd(fewest: int, path: str = "") -> When:
+    return lambda traffic, request: traffic.under_way >= fewest and path in request.path
+
+
+def every(number: int, path: str = "") -> When:
+    return lambda traffic, request: traffic.requests % number == 0 and path in request.path
+
+
+def after(number: int) -> When:
+    return lambda traffic, _request: traffic.requests > number
+
+
+def again(traffic: Traffic, request: Request) -> bool:
+    return _unsalted(request) in traffic.bodies
+
+
+def _unsalted(request: Request) -> str:
+    return json.dumps((request.body or {}) | {"cache_salt": None}, sort_keys=True)
+
+
+def unchanged(answer: Answer, _before: Answer) -> Answer:
+    return answer
+
+
+def neighbour(_answer: Answer, before: Answer) -> Answer:
+    return before
+
+
+def failing(status: int) -> Change:
+    error = b'{"error": {"message": "no", "type": "server_error"}}'
+    return lambda _answer, _before: Answer(status, "application/json", error)
+
+
+def late(seconds: float) -> Change:
+    return lambda answer, _before: time.sleep(seconds) or answer
+
+
+def exchanged(old: str, new: str) -> Change:
+    """A text anywhere in an answer is another."""
+    return lambda answer, _before: replace(
+        answer, content=answer.content.replace(old.encode(), new.encode())
+    )
