@@ -94,10 +94,9 @@ def _edit(row: Json) -> Callable[[Json], Json]:
         part |= {k: new for k, (old, new) in swaps if part.get(k) == old}
         numbers = {k: v for k, v in part.items() if type(v) in (int, float)}
         for key in numbers.keys() & {*row.get("scale", ()), *row.get("add", ())}:
-            if numbers[key] in NEUTRAL:
-                continue
             factor, more = (row.get(name, {}).get(key, n) for name, n in (("scale", 1), ("add", 0)))
-            part[key] = numbers[key] * factor + more
+            if numbers[key] not in NEUTRAL:
+                part[key] = numbers[key] * factor + more
         for name, limit in limits.items():
             part |= {k: limit(part[k], v) for k, v in row.get(name, {}).items() if k in numbers}
         if "replace" in row:

@@ -38,10 +38,8 @@ from protocol_faults import NO_FAULT, ROOT, record_environment_once, run, vllm_s
 
 LEVELS = ("tests/test_smoke.py", "tests/test_correctness.py", "tests/test_stress.py")
 PATHS = (COMPLETIONS, CHAT, RESPONSES)
-#: Those that only an engine by script can be told to make.
-SCRIPTED = ("counts the prompt", "leaves out")
-#: Requests of a test that are kept.
-_MOST = 80
+SCRIPTED = ("counts the prompt", "leaves out")  # only an engine by script can be told to
+_MOST = 80  # requests of a test that are kept
 _ID = re.compile(r'("id": ?"(?:cmpl|chatcmpl|resp)[-_])([0-9a-f]+)')
 _CREATED = re.compile(r'("created(?:_at)?": ?)([0-9]+)')
 PLANTED = LIES | {n: f for n, f in SAMPLING.items() if not any(part in n for part in SCRIPTED)}
@@ -62,8 +60,7 @@ class Twin:
     exchanges: dict[str, list[tuple[str, Json, str, str]]] = field(default_factory=dict)
 
     def touched(self, lie: Fault) -> list[str]:
-        """The tests of which it would change something, the quickest first; last what serves a
-        request anyhow."""
+        """The tests of which it would change something, the quickest first."""
         tests = [test for test in self.seconds if self._touches(lie, test)]
         return sorted(tests, key=lambda test: ("::test_request[" in test, self.seconds[test]))
 
