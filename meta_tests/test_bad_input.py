@@ -7,7 +7,7 @@ import sys
 import venv
 
 import pytest
-from logs import lines_of
+from data_rows import from_data
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -26,9 +26,7 @@ def refused(run_pytest, *arguments: str) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"), [row.values() for row in lines_of("bad-input.toml")["option"]]
-)
+@from_data
 def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
     line = refused(run_pytest, *arguments)
     for text in expected:

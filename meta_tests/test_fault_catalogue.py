@@ -18,7 +18,6 @@ import psutil
 import pytest
 from data_rows import from_data
 from false_greens.engine import attached_engine
-from logs import lines_of
 from protocol_faults import vllm_serving
 
 from sm121.core import profile
@@ -134,10 +133,7 @@ def test_the_server_listens_on_the_loopback_only(managed_vllm):
     assert listening == {"127.0.0.1"}, listening
 
 
-@pytest.mark.parametrize(
-    ("line", "test", "expected"),
-    [row.values() for row in lines_of("log-cases.toml")["a_test_notices"]],
-)
+@from_data
 def test_what_the_log_shows_is_caught(run_pytest, tmp_path, line, test, expected):
     log = tmp_path / "server.log"
     with attached_engine(log) as (url, _):

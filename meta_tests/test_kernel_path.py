@@ -333,6 +333,11 @@ def test_memory_does_not_grow_with_the_log() -> None:
     assert 0 < len(path.unknown_env) < 1_000
 
 
+@from_data
+def test_other_engines(engine: str, line: str, field: str, value: object) -> None:
+    assert getattr(read_lines([line], engine), field) == value
+
+
 @pytest.mark.parametrize("engine", ["sglang", "llama-cpp"])
 def test_auto_is_no_answer(engine: str) -> None:
     path = read_lines(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from logs import lines_of as data_of
+from data_rows import from_data
 from logs import read_lines
 
 from sm121 import cli
@@ -130,7 +130,7 @@ def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name: str, pref
     assert (path.version, path.build, path.asked) == (bare.version, bare.build, bare.asked)
 
 
-@pytest.mark.parametrize("message", data_of("log-cases.toml")["no_prefix"]["lines"])
+@from_data
 def test_what_is_said_is_not_taken_for_a_prefix(message: str) -> None:
     assert clean(message).text == message
     assert clean(f"2026-05-01 19:08:33.706 | {message}").text == message
