@@ -122,10 +122,6 @@ def merge(chunks: list[Json]) -> list[Json]:
     return chunks
 
 
-def no_usage(chunks: list[Json]) -> list[Json]:
-    return [chunk for chunk in chunks if chunk.get("choices")]
-
-
 def change(place: int, change: Callable[[Json], Any]) -> Callable[[list[Json]], list[Json]]:
     def apply(chunks: list[Json]) -> list[Json]:
         change(chunks[place])
@@ -324,14 +320,6 @@ stream_that_drops_a_token = edit_tokens(lambda ids: ids[1:])
 stream_that_doubles_a_token = edit_tokens(lambda ids: [*ids, ids[-1]])
 
 
-def stream_cut_off_with_status_200(text):
-    return text[: len(text) // 2]
-
-
-def chunk_that_is_no_json(text):
-    return text.replace("{", "", 1)
-
-
 another_id_in_each_chunk = change(1, lambda c: c.update(id="cmpl-x"))
 
 
@@ -351,10 +339,6 @@ special_tokens_typed_as_text_are_taken_out = each(
 texts_are_normalised = each(texts(lambda text: unicodedata.normalize("NFKC", text)))
 
 
-def events_out_of_order(events):
-    return [events[1], events[0], *events[2:]]
-
-
 delta_of_a_response_is_lost = drop_where(
     lambda event: event["type"] == "response.output_text.delta"
 )
@@ -366,5 +350,11 @@ delta_of_a_response_s_reasoning_is_lost = drop_where(
 )
 
 
-def health_says_503(path):
-    return 503 if path == "/health" else None
+#: Those of one expression.
+SMALL: dict[str, Callable[..., Any]] = {
+    "no_usage": lambda chunks: [chunk for chunk in chunks if chunk.get("choices")],
+    "stream_cut_off_with_status_200": lambda text: text[: len(text) // 2],
+    "chunk_that_is_no_json": lambda text: text.replace("{", "", 1),
+    "events_out_of_order": lambda events: [events[1], events[0], *events[2:]],
+    "health_says_503": lambda path: 503 if path == "/health" else None,
+}

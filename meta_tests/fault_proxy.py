@@ -86,8 +86,6 @@ def _edit(row: Json) -> Callable[[Json], Json]:
             if isinstance(part.get(key), list | str):
                 part[key] = part[key][first:end]
         part |= {k: f"{part.get(k) or ''}{more}" for k, more in row.get("append", {}).items()}
-        for key in row.get("reverse", ()):
-            part |= {key: part[key][::-1]} if part.get(key) else {}
         part |= {new: part.pop(key) for key, new in row.get("rename", {}).items() if key in part}
         part |= {k: v for k, v in row.get("zero", {}).items() if part.get(k) == 0}
         swaps = row.get("instead", {}).items()
@@ -112,6 +110,7 @@ def _meant(term: Any) -> Any:
         function, *arguments = map(_meant, term)
         return function(*arguments)
     functions = vars(lie_changes) | vars(fault_exchanges) | vars(fault_changes)
+    functions |= lie_changes.SMALL | fault_changes.SMALL
     return functions.get(term, term) if isinstance(term, str) else term
 
 
@@ -130,7 +129,6 @@ def faults_of(file: Path) -> Iterator[Fault]:
 
 
 FAULTS = {fault.name: fault for fault in faults_of(DATA / "protocol-faults.toml")}
-#: What an engine makes of a request before it samples; `test_samples.py` plants these by a script.
 SAMPLING = {fault.name: fault for fault in faults_of(DATA / "sampling-faults.toml")}
 LIES = {fault.name: fault for fault in faults_of(DATA / "lies.toml")}
 

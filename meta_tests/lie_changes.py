@@ -21,7 +21,6 @@ def logprobs(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
 
 
 def shifted_logprobs(listed: Json) -> None:
-    """Each token has the log-probability of another."""
     for key in {"token_logprobs", "top_logprobs"} & listed.keys():
         listed[key] = [*listed[key][:1], *listed[key][:0:-1]]
     entries = listed.get("content") or []
@@ -38,13 +37,7 @@ def scaled_logprobs(factor: float) -> Callable[[Json], None]:
     return apply
 
 
-def moved_offsets(listed: Json) -> None:
-    listed["text_offset"] = [offset + 1 for offset in listed.get("text_offset") or []]
-
-
 def rows_of_ids(change: Callable[[list[int]], list[int]]) -> Callable[[Json], Json]:
-    """What becomes of a prompt of token ids."""
-
     def apply(request: Json) -> Json:
         ids = request.get("prompt")
         of_ids = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
@@ -53,35 +46,11 @@ def rows_of_ids(change: Callable[[list[int]], list[int]]) -> Callable[[Json], Js
     return apply
 
 
-def several_prompts(request: Json) -> Json:
-    prompts = request.get("prompt")
-    several = isinstance(prompts, list) and prompts and isinstance(prompts[0], str | list)
-    return {**request, "prompt": prompts[:3]} if several else request
-
-
-def part_of(first: int, end: int | None = None) -> Callable[[Any], Any]:
-    return lambda row: row[first:end] or row
-
-
 def ends_of(length: int, kept: int) -> Callable[[list[int]], list[int]]:
     return lambda ids: [*ids[:kept], *ids[-kept:]] if len(ids) >= length else ids
 
 
-def swapped(ids: list[int]) -> list[int]:
-    return [*ids[:2][::-1], *ids[2:]]
-
-
-def ascii_alone(text: str) -> str:
-    return text.encode("ascii", "replace").decode()
-
-
-def replaced(old: str, new: str) -> Text:
-    return lambda text: text.replace(old, new)
-
-
 def biased(low: float, high: float) -> Callable[[Json], Json]:
-    """A bias outside of these limits is ignored."""
-
     def apply(request: Json) -> Json:
         bias = request.get("logit_bias") or {}
         if isinstance(bias, dict) and bias:
@@ -89,16 +58,6 @@ def biased(low: float, high: float) -> Callable[[Json], Json]:
         return request
 
     return apply
-
-
-def system_last(parts: list[Json]) -> list[Json]:
-    return sorted(parts, key=lambda part: part.get("role") == "system")
-
-
-def numbers_as_texts(call: Json) -> None:
-    arguments = json.loads(call["function"]["arguments"])
-    texts = {k: str(v) if isinstance(v, int | float) else v for k, v in arguments.items()}
-    call["function"]["arguments"] = json.dumps(texts)
 
 
 def response_texts(change: Text) -> Callable[[Json], Json]:
@@ -110,20 +69,11 @@ def response_texts(change: Text) -> Callable[[Json], Json]:
     return top(apply)
 
 
-def no_message(_request: Request, answer: Answer) -> Answer:
-    return replace(answer, content=b'{"error": {}}')
-
-
-# -------------------- streams
-
-
 def other_fields(fields: Json) -> Chunks:
     return lambda chunks: [chunk | fields if n else chunk for n, chunk in enumerate(chunks)]
 
 
 def texts_of_stream(change: Text, fewest: int = 0) -> Chunks:
-    """What becomes of the texts after so many tokens."""
-
     def apply(chunks: list[Json]) -> list[Json]:
         tokens = 0
         for part in (part for chunk in chunks for part in chunk.get("choices", [])):
@@ -136,15 +86,6 @@ def texts_of_stream(change: Text, fewest: int = 0) -> Chunks:
     return apply
 
 
-def noise(first: int) -> Callable[[Json], Json]:
-    def apply(part: Json) -> None:
-        tokens = len(part.get("token_ids") or ())
-        if tokens > first:
-            part["text"] = part["text"][: 5 * first] + " noise" * (tokens - first)
-
-    return choice(apply)
-
-
 def last_text_lost(chunks: list[Json]) -> list[Json]:
     for part in (part for chunk in chunks[::-1] for part in chunk.get("choices", [])):
         piece = part.get("delta", part)
@@ -154,28 +95,10 @@ def last_text_lost(chunks: list[Json]) -> list[Json]:
     return chunks
 
 
-def first_text_lost(chunks: list[Json]) -> list[Json]:
-    return last_text_lost(chunks[::-1])[::-1]
-
-
 def reasoning_of_deltas(chunks: list[Json]) -> list[Json]:
     for part in (part for chunk in chunks for part in chunk.get("choices", [])):
         part["delta"] |= {"content": part["delta"].get("reasoning") or part["delta"].get("content")}
     return chunks
-
-
-def choices_of_a_stream(chunks: list[Json]) -> list[Json]:
-    """Of several choices the first comes, under each index."""
-    latest: Json = {}
-    for part in (part for chunk in chunks for part in chunk.get("choices", [])):
-        if part["index"] == 0:
-            latest = {key: part[key] for key in ("text", "token_ids") if key in part}
-        elif part.get("text"):
-            part |= latest
-    return chunks
-
-
-# -------------------- at times
 
 
 @dataclass
@@ -194,12 +117,8 @@ Change = Callable[[Answer, Answer], Answer]
 
 
 def sometimes(when: When, change: Change, fields: Json | None = None) -> Callable[[], Exchange]:
-    """A lie at times.
-
-    Args:
-        change: of an answer, with the latest one of the same kind.
-        fields: of the request, set instead; ``drop`` names one that is dropped.
-    """
+    """A lie at times: another answer, made of it and the latest of its kind, or other fields of the
+    request; ``drop`` names one that is dropped."""
 
     def make() -> Exchange:
         traffic = Traffic()
@@ -238,24 +157,8 @@ def every(number: int, path: str = "") -> When:
     return lambda traffic, request: traffic.requests % number == 0 and path in request.path
 
 
-def after(number: int) -> When:
-    return lambda traffic, _request: traffic.requests > number
-
-
-def again(traffic: Traffic, request: Request) -> bool:
-    return _unsalted(request) in traffic.bodies
-
-
 def _unsalted(request: Request) -> str:
     return json.dumps((request.body or {}) | {"cache_salt": None}, sort_keys=True)
-
-
-def unchanged(answer: Answer, _before: Answer) -> Answer:
-    return answer
-
-
-def neighbour(_answer: Answer, before: Answer) -> Answer:
-    return before
 
 
 def failing(status: int) -> Change:
@@ -263,12 +166,24 @@ def failing(status: int) -> Change:
     return lambda _answer, _before: Answer(status, "application/json", error)
 
 
-def late(seconds: float) -> Change:
-    return lambda answer, _before: time.sleep(seconds) or answer
-
-
 def exchanged(old: str, new: str) -> Change:
     """A text anywhere in an answer is another."""
     return lambda answer, _before: replace(
         answer, content=answer.content.replace(old.encode(), new.encode())
     )
+
+
+#: Those of one expression.
+SMALL: dict[str, Callable[..., Any]] = {
+    "part_of": lambda first, end=None: lambda row: row[first:end] or row,
+    "swapped": lambda ids: [*ids[:2][::-1], *ids[2:]],
+    "ascii_alone": lambda text: text.encode("ascii", "replace").decode(),
+    "replaced": lambda old, new: lambda text: text.replace(old, new),
+    "no_message": lambda _request, answer: replace(answer, content=b'{"error": {}}'),
+    "first_text_lost": lambda chunks: last_text_lost(chunks[::-1])[::-1],
+    "after": lambda number: lambda traffic, _request: traffic.requests > number,
+    "again": lambda traffic, request: _unsalted(request) in traffic.bodies,
+    "unchanged": lambda answer, _before: answer,
+    "neighbour": lambda _answer, before: before,
+    "late": lambda seconds: lambda answer, _before: time.sleep(seconds) or answer,
+}

@@ -1,10 +1,7 @@
 """Lies by pairs: which tests of smoke, correctness and stress notice which.
 
-A real vLLM on the CPU serves the canary behind two proxies. The honest twin runs first, and what
-each test asks is kept. Then pairs are drawn from a seed. Of the tests whose requests or answers a
-lie of the pair would change, the quickest run against both. A test that fails has noticed a lie
-where no other of the pair touches it; else it runs against each alone. A lie that nobody noticed is
-run alone against all tests that it touches.
+The honest twin runs first, and what each test asks is kept: so it is known which tests a lie would
+touch. The table says how pairs are run.
 
     python meta_tests/lies.py --seed 1 --output docs/tables/lies.md
 """
@@ -35,6 +32,8 @@ from fault_changes import Json
 from fault_exchanges import CHAT, COMPLETIONS, RESPONSES, Answer, Request
 from fault_proxy import LIES, SAMPLING, Fault, FaultProxy, broken
 from protocol_faults import NO_FAULT, ROOT, record_environment_once, run, vllm_serving
+
+from sm121.checkpoint import canary
 
 LEVELS = ("tests/test_smoke.py", "tests/test_correctness.py", "tests/test_stress.py")
 PATHS = (COMPLETIONS, CHAT, RESPONSES)
@@ -122,11 +121,8 @@ class Remembering(FaultProxy):
 
 @dataclass
 class Bench:
-    """A real server behind two proxies. What was seen is kept in files, which a later run reads.
-
-    Args:
-        limits: seconds of the honest run, of whose tests a pair is told, and a lie that none saw.
-    """
+    """A real server behind two proxies. `limits`: seconds of the honest run, of whose tests a pair
+    is told, and a lie that none noticed. A later run reads what is in `state`."""
 
     proxies: tuple[FaultProxy, FaultProxy]
     key: str
@@ -261,10 +257,7 @@ def main() -> int:
         state.mkdir(parents=True, exist_ok=True)
         url, key = options.base_url, options.key
         if url is None:
-            from sm121.checkpoint import canary
-
-            model = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
-            managed = vllm_serving(model, state)
+            managed = vllm_serving(canary.build(ROOT / ".cache/canary/bf16", "bf16"), state)
             endpoint = managed.start().endpoint
             stack.callback(managed.stop)
             url, key = endpoint.base_url, endpoint.api_key
@@ -279,9 +272,8 @@ def main() -> int:
             page(rows, bench.twin, options.seed, time.monotonic() - began), "utf-8"
         )
     unseen = [name for name, row in rows.items() if not row["fails"]]
-    unexplained = [name for name in unseen if not PLANTED[name].why]
     print(f"{len(rows) - len(unseen)} of {len(rows)} noticed; not: {unseen}")
-    return 1 if unexplained or 20 * len(unseen) > len(rows) else 0
+    return int(20 * len(unseen) > len(rows))
 
 
 if __name__ == "__main__":

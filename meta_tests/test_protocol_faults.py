@@ -29,7 +29,6 @@ def test_each_lie_is_in_a_pair_that_the_seed_draws():
     drawn = lies.pairs([*lies.PLANTED], 7)
     assert {name for pair in drawn for name in pair} == set(lies.PLANTED)
     assert drawn == lies.pairs([*lies.PLANTED], 7) != lies.pairs([*lies.PLANTED], 8)
-    assert len(lies.PLANTED) >= 60 and all(first != second for first, second in drawn)
 
 
 def test_a_name_that_is_no_test_is_refused():
