@@ -334,15 +334,6 @@ def test_second_clock_finds_what_is_so_in_half_of_the_answers():
     assert [item.reason for item in findings.invalid] == ["second_clock"]
 
 
-def test_an_answer_that_ends_within_a_step_of_accepted_drafts_is_no_contradiction():
-    """Eagle3 on the CPU: 1.5 tokens of a draft were accepted. Of 24 tokens between a short and a
-    long answer that is much, and longer ones tell; what was only drafted excuses nothing."""
-    speculation = {"acceptance_rate": 0.05, "mean_accepted_length": 2.5}
-    assert validity.cut_step(speculation, 32, [8, 8, 8]) == pytest.approx(1.5 / 24)
-    assert validity.cut_step(speculation, 128, [8, 8, 8]) == pytest.approx(1.5 / 120)
-    assert validity.cut_step({}, 32, [8]) == validity.cut_step(speculation, 32, []) == 0.0
-
-
 #: tg32 of the canary on an H100, one row an answer: time to its first token, and between two (ms).
 H100_LONG = ((17.6, 2.49), (19.6, 2.66), (44.2, 1.84), (15.2, 1.78), (15.7, 1.85))
 H100_SHORT = (30.1, 30.8, 32.8)

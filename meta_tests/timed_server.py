@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import gc
+import itertools
 import json
 import os
 import random
@@ -90,6 +91,14 @@ class Pace:
     sampled_slower: float = 1.0
     later_slower: float = 1.0
     chat_tokens: int = 520
+    #: Prompts that end in random tokens are answered faster by this factor.
+    random_faster: float = 1.0
+    #: Tokens of each step in turns, a digit each; another text begins with another of them. Steps
+    #: of one token take this share of the time of the others.
+    steps: str = ""
+    undrafted: float = 1.0
+    #: Tokens of an answer's beginning that come within one step of time, if it has more than one.
+    hurried: int = 0
     #: Factor on what usage says of a chat's tokens.
     chat_counts: float = 1.0
     #: No more chunks after so many tokens; 0: never.
@@ -330,6 +339,12 @@ class TimedServer:
             pace = dataclasses.replace(pace, rate=rate, usage_factor=factor)
         if said.get("temperature") != 0.0:
             pace = dataclasses.replace(pace, rate=pace.rate / pace.sampled_slower)
+        last = [int(_id_of(w)) if isinstance(w, str) else w
+                for w in (prompt if isinstance(prompt, list) else prompt.split())[-50:]]  # fmt: skip
+        if max(last) > 10_000:
+            pace = dataclasses.replace(pace, rate=pace.rate * pace.random_faster)
+        turn = sum(last) % max(len(pace.steps), 1)
+        pace = dataclasses.replace(pace, steps=pace.steps[turn:] + pace.steps[:turn])
         plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by), share)
         ids = [self.random.randrange(VOCABULARY) for _ in range(plan.tokens)]
         self.prompted += prompt_tokens
@@ -403,7 +418,20 @@ class TimedServer:
             if pace.interval_jitter:
                 step *= max(0.1, 1.0 + self.random.gauss(0.0, pace.interval_jitter))
             at.append(at[-1] + step)
-        return Plan(tokens, [int(second * 1e9) for second in at])
+        if pace.steps:
+            sizes = [int(digit) for digit in pace.steps]
+            each_s = sum(sizes) / len(sizes) / rate
+            at = [first_s]
+            for size in itertools.cycle(sizes):
+                step = each_s * (pace.undrafted if size == 1 else 1.0)
+                at += [at[-1] + step] * size
+                if len(at) >= tokens:
+                    break
+        if pace.hurried and tokens > 1:  # the first chunk waits for the others
+            late = at[min(pace.hurried, tokens) - 1]
+            at = [max(second, late - 0.3 / rate * (pace.hurried - 1 - i)) if i < pace.hurried
+                  else second for i, second in enumerate(at)]  # fmt: skip
+        return Plan(tokens, [int(second * 1e9) for second in at[:tokens]])
 
     def _events(
         self,
@@ -452,6 +480,8 @@ class TimedServer:
             size = pace.first_chunk_tokens if chunk == 0 else pace.tokens_per_chunk
             if done < pace.content_free:
                 size = 1
+            if pace.steps and chunk:
+                size = plan.at.count(plan.at[done])
             size = min(size, plan.tokens - done)
             done += size
             chunk += 1

@@ -35,6 +35,8 @@ class TimedRequest:
     asked_tokens: int
     asked_prompt: int
     stream: bool = True
+    #: The fixed text that its prompt ends with.
+    text: str = ""
 
 
 @dataclass
@@ -53,6 +55,19 @@ class TimedBatch:
     def wall_s(self) -> float:
         """From the first request's start to the end of the last."""
         return (self.ended_ns - self.started_ns) / 1e9
+
+    @classmethod
+    def joined(cls, batches: Sequence[TimedBatch]) -> TimedBatch:
+        """Batches that were sent one after the other, as one."""
+        steps_s = [batch.clock_steps for batch in batches]
+        return cls(
+            [answer for batch in batches for answer in batch.answers],
+            batches[0].started_ns,
+            batches[-1].ended_ns,
+            sum(batch.cpu_s for batch in batches),
+            max(batch.worst_lag_ns for batch in batches),
+            {name: sum(each.get(name, 0.0) for each in steps_s) for name in steps_s[0]},
+        )
 
 
 class LagWatch:
@@ -152,6 +167,7 @@ class TimedClient:
             time.perf_counter_ns(),
             asked_tokens=request.asked_tokens,
             asked_prompt=request.asked_prompt,
+            text=request.text,
         )
         deadline = time.monotonic() + patience.within_s
         reading = asyncio.create_task(self._read(request, answer, reads))
@@ -299,10 +315,15 @@ def completion(
     tokens: int,
     stream: bool = True,
     ids: bool = False,
+    text: str = "",
 ) -> TimedRequest:
     """A greedy completion of exactly so many tokens, whose chunks say how many there are so far.
-    `ids`: ask for the token ids as well. vLLM then puts those of the prompt into the first chunk,
-    which is late by the time that they take: not for what is timed."""
+
+    Args:
+        ids: ask for the token ids as well. vLLM then puts those of the prompt into the first
+            chunk, which is late by the time that they take: not for what is timed.
+        text: the name of the fixed text that the prompt ends with.
+    """
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
@@ -319,7 +340,7 @@ def completion(
     if stream:
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     return TimedRequest(
-        "/v1/completions", json.dumps(body).encode(), tokens, prompt_tokens, stream=stream
+        "/v1/completions", json.dumps(body).encode(), tokens, prompt_tokens, stream, text
     )
 
 

@@ -48,6 +48,8 @@ class TimedAnswer:
     ended_ns: int = 0
     asked_tokens: int = 0
     asked_prompt: int = 0
+    #: The fixed text that its prompt ends with; empty where the prompt is of random tokens.
+    text: str = ""
     status: int | None = None
     error: str | None = None
     chunks: list[Chunk] = field(default_factory=list)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -74,6 +74,7 @@ class MeasuredServer:
         show: Show = lambda _line: None,
         invalid: Iterable[Invalidity] = (),
         unproven: Iterable[str] = (),
+        natural: bool = False,
     ) -> Iterator[MeasuredServer]:
         """Start a client for the server, and find out what kind of prompts it takes.
 
@@ -84,10 +85,13 @@ class MeasuredServer:
             show: is given a line whenever there is progress.
             invalid: what speaks against every number of this server.
             unproven: what of this server cannot be checked.
+            natural: ask for what follows fixed natural texts, as of each server that drafts.
 
         Raises Sm121Error: it takes neither token ids nor text."""
         with TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
-            prompts = Prompts(endpoint, plan.measuring.vocabulary)
+            now = counters.fetch(endpoint)
+            natural = natural or (now is not None and "drafts" in now.values)
+            prompts = Prompts(endpoint, plan.measuring.vocabulary, natural)
             findings = [*invalid], [*unproven]
             server = cls(endpoint, sender, prompts, plan, directory, show, *findings)
             server._probe()
@@ -110,16 +114,23 @@ class MeasuredServer:
         """The cells with one stream, by depth."""
         return [cell for (_, streams), cell in sorted(self.cells.items()) if streams == 1]
 
-    def request(self, prompt_tokens: int, tokens: int, *, ids: bool = False) -> TimedRequest:
-        """A request with a fresh prompt. `ids`: ask for the token ids whether they are needed or
-        not; not for what is timed."""
+    def request(
+        self, prompt_tokens: int, tokens: int, *, text: str = "", ids: bool = False
+    ) -> TimedRequest:
+        """A request with a fresh prompt.
+
+        Args:
+            text: the name of the fixed text that it ends with.
+            ids: ask for the token ids whether they are needed or not; not for what is timed.
+        """
         exact = not self.prompts.as_text or self.prompts.exact
         return completion(
             self.endpoint.served_name,
-            self.prompts.make(prompt_tokens),
+            self.prompts.make(prompt_tokens, text),
             prompt_tokens=prompt_tokens if exact else 0,
             tokens=tokens,
             ids=ids or self.needs_ids,
+            text=text,
         )
 
     def _probe(self) -> None:
@@ -129,8 +140,9 @@ class MeasuredServer:
         answer = self.sender.run([request], patience=self.patience).answers[0]
         if answer.ok or answer.status not in (400, 422):
             self.needs_ids = answer.ok and answer.clock() != "usage"
-            return
-        refusal = answer.error
+            if not (answer.ok and self.prompts.natural) or self.prompts.can_tokenize():
+                return
+        refusal = answer.error or "of a text, which its /tokenize does not tell"
         self.prompts.as_text = True
         self.prompts.exact = self.prompts.can_tokenize()
         words = 32
@@ -168,8 +180,8 @@ class MeasuredCell:
     #: Answers of the rounds that the client was late for, and how many rounds these are.
     left_out: list[TimedAnswer] = field(default_factory=list)
     rounds_left_out: int = 0
-    #: Acceptance rate and accepted length, by the server's counters; empty without drafts.
-    speculation: dict[str, float] = field(default_factory=dict)
+    #: Drafts and their tokens, by the server's counters: of all requests by "", and by text.
+    drafted: dict[str, dict[str, float]] = field(default_factory=dict)
     #: The file of the raw answers.
     records: Path | None = None
     _batches: list[TimedBatch] = field(default_factory=list)
@@ -230,6 +242,19 @@ class MeasuredCell:
         plan = self.server.plan
         return f"pp{plan.prompt_tokens} tg{self.tokens} @ d{self.depth}{streams}"
 
+    def speculation(self, text: str = "") -> dict[str, float]:
+        """Acceptance rate and accepted length of a text, or of all; empty without drafts."""
+        return counters.speculation(self.drafted.get(text, {}))
+
+    def rounds_of(
+        self, tokens: int, answers: Sequence[TimedAnswer] | None = None
+    ) -> list[list[TimedAnswer]]:
+        """The answers that have so many tokens, by round: one, or one of each fixed text."""
+        each = len(self.server.prompts.texts)
+        if answers is None:
+            answers = self.answers_of(tokens)
+        return [[*answers[i : i + each]] for i in range(0, len(answers), each)]
+
     def answers_of(self, tokens: int) -> list[TimedAnswer]:
         """The answers that have so many tokens, in the order of their sending."""
         answers = [answer for answer in self.all_answers if answer.asked_tokens >= tokens]
@@ -250,7 +275,7 @@ class MeasuredCell:
             return (
                 max(rounds - len(self.long), 0),
                 max(self._short_rounds - len(self.short), self._missing_witnesses()),
-                max(readings - len(self.answers_of(tokens)), 0) if readings else 0,
+                max(readings - len(self.rounds_of(tokens)), 0) if readings else 0,
             )
 
         if not any(missing()) or self._has_failed:
@@ -345,7 +370,8 @@ class MeasuredCell:
         if self.concurrency == 1 and not self.server.needs_ids:
             self.server.show(f"{self.title}: token ids against usage")
             sent.append(self._send(self.tokens, 1, keep=False, ids=True))
-            validity.check_twin(sent[0].answers[0], self._findings)
+            for answer in sent[0].answers:
+                validity.check_twin(answer, self._findings)
         while len(times) < measuring.warm_up_requests and not is_flat(times, measuring.warm_bound):
             self.server.show(f"{self.title}: warm-up {len(times) + 1}")
             batch = self._send(self.server.plan.shortest, self.concurrency, keep=False)
@@ -365,10 +391,22 @@ class MeasuredCell:
     def _send(
         self, tokens: int, streams: int, *, keep: bool = True, ids: bool = False
     ) -> TimedBatch:
+        texts = self.server.prompts.texts
+        names = texts if streams == 1 else (texts * streams)[:streams]
         requests = [
-            self.server.request(self.prompt_tokens, tokens, ids=ids) for _ in range(streams)
+            self.server.request(self.prompt_tokens, tokens, text=name, ids=ids) for name in names
         ]
-        batch = self.server.sender.run(requests, concurrency=streams, patience=self.server.patience)
+        before = counters.fetch(self.server.endpoint) if self.server.prompts.natural else None
+        batches: list[TimedBatch] = []
+        for each in [[request] for request in requests] if streams == 1 else [requests]:
+            batch = self.server.sender.run(each, concurrency=streams, patience=self.server.patience)
+            batches.append(batch)
+            if before is not None and streams == 1:
+                counted = sum(answer.completion_tokens or 0 for answer in batch.answers)
+                after = counters.fetch_settled(self.server.endpoint, before, counted)
+                self._count_drafts(each[0].text, after.since(before) if after is not None else {})
+                before = after
+        batch = TimedBatch.joined(batches)
         if keep:
             self._batches.append(batch)
         return batch
@@ -383,8 +421,13 @@ class MeasuredCell:
             validity.check_counters(delta, sent, clock, self._findings)
             bound = self.server.plan.measuring.second_clock_bound
             validity.check_server_clock(delta, sent, clock, bound, self._findings)
-        if delta is not None:
-            self.speculation = counters.speculation(delta)
+            validity.check_drafts(delta, sent, clock, self._findings)
+        self._count_drafts("", delta or {})
+
+    def _count_drafts(self, text: str, delta: Mapping[str, float]) -> None:
+        total = self.drafted.setdefault(text, {})
+        for name in ("drafts", "draft_tokens", "accepted_tokens"):
+            total[name] = total.get(name, 0.0) + delta.get(name, 0.0)
 
     def _is_disturbed(self, batch: TimedBatch) -> bool:
         """Whether the client was late for a batch; one with a failure is never left out."""

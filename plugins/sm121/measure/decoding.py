@@ -45,6 +45,8 @@ class Window:
     requested: int
     #: How late the moments before the start were, in nanoseconds; 0 where it is the first one.
     late_ns: float = 0.0
+    #: Moments after the start.
+    steps: int = 0
 
     @property
     def tokens(self) -> int:
@@ -84,29 +86,39 @@ def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
     return made
 
 
-def window(arrivals: Sequence[Arrival], tokens: int | None = None) -> Window | None:
-    """Where the clock of a rate starts and ends; None for an answer without a token. An answer has
-    one start, whatever part of it is asked for: tokens that came with a late first chunk leave no
-    fewer for the rate, as long as the answer goes on. `tokens`: look at as many tokens, from the
-    start on."""
+def window(
+    arrivals: Sequence[Arrival], tokens: int | None = None, *, drafts: bool = False
+) -> Window | None:
+    """Where the clock of a rate starts and ends; None for an answer without a token.
+
+    An answer has one start, whatever part of it is asked for: tokens that came with a late first
+    chunk leave no fewer for the rate, as long as the answer goes on.
+
+    Args:
+        tokens: look at as many tokens, from the start on.
+        drafts: it starts at its first moment: steps with a draft and without one take another time
+            each and give other numbers of tokens, so that short gaps do not show a late start.
+    """
     made = moments(arrivals)
     if not made:
         return None
     last = len(made) - 1
-    start, late_ns = _start(made, last)
+    start, late_ns = (0, 0.0) if drafts else _start(made, last)
     requested = made[last].tokens if tokens is None else tokens
     until = made[start].tokens + requested - 1
     end = next((i for i, moment in enumerate(made) if moment.tokens >= until), last)
     if made[end].payload and end > start + 1:
         end -= 1
-    return Window(made[start], made[end], requested, late_ns)
+    return Window(made[start], made[end], requested, late_ns, end - start)
 
 
-def common(answers: Sequence[Sequence[Arrival]]) -> list[Window] | None:
-    """The part of each of several streams in which all of them decode; None where there is none. It
-    begins when the last of them has its first token, and ends with the first that ends."""
+def common(answers: Sequence[Sequence[Arrival]], *, drafts: bool = False) -> list[Window] | None:
+    """The part of each of several streams in which all of them decode; None where there is none.
+
+    It begins when the last of them has its first token, and ends with the first that ends.
+    """
     streams = [moments(arrivals) for arrivals in answers]
-    windows = [window(arrivals) for arrivals in answers]
+    windows = [window(arrivals, drafts=drafts) for arrivals in answers]
     parts: list[Window] = []
     begin_ns = max((w.start.at_ns for w in windows if w is not None), default=0)
     end_ns = min((made[-1].at_ns for made in streams if made), default=0)

@@ -1,9 +1,15 @@
-"""Prompts that no cache has seen: fresh random tokens, of an exact length."""
+"""Prompts that no cache has seen, of an exact length: fresh random tokens; of a server that drafts,
+fixed natural texts (``fixtures/texts.toml``) behind a fresh beginning."""
 
 import random
+import re
 import secrets
 import string
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
 
 import httpx
 
@@ -12,6 +18,15 @@ from sm121.core.server import Endpoint
 
 _WORDS = 4000
 _ATTEMPTS = 4
+#: Tokens at the beginning of a text that are kept where it is cut: no other prompt begins so.
+_HEAD = 4
+#: The fixed texts, by name.
+TEXTS: Mapping[str, str] = {
+    name: row["text"].rstrip("\n")
+    for name, row in tomllib.loads(
+        files("sm121.fixtures").joinpath("texts.toml").read_text("utf-8")
+    ).items()
+}
 
 
 class PromptError(Sm121Error):
@@ -25,11 +40,13 @@ class Prompts:
     Args:
         endpoint: asked for /tokenize where text is needed.
         vocabulary: ids below it are plain tokens.
+        natural: of the fixed texts: how much of a draft is accepted depends on the text.
         as_text: the server refuses ids.
     """
 
     endpoint: Endpoint
     vocabulary: int
+    natural: bool = False
     as_text: bool = False
     #: False where the server cannot be asked how long a text is.
     exact: bool = True
@@ -38,19 +55,38 @@ class Prompts:
     _random: random.Random = field(default_factory=lambda: random.Random(secrets.randbits(64)))
     _first_tokens: set[int] = field(default_factory=set)
     _words: list[str] = field(default_factory=list)
+    #: The tokens of each fixed text.
+    _tokens: dict[str, list[int]] = field(default_factory=dict)
 
-    def make(self, tokens: int) -> list[int] | str:
-        """A prompt that shares nothing with any other: of ids, not even its first token."""
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The names of the fixed texts that prompts end with; one empty name without them."""
+        return tuple(TEXTS) if self.natural else ("",)
+
+    def make(self, tokens: int, text: str = "") -> list[int] | str:
+        """A prompt that shares no beginning with any other: of ids, not even its first token.
+
+        Args:
+            text: the name of the text that it ends with; empty: it is random to its end.
+        """
         if self.as_text:
-            return self._text(tokens)
-        ids = [self._random.randrange(self.vocabulary) for _ in range(tokens)]
+            return self._text(tokens, text)
+        ids = [self._random.randrange(self.vocabulary) for _ in range(1 if text else tokens)]
+        if text:
+            if not self._tokens:
+                with self.endpoint.http() as http:
+                    self._tokens = {name: self._tokenize(http, t) for name, t in TEXTS.items()}
+            ids += ending(self._tokens, text, tokens - 1)
         while ids and ids[0] in self._first_tokens and len(self._first_tokens) < self.vocabulary:
             ids[0] = self._random.randrange(self.vocabulary)
         self._first_tokens.update(ids[:1])
         return ids
 
-    def words(self, count: int) -> str:
-        """A text of so many random words."""
+    def words(self, count: int, text: str = "") -> str:
+        """A text of so many random words, or of a few and then the end of a fixed text."""
+        if text:
+            by_name = {name: re.findall(r"\S+\s*", each) for name, each in TEXTS.items()}
+            return f"{self.words(_HEAD)} {''.join(ending(by_name, text, max(count - _HEAD, 1)))}"
         if not self._words:
             self._words = [
                 "".join(self._random.choices(string.ascii_lowercase, k=self._random.randint(2, 7)))
@@ -58,19 +94,20 @@ class Prompts:
             ]
         return " ".join(self._random.choices(self._words, k=count))
 
-    def _text(self, tokens: int) -> str:
+    def _text(self, tokens: int, name: str) -> str:
         if not self.exact:
-            return self.words(max(1, round(tokens / self.tokens_per_word)))
+            return self.words(max(1, round(tokens / self.tokens_per_word)), name)
         with self.endpoint.http() as http:
-            text = self.words(tokens)  # a word is a token at least
+            text = self.words(tokens, name)  # a word is a token at least
             for _ in range(_ATTEMPTS):
                 ids = self._tokenize(http, text)
                 if len(ids) == tokens:
                     return text
                 if len(ids) < tokens:
-                    text = f"{text} {self.words(tokens - len(ids))}"
+                    text = f"{self.words(tokens - len(ids))} {text}"
                 else:
-                    body = {"model": self.endpoint.served_name, "tokens": ids[:tokens]}
+                    cut = [*ids[:_HEAD], *ids[_HEAD - tokens :]]
+                    body = {"model": self.endpoint.served_name, "tokens": cut}
                     answer = http.post("/detokenize", json=body).raise_for_status()
                     text = str(answer.json()["prompt"])
         raise PromptError(f"no text of exactly {tokens} tokens came out of /tokenize")
@@ -86,3 +123,12 @@ class Prompts:
                 return len(self._tokenize(http, "one two three")) > 0
             except (httpx.HTTPError, ValueError, KeyError, TypeError):
                 return False
+
+
+def ending(texts: Mapping[str, Sequence[Any]], name: str, count: int) -> list[Any]:
+    """The last so many parts of a text; before them, where it has fewer, the other texts in turns,
+    so that what is generated has been in no prompt."""
+    others = [part for other, parts in texts.items() if other != name for part in parts]
+    missing = max(count - len(texts[name]), 0)
+    before = others * (missing // len(others) + 1)
+    return [*before[len(before) - missing :], *texts[name]][-count:]

@@ -1,7 +1,7 @@
 """Why a number may count neither way. Each check is named, and says what it saw. What a server
 gives no means to check is `unproven` and makes nothing INVALID."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, pstdev
 
@@ -12,7 +12,7 @@ from sm121.client.timed import TimedBatch
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.core.level_settings import Measuring
 from sm121.measure.counters import Counters
-from sm121.measure.decoding import Window
+from sm121.measure.decoding import Window, moments
 from sm121.measure.measurement import Invalidity
 from sm121.measure.timing import arrivals, ttft_ms, window
 
@@ -32,6 +32,8 @@ _CACHED_SHARE = 0.005
 _NOISE = 3.0
 #: Share of a chat's tokens that its usage may leave out: an end of turn, control tokens.
 _CHAT_TOKENS = 0.02
+#: Tokens of a draft that may lie beyond the end of an answer.
+_LONGEST_DRAFT = 16
 #: Chance of seeing a drift where there is none, over all places where one may begin.
 _DRIFT_RISK = 1e-4
 
@@ -248,6 +250,33 @@ def check_counters(
         findings.against("preemption", f"{times} preemptions: requests waited for the KV cache")
 
 
+def check_drafts(
+    delta: Mapping[str, float] | None, answers: Sequence[TimedAnswer], clock: Clock,
+    findings: Findings,
+) -> None:  # fmt: skip
+    """What the server's counters say of drafts against the prompts, and against the stream: a step
+    sends one token and those that it accepted, and nothing after the end of an answer."""
+    drafts, accepted = (delta or {}).get("drafts", 0.0), (delta or {}).get("accepted_tokens", 0.0)
+    if not delta or not drafts:
+        return
+    if not all(answer.text for answer in answers):
+        findings.against(
+            "drafted_random_tokens",
+            f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, for prompts of random "
+            "tokens: no text that anybody writes is so easy or so hard to draft",
+        )
+    if clock == "chunks" or not all(answer.ok for answer in answers):
+        return
+    several = sum(tokens_of(a, clock) - len(moments(arrivals(a, clock))) for a in answers)
+    beyond = min(delta.get("draft_tokens", 0.0) / drafts, _LONGEST_DRAFT) * len(answers)
+    if accepted > several + beyond:
+        findings.against(
+            "accepted_tokens",
+            f"{accepted:.0f} accepted tokens by the counters; the streams have {several} that came "
+            f"with another one, and {beyond:.0f} at most were cut off at their ends",
+        )
+
+
 def check_server_clock(
     delta: dict[str, float] | None,
     answers: Sequence[TimedAnswer],
@@ -275,8 +304,10 @@ def check_server_clock(
             f"went on by {seconds:g} s",
         )
         return
-    # Of a short answer nobody can tell how late its first chunk was: it is no faster than others.
-    span_s = sum(max(each.ns, each.tokens * long_ns / long_tokens) for each in windows) / 1e9
+    # Of a short answer nobody can tell how late its first chunk was: it is no faster than others,
+    # but where drafts make it so.
+    token_ns = 0.0 if any(answer.text for answer in answers) else long_ns / long_tokens
+    span_s = sum(max(each.ns, each.tokens * token_ns) for each in windows) / 1e9
     observed = sum(each.tokens for each in windows) / span_s
     engine = sum(total - 1 for total in totals) / seconds
     tolerated = bound + len(answers) * _DELIVERY_S / span_s
@@ -328,10 +359,17 @@ def check_start(
 def check_beginning(
     answers: Sequence[TimedAnswer], clock: Clock, tokens: int, bound: float, findings: Findings
 ) -> None:
-    """The rate over the first tokens against that over those after them in the same answers. Tokens
-    that were held back with the first chunk make it too high, and nothing else does: a context that
-    grows by so little costs far less than the bound."""
-    ratios = [r for a in answers if (r := beginning_to_rest(a, clock, tokens)) is not None]
+    """The rate over the first tokens against that over those after them in the same answers.
+
+    Tokens that were held back with the first chunk make it too high, and nothing else does: a
+    context that grows by so little costs far less than the bound. Where drafts are accepted, one
+    text may be easier at its beginning; that of each of them, in tokens and in steps, is not.
+    """
+    by_text: dict[str, list[float]] = {}
+    for answer in answers:
+        if (ratio_of_answer := beginning_to_rest(answer, clock, tokens)) is not None:
+            by_text.setdefault(answer.text, []).append(ratio_of_answer)
+    ratios = min(by_text.values(), key=median, default=[])
     if len(ratios) < 2:
         return
     ratio = median(ratios)
@@ -346,31 +384,18 @@ def check_beginning(
 
 
 def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float | None:
-    """The rate over the first so many tokens by the rate over those after them; None where either
-    has too few."""
+    """The rate over the first so many tokens by the rate over those after them; where drafts are
+    accepted, that of steps, if it is lower. None where either has too few."""
     beginning, whole = window(answer, clock, tokens), window(answer, clock)
     if beginning is None or whole is None or not beginning.rate:
         return None
-    rest = Window(beginning.end, whole.end, answer.asked_tokens - tokens)
-    return beginning.rate / rest.rate if rest.enough and rest.rate else None
-
-
-def cut_step(speculation: Mapping[str, float], tokens: int, short: Iterable[int]) -> float:
-    """How much the two clocks may differ where drafts are accepted: an answer may end within a
-    step, which takes as long as a whole one. The server's own counters say so: who uses it holds it
-    against a bound.
-
-    Args:
-        speculation: `counters.speculation` of the same requests.
-        tokens: up to which token the long answers are read.
-        short: tokens of the short ones.
-
-    Returns: The tokens accepted in a step, as a share of those between a short and a long
-    answer."""
-    between = [tokens - few for few in short if few < tokens]
-    if not between:
-        return 0.0
-    return (speculation.get("mean_accepted_length", 1.0) - 1.0) / median(between)
+    steps = whole.steps - beginning.steps
+    rest = Window(beginning.end, whole.end, answer.asked_tokens - tokens, steps=steps)
+    if not rest.enough or not rest.rate:
+        return None
+    of_steps = beginning.steps / beginning.ns * rest.ns / max(steps, 1)
+    of_tokens = beginning.rate / rest.rate
+    return min(of_tokens, of_steps) if answer.text else of_tokens
 
 
 def check_second_clock(

@@ -63,7 +63,11 @@ class Bench:
             show=show or (lambda line: harness.say("measuring", line)),
             invalid=invalid,
             unproven=unproven,
+            natural=drafts(harness, server),
         ) as measured:
+            if measured.prompts.natural:  # another plan than one of random tokens
+                workload = harness.file.environment.setdefault("workload", {})
+                workload["texts"] = [*measured.prompts.texts]
             measured.slots = slots(harness, server)
             measured.slots_sure = server.managed or requested_slots(harness, server) is not None
             measured.context = server.context_tokens()
@@ -142,6 +146,13 @@ class Bench:
             failures.append(type(failure)(*of(about, facts_of(failure))))
 
 
+def drafts(harness: Harness, server: Server) -> bool:
+    """Whether a server drafts, by its kernel path or its arguments."""
+    arguments = server.configuration.arguments if server.configuration is not None else ()
+    shows = harness.kernel_path(server).speculative not in (None, "none")
+    return shows or any("--speculative" in argument for argument in arguments)
+
+
 def requested_slots(harness: Harness, server: Server) -> int | None:
     """Requests that a server was asked to run at the same time: by its arguments; where it is
     attached, by its log. None where neither says."""
@@ -190,6 +201,10 @@ class PerformanceChecks:
             metric.gather(cell, samples)
             return bench.read(metric, cell)
 
+        for part in metric.parts(cell) if streams == 1 else ():
+            measurement = bench.read(part, cell)
+            bench.recorded[measurement.name] = part, cell
+            self.record(measurement)
         measurement = bench.read(metric, cell)
         if metric.unit == "tok/s":
             bench.recorded[measurement.name] = metric, cell
@@ -271,7 +286,7 @@ class PerformanceChecks:
             return  # measured on a busy machine: it holds for nothing
         rate, decoding = median(samples), median(beside)
         text = f"tg{plan.longest}@d{cell.depth} is {decoding:.4g} tok/s between these chats"
-        if cell.speculation:
+        if cell.server.prompts.natural:
             words = "chats of a server that drafts are as fast as decoding has to be:"
             limit = required.minimum if required is not None else None
         else:

@@ -228,6 +228,8 @@ def _report(
         grade=decision.grade if decision and verdict is Verdict.PASS else None,
         clock=measurement.clock,
         accepted_length=measurement.extra.get("mean_accepted_length"),
+        acceptance_rate=measurement.extra.get("acceptance_rate"),
+        texts=measurement.extra.get("texts"),
         verdict=verdict,
         **thresholds,
         **memory,

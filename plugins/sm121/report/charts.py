@@ -75,6 +75,14 @@ def interval(metric: MetricReport) -> str:
     return f"{low} to {high}, {surely} sure" if surely else f"{low} to {high}"
 
 
+def accepted(metric: MetricReport) -> str:
+    """Behind a rate, what was accepted of the drafts meanwhile; empty where none were."""
+    if metric.accepted_length is None or metric.acceptance_rate is None:
+        return ""
+    share = f"{metric.acceptance_rate:.0%} of drafts accepted"
+    return f" ({share}, {metric.accepted_length:.2f} tokens a step)"
+
+
 def scatter(
     mode: str, x: Sequence[Any], y: Sequence[Any], hover: str | None, **more: Any
 ) -> Figure:

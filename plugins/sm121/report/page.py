@@ -129,6 +129,7 @@ def _html(report: StoredReport, saving: int) -> str:
             words=metric_names.words,
             number=number,
             interval=charts.interval,
+            accepted=charts.accepted,
             paths=paths,
             line_width=timelines.WIDTH,
             absent=_absent(report, {**figures, "paths": paths.cells}),

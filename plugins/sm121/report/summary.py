@@ -164,6 +164,7 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
             else [],
             number=number,
             interval=charts.interval,
+            accepted=charts.accepted,
             judged=lambda name: headline.judged(run, name)[1],
             required=_required,
             change=functools.partial(_change, run),

@@ -50,6 +50,8 @@ class StoredMetric:
     value: float
     #: Tokens of a step while it was measured, where drafts were accepted; None without.
     accepted_length: float | None = None
+    #: The fixed texts that it is of.
+    texts: tuple[str, ...] = ()
     #: Of a decode rate: its share of what the memory allows, and what a token reads.
     roofline: float | None = None
     bytes_per_token: float | None = None
@@ -64,7 +66,8 @@ class StoredMetric:
     @property
     def kind(self) -> str:
         """What two values must share to be of one quantity."""
-        return f"{self.unit}, {'higher' if self.higher_is_better else 'lower'} is better"
+        of = f", of {', '.join(self.texts)}" if self.texts else ""
+        return f"{self.unit}, {'higher' if self.higher_is_better else 'lower'} is better{of}"
 
     @classmethod
     def of(cls, name: str, value: float, metric: MetricReport, samples: Samples) -> StoredMetric:
@@ -77,6 +80,7 @@ class StoredMetric:
             samples=tuple(samples.samples),
             value=value,
             accepted_length=metric.accepted_length,
+            texts=tuple(metric.texts or ()),
             roofline=metric.roofline,
             bytes_per_token=metric.bytes_per_token,
         )
@@ -302,6 +306,7 @@ def _report(extra: Mapping[str, Any]) -> MetricReport:
         rounds=len(samples),
         clock=extra.get("clock"),
         accepted_length=(extra.get("extra") or {}).get("mean_accepted_length"),
+        texts=(extra.get("extra") or {}).get("texts"),
         roofline=extra.get("roofline"),
         bytes_per_token=extra.get("bytes_per_token"),
         verdict=Verdict(extra.get("verdict", Verdict.NOT_RUN)),

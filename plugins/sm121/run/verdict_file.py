@@ -224,6 +224,10 @@ class MetricReport(Record):
     """What it reads, where its gate cannot be reached with that, and what could reach it."""
     #: Tokens of a step while it was measured, where drafts were accepted.
     accepted_length: float | None = None
+    #: The share of their drafts that was accepted.
+    acceptance_rate: float | None = None
+    #: The fixed texts that it is of; null where prompts are of random tokens.
+    texts: list[str] | None = None
     verdict: Verdict = Verdict.NOT_RUN
     """NOT_RUN beside a value: no gate decides on it, and it was measured on a busy machine."""
 

@@ -10,7 +10,7 @@ import inspect
 import math
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -47,6 +47,10 @@ class Metric(ABC):
     def is_tail(self) -> bool:
         """Whether it is a quantile beyond the median."""
         return self.quantile is not None and self.quantile > 0.5
+
+    def parts(self, _cell: MeasuredCell) -> Sequence[Metric]:
+        """Metrics of its parts, which are recorded beside it."""
+        return ()
 
     @abstractmethod
     def name(self, cell: MeasuredCell) -> str:

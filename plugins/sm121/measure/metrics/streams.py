@@ -72,7 +72,7 @@ class StreamsRate(Metric):
         measurement.extra = {
             "per_stream_tok_s": median_or_none(timing.decode_rate(a, clock) for a in cell.answers),
             "rounds_apart": apart,
-            **cell.speculation,
+            **cell.speculation(),
         }
         if measurement.samples and not findings.invalid and not cell.queued:
             rates = cell.server.rates_together
@@ -96,7 +96,8 @@ def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[Window]
     """Of streams side by side, the part in which all of them decode; None where there is none."""
     if not answers or not all(answer.ok for answer in answers):
         return None
-    return decoding.common([timing.arrivals(answer, clock) for answer in answers])
+    streams = [timing.arrivals(answer, clock) for answer in answers]
+    return decoding.common(streams, drafts=bool(answers[0].text))
 
 
 def _most_at_once(answers: Sequence[TimedAnswer], clock: Clock) -> int:

@@ -21,7 +21,8 @@ _GAPS = 3
 @dataclass(frozen=True)
 class DecodeRate(Metric):
     """``tgN@dD``: tokens after the first chunk, over the time from it to the one with the Nth
-    token. What came together with the first chunk counts as part of it (`decoding`).
+    token. What came together with the first chunk counts as part of it (`decoding`). Of a server
+    that drafts, the slowest of the fixed texts in each round; ``tgN_TEXT@dD`` is one of them.
 
     Source: llama-bench's tg, and the effort's own gate, 52 tok/s of tg32.
     """
@@ -31,42 +32,43 @@ class DecodeRate(Metric):
     higher_is_better: ClassVar[bool] = True
 
     tokens: int
+    #: Of this fixed text alone.
+    text: str = ""
 
     def name(self, cell: MeasuredCell) -> str:
-        """``tg32@d0``."""
-        return f"tg{self.tokens}@d{cell.depth}"
+        """``tg32@d0``; of one text ``tg32_code@d0``."""
+        return f"tg{self.tokens}{'_' * bool(self.text)}{self.text}@d{cell.depth}"
+
+    def parts(self, cell: MeasuredCell) -> list[Metric]:
+        """That of each fixed text."""
+        texts = [] if self.text else [text for text in cell.server.prompts.texts if text]
+        return [DecodeRate(self.tokens, text) for text in texts]
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """One of each answer that has so many tokens."""
-        clock, answers = cell.counted_by, cell.answers_of(self.tokens)
-        return [timing.decode_rate(answer, clock, self.tokens) for answer in answers]
+        """One of each round: of its only answer with so many tokens, or of its slowest text."""
+        clock, rounds = cell.counted_by, cell.rounds_of(self.tokens)
+        return [
+            min(timing.decode_rate(answer, clock, self.tokens) for answer in self._of(answers))
+            for answers in rounds
+        ]
+
+    def _of(self, answers: Sequence[TimedAnswer]) -> list[TimedAnswer]:
+        return [answer for answer in answers if self.text in ("", answer.text)]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
         """Hold the rates against each other, the wall times of requests, and the rest of the same
         answers."""
         super().examine(cell, measurement, findings)
-        tokens, clock, answers = self.tokens, cell.counted_by, cell.answers_of(self.tokens)
+        tokens, clock = self.tokens, cell.counted_by
+        answers = self._of(cell.answers_of(tokens))
         good = [answer for answer in answers if answer.ok]
-        pairs = second_clock(cell.answers, cell.short, clock, tokens)
+        pairs = second_clock(self._of(cell.answers), cell.short, clock, tokens)
         bound = cell.server.plan.measuring.second_clock_bound
         reasons = {item.reason for item in findings.invalid}
         if not reasons & {"drift", "short_answer"}:
             # Of a rate that moves, requests of different times say different things, and so do
             # wall times of answers that are not as long as they should be.
-            lengths = [answer.asked_tokens for answer in cell.short if answer.ok]
-            # Where a step is much of what is between a short answer and so many tokens, longer
-            # answers tell, and the beginning is held against their rest below.
-            for reached in (tokens, cell.tokens):
-                slack = validity.cut_step(cell.speculation, reached, lengths)
-                if slack <= bound:
-                    compared = second_clock(cell.answers, cell.short, clock, reached)
-                    validity.check_second_clock(compared, bound + slack, findings)
-                    break
-            else:
-                findings.not_checked(
-                    f"second clock: by its counters the server accepts so much in a step that "
-                    f"wall times of {cell.tokens} tokens may be off by {slack:.0%}"
-                )
+            validity.check_second_clock(pairs, bound, findings)
         validity.check_start(good, clock, tokens, findings)
         if all(item.reason != "second_clock" for item in findings.invalid):
             # The parts of a stream that is not the generation say nothing more.
@@ -81,13 +83,20 @@ class DecodeRate(Metric):
             "textbook_tok_s": median_or_none(textbook_rate(a, clock) for a in answers),
             "second_clock_tok_s": median_or_none(rate for _, rate in pairs),
             "per_stream_tok_s": median_or_none(timing.decode_rate(a, clock) for a in answers),
-            **cell.speculation,
+            "texts": sorted({answer.text for answer in answers} - {""}) or None,
+            **cell.speculation(self.text),
         }
         measurement.track = self._track(cell, measurement.samples)
+        late = [answer for answer in cell.left_out if answer.asked_tokens >= tokens]
+        bounds = [
+            [
+                rate_bounds(timing.decode_rate(answer, clock, tokens), tokens, answer.lag_ns)
+                for answer in self._of(each)
+            ]
+            for each in cell.rounds_of(tokens, late)
+        ]
         measurement.left_out = [
-            rate_bounds(timing.decode_rate(answer, clock, tokens), tokens, answer.lag_ns)
-            for answer in cell.left_out
-            if answer.ok and answer.asked_tokens >= tokens
+            (min(b[0] for b in each), min(b[1] for b in each)) for each in bounds
         ]
 
     def gather(self, cell: MeasuredCell, samples: int) -> None:
@@ -103,7 +112,9 @@ class DecodeRate(Metric):
     def _track(self, cell: MeasuredCell, rates: Sequence[float]) -> list[float]:
         """The rates, with those of the shorter answers between them in the order of sending. A
         short answer's is by its mean gap, as a share of that of all short ones; where one gap is
-        most of the answer, by its median gap."""
+        most of the answer, by its median gap. Nothing of several texts, which are not alike."""
+        if cell.server.prompts.natural:
+            return []
         clock = cell.counted_by
         gaps = {
             answer.sent_ns: min(fmean(each), median(each))
@@ -148,7 +159,8 @@ def second_clock(
     long: Sequence[TimedAnswer], short: Sequence[TimedAnswer], clock: Clock, tokens: int
 ) -> list[tuple[float, float]]:
     """For every pair of answers of different length, the decode rate of the long one and the one
-    that no first chunk has a part in: from the times since their sending.
+    that no first chunk has a part in: from the times since their sending. Where drafts are
+    accepted, both are of the same tokens of the same text: its rate is another at another token.
 
     Args:
         tokens: up to this token of the long ones; where that is their last, the wall time of the
@@ -156,22 +168,31 @@ def second_clock(
     """
     whole = all(tokens >= answer.asked_tokens for answer in long)
     bunched = timing.bunched(long, clock)
-    ends = [
-        (timing.decode_rate(answer, clock, tokens), *_reached(answer, clock, tokens, whole))
-        for answer in long
-        if answer.ok
-    ]
+    ends = [(answer, *_reached(answer, clock, tokens, whole)) for answer in long if answer.ok]
     begins = [
-        _reached(answer, clock, answer.asked_tokens, whole)
+        (answer.text, *_reached(answer, clock, answer.asked_tokens, whole))
         for answer in short
         if answer.ok and answer.asked_tokens > bunched
     ]
-    return [
-        (rate, (many - few) / (late - early) * 1e3)
-        for rate, many, late in ends
-        for few, early in begins
-        if many > few and late > early
-    ]
+    pairs = []
+    for answer, many, late in ends:
+        rate = timing.decode_rate(answer, clock, tokens)
+        for text, few, early in begins:
+            if many > few and late > early and text == answer.text:
+                second = (many - few) / (late - early) * 1e3
+                between = _rates_between(answer, clock, few, many) if text else [rate]
+                pairs.append((min(between, key=lambda each: abs(each - second)), second))  # noqa: B023
+    return pairs
+
+
+def _rates_between(answer: TimedAnswer, clock: Clock, few: int, many: int) -> list[float]:
+    """Tokens a second of a stream from the chunk with one token to that with another: from the
+    token, as a request of ``few`` tokens ends with the step that has its last; and from the end of
+    the chunk, which may be no step."""
+    chunks = timing.arrivals(answer, clock)
+    begin, end = (next((c for c in chunks if c.tokens >= n), chunks[-1]) for n in (few, many))
+    ns = end.at_ns - begin.at_ns
+    return [(many - n) / ns * 1e9 if ns > 0 else 0.0 for n in (few, begin.tokens)]
 
 
 def _reached(answer: TimedAnswer, clock: Clock, tokens: int, whole: bool) -> tuple[int, float]:
