@@ -56,19 +56,6 @@ class TimedBatch:
         """From the first request's start to the end of the last."""
         return (self.ended_ns - self.started_ns) / 1e9
 
-    @classmethod
-    def joined(cls, batches: Sequence[TimedBatch]) -> TimedBatch:
-        """Batches that were sent one after the other, as one."""
-        steps_s = [batch.clock_steps for batch in batches]
-        return cls(
-            [answer for batch in batches for answer in batch.answers],
-            batches[0].started_ns,
-            batches[-1].ended_ns,
-            sum(batch.cpu_s for batch in batches),
-            max(batch.worst_lag_ns for batch in batches),
-            {name: sum(each.get(name, 0.0) for each in steps_s) for name in steps_s[0]},
-        )
-
 
 class LagWatch:
     """When the event loop was late, and by how much."""

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -89,8 +89,7 @@ class MeasuredServer:
 
         Raises Sm121Error: it takes neither token ids nor text."""
         with TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
-            now = counters.fetch(endpoint)
-            natural = natural or (now is not None and "drafts" in now.values)
+            natural = natural or counters.counts_drafts(endpoint)
             prompts = Prompts(endpoint, plan.measuring.vocabulary, natural)
             findings = [*invalid], [*unproven]
             server = cls(endpoint, sender, prompts, plan, directory, show, *findings)
@@ -396,20 +395,20 @@ class MeasuredCell:
         requests = [
             self.server.request(self.prompt_tokens, tokens, text=name, ids=ids) for name in names
         ]
-        before = counters.fetch(self.server.endpoint) if self.server.prompts.natural else None
+        endpoint, sender = self.server.endpoint, self.server.sender
+        before = counters.fetch(endpoint) if self.server.prompts.natural else None
         batches: list[TimedBatch] = []
         for each in [[request] for request in requests] if streams == 1 else [requests]:
-            batch = self.server.sender.run(each, concurrency=streams, patience=self.server.patience)
+            batch = sender.run(each, concurrency=streams, patience=self.server.patience)
             batches.append(batch)
             if before is not None and streams == 1:
-                counted = sum(answer.completion_tokens or 0 for answer in batch.answers)
-                after = counters.fetch_settled(self.server.endpoint, before, counted)
+                counted = batch.answers[0].completion_tokens or 0
+                after = counters.fetch_settled(endpoint, before, counted)
                 self._count_drafts(each[0].text, after.since(before) if after is not None else {})
                 before = after
-        batch = TimedBatch.joined(batches)
         if keep:
-            self._batches.append(batch)
-        return batch
+            self._batches += batches
+        return replace(batches[-1], answers=[a for batch in batches for a in batch.answers])
 
     def _account(self, before: Counters | None, sent: list[TimedAnswer]) -> None:
         clock = timing.clock_of(sent) or "chunks"

@@ -62,6 +62,12 @@ def fetch(endpoint: Endpoint) -> Counters | None:
     return now if now.values or now.no_number else None
 
 
+def counts_drafts(endpoint: Endpoint) -> bool:
+    """Whether the server has counters of drafts: it has a drafter."""
+    now = fetch(endpoint)
+    return now is not None and "drafts" in now.values
+
+
 def fetch_quiet(endpoint: Endpoint) -> Counters | None:
     """The counters once they stand still: what was done before is in them."""
     deadline = time.monotonic() + _SETTLE_WITHIN_S

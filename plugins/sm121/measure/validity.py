@@ -256,7 +256,12 @@ def check_drafts(
 ) -> None:  # fmt: skip
     """What the server's counters say of drafts against the prompts, and against the stream: a step
     sends one token and those that it accepted, and nothing after the end of an answer."""
-    drafts, accepted = (delta or {}).get("drafts", 0.0), (delta or {}).get("accepted_tokens", 0.0)
+    drafts, accepted = ((delta or {}).get(name, 0.0) for name in ("drafts", "accepted_tokens"))
+    several = sum(tokens_of(a, clock) - len(moments(arrivals(a, clock))) for a in answers)
+    if delta is None and several > len(answers):
+        findings.not_checked(
+            "speculation: several tokens come at once, and no counter says whether they are drafted"
+        )
     if not delta or not drafts:
         return
     if not all(answer.text for answer in answers):
@@ -267,7 +272,6 @@ def check_drafts(
         )
     if clock == "chunks" or not all(answer.ok for answer in answers):
         return
-    several = sum(tokens_of(a, clock) - len(moments(arrivals(a, clock))) for a in answers)
     beyond = min(delta.get("draft_tokens", 0.0) / drafts, _LONGEST_DRAFT) * len(answers)
     if accepted > several + beyond:
         findings.against(

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 _STREAMS = r"_(?P<how>[cq])(?P<streams>\d+)"
 _RATE = re.compile(rf"(?P<kind>pp|tg)(?P<tokens>\d+)(?:{_STREAMS})?@d(?P<depth>\d+)")
-_TEXT = re.compile(r"(?P<kind>tg\d+)_(?P<text>[a-z]{3,})(?P<at>@d\d+)")
 _TIME = re.compile(r"(?P<base>(?:ttft|tpot|itl|e2e)(?:_\w+?)??)_p(?P<percent>\d+)")
 _LONG = {
     "ttft": "time to first token",
@@ -75,8 +74,6 @@ def words(name: str) -> str:
             several = _several(int(beside["streams"]), in_turns=beside["how"] == "q")
         long = _LONG.get(base, _LONG.get(match["base"], match["base"]))
         return f"{long}, p{match['percent']}{several}"
-    if (match := _TEXT.fullmatch(name)) is not None:
-        return f"{words(match['kind'] + match['at'])}, of {match['text']}"
     return _LONG.get(name, name)
 
 

@@ -222,12 +222,11 @@ class MetricReport(Record):
     """What the engine reads for a token, by the formats that it has; null where not known."""
     out_of_reach: str | None = None
     """What it reads, where its gate cannot be reached with that, and what could reach it."""
-    #: Tokens of a step while it was measured, where drafts were accepted.
-    accepted_length: float | None = None
-    #: The share of their drafts that was accepted.
-    acceptance_rate: float | None = None
-    #: The fixed texts that it is of; null where prompts are of random tokens.
+    #: Of a server that drafts: the fixed texts that it is of, the tokens of a step, and the share
+    #: of the drafts that was accepted.
     texts: list[str] | None = None
+    accepted_length: float | None = None
+    acceptance_rate: float | None = None
     verdict: Verdict = Verdict.NOT_RUN
     """NOT_RUN beside a value: no gate decides on it, and it was measured on a busy machine."""
 

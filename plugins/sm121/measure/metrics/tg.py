@@ -70,6 +70,8 @@ class DecodeRate(Metric):
             # wall times of answers that are not as long as they should be.
             validity.check_second_clock(pairs, bound, findings)
         validity.check_start(good, clock, tokens, findings)
+        if cell.server.prompts.natural:  # no part of the second clock's window
+            validity.check_first_chunk(good, clock, findings)
         if all(item.reason != "second_clock" for item in findings.invalid):
             # The parts of a stream that is not the generation say nothing more.
             validity.check_beginning(good, clock, min(tokens, cell.tokens // 2), bound, findings)
@@ -181,7 +183,7 @@ def second_clock(
             if many > few and late > early and text == answer.text:
                 second = (many - few) / (late - early) * 1e3
                 between = _rates_between(answer, clock, few, many) if text else [rate]
-                pairs.append((min(between, key=lambda each: abs(each - second)), second))  # noqa: B023
+                pairs.append((min(between, key=lambda each: abs(each - second)), second))
     return pairs
 
 
