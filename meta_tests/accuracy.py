@@ -2,8 +2,7 @@
 
 ``python meta_tests/accuracy.py --parts ours,clean,gate,speed,peers``. A part that is not named is
 taken from its last run (``.cache/accuracy``). Peers live in environments of their own under
-``.cache/peers``, made here; of one that cannot be installed the table says so.
-"""
+``.cache/peers``, made here; of one that cannot be installed the table says so."""
 
 from __future__ import annotations
 

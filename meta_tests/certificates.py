@@ -3,8 +3,7 @@
 ``python meta_tests/certificates.py --runs 50`` runs the suite with ``--certify`` on the CPU, with
 ``data/certifiable-cpu.toml``, one run after the other, and prints a line for each as it ends. It
 ends with 0 when each was certified. ``--levels smoke,performance`` asks for the certificate of
-these levels. With ``--state FILE`` runs add up over several calls: a row of JSON for each.
-"""
+these levels. With ``--state FILE`` runs add up over several calls: a row of JSON for each."""
 
 from __future__ import annotations
 

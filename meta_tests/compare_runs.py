@@ -1,7 +1,6 @@
 """Two constructed runs to put beside each other, and one of an A/B comparison.
 
-None of their numbers was measured.
-"""
+None of their numbers was measured."""
 
 from __future__ import annotations
 
@@ -72,11 +71,8 @@ _PATH = {"attention": "FLASHINFER", "cuda_graphs": True, "kv_layout": "LBHNC", "
 
 
 def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin") -> Path:
-    """The report of an A/B comparison: one metric is worse, one is open, two hold.
-
-    Args:
-        text: given for B.
-    """
+    """The report of an A/B comparison: one metric is worse, one is open, two hold. `text`: given
+    for B."""
     report_runs.write("pass", folder)
 
     def visit(side: str, moe: str) -> Visit:

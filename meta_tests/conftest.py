@@ -172,10 +172,8 @@ def warm_pytest() -> Iterator[Callable[[], WarmPytest]]:
 def start_pytest(
     tmp_path: Path, warm_pytest: Callable[[], WarmPytest]
 ) -> Iterator[Callable[..., PytestRun]]:
-    """Start pytest on the suite, as a user does, and clean up after it whatever happens.
-
-    ``warm`` forks the run from a process that has imported the suite; see `warm_pytest`.
-    """
+    """Start pytest on the suite, as a user does, and clean up after it whatever happens. ``warm``
+    forks the run from a process that has imported the suite; see `warm_pytest`."""
     runs: list[PytestRun] = []
 
     def start(
@@ -222,10 +220,8 @@ def start_pytest(
 
 @pytest.fixture
 def run_pytest(start_pytest: Callable[..., PytestRun]) -> Callable[..., tuple[int, PytestRun]]:
-    """Run pytest to its end; exit status and the run.
-
-    ``warm=False``: in a new interpreter, where that is the point of the test.
-    """
+    """Run pytest to its end; exit status and the run. ``warm=False``: in a new interpreter, where
+    that is the point of the test."""
 
     def run(
         *arguments: str, timeout_s: float = 120.0, warm: bool = True, **options

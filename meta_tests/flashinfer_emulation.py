@@ -7,8 +7,7 @@ rows before the gate rows, sizes padded to 128.
 
 Written from FlashInfer 0.7.2's sources and not from the oracle; the source stands at each place.
 Sums are float32. What is allocated is written or never read: memory beside it holds garbage. The
-small methods are the places at which a kernel can go wrong, and where `w4a8_mutants` breaks it.
-"""
+small methods are the places at which a kernel can go wrong, and where `w4a8_mutants` breaks it."""
 
 from __future__ import annotations
 

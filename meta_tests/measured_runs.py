@@ -1,8 +1,7 @@
 """Reports with figures that were measured on GPUs, for pictures of pages: the rates of an H200
 (docs/evidence/h200-120b-shape.log) and those of GB10 that the documents of the GB10 effort publish
 (fixtures/references.toml). Around the figures is a constructed run; what was not measured there, as
-requests, memory and history, is left out of it.
-"""
+requests, memory and history, is left out of it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 `python meta_tests/model_faults.py` starts vLLM once for each configuration, puts one fault after
 the other into it (`in_vllm/model_saboteur.py`), runs the tests that are meant to notice as a user
-runs them, and writes docs/tables/model-faults.md. It goes on where it was stopped.
-"""
+runs them, and writes docs/tables/model-faults.md. It goes on where it was stopped."""
 
 from __future__ import annotations
 

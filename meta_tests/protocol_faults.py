@@ -3,8 +3,7 @@
 A process of its own: it runs pytest on the levels again and again, each time behind another fault,
 which costs a second where a process for each would cost five.
 
-    python meta_tests/protocol_faults.py --output docs/tables/protocol-faults.md
-"""
+    python meta_tests/protocol_faults.py --output docs/tables/protocol-faults.md"""
 
 from __future__ import annotations
 
@@ -87,11 +86,8 @@ def node_id(test: str) -> str:
 def outcomes(
     base_url: str, key: str, names: Sequence[str], *, clean: Sequence[str] = ()
 ) -> Iterator[Outcome]:
-    """Run the named faults in one process of their own; the outcomes as they come.
-
-    Args:
-        clean: tests that are run first, behind the proxy without a fault.
-    """
+    """Run the named faults in one process of their own; the outcomes as they come. `clean`: tests
+    that are run first, behind the proxy without a fault."""
     command = [sys.executable, __file__, "--base-url", base_url, "--key", key]
     command += [*(f"--clean={test}" for test in clean), *names]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

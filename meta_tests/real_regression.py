@@ -3,8 +3,7 @@
 `python meta_tests/real_regression.py` starts vLLM on the CPU for each run, slowed in its worker
 (`in_vllm/slower_worker.py`) where it says so, and writes
 docs/tables/regression-shown.md. It takes about half an hour, on a machine that does nothing else;
-`--runs` makes some of the runs anew.
-"""
+`--runs` makes some of the runs anew."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 ``python meta_tests/report_screens.py [--real DIR ...] [--hide TEXT ...]``: a picture
 ``KIND-WIDTH-THEME.png`` for each kind of run, an A/B comparison, and two runs beside each other.
 A report directory that is given stands for the kind that it is of (``crash`` where it has one, else
-its verdict); the others have rates that were measured on GPUs (``measured_runs.py``).
-"""
+its verdict); the others have rates that were measured on GPUs (``measured_runs.py``)."""
 
 from __future__ import annotations
 

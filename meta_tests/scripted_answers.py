@@ -2,8 +2,7 @@
 load, or broken in one known way.
 
 Its tokens are bytes. After each sequence one token is likeliest, in one place of 32 by hardly
-anything; among others the second one is taken there, as arithmetic in another order does.
-"""
+anything; among others the second one is taken there, as arithmetic in another order does."""
 
 from __future__ import annotations
 

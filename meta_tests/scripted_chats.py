@@ -84,14 +84,9 @@ def scripted(
     prompt_tokens: Callable[[str], int] = lambda text: len(re.findall(r"\S+", text)),
     requests: list[Json] | None = None,
 ) -> Iterator[Endpoint]:
-    """A server that says what a script tells it.
-
-    Args:
-        finish: the finish_reason of all answers.
-        context: the longest sequence, as its list of models says.
-        prompt_tokens: what usage says of a prompt.
-        requests: keeps what was asked.
-    """
+    """A server that says what a script tells it. `finish`: the finish_reason of all answers;
+    `context`: the longest sequence, as its list of models says; `prompt_tokens`: what usage says of
+    a prompt; `requests`: keeps what was asked."""
 
     class Handler(JsonHandler):
         def do_GET(self) -> None:

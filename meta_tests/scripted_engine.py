@@ -8,8 +8,7 @@ obeys ``GET /meta?do=WHAT``, with ``&after=SECONDS`` later:
 - ``core&number=N``: the child ends by that signal. ``/health`` says 503 from then on, unless
   ``--heals`` is given: then another child takes its place.
 
-Started by ``fake_python.py`` (SM121_META_SERVER names this file) or by itself, attached to.
-"""
+Started by ``fake_python.py`` (SM121_META_SERVER names this file) or by itself, attached to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Every fault under load against the level that must notice it: the class of its bundle, and that
 nothing is left.
 
-    python meta_tests/stress_faults.py --output docs/tables/stress-faults.md [NAME ...]
-"""
+    python meta_tests/stress_faults.py --output docs/tables/stress-faults.md [NAME ...]"""
 
 from __future__ import annotations
 

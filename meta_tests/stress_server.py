@@ -2,8 +2,7 @@
 answer is a function of its prompt.
 
 Started by ``fake_python.py``, which takes the place of the engine's interpreter; the fault is in
-SM121_META_FAULT. A fault comes at the request that FAULT_AT names, of those that generate.
-"""
+SM121_META_FAULT. A fault comes at the request that FAULT_AT names, of those that generate."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Every trap that fools a client that people trust, and what the suite says of it.
 
-The sample of `make test` runs the cell of some; ``--slow`` (`make catalogues`) runs all traps.
-"""
+The sample of `make test` runs the cell of some; ``--slow`` (`make catalogues`) runs all traps."""
 
 from __future__ import annotations
 
@@ -108,10 +107,15 @@ def test_failed_requests_are_infinite_times(timed_server, tmp_path):
 
 
 def test_speculation_is_read_from_the_counters(timed_server, tmp_path):
+    """And there are as many of each text as of all of them."""
     server = timed_server("--rate", "400", "--trap", "speculative")
-    extra = DecodeRate(64).of(measure(server.base_url, tmp_path)).extra
-    assert extra["mean_accepted_length"] == pytest.approx(3.0, rel=0.05)
-    assert extra["acceptance_rate"] == pytest.approx(0.5, rel=0.05)
+    cell = measure(server.base_url, tmp_path)
+    rate = DecodeRate(64)
+    assert rate.of(cell).extra["texts"] == ["code", "dialogue", "prose"]
+    for each in (rate, *rate.parts(cell)):
+        extra = each.of(cell).extra
+        assert extra["mean_accepted_length"] == pytest.approx(3.0, rel=0.05), each.name(cell)
+        assert extra["acceptance_rate"] == pytest.approx(0.5, rel=0.05)
 
 
 #: Per stream; four of them decode 400 tokens a second together.

@@ -3,8 +3,7 @@
 ``python timed_server.py --port PORT --rate 52 [--trap NAME ...] [--log FILE]``. Every chunk has
 an absolute deadline; when it was really sent is logged in nanoseconds of CLOCK_MONOTONIC, one JSON
 line a request. ``POST /admin`` with some of the fields of `Pace` changes them for the requests to
-come.
-"""
+come."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ import itertools
 import json
 import os
 import random
-import re
 import time
 import tomllib
 from dataclasses import dataclass
@@ -25,13 +23,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from aiohttp import web
+from timed_events import VOCABULARY, Event, bundled, id_of, late, usage_of
 
 #: The event loop's own timers have a resolution of a millisecond; the rest is spun.
 SPIN_NS = 1_500_000
 STALL_S = 3600.0
-VOCABULARY = 199_998
-#: When an event is due (None: never), its bytes, the tokens in it.
-Event = tuple[int | None, bytes, int]
+
 #: Requests that came together: the first one's time, their numbers, and how they are done.
 Share = tuple[float, list[int], str]
 
@@ -147,6 +144,8 @@ class Pace:
     accepted_length: float = 0.0
     #: Tokens of each draft, in the counters.
     drafted: int = 4
+    #: No counter of drafts before the first draft.
+    drafts_show_late: bool = False
     counter_factor: float = 1.0
     #: The request of this number is refused with status 500; 0: none is.
     fail_number: int = 0
@@ -230,7 +229,7 @@ class TimedServer:
             raise web.HTTPNotFound
         said = await request.json()
         text = said.get("prompt") or " ".join(m["content"] for m in said.get("messages", []))
-        ids = [_id_of(word) for word in text.split()]
+        ids = [id_of(word) for word in text.split()]
         context = self.pace.context
         return web.json_response({"count": len(ids), "tokens": ids, "max_model_len": context})
 
@@ -259,7 +258,7 @@ class TimedServer:
         }
         if pace.decode_time_factor:
             values["request_decode_time_seconds_sum"] = self.decode_s * pace.decode_time_factor
-        if pace.accepted_length:
+        if pace.accepted_length and (self.drafts or not pace.drafts_show_late):
             accepted = self.drafts * (pace.accepted_length - 1)
             values |= {
                 "spec_decode_num_drafts_total": self.drafts,
@@ -339,12 +338,7 @@ class TimedServer:
             pace = dataclasses.replace(pace, rate=rate, usage_factor=factor)
         if said.get("temperature") != 0.0:
             pace = dataclasses.replace(pace, rate=pace.rate / pace.sampled_slower)
-        last = [int(_id_of(w)) if isinstance(w, str) else w
-                for w in (prompt if isinstance(prompt, list) else prompt.split())[-50:]]  # fmt: skip
-        if max(last) > 10_000:
-            pace = dataclasses.replace(pace, rate=pace.rate * pace.random_faster)
-        turn = sum(last) % max(len(pace.steps), 1)
-        pace = dataclasses.replace(pace, steps=pace.steps[turn:] + pace.steps[:turn])
+        pace = _for_text(pace, prompt)
         plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by), share)
         ids = [self.random.randrange(VOCABULARY) for _ in range(plan.tokens)]
         self.prompted += prompt_tokens
@@ -419,18 +413,7 @@ class TimedServer:
                 step *= max(0.1, 1.0 + self.random.gauss(0.0, pace.interval_jitter))
             at.append(at[-1] + step)
         if pace.steps:
-            sizes = [int(digit) for digit in pace.steps]
-            each_s = sum(sizes) / len(sizes) / rate
-            at = [first_s]
-            for size in itertools.cycle(sizes):
-                step = each_s * (pace.undrafted if size == 1 else 1.0)
-                at += [at[-1] + step] * size
-                if len(at) >= tokens:
-                    break
-        if pace.hurried and tokens > 1:  # the first chunk waits for the others
-            late = at[min(pace.hurried, tokens) - 1]
-            at = [max(second, late - 0.3 / rate * (pace.hurried - 1 - i)) if i < pace.hurried
-                  else second for i, second in enumerate(at)]  # fmt: skip
+            at = _stepped(pace, rate, first_s, tokens)
         return Plan(tokens, [int(second * 1e9) for second in at[:tokens]])
 
     def _events(
@@ -466,7 +449,7 @@ class TimedServer:
             return {**inner, "text": text or ""}
 
         def counted(done: int) -> dict[str, Any]:
-            return {"usage": _usage(prompt_tokens, round(done * pace.usage_factor))}
+            return {"usage": usage_of(prompt_tokens, round(done * pace.usage_factor))}
 
         if pace.early_event:
             events.append((0, event(choice("", None, role=True), 0, {}), 0))
@@ -505,7 +488,7 @@ class TimedServer:
             events.append((at, event(made, at, extra), size))
         if pace.empty_finish:
             events.append((plan.at[-1], event(choice("", "length"), plan.at[-1], {}), 0))
-        events = _bundled(events, pace.burst)
+        events = bundled(events, pace.burst)
         if pace.held_tokens:
             held = plan.at[min(pace.held_tokens, plan.tokens) - 1]
             events = [(max(due or 0, held), *rest) for due, *rest in events]  # type: ignore[misc]
@@ -514,7 +497,7 @@ class TimedServer:
             if pace.echo == "apart":
                 ids_event = {"prompt_token_ids": said.get("prompt")}
                 events.insert(0, (plan.at[0], event(None, 0, ids_event), 0))
-            events = _late(events, plan.at[0] + late_ns, pace.leak)
+            events = late(events, plan.at[0] + late_ns, pace.leak)
         end = max(plan.at[-1], events[-1][0] or 0)
         tail = event(None, end, counted(plan.tokens)) if usage else b""
         return [*events, (end, tail + b"data: [DONE]\n\n", 0)]
@@ -531,7 +514,7 @@ class TimedServer:
             "created": 1_790_000_000,
             "model": self.model,
             "choices": [choice],
-            "usage": _usage(prompt_tokens, round(len(ids) * pace.usage_factor)),
+            "usage": usage_of(prompt_tokens, round(len(ids) * pace.usage_factor)),
         }
 
     def _note(
@@ -559,39 +542,25 @@ class Plan:
     at: list[int]
 
 
-def _bundled(events: list[Event], burst: int) -> list[Event]:
-    """Events held back and sent together: so many at a time after the first, or all of them."""
-    if burst == 1:
-        return events
-    first, rest = (events[:1], events[1:]) if burst else ([], events)
-    size = burst or len(rest)
-    for start in range(0, len(rest), size):
-        group = rest[start : start + size]
-        first.extend((group[-1][0], payload, tokens) for _, payload, tokens in group)
-    return first
+def _for_text(pace: Pace, prompt: list[int] | str) -> Pace:
+    """As it is for what follows a prompt: random tokens, or a text that has its own drafts."""
+    last = prompt[-50:] if isinstance(prompt, list) else [id_of(w) for w in prompt.split()[-50:]]
+    turn = sum(last) % max(len(pace.steps), 1)
+    rate = pace.rate * (pace.random_faster if max(last) > 10_000 else 1.0)
+    return dataclasses.replace(pace, rate=rate, steps=pace.steps[turn:] + pace.steps[:turn])
 
 
-def _late(events: list[Event], first: int, leak: float) -> list[Event]:
-    """The first event not before its time, and those behind it as soon as they may come: at once,
-    or after steps that are only a share shorter than they should be."""
-    made: list[Event] = []
-    sent, before = first, events[0][0] or 0
-    for due, payload, tokens in events:
-        due = due or 0
-        step = int((1.0 - leak) * (due - before)) if leak else 0
-        sent, before = (max(due, sent + step) if made else max(due, first)), due
-        made.append((sent, payload, tokens))
-    return made
-
-
-def _usage(prompt: int, completion: int) -> dict[str, int]:
-    total = prompt + completion
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
-
-
-def _id_of(word: str) -> int:
-    found = re.fullmatch(r"w(\d+)", word)
-    return int(found.group(1)) if found else sum(word.encode()) % VOCABULARY
+def _stepped(pace: Pace, rate: float, first_s: float, tokens: int) -> list[float]:
+    """When each token is there where some come together; the first ones, perhaps, hurried."""
+    sizes = [int(digit) for digit in pace.steps]
+    each_s, at = sum(sizes) / len(sizes) / rate, [first_s]
+    for size in itertools.islice(itertools.cycle(sizes), tokens):
+        at += [at[-1] + each_s * (pace.undrafted if size == 1 else 1.0)] * size
+    late = at[pace.hurried - 1] if 1 < pace.hurried <= tokens else 0.0
+    return [
+        max(second, late - 0.3 / rate * (pace.hurried - 1 - i)) if i < pace.hurried else second
+        for i, second in enumerate(at[:tokens])
+    ]
 
 
 async def _until(deadline: int) -> None:

@@ -2,8 +2,7 @@
 
 To start an interpreter and to import the suite takes a run two to four seconds of a core, and most
 runs of the tests judge one server in less. A fork keeps what a process of its own is for: no run
-sees the state of another. A test whose point is the interpreter starts a new one.
-"""
+sees the state of another. A test whose point is the interpreter starts a new one."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class WarmRun:
         """Wait for its end.
 
         Raises:
-            subprocess.TimeoutExpired: it has not ended after ``timeout_s``.
-        """
+            subprocess.TimeoutExpired: it has not ended after ``timeout_s``."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self.returncode is None:
             left = None if deadline is None else deadline - time.monotonic()
@@ -102,10 +100,8 @@ class WarmPytest:
 
 
 def can_fork(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether a fork reads these variables as a new interpreter does.
-
-    xdist keeps the search path that it was imported with, and its workers get that one.
-    """
+    """Whether a fork reads these variables as a new interpreter does. xdist keeps the search path
+    that it was imported with, and its workers get that one."""
     workers = any(argument.startswith(("-n", "--tx")) for argument in arguments)
     return not any(
         name.startswith(READ_AT_THE_START) and (workers or name != "PYTHONPATH")

@@ -1,7 +1,6 @@
 """What a project tests of its own change with the suite's fixtures, gates and verdicts.
 
-Nothing here is imported but what docs/python-api.md names.
-"""
+Nothing here is imported but what docs/python-api.md names."""
 
 import time
 

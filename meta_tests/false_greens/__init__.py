@@ -1,8 +1,7 @@
 """The catalogue of false greens: each way to a PASS that is none, and its clean twin that passes.
 
 A module has the cases of some items. A case is a pair of functions of a `Place`: ``fault`` does
-what must not pass, ``clean`` the same without the fault.
-"""
+what must not pass, ``clean`` the same without the fault."""
 
 from __future__ import annotations
 
@@ -29,14 +28,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was said in the end.
-
-    Attributes:
-        verdict: of the run, of the metric, or of the decision that the case is about.
-        said: the line that gives the reason.
-        status: pytest's exit status; None where a case asks a function.
-        certified: what verdict.json says of the certificate.
-    """
+    """What was said in the end. `verdict`: of the run, of the metric, or of the decision that the
+    case is about; `said`: the line that gives the reason; `status`: pytest's exit status; None
+    where a case asks a function; `certified`: what verdict.json says of the certificate."""
 
     verdict: str
     said: str
@@ -55,16 +49,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Case:
-    """One way to a false green.
-
-    Attributes:
-        item: what the catalogue lists it under, as "1 Tokens with the first chunk".
-        name: the variant, in a few words.
-        fault: does it; must not be green.
-        clean: the same without the fault; must be green.
-        slow: it takes more than about ten seconds; left to ``make catalogues``.
-        expected: a part of what must be said.
-    """
+    """One way to a false green. `item`: what the catalogue lists it under, as "1 Tokens with the
+    first chunk"; `name`: the variant, in a few words; `fault`: does it; must not be green; `clean`:
+    the same without the fault; must be green; `slow`: it takes more than about ten seconds; left to
+    ``make catalogues``; `expected`: a part of what must be said."""
 
     item: str
     name: str

@@ -24,21 +24,23 @@ PLAN = Plan(
 )  # fmt: skip
 
 
-def measured(place: Place, options: tuple[str, ...], read: Callable[[MeasuredCell], Measurement]):
+Read, Ask = Callable[[MeasuredCell], Measurement], Callable[[Place], Outcome]
+
+
+def measured(place: Place, options: tuple[str, ...], read: Read, **texts: bool) -> Measurement:
     server = place.timed_server(*options)
     records = place.tmp_path / f"records-{server.base_url.rpartition(':')[2]}"
     endpoint = Endpoint(server.base_url, "none", "gpt-oss-120b")
-    with MeasuredServer.open(endpoint, PLAN, records) as opened:
+    with MeasuredServer.open(endpoint, PLAN, records, **texts) as opened:
         return read(MeasuredCell(opened, 0).gather(PLAN.measuring.rounds))
 
 
-def rated(*options: str, rate: float, tokens: int = 32) -> Callable[[Place], Outcome]:
+def judged(*options: str, rate: float, tokens: int = 32, **texts: bool) -> Ask:
     """The rate over the first tokens against what is required of it."""
 
     def ask(place: Place) -> Outcome:
-        found = measured(
-            place, ("--rate", str(rate), *options), lambda cell: DecodeRate(tokens).of(cell)
-        )
+        served = ("--rate", str(rate), *options)
+        found = measured(place, served, DecodeRate(tokens).of, **texts)
         if found.invalid:
             return Outcome("INVALID", "; ".join(map(str, found.invalid)))
         value = median(found.samples)
@@ -48,7 +50,7 @@ def rated(*options: str, rate: float, tokens: int = 32) -> Callable[[Place], Out
     return ask
 
 
-def waited(*options: str) -> Callable[[Place], Outcome]:
+def waited(*options: str) -> Ask:
     """The slowest time to the first token against what is required of it."""
 
     def ask(place: Place) -> Outcome:
@@ -75,17 +77,17 @@ FIRST, PAYLOAD, WITNESS, AGAIN = (
 
 def _late(name: str, *options: str, item: str, expected: str, slow: bool = False) -> Case:
     """A server below what is required; above it, it may be as late as it likes."""
-    fault, clean = rated(*options, rate=BELOW), rated(*options, rate=ABOVE)
+    fault, clean = judged(*options, rate=BELOW), judged(*options, rate=ABOVE)
     return Case(item, name, fault, clean, expected, slow)
 
 
 def _wrong(name: str, *options: str, tokens: int = 32, expected: str, slow: bool = True) -> Case:
     """A stream that cannot be timed, and the same server without that."""
-    fault, clean = rated(*options, rate=BELOW, tokens=tokens), rated(rate=ABOVE, tokens=tokens)
+    fault, clean = judged(*options, rate=BELOW, tokens=tokens), judged(rate=ABOVE, tokens=tokens)
     return Case(FIRST, name, fault, clean, expected, slow)
 
 
-def first_token(*options: str) -> Callable[[Place], Outcome]:
+def first_token(*options: str) -> Ask:
     """The time to the first token against what is required of it."""
 
     def ask(place: Place) -> Outcome:
@@ -101,7 +103,7 @@ def first_token(*options: str) -> Callable[[Place], Outcome]:
 
 def _unsaid(name: str, *options: str, expected: str) -> Case:
     """A server that is fast enough, if what it says were all there is."""
-    fault, clean = rated(*options, rate=ABOVE, tokens=128), rated(rate=ABOVE, tokens=128)
+    fault, clean = judged(*options, rate=ABOVE, tokens=128), judged(rate=ABOVE, tokens=128)
     return Case(WITNESS, name, fault, clean, expected, slow=True)
 
 

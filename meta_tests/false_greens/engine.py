@@ -265,9 +265,7 @@ def path_in_a_run_of_pytest(line: str) -> Callable[[Place], Outcome]:
 
 def given_log(write: Callable[[Path, Path], None], *server: str) -> Callable[[Place], Outcome]:
     """The kernel path of an attached server, from a log that `write` makes of the server's own.
-
-    Whether it is proven is what is asked: FAIL where it is not.
-    """
+    Whether it is proven is what is asked: FAIL where it is not."""
 
     def run(place: Place) -> Outcome:
         log = place.tmp_path / f"own-{time.monotonic_ns()}.log"

@@ -21,10 +21,7 @@ def _load(
     kept_kib: Callable[[int], float], *, per_s: int = 3, device: bool = False
 ) -> Callable[[Place], Outcome]:
     """The judgement on a minute of a load, of which a server keeps so much after n requests.
-
-    Args:
-        device: it keeps memory of a GB10's device, which is in no process.
-    """
+    `device`: it keeps memory of a GB10's device, which is in no process."""
 
     def judge(_place: Place) -> Outcome:
         noise, samples = random.Random(1), []

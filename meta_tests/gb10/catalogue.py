@@ -18,18 +18,12 @@ TAGGED = "0.14.0rc1.dev375+g8409484b4"
 
 @dataclass(frozen=True)
 class Case:
-    """One of them.
-
-    Attributes:
-        arguments: of pytest, beside the plan ``quick``.
-        served: arguments of a server that its owner started, and that the suite is attached to.
-        tail: what was in the file of its log before.
-        verdict: of the run, as a regular expression.
-        says: what must be in what is said, as regular expressions.
-        alone: what the tests that fail are called, as a regular expression on all of them.
-        changes: fields of `gb10.machine.Machine`.
-        sample: in ``make test`` as well; the others are left to ``make catalogues``.
-    """
+    """One of them. `arguments`: of pytest, beside the plan ``quick``; `served`: arguments of a
+    server that its owner started, and that the suite is attached to; `tail`: what was in the file
+    of its log before; `verdict`: of the run, as a regular expression; `says`: what must be in what
+    is said, as regular expressions; `alone`: what the tests that fail are called, as a regular
+    expression on all of them; `changes`: fields of `gb10.machine.Machine`; `sample`: in ``make
+    test`` as well; the others are left to ``make catalogues``."""
 
     name: str
     arguments: tuple[str, ...]

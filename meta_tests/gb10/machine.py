@@ -2,8 +2,7 @@
 
 A `Machine` that was built runs the suite as its owner does: NVML's answers by a library
 (``nvml.c``), an interpreter whose vLLM is of the release (``server.py``), a box that measures as
-healthy ones do, and a real vLLM on the CPU that answers.
-"""
+healthy ones do, and a real vLLM on the CPU that answers."""
 
 from __future__ import annotations
 
@@ -231,11 +230,8 @@ class Machine:
     @contextlib.contextmanager
     def served(self, *arguments: str, tail: str = "") -> Iterator[tuple[str, ...]]:
         """A server that its owner started, and by which arguments the suite attaches to it.
-
-        Args:
-            arguments: of the server, beside its name and place.
-            tail: what is in the file of its log before it writes there, from its beginning on.
-        """
+        `arguments`: of the server, beside its name and place; `tail`: what is in the file of its
+        log before it writes there, from its beginning on."""
         self.write()
         log = self.folder / "owner.log"
         log.write_text(tail, "utf-8")

@@ -6,8 +6,7 @@ makes. What a release accepts, refuses, chooses and writes is what it did when i
 writes what it wrote on a real GB10 (``mxfp4.toml``). The log comes over a time line
 (``start.toml``) on a faster clock. A real vLLM on the CPU answers; requests whose time is measured
 are answered at the rates of a GB10.
-GB10_SETTINGS names a JSON file with `Settings`.
-"""
+GB10_SETTINGS names a JSON file with `Settings`."""
 
 from __future__ import annotations
 

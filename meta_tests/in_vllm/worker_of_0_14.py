@@ -2,8 +2,7 @@
 this folder on ``PYTHONPATH`` and ``--dtype bfloat16`` (its attention takes sinks in BF16 alone).
 
 Its experts make their activation at the first forward, where no configuration is set any more
-("Current vLLM config is not set"); it is made here as the model is loaded.
-"""
+("Current vLLM config is not set"); it is made here as the model is loaded."""
 
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.fused_moe.cpu_fused_moe import _CPU_MOE_ACT

@@ -241,8 +241,7 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
 
     Raises:
         AssertionError: they are not; names the first prompt and token, or what all together miss.
-        NotRun: the engine does not tell them.
-    """
+        NotRun: the engine does not tell them."""
     observed: list[float] = []
     expected: list[float] = []
     limit = reference.tolerance.max_abs

@@ -62,8 +62,7 @@ class Speculation:
         prompts: texts that go on by themselves.
         bound: what two of its answers may differ by.
         method: as the engine calls it; None where nothing shows it.
-        capabilities: of the engine.
-    """
+        capabilities: of the engine."""
 
     server: Server
     asker: Asker

@@ -305,12 +305,9 @@ def completion(
     text: str = "",
 ) -> TimedRequest:
     """A greedy completion of exactly so many tokens, whose chunks say how many there are so far.
-
-    Args:
-        ids: ask for the token ids as well. vLLM then puts those of the prompt into the first
-            chunk, which is late by the time that they take: not for what is timed.
-        text: the name of the fixed text that the prompt ends with.
-    """
+    `ids`: ask for the token ids as well. vLLM then puts those of the prompt into the first chunk,
+    which is late by the time that they take: not for what is timed. `text`: the name of the fixed
+    text that the prompt ends with."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,

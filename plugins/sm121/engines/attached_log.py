@@ -47,8 +47,7 @@ def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
     Args:
         server: attached.
         can: as `sm121.engines.detection.detect` recognised it.
-        log: given as its log.
-    """
+        log: given as its log."""
     if can.engine not in known_engines():
         return (
             f"the server at {server.endpoint.base_url} does not say which engine it is, so that "

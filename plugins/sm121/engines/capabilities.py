@@ -155,8 +155,7 @@ class Capabilities:
     Attributes:
         version: as the engine calls itself.
         identity: of `builds.identity`.
-        offers: of the server (`offered`); None where it was not asked.
-    """
+        offers: of the server (`offered`); None where it was not asked."""
 
     file: EngineFile
     version: str | None

@@ -100,8 +100,7 @@ class ManagedLife:
         Args:
             began: ``time.monotonic``.
             wait_s: how long to wait for that; clients may see a reset connection or a status 500
-                some seconds before the process ends.
-        """
+                some seconds before the process ends."""
         if self.managed.was_stopped:
             return False
         self._wait_for_exit(0.0 if self._settled else wait_s)

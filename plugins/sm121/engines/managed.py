@@ -96,8 +96,7 @@ class ServerError(Sm121Error):
     Attributes:
         what: what happened, in one sentence without the cause.
         cause: classified from the server's log.
-        log: where that lies.
-    """
+        log: where that lies."""
 
     def __init__(self, what: str, cause: Cause, log: Path) -> None:
         self.what = what
@@ -144,8 +143,7 @@ class ManagedServer:
         notify: called on each change of progress, and when something is amiss.
         other_secrets: what its log must not show, beside its own key.
         on_cold: called with the seconds that its start gets beyond the limit, because it compiles.
-        added: to its environment.
-    """
+        added: to its environment."""
 
     configuration: ServerConfiguration
     engine: Engine

@@ -87,8 +87,7 @@ class Memory:
 
         Args:
             later: after the server was stopped.
-            at_work: just before that; None where the server had ended by itself.
-        """
+            at_work: just before that; None where the server had ended by itself."""
         before, after = self.device, later.device
         if before is None or after is None or None not in (before.held, after.held):
             return False

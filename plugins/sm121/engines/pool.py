@@ -41,8 +41,7 @@ class ServerPool:
         hidden: what no log may show.
         on_cold: called with the seconds that a start gets beyond the limit, because it compiles.
         added: what a start's environment gets beside the configuration's.
-        device: held while a server runs, where other workers may want the same device.
-    """
+        device: held while a server runs, where other workers may want the same device."""
 
     def __init__(
         self,

@@ -55,8 +55,7 @@ def tree(
     Args:
         variable, value: the marker.
         root: the supervisor, if it lives: itself and what descends from it.
-        session: session id of the server's main process.
-    """
+        session: session id of the server's main process."""
     members = {process.pid: process for process in marked(variable, value)}
     if root is not None:
         try:

@@ -145,8 +145,7 @@ def compare(
     Args:
         configuration: its arguments and its environment, whoever set them.
         path: what the evidence shows.
-        environment: the engine's whole environment (default: as the engine would be started).
-    """
+        environment: the engine's whole environment (default: as the engine would be started)."""
     if environment is None:
         engine = engines.engine(configuration.engine)
         environment = engine.environment(configuration, api_key="")

@@ -28,8 +28,7 @@ class StartProgress:
     Args:
         show: shows a line of that configuration's server.
         begins: also show that it begins.
-        clock: seconds.
-    """
+        clock: seconds."""
 
     def __init__(
         self,

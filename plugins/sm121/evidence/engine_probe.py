@@ -11,8 +11,7 @@ names it knows:
   variables (``vllm/envs.py``). It is loaded by itself where that works, since importing the whole
   package takes seconds and may fail for reasons of its own.
 * one with ``suffixes`` is read from the package's sources: a variable that no source names is not
-  read by it.
-"""
+  read by it."""
 
 from __future__ import annotations
 

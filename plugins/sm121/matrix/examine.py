@@ -125,8 +125,7 @@ class Examiner:
 
         Args:
             configuration: what is started for it; None: the attached server is what the cell says.
-            isolating: it is run to find a smallest set of values, not as part of the array.
-        """
+            isolating: it is run to find a smallest set of values, not as part of the array."""
         began = time.monotonic()
         self._steps, self._step = [], "start"
         start = configuration or ServerConfiguration("attached", "", "", "", "")

@@ -105,8 +105,7 @@ def build(
 
     Args:
         references: starts of the baseline that are no cells; what they took is counted.
-        interrupted: the run was, so that no more will come.
-    """
+        interrupted: the run was, so that no more will come."""
     ended = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
     return MatrixFile(
         axes=space.file.name,

@@ -35,8 +35,7 @@ class MatrixLevel:
         cache: folder of durations of earlier boots (default: the level's own).
         resume: report directory whose newest earlier run is gone on with.
         is_part: other processes run other cells of the same plan at the same time.
-        baseline: answers and rate to compare with, as another level has them in ``baseline``.
-    """
+        baseline: answers and rate to compare with, as another level has them in ``baseline``."""
 
     def __init__(
         self,
@@ -86,8 +85,7 @@ class MatrixLevel:
         Raises:
             Unmet: it does not; names the outcome, the reason and the evidence. A crash and another
                 kernel path are never waived.
-            Invalid, NotRun: that could not be told.
-        """
+            Invalid, NotRun: that could not be told."""
         if planned is None:
             raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
         record = self._record_of(planned) or self.examine(planned)

@@ -106,14 +106,10 @@ class Reading(Record):
 def read(
     device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: (), serving: bool = False
 ) -> Reading:
-    """Look at the machine.
-
-    Args:
-        device: ``cpu`` or ``cuda:0``.
-        own: processes of the run besides this one and its children: an idle server, say.
-        serving: whether a server of the run is up. If it is, and none of ``own`` is on a GPU, those
-            that are may well be the server's, and are not held against the machine.
-    """
+    """Look at the machine. `device`: ``cpu`` or ``cuda:0``. `own`: processes of the run besides
+    this one and its children: an idle server, say. `serving`: whether a server of the run is up. If
+    it is, and none of ``own`` is on a GPU, those that are may well be the server's, and are not
+    held against the machine."""
     start = time.monotonic()
     before = CpuUse.take(own)
     measured: Device | None = None

@@ -76,18 +76,12 @@ class MeasuredServer:
         unproven: Iterable[str] = (),
         natural: bool = False,
     ) -> Iterator[MeasuredServer]:
-        """Start a client for the server, and find out what kind of prompts it takes.
-
-        Args:
-            endpoint: the server.
-            plan: lengths, depths and bounds.
-            directory: raw records are written below it.
-            show: is given a line whenever there is progress.
-            invalid: what speaks against every number of this server.
-            unproven: what of this server cannot be checked.
-            natural: ask for what follows fixed natural texts, as of each server that drafts.
-
-        Raises Sm121Error: it takes neither token ids nor text."""
+        """Start a client for the server, and find out what kind of prompts it takes. `endpoint`:
+        the server; `plan`: lengths, depths and bounds; `directory`: raw records are written below
+        it; `show`: is given a line whenever there is progress; `invalid`: what speaks against every
+        number of this server; `unproven`: what of this server cannot be checked; `natural`: ask for
+        what follows fixed natural texts, as of each server that drafts. Raises Sm121Error: it takes
+        neither token ids nor text."""
         with TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
             natural = natural or counters.counts_drafts(endpoint)
             prompts = Prompts(endpoint, plan.measuring.vocabulary, natural)
@@ -116,12 +110,8 @@ class MeasuredServer:
     def request(
         self, prompt_tokens: int, tokens: int, *, text: str = "", ids: bool = False
     ) -> TimedRequest:
-        """A request with a fresh prompt.
-
-        Args:
-            text: the name of the fixed text that it ends with.
-            ids: ask for the token ids whether they are needed or not; not for what is timed.
-        """
+        """A request with a fresh prompt. `text`: the name of the fixed text that it ends with.
+        `ids`: ask for the token ids whether they are needed or not; not for what is timed."""
         exact = not self.prompts.as_text or self.prompts.exact
         return completion(
             self.endpoint.served_name,
@@ -260,13 +250,9 @@ class MeasuredCell:
         return sorted(answers, key=lambda answer: answer.sent_ns)
 
     def gather(self, rounds: int, *, readings: int = 0, tokens: int = 0) -> MeasuredCell:
-        """Measure until there are so many rounds that count, unless the server fails.
-
-        Args:
-            rounds: of long answers.
-            readings: answers of ``tokens`` tokens or more; new ones have no more than these.
-            tokens: that a rate is read over.
-        """
+        """Measure until there are so many rounds that count, unless the server fails. `rounds`: of
+        long answers; `readings`: answers of ``tokens`` tokens or more; new ones have no more than
+        these; `tokens`: that a rate is read over."""
         if tokens == self.tokens:
             rounds, readings = max(rounds, readings), 0
 
@@ -511,9 +497,3 @@ def is_flat(times: Sequence[float], bound: float) -> bool:
         return False
     before, last = times[-2:]
     return abs(last - before) <= bound * before and last <= min(times) * (1.0 + bound)
-
-
-def median_or_none(values: Iterable[float]) -> float | None:
-    """The median; None without values."""
-    numbers = list(values)
-    return float(median(numbers)) if numbers else None

@@ -89,16 +89,11 @@ def moments(arrivals: Sequence[Arrival]) -> list[Moment]:
 def window(
     arrivals: Sequence[Arrival], tokens: int | None = None, *, drafts: bool = False
 ) -> Window | None:
-    """Where the clock of a rate starts and ends; None for an answer without a token.
-
-    An answer has one start, whatever part of it is asked for: tokens that came with a late first
-    chunk leave no fewer for the rate, as long as the answer goes on.
-
-    Args:
-        tokens: look at as many tokens, from the start on.
-        drafts: it starts at its first moment: steps with a draft and without one take another time
-            each and give other numbers of tokens, so that short gaps do not show a late start.
-    """
+    """Where the clock of a rate starts and ends; None for an answer without a token. An answer has
+    one start, whatever part of it is asked for: tokens that came with a late first chunk leave no
+    fewer for the rate, as long as the answer goes on. `tokens`: look at as many tokens, from the
+    start on. `drafts`: it starts at its first moment, since steps with a draft and without one take
+    another time each and give other numbers of tokens: short gaps do not show a late start."""
     made = moments(arrivals)
     if not made:
         return None
@@ -113,10 +108,8 @@ def window(
 
 
 def common(answers: Sequence[Sequence[Arrival]], *, drafts: bool = False) -> list[Window] | None:
-    """The part of each of several streams in which all of them decode; None where there is none.
-
-    It begins when the last of them has its first token, and ends with the first that ends.
-    """
+    """The part of each of several streams in which all of them decode; None where there is none. It
+    begins when the last of them has its first token, and ends with the first that ends."""
     streams = [moments(arrivals) for arrivals in answers]
     windows = [window(arrivals, drafts=drafts) for arrivals in answers]
     parts: list[Window] = []

@@ -104,16 +104,12 @@ def decide(
 ) -> Decision | None:
     """Decide, or None: more rounds are needed (`next_look` says how many). A request that failed is
     an infinite time, or a rate of 0. With ``maximum_rounds`` of 1 the quantity exists once (a
-    start, a peak), and its value decides without an interval.
-
-    Args:
-        samples: in the order in which they were measured.
-        track: the samples with other answers between them, which tell more of how the level moved
-            (`Measurement.track`); it is what counts as rounds. None: the samples themselves.
-        left_out: of each round that the client was late for, between what its value was. Where
-            that is not about the median, the round counts with the nearest value that it may have.
-
-    Raises ValueError: no samples, or a sample that is no number."""
+    start, a peak), and its value decides without an interval. `samples`: in the order in which they
+    were measured. `track`: the samples with other answers between them, which tell more of how the
+    level moved (`Measurement.track`); it is what counts as rounds. None: the samples themselves.
+    `left_out`: of each round that the client was late for, between what its value was. Where that
+    is not about the median, the round counts with the nearest value that it may have. Raises
+    ValueError: no samples, or a sample that is no number."""
     estimate = statistics.estimate(samples)
     threshold, higher_is_better = _threshold(gate)
     described = _describe(estimate)
@@ -185,13 +181,9 @@ def _side(
     *,
     is_rate: bool,
 ) -> tuple[bool | None, str]:
-    """Whether the level is above the threshold; None while that is open, and why it is.
-
-    Args:
-        series: all rounds, those of other lengths and those that were left out among them.
-        samples: the rounds of the metric itself.
-        error: the share of errors that this look may make.
-    """
+    """Whether the level is above the threshold; None while that is open, and why it is. `series`:
+    all rounds, those of other lengths and those that were left out among them; `samples`: the
+    rounds of the metric itself; `error`: the share of errors that this look may make."""
     rounds, measured = (np.asarray(values, dtype=np.float64) for values in (series, samples))
     count = len(rounds)
     ordered = np.sort(measured)
@@ -391,15 +383,10 @@ def conclude(
     box: str | None,
 ) -> tuple[Verdict, Fact | None]:
     """The verdict on a measurement and the reason for it; None where nothing is required.
-
-    Args:
-        decision: of its gate; None where it has none, or where samples are invalid.
-        gated: whether something is demanded of it.
-        against: what speaks against its samples.
-        refuted: the verdicts on what is timed that do not stand on this machine now.
-        box: why they do not.
-
-    Returns: NOT_RUN where nothing is to be decided, and the machine was busy: it has no verdict."""
+    `decision`: of its gate; None where it has none, or where samples are invalid; `gated`: whether
+    something is demanded of it; `against`: what speaks against its samples; `refuted`: the verdicts
+    on what is timed that do not stand on this machine now; `box`: why they do not. Returns: NOT_RUN
+    where nothing is to be decided, and the machine was busy: it has no verdict."""
     name = measurement.name
     if against and not gated and len(against) == len(measurement.invalid) and measurement.unsteady:
         return Verdict.NOT_RUN, Fact("", f"measured on a busy machine: {'; '.join(against)}", name)

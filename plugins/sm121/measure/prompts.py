@@ -35,14 +35,10 @@ class PromptError(Sm121Error):
 
 @dataclass
 class Prompts:
-    """Makes prompts of token ids, or of text where the server refuses ids.
-
-    Args:
-        endpoint: asked for /tokenize where text is needed.
-        vocabulary: ids below it are plain tokens.
-        natural: of the fixed texts: how much of a draft is accepted depends on the text.
-        as_text: the server refuses ids.
-    """
+    """Makes prompts of token ids, or of text where the server refuses ids. `endpoint`: asked for
+    /tokenize where text is needed; `vocabulary`: ids below it are plain tokens; `natural`: of the
+    fixed texts: how much of a draft is accepted depends on the text; `as_text`: the server refuses
+    ids."""
 
     endpoint: Endpoint
     vocabulary: int
@@ -65,10 +61,7 @@ class Prompts:
 
     def make(self, tokens: int, text: str = "") -> list[int] | str:
         """A prompt that shares no beginning with any other: of ids, not even its first token.
-
-        Args:
-            text: the name of the text that it ends with; empty: it is random to its end.
-        """
+        `text`: the name of the text that it ends with; empty: it is random to its end."""
         if self.as_text:
             return self._text(tokens, text)
         ids = [self._random.randrange(self.vocabulary) for _ in range(1 if text else tokens)]

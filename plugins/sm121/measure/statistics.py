@@ -3,7 +3,7 @@ The interval is a pair of order statistics: its coverage is exact whatever the d
 infinite samples (requests that failed) included."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -119,3 +119,9 @@ def _sorted(samples: Sequence[float]) -> Floats:
 def _binomial_quantile(probability: float, count: int, fraction: float) -> int:
     """The smallest number of successes that at most so many are with that probability."""
     return int(np.searchsorted(special.bdtr(np.arange(count + 1), count, fraction), probability))
+
+
+def median_or_none(values: Iterable[float]) -> float | None:
+    """The median; None without values."""
+    numbers = list(values)
+    return float(np.median(numbers)) if numbers else None

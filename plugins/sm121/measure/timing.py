@@ -63,14 +63,9 @@ def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
 
 def window(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> Window | None:
     """The part of an answer that its decode rate is taken from; None for one without a token, or
-    one that failed.
-
-    Args:
-        tokens: look at the answer only up to the chunk with its so many-th token.
-    """
-    if not answer.ok:
-        return None
-    return decoding.window(arrivals(answer, clock), tokens, drafts=bool(answer.text))
+    one that failed. `tokens`: look at the answer only up to the chunk with its so many-th token."""
+    chunks = arrivals(answer, clock) if answer.ok else []
+    return decoding.window(chunks, tokens, drafts=bool(answer.text))
 
 
 def decode_rate(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> float:

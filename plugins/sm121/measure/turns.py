@@ -30,26 +30,17 @@ class Turn(Enum):
 
 
 def needed(level: str, *, is_benchmark: bool, has_gpu_servers: bool) -> Turn:
-    """How a test uses the machine.
-
-    Args:
-        level: of the test.
-        is_benchmark: it measures, whatever its level.
-        has_gpu_servers: the run starts servers on a GPU. Then all of it has the machine alone: GB10
-            holds gpt-oss-120b once.
-    """
+    """How a test uses the machine. `level`: of the test. `is_benchmark`: it measures, whatever its
+    level. `has_gpu_servers`: the run starts servers on a GPU. Then all of it has the machine alone:
+    GB10 holds gpt-oss-120b once."""
     alone = has_gpu_servers or is_benchmark or level in _TIMED_LEVELS
     return Turn.ALONE if alone else Turn.SHARED
 
 
 class Turns:
-    """Takes turns for this process.
-
-    Args:
-        say: called with a line while it waits.
-        folder: where the lock files are; the same for all runs that are to take turns.
-
-    Raises OSError: a lock file cannot be opened, or somebody has put a link in its place."""
+    """Takes turns for this process. `say`: called with a line while it waits; `folder`: where the
+    lock files are; the same for all runs that are to take turns. Raises OSError: a lock file cannot
+    be opened, or somebody has put a link in its place."""
 
     def __init__(self, say: Callable[[str], None], folder: Path | None = None) -> None:
         self._say = say

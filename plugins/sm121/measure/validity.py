@@ -267,8 +267,8 @@ def check_drafts(
     if not all(answer.text for answer in answers):
         findings.against(
             "drafted_random_tokens",
-            f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, for prompts of random "
-            "tokens: no text that anybody writes is so easy or so hard to draft",
+            f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, for random "
+            "tokens: no text that anybody writes is drafted like those",
         )
     if clock == "chunks" or not all(answer.ok for answer in answers):
         return
@@ -276,8 +276,8 @@ def check_drafts(
     if accepted > several + beyond:
         findings.against(
             "accepted_tokens",
-            f"{accepted:.0f} accepted tokens by the counters; the streams have {several} that came "
-            f"with another one, and {beyond:.0f} at most were cut off at their ends",
+            f"{accepted:.0f} accepted tokens by the counters; in the streams {several} came with "
+            f"another one, and {beyond:.0f} at most were cut off",
         )
 
 
@@ -308,8 +308,7 @@ def check_server_clock(
             f"went on by {seconds:g} s",
         )
         return
-    # Of a short answer nobody can tell how late its first chunk was: it is no faster than others,
-    # but where drafts make it so.
+    # How late a short answer's first chunk was cannot be told: without drafts it is no faster.
     token_ns = 0.0 if any(answer.text for answer in answers) else long_ns / long_tokens
     span_s = sum(max(each.ns, each.tokens * token_ns) for each in windows) / 1e9
     observed = sum(each.tokens for each in windows) / span_s
@@ -363,12 +362,10 @@ def check_start(
 def check_beginning(
     answers: Sequence[TimedAnswer], clock: Clock, tokens: int, bound: float, findings: Findings
 ) -> None:
-    """The rate over the first tokens against that over those after them in the same answers.
-
-    Tokens that were held back with the first chunk make it too high, and nothing else does: a
-    context that grows by so little costs far less than the bound. Where drafts are accepted, one
-    text may be easier at its beginning; that of each of them, in tokens and in steps, is not.
-    """
+    """The rate over the first tokens against that over those after them in the same answers. Tokens
+    that were held back with the first chunk make it too high, and nothing else does: a context that
+    grows by so little costs far less than the bound. Where drafts are accepted, one text may be
+    easier at its beginning; that of each of them, in tokens and in steps, is not."""
     by_text: dict[str, list[float]] = {}
     for answer in answers:
         if (ratio_of_answer := beginning_to_rest(answer, clock, tokens)) is not None:

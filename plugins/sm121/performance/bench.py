@@ -182,13 +182,9 @@ class PerformanceChecks:
     def measure(
         self, key: str, depth: int | None = None, *, streams: int = 1, **parameters: Any
     ) -> None:
-        """Measure a metric at a depth (default: the plan's first), and record it.
-
-        Args:
-            key: of the metric, as `metrics.find` takes it.
-            streams: how many at the same time.
-            parameters: of the metric: ``tokens``, ``quantile``.
-        """
+        """Measure a metric at a depth (default: the plan's first), and record it. `key`: of the
+        metric, as `metrics.find` takes it; `streams`: how many at the same time; `parameters`: of
+        the metric: ``tokens``, ``quantile``."""
         self.judge(metrics.find(key, **parameters), depth, streams)
 
     def judge(self, metric: Metric, depth: int | None = None, streams: int = 1) -> None:
@@ -256,12 +252,11 @@ class PerformanceChecks:
         usage. A server can be fast for greedy completions of fixed length alone. A round of the
         plan's first cell goes before each chat: the machine may have changed since that was
         measured. Of a server that drafts, the rate on random ids is not that of any text: how much
-        of its drafts is accepted depends on it.
-
-        `chats`: the profile's; `required`: the gate of the decode rate, which a server that drafts
-        has to reach in chats. Raises Unmet: chats are slower than their share of the decode rate
-        beside them, or, of a server that drafts, than its gate; NotRun: the profile has no chats to
-        time; Inconclusive: too few answers are long enough, or have a usage."""
+        of its drafts is accepted depends on it. `chats`: the profile's; `required`: the gate of the
+        decode rate, which a server that drafts has to reach in chats. Raises Unmet: chats are
+        slower than their share of the decode rate beside them, or, of a server that drafts, than
+        its gate; NotRun: the profile has no chats to time; Inconclusive: too few answers are long
+        enough, or have a usage."""
         if chats is None:
             raise NotRun("the profile has no [performance.chats] to time")
         plan = self.bench.plan

@@ -44,13 +44,9 @@ class Recorded:
 
 @dataclass
 class Recorder:
-    """Decides on the measurements of a run, and writes them into its verdict file.
-
-    Args:
-        harness: the run's.
-        model: its name from the user; None for the attached server's name, or the profile's.
-        box: the machine, whose memory bounds a rate; None for no bound.
-    """
+    """Decides on the measurements of a run, and writes them into its verdict file. `harness`: the
+    run's; `model`: its name from the user; None for the attached server's name, or the profile's;
+    `box`: the machine, whose memory bounds a rate; None for no bound."""
 
     harness: Harness
     model: str | None = None
@@ -66,16 +62,12 @@ class Recorder:
         maximum_rounds: int | None = None,
         store: Callable[[Recorded], None] = lambda _recorded: None,
     ) -> Recorded:
-        """Decide on a measurement, with more rounds if the gate needs them.
-
-        Args:
-            measurement: with its first rounds, or with all.
-            more: measures until there is a given number of rounds in all.
-            maximum_rounds: the most rounds; without ``more``, those of the measurement.
-            store: also called with the recorded measurement, whatever the verdict.
-
-        Raises Invalid: the samples cannot be trusted; Inconclusive: the machine or the noise allows
-        no decision; Unmet: the gate failed."""
+        """Decide on a measurement, with more rounds if the gate needs them. `measurement`: with its
+        first rounds, or with all; `more`: measures until there is a given number of rounds in all;
+        `maximum_rounds`: the most rounds; without ``more``, those of the measurement; `store`: also
+        called with the recorded measurement, whatever the verdict. Raises Invalid: the samples
+        cannot be trusted; Inconclusive: the machine or the noise allows no decision; Unmet: the
+        gate failed."""
         file = self.harness.file
         bound = maximum_rounds or measurement.rounds if more else measurement.rounds
         threshold = self.harness.profile.gate(measurement.name)

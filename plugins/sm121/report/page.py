@@ -129,7 +129,6 @@ def _html(report: StoredReport, saving: int) -> str:
             words=metric_names.words,
             number=number,
             interval=charts.interval,
-            accepted=charts.accepted,
             paths=paths,
             line_width=timelines.WIDTH,
             absent=_absent(report, {**figures, "paths": paths.cells}),
@@ -320,6 +319,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    environment.globals["accepted"] = charts.accepted
     environment.tests["table"] = lambda value: isinstance(value, Mapping)
     environment.tests["listing"] = lambda value: isinstance(value, (list, tuple))
     return environment

@@ -53,8 +53,7 @@ def pressure(blocks: int, block: int, *, chunk: int, streams: int, spare: int) -
     Args:
         blocks: of the cache, each of ``block`` tokens.
         chunk: tokens of a prompt that are worked on in a step.
-        spare: blocks of each stream that are left free.
-    """
+        spare: blocks of each stream that are left free."""
     margin = max(2 * min(block, 16), block // 4)
     short = (blocks - 1) // (streams + 1)
     if chunk // block > short:  # a prompt is read at once, and takes twice its room meanwhile

@@ -42,8 +42,7 @@ def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) 
 
     Args:
         bound: how far it may be from the answer that the prompt has alone.
-        aborted: it may be shorter than asked for; what came must be right.
-    """
+        aborted: it may be shorter than asked for; what came must be right."""
     job = outcome.job
     where = f"request {outcome.number} ({job.name})"
     if outcome.problem is not None and outcome.problem[0] == "stopped":

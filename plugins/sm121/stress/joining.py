@@ -33,8 +33,7 @@ class Joining:
     Args:
         most: requests that the server runs at the same time.
         lasts_s: for how long prompts join.
-        context: most tokens of a prompt and its answer.
-    """
+        context: most tokens of a prompt and its answer."""
 
     shapes: Shapes
     endpoint: Endpoint

@@ -36,8 +36,7 @@ class Shapes:
         ask: asks a prompt alone, in a cold part of the cache.
         salted: the server keeps apart what is cached under different salts.
         log_probabilities: the answers can only be compared by them.
-        refuses: whether the server is to refuse a case of ``fixtures/api``, by its id.
-    """
+        refuses: whether the server is to refuse a case of ``fixtures/api``, by its id."""
 
     def __init__(
         self,

@@ -50,8 +50,7 @@ def run(
         play: plays the round of a number, from 1; gives what it was.
         write: keeps the report, for JSON: after each round, and at the end, also when that is
             Ctrl-C.
-        say: shows progress, once a minute.
-    """
+        say: shows progress, once a minute."""
     rounds: list[Round] = []
     requests = 0
     faults: list[str] = []

@@ -104,8 +104,7 @@ class Timeline(threading.Thread):
         endpoint: its /metrics are read.
         completed: gives how many requests have ended.
         floor_bytes: once less memory than this is available, ``on_floor`` is called, one time.
-        on_floor: called with a line that says so.
-    """
+        on_floor: called with a line that says so."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """The metrics of the performance level: one class each, in a file of its own.
 
 A new metric is a new file here with a subclass of `Metric`; `find` finds it by its key. A test of
-the level asks for it: ``performance.measure("tpot", quantile=0.99)``.
-"""
+the level asks for it: ``performance.measure("tpot", quantile=0.99)``."""
 
 import functools
 import importlib
@@ -26,11 +25,7 @@ DEFINITION = 2
 @dataclass(frozen=True, kw_only=True)
 class Metric(ABC):
     """What is computed from the answers of a cell. The docstring of a metric has its definition and
-    where it is from.
-
-    Attributes:
-        quantile: of its samples, that is asked for; None for the median.
-    """
+    where it is from. `quantile`: of its samples, that is asked for; None for the median."""
 
     #: What `find` finds it by.
     key: ClassVar[str]
@@ -48,7 +43,7 @@ class Metric(ABC):
         """Whether it is a quantile beyond the median."""
         return self.quantile is not None and self.quantile > 0.5
 
-    def parts(self, _cell: MeasuredCell) -> Sequence[Metric]:
+    def parts(self, _cell: MeasuredCell) -> Sequence["Metric"]:
         """Metrics of its parts, which are recorded beside it."""
         return ()
 
@@ -61,8 +56,7 @@ class Metric(ABC):
         """Its values, in `unit`: one a round, or a request.
 
         Raises:
-            Inapplicable, NotRun: the cell has none.
-        """
+            Inapplicable, NotRun: the cell has none."""
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
         """Note what speaks against its samples, and what belongs beside its value."""
@@ -77,8 +71,7 @@ class Metric(ABC):
         """The metric of all that the cell has measured so far.
 
         Raises:
-            Inapplicable, NotRun: the cell has no such thing.
-        """
+            Inapplicable, NotRun: the cell has no such thing."""
         measurement = Measurement(
             name=self.name(cell),
             unit=self.unit,
@@ -152,8 +145,7 @@ def find(key: str, **parameters: Any) -> Metric:
     """The metric of a key: ``find("tg", tokens=32)``.
 
     Raises:
-        ValueError: there is none.
-    """
+        ValueError: there is none."""
     if key not in by_key():
         raise ValueError(f"no metric is named {key}: there are {', '.join(sorted(by_key()))}")
     return by_key()[key](**parameters)

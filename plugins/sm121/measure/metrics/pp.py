@@ -8,9 +8,10 @@ from typing import ClassVar
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.core.verdict import Inapplicable
 from sm121.measure import timing
-from sm121.measure.cells import MeasuredCell, median_or_none
+from sm121.measure.cells import MeasuredCell
 from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
+from sm121.measure.statistics import median_or_none
 from sm121.measure.validity import Findings
 
 
@@ -18,10 +19,7 @@ from sm121.measure.validity import Findings
 class PrefillRate(Metric):
     """``ppN@dD``: prompt tokens, depth included and all of them cold, over the time to the first
     token, with nothing subtracted. ``ppN_cC@dD``: the prompts of C requests at once, over the time
-    until each has its first token.
-
-    Source: llama-bench's pp, as a client sees it.
-    """
+    until each has its first token. Source: llama-bench's pp, as a client sees it."""
 
     key: ClassVar[str] = "pp"
     unit: ClassVar[Unit] = "tok/s"
@@ -37,8 +35,7 @@ class PrefillRate(Metric):
         """One of each request; of several streams, one a round.
 
         Raises:
-            Inapplicable: some wait until others have decoded.
-        """
+            Inapplicable: some wait until others have decoded."""
         if cell.queued:
             raise Inapplicable(
                 f"{cell.concurrency} prompts are not computed at the same time: the server was "

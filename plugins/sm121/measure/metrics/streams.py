@@ -9,10 +9,11 @@ from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import NotRun
 from sm121.measure import decoding, timing
-from sm121.measure.cells import MeasuredCell, median_or_none
+from sm121.measure.cells import MeasuredCell
 from sm121.measure.decoding import Window
 from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
+from sm121.measure.statistics import median_or_none
 from sm121.measure.validity import Findings
 
 #: A rate of several streams below this share of what its neighbours make expect is a dip; between
@@ -24,10 +25,8 @@ _DIP = 0.9
 class StreamsRate(Metric):
     """``tgN_cC@dD``: tokens a second of C streams while all of them decode: from the last stream's
     first token to the first stream's last. ``tgN_qC@dD``: of C streams that are served in turns,
-    all tokens after the first one, over the time to the last one.
-
-    Source: the throughput of the effort's own reports, without the prompts.
-    """
+    all tokens after the first one, over the time to the last one. Source: the throughput of the
+    effort's own reports, without the prompts."""
 
     key: ClassVar[str] = "streams"
     unit: ClassVar[Unit] = "tok/s"
@@ -120,11 +119,8 @@ def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
 def dips(rates: Mapping[int, float]) -> list[str]:
     """Where the last but one number of streams is slower than its neighbours make expect: a batch
-    between two captured graph sizes is padded to the larger one.
-
-    Args:
-        rates: tokens a second of all streams together, by their number.
-    """
+    between two captured graph sizes is padded to the larger one. `rates`: tokens a second of all
+    streams together, by their number."""
     if len(rates) < 3:
         return []
     below, middle, above = sorted(rates)[-3:]

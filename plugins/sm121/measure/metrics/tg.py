@@ -8,10 +8,11 @@ from typing import ClassVar
 
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.measure import timing, validity
-from sm121.measure.cells import MeasuredCell, median_or_none
+from sm121.measure.cells import MeasuredCell
 from sm121.measure.gate import STEADY_LOOK
 from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
+from sm121.measure.statistics import median_or_none
 from sm121.measure.validity import Findings
 
 #: A short answer with fewer gaps than these says nothing of the rate.
@@ -23,9 +24,7 @@ class DecodeRate(Metric):
     """``tgN@dD``: tokens after the first chunk, over the time from it to the one with the Nth
     token. What came together with the first chunk counts as part of it (`decoding`). Of a server
     that drafts, the slowest of the fixed texts in each round; ``tgN_TEXT@dD`` is one of them.
-
-    Source: llama-bench's tg, and the effort's own gate, 52 tok/s of tg32.
-    """
+    Source: llama-bench's tg, and the effort's own gate, 52 tok/s of tg32."""
 
     key: ClassVar[str] = "tg"
     unit: ClassVar[Unit] = "tok/s"
@@ -163,11 +162,8 @@ def second_clock(
     """For every pair of answers of different length, the decode rate of the long one and the one
     that no first chunk has a part in: from the times since their sending. Where drafts are
     accepted, both are of the same tokens of the same text: its rate is another at another token.
-
-    Args:
-        tokens: up to this token of the long ones; where that is their last, the wall time of the
-            whole request counts, and no chunk has a part in it.
-    """
+    `tokens`: up to this token of the long ones; where that is their last, the wall time of the
+    whole request counts, and no chunk has a part in it."""
     whole = all(tokens >= answer.asked_tokens for answer in long)
     bunched = timing.bunched(long, clock)
     ends = [(answer, *_reached(answer, clock, tokens, whole)) for answer in long if answer.ok]

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sm121.measure import timing
-from sm121.measure.cells import MeasuredCell, median_or_none
+from sm121.measure.cells import MeasuredCell
 from sm121.measure.measurement import Measurement
 from sm121.measure.metrics import TimeMetric
+from sm121.measure.statistics import median_or_none
 from sm121.measure.validity import Findings
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimeToFirstToken(TimeMetric):
     """``ttft_pQ``, ``ttft_cC_pQ``: from the request to the first chunk that carries a generated
-    token. A role, an empty event or a usage event is not a token.
-
-    Source: vLLM's ``bench serve``, but for what counts as a token.
-    """
+    token. A role, an empty event or a usage event is not a token. Source: vLLM's ``bench serve``,
+    but for what counts as a token."""
 
     key: ClassVar[str] = "ttft"
     of_first_token: ClassVar[bool] = True
@@ -38,9 +37,7 @@ class TimeToFirstToken(TimeMetric):
 @dataclass(frozen=True, kw_only=True)
 class TimePerToken(TimeMetric):
     """``tpot_pQ``: of each token after the first chunk, the mean of a request: 1000 / decode rate.
-
-    Source: vLLM's ``bench serve``, but for tokens that come with the first chunk.
-    """
+    Source: vLLM's ``bench serve``, but for tokens that come with the first chunk."""
 
     key: ClassVar[str] = "tpot"
 
@@ -54,10 +51,7 @@ class TimePerToken(TimeMetric):
 @dataclass(frozen=True, kw_only=True)
 class InterTokenLatency(TimeMetric):
     """``itl_pQ``: all gaps between chunks that carry tokens, pooled; chunks that came together are
-    one, and a gap is that of an arrival, whatever tokens it has.
-
-    Source: vLLM's ``bench serve``.
-    """
+    one, and a gap is that of an arrival, whatever tokens it has. Source: vLLM's ``bench serve``."""
 
     key: ClassVar[str] = "itl"
 
@@ -69,10 +63,7 @@ class InterTokenLatency(TimeMetric):
 
 @dataclass(frozen=True, kw_only=True)
 class EndToEnd(TimeMetric):
-    """``e2e_pQ``: from the request to the end of its answer.
-
-    Source: vLLM's ``bench serve``.
-    """
+    """``e2e_pQ``: from the request to the end of its answer. Source: vLLM's ``bench serve``."""
 
     key: ClassVar[str] = "e2e"
 

@@ -1,0 +1,64 @@
+"""Item 17: a server that drafts, whose rate, clock or counters are not what they seem."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from . import Case, Outcome, Place
+from .clock import ABOVE, BELOW, Ask, judged
+
+TEXT, LIES = "17 A rate on text that nobody writes", "17 A clock of a server that drafts"
+#: What is accepted changes from step to step, and from text to text; the slowest is above, too.
+DRAFTS, HIGH = ("--steps", "2135312411", "--accepted-length", "2.3"), 1.07 * ABOVE
+ROWS = tomllib.loads((Path(__file__).parents[1] / "data" / "drafting-lies.toml").read_text("utf-8"))
+
+
+def level(*options: str) -> Ask:
+    """tg32@d0 of the level, attached, against the 52 tok/s of the shipped profile."""
+
+    def ask(place: Place) -> Outcome:
+        server = place.timed_server("--prefill-rate", "40000", *DRAFTS, *options)
+        status, run = place.run_pytest(
+            "tests/test_performance.py", "--arch", "sm121", "--base-url", server.base_url,
+            "--depths", "0", "-k", "decode_rate and tg32", timeout_s=240.0,
+        )  # fmt: skip
+        shares = {name: each["acceptance_rate"] for name, each in run.verdict["metrics"].items()}
+        shown = f"accepted {'beside each rate' if shares and all(shares.values()) else shares}"
+        return Outcome(run.verdict["verdict"], f"{shown}; {run.output}", status)
+
+    return ask
+
+
+def planted(name: str, row: dict[str, Any]) -> Case:
+    natural, more = bool(row.get("uncounted")), tuple(row.get("options", ()))
+    served = (*DRAFTS, "--trap", "no-metrics") if natural else DRAFTS
+
+    def rated(rate: float, *options: str) -> Ask:
+        return judged(*served, *options, rate=rate, tokens=32, natural=natural)
+
+    if row.get("random"):
+        fault = rated(BELOW, "--random-faster", "2", *more)
+        return Case(TEXT, name, fault, rated(HIGH, *more), row["expected"], slow=True)
+    return Case(LIES, name, rated(HIGH, *more), rated(HIGH), row["expected"], slow=True)
+
+
+CASES = [
+    Case(
+        TEXT,
+        "106.9 tok/s on random tokens, 44.4 on any text",
+        fault=level("--rate", "44.4", "--random-faster", "2.4"),
+        clean=level("--rate", "60", "--random-faster", "1.8"),
+        expected="accepted beside each rate",
+        slow=True,
+    ),
+    Case(
+        TEXT,
+        "counters of drafts that are there after the first request alone",
+        fault=judged("--trap", "drafts-show-late", rate=HIGH, tokens=32),
+        clean=judged(*DRAFTS, rate=HIGH, tokens=32),
+        expected="drafted_random_tokens",
+    ),
+    *(planted(name, row) for name, row in ROWS.items()),
+]
