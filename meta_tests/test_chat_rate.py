@@ -19,24 +19,20 @@ PLAN = Plan(512, (32, 128), (0,), Measuring(rounds=2, silent_within_s=2))
 CHATS = TimedChats(questions=("Why?", "How?"), share=0.9, source="test")
 
 #: A server that is as fast for chats of 512 tokens and more as for anything; those that are not.
-HEALTHY = {
-    "honest": (),
-    "jitter": ("--jitter", "0.02", "--interval-jitter", "0.1"),
-    "several tokens a chunk": ("--tokens-per-chunk", "3"),
-    "control tokens first": ("--content-free", "3"),
-    "a longer answer": ("--chat-tokens", "1000"),
-    "no counters": ("--trap", "no-metrics"),
-}
+MORE = pytest.mark.slow("the rest of the healthy ones")
+HEALTHY = [
+    pytest.param((), id="honest"),
+    pytest.param(("--content-free", "3"), id="control tokens first"),
+    pytest.param(("--jitter", "0.02", "--interval-jitter", "0.1"), id="jitter", marks=MORE),
+    pytest.param(("--tokens-per-chunk", "3"), id="several tokens a chunk", marks=MORE),
+    pytest.param(("--chat-tokens", "1000"), id="a longer answer", marks=MORE),
+    pytest.param(("--trap", "no-metrics"), id="no counters", marks=MORE),
+]
 SLOW = {
     "chats alone": ("--chat-slower", "1.2"),
     "tokens after the 128th": ("--later-slower", "1.3"),
     "sampled requests": ("--sampled-slower", "1.2"),
 }
-
-
-#: Of the healthy ones, those that `make test` has.
-SAMPLE = ("honest", "control tokens first")
-MORE = pytest.mark.slow("the rest of the healthy ones")
 
 
 @pytest.fixture
@@ -59,13 +55,7 @@ def time_chats(timed_server, tmp_path):
     return time_them
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(options, id=name, marks=() if name in SAMPLE else MORE)
-        for name, options in HEALTHY.items()
-    ],
-)
+@pytest.mark.parametrize("options", HEALTHY)
 def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
     measurement = time_chats(*options)
     assert measurement.valid and measurement.name == "tg_chat"

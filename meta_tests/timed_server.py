@@ -557,10 +557,9 @@ def _stepped(pace: Pace, rate: float, first_s: float, tokens: int) -> list[float
     for size in itertools.islice(itertools.cycle(sizes), tokens):
         at += [at[-1] + each_s * (pace.undrafted if size == 1 else 1.0)] * size
     late = at[pace.hurried - 1] if 1 < pace.hurried <= tokens else 0.0
-    return [
-        max(second, late - 0.3 / rate * (pace.hurried - 1 - i)) if i < pace.hurried else second
-        for i, second in enumerate(at[:tokens])
-    ]
+    for i in range(pace.hurried if late else 0):
+        at[i] = max(at[i], late - 0.3 / rate * (pace.hurried - 1 - i))
+    return at[:tokens]
 
 
 async def _until(deadline: int) -> None:
