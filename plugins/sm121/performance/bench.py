@@ -200,7 +200,7 @@ class PerformanceChecks:
         for part in metric.parts(cell) if streams == 1 else ():
             measurement = bench.read(part, cell)
             bench.recorded[measurement.name] = part, cell
-            self.record(measurement)
+            self.record(measurement, part=True)
         measurement = bench.read(metric, cell)
         if metric.unit == "tok/s":
             bench.recorded[measurement.name] = metric, cell

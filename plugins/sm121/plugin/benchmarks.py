@@ -58,8 +58,13 @@ class MetricRecorder:
         more: More | None = None,
         *,
         maximum_rounds: int | None = None,
+        part: bool = False,
     ) -> None:
-        """Decide on a measurement: see `Recorder.record`."""
+        """Decide on a measurement: see `Recorder.record`. A test has one benchmark: what is `part`
+        of another measurement is none."""
+        if part:
+            self._recorder.record(measurement)
+            return
         self._recorder.record(measurement, more, maximum_rounds=maximum_rounds, store=self._replay)
 
     def _replay(self, recorded: Recorded) -> None:
