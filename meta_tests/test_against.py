@@ -117,14 +117,6 @@ def changed(place: int, *values: str | Fact) -> tuple[tuple[str, str, str | Fact
     return tuple(tuple(test) for test in tests)
 
 
-def test_a_rate_on_texts_is_not_held_against_one_on_random_tokens(trusted):
-    samples = rates(50.0, 2)
-    now = StoredMetric("tg32@d0", "tok/s", True, None, samples, 50.0, texts=("code", "prose"))
-    found = against.judge(a_run(*TESTS), trusted, OWN, {"tg32@d0": now}, lambda _test: True)
-    (other,) = [test for test in found if test.verdict is Verdict.INVALID]
-    assert "higher is better, of code, prose here" in other.message and "tg32@d0" in other.id
-
-
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_an_honest_run_is_no_worse(trusted, seed):
     """Ten of them: ids, times, words and what was measured differ."""

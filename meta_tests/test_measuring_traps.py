@@ -5,7 +5,7 @@ The sample of `make test` runs the cell of some; ``--slow`` (`make catalogues`) 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +21,7 @@ from sm121.measure.metrics.pp import PrefillRate
 from sm121.measure.metrics.streams import StreamsRate, dips
 from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.plan import Plan
+from sm121.run.stored_run import StoredMetric
 
 pytestmark = pytest.mark.alone
 #: Half of the real lengths and a fast server, so that a sample of the traps fits into `make test`.
@@ -107,7 +108,6 @@ def test_failed_requests_are_infinite_times(timed_server, tmp_path):
 
 
 def test_speculation_is_read_from_the_counters(timed_server, tmp_path):
-    """And there are as many of each text as of all of them."""
     server = timed_server("--rate", "400", "--trap", "speculative")
     cell = measure(server.base_url, tmp_path)
     rate = DecodeRate(64)
@@ -116,6 +116,8 @@ def test_speculation_is_read_from_the_counters(timed_server, tmp_path):
         extra = each.of(cell).extra
         assert extra["mean_accepted_length"] == pytest.approx(3.0, rel=0.05), each.name(cell)
         assert extra["acceptance_rate"] == pytest.approx(0.5, rel=0.05)
+    on_texts = StoredMetric("tg64@d0", "tok/s", True, None, (400.0,), 400.0, texts=("code",))
+    assert on_texts.kind != replace(on_texts, texts=()).kind, "nor is it held against random ones"
 
 
 #: Per stream; four of them decode 400 tokens a second together.
