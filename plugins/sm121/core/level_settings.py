@@ -326,6 +326,8 @@ class Certify(DataTable):
     levels: tuple[Level, ...]
     box: Literal["QUALIFIED", "any"] = "QUALIFIED"
     path: tuple[Literal["attention", "moe", "kv_layout"], ...] = ("attention", "moe")
+    #: The shortest soak (``--soak``) that it takes, in seconds; 0: it asks for none.
+    soak_s: Annotated[float, Field(ge=0)] = 0.0
 
     @field_validator("levels")
     @classmethod

@@ -27,6 +27,7 @@ from sm121.plugin.stash import ID
 from sm121.run.target import Target
 from sm121.session import certification, certified_run
 from sm121.session.settings import Settings
+from sm121.stress import soak
 
 
 class _CertificateFile(DataTable):
@@ -173,7 +174,15 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
         wrong += _wrong_strength(config.getoption("--matrix"), profile)
         wrong += _wrong_model(settings, profile)
         wrong += _wrong_configuration(settings.configuration, profile)
+        wrong += _wrong_soak(config.getoption("--soak"), profile)
     return wrong
+
+
+def _wrong_soak(duration: str | None, own: Profile) -> list[str]:
+    if (soak.parse_duration(duration) if duration else 0.0) >= own.certify.soak_s:
+        return []
+    named = f"--soak {duration}" if duration else "no --soak"
+    return [f"{named}: expected --soak {own.certify.soak_s:g}s or more, as profile {own.name} asks"]
 
 
 def _wrong_configuration(name: str | None, own: Profile) -> list[str]:

@@ -21,6 +21,7 @@ from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.run.target import Target
 from sm121.run.verdict_file import NOT_RUN, TestReport
+from sm121.session import certification
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.session.target import resolve
@@ -188,9 +189,11 @@ def _certifies(config: pytest.Config) -> Profile | None:
 
 
 def _is_uncertified(config: pytest.Config, item: pytest.Item) -> bool:
-    """Whether a certificate is asked for that does not ask for the test's level."""
+    """Whether a certificate is asked for that does not ask for the test's level, nor for a soak."""
     profile, level = config.stash.get(_CERTIFIES, None), item.stash.get(LEVEL, None)
-    return profile is not None and level is not None and level not in profile.certify.levels
+    if profile is None or level is None or level in profile.certify.levels:
+        return False
+    return not (profile.certify.soak_s and item.stash[ID] == certification.SOAK)
 
 
 def _is_slow(item: pytest.Item) -> bool:

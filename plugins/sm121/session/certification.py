@@ -74,6 +74,7 @@ def certify(
         *_gaps_of_levels(file, profile.certify.levels, inapplicable),
         *_gaps_of_inventory(file, profile, tests),
         *_gaps_of_golden(file, profile),
+        *_gaps_of_soak(file, profile),
         *_gaps_of_kernels(file, profile),
         *_gaps_of_gates(file, profile),
         *_gaps_of_waivers(file),
@@ -97,6 +98,7 @@ def certify(
 
 #: What is said of waivers with which nothing is certified, before the tests that they name.
 NEVER_WAIVED = "no certificate waives a gate or a blocker"
+SOAK = "tests/test_stress.py::test_soak"
 _GOLDEN = "tests/test_correctness.py::test_answers_agree_with_the_golden_file"
 #: What is missing for a certificate, each with the verdict that follows.
 _Gaps = list[tuple[Verdict, str]]
@@ -142,6 +144,14 @@ def _gaps_of_golden(file: VerdictFile, profile: Profile) -> _Gaps:
     why = profile.correctness.cannot["oracle"]
     gap = f"the answers were not held against a golden file (--golden PATH), and no oracle: {why}"
     return [(Verdict.NOT_RUN, gap)]
+
+
+def _gaps_of_soak(file: VerdictFile, profile: Profile) -> _Gaps:
+    """Where the profile asks for a soak, one held. How long it was is seen before the start."""
+    passed = any(test.id == SOAK and test.verdict is Verdict.PASS for test in file.tests)
+    if passed or not profile.certify.soak_s:
+        return []
+    return [(Verdict.NOT_RUN, f"no soak held (--soak {profile.certify.soak_s:g}s)")]
 
 
 def doubt_of_answers(
