@@ -1,8 +1,7 @@
-"""How far the suite and other clients are from the truth: writes docs/tables/accuracy.md.
-
-``python meta_tests/accuracy.py --parts ours,clean,gate,speed,peers``. A part that is not named is
-taken from its last run (``.cache/accuracy``). Peers live in environments of their own under
-``.cache/peers``, made here; of one that cannot be installed the table says so."""
+"""How far the suite and other clients are from the truth: writes docs/tables/accuracy.md. ``python
+meta_tests/accuracy.py --parts ours,clean,gate,speed,peers``. A part that is not named is taken from
+its last run (``.cache/accuracy``). Peers live in environments of their own under ``.cache/peers``,
+made here; of one that cannot be installed the table says so."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Ways to a certificate that is none: options, variables, plugins and settings, tried one by one.
-
 ``python certificate_tricks.py FILE`` tries each of a JSON list of {"arguments", "environment",
 "folder"} and prints a JSON list of {"status", "said", "certified"}. A way that is not refused is
 ended when the options have been accepted, with status 0: nothing is ever started."""

@@ -1,5 +1,4 @@
 """Certificates of an honest vLLM: how many of some runs are certified, and why not the others.
-
 ``python meta_tests/certificates.py --runs 50`` runs the suite with ``--certify`` on the CPU, with
 ``data/certifiable-cpu.toml``, one run after the other, and prints a line for each as it ends. It
 ends with 0 when each was certified. ``--levels smoke,performance`` asks for the certificate of

@@ -1,7 +1,6 @@
-"""Runs the examples of docs/ci here, on a GB10 that is not there.
-
-A shell runs the steps. What they need of a runner stands on its PATH: a docker that runs the script
-here, a git that clones this checkout, a pip that installs nothing."""
+"""Runs the examples of docs/ci here, on a GB10 that is not there. A shell runs the steps. What they
+need of a runner stands on its PATH: a docker that runs the script here, a git that clones this
+checkout, a pip that installs nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Two constructed runs to put beside each other, and one of an A/B comparison.
-
-None of their numbers was measured."""
+"""Two constructed runs to put beside each other, and one of an A/B comparison. None of their
+numbers was measured."""
 
 from __future__ import annotations
 

@@ -15,11 +15,9 @@ ROWS = Path(__file__).parent / "data" / "rows"
 
 
 def from_data(test: Callable[..., None]) -> Callable[..., None]:
-    """Run ``test`` once for each row of the table with its name in ``data/rows/MODULE.toml``.
-
-    A key is the name of a parameter; a row without the key has None. A list is a tuple, and within
-    a table a list. A row with ``slow`` is left to `make catalogues`.
-    """
+    """Run ``test`` once for each row of the table with its name in ``data/rows/MODULE.toml``. A key
+    is the name of a parameter; a row without the key has None. A list is a tuple, and within a
+    table a list. A row with ``slow`` is left to `make catalogues`."""
     rows = _tables(test.__module__)[test.__name__]
     keys = {key for row in rows for key in row} - {"slow"}
     names = [name for name in inspect.signature(test).parameters if name in keys]

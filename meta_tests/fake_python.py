@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
-"""Stands for the engine's interpreter: ``-m vllm...`` starts the stress server, or the file of
-this folder that SM121_META_SERVER names. The rest is Python's.
-
-SM121_META_PYTHON is the real one."""
+"""Stands for the engine's interpreter: ``-m vllm...`` starts the stress server, or the file of this
+folder that SM121_META_SERVER names. The rest is Python's. SM121_META_PYTHON is the real one."""
 
 import os
 import sys

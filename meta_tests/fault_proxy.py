@@ -1,11 +1,9 @@
-"""A proxy in front of a real server that breaks its answers in one known way at a time.
-
-A fault is a row of ``data/protocol-faults.toml``. What only changes fields says so there. Else the
-row names functions: of ``fault_changes.py`` for parsed answers (``completion``, ``chat`` and
-``response`` of an answer at once, ``stream``, ``deltas`` and ``events`` of a stream's chunks,
-``request`` of what is sent on), of ``fault_exchanges.py`` for an ``exchange``, which has request
-and answer in its hands.
-"""
+"""A proxy in front of a real server that breaks its answers in one known way at a time. A fault is
+a row of ``data/protocol-faults.toml``. What only changes fields says so there. Else the row names
+functions: of ``fault_changes.py`` for parsed answers (``completion``, ``chat`` and ``response`` of
+an answer at once, ``stream``, ``deltas`` and ``events`` of a stream's chunks, ``request`` of what
+is sent on), of ``fault_exchanges.py`` for an ``exchange``, which has request and answer in its
+hands."""
 
 from __future__ import annotations
 
@@ -134,11 +132,8 @@ LIES = {fault.name: fault for fault in faults_of(DATA / "lies.toml")}
 
 
 class FaultProxy:
-    """Forwards to ``upstream``, broken by a fault that can be changed meanwhile.
-
-    Args:
-        key: the real server's, for the fault that lets anybody in.
-    """
+    """Forwards to ``upstream``, broken by a fault that can be changed meanwhile. `key`: the real
+    server's, for the fault that lets anybody in."""
 
     def __init__(self, upstream: str, fault: Fault, key: str, http: httpx.Client) -> None:
         self._upstream, self._key, self._http = upstream, key, http

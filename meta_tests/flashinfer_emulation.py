@@ -1,13 +1,11 @@
-"""FlashInfer's MXFP8 x MXFP4 experts in plain PyTorch, with the layouts that its kernels take.
-
-No SM12x is at hand, so the provider's own code runs against this. It has the functions that the
+"""FlashInfer's MXFP8 x MXFP4 experts in plain PyTorch, with the layouts that its kernels take. No
+SM12x is at hand, so the provider's own code runs against this. It has the functions that the
 provider calls, with FlashInfer's arguments and its checks of shapes and types. Bytes go in and come
 out as on the GPU: E8M0 scales in tiles of 128 rows by 4 blocks, packed E2M1 seen as int64, the up
-rows before the gate rows, sizes padded to 128.
-
-Written from FlashInfer 0.7.2's sources and not from the oracle; the source stands at each place.
-Sums are float32. What is allocated is written or never read: memory beside it holds garbage. The
-small methods are the places at which a kernel can go wrong, and where `w4a8_mutants` breaks it."""
+rows before the gate rows, sizes padded to 128. Written from FlashInfer 0.7.2's sources and not from
+the oracle; the source stands at each place. Sums are float32. What is allocated is written or never
+read: memory beside it holds garbage. The small methods are the places at which a kernel can go
+wrong, and where `w4a8_mutants` breaks it."""
 
 from __future__ import annotations
 

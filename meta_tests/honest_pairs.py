@@ -1,8 +1,7 @@
 """Honest runs of one engine, each held against the one before: ``--against`` must find nothing.
-
-``python meta_tests/honest_pairs.py [--pairs 10] [--plan quick] [--output FILE]``: what
-differs between two runs of one engine is noise, and a gate that calls it worse is switched off. A
-run takes a server of its own; give the machine to nothing else meanwhile."""
+``python meta_tests/honest_pairs.py [--pairs 10] [--plan quick] [--output FILE]``: what differs
+between two runs of one engine is noise, and a gate that calls it worse is switched off. A run takes
+a server of its own; give the machine to nothing else meanwhile."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Wrong kernels: the provider `torch` with one thing broken, and the table of what notices it.
-
 `python meta_tests/kernel_mutants.py` runs every mutant against every group of cases that its
 operations have, and writes docs/tables/kernel-mutants.md."""
 

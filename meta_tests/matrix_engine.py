@@ -1,7 +1,6 @@
-"""An engine with features that can be broken in known ways. A tool for the meta tests.
-
-As a pytest plugin (``-p matrix_engine``) it takes vLLM's place; as a program it is the server. Its
-flags and its log are vLLM's, as far as the matrix level looks at them. Faults are planted with
+"""An engine with features that can be broken in known ways. A tool for the meta tests. As a pytest
+plugin (``-p matrix_engine``) it takes vLLM's place; as a program it is the server. Its flags and
+its log are vLLM's, as far as the matrix level looks at them. Faults are planted with
 ``MATRIX_FAULTS``, words of the form ``KIND:flag+flag``: fallback, crash, crash-once (at the first
 start of its arguments alone), refuse, die, die-streaming and fail-streaming (the requests of the
 performance sample), corrupt, corrupt-together, slow."""

@@ -1,5 +1,4 @@
 """Wrong models, served by the real vLLM on the CPU, and which test of the level notices each.
-
 `python meta_tests/model_faults.py` starts vLLM once for each configuration, puts one fault after
 the other into it (`in_vllm/model_saboteur.py`), runs the tests that are meant to notice as a user
 runs them, and writes docs/tables/model-faults.md. It goes on where it was stopped."""

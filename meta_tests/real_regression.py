@@ -1,5 +1,4 @@
 """The regression level on the real vLLM: the same again is no regression, 10 % slower is one.
-
 `python meta_tests/real_regression.py` starts vLLM on the CPU for each run, slowed in its worker
 (`in_vllm/slower_worker.py`) where it says so, and writes
 docs/tables/regression-shown.md. It takes about half an hour, on a machine that does nothing else;

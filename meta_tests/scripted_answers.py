@@ -1,8 +1,7 @@
-"""An engine by script, for `/v1/completions`: honest, with the forks of an honest one under
-load, or broken in one known way.
-
-Its tokens are bytes. After each sequence one token is likeliest, in one place of 32 by hardly
-anything; among others the second one is taken there, as arithmetic in another order does."""
+"""An engine by script, for `/v1/completions`: honest, with the forks of an honest one under load,
+or broken in one known way. Its tokens are bytes. After each sequence one token is likeliest, in one
+place of 32 by hardly anything; among others the second one is taken there, as arithmetic in another
+order does."""
 
 from __future__ import annotations
 

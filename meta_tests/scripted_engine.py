@@ -13,17 +13,20 @@ Started by ``fake_python.py`` (SM121_META_SERVER names this file) or by itself, 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import uuid
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
 from fault_server import build
 from loopback import JsonHandler
 
@@ -78,7 +81,30 @@ class Handler(JsonHandler):
             say(f"(APIServer pid={os.getpid()}) INFO:     {line}")
         self.say(content, status)
 
+    def version_string(self) -> str:
+        return self.options.server_header
+
+    def forwards(self, content: bytes | None = None) -> bool:
+        """Whether a page is withheld, or another server's answer was handed on."""
+        if urlsplit(self.path).path in self.options.hides:
+            self.say({"detail": "Not Found"}, 404)
+            return True
+        if self.options.forward is None:
+            return False
+        try:
+            answer = httpx.request(
+                self.command, self.options.forward.read_text() + self.path, content=content,
+                headers={"Authorization": self.headers.get("Authorization", "")}, timeout=60.0,
+                trust_env=False,
+            )  # fmt: skip
+            self.say(answer.content, answer.status_code, answer.headers.get("content-type", ""))
+        except httpx.TransportError:
+            self.say("<html>Bad Gateway</html>", 502, kind="text/html")
+        return True
+
     def do_GET(self) -> None:
+        if self.forwards():
+            return
         parts = urlsplit(self.path)
         given = {name: values[0] for name, values in parse_qs(parts.query).items()}
         own = type(self)
@@ -120,11 +146,14 @@ class Handler(JsonHandler):
 
     def do_POST(self) -> None:
         said = self.asked()
+        if self.forwards(json.dumps(said).encode()):
+            return
         own = type(self)
         if own.dead:
             self.answer({"error": {"message": "EngineDeadError"}}, 500)
             return
         tokens = int(said.get("max_tokens", 1))
+        time.sleep(0.005 * tokens)
         own.tokens += tokens
         choice = {"index": 0, "text": " Paris", "finish_reason": "length", "logprobs": None}
         prompt = len(str(said.get("prompt")).split())
@@ -135,7 +164,8 @@ class Handler(JsonHandler):
         usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
         usage["total_tokens"] = prompt + tokens
         self.answer(
-            {"id": "cmpl-1", "object": "text_completion", "created": 0,
+            {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion",
+             "created": int(time.time()), "system_fingerprint": self.options.fingerprint,
              "model": self.options.served_model_name, "choices": [choice], "usage": usage}
         )  # fmt: skip
 
@@ -161,6 +191,10 @@ def main() -> None:
     parser.add_argument("--rates", action="store_true", help="says how many tokens it took")
     parser.add_argument("--crashes-at-the-end", action="store_true")
     parser.add_argument("--no-start-time", action="store_true")
+    parser.add_argument("--fingerprint", help="of each answer")
+    parser.add_argument("--server-header", default="uvicorn")
+    parser.add_argument("--hides", action="append", default=[], help="a page that it withholds")
+    parser.add_argument("--forward", type=Path, help="file with the URL of the server behind it")
     parser.add_argument("--compiles", type=int, default=0, help="a module, for so many seconds")
     parser.add_argument("--port-file", type=Path, help="where the port is written")
     given = [*sys.argv[1:], *os.environ.get("SM121_META_ARGUMENTS", "").split()]

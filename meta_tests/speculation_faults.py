@@ -1,5 +1,4 @@
 """Wrong speculative decoding, served by the real vLLM on the CPU, and which test notices each.
-
 `python meta_tests/speculation_faults.py` starts vLLM with the canary's Eagle3 drafter, puts one
 fault after the other into it (`in_vllm/speculation_saboteur.py`), runs the tests that are meant to
 notice as a user runs them, and writes the table of docs/tables/speculation-faults.md.

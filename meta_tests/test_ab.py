@@ -14,12 +14,13 @@ from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Invalid, NotRun, Verdict
-from sm121.regression import ab, hypothesis, trend, visited
+from sm121.engines.life import Alive, Dead
+from sm121.engines.signs import Signs
+from sm121.regression import ab, ab_run, hypothesis, trend, visited
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import Criterion
-from sm121.regression.visited import Process
 
 
 def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float = 0.0, seed: int):
@@ -236,19 +237,19 @@ def test_the_words_of_a_side_are_its_own(run_pytest):
     assert status == 4 and "--port 1" in run.output, run.output
 
 
-ONE = Process("1763.25", frozenset({(7, 1763.2)}))
+ONE = Signs(frozenset({(7, 1763.2)}), 1763.25)
 
 
 @pytest.mark.parametrize(
     ("other", "same"),
     [
         (ONE, True),
-        (Process("1763.25"), True),  # behind a proxy: another listener, the same engine
-        (Process("1763.26", ONE.listeners), False),  # a proxy in front of both
-        (Process(None, ONE.listeners), True),
-        (Process(None, frozenset({(8, 1763.2)})), False),
-        (Process(None, frozenset({(7, 1800.0)})), False),  # its pid was given again
-        (Process(), None),
+        (Signs(started=1763.25), True),  # behind a proxy: another listener, the same engine
+        (Signs(ONE.processes, 1763.26), False),  # a proxy in front of both
+        (Signs(ONE.processes), True),
+        (Signs(frozenset({(8, 1763.2)})), False),
+        (Signs(frozenset({(7, 1800.0)})), False),  # its pid was given again
+        (Signs(), None),
     ],
 )
 def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
@@ -256,8 +257,11 @@ def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
 
 
 def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatch, tmp_path):
-    now = iter([Process("1.0"), Process("2.0"), Process("1.0"), Process("3.0")])
-    monkeypatch.setattr(Process, "at", classmethod(lambda _cls, _server: next(now)))
+    starts = iter([1.0, 2.0])
+    states = iter([*[Alive()] * 3, Dead("it ended", None, 0.0, None, "its process began at 3.0")])
+    monkeypatch.setattr(ab_run, "AttachedLife", lambda _server: SimpleNamespace(
+        unwatched=None, signs=Signs(started=next(starts)), state=lambda: next(states)
+    ))  # fmt: skip
     sides = ab.parse_sides(["http://a:1", "http://a:2"])
     unproven: dict[str, None] = {}  # a line once
     harness = SimpleNamespace(unproven=unproven.setdefault)

@@ -258,7 +258,9 @@ def test_the_other_gaps():
     assert f"1 of smoke skipped ({gone})" in certified(skipped(whole())).reason
     assert certified(skipped(whole()), inapplicable={gone}).certified
     assert "1 tests deselected (x)" in certified(whole(), deselected=["x"]).reason
-    assert "unproven: the log" in certified(whole(unproven=["the log"])).reason
+    assert (
+        "unproven: the log; its life" in certified(whole(unproven=["the log", "its life"])).reason
+    )
     unproven = EngineReport(name="vllm", managed=True, model="m")
     seen = certified(whole(engine=unproven))
     assert "kernel path not proven" in seen.reason and seen.verdict is Verdict.INVALID

@@ -1,7 +1,6 @@
 """Every check of the smoke and correctness levels is seen failing on the fault that it exists for.
-
-The faults are put by a proxy in front of the real vLLM; wrong models are in test_model_faults.py.
-"""
+The faults are put by a proxy in front of the real vLLM; wrong models are in
+test_model_faults.py."""
 
 from __future__ import annotations
 

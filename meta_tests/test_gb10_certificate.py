@@ -1,7 +1,6 @@
 """Each test that a certificate of the GB10 profile asks for can run on a healthy GB10, or says why
-it does not apply: none is a gap for ever.
-
-``WAYS`` says for what a test uses (a fixture, a marker) on what it can run there."""
+it does not apply: none is a gap for ever. ``WAYS`` says for what a test uses (a fixture, a marker)
+on what it can run there."""
 
 from __future__ import annotations
 

@@ -46,8 +46,7 @@ def _seldom(mutant) -> bool:
 
 
 @pytest.mark.parametrize(
-    "broken",
-    [pytest.param(m, marks=[pytest.mark.slow] * _seldom(m), id=m.name) for m in EVERY],
+    "broken", [pytest.param(m, marks=[pytest.mark.slow] * _seldom(m), id=m.name) for m in EVERY]
 )
 def test_a_wrong_kernel_is_noticed(broken):
     assert kernel_mutants.kill(broken), "required: some check notices, seen: none does"

@@ -1,6 +1,5 @@
-"""Every trap that fools a client that people trust, and what the suite says of it.
-
-The sample of `make test` runs the cell of some; ``--slow`` (`make catalogues`) runs all traps."""
+"""Every trap that fools a client that people trust, and what the suite says of it. The sample of
+`make test` runs the cell of some; ``--slow`` (`make catalogues`) runs all traps."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The catalogue of protocol faults is whole, and its table is of these faults.
-
-A sample of it runs in test_fault_catalogue.py, all of it in `make catalogues`."""
+"""The catalogue of protocol faults is whole, and its table is of these faults. A sample of it runs
+in test_fault_catalogue.py, all of it in `make catalogues`."""
 
 from __future__ import annotations
 

@@ -90,13 +90,12 @@ def run_box(monkeypatch):
             file=file,
             arch="sm121",
             profile=mine.model_copy(update={"box": calm}),
-            attached=attached[0] if attached else None,
-            pool=pool,
+            attached=attached[0] if attached else None, attached_life=None, pool=pool,
             say=lambda *_line: None,
             remark=remarks.append,
             redact=str,
             unproven=lambda line: line in file.unproven or file.unproven.append(line),
-        )
+        )  # fmt: skip
         return RunBox(harness, also=urls), file, remarks
 
     return make

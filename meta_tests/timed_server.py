@@ -1,9 +1,7 @@
-"""An OpenAI-compatible streaming server whose timing is known. A tool for the meta tests.
-
-``python timed_server.py --port PORT --rate 52 [--trap NAME ...] [--log FILE]``. Every chunk has
-an absolute deadline; when it was really sent is logged in nanoseconds of CLOCK_MONOTONIC, one JSON
-line a request. ``POST /admin`` with some of the fields of `Pace` changes them for the requests to
-come."""
+"""An OpenAI-compatible streaming server whose timing is known. A tool for the meta tests. ``python
+timed_server.py --port PORT --rate 52 [--trap NAME ...] [--log FILE]``. Every chunk has an absolute
+deadline; when it was really sent is logged in nanoseconds of CLOCK_MONOTONIC, one JSON line a
+request. ``POST /admin`` with some of the fields of `Pace` changes them for the requests to come."""
 
 from __future__ import annotations
 

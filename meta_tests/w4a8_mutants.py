@@ -1,5 +1,4 @@
 """Wrong MXFP8 x MXFP4 experts: the emulation of FlashInfer's kernels with one thing broken.
-
 `MILDER` are other roundings of the same mathematics that no tolerance tells apart: they are named,
 with the reason, and not dropped."""
 

@@ -1,6 +1,5 @@
-"""A process that has imported pytest and the suite, and forks a run of pytest for each request.
-
-To start an interpreter and to import the suite takes a run two to four seconds of a core, and most
+"""A process that has imported pytest and the suite, and forks a run of pytest for each request. To
+start an interpreter and to import the suite takes a run two to four seconds of a core, and most
 runs of the tests judge one server in less. A fork keeps what a process of its own is for: no run
 sees the state of another. A test whose point is the interpreter starts a new one."""
 
@@ -39,10 +38,8 @@ class WarmRun:
         return self.returncode
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait for its end.
-
-        Raises:
-            subprocess.TimeoutExpired: it has not ended after ``timeout_s``."""
+        """Wait for its end. Raises subprocess.TimeoutExpired: it has not ended after
+        ``timeout_s``."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self.returncode is None:
             left = None if deadline is None else deadline - time.monotonic()

@@ -1,7 +1,6 @@
-"""The catalogue of false greens: each way to a PASS that is none, and its clean twin that passes.
-
-A module has the cases of some items. A case is a pair of functions of a `Place`: ``fault`` does
-what must not pass, ``clean`` the same without the fault."""
+"""The catalogue of false greens: each way to a PASS that is none, and its clean twin that passes. A
+module has the cases of some items. A case is a pair of functions of a `Place`: ``fault`` does what
+must not pass, ``clean`` the same without the fault."""
 
 from __future__ import annotations
 

@@ -275,13 +275,8 @@ def _answers(place: Place, sensible: bool) -> Outcome:
 
 
 CASES = [
-    Case(
-        _ITEM,
-        "a fast B answers noise",
-        lambda place: _answers(place, False),
-        lambda place: _answers(place, True),
-        "which A knew at its first visit",
-    ),
+    Case(_ITEM, "a fast B answers noise", lambda place: _answers(place, False),
+         lambda place: _answers(place, True), "which A knew at its first visit"),
     _case(
         "B fell back to A's kernels",
         _TRITON,
@@ -325,20 +320,9 @@ CASES = [
         {"A": _always(dtype="float16"), "B": _always(moe="TRITON", dtype="float16")},
         "--dtype float16",
     ),
-    Case(
-        _ITEM,
-        "B fell back, in a whole run",
-        lambda place: _whole_run(place, _TRITON, "fallback:moe-backend+triton"),
-        lambda place: _whole_run(place, _TRITON),
-        "moe resolved to MARLIN",
-        slow=True,
-    ),
-    Case(
-        _ITEM,
-        "two ports of one server",
-        lambda place: _urls(place, True),
-        lambda place: _urls(place, False),
-        "are one server",
-        slow=True,
-    ),
-]
+    Case(_ITEM, "B fell back, in a whole run",
+         lambda place: _whole_run(place, _TRITON, "fallback:moe-backend+triton"),
+         lambda place: _whole_run(place, _TRITON), "moe resolved to MARLIN", slow=True),
+    Case(_ITEM, "two ports of one server", lambda place: _urls(place, True),
+         lambda place: _urls(place, False), "are one server", slow=True),
+]  # fmt: skip

@@ -396,22 +396,16 @@ CASES = [
     ),
     _compare_case("compare: another machine", {"machine": {"gpu": "H200"}}, "machine's gpu"),
     _compare_case("compare: one round instead of five", {"options": {"--rounds": "1"}}, "--rounds"),
-    Case(
-        _12, "compare: a run whose fingerprint was taken out",
-        lambda place: _compared(place, "fault", fingerprint=None),
-        lambda place: _compared(place, "clean", asked={"sources": {"vllm": "0.34.0 def"}}),
-        "does not say what it asked",
-    ),
+    Case(_12, "compare: a run whose fingerprint was taken out",
+         lambda place: _compared(place, "fault", fingerprint=None),
+         lambda place: _compared(place, "clean", asked={"sources": {"vllm": "0.34.0 def"}}),
+         "does not say what it asked"),
     _compare_case("compare: another checkpoint", {"model": "m2"}, "differ in model"),
-    Case(
-        _12, "a profile of one's own under a shipped name",
-        lambda place: _named(place, True), lambda place: _named(place, False),
-        "not the shipped one",
-    ),
-    Case(
-        _12, "other weights in the same folder",
-        lambda place: _weights(place, True), lambda place: _weights(place, False), "differs",
-    ),
+    Case(_12, "a profile of one's own under a shipped name",
+         lambda place: _named(place, True), lambda place: _named(place, False),
+         "not the shipped one"),
+    Case(_12, "other weights in the same folder",
+         lambda place: _weights(place, True), lambda place: _weights(place, False), "differs"),
     *(
         _trick_case(trick.name, trick.said, "quick" if trick.name in _QUICK else "all")
         for trick in TRICKS
@@ -444,12 +438,10 @@ CASES = [
     _waiver_case(
         "a waiver for ten years", "tests/test_stress.py::test_soak", 3650, "within 90 days"
     ),
-    Case(
-        _13, "no level is there, and an architecture was asked for",
-        lambda place: _no_level(place, "meta_tests/scenarios/foreign.py"),
-        lambda place: _no_level(place, "meta_tests/scenarios/kernel_resume.py::test_first[False]"),
-        "no test of a level was collected", slow=True,
-    ),
+    Case(_13, "no level is there, and an architecture was asked for",
+         lambda place: _no_level(place, "meta_tests/scenarios/foreign.py"),
+         lambda place: _no_level(place, "meta_tests/scenarios/kernel_resume.py::test_first[False]"),
+         "no test of a level was collected", slow=True),
     _resume_case("another configuration", {"configuration": "marlin"}, "another configuration"),
     _resume_case("other arguments", {"arguments": []}, "another engine's arguments"),
     _resume_case(

@@ -108,14 +108,9 @@ def _unsaid(name: str, *options: str, expected: str) -> Case:
 
 
 CASES = [
-    Case(
-        WITNESS,
-        "a first token that is counted, has no text, and comes before the prompt is done",
-        first_token("--trap", "early-token"),
-        first_token("--trap", "three-content-free"),
-        expected="early_first_chunk",
-        slow=True,
-    ),
+    Case(WITNESS, "a first token that is counted, has no text, and comes before the prompt is done",
+         first_token("--trap", "early-token"), first_token("--trap", "three-content-free"),
+         expected="early_first_chunk", slow=True),
     _unsaid(
         "tokens of long answers are counted and never come",
         *("--lost-tokens", "12"),
@@ -193,27 +188,13 @@ CASES = [
         expected="required: 200",
         slow=True,
     ),
-    Case(
-        AGAIN,
-        "held, dropped without a byte, served when it is sent again",
-        fault=waited("--drop-every", "4", "--drop-after-ms", "400"),
-        clean=waited("--drop-every", "4"),
-        expected="connection: ",
-    ),
-    Case(
-        AGAIN,
-        "held, then redirected to itself",
-        fault=waited("--redirect-every", "4", "--redirect-after-ms", "400"),
-        clean=waited(),
-        expected="status-307: redirected to",
-        slow=True,
-    ),
-    Case(
-        AGAIN,
-        "a connection that was never used before is dropped",
-        fault=waited("--drop-every", "4", "--trap", "drops-fresh-connections"),
-        clean=waited("--trap", "closes-connections"),
-        expected="connection: ",
-        slow=True,
-    ),
-]
+    Case(AGAIN, "held, dropped without a byte, served when it is sent again",
+         fault=waited("--drop-every", "4", "--drop-after-ms", "400"),
+         clean=waited("--drop-every", "4"), expected="connection: "),
+    Case(AGAIN, "held, then redirected to itself",
+         fault=waited("--redirect-every", "4", "--redirect-after-ms", "400"), clean=waited(),
+         expected="status-307: redirected to", slow=True),
+    Case(AGAIN, "a connection that was never used before is dropped",
+         fault=waited("--drop-every", "4", "--trap", "drops-fresh-connections"),
+         clean=waited("--trap", "closes-connections"), expected="connection: ", slow=True),
+]  # fmt: skip

@@ -9,19 +9,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-from loopback import JsonHandler, serving
 from scripted_engine import lines_of_a_start
 
 from false_greens import Case, Outcome, Place
 from sm121.core import profile
-from sm121.core.verdict import Verdict
+from sm121.core.verdict import Invalid, Verdict
 from sm121.evidence import requirement
 from sm121.evidence.kernel_path import read_log
 from sm121.measure.measurement import Invalidity, Measurement
@@ -162,28 +161,83 @@ def attached_engine(log: Path, *arguments: str) -> Iterator[tuple[str, subproces
         process.wait(10)
 
 
-def restarted_behind_the_url(*, restart: bool, arguments: tuple[str, ...] = ()) -> Callable:
-    def run(place: Place) -> Outcome:
-        log = place.tmp_path / f"attached-{restart}.log"
+@dataclasses.dataclass(frozen=True)
+class Replaced:
+    """Another process takes the place of an attached server, after a rate of it was recorded.
+    `start`: arguments of the server. `then`: of the one after it; None: it stays. `proxy`:
+    arguments of a proxy in front of both; None: both listen at the URL. `measuring`: it happens
+    between two rounds of a second rate, and not between two tests. `with_log`: the log of the first
+    is given. `core`: its engine core alone ends, and it starts another."""
+
+    start: Sequence[str] = ()
+    then: Sequence[str] | None = ()
+    proxy: Sequence[str] | None = None
+    measuring: bool = False
+    with_log: bool = False
+    core: bool = False
+
+    @property
+    def stays(self) -> Replaced:
+        """Its twin: nothing happens to the server."""
+        return dataclasses.replace(self, then=None)
+
+    def __call__(self, place: Place) -> Outcome:
+        folder = place.tmp_path / f"attached-{time.monotonic_ns()}"
+        folder.mkdir()
+        log, url_file = folder / "server.log", folder / "url"
+        files: list[VerdictFile] = []
         with contextlib.ExitStack() as servers:
-            url, process = servers.enter_context(attached_engine(log, *arguments))
+            url, process = servers.enter_context(attached_engine(log, *self.start))
+            address = url
+            if self.proxy is not None:
+                url_file.write_text(url)
+                forward = ("--forward", str(url_file), *self.proxy)
+                address, _ = servers.enter_context(attached_engine(folder / "proxy.log", *forward))
 
             def doing(session: Session) -> None:
-                served = session.server().endpoint
-                with served.http() as http:
+                files.append(session.file)
+                with session.server().endpoint.http() as http:
                     for _ in range(3):
                         http.post("/v1/completions", json={"prompt": "x", "max_tokens": 9})
+                session.recorder.record(rate("tg32@d0"))
                 session.look_at_the_server()  # as between two tests
-                if restart:
+                if self.core and self.then is not None:
+                    tell(session, "do=core&number=9")
+                elif self.then is not None:
                     process.terminate()
                     process.wait(10)
-                    port = url.rpartition(":")[2]
                     time.sleep(2.1)  # a start of the same second is not told apart
-                    servers.enter_context(attached_engine(log, "--port", port, *arguments))
+                    port = ("--port", url.rpartition(":")[2]) if self.proxy is None else ()
+                    other = attached_engine(folder / "other.log", *port, *self.start, *self.then)
+                    url_file.write_text(servers.enter_context(other)[0])
+                if self.measuring:
+                    with contextlib.suppress(Invalid):
+                        session.recorder.record(rate("tg128@d0"))
 
-            return script(place, f"attached-{restart}-report", doing, base_url=url)
+            settings = {"base_url": address, "server_log": log if self.with_log else None}
+            outcome = script(place, f"{folder.name}-report", doing, **settings)
+        numbers = {metric.verdict.value for metric in files[0].metrics.values()}
+        assert numbers == {"PASS" if self.then is None else "INVALID"}, outcome
+        is_hidden = "/metrics" in (self.proxy or ())
+        doubt = "not proven that one process served to the end"
+        summary = (place.tmp_path / f"{folder.name}-report" / "summary.md").read_text()
+        if self.then is None:  # what a PASS may not be taken for
+            assert (doubt in summary) == is_hidden, summary
+        assert (files[0].engine.unwatched in files[0].unproven) == is_hidden, files[0].unproven
+        return outcome
 
-    return run
+
+def replacements() -> Iterator[Case]:
+    """The rows of ``meta_tests/data/replaced-servers.toml``."""
+    rows = tomllib.loads((HERE / "data" / "replaced-servers.toml").read_text("utf-8"))
+    for name, row in rows.items():
+        expected, slow = row.pop("expected"), row.pop("slow", True)
+        fault = Replaced(**row)
+        yield Case(_ATTACHED, name, fault, fault.stays, expected, slow)
+
+
+def rate(name: str) -> Measurement:
+    return Measurement(name=name, unit="tok/s", samples=[50.0, 50.1], higher_is_better=True)
 
 
 # 8: what the path is later, and of which start.
@@ -392,22 +446,6 @@ def log_is_moved(move: Callable[[Path], object], line: str) -> Callable[[Place],
     return run
 
 
-@contextlib.contextmanager
-def gateway(to: str) -> Iterator[str]:
-    """A proxy that answers 502 for a server that does not answer."""
-
-    class Handler(JsonHandler):
-        def do_GET(self) -> None:
-            try:
-                answer = httpx.get(to + self.path)
-                self.say(answer.content, answer.status_code)
-            except httpx.TransportError:
-                self.say("<html>Bad Gateway</html>", 502, kind="text/html")
-
-    with serving(Handler) as url:
-        yield url
-
-
 def dies_behind_a_proxy(*, dies: bool) -> Callable[[Place], Outcome]:
     def run(place: Place) -> Outcome:
         def doing(session: Session) -> None:
@@ -417,11 +455,12 @@ def dies_behind_a_proxy(*, dies: bool) -> Callable[[Place], Outcome]:
                 process.kill()
                 process.wait()
 
-        with (
-            attached_engine(place.tmp_path / f"proxied-{dies}.log") as (own, process),
-            gateway(own) as url,
-        ):
-            return script(place, f"proxied-{dies}-report", doing, base_url=url)
+        url_file = place.tmp_path / f"url-{dies}"
+        with attached_engine(place.tmp_path / f"proxied-{dies}.log") as (own, process):
+            url_file.write_text(own)
+            log = place.tmp_path / f"proxy-{dies}.log"
+            with attached_engine(log, "--forward", str(url_file)) as (url, _):
+                return script(place, f"proxied-{dies}-report", doing, base_url=url)
 
     return run
 
@@ -441,6 +480,7 @@ def log_of_an_ab_side(write: Callable[[Path, Path], None]) -> Callable[[Place], 
 
 
 _CRASH = "7 A crash between tests"
+_ATTACHED = "17 An attached server is replaced behind its URL"
 _PATH = "8 The path is judged once"
 _LOG = "9 Any log proves an attached server"
 CASES = [
@@ -468,13 +508,7 @@ CASES = [
              f"of the engine ended with status -{number}", slow=True)
         for number in (1, 10, 15)
     ),
-    Case(_CRASH, "an attached server is restarted behind its URL",
-         restarted_behind_the_url(restart=True), restarted_behind_the_url(restart=False),
-         "the attached server ended, and was perhaps started again: its process began at"),
-    Case(_CRASH, "an attached server without a start time is restarted: its counters fall",
-         restarted_behind_the_url(restart=True, arguments=("--no-start-time",)),
-         restarted_behind_the_url(restart=False, arguments=("--no-start-time",)),
-         "generation_tokens_total fell from 27 to 0", slow=True),
+    *replacements(),
     Case(_CRASH, "it crashes while it is stopped",
          scripted(lives, "--crashes-at-the-end"), scripted(lives),
          "it died of SIGSEGV"),

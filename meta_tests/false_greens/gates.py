@@ -286,26 +286,17 @@ CASES = [
         Case(_THROTTLING, name, _series(rates), _series(_STEADY), expected)
         for name, rates, expected in _CASES_3
     ),
-    Case(
-        _THROTTLING,
-        "a server of 54 tok/s for 18 s, then of 51.6",
-        _served("--rate", "54", "--drift-after-s", "18", "--drift-factor", "0.9556"),
-        _served("--rate", "54"),
-        "tg32@d0",
-        slow=True,
-    ),
+    Case(_THROTTLING, "a server of 54 tok/s for 18 s, then of 51.6",
+         _served("--rate", "54", "--drift-after-s", "18", "--drift-factor", "0.9556"),
+         _served("--rate", "54"), "tg32@d0", slow=True),
     *(
         Case("4 Noise with a memory", name, fault, _CLEAN_4, f"of {_RUNS} runs")
         for name, fault in _CASES_4
     ),
-    Case(
-        "4 Noise with a memory",
-        "one answer in ten takes three times as long, and a short one never does",
-        _served("--rate", "54", "--slow-every", "10"),
-        _served("--rate", "54"),
-        "over the time",
-        slow=True,
-    ),
+    Case("4 Noise with a memory",
+         "one answer in ten takes three times as long, and a short one never does",
+         _served("--rate", "54", "--slow-every", "10"), _served("--rate", "54"), "over the time",
+         slow=True),
     *(Case("5 The ratchet", *row, slow=True) for row in _RATCHET),
     *(Case("5 The ratchet", *row) for row in _AGAINST_ONE),
     *(
@@ -334,4 +325,4 @@ CASES = [
         )
     ),
     Case("6 Rounds that are left out", "more than a third of all", _many(14), _many(8), "was late"),
-]
+]  # fmt: skip

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
+
+from servers import stress_server
+from stress_faults import profile_text
 
 from sm121.core import profile
 from sm121.core.verdict import worst
@@ -11,6 +15,7 @@ from sm121.stress import memory
 from sm121.stress.timeline import Sample
 
 from . import Case, Outcome, Place
+from .engine import attached_engine
 
 _GIB = 2**30
 #: A healthy vLLM on a CPU: after so many requests its heap grew by so many MiB.
@@ -46,6 +51,33 @@ def _steps(requests: int) -> float:
     return sum(1024 * mib for after, mib in _STEPS if requests > after)
 
 
+def _attached(fault: str, *, proxied: bool = False) -> Callable[[Place], Outcome]:
+    """A server that somebody else started, and what is said of its memory."""
+
+    def run(place: Place) -> Outcome:
+        folder = place.tmp_path / f"{fault}-{proxied}"
+        folder.mkdir()
+        (folder / "profile.toml").write_text(profile_text({}))
+        with stress_server(fault) as endpoint, contextlib.ExitStack() as servers:
+            (folder / "url").write_text(url := endpoint.base_url)
+            if proxied:
+                proxy = attached_engine(folder / "proxy.log", "--forward", str(folder / "url"))
+                url, _ = servers.enter_context(proxy)
+            status, ran = place.run_pytest(
+                "--base-url", url, "--api-key", endpoint.api_key, "--served-model-name", "canary",
+                "--engine", "vllm", "--profile", str(folder / "profile.toml"), "--share-machine",
+                "tests/test_stress.py::test_sustained_load",
+                "tests/test_stress.py::test_memory_does_not_grow",
+                timeout_s=300, environment={"SM121_META_STEP_S": "0.005"},
+            )  # fmt: skip
+        file = ran.verdict
+        memory = next(test for test in file["tests"] if "memory_does_not" in test["id"])
+        text = "; ".join([memory["message"], *file["unproven"]])
+        return Outcome(memory["verdict"], text, None if proxied else status)
+
+    return run
+
+
 _ROWS = (
     ("400 KiB of each request, three a second",
      _load(lambda n: 400 * n), _load(lambda n: 400 * min(n, 100))),
@@ -54,4 +86,14 @@ _ROWS = (
     ("400 KiB of each request, of a device in no process",
      _load(lambda n: 400 * n, device=True), _load(lambda n: 0.5 * n, device=True)),
 )  # fmt: skip
-CASES = [Case("16 A leak that a day shows", *row, "GiB a day") for row in _ROWS]
+_LEAK = "16 A leak that a day shows"
+CASES = [
+    *(Case(_LEAK, *row, "GiB a day") for row in _ROWS),
+    *(Case(_LEAK, f"{size} of each request, of an attached server", _attached(fault),
+           _attached("none"), expected, slow=True)
+      for size, fault, expected in (("1 MB", "leak", "bytes of the processes"),
+                                    ("an open file", "handles", "open handles"))),
+    Case(_LEAK, "1 MB of each request, of a server behind a proxy on this machine",
+         _attached("leak", proxied=True), _attached("none"),
+         "memory of the attached server: a proxy listens at 127.0.0.1", slow=True),
+]  # fmt: skip

@@ -1,8 +1,7 @@
-"""A GB10 that is not there: everything that the suite asks one, answered as it would.
-
-A `Machine` that was built runs the suite as its owner does: NVML's answers by a library
-(``nvml.c``), an interpreter whose vLLM is of the release (``server.py``), a box that measures as
-healthy ones do, and a real vLLM on the CPU that answers."""
+"""A GB10 that is not there: everything that the suite asks one, answered as it would. A `Machine`
+that was built runs the suite as its owner does: NVML's answers by a library (``nvml.c``), an
+interpreter whose vLLM is of the release (``server.py``), a box that measures as healthy ones do,
+and a real vLLM on the CPU that answers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Runs inside vLLM's worker: breaks the model that it serves, in one known way at a time.
-
-vLLM is started with ``--worker-extension-cls model_saboteur.Saboteur`` and in development mode;
-``POST /collective_rpc {"method": "sabotage", "args": [NAME]}`` undoes the fault that is in force
-and puts in another. Faults of the checkpoint go through vLLM's own loader, tensor by tensor; what
-no checkpoint can express is patched into the running model. Imports nothing of the suite."""
+"""Runs inside vLLM's worker: breaks the model that it serves, in one known way at a time. vLLM is
+started with ``--worker-extension-cls model_saboteur.Saboteur`` and in development mode; ``POST
+/collective_rpc {"method": "sabotage", "args": [NAME]}`` undoes the fault that is in force and puts
+in another. Faults of the checkpoint go through vLLM's own loader, tensor by tensor; what no
+checkpoint can express is patched into the running model. Imports nothing of the suite."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path

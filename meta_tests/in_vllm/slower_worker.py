@@ -1,7 +1,5 @@
-"""Runs inside vLLM's worker: every forward pass takes longer, by the share in ``SLOWED_BY``.
-
-vLLM is started with ``--worker-extension-cls slower_worker.Slower``. Imports nothing of the suite.
-"""
+"""Runs inside vLLM's worker: every forward pass takes longer, by the share in ``SLOWED_BY``. vLLM
+is started with ``--worker-extension-cls slower_worker.Slower``. Imports nothing of the suite."""
 
 import functools
 import os

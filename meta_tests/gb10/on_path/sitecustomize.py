@@ -1,7 +1,6 @@
 """On the stand-in's PYTHONPATH: the GPU's own measurement answers from a file, as no GPU is there.
-
-`sm121 box --device-only cuda:0` multiplies matrices in a process of its own; what a GB10 would
-have measured there stands in the JSON file that GB10_DEVICE names."""
+`sm121 box --device-only cuda:0` multiplies matrices in a process of its own; what a GB10 would have
+measured there stands in the JSON file that GB10_DEVICE names."""
 
 import os
 import sys

@@ -2,6 +2,9 @@
 
 import contextlib
 import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +20,8 @@ from sm121.evidence import metrics
 _ANSWER_WITHIN_S = 10.0
 #: Of two processes that are asked by chance, one is missed in so many questions once in 128 times.
 _QUESTIONS = 8
+#: Tokens of the answers during which it is seen whom a listener asks, and how often at least.
+_TOKENS_ASKED, _LOOKS = (16, 64, 256), 10
 #: A process' start is read from clocks that may be set in between.
 CLOCK_SLACK_S = 2.0
 
@@ -51,17 +56,23 @@ def several_processes(base_url: str, api_key: str | None) -> str | None:
     its own, as behind a load balancer; None where nothing does."""
     endpoint = Endpoint(root_of(base_url, "--base-url"), api_key or NO_KEY, "")
     starts: list[float] = []
+    versions: set[str] = set()
     for _ in range(_QUESTIONS):
         text = endpoint.page("/metrics") or ""
-        if (start := metrics.total(text, "process_start_time_seconds")) is None:
+        if (start := metrics.total(text, "process_start_time_seconds")) is not None:
+            starts.append(start)
+        with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
+            versions.add(str(json_of(http, "/version").get("version")))
+        if not starts and versions == {"None"}:
             return None
-        starts.append(start)
-    if max(starts) - min(starts) <= CLOCK_SLACK_S:
+    if starts and max(starts) - min(starts) > CLOCK_SLACK_S:
+        moments = len({round(start) for start in starts})
+        signs = f"/metrics tells the starts of {moments}"
+    elif len(versions) > 1:
+        signs = f"/version tells {' and '.join(sorted(versions))}"
+    else:
         return None
-    return (
-        f"several processes answer at {base_url} (/metrics tells the starts of "
-        f"{len({round(start) for start in starts})}): attach to the address of one of them"
-    )
+    return f"several processes answer at {base_url} ({signs}): attach to the address of one of them"
 
 
 class AttachedProcesses:
@@ -74,6 +85,8 @@ class AttachedProcesses:
         parts = urlsplit(base_url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        #: Where whoever listens asks for its answers; None where it is the server, as far as seen.
+        self.upstream: str | None = None
         self._listeners: list[psutil.Process] = []
 
     @functools.cached_property
@@ -81,18 +94,53 @@ class AttachedProcesses:
         """Whether it listens on this machine."""
         return process_tree.is_here(self.host)
 
-    def find(self) -> list[psutil.Process]:
-        """Those that live now; empty where they cannot be known."""
-        if not self.here:
-            return []
-        if not self._listeners or any(map(process_tree.has_ended, self._listeners)):
+    def listening(self, *, again: bool = False) -> list[psutil.Process]:
+        """Who listens; empty where that cannot be known. `again`: look anew, though all of those
+        that were there still live."""
+        ended = not self._listeners or any(map(process_tree.has_ended, self._listeners))
+        if self.here and (again or ended):
             self._listeners = process_tree.listeners(self.host, self.port)
-        by_pid: dict[int, psutil.Process] = {}
-        for process in self._listeners:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                descendants = process.children(recursive=True)
-                by_pid.update({each.pid: each for each in [process, *descendants]})
-        return list(by_pid.values())
+        return self._listeners
+
+    def find(self) -> list[psutil.Process]:
+        """The server's that live now; empty where they cannot be known."""
+        return [] if self.upstream is not None else self._tree()
+
+    def large(self, share: float) -> set[psutil.Process]:
+        """Those with such a share of the resident memory of all of them. Where this process is one,
+        its other children are no server's."""
+        sizes: dict[psutil.Process, int] = {}
+        for process in self.find():
+            with contextlib.suppress(psutil.Error):
+                sizes[process] = process.memory_info().rss
+        least = share * sum(sizes.values())
+        of_us = any(process.pid == os.getpid() for process in sizes)
+        return set() if of_us else {p for p, size in sizes.items() if size >= least}
+
+    def look_behind(self, ask: Callable[[int], object]) -> None:
+        """Note where whoever listens asks for its answers, while it gives one. `ask`: for so many
+        tokens, more of them where an answer came too soon to be looked at often."""
+        tree = self._tree()
+        for tokens in _TOKENS_ASKED:
+            looks = 0
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(ask, tokens)
+                while self.upstream is None and not answer.done():
+                    self.upstream = process_tree.upstream(tree, self.port)
+                    looks += 1
+            if self.upstream is not None or looks >= _LOOKS:
+                return
+
+    @staticmethod
+    def below(process: psutil.Process) -> list[psutil.Process]:
+        """All that descends from a process; nothing of one that has ended."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process.children(recursive=True)
+        return []
+
+    def _tree(self) -> list[psutil.Process]:
+        trees = [[each, *self.below(each)] for each in self.listening()]
+        return list(dict.fromkeys(each for tree in trees for each in tree))
 
 
 def _models(http: httpx.Client, root: str) -> list[str]:

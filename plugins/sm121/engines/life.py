@@ -39,6 +39,10 @@ class Dead:
     when: float
     #: Its log; None where that is not known.
     evidence: Path | None
+    #: What shows it, with the values before and after; empty where the cause says it.
+    detail: str = ""
+    #: Another process, or another release, answers in its place.
+    replaced: bool = False
 
 
 class ServerDied(ServerError):

@@ -107,6 +107,22 @@ def listeners(host: str, port: int) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if inodes and _holds(process.pid, inodes)]
 
 
+def upstream(processes: Iterable[psutil.Process], port: int) -> str | None:
+    """Where processes that listen at a port have a connection to, beside those to each other: a
+    proxy has one to its server while it answers. None where they have none."""
+    connections = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            connections += process.net_connections("inet")
+    ends = {(str(_address(each.laddr.ip)), each.laddr.port) for each in connections}
+    for each in connections:
+        if each.status == psutil.CONN_ESTABLISHED and each.raddr and each.laddr.port != port:
+            host = str(_address(each.raddr.ip))
+            if (host, each.raddr.port) not in ends:
+                return f"{host}:{each.raddr.port}"
+    return None
+
+
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 

@@ -212,8 +212,10 @@ class RunBox:
         attached = self.harness.attached
         if attached is None:
             return []
-        urls = dict.fromkeys([attached.endpoint.base_url, *self.also])
-        return [AttachedProcesses(url) for url in urls]
+        life, also = self.harness.attached_life, dict.fromkeys(self.also)
+        also.pop(attached.endpoint.base_url, None)
+        first = life.processes if life else AttachedProcesses(attached.endpoint.base_url)
+        return [first, *map(AttachedProcesses, also)]
 
     @property
     def _strangers(self) -> list[AttachedProcesses]:
@@ -235,8 +237,9 @@ class RunBox:
         for server in self._strangers:
             self.harness.unproven(
                 f"box: nobody who listens at {server.host}:{server.port} is seen from here (the "
-                "server is another user's, or in a container): what it takes of the machine cannot "
-                "be told from what others take; run the suite where the server runs, as its user"
+                "server is another user's, in a container, or behind a proxy): what it takes of "
+                "the machine cannot be told from what others take; run the suite where the server "
+                "runs, as its user"
             )
         if reading.cannot_tell is None or self._reported:
             return

@@ -11,9 +11,10 @@ from sm121.core.unmet import Fact, Unmet, noted
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
 from sm121.measure import gate, machine, metrics, roofline, statistics
 from sm121.measure.gate import Decision, More
-from sm121.measure.measurement import Measurement
+from sm121.measure.measurement import Invalidity, Measurement
 from sm121.measure.statistics import Estimate
 from sm121.performance.box import RunBox
+from sm121.run import beside
 from sm121.run.harness import Harness
 from sm121.run.verdict_file import MetricReport
 
@@ -75,6 +76,7 @@ class Recorder:
         if threshold is not None and measurement.valid and measurement.samples:
             decision, measurement = gate.decide_measurement(measurement, threshold, more, bound)
         estimate = decision.estimate if decision else gate.estimate_of(measurement)
+        measurement.invalid = [*measurement.invalid, *self._of_another_process()]
         memory, above_roofline = self._against_roofline(measurement, estimate, threshold)
         against = [*map(str, measurement.invalid), *([above_roofline] if above_roofline else [])]
         if not against and estimate is None:
@@ -106,6 +108,13 @@ class Recorder:
         if fact and verdict is Verdict.FAIL:
             raise Unmet(fact)
         return recorded
+
+    def _of_another_process(self) -> list[Invalidity]:
+        """What shows that the attached server was replaced in this run, as of now."""
+        if self.harness.attached is not None:
+            self.harness.look_at_the_server()
+        replaced = self.harness.replaced
+        return [Invalidity(reason=beside.REPLACED, evidence=replaced)] if replaced else []
 
     def _note(self, measurement: Measurement) -> None:
         """Put into the report what a measurement leaves unproven, and what it remarks on."""

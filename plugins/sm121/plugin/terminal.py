@@ -90,6 +90,7 @@ def target(session: Session) -> list[str]:
         f"{engine.configuration or 'none'}",
         f"engine: {engine.name} {engine.version or '(version unknown)'}, {how}, "
         f"model {engine.model or 'unknown'}",
+        *([f"not proven: {engine.unwatched}"] if engine.unwatched is not None else []),
     ]
 
 

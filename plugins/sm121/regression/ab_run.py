@@ -17,7 +17,9 @@ from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict, worst
 from sm121.engines import requested
+from sm121.engines.attached_life import AttachedLife
 from sm121.engines.device_memory import ServerMemoryReader
+from sm121.engines.life import Dead
 from sm121.engines.managed import ServerError
 from sm121.engines.pool import ServerPool
 from sm121.measure import metrics, statistics
@@ -28,7 +30,6 @@ from sm121.regression import ab, ab_file, hypothesis, trend, visited
 from sm121.regression.ab import MetricOfStart, Side, Visit
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import CriterionResult, Hypothesis
-from sm121.regression.visited import Process
 from sm121.run.harness import Harness
 from sm121.run.verdict_file import MetricReport
 
@@ -59,8 +60,8 @@ class AbRun:
 
     #: What came of it, good or bad: it is done once, whoever asks.
     _ended: list[Change] | Exception | None = None
-    #: Which process answered at the URL of a side first.
-    _processes: dict[str, Process] = field(default_factory=dict)
+    #: Of the server at the URL of a side, since its first visit.
+    _lives: dict[str, AttachedLife] = field(default_factory=dict)
     #: Prompts of known answers that A knew at its first visit.
     _answered: frozenset[str] | None = None
 
@@ -250,13 +251,17 @@ class AbRun:
             raise Invalid(f"{where}: {'; '.join(wrong)}. Evidence: {server.log}")
 
     def _check_process(self, where: str, name: str, server: Server, url: str) -> None:
-        now = Process.at(server)
-        first = self._processes.setdefault(name, now)
-        if first.is_one_with(now) is False:
-            raise Invalid(f"{where}: another process answers at {url} than at the first visit")
-        if (other := self._processes.get("A")) is None or name == "A":
+        if name not in self._lives:
+            self._lives[name] = AttachedLife(server)
+            if (unwatched := self._lives[name].unwatched) is not None:
+                self.harness.unproven(f"A/B: of {name}: {unwatched}")
+        life = self._lives[name]
+        if isinstance(state := life.state(), Dead):
+            raise Invalid(f"{where}: another process answers at {url} than at the first visit: "
+                          f"{state.detail}")  # fmt: skip
+        if (other := self._lives.get("A")) is None or name == "A":
             return
-        same = other.is_one_with(now)
+        same = other.signs.is_one_with(life.signs)
         if same:
             urls = " and ".join(str(each.url) for each in self.sides)
             raise Invalid(f"{urls} are one server: of a comparison with itself nothing follows")

@@ -5,16 +5,13 @@ measurement."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.engine_settings import KernelPathRequirement
 from sm121.core.server import Server
-from sm121.engines import process_tree, requested
-from sm121.engines.attached import AttachedProcesses
+from sm121.engines import requested
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.requirement import COMPARED, contradictions
 from sm121.regression.ab import Side, Visit
@@ -24,7 +21,6 @@ _EFFECTS = (
     "attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4", "dtype",
     "kv_cache_dtype", "load_format", "quantization", "prefix_caching", "block_size", "version",
 )  # fmt: skip
-_STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
 def effects(path: KernelPath) -> dict[str, Any]:
@@ -112,30 +108,3 @@ def _requested(side: Side) -> dict[str, str]:
 
 def _normal(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
-
-
-@dataclass(frozen=True)
-class Process:
-    """Which process answers at a URL, as far as that can be known."""
-
-    #: By its own metrics, in seconds since 1970.
-    started: str | None = None
-    #: Pid and start of who listens there, on this machine.
-    listeners: frozenset[tuple[int, float]] = frozenset()
-
-    @classmethod
-    def at(cls, server: Server) -> Process:
-        """The one that answers now."""
-        match = _STARTED.search(server.endpoint.page("/metrics") or "")
-        address = AttachedProcesses(server.endpoint.base_url)
-        listening = process_tree.listeners(address.host, address.port) if address.here else []
-        processes = frozenset((each.pid, each.create_time()) for each in listening)
-        return cls(match[1] if match else None, processes)
-
-    def is_one_with(self, other: Process) -> bool | None:
-        """Whether both are the same process; None where that cannot be known."""
-        if self.started is not None and other.started is not None:
-            return self.started == other.started
-        if self.listeners and other.listeners:
-            return bool(self.listeners & other.listeners)
-        return None

@@ -377,6 +377,8 @@ def _reservations(run: VerdictFile) -> list[str]:
     for name, metric in run.metrics.items():
         if (why_none := no_evidence(name, metric)) is not None:
             reservations.append(f"{name}: {why_none.partition(' (')[0]}")
+    if run.engine.unwatched is not None:
+        reservations.append("not proven that one process served to the end")
     path, served = run.engine.path, run.engine.base_url or run.engine.startup_s
     parts = (("attention", path.attention), ("MoE experts", path.moe))
     silent = [part for part, value in parts if value is None and served]

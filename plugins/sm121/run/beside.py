@@ -10,8 +10,11 @@ from sm121.engines.life import Dead
 from sm121.engines.managed import StopReport
 from sm121.evidence.failure import Cause
 from sm121.evidence.silent_errors import SilentError
-from sm121.run.verdict_file import BESIDE, TestReport
+from sm121.run.ledger import Ledger
+from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 
+#: Why a number is INVALID that was measured while the attached server was replaced.
+REPLACED = "another_process"
 #: So many errors of a kind are shown at a time.
 _SHOWN = 5
 
@@ -22,9 +25,18 @@ def unasked(name: str, dead: Dead, cause: Cause, phase: tuple[str, str]) -> Test
     fact = Fact(
         "the server lives until it is stopped",
         f"{where}: {dead.what} ({cause.kind})",
-        evidence="what it left is under crashes",
+        evidence="; ".join(filter(None, (dead.detail, "what it left is under crashes"))),
     )
     return TestReport.of(f"{BESIDE}life of {name}", level, fact)
+
+
+def void(file: VerdictFile, ledger: Ledger, why: str) -> None:
+    """All that was measured in a run is of more than one server, and counts neither way."""
+    for metric in file.metrics.values():
+        metric.verdict, metric.grade = Verdict.INVALID, None
+    for test in ledger:
+        if test.metrics and test.executed:
+            ledger.overrule(test.id, Verdict.INVALID, f"{REPLACED}: {why}")
 
 
 def left_the_path(name: str, wrong: list[str], log: Path | None, where: str) -> TestReport:

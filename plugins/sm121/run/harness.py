@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from sm121.checkpoint import identity
 from sm121.compilation import jit
 from sm121.compilation.jit import FlashInferModules
@@ -56,6 +58,8 @@ class Harness(RunRecord):
     attached: Server | None = None
     #: Of the attached server.
     attached_life: AttachedLife | None = None
+    #: What shows that another process took its place in this run; None while none did.
+    replaced: str | None = None
     #: Its log, as long as the run goes on.
     kept_log: KeptLog | None = None
     #: The servers that the suite starts; None when one is attached, or none can be started.
@@ -400,6 +404,20 @@ class Harness(RunRecord):
         """Of the engine that serves now; None where none does."""
         return self.pool.life if self.pool is not None else self.attached_life
 
+    def processes(self) -> list[psutil.Process]:
+        """Those of the server that runs; empty where they are not seen from here."""
+        if self.pool is not None:
+            return self.pool.processes()
+        return self.attached_life.processes.find() if self.attached_life is not None else []
+
+    def no_memory(self) -> str:
+        """Why the server's memory is not judged; of an attached one it is not proven, either."""
+        life = self.attached_life
+        why = life.no_memory if life is not None else None
+        if why is not None:
+            self.unproven(why)
+        return why or "no process of the server could be looked at"
+
     def check_alive(self, *, after_failure: bool = False) -> None:
         """Look whether the suite's own server lives, within a test. `after_failure`: a request has
         failed; a server that dies of it gets the time to. Raises ServerDied: it does not. Whoever
@@ -428,6 +446,9 @@ class Harness(RunRecord):
         life.account()
         cause = self.crashed(state, None)
         self.ledger.decide(beside.unasked(name, state, cause, self.phase))
+        if state.replaced:
+            self.replaced = state.detail
+            beside.void(self.file, self.ledger, state.detail)
         self.save()
         return self.stops.get(f"{name}.log")
 

@@ -56,6 +56,8 @@ class EngineReport(Record):
     known."""
     managed: bool
     base_url: str | None = None
+    unwatched: str | None = None
+    """Why a restart of the attached server may go unnoticed; null where each one shows."""
     model: str
     configuration: str | None = None
     startup_s: float | None = None

@@ -231,7 +231,7 @@ def _gaps_of_proof(file: VerdictFile, profile: Profile) -> _Gaps:
         gap = f"asked for and not what ran: {file.engine.path.differences[0]}"
         gaps.append((Verdict.INVALID, gap))
     if file.unproven:
-        gaps.append((Verdict.INVALID, f"unproven: {file.unproven[0]}"))
+        gaps.append((Verdict.INVALID, f"unproven: {'; '.join(file.unproven)}"))
     if required.box == "QUALIFIED" and file.box.state != "QUALIFIED":
         state = f"the box is {file.box.state}, expected QUALIFIED ({file.box.reason})"
         gaps.append((Verdict.INCONCLUSIVE, state))

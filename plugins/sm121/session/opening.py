@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import IO
 
+import psutil
+
 from sm121.core import architecture
 from sm121.core.profile import FULL, Profile
 from sm121.core.server import Server
@@ -164,7 +166,11 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         arguments = under_test.arguments
         variables.update(under_test.environment)
     else:
-        session.attached_life = AttachedLife(session.attached)
+        session.attached_life = life = AttachedLife(session.attached)
+        if (unwatched := life.unwatched) is not None:
+            session.file.engine.unwatched = unwatched
+            session.unproven(unwatched)
+        session.sampler = _sampler(session, profile, life.processes.find)
         if session.attached.log is None:
             session.file.unproven.append(f"kernel path: {session.attached.why_no_log}")
         else:
@@ -223,11 +229,19 @@ def _make_pool(session: Session, profile: Profile) -> None:
         if worker is None
         else devices.lock(worker.id, worker.run, architecture.gpu_count()),
     )
-    session.sampler = ResourceSampler(
-        session.pool.processes,
+    session.sampler = _sampler(session, profile, session.pool.processes)
+
+
+def _sampler(
+    session: Session, profile: Profile, processes: Callable[[], list[psutil.Process]]
+) -> ResourceSampler:
+    """What watches the memory of a server's processes, started."""
+    sampler = ResourceSampler(
+        processes,
         held=ServerMemoryReader(gpu=profile.arch != architecture.CPU).read,
         floor_bytes=profile.stress.memory_floor_gib.value * 2**30,
         on_floor=session.abort,
         on_trouble=session.remark,
     )
-    session.sampler.start()
+    sampler.start()
+    return sampler

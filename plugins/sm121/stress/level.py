@@ -360,7 +360,7 @@ class Stress:
         for item in self._growths:
             self._say(f"{item.verdict.value}: {item.reason}")
         if not self._growths:
-            raise NotRun("the attached server's memory is not known here")
+            raise NotRun(self._harness.no_memory())
         kinds = {memory.HANDLES: "handle_growth"}
         faults = [
             Fault(kinds.get(item.quantity, "memory_growth"), item.reason)
@@ -411,7 +411,7 @@ class Stress:
 
     def _judge_growth(self, first: int) -> list[Growth]:
         samples = self.timeline.since(first)
-        if not samples:
+        if not samples or not any(sample.processes for sample in samples):
             return []
         on_cpu = self._harness.arch == architecture.CPU
         machine = None if on_cpu else psutil.virtual_memory().total
@@ -421,7 +421,7 @@ class Stress:
         memory.keep(self._harness, self.timeline, self._growths)
 
     def _processes(self) -> list[psutil.Process]:
-        return self._harness.pool.processes() if self._harness.pool is not None else []
+        return self._harness.processes()
 
     def _say(self, line: str) -> None:
         self._harness.say("stress", line)
