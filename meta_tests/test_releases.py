@@ -293,7 +293,7 @@ OPENAPI = {
         "schemas": {
             name: {"properties": {key: {} for key in fields}}
             for name, fields in {
-                "CompletionRequest": ("return_token_ids", "structured_outputs"),
+                "CompletionRequest": ("return_token_ids", "structured_outputs", "bad_words"),
                 "ChatCompletionRequest": ("return_token_ids",),
                 "ResponsesRequest": ("tools",),
             }.items()

@@ -146,6 +146,7 @@ def measured(
         profile=own,
         configurations={own.under_test: configuration} if managed else {},
         attached=None,
+        replaced=None,
         file=SimpleNamespace(
             metrics={},
             unproven=[],

@@ -90,13 +90,9 @@ def begin() -> Callable[..., tuple[SimpleNamespace, Callable[[], Stress]]]:
 
     def make() -> tuple[SimpleNamespace, Callable[[], Stress]]:
         run = SimpleNamespace(
-            profile=profile.load("cpu-tiny-gpt-oss"),
-            aborted=None,
-            abort=lambda _text: None,
-            pool=None,
-            observer=None,
-            say=lambda *_arguments: None,
-        )
+            profile=profile.load("cpu-tiny-gpt-oss"), aborted=None, abort=lambda _text: None,
+            pool=None, observer=None, processes=lambda: [], say=lambda *_arguments: None,
+        )  # fmt: skip
         server = Server(ENDPOINT, False, "vllm", "0", None, None, None)
         able = capabilities.of("vllm", "0.32.0")
         return run, lambda: Stress(run, server, able, EXACT)
@@ -219,6 +215,7 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
     it. What an attached server cannot show or allow is NOT_RUN."""
     harness, _ = begin()
     harness.arch, harness.directory = "cpu", tmp_path
+    harness.no_memory = lambda: "memory is not known here"
     harness.file = VerdictFile(
         arch="cpu", profile="cpu-tiny-gpt-oss", started="now",
         engine=EngineReport(name="vllm", managed=False, model="canary"),

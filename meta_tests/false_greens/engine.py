@@ -298,7 +298,7 @@ def measured(*, leaves_the_path: bool) -> Callable[[Place], Outcome]:
         left = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
         rate = Measurement(name="tg32@d0", unit="tok/s", samples=[50.0], higher_is_better=True)
         metric = SimpleNamespace(
-            of=lambda _cell: rate, unit="tok/s", first_visit=False, is_tail=False,
+            of=lambda _: rate, unit="tok/s", first_visit=False, is_tail=False, parts=lambda _: (),
         )  # fmt: skip
         plan = SimpleNamespace(depths=(0,), measuring=SimpleNamespace(maximum_rounds=2))
         bench = Bench(SimpleNamespace(), plan, off_path=lambda: left)
