@@ -24,10 +24,12 @@ performance.measuring.concurrency = [2, 10]
 
 
 def judge(run_pytest, server, *options):
-    return run_pytest(
-        LEVEL, "--arch", "sm121", "--base-url", server.base_url, "--depths", "0", *options,
-        timeout_s=120.0,
-    )  # fmt: skip
+    arguments = LEVEL, "--arch", "sm121", "--base-url", server.base_url, "--depths", "0", *options
+    for _ in range(2):  # once more where this machine stood still for a moment, as the run says
+        status, run = run_pytest(*arguments, timeout_s=120.0)
+        if "client_lag: " not in run.output:
+            break
+    return status, run
 
 
 def test_53_tokens_a_second_pass_with_grade_minimum(timed_server, run_pytest, tmp_path):
