@@ -27,11 +27,15 @@ TESTS = sorted({fault.caught_by for fault in FAULTS.values()})
 TEMPERATURE, RUNS = "test_samples_follow_the_temperature", 20_000
 
 
-def check(test: str, change, seed: int, engine: str = "vllm") -> None:
+def asked(test: str, sampler: Sampler) -> None:
+    """Do what a test of `tests/test_correctness.py` does."""
     name, _, parameter = test.rstrip("]").partition("[")
+    CHECKS[name](sampler, parameter)
+
+
+def check(test: str, change, seed: int, engine: str = "vllm") -> None:
     with sampling(change, seed) as endpoint:
-        sampler = Sampler(Api(endpoint, capabilities.of(engine, "0.32.0")), seed)
-        CHECKS[name](sampler, parameter)
+        asked(test, Sampler(Api(endpoint, capabilities.of(engine, "0.32.0")), seed))
 
 
 @pytest.mark.parametrize("test", TESTS)
