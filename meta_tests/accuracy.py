@@ -3,8 +3,6 @@ meta_tests/accuracy.py --parts ours,clean,gate,speed,peers``. A part that is not
 its last run (``.cache/accuracy``). Peers live in environments of their own under ``.cache/peers``,
 made here; of one that cannot be installed the table says so."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

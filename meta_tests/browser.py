@@ -1,7 +1,5 @@
 """A real browser for the report's tests: Debian's Chromium, driven by playwright."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 from collections.abc import Iterator

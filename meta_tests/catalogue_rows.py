@@ -1,7 +1,5 @@
 """Running a catalogue of cases as tests, and keeping a row of each for its page."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 "folder"} and prints a JSON list of {"status", "said", "certified"}. A way that is not refused is
 ended when the options have been accepted, with status 0: nothing is ever started."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

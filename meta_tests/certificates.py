@@ -4,8 +4,6 @@
 ends with 0 when each was certified. ``--levels smoke,performance`` asks for the certificate of
 these levels. With ``--state FILE`` runs add up over several calls: a row of JSON for each."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

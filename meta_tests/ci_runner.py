@@ -2,8 +2,6 @@
 need of a runner stands on its PATH: a docker that runs the script here, a git that clones this
 checkout, a pip that installs nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """Two constructed runs to put beside each other, and one of an A/B comparison. None of their
 numbers was measured."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

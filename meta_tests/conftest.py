@@ -1,7 +1,5 @@
 """Tools for testing the suite: real processes, real servers with known faults, whole runs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

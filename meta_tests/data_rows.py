@@ -1,7 +1,5 @@
 """The rows of parametrised tests, read from ``data/rows/``."""
 
-from __future__ import annotations
-
 import inspect
 import tomllib
 from collections.abc import Callable

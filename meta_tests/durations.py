@@ -1,7 +1,5 @@
 """How long each file of tests takes: recorded by a run, printed, and the order of the next run."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable

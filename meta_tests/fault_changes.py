@@ -1,8 +1,6 @@
 """What the faults of the proxy do to parsed requests and answers; rows of
 ``data/protocol-faults.toml`` name them."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

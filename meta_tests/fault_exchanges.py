@@ -1,8 +1,6 @@
 """What the faults of the proxy do with a request and its answer in their hands; rows of
 ``data/protocol-faults.toml`` name them as their ``exchange``."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,8 +1,6 @@
 """A small OpenAI-compatible server with known faults. A tool for the meta tests: no engine at all.
 ``python fault_server.py --port PORT --fault NAME``; the names are the keys of FAULTS."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

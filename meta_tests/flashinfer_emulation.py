@@ -7,8 +7,6 @@ the oracle; the source stands at each place. Sums are float32. What is allocated
 read: memory beside it holds garbage. The small methods are the places at which a kernel can go
 wrong, and where `w4a8_mutants` breaks it."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 between two runs of one engine is noise, and a gate that calls it worse is switched off. A run takes
 a server of its own; give the machine to nothing else meanwhile."""
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -5,8 +5,6 @@ configuration NAME; what vLLM itself does wrong with speculation is mended in it
 NAME describes it. With `--power` an engine by script is wrong by less and less. Each call writes
 its rows of docs/tables/honest-samples.md."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools
@@ -49,7 +47,7 @@ def failures(server: Server, seed: int) -> list[str]:
     """What the tests of a round say that do not pass."""
     can, texts = detect(server), []
     sampler = Sampler(Api(server.endpoint, can), seed)
-    checks = [functools.partial(test_samples.asked, t, sampler) for t in test_samples.TESTS]
+    checks = [functools.partial(test_samples.hold, t, sampler) for t in test_samples.TESTS]
     if counters.drafted(server.endpoint) is not None:
         bound, texts_of = PROFILE.correctness.agreement, prompts.continuations()
         drafts = Speculation(server, Asker(server), texts_of, bound, "", can)
@@ -114,7 +112,7 @@ def judged(job: tuple[str, float, int]) -> tuple[int, list[int]]:
         sent.clear()
         api = Scripted(Endpoint("", "", "m"), capabilities.of("vllm", "0.32.0"))
         try:
-            test_samples.asked(test, Sampler(api, secrets.randbits(32)))
+            test_samples.hold(test, Sampler(api, secrets.randbits(32)))
         except (Unmet, NotRun) as fact:
             wrong += isinstance(fact, Unmet)
         prompt_counts.append(sum(sent))

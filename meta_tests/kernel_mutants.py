@@ -2,8 +2,6 @@
 `python meta_tests/kernel_mutants.py` runs every mutant against every group of cases that its
 operations have, and writes docs/tables/kernel-mutants.md."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import math

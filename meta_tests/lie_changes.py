@@ -1,7 +1,5 @@
 """What the lies of ``data/lies.toml`` do, beside the faults of the proxy: many strike at times."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

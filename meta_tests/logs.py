@@ -1,7 +1,5 @@
 """Logs as lists of lines, for tests."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Handlers of requests served on a free port of this machine for as long as a block lasts."""
 
-from __future__ import annotations
-
 import json
 import socketserver
 import threading

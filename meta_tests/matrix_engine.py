@@ -5,8 +5,6 @@ its log are vLLM's, as far as the matrix level looks at them. Faults are planted
 start of its arguments alone), refuse, die, die-streaming and fail-streaming (the requests of the
 performance sample), corrupt, corrupt-together, slow."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import hashlib

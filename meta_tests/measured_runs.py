@@ -3,8 +3,6 @@
 (fixtures/references.toml). Around the figures is a constructed run; what was not measured there, as
 requests, memory and history, is left out of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

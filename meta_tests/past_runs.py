@@ -1,7 +1,5 @@
 """Runs of the past of which no more is known than what a test says."""
 
-from __future__ import annotations
-
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import EngineReport, VerdictFile
 

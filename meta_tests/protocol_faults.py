@@ -5,8 +5,6 @@ which costs a second where a process for each would cost five.
 
     python meta_tests/protocol_faults.py --output docs/tables/protocol-faults.md"""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -4,8 +4,6 @@
 docs/tables/regression-shown.md. It takes about half an hour, on a machine that does nothing else;
 `--runs` makes some of the runs anew."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -1,8 +1,6 @@
 """Report directories made by hand, each with what a report must be able to show. None of their
 numbers was measured: every one says so in its engine's version."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

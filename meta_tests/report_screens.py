@@ -4,8 +4,6 @@
 A report directory that is given stands for the kind that it is of (``crash`` where it has one, else
 its verdict); the others have rates that were measured on GPUs (``measured_runs.py``)."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import io

@@ -1,7 +1,5 @@
 """Keeps a crash bundle as a sample: nothing in it names the machine that it was made on."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import re

@@ -3,8 +3,6 @@ or broken in one known way. Its tokens are bytes. After each sequence one token 
 place of 32 by hardly anything; among others the second one is taken there, as arithmetic in another
 order does."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """A server by script, for `/v1/chat/completions`: it says what it is told to, over real HTTP."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence

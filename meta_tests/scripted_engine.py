@@ -10,8 +10,6 @@ obeys ``GET /meta?do=WHAT``, with ``&after=SECONDS`` later:
 
 Started by ``fake_python.py`` (SM121_META_SERVER names this file) or by itself, attached to."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

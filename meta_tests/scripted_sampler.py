@@ -1,8 +1,6 @@
 """An engine by script that samples, for `/v1/completions`: a known distribution, and the parameters
 of sampling as vLLM documents them and in its order. A fault changes what reaches it."""
 
-from __future__ import annotations
-
 import threading
 import zlib
 from collections import Counter

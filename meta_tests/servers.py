@@ -1,7 +1,5 @@
 """The fault, timed and stress servers in processes of their own, for as long as a block lasts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ notice as a user runs them, and writes the table of docs/tables/speculation-faul
 With `--clean-runs N` it runs all of these tests N times on the intact server.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

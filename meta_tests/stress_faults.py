@@ -3,8 +3,6 @@ nothing is left.
 
     python meta_tests/stress_faults.py --output docs/tables/stress-faults.md [NAME ...]"""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -3,8 +3,6 @@ answer is a function of its prompt. Started by ``fake_python.py``, which takes t
 engine's interpreter; the fault is in SM121_META_FAULT. A fault comes at the request that FAULT_AT
 names, of those that generate."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -2,8 +2,6 @@
 with known faults; kept in docs/terminal/. ``python meta_tests/terminal_samples.py`` writes them
 anew."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """A against B: an A/A is no regression, ten percent is, a feature's promises are held to."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

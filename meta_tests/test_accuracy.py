@@ -1,7 +1,5 @@
 """The accuracy slice: what counts as right, its interval, and the paired comparison."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

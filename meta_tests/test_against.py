@@ -1,7 +1,5 @@
 """``--against RUN``: no worse than a trusted run, and each way of being worse is seen."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """The schema, the invariants and the streams notice what is wrong in an answer."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections import Counter

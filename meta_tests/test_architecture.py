@@ -1,7 +1,5 @@
 """Which architecture is meant, and what happens when it is not here."""
 
-from __future__ import annotations
-
 import pytest
 from data_rows import from_data
 

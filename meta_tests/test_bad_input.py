@@ -1,7 +1,5 @@
 """Bad input: one line that says what was expected, exit status 4, before anything expensive."""
 
-from __future__ import annotations
-
 import os
 import sys
 import venv

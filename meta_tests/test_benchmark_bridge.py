@@ -1,7 +1,5 @@
 """A measurement is a benchmark of pytest-benchmark and a metric of verdict.json, with a verdict."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What grows beyond its budget, and two pages with nearly one name, are noticed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """The canary: its twins agree, it answers, the oracle is right about it, and defects show in its
 log-probabilities."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

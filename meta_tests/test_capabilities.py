@@ -1,8 +1,6 @@
 """What engines can do: the files, which engine a server is, and what becomes of a test that asks
 for more."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """The load that presses a KV cache is computed from the cache's size, and reaches preemption."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from data_rows import from_data

@@ -1,7 +1,5 @@
 """A certificate cannot be had by a choice of options, and what was certified is written down."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """52 tokens a second that only greedy completions of 128 random tokens have: chats show it."""
 
-from __future__ import annotations
-
 import pytest
 from data_rows import from_data
 

@@ -1,8 +1,6 @@
 """What releases were seen to refuse and choose on a GB10 holds the profile, the matrix, the
 preflight and the signatures (``fixtures/choices``, made by ``python -m tools.choices``)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

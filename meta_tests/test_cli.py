@@ -1,7 +1,5 @@
 """``sm121``: a wrong request is one line and status 4, whoever finds it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Results of several runs and tools beside each other, each with its clock."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Two runs beside each other and the A/B section, in a real browser."""
 
-from __future__ import annotations
-
 import importlib.util
 from importlib.resources import files
 

@@ -1,7 +1,5 @@
 """`sm121 compare --html` and the forest plot: what two runs differ in, no more than is known."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

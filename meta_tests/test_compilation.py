@@ -1,7 +1,5 @@
 """Compilation: what a wrong architecture does to FP4 code is caught, with the right reason."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

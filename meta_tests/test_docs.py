@@ -1,8 +1,6 @@
 """The documentation says what is so: generated pages are up to date, links lead somewhere, every
 command is run here or says what it needs."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

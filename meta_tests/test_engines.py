@@ -1,7 +1,5 @@
 """SGLang and llama.cpp: what they are started with, and what their own parsers take."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

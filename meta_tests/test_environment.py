@@ -1,7 +1,5 @@
 """The reproducibility record holds what it must, invents nothing and leaks no secret."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

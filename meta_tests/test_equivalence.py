@@ -1,7 +1,5 @@
 """Two runs of one prompt are judged rightly: equal, within the noise, forked, or different."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,8 +1,6 @@
 """The exams: what a large model may say passes in any words, and what a sick one says does not.
 Scripted servers answer over real HTTP; `data/exam-answers.toml` says what."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The classifier of crashes: causes are told from consequences, and noise is no crash."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """Each way to a PASS that is none is not green, and its clean twin is (`false_greens/`)."""
 
-from __future__ import annotations
-
 import catalogue_rows
 import pytest
 from false_greens import Case, Place, cases

@@ -2,8 +2,6 @@
 The faults are put by a proxy in front of the real vLLM; wrong models are in
 test_model_faults.py."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Gates and intervals do what they promise: shown by simulation with a fixed seed."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What ``sm121 path`` and ``sm121 box`` print for people."""
 
-from __future__ import annotations
-
 import io
 import sys
 from pathlib import Path

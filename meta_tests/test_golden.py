@@ -1,7 +1,5 @@
 """Golden files: what is compared, what is refused, and what is said of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

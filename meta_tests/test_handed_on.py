@@ -1,7 +1,5 @@
 """What is handed on of a run: one archive for an issue, and a badge."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tarfile

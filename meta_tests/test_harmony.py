@@ -1,7 +1,5 @@
 """Harmony on the level of token ids, and in the server's log."""
 
-from __future__ import annotations
-
 import pytest
 
 from sm121.api import harmony

@@ -1,7 +1,5 @@
 """What a run came to is one sentence, made of typed fields, and the same wherever it is said."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,8 +1,6 @@
 """A server, an address and a log that are not as they should be: every read has a bound in bytes
 and in time, and no secret is shown."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip

@@ -1,7 +1,5 @@
 """Installing the suite leaves the engine of a container alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Kernel benchmarks: a kernel that leaves its work out is INVALID, a slower one has a larger
 number, and what pytest-benchmark saves can be compared. Replays, tactics and a dead device too."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

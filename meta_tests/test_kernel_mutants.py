@@ -1,7 +1,5 @@
 """The numerics of the kernel level notice every wrong kernel, and no right one."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The oracles say what other definitions of the same thing say."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

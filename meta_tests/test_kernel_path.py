@@ -1,7 +1,5 @@
 """The reader of kernel paths: every signature reads its line, no trap is taken for evidence."""
 
-from __future__ import annotations
-
 import itertools
 from importlib.resources import files
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The reader of kernel paths: SGLang and llama.cpp, whose log it is, and a log of any size."""
 
-from __future__ import annotations
-
 import json
 import random
 import resource

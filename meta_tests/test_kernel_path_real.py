@@ -1,7 +1,5 @@
 """The real vLLM on the CPU, asked for what it cannot do: named, and profiled all the same."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

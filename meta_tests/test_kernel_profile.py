@@ -1,7 +1,5 @@
 """Kernel names of a profile: read, classified, and held against what the path claims."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

@@ -1,7 +1,5 @@
 """`--kernel-provider`: which kernels are tested, and what a run says when they cannot be."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

@@ -1,8 +1,6 @@
 """Which kernels of the path were judged: the provider follows the path, and what was not judged is
 said and certified by nobody."""
 
-from __future__ import annotations
-
 import pytest
 from data_rows import from_data
 

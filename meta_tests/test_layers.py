@@ -1,7 +1,5 @@
 """The written layers of the package hold, and an import against them is refused by name."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

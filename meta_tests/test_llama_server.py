@@ -1,7 +1,5 @@
 """What llama-server does in its own way, and the suite allows for."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

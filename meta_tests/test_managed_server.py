@@ -1,7 +1,5 @@
 """The managed server: typed errors with the cause, in time; and nothing left of it."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

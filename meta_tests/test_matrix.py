@@ -1,7 +1,5 @@
 """Axes, covering arrays, smallest failing sets: what needs no server."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Planted faults: each comes out with the right outcome and down to the right values."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parts of a run make the whole one; a run that was killed goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """The performance level as a user runs it, against servers whose rate is known. Timing is involved:
 these need a machine that is not busy with something else."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

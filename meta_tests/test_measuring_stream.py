@@ -1,7 +1,5 @@
 """Reading streams, counting tokens, and the checks on what was counted: where no clock decides."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

@@ -1,8 +1,6 @@
 """Every trap that fools a client that people trust, and what the suite says of it. The sample of
 `make test` runs the cell of some; ``--slow`` (`make catalogues`) runs all traps."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path

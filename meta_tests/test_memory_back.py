@@ -1,7 +1,5 @@
 """What a stopped server has not given back is told from what others took meanwhile."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

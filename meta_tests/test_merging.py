@@ -1,7 +1,5 @@
 """Shards, workers and resumed runs are put together by one set of rules: docs/verdicts.md."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One class a metric: what each says of itself, and a new one as a single new file."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

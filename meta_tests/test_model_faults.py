@@ -1,7 +1,5 @@
 """The correctness level notices wrong models: a sample of the catalogue in `model_faults.py`."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

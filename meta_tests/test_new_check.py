@@ -1,7 +1,5 @@
 """The page "You add a check" is followed step by step, on a copy of the tree."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The options: their groups, and that the documents have each."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The file of `sm121 golden`: made once, kept, and what a server is held to by it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

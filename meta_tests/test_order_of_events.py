@@ -1,7 +1,5 @@
 """The order of events of a run, as the spine logs it, against a written list."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

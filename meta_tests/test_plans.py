@@ -1,7 +1,5 @@
 """Plans: rows of a profile that say how much is asked, and what a run says of the one it had."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

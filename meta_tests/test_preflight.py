@@ -1,7 +1,5 @@
 """Preflight: every check finds the fault that it exists for, and is silent without it."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace

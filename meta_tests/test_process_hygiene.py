@@ -1,7 +1,5 @@
 """Runs beside each other: nobody takes another's directory, server or report."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

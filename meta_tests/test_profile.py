@@ -1,7 +1,5 @@
 """Profiles: what they must contain, and how a mistake in one is reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

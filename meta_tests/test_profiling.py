@@ -1,7 +1,5 @@
 """How the server under test is profiled: what it is started with, and what becomes of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

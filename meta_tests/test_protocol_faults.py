@@ -1,8 +1,6 @@
 """The catalogue of protocol faults is whole, and its table is of these faults. A sample of it runs
 in test_fault_catalogue.py, all of it in `make catalogues`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

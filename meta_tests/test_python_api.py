@@ -1,7 +1,5 @@
 """The script of docs/python-api.md, run as it stands there, without pytest."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

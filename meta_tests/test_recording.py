@@ -1,7 +1,5 @@
 """What a run writes down: each way of ending has its verdict, at once; none is green by luck."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """The regression level fails on each thing that it exists for, and on nothing else."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What differs by release of the engine: starts, paths and floors of the GB10 profile."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

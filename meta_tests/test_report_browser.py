@@ -1,7 +1,5 @@
 """report.html in a real browser: what each kind of reader, and each kind of output, makes of it."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is written of a run: readable by people and by CI, whatever is missing or hostile in it."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """What was asked for is held against what ran: every difference is named, nothing is believed."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The roofline agrees with the published arithmetic, and calls the impossible impossible."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

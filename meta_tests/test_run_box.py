@@ -1,7 +1,5 @@
 """The box of a run: whose processes are the server's, and what a change of the machine refutes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

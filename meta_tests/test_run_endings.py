@@ -1,8 +1,6 @@
 """However a run ends, nothing of it stays: no process, no zombie, no port, no memory. With the real
 vLLM and its real process tree; `false_greens/engine.py` has a scripted engine."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

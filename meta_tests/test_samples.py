@@ -2,8 +2,6 @@
 noticed and the engine without it is not; and the power and the false alarms are as they are said.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from fault_proxy import SAMPLING as FAULTS
@@ -27,7 +25,7 @@ TESTS = sorted({fault.caught_by for fault in FAULTS.values()})
 TEMPERATURE, RUNS = "test_samples_follow_the_temperature", 20_000
 
 
-def asked(test: str, sampler: Sampler) -> None:
+def hold(test: str, sampler: Sampler) -> None:
     """Do what a test of `tests/test_correctness.py` does."""
     name, _, parameter = test.rstrip("]").partition("[")
     CHECKS[name](sampler, parameter)
@@ -35,7 +33,7 @@ def asked(test: str, sampler: Sampler) -> None:
 
 def check(test: str, change, seed: int, engine: str = "vllm") -> None:
     with sampling(change, seed) as endpoint:
-        asked(test, Sampler(Api(endpoint, capabilities.of(engine, "0.32.0")), seed))
+        hold(test, Sampler(Api(endpoint, capabilities.of(engine, "0.32.0")), seed))
 
 
 @pytest.mark.parametrize("test", TESTS)

@@ -1,7 +1,5 @@
 """The detectors see broken texts, and leave good ones alone."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """xdist's workers die in every order: each test runs once, each killer is told of, none waits."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

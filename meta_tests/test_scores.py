@@ -1,7 +1,5 @@
 """The streamed oracle: it says what the one in memory says, and goes on where it was stopped."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from pathlib import Path

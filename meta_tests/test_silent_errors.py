@@ -1,8 +1,6 @@
 """An error that kills nobody is found in the server's log and in the kernel's messages, and a
 healthy log has none."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The documentation's site in a real browser: what a reader's screen, keyboard and network make of
 it. It is built once, with the flags of `make docs` but for the place."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

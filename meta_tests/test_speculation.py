@@ -1,8 +1,6 @@
 """What the suite says of speculative decoding: a sample of `speculation_faults.py`,
 and the arithmetic of what is drafted and sampled."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The one reader of server-sent events, and that a streamed completion is read with it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

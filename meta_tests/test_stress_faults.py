@@ -1,7 +1,5 @@
 """A sample of the faults under load; all of them: docs/tables/stress-faults.md."""
 
-from __future__ import annotations
-
 import pytest
 import stress_faults
 

@@ -1,7 +1,5 @@
 """What the stress level is judged by, on made-up numbers: growth, answers, tails, causes."""
 
-from __future__ import annotations
-
 import json
 import random
 import time

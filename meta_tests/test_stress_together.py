@@ -1,7 +1,5 @@
 """Prompts that join requests which decode, crowds, long answers: each way to suffer is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from types import SimpleNamespace

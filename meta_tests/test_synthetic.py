@@ -1,7 +1,5 @@
 """The checkpoint of real shape: the published names, formats and sizes, and the canary inside."""
 
-from __future__ import annotations
-
 import json
 import math
 from importlib import resources

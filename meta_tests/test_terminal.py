@@ -1,7 +1,5 @@
 """What is shown while a run goes on: little when all is well."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import json

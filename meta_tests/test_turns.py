@@ -1,7 +1,5 @@
 """Several runs on one machine: none measures while another works, and none waits for ever."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import os

@@ -1,7 +1,5 @@
 """The level's own bookkeeping while a load runs in another thread, is stopped, or never begins."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

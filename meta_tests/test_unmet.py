@@ -1,7 +1,5 @@
 """What does not hold is a value with fields, and one module makes its text."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -1,7 +1,5 @@
 """Which variables an engine knows: asked of the engine that is installed."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """How verdicts combine, and that nothing is not green."""
 
-from __future__ import annotations
-
 import pytest
 from data_rows import from_data
 

@@ -1,8 +1,6 @@
 """MXFP8 x MXFP4 experts: the provider's own calls, on an emulation of the kernels and on each
 release's arguments."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

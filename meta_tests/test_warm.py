@@ -1,8 +1,6 @@
 """``sm121 warm``: what is missing is told first, compiled within bounds, and said to be missing
 where it cannot be compiled."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What other people's packages warn of ends no run of the levels."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who watches over a server and its machine goes on watching, whatever goes wrong meanwhile."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

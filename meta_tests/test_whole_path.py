@@ -1,8 +1,6 @@
 """A path is required whole: each value that a configuration or its profile names is compared with
 what resolved, in a real log of a GB10 with one thing changed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

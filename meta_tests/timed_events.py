@@ -1,7 +1,5 @@
 """What `timed_server.py` sends: its events, and when they are held back."""
 
-from __future__ import annotations
-
 import re
 
 VOCABULARY = 199_998

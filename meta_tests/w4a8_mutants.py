@@ -2,8 +2,6 @@
 `MILDER` are other roundings of the same mathematics that no tolerance tells apart: they are named,
 with the reason, and not dropped."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

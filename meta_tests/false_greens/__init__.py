@@ -2,8 +2,6 @@
 module has the cases of some items. A case is a pair of functions of a `Place`: ``fault`` does what
 must not pass, ``clean`` the same without the fault."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """Runs the whole catalogue of false greens and writes its table. ``python meta_tests/false_greens
 --output docs/tables/false-greens.md``."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """10: ``--ab`` looks whether B ran what B was asked for, and A what A was."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

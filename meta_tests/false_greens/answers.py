@@ -1,7 +1,5 @@
 """11: answers that a tolerance would let pass, though they are not whole or not of the request."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

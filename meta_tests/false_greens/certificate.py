@@ -1,7 +1,5 @@
 """A certificate, a resumed run and a merged one that say more than was judged."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Items 1 and 2, and the payload that a GPU showed: a clock that starts too late."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
 

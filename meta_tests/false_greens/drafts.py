@@ -1,7 +1,5 @@
 """Item 17: a server that drafts, whose rate, clock or counters are not what they seem."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

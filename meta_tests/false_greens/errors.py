@@ -1,7 +1,5 @@
 """An error that kills nobody: in the server's log, or in the kernel's messages (7)."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

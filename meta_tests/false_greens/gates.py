@@ -1,8 +1,6 @@
 """Rates that a gate passed and must not: throttling, noise with a memory, the ratchet, and rounds
 that were left out."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Sequence

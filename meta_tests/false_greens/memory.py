@@ -1,7 +1,5 @@
 """16: a leak that no request shows and a day does."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A build that no longer does what a check needs, which a run called not run (17)."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from unittest.mock import Mock

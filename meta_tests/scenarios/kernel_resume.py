@@ -1,7 +1,5 @@
 """Two kernel tests; the second one ends the process when it is told to."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path
