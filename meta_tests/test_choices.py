@@ -17,7 +17,7 @@ from sm121.core.profile import Profile
 from sm121.core.versions import within
 from sm121.engines import choices
 from sm121.engines.choices import Choices, Release
-from sm121.engines.preflight import PreflightFinding, inspect
+from sm121.engines.preflight import Preflight, PreflightFinding
 from sm121.evidence.kernel_path import read_log
 from sm121.matrix import axes
 from sm121.session.session import Session
@@ -238,9 +238,9 @@ def test_the_page_is_made_of_the_data(tmp_path: Path) -> None:
 
 
 def found(version: str | None, arguments: list[str], arch: str = "sm121") -> list[PreflightFinding]:
-    findings = inspect(
+    findings = Preflight(
         arch, arguments, {}, needs=Needs(), directory=Path(), engine="vllm", version=version
-    )
+    ).findings()
     return [finding for finding in findings if finding.check == "release_refuses"]
 
 

@@ -12,7 +12,7 @@ from sm121.compilation.jit import FlashInferModules, bounding_variables
 from sm121.core import profile
 from sm121.core.data_file import DataFileError, parse
 from sm121.core.engine_settings import Needs
-from sm121.engines.preflight import PreflightData, PreflightFinding, inspect, load_preflight
+from sm121.engines.preflight import Preflight, PreflightData, PreflightFinding, load_preflight
 
 GOOD_ARGUMENTS = ["--model", "m", "--attention-backend", "TRITON_ATTN", "--moe-backend", "marlin"]
 GOOD_ENVIRONMENT = {"VLLM_KV_CACHE_LAYOUT": "HND", "VLLM_LOGGING_LEVEL": "DEBUG"}
@@ -30,7 +30,7 @@ def found(
     flashinfer: str | None = None,
     version: str | None = None,
 ) -> list[PreflightFinding]:
-    return inspect(
+    return Preflight(
         arch,
         GOOD_ARGUMENTS if arguments is None else arguments,
         GOOD_ENVIRONMENT if environment is None else environment,
@@ -38,7 +38,7 @@ def found(
         directory=directory,
         modules=None if flashinfer is None else FlashInferModules(flashinfer, directory),
         version=version,
-    )
+    ).findings()
 
 
 def found_of(row: dict[str, Any], **options: Any) -> list[PreflightFinding]:
@@ -197,7 +197,9 @@ def jit(
     **more: str,
 ) -> dict[tuple[str, str], PreflightFinding]:
     environment = {"FLASHINFER_WORKSPACE_BASE": str(base), "PATH": str(tools(base)), **more}
-    seen = inspect("sm121", arguments, environment, needs=JIT, directory=base, modules=modules)
+    seen = Preflight(
+        "sm121", arguments, environment, needs=JIT, directory=base, modules=modules
+    ).findings()
     rules = {rule.id for rule in load_preflight().rule}
     return {(item.check, item.severity): item for item in seen if item.check not in rules}
 
@@ -297,9 +299,9 @@ class TestJitCache:
         """Beside the weights one job fits into 80 GiB: the start would be ended while it works."""
         available(monkeypatch, gib)
         environment = {"FLASHINFER_WORKSPACE_BASE": str(tmp_path), "PATH": str(tools(tmp_path))}
-        found = inspect(
+        found = Preflight(
             "sm121", CUTLASS, environment, needs=JIT, directory=tmp_path, cold_ready_within_s=2700
-        )
+        ).findings()
         time = [item for item in found if item.check == "jit_time"]
         assert bool(time) == refused
         if refused:

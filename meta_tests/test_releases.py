@@ -216,11 +216,15 @@ def test_what_goes_by_release_goes_by_the_builds_base():
     assert not capabilities.of("vllm", SOURCE_BUILD).bugs("test_regex_is_kept")
     quiet = {"environment": {"VLLM_MXFP4_BACKEND": "CUTLASS"}, "needs": Needs()}
     for version in (BUILD, "0.33.0"):
-        found = preflight.inspect("sm121", (), directory=Path(), version=version, **quiet)
+        found = preflight.Preflight(
+            "sm121", (), directory=Path(), version=version, **quiet
+        ).findings()
         checks = [each.check for each in found]
         assert ("environment_without_effect" in checks) is (version != BUILD)
     misspelt = ("--mxfp4-backend", "CUTLAS")
-    found = preflight.inspect("sm121", misspelt, {}, needs=Needs(), directory=Path(), version=BUILD)
+    found = preflight.Preflight(
+        "sm121", misspelt, {}, needs=Needs(), directory=Path(), version=BUILD
+    ).findings()
     assert (found[0].check, found[0].severity) == ("mxfp4_backend_unknown", "error")
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 #: Bytes of an answer, unpacked: to GET, to anything else, and of a stream of events.
@@ -86,7 +87,7 @@ class _Transport:
             within_s, largest = within_s * _STREAM_PATIENCE, LARGEST_STREAM
         encoding = response.headers.pop("content-encoding", "identity").strip().lower()
         stream = _stream_class(self._library)(
-            response.stream, self._library, self._deadline, began, within_s, largest, encoding
+            response.stream, self._deadline, self._library, began, within_s, largest, encoding
         )
         return self._library.Response(
             status_code=response.status_code,
@@ -107,32 +108,34 @@ class _Transport:
         self._inner.__exit__(*why)
 
 
-class _Stream:
+@dataclass
+class _Around:
+    """What stands around a part of a library, and knows the deadline of whoever reads."""
+
+    _inner: Any
+    _deadline: _Deadline
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@dataclass
+class _Stream(_Around):
     """The body of an answer, unpacked, as far as the bounds let it."""
 
-    def __init__(
-        self,
-        inner: Any,
-        library: Any,
-        deadline: _Deadline,
-        began: float,
-        within_s: float,
-        largest: int,
-        encoding: str,
-    ) -> None:
-        self._inner = inner
-        self._library = library
-        self._deadline = deadline
-        self._ends, self._within_s = began + within_s, within_s
-        self._largest = largest
-        self._encoding = encoding
+    _library: Any
+    _began: float
+    _within_s: float
+    _largest: int
+    _encoding: str
 
     def __iter__(self) -> Iterator[bytes]:
         unpack = self._unpacker()
         pieces = iter(self._inner)
         size = 0
         while True:
-            self._deadline.at, self._deadline.within_s = self._ends, self._within_s
+            self._deadline.at = self._began + self._within_s
+            self._deadline.within_s = self._within_s
             if (packed := next(pieces, None)) is None:
                 return
             for piece in unpack(packed):
@@ -172,26 +175,15 @@ def _stream_class(library: Any) -> Any:
     return type("BoundedStream", (_Stream, library.SyncByteStream), {})
 
 
-class _Backend:
-    """A network backend whose connections look at the deadline of whoever reads."""
-
-    def __init__(self, inner: Any, deadline: _Deadline) -> None:
-        self._inner = inner
-        self._deadline = deadline
+class _Backend(_Around):
+    """A network backend whose connections look at the deadline."""
 
     def connect_tcp(self, *arguments: Any, **options: Any) -> _Connection:
         return _Connection(self._inner.connect_tcp(*arguments, **options), self._deadline)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
-
-class _Connection:
+class _Connection(_Around):
     """A connection. A read ends at the deadline, however much of its own timeout is left."""
-
-    def __init__(self, inner: Any, deadline: _Deadline) -> None:
-        self._inner = inner
-        self._deadline = deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         remaining_s = self._deadline.at - time.monotonic()
@@ -209,6 +201,3 @@ class _Connection:
 
     def start_tls(self, *arguments: Any, **options: Any) -> _Connection:
         return _Connection(self._inner.start_tls(*arguments, **options), self._deadline)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)

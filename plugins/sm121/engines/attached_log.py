@@ -5,6 +5,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import httpx
@@ -98,28 +99,23 @@ def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> str | None:
         return None
     now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
     began = datetime.datetime.fromtimestamp(started, datetime.UTC).replace(tzinfo=None)
-    stamps = list(_stamps(path, log, now))
+    moments = (moment(line, now) for line in _last_start(path, log))
+    stamps = [stamp for stamp in moments if stamp is not None]
     if not stamps:
         return None
-    first, last = stamps
-    reason = f"the log's last start is of {first}, the server's process began at {began:%F %T} UTC"
+    first, last = stamps[0], stamps[-1]
     for ahead in _ZONES:
-        if _FIRST_LINE[0] <= first - ahead - began <= _FIRST_LINE[1]:
-            if last - ahead > now + _CLOCKS:
-                continue
+        if (
+            _FIRST_LINE[0] <= first - ahead - began <= _FIRST_LINE[1]
+            and last - ahead <= now + _CLOCKS
+        ):
             return None
-    return reason
+    return f"the log's last start is of {first}, the server's process began at {began:%F %T} UTC"
 
 
-def _stamps(path: KernelPath, log: Path, now: datetime.datetime) -> Iterator[datetime.datetime]:
-    """The first and the last time in the log's last start; nothing where it has none."""
+def _last_start(path: KernelPath, log: Path) -> Iterator[str]:
     begins = max(path.begins.values(), default=0)
-    first = last = None
-    for number, raw in enumerate(read_raw_lines(log)):
-        if number >= begins and (stamp := moment(raw.decode("utf-8", "replace"), now)) is not None:
-            first, last = first or stamp, stamp
-    if first is not None and last is not None:
-        yield from (first, last)
+    return (raw.decode("utf-8", "replace") for raw in islice(read_raw_lines(log), begins, None))
 
 
 class _Growth:
@@ -173,15 +169,7 @@ def _of_another_start(text: str, mark: str, log: Path, path: KernelPath) -> str 
     """Why a request of ours was logged by another process than the one of the log's last start:
     several servers write into one file. None where they are the same, or lines have no pid."""
     line = next(line for line in text.splitlines() if mark in line)
-    begins = max(path.begins.values(), default=0)
-    starter = next(
-        (
-            pid[1]
-            for number, raw in enumerate(read_raw_lines(log))
-            if number >= begins and (pid := _PID.search(raw.decode("utf-8", "replace")))
-        ),
-        None,
-    )
+    starter = next((pid[1] for each in _last_start(path, log) if (pid := _PID.search(each))), None)
     answered = _PID.search(line)
     if starter is None or answered is None or answered[1] == starter:
         return None

@@ -127,16 +127,13 @@ def refusals(
     matches = []
     for answer in release.answers:
         start = as_pairs(answer.arguments)
-        if answer.machine != "cubins" or not start:
+        if answer.machine != "cubins" or not start or answer.refused is None:
             continue
         if answer.kind in DECIDING:
-            if answer.refused is not None and deciding(answer.kind, pairs) == deciding(
-                answer.kind, start
-            ):
-                matches.append(_refusal(release, answer, answer.refused))
-        elif (
-            answer.kind == "option" and answer.refused is not None and start.keys() <= pairs.keys()
-        ):
+            applies = deciding(answer.kind, pairs) == deciding(answer.kind, start)
+        else:
+            applies = answer.kind == "option" and start.keys() <= pairs.keys()
+        if applies:
             matches.append(_refusal(release, answer, answer.refused))
     return [*matches, *_layout(release, pairs, environment)]
 

@@ -1,7 +1,7 @@
 """One server at a time: started when first asked for, kept until another configuration is."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -27,6 +27,7 @@ class Start:
     server: Server | None = None
 
 
+@dataclass(kw_only=True, eq=False)
 class ServerPool:
     """Servers by configuration. GB10 holds gpt-oss-120b once, so only one lives at a time. It
     starts and stops. Whether a server still lives is for its owner to ask, by `life`.
@@ -43,39 +44,26 @@ class ServerPool:
         added: what a start's environment gets beside the configuration's.
         device: held while a server runs, where other workers may want the same device."""
 
-    def __init__(
-        self,
-        *,
-        limits: StartLimits,
-        directory: Path,
-        run_id: str,
-        notify: Callable[[str, StartPhase], None],
-        before_stop: Callable[[], None] = lambda: None,
-        on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None,
-        hidden: Callable[[], Collection[str]] = tuple,
-        on_cold: Callable[[float], None] = lambda _seconds: None,
-        added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {},
-        device: DeviceLock | None = None,
-    ) -> None:
-        self._on_cold = on_cold
-        self._added = added
-        self._device = device
-        self._hidden = hidden
-        self._limits = limits
-        self._directory = directory
-        self._run_id = run_id
-        self._notify = notify
-        self._before_stop = before_stop
-        self._on_stop = on_stop
-        self._current: tuple[ManagedServer, Server] | None = None
-        self._starting: ManagedServer | None = None
-        self._failures: dict[str, StartError] = {}
-        self.starts: list[Start] = []
-        #: The server that was started last. It may run, be stopped, or never have been ready.
-        self.latest: ManagedServer | None = None
-        self.secrets: set[str] = set()
-        #: Of the server that runs now, ready; None where none does.
-        self.life: ManagedLife | None = None
+    limits: StartLimits
+    directory: Path
+    run_id: str
+    notify: Callable[[str, StartPhase], None]
+    before_stop: Callable[[], None] = lambda: None
+    on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None
+    hidden: Callable[[], Collection[str]] = tuple
+    on_cold: Callable[[float], None] = lambda _seconds: None
+    added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {}
+    device: DeviceLock | None = None
+
+    _current: tuple[ManagedServer, Server] | None = field(init=False, default=None)
+    _starting: ManagedServer | None = field(init=False, default=None)
+    _failures: dict[str, StartError] = field(init=False, default_factory=dict)
+    starts: list[Start] = field(init=False, default_factory=list)
+    #: The server that was started last. It may run, be stopped, or never have been ready.
+    latest: ManagedServer | None = field(init=False, default=None)
+    secrets: set[str] = field(init=False, default_factory=set)
+    #: Of the server that runs now, ready; None where none does.
+    life: ManagedLife | None = field(init=False, default=None)
 
     def get(self, configuration: ServerConfiguration) -> Server:
         """The running server of that configuration; starts it where none runs. Raises StartError:
@@ -90,26 +78,26 @@ class ServerPool:
         managed = ManagedServer(
             configuration,
             engine(configuration.engine),
-            self._limits,
-            self._directory,
-            self._run_id,
-            lambda progress: self._notify(configuration.name, progress),
-            self._hidden,
-            self._on_cold,
-            self._added(configuration),
+            self.limits,
+            self.directory,
+            self.run_id,
+            lambda progress: self.notify(configuration.name, progress),
+            self.hidden,
+            self.on_cold,
+            self.added(configuration),
         )
         self.secrets.update(managed.secrets)
         self.latest = managed
-        if self._device is not None:
-            self._device.acquire()
+        if self.device is not None:
+            self.device.acquire()
         self._starting = managed
         try:
             server = managed.start()
         except BaseException as error:  # pytest-timeout's, and Ctrl-C, too
-            if self._device is not None:
-                self._device.release()
+            if self.device is not None:
+                self.device.release()
             if managed.stopped is not None:
-                self._on_stop(configuration.name, managed.stopped)
+                self.on_stop(configuration.name, managed.stopped)
             if isinstance(error, StartError):
                 self._failures[configuration.key] = error
                 self._note_start(managed)
@@ -117,7 +105,7 @@ class ServerPool:
         finally:
             self._starting = None
         if managed.stopped is not None and not managed.stopped.clean:  # of an attempt before it
-            self._on_stop(configuration.name, managed.stopped)
+            self.on_stop(configuration.name, managed.stopped)
         self._current, self.life = (managed, server), ManagedLife(managed)
         self._note_start(managed, server)
         return server
@@ -157,10 +145,10 @@ class ServerPool:
         if self._current is None:
             return None
         managed, _ = self._current
-        self._before_stop()
+        self.before_stop()
         report = managed.stop()  # if this is interrupted, a second call stops the server
         self._current, self.life = None, None
-        if self._device is not None:
-            self._device.release()
-        self._on_stop(managed.configuration.name, report)
+        if self.device is not None:
+            self.device.release()
+        self.on_stop(managed.configuration.name, report)
         return report

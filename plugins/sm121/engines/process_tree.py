@@ -11,9 +11,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
@@ -97,14 +96,17 @@ def listeners(host: str, port: int) -> list[psutil.Process]:
     """Every process of this machine that holds the socket which listens there. Several do where a
     server forks: whoever opened the socket, and its workers. Those of another user, or in a
     container, are not seen from here."""
-    sockets = _listening(port)
     expected = {_address(address) for address in addresses(host)}
-    if any(address.is_unspecified for address in expected):
-        expected |= set(sockets.values())
+    everywhere = any(address.is_unspecified for address in expected)
+    exact, general = [], []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            sockets = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+            local = {_address(each.laddr.ip) for each in sockets if each.laddr.port == port}
+            exact += [process] if local and (everywhere or local & expected) else []
+            general += [process] if any(address.is_unspecified for address in local) else []
     # One at the very address is asked before one that takes what comes to any.
-    exact = {inode for inode, address in sockets.items() if address in expected}
-    inodes = exact or {inode for inode, address in sockets.items() if address.is_unspecified}
-    return [process for process in psutil.process_iter() if inodes and _holds(process.pid, inodes)]
+    return exact or general
 
 
 def upstream(processes: Iterable[psutil.Process], port: int) -> str | None:
@@ -123,38 +125,10 @@ def upstream(processes: Iterable[psutil.Process], port: int) -> str | None:
     return None
 
 
-_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-
-def _address(text: str) -> _Address:
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     address = ipaddress.ip_address(text)
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-def _listening(port: int) -> dict[str, _Address]:
-    """Sockets that listen at a port, each inode with its address (proc_net_tcp(5))."""
-    addresses_by_inode = {}
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):  # no IPv6
-            for line in Path("/proc/net", name).read_text("ascii").splitlines()[1:]:
-                fields = line.split()
-                where, _, number = fields[1].partition(":")
-                if fields[3] == "0A" and int(number, 16) == port:
-                    words = [where[at : at + 8] for at in range(0, len(where), 8)]
-                    packed = b"".join(bytes.fromhex(word)[::-1] for word in words)
-                    addresses_by_inode[fields[9]] = _address(str(ipaddress.ip_address(packed)))
-    return addresses_by_inode
-
-
-def _holds(pid: int, inodes: Collection[str]) -> bool:
-    links = {f"socket:[{inode}]" for inode in inodes}
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):  # closed meanwhile
-                if str(entry.readlink()) in links:
-                    return True
-    return False
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -62,7 +62,13 @@ class Vllm(PythonEngine):
         if configuration.nsys is not None:
             command += [_PROFILER_ARGUMENT, json.dumps({"profiler": "cuda"})]
         elif configuration.traces is not None:
-            command += [_PROFILER_ARGUMENT, _profiler(configuration.traces)]
+            # The workers alone, without stacks: bounded in what it writes.
+            profiler = {
+                "torch_profiler_dir": configuration.traces,
+                "torch_profiler_with_stack": False,
+            }
+            profiler |= {"profiler": "torch", "ignore_frontend": True}
+            command += [_PROFILER_ARGUMENT, json.dumps(profiler)]
         return [*command, *configuration.given]
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
@@ -90,18 +96,6 @@ class Vllm(PythonEngine):
         """Whether the vLLM of an interpreter takes ``--profiler-config`` (0.13 and later)."""
         origin = imports(python, ("vllm",), environment).origins["vllm"]
         return origin is not None and (Path(origin).parent / "config" / "profiler.py").is_file()
-
-
-def _profiler(traces: str) -> str:
-    """The torch profiler of the workers alone, without stacks: bounded in what it writes."""
-    return json.dumps(
-        {
-            "profiler": "torch",
-            "torch_profiler_dir": traces,
-            "torch_profiler_with_stack": False,
-            "ignore_frontend": True,
-        }
-    )
 
 
 def _under_nsys(report: str) -> list[str]:

@@ -217,7 +217,7 @@ def _start(settings: Settings, chosen: Target) -> Iterable[str]:
         except interpreter.NoAnswer as error:
             yield f"start: {error}"
             return
-    findings = preflight.inspect(
+    findings = preflight.Preflight(
         chosen.arch,
         (*profile.engine.arguments, *under_test.arguments, *settings.engine_arguments),
         environment,
@@ -227,7 +227,7 @@ def _start(settings: Settings, chosen: Target) -> Iterable[str]:
         engine=profile.engine.name,
         version=chosen.engine.identity,
         cold_ready_within_s=profile.engine.cold_ready_within_s.value,
-    )
+    ).findings()
     yield from (f"start: {item.severity}: {item.message}. {item.remedy}" for item in findings)
     if modules is not None and not any(item.check == "jit_cache" for item in findings):
         yield f"start: the JIT cache in {modules.folder} is warm"

@@ -1,9 +1,8 @@
 """Output on the terminal: settings in the header, progress of long work, the closing table."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from io import StringIO
-from typing import TypeVar
 
 import pytest
 from rich.console import Console
@@ -23,7 +22,6 @@ from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
 from sm121.session.session import Session
 
-_Found = TypeVar("_Found")
 #: The tests of levels that ``--collect-only`` collected.
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 #: What pytest's own summary lists where ``-r`` does not say it.
@@ -215,7 +213,7 @@ def _few(terminal: pytest.TerminalReporter, what: str, lines: Sequence[str], mos
 
 def _what_did_not_hold(terminal: pytest.TerminalReporter, report: StoredReport) -> None:
     """The crashes with the lines that say why, and the gravest findings: each reason once."""
-    crashes = _alike(report.crashes, lambda crash: (crash.kind, crash.summary))
+    crashes = findings.same(report.crashes, lambda crash: (crash.kind, crash.summary))
     for position, (crash, *others) in enumerate(crashes[:_MOST_LINES]):
         _say(terminal, f"crash: {crash.kind}: {headline.brief(crash.summary)}")
         for line in crash.lines[: position == 0]:
@@ -231,7 +229,7 @@ def _what_did_not_hold(terminal: pytest.TerminalReporter, report: StoredReport) 
         _say(terminal, f"crash: {len(crashes) - _MOST_LINES} more are in the report")
     crashed = {crash.test for crash in report.crashes}
     remaining = [each for each in findings.grouped(report) if not crashed.issuperset(each.ids)]
-    by_reason = _alike(remaining, lambda finding: (finding.verdict, finding.observed))
+    by_reason = findings.same(remaining, lambda finding: (finding.verdict, finding.observed))
     most = max(1, _MOST_FINDINGS - len(crashes))
     for position, (finding, *same) in enumerate(by_reason[:most]):
         count = sum(len(each.ids) for each in (finding, *same)) - 1
@@ -250,16 +248,6 @@ def _what_did_not_hold(terminal: pytest.TerminalReporter, report: StoredReport) 
     if (others_left := len(by_reason) - most) > 0:
         are = "findings are" if others_left > 1 else "finding is"
         _say(terminal, f"{others_left} more {are} in the report")
-
-
-def _alike(
-    entries: Sequence[_Found], key: Callable[[_Found], tuple[object, ...]]
-) -> list[list[_Found]]:
-    """What says the same stands together."""
-    groups: dict[tuple[object, ...], list[_Found]] = {}
-    for one in entries:
-        groups.setdefault(key(one), []).append(one)
-    return [*groups.values()]
 
 
 def _levels_table(session: Session, width: int) -> str:

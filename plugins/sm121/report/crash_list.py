@@ -31,7 +31,15 @@ def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
     for bundle in sorted(folder.iterdir()) if folder.is_dir() else ():
         name = bundle.relative_to(directory).as_posix()
         if bundle.is_dir() and name not in bundles:
-            crashes.append(_crash(_unlisted(name, directory), directory))
+            unreadable = (
+                f"a crash bundle without a readable {INDEX}: the suite ended while it wrote it"
+            )
+            report = CrashReport(kind="unknown", summary=unreadable, owner="", bundle=name)
+            crash = _crash(report, directory)
+            if (index := _index(_inside(directory, name))) is not None:
+                crash.kind, crash.summary, crash.owner = index.kind, index.summary, index.owner
+                crash.test = index.test
+            crashes.append(crash)
     return tuple(crashes)
 
 
@@ -48,17 +56,6 @@ def _crash(report: CrashReport, directory: Path) -> Crash:
         crash.when, crash.remedy, crash.reproduce = index.at, index.remedy, index.rerun or None
         crash.lines = tuple(index.lines[:_MOST_LINES])
     return crash
-
-
-def _unlisted(name: str, directory: Path) -> CrashReport:
-    """What verdict.json would have said of a bundle."""
-    index = _index(_inside(directory, name))
-    if index is None:
-        summary = f"a crash bundle without a readable {INDEX}: the suite ended while it wrote it"
-        return CrashReport(kind="unknown", summary=summary, owner="", bundle=name)
-    return CrashReport(
-        kind=index.kind, summary=index.summary, owner=index.owner, test=index.test, bundle=name
-    )
 
 
 def _inside(directory: Path, bundle: str | None) -> Path | None:

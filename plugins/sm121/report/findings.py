@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 from sm121.core import unmet
 from sm121.core.unmet import Fact
@@ -11,6 +12,7 @@ from sm121.report.stored import StoredReport
 from sm121.run.details import FailureDetail
 from sm121.run.verdict_file import TestReport, VerdictFile
 
+_Entry = TypeVar("_Entry")
 BAD = (Verdict.FAIL, Verdict.INVALID, Verdict.INCONCLUSIVE)
 #: Characters of pytest's own output on one page, all failures together; details.json has them all.
 _MOST_TEXT = 400_000
@@ -67,13 +69,11 @@ def reason_of(test: TestReport) -> str:
     return unmet.text(replace(fact, about="") for fact in test.facts)
 
 
-def same(
-    tests: Iterable[TestReport], key: Callable[[TestReport], object]
-) -> list[list[TestReport]]:
-    """The tests in groups with one key."""
-    groups: dict[object, list[TestReport]] = {}
-    for test in tests:
-        groups.setdefault(key(test), []).append(test)
+def same(entries: Iterable[_Entry], key: Callable[[_Entry], object]) -> list[list[_Entry]]:
+    """The entries in groups with one key."""
+    groups: dict[object, list[_Entry]] = {}
+    for entry in entries:
+        groups.setdefault(key(entry), []).append(entry)
     return [*groups.values()]
 
 

@@ -101,7 +101,7 @@ class Harness(RunRecord):
         for name in (self.profile.under_test, self.profile.baseline):
             configuration = self.managed_configuration(name)
             environment = self.engine_environment(configuration)
-            for finding in preflight.inspect(
+            for finding in preflight.Preflight(
                 self.arch,
                 configuration.arguments,
                 environment,
@@ -113,7 +113,7 @@ class Harness(RunRecord):
                 engine=configuration.engine,
                 version=self.file.engine.identity,
                 cold_ready_within_s=self.profile.engine.cold_ready_within_s.value,
-            ):
+            ).findings():
                 if finding not in findings:
                     findings.append(finding)
         for finding in findings:

@@ -1,7 +1,7 @@
 """``--certify``: what a certificate requires beyond a plain run."""
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sm121.core import architecture, data_file, digest
@@ -73,11 +73,8 @@ def certify(
     gaps = [
         *_gaps_of_levels(file, profile.certify.levels, inapplicable),
         *_gaps_of_inventory(file, profile, tests),
-        *_gaps_of_golden(file, profile),
-        *_gaps_of_soak(file, profile),
-        *_gaps_of_kernels(file, profile),
+        *_gaps_of_answers(file, profile),
         *_gaps_of_gates(file, profile),
-        *_gaps_of_waivers(file),
         *_gaps_of_proof(file, profile),
     ]
     if file.crashes:
@@ -101,28 +98,23 @@ NEVER_WAIVED = "no certificate waives a gate or a blocker"
 SOAK = "tests/test_stress.py::test_soak"
 _GOLDEN = "tests/test_correctness.py::test_answers_agree_with_the_golden_file"
 #: What is missing for a certificate, each with the verdict that follows.
-_Gaps = list[tuple[Verdict, str]]
+_Gaps = Iterator[tuple[Verdict, str]]
 
 
 def _gaps_of_levels(
     file: VerdictFile, levels: Sequence[Level], inapplicable: Collection[str]
 ) -> _Gaps:
-    gaps: _Gaps = []
     for level in levels:
         tests = [test for test in file.tests if test.level == level]
         if not tests:
-            gaps.append((Verdict.NOT_RUN, f"level {level} has no test that was selected"))
-        required_here = [test for test in tests if test.id not in inapplicable]
-        skipped = [test.id for test in required_here if test.skipped]
-        if skipped:
-            gaps.append((Verdict.NOT_RUN, f"{len(skipped)} of {level} skipped ({skipped[0]})"))
-    return gaps
+            yield Verdict.NOT_RUN, f"level {level} has no test that was selected"
+        if skipped := [test.id for test in tests if test.skipped and test.id not in inapplicable]:
+            yield Verdict.NOT_RUN, f"{len(skipped)} of {level} skipped ({skipped[0]})"
 
 
 def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) -> _Gaps:
     arch = {profile.arch} if profile.arch == architecture.CPU else {profile.arch, "gpu"}
     present = {test.id.partition("[")[0] for test in file.tests}
-    gaps: _Gaps = []
     for level in profile.certify.levels:
         missing = [
             name
@@ -130,28 +122,24 @@ def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) ->
             if arch & {*applies_to} and name not in present
         ]
         if missing and any(test.level == level for test in file.tests):
-            gap = f"{len(missing)} tests of {level} are not there ({missing[0]})"
-            gaps.append((Verdict.NOT_RUN, gap))
-    return gaps
+            yield Verdict.NOT_RUN, f"{len(missing)} tests of {level} are not there ({missing[0]})"
 
 
-def _gaps_of_golden(file: VerdictFile, profile: Profile) -> _Gaps:
-    """Where the oracle cannot judge, the answers of a trusted run do."""
-    if "oracle" not in profile.correctness.cannot or "correctness" not in profile.certify.levels:
-        return []
-    if any(test.id == _GOLDEN and test.verdict is Verdict.PASS for test in file.tests):
-        return []
-    why = profile.correctness.cannot["oracle"]
-    gap = f"the answers were not held against a golden file (--golden PATH), and no oracle: {why}"
-    return [(Verdict.NOT_RUN, gap)]
-
-
-def _gaps_of_soak(file: VerdictFile, profile: Profile) -> _Gaps:
-    """Where the profile asks for a soak, one held. How long it was is seen before the start."""
-    passed = any(test.id == SOAK and test.verdict is Verdict.PASS for test in file.tests)
-    if passed or not profile.certify.soak_s:
-        return []
-    return [(Verdict.NOT_RUN, f"no soak held (--soak {profile.certify.soak_s:g}s)")]
+def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
+    """Where the oracle cannot judge, the answers of a trusted run do. Where the profile asks for a
+    soak, one held (how long it was is seen before the start). Each kernel that served was computed
+    against the oracle."""
+    held, certify = {t.id for t in file.tests if t.verdict is Verdict.PASS}, profile.certify
+    why = profile.correctness.cannot.get("oracle")
+    if why is not None and "correctness" in certify.levels and _GOLDEN not in held:
+        gap = "the answers were not held against a golden file (--golden PATH), and no oracle"
+        yield Verdict.NOT_RUN, f"{gap}: {why}"
+    if certify.soak_s and SOAK not in held:
+        yield Verdict.NOT_RUN, f"no soak held (--soak {certify.soak_s:g}s)"
+    for each in file.engine.served if "kernel" in certify.levels else ():
+        if each.judged is False:
+            kernel = f"{each.operation} of {each.component} {each.backend or 'not shown'}"
+            yield Verdict.NOT_RUN, f"{kernel} was not judged: {each.why}"
 
 
 def doubt_of_answers(
@@ -170,69 +158,42 @@ def doubt_of_answers(
         return f"in the run that recorded it a waiver tolerated {waived[0]}"
     absent = [name for name in deselected if "test_correctness.py" in name]
     required = profile.certify.model_copy(update={"levels": ("correctness",)})
-    gaps = _gaps_of_inventory(file, profile.model_copy(update={"certify": required}), tests)
+    gaps = [*_gaps_of_inventory(file, profile.model_copy(update={"certify": required}), tests)]
     if absent or gaps:
         return "the run that recorded it left out checks of correctness"
     return None
 
 
-def _gaps_of_kernels(file: VerdictFile, profile: Profile) -> _Gaps:
-    """Each kernel that served was computed against the oracle."""
-    if "kernel" not in profile.certify.levels:
-        return []
-    return [
-        (
-            Verdict.NOT_RUN,
-            f"{each.operation} of {each.component} {each.backend or 'not shown'} was not judged: "
-            f"{each.why}",
-        )
-        for each in file.engine.served
-        if each.judged is False
-    ]
-
-
 def _gaps_of_gates(file: VerdictFile, profile: Profile) -> _Gaps:
-    """Each gate has a number of this run."""
-    gaps: _Gaps = []
+    """Each gate has a number of this run, and no waiver stands for one, nor for a blocker."""
     for gate in profile.performance.gates:
         metric = file.metrics.get(gate.metric)
         if metric is None or metric.value is None:
-            gaps.append((Verdict.NOT_RUN, f"gate {gate.metric} has no number"))
+            yield Verdict.NOT_RUN, f"gate {gate.metric} has no number"
         elif (metric.minimum, metric.at_most) != (gate.minimum, gate.at_most):
-            gaps.append((Verdict.INVALID, f"{gate.metric} was held against another gate"))
+            yield Verdict.INVALID, f"{gate.metric} was held against another gate"
         elif metric.verdict not in (Verdict.PASS, Verdict.FAIL):
-            gaps.append((metric.verdict, f"gate {gate.metric} is {metric.verdict}"))
-    return gaps
-
-
-def _gaps_of_waivers(file: VerdictFile) -> _Gaps:
-    """No waiver stands for a gate or a blocker."""
+            yield metric.verdict, f"gate {gate.metric} is {metric.verdict}"
     gates = {name for name, metric in file.metrics.items() if metric.gated}
     waived = [
         test.id
         for test in file.tests
         if test.waived and (test.severity is Severity.BLOCKER or not gates.isdisjoint(test.metrics))
     ]
-    return [(Verdict.FAIL, f"{NEVER_WAIVED}: {', '.join(waived)}")] if waived else []
+    if waived:
+        yield Verdict.FAIL, f"{NEVER_WAIVED}: {', '.join(waived)}"
 
 
 def _gaps_of_proof(file: VerdictFile, profile: Profile) -> _Gaps:
-    required = profile.certify
-    gaps: _Gaps = []
+    required, path = profile.certify, file.engine.path
     not_shown = profile.path_of(profile.under_test).not_shown
-    unproven = [
-        name
-        for name in required.path
-        if name not in not_shown and getattr(file.engine.path, name) is None
-    ]
-    if unproven:
-        gaps.append((Verdict.INVALID, f"kernel path not proven: {', '.join(unproven)}"))
-    if file.engine.path.differences:
-        gap = f"asked for and not what ran: {file.engine.path.differences[0]}"
-        gaps.append((Verdict.INVALID, gap))
+    parts = [name for name in required.path if name not in not_shown]
+    if unproven := [name for name in parts if getattr(path, name) is None]:
+        yield Verdict.INVALID, f"kernel path not proven: {', '.join(unproven)}"
+    if path.differences:
+        yield Verdict.INVALID, f"asked for and not what ran: {path.differences[0]}"
     if file.unproven:
-        gaps.append((Verdict.INVALID, f"unproven: {'; '.join(file.unproven)}"))
+        yield Verdict.INVALID, f"unproven: {'; '.join(file.unproven)}"
     if required.box == "QUALIFIED" and file.box.state != "QUALIFIED":
         state = f"the box is {file.box.state}, expected QUALIFIED ({file.box.reason})"
-        gaps.append((Verdict.INCONCLUSIVE, state))
-    return gaps
+        yield Verdict.INCONCLUSIVE, state

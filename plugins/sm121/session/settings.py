@@ -111,6 +111,8 @@ def read(option: Option, started_in: Path) -> Settings:
     _refuse_conflicts(option, base_url)
     if (duration := option("--soak")) is not None:
         soak.parse_duration(duration)
+    oracle = _path(option, "--reference")
+    oracle = oracle.absolute() if oracle is not None and oracle.is_file() else None
     return Settings(
         arch=option("--arch"),
         profile=chosen,
@@ -140,8 +142,8 @@ def read(option: Option, started_in: Path) -> Settings:
         certify=option("--certify"),
         report_dir=(started_in / option("--report-dir")).resolve(),
         configuration=option("--configuration"),
-        reference=_reference(path := option("--reference")),
-        oracle=Path(path).absolute() if path is not None and Path(path).is_file() else None,
+        reference=None if oracle is not None else _reference(option),
+        oracle=oracle,
         golden=_existing(option, "--golden"),
         record_golden=_new(option, "--record-golden"),
         questions=_existing(option, "--questions"),
@@ -237,44 +239,35 @@ def _api_key(option: Option) -> str | None:
     return str(key)
 
 
-def _reference(path: str | None) -> Path | None:
-    if path is None or Path(path).is_file():
+def _checked(
+    option: Option, name: str, holds: Callable[[Path], bool], expected: str
+) -> Path | None:
+    if (path := option(name)) is None:
         return None
-    if not (Path(path) / "config.json").is_file():
-        raise UsageError(
-            f"--reference {path}: expected a checkpoint folder with config.json, or the file that "
-            "`sm121 golden` made of one"
-        )
+    if not holds(Path(path)):
+        raise UsageError(f"{name} {path}: expected {expected}")
     return Path(path).absolute()
+
+
+def _reference(option: Option) -> Path | None:
+    what = "a checkpoint folder with config.json, or the file that `sm121 golden` made of one"
+    return _checked(option, "--reference", lambda path: (path / "config.json").is_file(), what)
 
 
 def _existing(option: Option, name: str) -> Path | None:
-    path = option(name)
-    if path is None:
-        return None
-    if not Path(path).is_file():
-        raise UsageError(f"{name} {path}: expected a file, there is none")
-    return Path(path).absolute()
+    return _checked(option, name, Path.is_file, "a file, there is none")
 
 
 def _new(option: Option, name: str) -> Path | None:
-    path = option(name)
-    if path is None:
-        return None
-    if Path(path).is_dir() or not Path(path).absolute().parent.is_dir():
-        raise UsageError(f"{name} {path}: expected the name of a file in a folder that exists")
-    return Path(path).absolute()
+    def can_be_made(path: Path) -> bool:
+        return path.absolute().parent.is_dir() and not path.is_dir()
+
+    return _checked(option, name, can_be_made, "the name of a file in a folder that exists")
 
 
 def _refuse_conflicts(option: Option, base_url: str | None) -> None:
-    starting = (
-        "--engine-python",
-        "--engine-binary",
-        "--engine-arg",
-        "--engine-env",
-        "--engine-debug",
-        "--model",
-    )
+    starting = ("--engine-python", "--engine-binary", "--engine-arg", "--engine-env",
+                "--engine-debug", "--model")  # fmt: skip
     attaching = ("--api-key", "--api-key-file", "--server-log")
     if base_url:
         conflicting = [name for name in starting if option(name)]
