@@ -30,8 +30,6 @@ _OF_A_CHECKOUT = ("side-by-side", "canary-train", "ablation", "tolerances", "ref
 
 
 class _CommandRow(DataTable):
-    """A subcommand of `_COMMANDS`."""
-
     name: str
     help: str
     argument: tuple[Argument, ...] = ()
@@ -366,7 +364,6 @@ def _beside(options: argparse.Namespace) -> int:
 
 
 def _named(given: Path) -> tuple[str | None, Path]:
-    """The two parts of ``NAME=PATH``; without a name, None and the path."""
     name, separator, path = str(given).partition("=")
     return (name, Path(path)) if separator and not given.exists() else (None, given)
 

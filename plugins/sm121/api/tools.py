@@ -146,7 +146,6 @@ def _calls(choice: Json) -> list[Json]:
 
 
 def _with_the_result(case: ToolCall, message: Json) -> list[Json]:
-    """The messages after a call: question, call, result."""
     calls = [
         {key: call[key] for key in ("id", "type", "function")} for call in message["tool_calls"]
     ]

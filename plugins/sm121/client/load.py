@@ -392,7 +392,6 @@ def _in_a_thread(work: Callable[[], Coroutine[Any, Any, LoadResult]]) -> LoadRes
 
 
 def _answers(job: Job, *parts: dict[str, Any]) -> list[Completion]:
-    """The answers to a job, one for each choice."""
     if job.choices == 1:
         return [parse(*parts)]
     answers = []

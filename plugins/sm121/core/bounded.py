@@ -75,7 +75,6 @@ class _Transport:
         pool._network_backend = _Backend(pool._network_backend, self._deadline)
 
     def handle_request(self, request: Any) -> Any:
-        """What the client calls."""
         within_s = (request.extensions.get("timeout") or {}).get("read") or _LONGEST_S
         began = time.monotonic()
         self._deadline.at, self._deadline.within_s = began + within_s, within_s
@@ -97,7 +96,6 @@ class _Transport:
         )
 
     def close(self) -> None:
-        """Close all connections."""
         self._inner.close()
 
     def __enter__(self) -> _Transport:

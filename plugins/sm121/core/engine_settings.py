@@ -169,7 +169,6 @@ def values_set(table: DataTable) -> dict[str, object]:
 
 
 def _any_of(paths: Sequence[PathValues]) -> dict[str, object]:
-    """What all of these paths say something of, with the values of each."""
     if len(paths) == 1:
         return values_set(paths[0])
     merged: dict[str, object] = {

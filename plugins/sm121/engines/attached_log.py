@@ -128,7 +128,6 @@ class _Growth:
         self._seen = ""
 
     def more(self) -> str:
-        """All that has come by now."""
         size = self._log.stat().st_size
         with self._log.open("rb") as file:
             file.seek(self._at if size >= self._at else 0)
@@ -138,7 +137,6 @@ class _Growth:
         return self._seen
 
     def has(self, wanted: Callable[[str], bool], within_s: float) -> bool:
-        """Whether what has come is what is wanted, in time."""
         deadline = time.monotonic() + within_s
         while not wanted(self.more()):
             if time.monotonic() >= deadline:
@@ -182,7 +180,6 @@ def _of_another_start(text: str, mark: str, log: Path, path: KernelPath) -> str 
 def _rate_follows(
     endpoint: Endpoint, http: httpx.Client, log: Path, engine: str, words: int
 ) -> bool:
-    """Whether the log tells of the tokens of a prompt of ours."""
     mark = f"sm121-{uuid.uuid4().hex}"
     growth = _Growth(log)
     tokens = _complete(http, endpoint.served_name, mark, words)

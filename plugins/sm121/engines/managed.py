@@ -292,7 +292,6 @@ class ManagedServer:
 
     @property
     def _compiles(self) -> bool:
-        """Whether a process of its tree is a compiler."""
         return any(process["name"] in COMPILERS for process in self.look_at_tree())
 
     @property
@@ -432,7 +431,6 @@ class ManagedServer:
             self.notify(StartPhase(progress))
 
     def _owns_port(self) -> bool:
-        """Whether a process of the server listens on the port, and not another program."""
         for process in self.processes():
             try:
                 connections = process.net_connections(kind="tcp")
@@ -469,7 +467,6 @@ class ManagedServer:
 
     @property
     def _status_file(self) -> Path:
-        """Beside the log: each start has its own."""
         return self.log.with_suffix(".status.json")
 
     def _status(self) -> dict[str, Any]:
@@ -507,7 +504,6 @@ class ManagedServer:
             time.sleep(0.2)
 
     def _number_log(self) -> None:
-        """Choose a log file that no earlier start of the configuration has written."""
         number = 1
         while self.log.exists():
             number += 1

@@ -127,7 +127,6 @@ def _loss(certain: int, gone: int, where: str, *, known: bool) -> tuple[int, int
 
 
 def _meminfo() -> Mapping[str, int]:
-    """Bytes of each line of /proc/meminfo that has a size."""
     found = re.findall(r"^(\S+):\s+(\d+) kB$", _MEMINFO.read_text("ascii"), re.MULTILINE)
     return {name: int(kib) * 1024 for name, kib in found}
 

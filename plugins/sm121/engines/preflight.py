@@ -55,7 +55,6 @@ class _Architecture(DataTable):
 
     @property
     def number(self) -> int:
-        """Its compute capability: 121."""
         return int(self.target.replace(".", ""))
 
 
@@ -264,7 +263,6 @@ class Preflight:
             )
 
     def _tools(self, names: str) -> Iterator[PreflightFinding]:
-        """Whether there is what compiles."""
         if not (lacking := lacking_tools(self.environment)):
             return
         silenced = self.environment.get("VLLM_HAS_FLASHINFER_CUBIN", "").strip() not in ("", "0")

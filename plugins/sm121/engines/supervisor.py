@@ -89,7 +89,6 @@ class _Supervisor:
         return status if status >= 0 else 128 - status
 
     def _watch_over_it(self) -> None:
-        """Until the server has ended, or was asked to."""
         self._report()
         while self._main_status is None and self._stop_requested is None:
             self._note_segments()
@@ -142,7 +141,6 @@ class _Supervisor:
                     self._segments.add(_SHARED_MEMORY / name)
 
     def _remove_what_is_left(self) -> None:
-        """Temporary files and shared memory of a tree that has ended."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         for segment in self._segments:
             with contextlib.suppress(OSError):
@@ -257,7 +255,6 @@ class _Supervisor:
 
 
 def _say(line: str) -> None:
-    """Write a line to the server's log, if that is possible."""
     with contextlib.suppress(OSError):
         os.write(2, f"[sm121 supervisor] {line}\n".encode(errors="replace"))
 

@@ -99,7 +99,6 @@ class Vllm(PythonEngine):
 
 
 def _under_nsys(report: str) -> list[str]:
-    """Nsight Systems around the engine, which records only while the profiler is asked to."""
     return [
         *("nsys", "profile", "--output", report, "--trace", "cuda"),
         *("--trace-fork-before-exec=true", "--cuda-graph-trace=node"),

@@ -155,7 +155,6 @@ def _whole_or_ends(file: Path) -> str:
 
 
 def _said(*command: str) -> str:
-    """What a program prints."""
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30)
     return f"{answer.stdout}{answer.stderr}\n"
 
@@ -173,7 +172,6 @@ def _exits(evidence: Evidence) -> str:
 
 
 def _stacks(evidence: Evidence) -> str:
-    """The stack of each process, which explains a hang."""
     tool = shutil.which("py-spy")
     if tool is None:
         raise Unavailable("py-spy is not here; pip install py-spy gives the stacks of a hang")
@@ -214,8 +212,6 @@ def _gpu(_evidence: Evidence) -> str:
 def _field(
     name: str, otherwise: str, shown: Callable[[Any], str] = _json
 ) -> Callable[[Evidence], str]:
-    """A field of `Evidence`, where it is known."""
-
     def produce(evidence: Evidence) -> str:
         value = getattr(evidence, name)
         if value is None or (name == "tree" and not value):

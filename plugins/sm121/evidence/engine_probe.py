@@ -57,7 +57,6 @@ def _constant(folder: str | None, file: str, name: str) -> str | None:
 
 
 def _registered(folder: str, registry: dict[str, Any]) -> list[str]:
-    """The keys of the package's own dictionary of variables."""
     path = os.path.join(folder, registry["module"])  # noqa: PTH118
     try:
         spec = importlib.util.spec_from_file_location("sm121_registry", path)
@@ -72,7 +71,6 @@ def _registered(folder: str, registry: dict[str, Any]) -> list[str]:
 
 
 def _named_in_sources(folder: str, registry: dict[str, Any]) -> list[str]:
-    """The variables of the prefix that stand as a string in the package's sources."""
     quoted = re.compile(rf"""["']({re.escape(registry["prefix"])}[A-Z0-9_]+)["']""")
     variables: set[str] = set()
     for directory, _, names in os.walk(folder):

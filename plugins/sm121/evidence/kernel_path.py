@@ -132,8 +132,6 @@ class _Candidate:
 
 @dataclass(slots=True)
 class _ServerState:
-    """What one server of a log has said so far."""
-
     failures: FailureReader = field(default_factory=FailureReader)
     facts: set[str] = field(default_factory=set)
     best: dict[str, list[_Candidate]] = field(default_factory=dict)

@@ -104,7 +104,6 @@ def _written(traces: Path) -> list[Path]:
 
 
 def _newest(traces: Path, before: set[Path]) -> Path:
-    """The trace of the first worker: the engine writes one for each when the profile is stopped."""
     deadline = time.monotonic() + _WRITTEN_WITHIN_S
     size = -1
     while time.monotonic() < deadline:

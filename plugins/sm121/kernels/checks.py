@@ -147,8 +147,6 @@ def _each(change: Callable[[Tensor], Tensor], value: Any) -> Any:
 
 
 def _on(value: Any, declared: Declaration) -> Any:
-    """A copy on the provider's device, with the strides and whatever lies between them."""
-
     def copied(tensor: Tensor) -> Tensor:
         storage = _whole(tensor).to(declared.device, copy=True).untyped_storage()
         copy = torch.empty(0, dtype=tensor.dtype, device=declared.device)
@@ -158,7 +156,6 @@ def _on(value: Any, declared: Declaration) -> Any:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """All bytes of a tensor's storage."""
     view = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return view.set_(tensor.untyped_storage())
 

@@ -419,7 +419,6 @@ class _Layer:
         return functional.pad(x, (0, self.to_hidden)).contiguous()
 
     def narrowed(self, y: Tensor) -> Tensor:
-        """The columns of y that are the layer's."""
         return y[:, : self.hidden].contiguous() if self.to_hidden else y
 
 

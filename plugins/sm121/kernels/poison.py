@@ -40,7 +40,6 @@ class Poisoned(TorchDispatchMode):  # type: ignore[misc]  # torch is not followe
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Runs the operator; fills what it allocated."""
         result = func(*args, **(kwargs or {}))
         if func.overloadpacket in _ALLOCATIONS:
             fill(result, self._kind)

@@ -73,7 +73,6 @@ class Kernels:
         benchmark.pedantic(advance, setup=stand, rounds=len(rounds))
 
     def _provider(self, operation: Operation) -> tuple[str, Child]:
-        """What judges an operation, and where that runs."""
         choice = self.choices[operation]
         if choice.nothing is not None:
             raise Inapplicable(choice.nothing)

@@ -258,7 +258,6 @@ class VllmTritonProvider(VllmProvider):
 def _attend(
     inputs: PrefillAttention | DecodeAttention, keys: Tensor, values: Tensor, **planned: Any
 ) -> Tensor:
-    """Unified attention with the arguments that are the same for prefill and decode."""
     out = new_like(inputs.q)
     _module("vllm.v1.attention.ops.triton_unified_attention").unified_attention(
         q=inputs.q,

@@ -327,7 +327,6 @@ class Examiner:
         return None if drafted.accepted else str(Fact("an accepted token", f"{drafted}"))
 
     def _judge_rate(self, record: CellRecord, server: Server) -> tuple[CellOutcome, str]:
-        """The cell's rate against the baseline's, from a server that stands the sample."""
         sample = self._rate(server, record)
         if sample.invalid and not sample.failed:
             # Once more: a disturbed sample says nothing of the values.
@@ -469,7 +468,6 @@ class Examiner:
         return self.harness.crashed(error, tests[-1] if tests else None)
 
     def _bundle(self, record: CellRecord, log: Path, cause: Cause) -> str:
-        """What somebody needs who is to look into it: log, command, environment, cause."""
         safe = re.sub(r"[^A-Za-z0-9=,._+-]", "_", record.id)[:120]
         folder = self.directory / "bundles" / safe
         folder.mkdir(parents=True, exist_ok=True)

@@ -66,15 +66,12 @@ def smallest(
 
 @dataclass
 class _Search:
-    """What the outcomes say so far, and the sets that were found."""
-
     space: Space
     records: list[CellRecord]
     try_cell: Try
     failing: list[FailingSet] = field(default_factory=list)
 
     def sets(self) -> list[FailingSet]:
-        """What was found, each with all cells that show it."""
         cells_of = [
             tuple(r.id for r in self.records if r.outcome is one.outcome and r.has(one.choice))
             for one in self.failing
@@ -85,14 +82,12 @@ class _Search:
         ]
 
     def explains(self, record: CellRecord) -> bool:
-        """Whether a set that was found is why the cell fails."""
         return any(
             one.confirmed and one.outcome is record.outcome and record.has(one.choice)
             for one in self.failing
         )
 
     def innocent(self, choice: Choice, outcome: CellOutcome) -> bool:
-        """Whether the values occur together in a cell that does not fail so."""
         return any(r.has(choice) for r in self.records if _clears(r, outcome))
 
     def record_of(self, cell: Cell) -> CellRecord | None:
@@ -148,7 +143,6 @@ class _Search:
         return record
 
     def _add_flake(self, record: CellRecord, again: CellRecord | None) -> None:
-        """A failure that did not come again."""
         reason = f"once, and not again: {record.reason}"
         if again is not None and not again.outcome.broken and not _clears(again, record.outcome):
             reason = f"once; started again, it came to {again.outcome}: {record.reason}"

@@ -268,7 +268,6 @@ class MatrixLevel:
         return next((r for r in self.records if r.values == planned.cell), None)
 
     def _made_of(self) -> Mapping[str, object]:
-        """What decides an outcome: cells of another of these are not this run's."""
         under_test = self.harness.configurations.get(self.harness.profile.under_test)
         fingerprint = self.harness.file.fingerprint
         return {

@@ -104,7 +104,6 @@ def judge(
 
 
 def _slope(x: Floats, y: Floats) -> tuple[float, float, float]:
-    """Theil-Sen's slope with its interval."""
     from scipy import stats  # a second, which those who only read reports need not spend
 
     if np.ptp(y) == 0 or np.ptp(x) == 0:

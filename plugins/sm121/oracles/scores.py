@@ -173,8 +173,6 @@ def _of_states(
 
 
 class _Part:
-    """What is known of a text while the vocabulary is walked."""
-
     def __init__(self, states: Tensor, targets: Tensor) -> None:
         self.states, self._targets = states, targets
         self._total = states.new_full((len(states),), -math.inf, dtype=torch.float64)
@@ -233,7 +231,6 @@ class _Kept:
     def resumed(
         self, going: Sequence[bool], layers: int
     ) -> tuple[int, list[Tensor], list[list[Past]]]:
-        """What was kept: the layers done, the states, and the keys and values."""
         if (stored := self._read("states")) is None:
             return 0, [], []
         layers_done, states = stored

@@ -222,7 +222,6 @@ def _wrong_model(settings: Settings, own: Profile) -> list[str]:
 
 
 def _changed_tests(root: Path) -> list[str]:
-    """Tests that are not those of the commit, or those that ship with the package."""
     changed = environment.changed_files(root, _data().judges)
     than = "the commit: commit it, or take it back"
     if changed is None:

@@ -172,7 +172,6 @@ def _folders(directory: Path) -> list[Path]:
 
 
 def _parts(directory: Path) -> dict[str, VerdictFile]:
-    """The workers' own files, by worker."""
     parts = {}
     for folder in _folders(directory):
         try:

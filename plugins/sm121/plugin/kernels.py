@@ -89,8 +89,6 @@ def _choices(conformance: Session) -> dict[Operation, Choice]:
 
 
 class _Processes:
-    """Where the providers run: with the engine, or with the suite."""
-
     def __init__(self, conformance: Session) -> None:
         settings = conformance.settings
         worker = settings.worker

@@ -100,7 +100,6 @@ def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest
 def _plan_to_run(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> CellPlan | None:
-    """The plan whose cells will be run; None when no test of the level was selected."""
     plan = config.stash.get(_PLAN, None)
     selected = any(item.stash.get(LEVEL, "") == "matrix" for item in items)
     return plan if plan and plan.cells and selected and session.pool is not None else None

@@ -229,7 +229,6 @@ def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> tuple[st
 
 
 def _bugs(session: Session, item: pytest.Item) -> list[Bug]:
-    """The bugs of this release of the engine that a test is known to show."""
     engine = session.file.engine
     if engine.name not in capabilities.shipped():
         return []

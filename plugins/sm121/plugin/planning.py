@@ -130,7 +130,6 @@ def _row(profile: Profile, name: str, costs: dict[str, Forecast]) -> str:
 
 
 def _sum(profile: Profile, costs: dict[str, Forecast]) -> str:
-    """The arithmetic of the minutes."""
     if profile.costs is None:
         return f"time unknown: profile {profile.name} has no [costs]"
 

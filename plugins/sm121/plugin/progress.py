@@ -154,7 +154,6 @@ class Progress:
         return printable(" | ".join(part for part in parts if part))
 
     def _tests(self) -> str:
-        """What runs: the test that began first, and how many beside it."""
         running = self._running.copy()
         if not running:
             return ""

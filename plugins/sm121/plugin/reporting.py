@@ -98,7 +98,6 @@ def _named_from_here(item: pytest.Item) -> str:
 
 
 def _logs(session: Session, item: pytest.Item) -> list[str]:
-    """Logs of the servers that a test used: those started for it, and the running one."""
     names = set(getattr(item, "fixturenames", ()))
     if session.pool is None or (names & _WITHOUT_A_SERVER and not names & _WITH_A_SERVER):
         return []

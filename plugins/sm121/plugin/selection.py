@@ -197,7 +197,6 @@ def _is_uncertified(config: pytest.Config, item: pytest.Item) -> bool:
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    """True for a slow test when ``--slow`` was not given."""
     return item.get_closest_marker("slow") is not None and not item.config.getoption("--slow")
 
 
@@ -262,7 +261,6 @@ def _markers_of(plan: PlanRow, level: str) -> set[str]:
 
 
 def _relative(config: pytest.Config, path: str) -> str:
-    """A path or node id of the command line as ids begin."""
     file, separator, rest = path.partition("::")
     absolute = (config.invocation_params.dir / file).resolve()
     try:

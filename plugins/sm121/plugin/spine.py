@@ -449,7 +449,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _controller(config: pytest.Config) -> Controller:
-    """The controller of this process, from when xdist begins to distribute tests."""
     if _CONTROLLER not in config.stash:
         config.stash[_CONTROLLER] = Controller(config)
         _controllers.append(config.stash[_CONTROLLER])

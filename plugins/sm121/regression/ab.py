@@ -96,7 +96,6 @@ def _refuse_what_is_no_side(side: Side, texts: Sequence[str]) -> None:
 
 
 def _log_behind(url: str, text: str) -> Path | None:
-    """The log that is given behind a URL."""
     if not text.strip():
         return None
     name, value = [*re.split(r"[\s=]+", text.strip(), maxsplit=1), ""][:2]

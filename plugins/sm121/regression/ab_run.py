@@ -284,7 +284,6 @@ class AbRun:
             self.harness.unproven(silent)
 
     def _void(self, why: str, verdict: Verdict) -> None:
-        """What was written of earlier looks counts no more."""
         for name, metric in self.harness.file.metrics.items():
             if name.startswith("ab:"):
                 metric.verdict = verdict

@@ -137,7 +137,6 @@ class MeasuredHistory:
             noted += [] if change.holds else [change.report(beside)]
 
     def _check_comparable(self) -> None:
-        """Raise why this run may not be compared at all."""
         assert self.named is None or self.named.metrics  # one that is refused is refused first
         box = self.recorder.harness.file.box
         if box.state == BoxState.DEGRADED and self.runs:
@@ -148,7 +147,6 @@ class MeasuredHistory:
 
     @property
     def _context(self) -> dict[str, Any]:
-        """Machine, profile, configuration, model, plan and kernel path of this run."""
         return dict(self._now.context) if self._now is not None else self.recorder.context()
 
     @functools.cached_property

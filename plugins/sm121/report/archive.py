@@ -65,7 +65,6 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Nobody's file: no user, no group, readable by all."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mode = 0o644

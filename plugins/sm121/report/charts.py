@@ -295,7 +295,6 @@ def _levels_before(series: Series) -> list[tuple[int, int, float]]:
 
 
 def _last_against_level(series: Series, levels: Sequence[tuple[int, int, float]]) -> str:
-    """How this run lies against the level of the runs before it."""
     last = series.points[-1].value
     start, end, level = levels[-1]
     runs = end - start

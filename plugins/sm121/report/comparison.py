@@ -130,7 +130,6 @@ def read(path: Path) -> Source:
 
 
 def _own(name: str, run: VerdictFile, *notes: str) -> Source:
-    """A run of this suite."""
     rows = tuple(
         ComparedRow(metric, report, verdict=report.verdict.value)
         for metric, report in run.metrics.items()

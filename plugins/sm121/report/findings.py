@@ -116,7 +116,6 @@ def _group(report: StoredReport, tests: list[TestReport], detail: FailureDetail)
 
 
 def _evidence(report: StoredReport, level: str, logs: Sequence[str] | None) -> Iterable[str]:
-    """Files of the report directory that speak of a test: the logs of its own server first."""
     if logs is None:  # written by a version that did not note them
         under_test = report.run.engine.configuration
         logs = [start.log for start in report.run.starts if start.configuration == under_test]

@@ -196,7 +196,6 @@ def _said(run: VerdictFile) -> str:
 
 
 def _why_nothing_ran(run: VerdictFile) -> str:
-    """The reason of most of the tests; empty where one was executed."""
     groups = findings.not_run(run)
     if not groups or not run.finished or any(test.executed for test in run.tests):
         return ""
@@ -341,7 +340,6 @@ def _named(metric: str) -> str:
 
 
 def _by(change: ChangeReport) -> str:
-    """How much worse: ``9.7 % slower than``."""
     how = _MORE.get(change.unit, "slower")
     if change.worse is None:
         return f"{how} than"

@@ -225,7 +225,6 @@ def _tiles(run: VerdictFile) -> list[tuple[str, MetricReport]]:
 
 
 def _box(run: VerdictFile) -> list[tuple[str, str, str]]:
-    """Readings of the machine, before and after."""
     sides: list[dict[str, Any]] = []
     for reading in (run.box.before, run.box.after):
         flat = reading.model_dump(mode="json") if reading is not None else {}
@@ -249,7 +248,6 @@ def _value(value: Any) -> str:
 
 
 def _links(directory: Path) -> list[str]:
-    """Files beside the report that a reader may want."""
     names = ("verdict.json", "summary.md", "junit.xml", "review.md", "matrix",
              "memory.json", "accuracy.jsonl", "records", "crashes",
              "earlier")  # fmt: skip

@@ -107,7 +107,6 @@ def _rates_of(run: VerdictFile, *, decoding: bool) -> Measured:
 def _of_others(
     measured: Measured, depths: Sequence[int], others: Sequence[ReferenceEngine]
 ) -> Iterable[tuple[Figure, list[list[str]]]]:
-    """The line and the rows of each other engine that has a measured kind."""
     for colour, dash, other in zip(charts.OTHERS * 3, _DASHES * 3, others, strict=False):
         if (trace := _reference(other.name, other.values, measured, colour, dash)) is not None:
             rows = [
@@ -148,7 +147,6 @@ def _hollow(metric: MetricReport) -> str | None:
 
 
 def _marks(measured: Measured) -> list[tuple[str, str, str]]:
-    """The legend of the points that are not filled."""
     every = [metric for by_depth in measured.values() for metric in by_depth.values()]
     looks = {name: metric.verdict in _COUNTS_NOT for metric in every if (name := _hollow(metric))}
     return [
@@ -285,7 +283,6 @@ def _ceiling(metric: MetricReport) -> float | None:
 
 
 def _bounds(measured: Measured) -> dict[int, float]:
-    """What the memory allows at each depth."""
     bounds: dict[int, float] = {}
     for by_depth in measured.values():
         for depth, metric in by_depth.items():

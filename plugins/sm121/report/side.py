@@ -228,7 +228,6 @@ class Beside:
         before: StoredMetric | None,
         now: StoredMetric | None,
     ) -> tuple[Verdict, str]:
-        """What the regression level says of a metric, and what a reader must know of it."""
         for side, metric in ((self.a, one), (self.b, two)):
             if metric.verdict not in (Verdict.PASS, Verdict.FAIL):
                 return metric.verdict, f"{metric.verdict.value} in {side.letter}"
@@ -363,7 +362,6 @@ def _quantity(metric: MetricReport | None) -> str:
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The values of a part of the record, each with its name."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _flat(f"{name} {key}", item)

@@ -267,7 +267,6 @@ def _gravest(memories: Iterable[MemoryReport]) -> MemoryReport | None:
 
 
 def _environments(files: Sequence[VerdictFile]) -> dict[str, object]:
-    """The first shard's record, and the differences of each other shard's."""
     first = files[0].environment
     others = {}
     for file in files[1:]:

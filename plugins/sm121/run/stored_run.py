@@ -292,7 +292,6 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
 
 
 def _report(extra: Mapping[str, Any]) -> MetricReport:
-    """What a benchmark says of itself, as verdict.json has it."""
     samples = extra["samples"]
     low = high = None
     if extra.get("quantile") is None and samples and not any(map(math.isnan, samples)):

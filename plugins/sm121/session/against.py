@@ -150,7 +150,6 @@ def _narrower(run: StoredRun, folder: Path) -> list[str]:
 
 
 def _kept(storage: Path) -> list[Path]:
-    """The folders of the runs that were kept, oldest first."""
     folders = [path.parent for path in storage.glob(f"{_FOLDER}/*/{verdict_file.NAME}")]
     in_order = sorted(
         (folder for folder in folders if folder.name.isdecimal()), key=lambda f: int(f.name)
@@ -169,7 +168,6 @@ def refuse(trusted: Trusted, run: VerdictFile) -> None:
 
 
 def _unlike(one: VerdictFile, other: VerdictFile) -> str | None:
-    """What tells two runs apart so that neither is held against the other."""
     before, after = one.fingerprint or Fingerprint(), other.fingerprint or Fingerprint()
     pairs = [
         ("architecture", one.arch, other.arch),
@@ -333,7 +331,6 @@ def _path(trusted: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:
 
 
 def _asked_before(run: VerdictFile) -> set[str]:
-    """Levels before the performance level that a run has asked."""
     return {t.level for t in run.tests if t.executed} & {*LEVELS[: LEVELS.index("performance")]}
 
 

@@ -214,7 +214,6 @@ class CrashDesk:
         session.say("crash", printable(session.redact(line)))
 
     def _replace_server(self, evidence: Evidence) -> None:
-        """Stop the server, so that the next test gets a new one, and check what it left."""
         session = self._session
         if xids := evidence.kernel.xids:
             session.distrusted = (
@@ -326,7 +325,6 @@ class CrashDesk:
 
 
 def _happened(error: Exception | Dead, *, ended: bool) -> str:
-    """What happened to the server, in words without the cause."""
     if isinstance(error, StartError):
         return "the server did not start"
     if isinstance(error, ServerError | Dead) or ended:

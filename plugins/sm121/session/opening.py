@@ -198,7 +198,6 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
 
 
 def _make_pool(session: Session, profile: Profile) -> None:
-    """The pool that starts servers, and the sampler that watches memory while they run."""
     settings, worker = session.settings, session.settings.worker
     for run, processes in stale.remove():
         names = "; ".join(str(process) for process in processes)
@@ -235,7 +234,6 @@ def _make_pool(session: Session, profile: Profile) -> None:
 def _sampler(
     session: Session, profile: Profile, processes: Callable[[], list[psutil.Process]]
 ) -> ResourceSampler:
-    """What watches the memory of a server's processes, started."""
     sampler = ResourceSampler(
         processes,
         held=ServerMemoryReader(gpu=profile.arch != architecture.CPU).read,

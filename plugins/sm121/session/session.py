@@ -84,7 +84,6 @@ class Session(Harness):
 
     @functools.cached_property
     def _secrets_given(self) -> set[str]:
-        """Values of variables whose names say that they are secret."""
         return secrets_of(os.environ) | secrets_of(dict(self.settings.engine_environment))
 
     @property
@@ -128,7 +127,6 @@ class Session(Harness):
             self.cannot_write(error)
 
     def _judge(self) -> None:
-        """Set the run's verdict and its reason, by the tests and by the certificate."""
         file = self.file
         file.judge()
         if file.finished and self.target.obstacle is not None:

@@ -344,7 +344,6 @@ def _hypothesis(option: Option, started_in: Path) -> Hypothesis | None:
 
 
 def _program(option: Option, engine: str, base_url: str | None) -> str:
-    """The interpreter or the program that starts the engine."""
     binary, program = option("--engine-binary"), registry.engine(engine)
     if not isinstance(program, Program):
         if binary:

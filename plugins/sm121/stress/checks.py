@@ -148,7 +148,6 @@ def _against_alone(
 
 
 def _begun(answer: Completion, tokens: int) -> Completion:
-    """The first tokens of an answer."""
     ids = answer.ids[:tokens] if answer.ids is not None else None
     positions = answer.positions[:tokens] if answer.positions is not None else None
     return replace(answer, ids=ids, positions=positions)

@@ -121,7 +121,6 @@ class Crowd:
         return [replace(o.job, alone=o.job.alone or o.answer) for o in outcomes]
 
     def _kinds(self) -> dict[str, Callable[[int], Job]]:
-        """Makes the requests of each kind that the engine has, by a number."""
         can = self.capabilities.can
         kinds: dict[str, Callable[[int], Job]] = {
             "completion": self._completion,
