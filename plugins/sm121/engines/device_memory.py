@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 
 from sm121.core.architecture import opened_nvml
+from sm121.evidence.resources import ServerMemory
 
 
 @dataclass(frozen=True)
@@ -95,18 +96,6 @@ def _of(pynvml: Any, handles: list[Any]) -> DeviceMemory:
                 else:
                     by_process[index, process.pid] = int(used_bytes)
     return DeviceMemory(used, by_process, all_kinds, refused)
-
-
-@dataclass(frozen=True)
-class ServerMemory:
-    """What a server holds at one moment, in bytes. None where it is not known."""
-
-    #: Of the GPUs. None also where the GPU's memory is the system's and no process's share is told.
-    device: int | None
-    #: Of the host and the GPUs together.
-    total: int | None
-    #: How that is known.
-    source: str
 
 
 class ServerMemoryReader:

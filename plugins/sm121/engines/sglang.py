@@ -5,16 +5,6 @@ from collections.abc import Mapping, Sequence
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines.python_engine import IN_ENGINE, PythonEngine, own_options
 
-_VERSION_SCRIPT = """
-import importlib.metadata as m, importlib.util as u, json
-version = None
-try:
-    version = m.version("sglang")
-except m.PackageNotFoundError:
-    pass
-print(json.dumps({"version": version} if u.find_spec("sglang") else None))
-"""
-
 
 class SGLang(PythonEngine):
     """SGLang's OpenAI-compatible server (``sglang.launch_server``)."""
@@ -22,7 +12,6 @@ class SGLang(PythonEngine):
     name = "sglang"
     title = "SGLang"
     remedy = "`pip install sglang` in one of its own; its containers have it"
-    version_script = _VERSION_SCRIPT
     reserved_arguments: tuple[str, ...] = (
         "--host", "--port", "--api-key", "--model-path", "--model", "--served-model-name",
     )  # fmt: skip

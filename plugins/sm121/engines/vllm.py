@@ -12,25 +12,6 @@ from sm121.engines.python_engine import IN_ENGINE, PythonEngine, own_options
 
 _PROFILER_ARGUMENT = "--profiler-config"
 
-# Looks without importing vllm, which takes seconds and may fail for reasons of its own. A checkout
-# on PYTHONPATH has no metadata, and that of an installed vLLM beside it would be another's.
-_VERSION_SCRIPT = r"""
-import importlib.metadata as m, importlib.util as u, json, pathlib, re, sys
-spec = u.find_spec("vllm")
-if spec is None:
-    print("null")
-    sys.exit()
-folder = pathlib.Path(spec.origin or list(spec.submodule_search_locations)[0])
-folder = folder if folder.is_dir() else folder.parent
-file = folder / "_version.py"
-text = file.read_text() if file.is_file() else ""
-found = re.search(r"^__version__ = .*?([0-9][0-9A-Za-z.+!-]*)", text, re.M)
-names = m.packages_distributions().get("vllm", [])
-own = [n for n in names if pathlib.Path(m.distribution(n).locate_file("vllm")) == folder]
-version = found.group(1) if found else m.version(own[0]) if own else None
-print(json.dumps({"version": version}))
-"""
-
 
 class Vllm(PythonEngine):
     """vLLM's OpenAI-compatible server (``vllm/entrypoints/openai/api_server.py``)."""
@@ -38,7 +19,6 @@ class Vllm(PythonEngine):
     name = "vllm"
     title = "vLLM"
     remedy = "`make env` makes one for the CPU; inside a vLLM container its own python has it"
-    version_script = _VERSION_SCRIPT
 
     #: Set by the suite itself: the address, the key and the names by which it finds its server. A
     #: file of arguments (--config) may have these among them, and nothing here would see it.

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Protocol
+from dataclasses import dataclass
 
 import psutil
 from pydantic import BaseModel
@@ -27,15 +27,16 @@ class Resources(BaseModel):
     cpu_seconds: float | None = None
 
 
-class _Held(Protocol):
-    """What a server holds at one moment, in bytes; None where it is not known."""
+@dataclass(frozen=True)
+class ServerMemory:
+    """What a server holds at one moment, in bytes. None where it is not known."""
 
-    @property
-    def device(self) -> int | None: ...
-    @property
-    def total(self) -> int | None: ...
-    @property
-    def source(self) -> str: ...
+    #: Of the GPUs. None also where the GPU's memory is the system's and no process's share is told.
+    device: int | None
+    #: Of the host and the GPUs together.
+    total: int | None
+    #: How that is known.
+    source: str
 
 
 class ResourceSampler(threading.Thread):
@@ -49,7 +50,7 @@ class ResourceSampler(threading.Thread):
         self,
         processes: Callable[[], Iterable[psutil.Process]],
         *,
-        held: Callable[[Collection[int], int], _Held] | None = None,
+        held: Callable[[Collection[int], int], ServerMemory] | None = None,
         interval_s: float = 2.0,
         floor_bytes: float = 0.0,
         on_floor: Callable[[str], None] = lambda _text: None,

@@ -35,12 +35,7 @@ class CellOutcome(StrEnum):
     @property
     def broken(self) -> bool:
         """Whether it is a finding that has a smallest set of values."""
-        return self in (
-            CellOutcome.CRASH,
-            CellOutcome.FALLBACK,
-            CellOutcome.FAIL,
-            CellOutcome.SLOWER,
-        )
+        return self in ("CRASH", "FALLBACK", "FAIL", "SLOWER")
 
 
 class Step(Record):

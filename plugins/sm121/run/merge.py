@@ -3,13 +3,14 @@ docs/verdicts.md states the rules: how verdicts rank, how states of the box rank
 decisions on a test stands (`sm121.run.ledger.stands`)."""
 
 import datetime
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sm121.core.verdict import Verdict, worst
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure.box import BoxState
 from sm121.run import served
-from sm121.run.fingerprint import Difference, Fingerprint
+from sm121.run.fingerprint import Difference
 from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import (
     BESIDE,
@@ -48,7 +49,9 @@ def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
         compared += one.fingerprint.differences(other.fingerprint)
     else:
         compared += [
-            Difference("fingerprint", _known(one.fingerprint), _known(other.fingerprint)),
+            Difference(
+                "fingerprint", *("known" if each.fingerprint else "none" for each in (one, other))
+            ),
             Difference("model", one.engine.model, other.engine.model),
         ]
         if None not in (arguments := (_arguments(one), _arguments(other))):
@@ -63,16 +66,9 @@ def apart(one: VerdictFile, other: VerdictFile) -> list[Difference]:
         begun = [datetime.datetime.fromisoformat(file.started) for file in (one, other)]
         hours = abs(begun[0] - begun[1]).total_seconds() / 3600
     except (ValueError, TypeError):  # not a time, or one without its zone
-        return others if one.started == other.started else [*others, _day(one, other)]
-    return others if hours < _ONE_RUN_H else [*others, _day(one, other)]
-
-
-def _day(one: VerdictFile, other: VerdictFile) -> Difference:
-    return Difference("day", one.started, other.started)
-
-
-def _known(fingerprint: Fingerprint | None) -> str:
-    return "none" if fingerprint is None else "known"
+        hours = 0.0 if one.started == other.started else math.inf
+    day = Difference("day", one.started, other.started)
+    return others if hours < _ONE_RUN_H else [*others, day]
 
 
 def _arguments(file: VerdictFile) -> str | None:

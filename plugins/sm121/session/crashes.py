@@ -4,7 +4,6 @@ fresh server is not enough, later results are distrusted."""
 import errno
 import shlex
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +128,7 @@ class CrashDesk:
         dying = self._is_dying(error)
         since = managed.launched if managed is not None and managed.launched else session.started
         kernel = kernel_messages.since(since)
-        after = cgroup.memory_events()
+        before, after = session.cgroup_before, cgroup.memory_events()
         exits = managed.exits() if managed is not None else []
         tree = managed.look_at_tree() if managed is not None else []
         cause = self._cause(error, managed if dying else None, tree)
@@ -138,7 +137,9 @@ class CrashDesk:
                 cause,
                 exits=exits,
                 kernel=kernel,
-                kills=_kills(session.cgroup_before, after),
+                kills=0
+                if isinstance(before, str) or isinstance(after, str)
+                else after.get("oom_kill", 0) - before.get("oom_kill", 0),
                 pids=managed.known_pids if managed is not None else set(),
             )
         if session.aborted is not None:
@@ -156,7 +157,7 @@ class CrashDesk:
             exits=exits,
             tree=tree,
             kernel=kernel,
-            cgroup_before=session.cgroup_before,
+            cgroup_before=before,
             cgroup_after=after,
             memory=self._memory(),
             in_flight=None if observer is None else observer.under_way(),
@@ -338,9 +339,3 @@ def _what(error: Exception | Dead | None) -> str:
     if isinstance(error, ServerError | Dead):
         return error.what
     return "a test ran out of time"
-
-
-def _kills(before: Mapping[str, int] | str, after: Mapping[str, int] | str) -> int:
-    if isinstance(before, str) or isinstance(after, str):
-        return 0
-    return after.get("oom_kill", 0) - before.get("oom_kill", 0)

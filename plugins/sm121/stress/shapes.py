@@ -82,23 +82,18 @@ class Shapes:
     def unruly(self, tokens: int) -> Iterator[Job]:
         """Between requests like any other: clients that cancel, disconnect, read slowly, and
         requests that must be refused."""
-        bad = self._bad
+        clients: dict[int, tuple[str, Behaviour, int]] = {
+            1: ("cancels", "cancel", 8 * tokens),
+            3: ("disconnects", "disconnect", 8 * tokens),
+            4: ("reads slowly", "slow", tokens),
+        }
         for number in itertools.count():
-            prompt = self.prompts[number % len(self.prompts)]
-            match number % 6:
-                case 1:
-                    yield self.job(prompt.text, 8 * tokens, name="cancels", behaviour="cancel")
-                case 2:
-                    name, change = bad[(number // 6) % len(bad)]
-                    yield self.job(prompt.text, tokens, name=name, behaviour="bad", change=change)
-                case 3:
-                    yield self.job(
-                        prompt.text, 8 * tokens, name="disconnects", behaviour="disconnect"
-                    )
-                case 4:
-                    yield self.job(prompt.text, tokens, name="reads slowly", behaviour="slow")
-                case _:
-                    yield self.job(prompt.text, tokens, name=prompt.name)
+            prompt, turn = self.prompts[number % len(self.prompts)], number % 6
+            name, behaviour, length = clients.get(turn, (prompt.name, "complete", tokens))
+            change = None
+            if turn == 2:
+                (name, change), behaviour = self._bad[(number // 6) % len(self._bad)], "bad"
+            yield self.job(prompt.text, length, name=name, behaviour=behaviour, change=change)
 
     def long(self, tokens: int, compared: int) -> Job:
         """One answer of many tokens, of which the first are compared."""
