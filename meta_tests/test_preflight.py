@@ -197,11 +197,9 @@ def jit(
     **more: str,
 ) -> dict[tuple[str, str], PreflightFinding]:
     environment = {"FLASHINFER_WORKSPACE_BASE": str(base), "PATH": str(tools(base)), **more}
-    seen = Preflight(
-        "sm121", arguments, environment, needs=JIT, directory=base, modules=modules
-    ).findings()
+    start = Preflight("sm121", arguments, environment, needs=JIT, directory=base, modules=modules)
     rules = {rule.id for rule in load_preflight().rule}
-    return {(item.check, item.severity): item for item in seen if item.check not in rules}
+    return {(f.check, f.severity): f for f in start.findings() if f.check not in rules}
 
 
 def available(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
@@ -299,10 +297,10 @@ class TestJitCache:
         """Beside the weights one job fits into 80 GiB: the start would be ended while it works."""
         available(monkeypatch, gib)
         environment = {"FLASHINFER_WORKSPACE_BASE": str(tmp_path), "PATH": str(tools(tmp_path))}
-        found = Preflight(
+        start = Preflight(
             "sm121", CUTLASS, environment, needs=JIT, directory=tmp_path, cold_ready_within_s=2700
-        ).findings()
-        time = [item for item in found if item.check == "jit_time"]
+        )
+        time = [item for item in start.findings() if item.check == "jit_time"]
         assert bool(time) == refused
         if refused:
             assert time[0].severity == "error" and "a cold start may take 45" in time[0].message

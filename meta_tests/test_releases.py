@@ -214,17 +214,14 @@ def test_what_goes_by_release_goes_by_the_builds_base():
     assert can.can("regex") and can.deviation("wrong-key", "no_error_object")
     assert can.bugs("tests/test_correctness.py::test_regex_is_kept")
     assert not capabilities.of("vllm", SOURCE_BUILD).bugs("test_regex_is_kept")
-    quiet = {"environment": {"VLLM_MXFP4_BACKEND": "CUTLASS"}, "needs": Needs()}
+    quiet = {"needs": Needs(), "directory": Path()}
     for version in (BUILD, "0.33.0"):
-        found = preflight.Preflight(
-            "sm121", (), directory=Path(), version=version, **quiet
-        ).findings()
-        checks = [each.check for each in found]
+        variables = {"VLLM_MXFP4_BACKEND": "CUTLASS"}
+        start = preflight.Preflight("sm121", (), variables, version=version, **quiet)
+        checks = [each.check for each in start.findings()]
         assert ("environment_without_effect" in checks) is (version != BUILD)
     misspelt = ("--mxfp4-backend", "CUTLAS")
-    found = preflight.Preflight(
-        "sm121", misspelt, {}, needs=Needs(), directory=Path(), version=BUILD
-    ).findings()
+    found = preflight.Preflight("sm121", misspelt, {}, version=BUILD, **quiet).findings()
     assert (found[0].check, found[0].severity) == ("mxfp4_backend_unknown", "error")
 
 
