@@ -86,12 +86,14 @@ def test_each_error_is_given_once_as_the_log_grows(tmp_path):
 
 @pytest.mark.parametrize("kind", REPORTED)
 def test_the_kernel_reports_an_error(kind):
-    variants = REPORTED[kind][1]
+    clean, variants = REPORTED[kind]
     lines = [f"[    9.123456] {message}" for _, message in variants.values()]
-    messages = KernelMessages((*lines, "[    9.123456] EDAC MC0: 1 CE memory read error"))
-    assert [*messages.xids, *messages.memory_faults] == lines
+    healthy = [f"[    9.123456] {clean[1]}"] * (clean[0] != "cpu" or kind == "ecc")
+    messages = KernelMessages((*lines, *healthy))
+    assert [*messages.xids, *messages.host_faults] == lines
     reported = of_the_kernel([*lines, *lines])
-    assert {(error.certain, error.kind) for error in reported} == {(True, kind)}
+    certain = kind in ("xid", "ecc")
+    assert {(error.certain, error.kind) for error in reported} == {(certain, kind)}
     assert len(reported) == len(lines)
 
 

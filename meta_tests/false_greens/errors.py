@@ -6,6 +6,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote
 
 from false_greens import Case, Outcome, Place
@@ -14,7 +15,6 @@ from sm121.session.session import Session
 
 API = "(APIServer pid=7) ERROR 11-20 10:00:01 [{}:1] "
 CORE = "(EngineCore_DP0 pid=8) ERROR 11-20 10:00:01 [core.py:1750] "
-XID = "NVRM: Xid (PCI:000f:01:00): "
 STACK = 'Traceback (most recent call last):\n  File "{}", line 1, in f\n    raise ValueError(why)\n'
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 
@@ -25,33 +25,13 @@ def stack(prefix: str, message: str, file: str, exception: str) -> str:
     return "\n".join(prefix + line for line in lines)
 
 
-#: By what is reported: a line of a healthy server that is like it, and the lines of each variant.
-LOGGED: dict[str, tuple[str, dict[str, str]]] = {
-    kind: (row["clean"], row["variants"])
-    for kind, row in tomllib.loads(
-        (HERE / "data" / "silent-errors.toml").read_text("utf-8")
-    ).items()
-}
-#: By kind: architecture and line of a healthy twin, and of each variant.
-REPORTED = {
-    "xid": (
-        ("cpu", XID + "31, pid=7, name=python, MMU Fault"),
-        {
-            "Xid 31": ("sm121", XID + "31, pid=7, name=VLLM::EngineCor, MMU Fault"),
-            "Xid 79": ("sm121", XID + "79, GPU has fallen off the bus."),
-            "Xid 48": ("sm90", XID + "48, pid=7, name=VLLM::EngineCor, DBE (double bit error)"),
-        },
-    ),
-    "ecc": (
-        ("cpu", "EDAC MC0: 1 CE memory read error on DIMM_0"),
-        {
-            "an error of memory that nothing corrected": (
-                "cpu", "EDAC MC0: 1 UE memory read error on DIMM_0"),
-            "a page of broken memory": ("cpu", "Memory failure: 0x1a2b: recovery action: Failed"),
-            "one of a machine with a GPU": ("sm121", "EDAC MC1: 2 UE on any memory"),
-        },
-    ),
-}  # fmt: skip
+def _rows(name: str) -> dict[str, tuple[Any, dict[str, Any]]]:
+    rows = tomllib.loads((HERE / "data" / f"{name}.toml").read_text("utf-8"))
+    return {kind: (row["clean"], row["variants"]) for kind, row in rows.items()}
+
+
+#: By what is reported: what a healthy server, or the kernel, says that is like it, and variants.
+LOGGED, REPORTED = _rows("silent-errors"), _rows("kernel-messages")
 #: What is quick to start; `test_silent_errors.py` reads the lines of all.
 _QUICK = ("an illegal memory access that is survived", "one behind a worker's end", "Xid 31")
 _NUMBERS = itertools.count()

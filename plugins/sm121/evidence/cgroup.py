@@ -1,5 +1,6 @@
 """The memory counters of a control group, which show whether its limit killed a process."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -27,16 +28,21 @@ def memory_events(pid: int | str = "self") -> dict[str, int] | str:
     return "no memory controller is mounted"
 
 
+def kills(before: Mapping[str, int] | str) -> int:
+    """How many processes the limit of this process's group has killed since then."""
+    now = memory_events()
+    if isinstance(before, str) or isinstance(now, str):
+        return 0
+    return now.get("oom_kill", 0) - before.get("oom_kill", 0)
+
+
 def _read(file: Path) -> dict[str, int] | str:
     try:
         lines = file.read_text("ascii", "replace").splitlines()
     except OSError as error:
         return f"{file}: {error}"
-    events = {}
-    for line in lines:
-        name, _, value = line.partition(" ")
-        if value.isdecimal():
-            events[name] = int(value)
+    pairs = (line.partition(" ")[::2] for line in lines)
+    events = {name: int(value) for name, value in pairs if value.isdecimal()}
     failures = file.with_name("memory.failcnt")
     if failures.is_file():
         events["failcnt"] = int(failures.read_text("ascii"))

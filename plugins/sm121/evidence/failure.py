@@ -114,6 +114,8 @@ class _Markers(DataTable):
     """It was asked to stop."""
     fatal: tuple[Regex, ...] = Field(min_length=1)
     """A process of it says of itself that an exception ends it. One that is killed says nothing."""
+    error: tuple[Regex, ...] = ()
+    """An error, where no level is read."""
     engine_process: tuple[Regex, ...] = Field(min_length=1)
     """Names of processes that run the model or schedule requests: no exception there is healthy."""
     engine_frame: tuple[Regex, ...] = Field(min_length=1)

@@ -14,7 +14,15 @@ _OF_NOTE = re.compile(
     r"NVRM|Xid|ut of memory|oom[-_ ]kill|Killed process|nvidia|segfault|hung task"
 )
 _NO_MEMORY = re.compile(r"NVRM: .*\b(NV_ERR_NO_MEMORY|[Oo]ut of memory)\b")
-_MEMORY_FAULT = re.compile(r"EDAC \S+: \d+ UE\b|Memory failure: 0x")
+_GPU_FAULT = re.compile(
+    r"NVRM: (?:Xid|.*(?:fallen off the bus|is probably locked|GSP-CrashCat|GPU crash dump))"
+    r"|nvidia-uvm: .*(?:Fatal error|RESET required)"
+)
+_HOST_FAULT = re.compile(
+    r"EDAC \S+: \d+ UE\b|Memory failure: 0x|\bMachine Check Exception\b"
+    r"|Hardware Error\]: .*severity: (?:recoverable|fatal)|severity=Uncorrect|AER: Uncorrect"
+    r"|\bBUG: (?!soft lockup|workqueue)|\bOops: |\bOut of memory: Killed process"
+)
 _KILLED = re.compile(r"Killed process (\d+)")
 _MOST_LINES = 4000
 
@@ -34,12 +42,12 @@ class KernelMessages:
     @property
     def xids(self) -> list[str]:
         """Those in which NVIDIA's driver reports an error of the GPU."""
-        return [line for line in self.lines if "NVRM: Xid" in line]
+        return [line for line in self.lines if _GPU_FAULT.search(line)]
 
     @property
-    def memory_faults(self) -> list[str]:
-        """Those that report an error of the host's memory which nothing corrected."""
-        return [line for line in self.lines if _MEMORY_FAULT.search(line)]
+    def host_faults(self) -> list[str]:
+        """Those that report an error of the host that nothing corrected, or lack of memory."""
+        return [line for line in self.lines if _HOST_FAULT.search(line)]
 
     @property
     def no_memory(self) -> list[str]:
@@ -67,14 +75,12 @@ def since(monotonic_s: float) -> KernelMessages:
             reasons.append(f"{name}: {error}")
             continue
         if answer.returncode != 0:
-            reasons.append(
-                f"{name}: {answer.stderr.strip().splitlines()[-1:] or answer.returncode}"
-            )
-            continue
-        if answer.stdout.strip() and not any(map(_STAMP.match, answer.stdout.splitlines())):
-            reasons.append(f"{name}: its lines have no times")
-            continue
-        return KernelMessages(tuple(_later(answer.stdout, monotonic_s)))
+            why = f"{answer.stderr.strip().splitlines()[-1:] or answer.returncode}"
+        elif answer.stdout.strip() and not any(map(_STAMP.match, answer.stdout.splitlines())):
+            why = "its lines have no times"
+        else:
+            return KernelMessages(tuple(_later(answer.stdout, monotonic_s)))
+        reasons.append(f"{name}: {why}")
     return KernelMessages(unavailable="; ".join(reasons))
 
 
@@ -86,5 +92,5 @@ def _later(text: str, monotonic_s: float) -> list[str]:
             later = float(match[1] or match[2]) >= monotonic_s
         if later:
             lines.append(line)
-    noted = [x for x in lines[:-_MOST_LINES] if _OF_NOTE.search(x) or _MEMORY_FAULT.search(x)]
+    noted = [x for x in lines[:-_MOST_LINES] if _OF_NOTE.search(x) or _HOST_FAULT.search(x)]
     return noted[:_MOST_LINES] + lines[-_MOST_LINES:]

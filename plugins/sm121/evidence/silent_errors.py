@@ -30,12 +30,15 @@ class SilentError:
 
 
 def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
-    """What messages of the kernel report, each error once."""
-    causes = map(classify_lines, ([message] for message in messages))
-    errors = (
-        SilentError(True, cause.kind, cause.summary, f"{cause.remedy} (ask: {cause.owner})")
-        for cause in causes
-    )
+    """What messages of the kernel report, each error once; of one without a row its words."""
+    errors = []
+    for message in messages:
+        cause = classify_lines([message])
+        known = cause.kind != "unknown"
+        certain = known and "Killed process" not in message  # which may be somebody else's
+        line = cause.summary if known else message.partition("] ")[2] or message
+        remedy = f"{cause.remedy} (ask: {cause.owner})"
+        errors.append(SilentError(certain, cause.kind, line, remedy))
     return list(dict.fromkeys(errors))
 
 
@@ -91,7 +94,8 @@ class ErrorReader:
             return
         if ends:
             del self._stacks[line.process]
-        excerpt = cut(line.text)
+        excerpt, is_error = cut(line.text), line.level in ("ERROR", "CRITICAL")
+        is_error |= line.level is None and bool(any_of(self._markers.error).search(line.text))
         for entry in self._never_green:
             if entry.search(line) is not None:
                 yield SilentError(True, entry.kind, excerpt, entry.remedy or "")
@@ -99,8 +103,6 @@ class ErrorReader:
         if ends and stack is not None and stack[1]:
             why = "read the stack in the log: an exception of the engine is no refusal of a request"
             yield SilentError(line.level not in QUIET_LEVELS, _TRACEBACK, excerpt, why)
-        elif (ends or line.level in ("ERROR", "CRITICAL")) and not any(
-            row.regex.search(line.text) for row in self._accepted
-        ):
+        elif (ends or is_error) and not any(row.regex.search(line.text) for row in self._accepted):
             why = "read the log; if a healthy server says it, it needs a row of [[accepted]]"
             yield SilentError(False, "unknown", excerpt, why)

@@ -54,14 +54,7 @@ def _note(file: Path, cause: Cause, bundle: Path) -> None:
     if not file.is_file():
         return
     report = json.loads(file.read_text("utf-8"))
-    report["crashes"].append(
-        {
-            "kind": cause.kind,
-            "summary": cause.summary,
-            "owner": cause.owner,
-            "test": None,
-            "bundle": str(bundle.relative_to(file.parent)),
-        }
-    )
+    crash = {**cause.model_dump(include={"kind", "summary", "owner"}), "test": None}
+    report["crashes"].append({**crash, "bundle": str(bundle.relative_to(file.parent))})
     report["reason"] = f"the run has not finished: {cause.summary}"
     write_text(json.dumps(report, indent=2) + "\n", file)

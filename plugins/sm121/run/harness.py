@@ -260,8 +260,7 @@ class Harness(RunRecord):
             silent.append("the model's digest (the attached server's files are not known)")
         if silent:
             line = f"kernel path of {name}: no line shows {', '.join(silent)}"
-            if line not in self.file.remarks:
-                self.remark(line, at_once=False)
+            self.remark(line, at_once=False)
         self._judged_paths.setdefault(name, (server, set()))[1].update(wrong)
         return wrong
 

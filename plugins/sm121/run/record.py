@@ -51,9 +51,11 @@ class RunRecord(ABC):
         return redact(text, self.secrets)
 
     def remark(self, line: str, *, at_once: bool = True) -> None:
-        """Keep a remark: worth knowing, and without effect on any verdict. It is shown ``at_once``
-        too, or only counted at the end."""
+        """Keep a remark, once: worth knowing, and without effect on any verdict. It is shown
+        ``at_once`` too, or only counted at the end."""
         line = printable(self.redact(line))
+        if line in self.file.remarks:
+            return
         self.file.remarks.append(line)
         if at_once or self.verbose:
             self.say("note", line)

@@ -128,7 +128,6 @@ class CrashDesk:
         dying = self._is_dying(error)
         since = managed.launched if managed is not None and managed.launched else session.started
         kernel = kernel_messages.since(since)
-        before, after = session.cgroup_before, cgroup.memory_events()
         exits = managed.exits() if managed is not None else []
         tree = managed.look_at_tree() if managed is not None else []
         cause = self._cause(error, managed if dying else None, tree)
@@ -137,9 +136,7 @@ class CrashDesk:
                 cause,
                 exits=exits,
                 kernel=kernel,
-                kills=0
-                if isinstance(before, str) or isinstance(after, str)
-                else after.get("oom_kill", 0) - before.get("oom_kill", 0),
+                kills=cgroup.kills(session.cgroup_before),
                 pids=managed.known_pids if managed is not None else set(),
             )
         if session.aborted is not None:
@@ -157,8 +154,8 @@ class CrashDesk:
             exits=exits,
             tree=tree,
             kernel=kernel,
-            cgroup_before=before,
-            cgroup_after=after,
+            cgroup_before=session.cgroup_before,
+            cgroup_after=cgroup.memory_events(),
             memory=self._memory(),
             in_flight=None if observer is None else observer.under_way(),
             metrics=self._metrics(managed),

@@ -157,18 +157,17 @@ class Session(Harness):
             kernel = kernel_messages.since(self.started)
         else:
             kernel = KernelMessages(unavailable="the server runs on another machine")
-        remarks = []
         if uses_gpu and kernel.unavailable is not None:
             self.kernel_unread = f"not proven: that the kernel saw no error ({kernel.unavailable})"
-            remarks = [self.kernel_unread]
-        of_gpu, faults = kernel.xids or kernel.no_memory, kernel.memory_faults
+            self.remark(self.kernel_unread, at_once=False)
+        of_gpu, faults = kernel.xids or kernel.no_memory, kernel.host_faults
+        if kills := cgroup.kills(self.cgroup_before):
+            faults.append(f"the control group, whose memory ran out, killed {kills} processes")
         if uses_gpu:
-            faults = [*faults, *of_gpu]
+            faults += of_gpu
         elif of_gpu:
-            remarks = [f"of a GPU, which no server of this run uses: {of_gpu[0].strip()[:200]}"]
-        for remark in remarks:
-            if remark not in self.file.remarks:
-                self.remark(remark, at_once=False)
+            line = f"of a GPU, which no server of this run uses: {of_gpu[0].strip()[:200]}"
+            self.remark(line, at_once=False)
         if faults and not self.file.crashes:
             self.decide_silent(silent_errors.of_the_kernel(faults), "messages of the kernel")
 
