@@ -1,6 +1,6 @@
 """The memory counters of a control group, which show whether its limit killed a process."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -11,21 +11,26 @@ def memory_events(pid: int | str = "self") -> dict[str, int] | str:
     has of it), or why there are none."""
     try:
         groups = Path(f"/proc/{pid}/cgroup").read_text("ascii", "replace").splitlines()
+        file = next(filter(Path.is_file, _files(groups)), None)
+        if file is None:
+            return "no memory controller is mounted"
+        pairs = [line.partition(" ") for line in file.read_text("ascii", "replace").splitlines()]
+        events = {name: int(value) for name, _, value in pairs if value.isdecimal()}
+        if (failures := file.with_name("memory.failcnt")).is_file():
+            events["failcnt"] = int(failures.read_text("ascii"))
+        return events
     except OSError as error:
         return f"no control group is known: {error}"
+
+
+def _files(groups: list[str]) -> Iterator[Path]:
     for line in groups:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            events = _ROOT / path.lstrip("/") / "memory.events"
+            yield _ROOT / path.lstrip("/") / "memory.events"
         elif "memory" in controllers.split(","):
-            events = _ROOT / "memory" / path.lstrip("/") / "memory.oom_control"
-            if not events.is_file():  # in a container its own group is mounted at the root
-                events = _ROOT / "memory" / "memory.oom_control"
-        else:
-            continue
-        if events.is_file():
-            return _read(events)
-    return "no memory controller is mounted"
+            yield _ROOT / "memory" / path.lstrip("/") / "memory.oom_control"
+            yield _ROOT / "memory" / "memory.oom_control"  # of a container's own group
 
 
 def kills(before: Mapping[str, int] | str) -> int:
@@ -34,16 +39,3 @@ def kills(before: Mapping[str, int] | str) -> int:
     if isinstance(before, str) or isinstance(now, str):
         return 0
     return now.get("oom_kill", 0) - before.get("oom_kill", 0)
-
-
-def _read(file: Path) -> dict[str, int] | str:
-    try:
-        lines = file.read_text("ascii", "replace").splitlines()
-    except OSError as error:
-        return f"{file}: {error}"
-    pairs = (line.partition(" ")[::2] for line in lines)
-    events = {name: int(value) for name, value in pairs if value.isdecimal()}
-    failures = file.with_name("memory.failcnt")
-    if failures.is_file():
-        events["failcnt"] = int(failures.read_text("ascii"))
-    return events

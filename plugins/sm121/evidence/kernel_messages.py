@@ -75,12 +75,12 @@ def since(monotonic_s: float) -> KernelMessages:
             reasons.append(f"{name}: {error}")
             continue
         if answer.returncode != 0:
-            why = f"{answer.stderr.strip().splitlines()[-1:] or answer.returncode}"
+            cause = f"{answer.stderr.strip().splitlines()[-1:] or answer.returncode}"
         elif answer.stdout.strip() and not any(map(_STAMP.match, answer.stdout.splitlines())):
-            why = "its lines have no times"
+            cause = "its lines have no times"
         else:
             return KernelMessages(tuple(_later(answer.stdout, monotonic_s)))
-        reasons.append(f"{name}: {why}")
+        reasons.append(f"{name}: {cause}")
     return KernelMessages(unavailable="; ".join(reasons))
 
 

@@ -34,9 +34,9 @@ def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
     errors = []
     for message in messages:
         cause = classify_lines([message])
-        known = cause.kind != "unknown"
-        certain = known and "Killed process" not in message  # which may be somebody else's
-        line = cause.summary if known else message.partition("] ")[2] or message
+        unclear = cause.kind == "unknown"
+        certain = not unclear and "Killed process" not in message  # which may be another's
+        line = message.partition("] ")[2] or message if unclear else cause.summary
         remedy = f"{cause.remedy} (ask: {cause.owner})"
         errors.append(SilentError(certain, cause.kind, line, remedy))
     return list(dict.fromkeys(errors))
