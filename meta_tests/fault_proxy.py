@@ -145,7 +145,8 @@ class FaultProxy:
     @contextlib.contextmanager
     def listening(cls, upstream: str, fault: Fault, key: str = "") -> Iterator[FaultProxy]:
         """One on a free loopback port, for as long as a block lasts."""
-        with httpx.Client(timeout=120.0, trust_env=False) as http:
+        limits = httpx.Limits(max_connections=None)
+        with httpx.Client(timeout=120.0, trust_env=False, limits=limits) as http:
             proxy = cls(upstream, fault, key, http)
             with serving(_handler(proxy)) as proxy.base_url:
                 yield proxy
@@ -166,20 +167,25 @@ class FaultProxy:
         fault, content = self._fault, request.content
         if (body := request.body) is not None and request.path in (COMPLETIONS, CHAT, RESPONSES):
             content = json.dumps(fault.request(body)).encode()
+        answer = self._ask(replace(request, content=content))
+        if answer.status != 200 or request.path not in (COMPLETIONS, CHAT, RESPONSES):
+            return answer
+        changed = broken(
+            fault, request.path, answer.content_type, answer.content.decode("utf-8", "replace")
+        )
+        return replace(answer, content=changed.encode())
+
+    def _ask(self, request: Request) -> Answer:
+        """What the server behind says."""
+        key = f"Bearer {self._key}" if request.key is None else request.key
         sent = self._http.build_request(
             request.method,
             self._upstream + request.path,
-            content=content,
-            headers={
-                "Content-Type": "application/json",
-                "Authorization": f"Bearer {self._key}" if request.key is None else request.key,
-            },
+            content=request.content,
+            headers={"Content-Type": "application/json", "Authorization": key},
         )
         answer = self._http.send(sent)
-        kind, changed = answer.headers.get("content-type", ""), answer.content
-        if answer.status_code == 200 and request.path in (COMPLETIONS, CHAT, RESPONSES):
-            changed = broken(fault, request.path, kind, answer.text).encode()
-        return Answer(answer.status_code, kind, changed)
+        return Answer(answer.status_code, answer.headers.get("content-type", ""), answer.content)
 
 
 def broken(fault: Fault, path: str, kind: str, content: str) -> str:

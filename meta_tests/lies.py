@@ -11,18 +11,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
+import itertools
 import json
 import os
 import random
 import re
+import subprocess
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent)]
@@ -39,7 +44,8 @@ LEVELS = ("tests/test_smoke.py", "tests/test_correctness.py", "tests/test_stress
 PATHS = (COMPLETIONS, CHAT, RESPONSES)
 SCRIPTED = ("counts the prompt", "leaves out")  # only an engine by script can be told to
 _MOST = 80  # requests of a test that are kept
-_ID = re.compile(r'("id": ?"(?:cmpl|chatcmpl|resp)[-_])([0-9a-f]+)')
+#: Ids in an answer that a server makes anew each time, and the times of answers.
+_ID = re.compile(r'("(?:id|item_id|call_id|response_id)": ?"[a-z]+(?:-tool)?[-_])([0-9a-f]{6,})')
 _CREATED = re.compile(r'("created(?:_at)?": ?)([0-9]+)')
 PLANTED = LIES | {n: f for n, f in SAMPLING.items() if not any(part in n for part in SCRIPTED)}
 
@@ -59,21 +65,22 @@ class Twin:
     exchanges: dict[str, list[tuple[str, Json, str, str]]] = field(default_factory=dict)
 
     def touched(self, lie: Fault) -> list[str]:
-        """The tests of which it would change something, the quickest first."""
+        """The tests of which it would change something: the one that its row names, then the
+        quickest."""
         tests = [test for test in self.seconds if self._touches(lie, test)]
-        return sorted(tests, key=lambda test: ("::test_request[" in test, self.seconds[test]))
+        return sorted(
+            tests,
+            key=lambda test: (
+                not (lie.caught_by and f"{test}[".partition("::")[2].startswith(lie.caught_by)),
+                self.seconds[test],
+            ),
+        )
 
-    def quick(self, lies: Sequence[Fault], seconds: float) -> list[str]:
-        """Of each lie as many tests as the honest run had in so many seconds, and at least one."""
-        tests: dict[str, None] = {}
-        for lie in lies:
-            spent = 0.0
-            for test in self.touched(lie):
-                if spent and spent + self.seconds[test] > seconds:
-                    break
-                spent += self.seconds[test]
-                tests[test] = None
-        return sorted(tests, key=[*self.seconds].index)
+    def within(self, tests: Sequence[str], seconds: float) -> list[str]:
+        """The first of the tests, as many as the honest run had in so many seconds; at least
+        one."""
+        spent = [*itertools.accumulate(self.seconds[test] for test in tests)]
+        return [t for t, s in zip(tests, spent, strict=True) if t == tests[0] or s <= seconds]
 
     def _touches(self, lie: Fault, test: str) -> bool:
         if lie.exchange is not None:
@@ -84,62 +91,72 @@ class Twin:
         )
 
 
-class Recording(FaultProxy):
-    """Keeps what each test asks, and what it is told."""
+class Remembering(FaultProxy):
+    """Gives the answer of the real server again to a request that leaves no choice, under other
+    ids: so a catalogue of many runs takes minutes. The stress level is there to be answered."""
 
+    answers: dict[str, Answer]
+
+    def _ask(self, request: Request) -> Answer:
+        body = request.body or {}
+        decided = body.get("temperature") == 0 or "seed" in body
+        if not decided or request.path not in PATHS or body.get("store") or "stress" in _test():
+            return super()._ask(request)
+        key = json.dumps([request.path, request.key, body | {"cache_salt": None}], sort_keys=True)
+        if (stored := self.answers.get(key)) is None:
+            self.answers[key] = stored = super()._ask(request)
+        new = functools.cache(lambda _old: uuid.uuid4().hex[:16])  # the same in each chunk
+        text = _ID.sub(lambda part: part[1] + new(part[2]), stored.content.decode())
+        text = _CREATED.sub(lambda part: f"{part[1]}{int(time.time())}", text)
+        return replace(stored, content=text.encode())
+
+
+class Recording(FaultProxy):
+    """Asks another proxy, and keeps what each test asks, and what it is told."""
+
+    inner: FaultProxy
     twin: Twin
 
     def answer(self, request: Request) -> Answer:
         answer = super().answer(request)
-        test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
-        rows = self.twin.exchanges.setdefault(test, [])
+        rows = self.twin.exchanges.setdefault(_test(), [])
         if request.path in PATHS and request.body and answer.status and len(rows) < _MOST:
             text = answer.content.decode() if answer.status == 200 else ""
             rows.append((request.path, request.body, answer.content_type, text))
         return answer
 
+    def _ask(self, request: Request) -> Answer:
+        return self.inner.answer(request)
 
-class Remembering(FaultProxy):
-    """Gives the answer of the real server again to a request that leaves no choice, under another
-    id: so a catalogue of many runs takes minutes."""
 
-    answers: dict[str, Answer]
-
-    def answer(self, request: Request) -> Answer:
-        body = request.body or {}
-        decided = body.get("temperature") == 0 or "seed" in body
-        if not decided or request.path not in PATHS or body.get("store"):
-            return super().answer(request)
-        key = json.dumps([request.path, request.key, body | {"cache_salt": None}], sort_keys=True)
-        if (stored := self.answers.get(key)) is None:
-            self.answers[key] = stored = super().answer(request)
-        name = uuid.uuid4().hex[:16]  # the same in each chunk of a stream
-        text = _ID.sub(lambda part: part[1] + name, stored.content.decode())
-        text = _CREATED.sub(lambda part: f"{part[1]}{int(time.time())}", text)
-        return replace(stored, content=text.encode())
+def _test() -> str:
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
 
 
 @dataclass
 class Bench:
     """A real server behind two proxies. `limits`: seconds of the honest run, of whose tests a pair
-    is told, and a lie that none noticed. A later run reads what is in `state`."""
+    is told, and a lie that none noticed; `part`: of the tests that take part. A later run reads
+    what is in `state`."""
 
     proxies: tuple[FaultProxy, FaultProxy]
     key: str
     state: Path
     limits: tuple[float, float]
+    part: Callable[[str], bool]
     twin: Twin = field(default_factory=Twin)
 
     @classmethod
     @contextlib.contextmanager
     def at(cls, url: str, key: str, *arguments: Any) -> Iterator[Bench]:
         """In front of a server that runs."""
+        limits = httpx.Limits(max_connections=None)
         with (
-            Remembering.listening(url, NO_FAULT, key) as memory,
-            FaultProxy.listening(memory.base_url, NO_FAULT) as inner,
-            Recording.listening(inner.base_url, NO_FAULT) as outer,
+            httpx.Client(timeout=300.0, trust_env=False, limits=limits) as http,
+            Recording.listening(url, NO_FAULT) as outer,
         ):
-            memory.answers = {}
+            outer.inner = inner = Remembering(url, NO_FAULT, key, http)
+            inner.answers = {}
             bench = cls((outer, inner), key, *arguments)
             outer.twin = bench.twin
             yield bench
@@ -158,10 +175,12 @@ class Bench:
                 print(f"WITHOUT A LIE {verdict}: {test}: {message}", flush=True)
         file.write_text(json.dumps(vars(self.twin)), "utf-8")
 
-    def fails(self, lies: Sequence[Fault], tests: Sequence[str]) -> dict[str, str]:
-        """The tests that fail against these lies together, with what they say."""
-        verdicts = self._verdicts(lies, tests) if tests else []
-        return {test: message for test, verdict, message, _ in verdicts if verdict == "FAIL"}
+    def fails(self, lies: Sequence[Fault], tests: Sequence[str], *options: str) -> dict[str, str]:
+        """The tests that fail against these lies together and not without, with what they say."""
+        verdicts = self._verdicts(lies, tests, *options) if tests else []
+        failed = {test: message for test, verdict, message, _ in verdicts if verdict == "FAIL"}
+        honest = self._verdicts((), [*failed]) if failed else []
+        return {test: failed[test] for test, verdict, _, _ in honest if verdict == "PASS"}
 
     def _verdicts(
         self, lies: Sequence[Fault], tests: Sequence[str], *options: str
@@ -174,29 +193,51 @@ class Bench:
         return [(*test, s) for test, s in zip(outcome.tests, outcome.each_s, strict=True)]
 
     def pair(self, names: tuple[str, str]) -> None:
-        """Run a pair, then each of both against what failed; keep a row of each."""
-        began = time.monotonic()
+        """Run a pair, then each of both against what failed, and against other tests until one
+        notices it; keep a row of each."""
+        began, before = time.monotonic(), self.results()
         lies = [PLANTED[name] for name in names]
-        together = self.fails(lies, tests := self.twin.quick(lies, self.limits[0]))
-        touched = [self.twin.touched(lie) for lie in lies]
-        for name, lie, asked, others in zip(names, lies, touched, touched[::-1], strict=True):
-            alone = {t: said for t, said in together.items() if t in asked and t not in others}
-            unclear = [test for test in together if test in asked and test in others]
-            alone = alone or self.fails([lie], unclear)
-            asked = [test for test in asked if test in tests]
-            if not alone:
-                asked = self.twin.quick([lie], self.limits[1])
-                alone = self.fails([lie], asked)
-            other = names[names[0] == name]
-            row = {"lie": name, "with": other, "tests": len(asked), "fails": alone}
+        touched = [[*filter(self.part, self.twin.touched(lie))] for lie in lies]
+        new = [name not in before for name in names]
+        first = [test for tests, is_new in zip(touched, new, strict=True) if is_new
+                 for test in self.twin.within(tests, self.limits[0])]  # fmt: skip
+        together = self.fails(lies, [*dict.fromkeys(first)])
+        for name, lie, tests, others in zip(names, lies, touched, touched[::-1], strict=True):
+            row = before.get(name, {"lie": name, "with": [*names][name == names[0]], "asked": []})
+            if name in before and self.done(row, tests):
+                continue
+            alone = {t: said for t, said in together.items() if t in tests and t not in others}
+            unclear = [test for test in together if test in tests and test in others]
+            row["asked"] = [test for test in tests if test in {*row["asked"], *first}]
+            row["fails"] = alone or self.fails([lie], unclear)
+            self._until_noticed(lie, tests, row)
             with (self.state / "rows.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-            print(f"{time.monotonic() - began:.0f} s, {len(alone)} tests: {name}", flush=True)
+            seconds = time.monotonic() - began
+            print(
+                f"{seconds:.0f} s, {len(row['fails'])} of {len(row['asked'])}: {name}", flush=True
+            )
+
+    def _until_noticed(self, lie: Fault, tests: Sequence[str], row: Json) -> None:
+        """Ask the other tests, the quickest first, each time for as long as all before."""
+        while not self.done(row, tests):
+            spent = sum(self.twin.seconds[test] for test in row["asked"])
+            left = [test for test in tests if test not in row["asked"]]
+            more = self.twin.within(left, max(spent, self.limits[0]))
+            row["asked"] += more
+            row["fails"] = self.fails([lie], more, "--maxfail=1")
+
+    def done(self, row: Json, tests: Sequence[str]) -> bool:
+        """Whether a lie was noticed, or all were asked that may be."""
+        left = [test for test in tests if test not in row["asked"]]
+        spent = sum(self.twin.seconds[test] for test in row["asked"])
+        return bool(row.get("fails") or not left or spent > self.limits[1])
 
     def results(self) -> dict[str, Json]:
-        """The rows so far, by lie."""
+        """The rows so far, by lie; another process may be writing one."""
         file = self.state / "rows.jsonl"
-        lines = file.read_text("utf-8").splitlines() if file.is_file() else []
+        text = file.read_text("utf-8") if file.is_file() else ""
+        lines = text.rpartition("\n")[0].splitlines()
         return {row["lie"]: row for row in map(json.loads, lines)}
 
 
@@ -213,8 +254,10 @@ def page(rows: dict[str, Json], twin: Twin, seed: int, seconds: float) -> str:
         "",
         "Two proxies in front of the real vLLM (0.32, CPU, the canary) tell a lie each. Pairs are "
         "drawn from a seed. Of the tests of smoke, correctness and stress that a lie touches, the "
-        "quickest run against both. A test that fails has noticed a lie where the other does not "
-        "touch it; else it runs against each alone. A lie that nobody noticed runs alone.",
+        "one that its row names and the quickest run against both. A test that fails has noticed a "
+        "lie where the other does not touch it; else it runs against each alone. A lie that none "
+        "noticed runs alone against the others, until one does. Each test that failed then passed "
+        "without a lie.",
         "",
         f"**{len(rows) - len(unseen)} of {len(rows)} lies were noticed ({share:.1f} %).** Without "
         f"a lie {len(twin.seconds)} tests passed behind the proxies; only these take part. "
@@ -230,7 +273,7 @@ def page(rows: dict[str, Json], twin: Twin, seed: int, seconds: float) -> str:
         by = ", ".join(f"`{test}`" for test in short[:3])
         by += f" and {len(short) - 3} more" if len(short) > 3 else ""
         message = cell(next(iter(notices.values()), "-"), 150)
-        cells = name, by or "**none**", str(row["tests"]), message, row["with"]
+        cells = name, by or "**none**", str(len(row["asked"])), message, row["with"]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Not noticed", ""]
     lines += [f"- **{name}**: {PLANTED[name].why or 'not yet known why'}." for name in unseen]
@@ -243,8 +286,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--state", type=Path, help="a folder; what is in it is not run again")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of the honest run, for a lie")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of the honest run, for a lie")
     parser.add_argument("--whole", type=float, default=float("inf"), help="where none noticed it")
+    parser.add_argument("--processes", type=int, default=1, help="at once, but for stress")
+    parser.add_argument("--part", type=int, help="of the processes; the stress level left out")
     parser.add_argument("--only", default="", metavar="EXPRESSION", help="of the tests, as -k")
     parser.add_argument("--base-url", help="a server that runs, in place of one that is started")
     parser.add_argument("--key", default="")
@@ -261,12 +306,25 @@ def main() -> int:
             endpoint = managed.start().endpoint
             stack.callback(managed.stop)
             url, key = endpoint.base_url, endpoint.api_key
-        limits = options.seconds, options.whole
-        bench = stack.enter_context(Bench.at(url, key, state, limits))
+        limits, part = (options.seconds, options.whole), options.part
+        quiet: Callable[[str], bool] = lambda test: part is None or "stress" not in test  # noqa: E731
+        bench = stack.enter_context(Bench.at(url, key, state, limits, quiet))
         bench.honest(options.only)
-        for pair in pairs(options.names or [*PLANTED], options.seed):
-            if not {*pair} <= bench.results().keys():
-                bench.pair(pair)
+        drawn = pairs(options.names or [*PLANTED], options.seed)
+        if part is not None:
+            drawn = drawn[part :: options.processes]
+        elif options.processes > 1:
+            again = [sys.executable, *sys.argv, f"--state={state}", f"--base-url={url}"]
+            parts = [
+                subprocess.Popen([*again, f"--key={key}", f"--part={number}"])
+                for number in range(options.processes)
+            ]
+            for process in parts:  # what one that dies leaves over is told below
+                process.wait()
+        for pair in drawn:
+            bench.pair(pair)
+        if part is not None:
+            return 0
         rows = bench.results()
         options.output.write_text(
             page(rows, bench.twin, options.seed, time.monotonic() - began), "utf-8"

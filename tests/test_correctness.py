@@ -10,6 +10,7 @@ import pytest
 from sm121.answers import accuracy, golden, log_probabilities, oracle_file, prompts
 from sm121.api import (
     chats,
+    defaults,
     endings,
     harmony,
     logprobs,
@@ -47,11 +48,6 @@ def test_log_probabilities_are_finite(sdk):
     logprobs.are_finite(sdk)
 
 
-def test_streaming_equals_not_streaming(sdk, attempts):
-    """A streamed answer has the same tokens and usage as one that is not streamed."""
-    streaming.equals_not_streaming(sdk, attempts)
-
-
 @contract
 def test_same_seed_same_tokens(sdk, attempts):
     """Sampling twice with one seed gives the same tokens. Another seed may differ."""
@@ -64,6 +60,12 @@ def test_seed_is_used(sdk):
     options = {"max_tokens": 8, "temperature": 2.0, "extra_body": {"ignore_eos": True}}
     different = {tuple(sdk.complete(seed=n, **options).choices[0].token_ids) for n in range(8)}
     require(len(different) > 1, "different seeds can differ", f"{different} eight times")
+
+
+@contract
+def test_what_is_not_sent_is_as_promised(api, server, attempts):
+    """What is sampled without parameters is what the checkpoint's, or neutral, ones give."""
+    defaults.hold(api, defaults.promised(api, server), attempts)
 
 
 def test_samples_follow_the_temperature(sampler):
@@ -111,8 +113,7 @@ def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mi
 
 @pytest.mark.ability("oracle")
 def test_generated_log_probabilities_agree_with_the_oracle(asker, reference, conformance):
-    """Decoding chooses the best token, and all log-probabilities reported at its place are
-    right."""
+    """Decoding chooses the best token, and all log-probabilities at its place are right."""
     line = log_probabilities.generations_agree(asker, reference, oracle_file.prompts())
     conformance.remark(f"oracle: {line}")
 
@@ -144,7 +145,7 @@ def test_one_prefill_equals_a_chunked_one(continuations):
 
 
 def test_streamed_ids_equal_those_at_once(continuations):
-    """Streaming does not change the tokens, the text or their number."""
+    """Streaming does not change the tokens, the text, their number or how they end."""
     continuations.equal_streamed()
 
 
@@ -182,8 +183,7 @@ def test_speculation_keeps_the_targets_log_probabilities(speculation, conformanc
 
 
 def test_speculation_keeps_the_targets_distribution(speculation, conformance):
-    """Each of the four likeliest tokens is sampled as often as its probability says. A right server
-    fails once in a million runs."""
+    """The four likeliest tokens are sampled as often as promised; one false alarm in a million."""
     conformance.remark(f"speculation: {speculation.samples_follow_the_target()}")
 
 
@@ -320,12 +320,8 @@ def test_max_completion_tokens_limits_a_chat(api, profile):
 
 @contract
 def test_min_tokens_is_kept(api, profile):
-    """The answer does not end before min_tokens, where it would otherwise have ended."""
-    api.capabilities.require("min_tokens")
-    least = endings.natural_length(api, profile.correctness) + 6
-    answer = api.complete(harmony.PROMPT, min_tokens=least, max_tokens=least + 6)
-    counted = answer["usage"]["completion_tokens"]
-    require(counted >= least, f"at least {least} tokens", counted)
+    """No answer ends before min_tokens, and one that would end anywhere ends right there."""
+    endings.min_tokens_is_kept(api, profile.correctness)
 
 
 @contract
@@ -365,6 +361,12 @@ def test_logit_bias_is_obeyed(api):
 def test_log_probabilities_name_the_chosen_token(api):
     """There is one entry a token. The greedy choice is the likeliest of those listed."""
     logprobs.name_the_chosen_token(api)
+
+
+@pytest.mark.parametrize("in_chats", [False, True], ids=["completions", "chats"])
+def test_greedy_takes_the_likeliest_token(api, in_chats):
+    """At temperature 0 each token is the likeliest, in open texts and in dozens of chats."""
+    logprobs.greedy_is_the_likeliest(api, in_chats=in_chats)
 
 
 @contract
@@ -493,6 +495,13 @@ def test_deltas_add_up_to_the_message(api, profile, with_tools):
 
 
 @contract
+@pytest.mark.parametrize("kind", ["completion", "chat", "response"])
+def test_a_stream_keeps_every_character(api, kind, attempts):
+    """A text beyond ASCII is the same streamed and at once, also where tokens cut characters."""
+    streaming.keeps_every_character(api, kind, attempts)
+
+
+@contract
 def test_a_response_has_reasoning_and_message(api, profile):
     """A response has a reasoning item, a message item and the status completed."""
     responses.has_reasoning_and_message(api, profile.correctness)
@@ -515,9 +524,9 @@ def test_a_response_calls_a_tool_and_reads_its_result(api, profile):
 
 
 @contract
-def test_events_of_a_response_add_up(api, judge, profile):
-    """The events come in order, and their deltas add up to the text of the response."""
-    responses.events_add_up(api, judge, profile.correctness)
+def test_events_of_a_response_add_up(api, judge, profile, attempts):
+    """The events come in order, and their deltas add up to the response that comes at once."""
+    responses.events_add_up(api, judge, profile.correctness, attempts)
 
 
 # Structured output: every sample is valid, also where the model prefers other text.
@@ -615,20 +624,14 @@ def test_the_sdk_reads_what_the_server_says(sdk, profile):
 @contract
 @pytest.mark.parametrize("logprobs", [None, 2], ids=["plain", "with log-probabilities"])
 def test_streams_are_as_published(api, logprobs):
-    """Chunks follow their schema: one id, one finish_reason, usage in the last, [DONE] at the
-    end."""
+    """Chunks follow their schema: one id, one finish_reason, usage in the last, then [DONE]."""
     streaming.is_as_published(api, logprobs)
 
 
 @courtesy
-def test_answers_have_ids_and_times(api):
-    """No two answers have the same id. Their times are Unix times in seconds."""
-    answers = [api.complete(PROMPT, max_tokens=1) for _ in range(3)]
-    ids = {answer["id"] for answer in answers}
-    require(len(ids) == len(answers), f"{len(answers)} ids", len(ids), evidence=sorted(ids))
-    times = [answer["created"] for answer in answers]
-    right = all(1_500_000_000 < time < 10_000_000_000 for time in times)
-    require(right, "seconds since 1970", "another time", evidence=times)
+def test_answers_have_ids_and_times(api, profile):
+    """No id of an answer, an item or a call comes twice. Times are Unix times in seconds."""
+    endings.are_told_apart(api, profile.correctness)
 
 
 @contract
@@ -642,8 +645,7 @@ def test_a_stream_without_usage_has_none(api):
 @contract
 @pytest.mark.api_cases
 def test_request(judge, case):
-    """A request is served, or refused with a 4xx and an error object. The server then answers as
-    before."""
+    """A request is served, or refused with a 4xx and an error object; all is then as before."""
     judge(case)
 
 
@@ -654,8 +656,7 @@ def test_an_error_of_a_stream_is_an_error(api):
 
 
 def test_no_harmony_error_in_the_log(server):
-    """None of the requests of this level broke harmony's parser. This is the last test of the
-    level."""
+    """No request of this level, of which this is the last test, broke harmony's parser."""
     if server.log is None:
         raise NotRun(server.why_no_log)
     lines = harmony.errors_in(server.log)

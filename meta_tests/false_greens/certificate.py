@@ -388,10 +388,8 @@ def _undecided() -> VerdictFile:
 
 
 CASES = [
-    _compare_case(
-        "compare: a profile of one's own under the name of another", {"profile": "p2"},
-        "differ in profile gb10: p1 and p2",
-    ),
+    _compare_case("compare: a profile of one's own under the name of another", {"profile": "p2"},
+        "differ in profile gb10: p1 and p2"),
     _compare_case("compare: another machine", {"machine": {"gpu": "H200"}}, "machine's gpu"),
     _compare_case("compare: one round instead of five", {"options": {"--rounds": "1"}}, "--rounds"),
     Case(_12, "compare: a run whose fingerprint was taken out",
@@ -406,22 +404,18 @@ CASES = [
          lambda place: _weights(place, True), lambda place: _weights(place, False), "differs"),
     *(
         _trick_case(trick.name, trick.said, "quick" if trick.name in _QUICK else "all")
-        for trick in TRICKS
-    ),
+        for trick in TRICKS),
     _gap_case("a test of the suite is not there", _without_a_test, "test_known_answers"),
     _gap_case("a gate without a number", lambda file: file.metrics.clear(), "has no number"),
     _gap_case("a gate without a number that is waived", _failed_and_waived, "has no number"),
     *(
         _gap_case(name, change, "no certificate waives a gate or a blocker", _waive_a_contract)
-        for name, change in {
-            "a waiver for each test": lambda file: waive(file, ""),
+        for name, change in {"a waiver for each test": lambda file: waive(file, ""),
             "a waiver for 135 of 150 tests": lambda file: waive(
-                file, *(test.id for number, test in enumerate(file.tests) if number % 10)
-            ),
+                file, *(test.id for number, test in enumerate(file.tests) if number % 10)),
             "a waived gate, at 20 tok/s": _waive_a_slow_gate,
             "a waived blocker of correctness": lambda file: waive(file, "test_known_answers"),
-        }.items()
-    ),
+        }.items()),
     _changed_case("a test that was changed", _change, _TEST),
     _changed_case("changed, and git told to take it for unchanged", _change_unseen, _TEST),
     _changed_case("changed, and git told not to look", _skip_worktree, _TEST),
@@ -434,70 +428,49 @@ CASES = [
     _excused_case("an error under an xfail mark", "nothing_known", "no xfail mark"),
     _waiver_case("a waiver for a whole level", "tests/test_stress.py::*", 1, "without wildcards"),
     _waiver_case(
-        "a waiver for ten years", "tests/test_stress.py::test_soak", 3650, "within 90 days"
-    ),
+        "a waiver for ten years", "tests/test_stress.py::test_soak", 3650, "within 90 days"),
     Case(_13, "no level is there, and an architecture was asked for",
          lambda place: _no_level(place, "meta_tests/scenarios/foreign.py"),
          lambda place: _no_level(place, "meta_tests/scenarios/kernel_resume.py::test_first[False]"),
          "no test of a level was collected", slow=True),
     _resume_case("another configuration", {"configuration": "marlin"}, "another configuration"),
     _resume_case("other arguments", {"arguments": []}, "another engine's arguments"),
-    _resume_case(
-        "another commit", {"sources": {"vllm": "0.33.0 def"}}, "another version of vllm"
-    ),
+    _resume_case("another commit", {"sources": {"vllm": "0.33.0 def"}}, "another version of vllm"),
     _resume_case(
         "changes that are not committed", {"sources": {"vllm": "0.33.0 abc with changes 12"}},
-        "another version of vllm",
-    ),
+        "another version of vllm"),
     _resume_case("another checkpoint", {"model": "m2"}, "another model's digest"),
     _resume_case("another provider", {"provider": "mine:it 12"}, "another kernel provider"),
-    Case(
-        _14, "a verdict that was edited",
+    Case(_14, "a verdict that was edited",
         lambda place: _resumed(
             place, "fault", tests=[TestReport(id="one", level="kernel", verdict="FAIL")],
-            edit={"tests": [{"id": "one", "level": "kernel", "verdict": "PASS"}]},
-        ),
-        lambda place: _resumed(place, "clean"), "was changed after it was written",
-    ),
+            edit={"tests": [{"id": "one", "level": "kernel", "verdict": "PASS"}]}),
+        lambda place: _resumed(place, "clean"), "was changed after it was written"),
     Case(
         _14, "a rate", lambda place: _resumed(place, "fault", may=()),  # its test measures
-        lambda place: _resumed(place, "clean"), "run again",
-    ),
-    _merge_case(
-        "a shard that the memory floor ended", lambda: [_shard(2, crashes=[_FLOOR])],
-        "the run was ended: 0.2 GiB",
-    ),
+        lambda place: _resumed(place, "clean"), "run again"),
+    _merge_case("a shard that the memory floor ended", lambda: [_shard(2, crashes=[_FLOOR])],
+        "the run was ended: 0.2 GiB"),
     _merge_case("a shard that ended INCONCLUSIVE", lambda: [_undecided()], "no space left"),
     _merge_case("another model", lambda: [_shard(2, asked={"model": "m2"})], "model's digest"),
-    _merge_case(
-        "another configuration", lambda: [_shard(2, asked={"configuration": "marlin"})],
-        "another configuration",
-    ),
+    _merge_case("another configuration", lambda: [_shard(2, asked={"configuration": "marlin"})],
+        "another configuration"),
     _merge_case("other arguments", lambda: [_shard(2, asked={"arguments": []})], "arguments"),
     _merge_case("other waivers", lambda: [_shard(2, asked={"waivers": "w"})], "waivers"),
     _merge_case(
-        "other options", lambda: [_shard(2, asked={"options": {"--rounds": "1"}})], "--rounds"
-    ),
+        "other options", lambda: [_shard(2, asked={"options": {"--rounds": "1"}})], "--rounds"),
     _merge_case(
-        "another day", lambda: [_shard(2, started="2026-11-13T10:00:00+00:00")], "another day"
-    ),
+        "another day", lambda: [_shard(2, started="2026-11-13T10:00:00+00:00")], "another day"),
     _merge_case("one shard twice", lambda: [_shard(1)], "is there twice"),
     _merge_case(
-        "a test that no shard had", lambda: [_shard(2, tests=[])], "no shard had 1 of the run's"
-    ),
-    _merge_case(
-        "a shard that had the tests of another",
+        "a test that no shard had", lambda: [_shard(2, tests=[])], "no shard had 1 of the run's"),
+    _merge_case("a shard that had the tests of another",
         lambda: [_shard(2, tests=[TestReport(id="one", level="kernel", verdict="PASS")])],
-        "no shard had 1 of the run's tests (two)",
-    ),
+        "no shard had 1 of the run's tests (two)"),
     _merge_case("a shard that is missing", lambda: [], "missing"),
-    _merge_case(
-        "a verdict that was edited",
+    _merge_case("a verdict that was edited",
         lambda: [_shard(2, tests=[TestReport(id="two", level="kernel", verdict="FAIL")])],
-        "was changed after it was written", edit={"verdict": "PASS", "exit_status": 0},
-    ),
-    _merge_case(
-        "a fingerprint that was taken out", lambda: [_shard(2)], "another fingerprint",
-        edit={"fingerprint": None},
-    ),
+        "was changed after it was written", edit={"verdict": "PASS", "exit_status": 0}),
+    _merge_case("a fingerprint that was taken out", lambda: [_shard(2)], "another fingerprint",
+        edit={"fingerprint": None}),
 ]  # fmt: skip

@@ -483,8 +483,7 @@ _CRASH = "7 A crash between tests"
 _ATTACHED = "17 An attached server is replaced behind its URL"
 _PATH = "8 The path is judged once"
 _LOG = "9 Any log proves an attached server"
-CASES = [
-    Case(_CRASH, "SIGSEGV after a test of the smoke level; a later test gets a fresh server",
+CASES = [Case(_CRASH, "SIGSEGV after a test of the smoke level; a later test gets a fresh server",
          run_of_pytest("do=signal&number=11"), run_of_pytest(""),
          "the server ended with status -11"),
     Case(_CRASH, "SIGSEGV after the last look of a script",
@@ -502,16 +501,13 @@ CASES = [
     Case(_CRASH, "its engine core crashes, and it starts another by itself",
          scripted(loses_its_core, "--heals"), scripted(lives, "--heals"),
          "ended by SIGKILL", slow=True),
-    *(
-        Case(_CRASH, f"its engine core ends by signal {number}, and it starts another by itself",
+    *(Case(_CRASH, f"its engine core ends by signal {number}, and it starts another by itself",
              scripted(ends_its_core(number), "--heals"), scripted(lives, "--heals"),
              f"of the engine ended with status -{number}", slow=True)
-        for number in (1, 10, 15)
-    ),
+        for number in (1, 10, 15)),
     *replacements(),
     Case(_CRASH, "it crashes while it is stopped",
-         scripted(lives, "--crashes-at-the-end"), scripted(lives),
-         "it died of SIGSEGV"),
+         scripted(lives, "--crashes-at-the-end"), scripted(lives), "it died of SIGSEGV"),
     Case(_CRASH, "an attached server dies, and the proxy before it answers 502",
          dies_behind_a_proxy(dies=True), dies_behind_a_proxy(dies=False),
          "its model is named no more (/v1/models: HTTP 502)", slow=True),
@@ -525,8 +521,7 @@ CASES = [
          path_in_a_run_of_pytest(FALLBACK), path_in_a_run_of_pytest(ACCEPTED),
          "fallback moe_emulation", slow=True),
     Case(_PATH, "a fallback is logged during a measurement",
-         measured(leaves_the_path=True), measured(leaves_the_path=False),
-         "kernel_path"),
+         measured(leaves_the_path=True), measured(leaves_the_path=False), "kernel_path"),
     Case(_PATH, "FLASHINFER for some layers and TRITON_ATTN for others",
          on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, TRITON),
          on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, FLASHINFER),
@@ -539,56 +534,27 @@ CASES = [
          on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, BANNER, FLASHINFER, LAYOUT),
          on_a_gb10(BANNER, TRITON, OTHER_MOE, BANNER, FLASHINFER, MARLIN, LAYOUT),
          "no line of the log matches"),
-    Case(
-        item=_PATH,
-        name="a user's request has the words that must be seen",
-        fault=on_a_gb10(
-            BANNER,
-            FLASHINFER,
-            LAYOUT,
+    Case(item=_PATH,
+        name="a user's request has the words that must be seen", fault=on_a_gb10(BANNER,
+            FLASHINFER, LAYOUT,
             CORE + "[logger.py:40] Received request cmpl-1: prompt: \"Using 'MARLIN' Mxfp4 MoE "
-            'backend."',
-        ),
-        clean=on_a_gb10(BANNER, FLASHINFER, LAYOUT, MARLIN),
-        expected="no line of the log matches",
-    ),
-    *(
-        Case(
-            item=_LOG,
-            name=name,
-            fault=given_log(writer),
-            clean=given_log(its_own),
-            expected=expected,
-            slow="version" not in name,
-        )
-        for name, writer, expected in (
-            (
-                "a log of another version, which grows with our requests",
-                with_a_start(version="0.24.0"),
-                "the log is of vllm 0.24.0, the server is 0.32.0",
-            ),
-            (
-                "a log of another model, which grows with our requests",
-                with_a_start(model="other", path="/models/other"),
-                "the log is of the model other",
-            ),
-            *(
-                (
-                    f"a log whose start is {when}",
+            'backend."'),
+        clean=on_a_gb10(BANNER, FLASHINFER, LAYOUT, MARLIN), expected="no line of the log matches"),
+    *(Case(item=_LOG,
+            name=name, fault=given_log(writer), clean=given_log(its_own), expected=expected,
+            slow="version" not in name)
+        for name, writer, expected in (("a log of another version, which grows with our requests",
+                with_a_start(version="0.24.0"), "the log is of vllm 0.24.0, the server is 0.32.0"),
+            ("a log of another model, which grows with our requests",
+                with_a_start(model="other", path="/models/other"), "the log is of the model other"),
+            *((f"a log whose start is {when}",
                     with_a_start(at=time.time() + days * 86400),
-                    "the log's last start is of",
-                )
-                for when, days in (("a year old", -363), ("of tomorrow", 1))
-            ),
+                    "the log's last start is of")
+                for when, days in (("a year old", -363), ("of tomorrow", 1))),
             *(
                 (f"a copy of the right log, {which}", writer, "no line of it follows requests")
-                for which, writer in (
-                    ("which does not grow", once(Path.read_text)),
-                    ("to which another process appends", of_another_process),
-                )
-            ),
-        )
-    ),
+                for which, writer in (("which does not grow", once(Path.read_text)),
+                    ("to which another process appends", of_another_process))))),
     Case(_LOG, "a copy of the right log, given to a side of --ab",
          log_of_an_ab_side(once(Path.read_text)), log_of_an_ab_side(its_own),
          "no line of it follows requests", slow=True),
@@ -602,22 +568,14 @@ CASES = [
          given_log(steady_rates_of_others, "--no-access-log"),
          given_log(its_own, "--no-access-log", "--rates"),
          "no line of it follows requests", slow=True),
-    *(
-        Case(
-            item=_LOG,
-            name=f"a fallback after the log was {how}",
-            fault=log_is_moved(move, FALLBACK),
+    *(Case(item=_LOG,
+            name=f"a fallback after the log was {how}", fault=log_is_moved(move, FALLBACK),
             clean=log_is_moved(move, ACCEPTED),
             expected="the server stays on the path of the profile until it is closed",
-            slow=how != "cut",
-        )
-        for how, move in (
-            ("cut", lambda log: os.truncate(log, 0)),
+            slow=how != "cut")
+        for how, move in (("cut", lambda log: os.truncate(log, 0)),
             ("renamed", lambda log: log.rename(log.with_suffix(".1"))),
-            ("removed", Path.unlink),
-        )
-    ),
+            ("removed", Path.unlink))),
     Case(_LOG, "a log whose beginning was rotated away",
-         given_log(beginning_cut_off), given_log(its_own),
-         "it has no start of vllm", slow=True),
+         given_log(beginning_cut_off), given_log(its_own), "it has no start of vllm", slow=True),
 ]  # fmt: skip

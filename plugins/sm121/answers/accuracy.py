@@ -1,7 +1,5 @@
 """A slice of questions with known answers: exact match, its interval, and a paired comparison."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +33,7 @@ class Question(DataTable):
     id: str | None = None
 
     @model_validator(mode="after")
-    def _can_be_missed(self) -> Question:
+    def _can_be_missed(self) -> "Question":
         """An answer that any content would match measures nothing."""
         if self.kind == "number":
             if _number(self.answer) is None:
@@ -212,14 +210,8 @@ def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
     return Paired(gained, lost, len(old) - changed, p_value)
 
 
-def judge(
-    path: Path,
-    baseline: Path | None,
-    ask: Callable[[Question, int], tuple[str, int | None]],
-    profile: Profile,
-    kept: Path,
-    remark: Callable[[str], object],
-) -> None:
+def judge(path: Path, baseline: Path | None, ask: Callable[[Question, int], tuple[str, int | None]],
+          profile: Profile, kept: Path, remark: Callable[[str], object]) -> None:  # fmt: skip
     """Ask the questions of a file, keep the outputs as JSONL, and judge the share that is right.
     ``baseline``: outputs of an earlier run; ``ask`` gives an answer and its number of tokens, for
     the most that there may be. Raises AssertionError: too few are right, or the run is worse than

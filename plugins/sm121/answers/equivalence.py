@@ -83,6 +83,8 @@ class Continuations:
             if streamed.ids == alone.ids:
                 same = streamed.text == alone.text
                 require(same, f"the text {alone.text!r}", repr(streamed.text), of)
+                reason = alone.finish_reason
+                require(streamed.finish_reason == reason, reason, streamed.finish_reason, of)
 
         require_each(equal, self.prompts.prompts[:3])
 

@@ -2,8 +2,6 @@
 broken where no capable model gives it (empty, cut off, `!!!!`), and a miss where it is whole and
 not right. A few misses may be a phrase that a rule does not know; a broken one never is."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
@@ -70,7 +68,7 @@ class Turn(DataTable):
         return bool(self.right or self.content or self.calls)
 
     @model_validator(mode="after")
-    def _given_or_judged(self) -> Turn:
+    def _given_or_judged(self) -> "Turn":
         if self.given is not None and (self.is_judged or self.wrong):
             raise ValueError("expected given, or what counts as right, not both")
         return self
@@ -84,7 +82,7 @@ class Form(DataTable):
     choice: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Form:
+    def _one(self) -> "Form":
         if len(self.model_fields_set) != 1:
             raise ValueError("expected one of json_schema, regex and choice")
         return self
@@ -99,7 +97,7 @@ class Question(DataTable):
     form: Form | None = None
 
     @model_validator(mode="after")
-    def _ends_in_what_is_judged(self) -> Question:
+    def _ends_in_what_is_judged(self) -> "Question":
         if not self.turns[-1].is_judged:
             raise ValueError("turns: expected right, calls or content in the last one")
         return self

@@ -115,14 +115,8 @@ class GoldenComparison:
             evidence = f"the first of {len(wrong)} that differ"
             facts += noted(of(f"prompt {name!r}", [first]), evidence)
         if not self.mean_divergence <= bound.mean_divergence:  # NaN is no agreement
-            facts.append(
-                Fact(
-                    "a mean KL divergence of at most",
-                    value=self.mean_divergence,
-                    limit=bound.mean_divergence,
-                    unit="nats",
-                )
-            )
+            facts.append(Fact("a mean KL divergence of at most", value=self.mean_divergence,
+                         limit=bound.mean_divergence, unit="nats"))  # fmt: skip
         if self.top1 < bound.top1_at_least:
             share, least = 100 * self.top1, 100 * bound.top1_at_least
             facts.append(Fact("of the golden tokens at least", value=share, limit=least, unit="%"))
@@ -134,14 +128,9 @@ class GoldenComparison:
         if beyond := self.beyond(bound):
             raise Unmet(*noted(of(about, beyond), self.summary()))
         if unjudged := sum(j.agreement.unjudged for j in self.judgements):
-            raise NotRun(
-                Fact(
-                    "token ids to ask the rest from (return_token_ids)",
-                    f"{unjudged} tokens after a fork within the noise were not judged",
-                    about,
-                    evidence=self.summary(),
-                )
-            )
+            raise NotRun(Fact("token ids to ask the rest from (return_token_ids)",
+                         f"{unjudged} tokens after a fork within the noise were not judged", about,
+                         evidence=self.summary()))  # fmt: skip
 
     def summary(self) -> str:
         """One line of figures."""
@@ -228,43 +217,22 @@ def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
 
 
 def record(
-    asker: Asker,
-    prompts: PromptSet,
-    *,
-    model: Identity,
-    dtype: str,
-    engine: str,
-    engine_version: str | None,
-    configuration: str,
-    environment: Mapping[str, JsonValue],
-) -> GoldenFile:
+    asker: Asker, prompts: PromptSet, *, model: Identity, dtype: str, engine: str,
+    engine_version: str | None, configuration: str, environment: Mapping[str, JsonValue],
+) -> GoldenFile:  # fmt: skip
     """Ask the prompts one by one and keep the answers. Raises AssertionError: an answer is not fit
     to be trusted; NotRun: the engine gives no log-probabilities."""
     answers = []
     for prompt in prompts.prompts:
         answer = ask(asker, prompt.text, prompt.tokens)
         _hold_fit(prompt, answer.text, asker.positions(answer))
-        answers.append(
-            GoldenAnswer(
-                name=prompt.name,
-                prompt_ids=answer.prompt_ids,
-                text=answer.text,
-                positions=asker.positions(answer),
-            )
-        )
-    return GoldenFile(
-        made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        suite=__version__,
-        model=model,
-        prompt_set=prompts.name,
-        prompt_set_sha256=prompts.sha256,
-        dtype=dtype,
-        engine=engine,
-        engine_version=engine_version,
-        configuration=configuration,
-        environment=dict(environment),
-        answers=tuple(answers),
-    )
+        answers.append(GoldenAnswer(name=prompt.name, prompt_ids=answer.prompt_ids,
+                       text=answer.text, positions=asker.positions(answer)))  # fmt: skip
+    return GoldenFile(made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                      suite=__version__, model=model, prompt_set=prompts.name,
+                      prompt_set_sha256=prompts.sha256, dtype=dtype, engine=engine,
+                      engine_version=engine_version, configuration=configuration,
+                      environment=dict(environment), answers=tuple(answers))  # fmt: skip
 
 
 def compare(
@@ -288,12 +256,8 @@ def compare(
                 f"{origin}: it was recorded with another tokenizer: prompt {prompt.name!r} was "
                 f"{len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
             )
-        judgement = agreement.judge(
-            expected.positions,
-            asker.positions(answer),
-            bound,
-            continuation(asker, ids, prompt.tokens),
-        )
+        judgement = agreement.judge(expected.positions, asker.positions(answer), bound,
+                                    continuation(asker, ids, prompt.tokens))  # fmt: skip
         wrong = judgement.disagreement or _other_text(expected, answer, judgement)
         judgements.append(Judgement(expected.name, judgement, wrong))
     return GoldenComparison(tuple(judgements), tuple(differences(golden.environment, environment)))

@@ -3,8 +3,6 @@ CHECKPOINT -o FILE` makes the file. The correctness level makes it where there i
 served checkpoint. Beside what gpt-oss says it has what an honest engine would say that rounds
 (`sm121.oracles.rounding`), and what models with one small mistake would say."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import datetime
@@ -103,7 +101,7 @@ def long_prompt() -> tuple[str, list[int]]:
     return f"{name}, over and over", ids[:LONG_PROMPT_TOKENS]
 
 
-def _with_window(weights: Weights, shift: int) -> Weights:
+def _with_window(weights: "Weights", shift: int) -> "Weights":
     config = dataclasses.replace(weights.config, window=weights.config.window + shift)
     return dataclasses.replace(weights, config=config)
 
@@ -111,13 +109,13 @@ def _with_window(weights: Weights, shift: int) -> Weights:
 class _WithoutSink(Sequence["Layer"]):
     """Layers that are read when they are asked for, one head of one of them without its sink."""
 
-    def __init__(self, layers: Sequence[Layer], layer: int, head: int) -> None:
+    def __init__(self, layers: "Sequence[Layer]", layer: int, head: int) -> None:
         self._layers, self._layer, self._head = layers, layer, head
 
     def __len__(self) -> int:
         return len(self._layers)
 
-    def __getitem__(self, n: int) -> Layer:  # type: ignore[override]
+    def __getitem__(self, n: int) -> "Layer":  # type: ignore[override]
         layer = self._layers[n]
         if n != self._layer:
             return layer
@@ -129,7 +127,7 @@ class _WithoutSink(Sequence["Layer"]):
 _PAST_THE_WINDOW = ("tool call", "mixture of 300", "mixture of 600")
 
 #: Mistakes too small for the tolerance of a coarse dtype, and the prompts that show each best.
-SMALL_MISTAKES: dict[str, tuple[Change, tuple[str, ...]]] = {
+SMALL_MISTAKES: "dict[str, tuple[Change, tuple[str, ...]]]" = {
     "a sliding window of 127": (functools.partial(_with_window, shift=-1), _PAST_THE_WINDOW),
     "a sliding window of 129": (functools.partial(_with_window, shift=1), _PAST_THE_WINDOW),
     "one head without its sink": (
@@ -190,7 +188,7 @@ def make(
     )
 
 
-def _texts(fixed: dict[str, list[int]], long_ids: list[int]) -> list[Text]:
+def _texts(fixed: dict[str, list[int]], long_ids: list[int]) -> "list[Text]":
     """What the oracle scores: the prompts exact and with each rounding, the long prompt, and the
     prompts of each small mistake."""
     from sm121.oracles.rounding import PATHS
@@ -210,7 +208,7 @@ def _texts(fixed: dict[str, list[int]], long_ids: list[int]) -> list[Text]:
     ]
 
 
-def _scored(scores: Scores, tokens: int) -> Scored:
+def _scored(scores: "Scores", tokens: int) -> Scored:
     assert scores.generated_top_ids is not None and scores.generated_top is not None
     return Scored(
         tokens=tokens,
@@ -228,7 +226,7 @@ def _places(ids: list[list[int]], values: list[list[float]]) -> list[Place]:
     ]
 
 
-def _numbers(scores: Scores) -> list[float]:
+def _numbers(scores: "Scores") -> list[float]:
     """Raises ValueError where the oracle itself comes to no number."""
     values = scores.following.tolist()
     if not all(map(math.isfinite, values)):

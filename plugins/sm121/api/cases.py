@@ -4,8 +4,6 @@ Three tiers, as in NiLabs conform: what is *specified* and what is *implied* by 
 *unspecified* is recorded as a note. No tier excuses a 5xx, a request that hangs, or a server that
 serves wrongly afterwards."""
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Callable
@@ -57,7 +55,7 @@ class Case(DataTable):
     why: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _one_body(self) -> Case:
+    def _one_body(self) -> "Case":
         if sum(x is not None for x in (self.raw, self.raw_hex, self.overlong)) > 1:
             raise ValueError("expected one of raw, raw_hex and overlong")
         return self

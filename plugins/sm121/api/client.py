@@ -1,9 +1,10 @@
 """A client that believes nothing: each answer is held against the schema before it is handed on."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from sm121.api import invariants, schema, stream
@@ -47,6 +48,8 @@ class Api:
     endpoint: Endpoint
     capabilities: Capabilities
     timeout_s: float = TIMEOUT_S
+    #: The ids of all answers, of their items and of their calls.
+    every_id: Counter[str] = field(default_factory=Counter)
 
     @property
     def model(self) -> str:
@@ -99,6 +102,9 @@ class Api:
         body = self._body("input", content, options)
         self.capabilities.require(*needed(RESPONSES, body))
         events = self._stream(RESPONSES, {**body, "stream": True})
+        self.every_id.update(
+            invariants.ids([event.get("response") or {} for event in events.chunks])
+        )
         deviation = self.capabilities.deviation("response-events", "unpublished_event")
         _hold(
             RESPONSES,
@@ -122,26 +128,23 @@ class Api:
         answer = self.complete(text, max_tokens=1, return_token_ids=True)
         return list(answer["choices"][0]["prompt_token_ids"])
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None = None,
-        *,
-        key: str | None = None,
-        timeout_s: float | None = None,
-    ) -> Exchange:
+    def send(self, method: str, path: str, content: bytes | None = None, *, key: str | None = None,
+             timeout_s: float | None = None) -> Exchange:  # fmt: skip
         """Any request; whatever comes back, or does not."""
         timeout_s = timeout_s or self.timeout_s
         return send(self.endpoint, method, path, content, key=key, timeout_s=timeout_s)
 
     def _body(self, name: str, value: Any, options: Json) -> Json:
-        return {"model": self.model, name: value, "temperature": 0.0, **options}
+        body = {"model": self.model, name: value, "temperature": 0.0, **options}
+        if body["temperature"] is None:
+            del body["temperature"]
+        return body
 
     def _answer(self, path: str, body: Json, check: Callable[[Json, Json], list[str]]) -> Json:
         self.capabilities.require(*needed(path, body))
         exchange = self.send("POST", path, json.dumps(body).encode())
         answer = _json_of(exchange, path, _KINDS[path])
+        self.every_id.update(invariants.ids([answer]))
         _hold(path, check(answer, body))
         return answer
 
@@ -151,6 +154,7 @@ class Api:
             body = {**body, "stream_options": {"include_usage": True}}
         self.capabilities.require(*needed(path, body))
         chunks = self._stream(path, {**body, "stream": True})
+        self.every_id.update(invariants.ids(chunks.chunks))
         _hold(path, stream.violations(chunks, kind, usage=usage))
         return chunks
 

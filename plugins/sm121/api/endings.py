@@ -1,8 +1,9 @@
 """How an answer ends: by itself, at a limit, at a stop string or token; and how it is counted."""
 
 from collections.abc import Callable
+from typing import Any
 
-from sm121.api import harmony, sampling, stream
+from sm121.api import harmony, sampling, stream, tools
 from sm121.api.client import Api, Json
 from sm121.api.sdk import PROMPT, Sdk
 from sm121.core.level_settings import Correctness
@@ -81,6 +82,54 @@ def counts_are_exact(sdk: Sdk, tokens: int) -> None:
     require(counted == prompt, f"usage of {prompt} prompt tokens", counted)
     reason = choice.finish_reason
     require(reason == "length", "finish_reason length", reason)
+
+
+def min_tokens_is_kept(api: Api, correctness: Correctness) -> None:
+    """An answer does not end before min_tokens, and a bias that would end it at once, by its own
+    end or by a stop token, ends it right there."""
+    api.capabilities.require("min_tokens")
+    least = natural_length(api, correctness) + 6
+    counted = _counted(api, harmony.PROMPT, min_tokens=least, max_tokens=least + 6)
+    require(counted >= least, f"at least {least} tokens", counted)
+    if not api.capabilities.can("logit_bias"):
+        return
+    stop = api.ids(PROMPT)[-1]
+    ends: list[tuple[int, Json]] = [(harmony.RETURN, {}), (stop, {"stop_token_ids": [stop]})]
+    for end, options in ends:
+        options |= {"max_tokens": 24, "logit_bias": {str(end): 100}}
+        without = _counted(api, PROMPT, **options)
+        require(without <= 1, "an end at once", f"{without} tokens", f"logit_bias of token {end}")
+        for least in (3, 8):
+            counted, required = _counted(api, PROMPT, min_tokens=least, **options), least + without
+            require(counted == required, f"{required} tokens", counted, f"min_tokens {least}")
+
+
+def _counted(api: Api, prompt: str, **options: Any) -> int:
+    return int(api.complete(prompt, **options)["usage"]["completion_tokens"])
+
+
+def are_told_apart(api: Api, correctness: Correctness) -> None:
+    """Ids are told once, by answers, items and calls of each kind, and by all that `api` has asked
+    for before. Times are Unix times in seconds."""
+    chat, limit = correctness.chats[0].question, correctness.max_answer_tokens
+    question, can = correctness.tool_calls[0].question, api.capabilities.can
+    times = []
+    for _ in range(3):
+        times.append(api.complete(PROMPT, max_tokens=1)["created"])
+        api.stream_completion(PROMPT, max_tokens=1)
+        if can("chat"):
+            times.append(api.send_chat(chat, max_tokens=1)["created"])
+            api.stream_chat(chat, max_tokens=1)
+        if can("responses"):
+            times.append(api.send_response(chat, max_output_tokens=1)["created_at"])
+    if can("tools"):
+        for _ in range(2):
+            tools.ask(api, question, tools.tools(), limit)
+    repeated = {name: times for name, times in api.every_id.items() if times > 1}
+    required = f"{len(api.every_id)} ids, each once"
+    require(not repeated, required, f"{len(repeated)} repeated", evidence=repeated)
+    right = all(1_500_000_000 < time < 10_000_000_000 for time in times)
+    require(right, "seconds since 1970", "another time", evidence=times)
 
 
 def usage_equals_the_ids(api: Api) -> None:

@@ -1,11 +1,24 @@
 """What must hold in every answer beyond its schema, whatever was asked."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from sm121.api import harmony
 
 Json = dict[str, Any]
+
+
+def ids(parts: Iterable[Json]) -> set[str]:
+    """The ids in one answer: its own, and those of its items and calls. `parts`: the whole, or the
+    chunks of a stream."""
+    holders: list[Json] = []
+    for part in parts:
+        items = part.get("output") or ()
+        holders += [part, *items, *({"id": item.get("call_id")} for item in items)]
+        for choice in part.get("choices") or ():
+            holders += (choice.get("message") or choice.get("delta") or {}).get("tool_calls") or ()
+    return {str(holder["id"]) for holder in holders if holder.get("id")}
 
 
 def of_completion(answer: Json, request: Json, *, hidden: bool) -> list[str]:

@@ -3,13 +3,19 @@
 import math
 
 from sm121.api import stream
-from sm121.api.client import Api
+from sm121.api.client import Api, Json, together
+from sm121.api.sampled import TEXTS
 from sm121.api.sdk import PROMPT, Sdk
+from sm121.client.completions import parse
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require
 
 #: Of a logarithm of a softmax in float32 over 200,000 tokens: one that is 0 may come out above it.
 ROUNDING = 1e-5
+#: Tokens whose log-probabilities differ by less are both the likeliest.
+_TIED = 1e-3
+#: Chats that a small model is not sure of.
+_UNSURE = ("1, 2, 3", "Q:")
 
 
 def are_finite(sdk: Sdk) -> None:
@@ -67,3 +73,25 @@ def of_a_stream_are_whole(chunks: stream.Stream) -> None:
     count = chunks.chunks[-1]["usage"]["completion_tokens"]
     whole = len(values) == count and all(v is not None and math.isfinite(v) for v in values)
     require(whole, f"{count} log-probabilities in the stream", values)
+
+
+def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
+    """At temperature 0 no token is less likely than another one that is listed: after texts which
+    can go on in many ways, or in 48 chats."""
+    options: Json = {"max_tokens": 48, "logprobs": 2}
+    if in_chats:
+        options = {"max_tokens": 24, "logprobs": True, "top_logprobs": 2}
+        answers = together(lambda text: api.send_chat(text, **options), _UNSURE * 24)
+    else:
+        if api.capabilities.can("ignore_eos"):
+            options["ignore_eos"] = True
+        answers = [api.complete([*TEXTS], **options)]
+    positions = [position for answer in answers for position in parse(answer).positions or ()]
+    require(positions, "log-probabilities of the tokens")
+    wrong = [
+        (position.token, position.log_probability, position.top)
+        for position in positions
+        if position.log_probability < max(position.top.values()) - _TIED
+    ]
+    required = f"the likeliest of those listed at each of {len(positions)} places"
+    require(not wrong, required, f"another at {len(wrong)}", evidence=wrong[:3])

@@ -5,8 +5,6 @@ compared by what it says (oss-harmony and vLLM write the recipient of a call in 
 gpt-oss knows them) and the content token by token. Where a server tells no ids, usage must have
 grown by the texts, and the log-probabilities of the answer must depend on them."""
 
-from __future__ import annotations
-
 import datetime
 import functools
 import itertools
@@ -123,18 +121,13 @@ def read(ids: Sequence[int]) -> list[Part]:
 def _part(header: str, content: tuple[int, ...], end: int | None) -> Part:
     recipient, channel = _TO.search(header), _CHANNEL.search(header)
     rest = _CHANNEL.sub(" ", _TO.sub(" ", header)).replace("<|constrain|>", " ").split()
-    return Part(
-        author=rest[0] if rest else "",
-        channel=channel[1] if channel else "",
-        recipient=recipient[1] if recipient else "",
-        kind=" ".join(rest[1:]),
-        content=content,
-        end=end,
-    )
+    return Part(author=rest[0] if rest else "", channel=channel[1] if channel else "",
+                recipient=recipient[1] if recipient else "", kind=" ".join(rest[1:]),
+                content=content, end=end)  # fmt: skip
 
 
 @functools.cache
-def encoding() -> HarmonyEncoding:
+def encoding() -> "HarmonyEncoding":
     """Harmony's rules, by OpenAI's own package. Raises NotRun: it is not installed, or has no
     vocabulary."""
     try:
@@ -172,7 +165,7 @@ def count(text: str, *, special: bool = False) -> int:
     return len(encoding().encode(text, allowed_special=allowed, disallowed_special=()))
 
 
-def _harmony(case: ChatCase, date: str, *, in_system: bool) -> Iterator[Message]:
+def _harmony(case: ChatCase, date: str, *, in_system: bool) -> "Iterator[Message]":
     from openai_harmony import Author, Message, ReasoningEffort, Role, SystemContent
 
     messages = list(case.messages)
@@ -211,21 +204,16 @@ def _harmony(case: ChatCase, date: str, *, in_system: bool) -> Iterator[Message]
                 yield reply.with_channel("final")
 
 
-def _developer(instructions: str | None, case: ChatCase | None) -> Message:
+def _developer(instructions: str | None, case: ChatCase | None) -> "Message":
     from openai_harmony import DeveloperContent, Message, Role, ToolDescription
 
     content = DeveloperContent.new()
     if instructions is not None:
         content = content.with_instructions(instructions)
     if case is not None and case.tools:
-        content = content.with_function_tools(
-            [
-                ToolDescription.new(
-                    function["name"], function["description"], parameters=function["parameters"]
-                )
-                for function in (tool["function"] for tool in tools(case.tools))
-            ]
-        )
+        content = content.with_function_tools([ToolDescription.new(function["name"],
+            function["description"], parameters=function["parameters"])
+            for function in (tool["function"] for tool in tools(case.tools))])  # fmt: skip
     return Message.from_role_and_content(Role.DEVELOPER, content)
 
 
@@ -250,14 +238,8 @@ def _message(message: ChatMessage, reasoning_field: str | None) -> Json:
     if message.tool_call_id is not None:
         body["tool_call_id"] = message.tool_call_id
     if message.calls:
-        body["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in message.calls
-        ]
+        body["tool_calls"] = [{"id": call.id, "type": "function", "function": {"name": call.name,
+             "arguments": call.arguments}} for call in message.calls]  # fmt: skip
     return body
 
 

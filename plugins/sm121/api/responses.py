@@ -7,6 +7,7 @@ from sm121.api import invariants, rendering, stream
 from sm121.api.cases import Judge
 from sm121.api.client import Api, Json, Refused
 from sm121.api.rendering import ChatCase, ChatMessage
+from sm121.api.sdk import first_that
 from sm121.api.tools import no_call, tools
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.level_settings import Correctness
@@ -53,10 +54,11 @@ def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:
     require(case.answer_contains in _text([after]), repr(case.answer_contains), after)
 
 
-def events_add_up(api: Api, judge: Judge, correctness: Correctness) -> None:
-    """The deltas of text and of reasoning are those of the response at the end."""
-    chat = correctness.chats[0]
-    events = api.stream_response(chat.question, max_output_tokens=correctness.max_answer_tokens)
+def events_add_up(api: Api, judge: Judge, correctness: Correctness, attempts: int) -> None:
+    """The deltas of text and of reasoning are those of the response at the end, and of one that
+    comes at once."""
+    chat, options = correctness.chats[0], {"max_output_tokens": correctness.max_answer_tokens}
+    events = api.stream_response(chat.question, **options)
     deviation = api.capabilities.deviation("response-events", "unpublished_event")
     if deviation is not None:
         types = {event.get("type") for event in events.chunks}.intersection(deviation.events)
@@ -69,6 +71,19 @@ def events_add_up(api: Api, judge: Judge, correctness: Correctness) -> None:
     reasoning = _text(item for item in whole["output"] if item["type"] == "reasoning")
     streamed = stream.response_reasoning(events)
     require(streamed in (None, reasoning), f"deltas of {reasoning!r}", repr(streamed))
+    wholes = (api.respond(chat.question, **options)["output"] for _ in range(attempts))
+    once = first_that(map(_by_type, wholes), lambda answer: answer == _by_type(whole["output"]))
+    for kind, text in _by_type(whole["output"]).items():
+        require(once.get(kind) == text, f"{text!r} as in the stream", once.get(kind), kind)
+
+
+def _by_type(items: Iterable[Json]) -> dict[str, str]:
+    return {item["type"]: _text([item]) for item in items}
+
+
+def text_of(answer: Json) -> str:
+    """The messages of a response."""
+    return _text(item for item in answer["output"] if item["type"] == "message")
 
 
 def _text(items: Iterable[Json]) -> str:
@@ -96,12 +111,8 @@ def becomes_its_harmony(api: Api, case: ChatCase) -> None:
         require(counted - before >= least, expected, counted, f"{case}")
 
 
-def goes_on_from_another(
-    api: Api,
-    correctness: Correctness,
-    remark: Callable[[str], object],
-    configuration: ServerConfiguration | None,
-) -> None:
+def goes_on_from_another(api: Api, correctness: Correctness, remark: Callable[[str], object],
+                         configuration: ServerConfiguration | None) -> None:  # fmt: skip
     """With ``previous_response_id`` a response is to the turns before as well. `configuration`:
     what the server was started with; None for an attached one. One that was told to keep responses
     may not refuse. Raises NotRun: the server keeps no responses, as vLLM does by default; or
@@ -109,7 +120,7 @@ def goes_on_from_another(
     plain, limit = rendering.named("question"), correctness.max_answer_tokens
     question = plain.messages[0].text
     first = api.respond(question, max_output_tokens=limit, store=True)
-    reply = _text(item for item in first["output"] if item["type"] == "message")
+    reply = text_of(first)
     turn = [ChatMessage(role="assistant", content=reply), ChatMessage(role="user", content=_AND)]
     whole = plain.model_copy(update={"messages": (*plain.messages, *turn), "id": "two-turns"})
     options = {"previous_response_id": first["id"], "max_output_tokens": limit}

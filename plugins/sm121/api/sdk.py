@@ -1,7 +1,5 @@
 """The server as its users meet it: asked through the ``openai`` package."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ _Answer = TypeVar("_Answer")
 class Sdk:
     """Asks one server, greedily unless the options say otherwise."""
 
-    client: openai.OpenAI
+    client: "openai.OpenAI"
     model: str
 
     def complete(self, prompt: str = PROMPT, *, ids: bool = True, **options: Any) -> Any:

@@ -4,8 +4,6 @@ may make an engine faster and nothing else (Leviathan et al. 2023; Chen et al. 2
 holds the server against itself: what it generated against its own prefill of the same text, which
 nobody drafts, and samples against the probabilities that it reports."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -70,7 +68,7 @@ class Speculation:
     bound: AgreementBound
     method: str | None
     capabilities: Capabilities
-    _judged: dict[str, list[_Place]] = field(default_factory=dict)
+    _judged: "dict[str, list[_Place]]" = field(default_factory=dict)
 
     @property
     def _looks_up(self) -> bool:
@@ -237,7 +235,7 @@ class Speculation:
                     "acceptance is lost as the answer grows", value=100 * after,
                     limit=100 * least, unit="%")  # fmt: skip
 
-    def _places(self) -> Iterable[tuple[str, list[_Place]]]:
+    def _places(self) -> "Iterable[tuple[str, list[_Place]]]":
         """Each prompt's greedy answer, token by token, beside the prefill of the same text. The
         answers go on for long: of 200 tokens a single one may be wrong."""
         self.capabilities.require("prompt_logprobs")

@@ -2,34 +2,16 @@
 
 import json
 
-from sm121.api import invariants, logprobs, schema, stream
+from sm121.api import invariants, logprobs, responses, schema, stream
 from sm121.api.client import Api, Json
-from sm121.api.sdk import PROMPT, Sdk, first_that
+from sm121.api.sdk import PROMPT, first_that
 from sm121.api.tools import tools
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require
+from sm121.core.verdict import NotRun
 
-
-def equals_not_streaming(sdk: Sdk, attempts: int) -> None:
-    """The chunks of a completion add up to the completion that comes at once."""
-    ids: list[int] = []
-    text = ""
-    usage = finish = None
-    for chunk in sdk.exactly(48, stream=True, stream_options={"include_usage": True}):
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            ids.extend(getattr(choice, "token_ids", None) or [])
-            text += choice.text
-            finish = choice.finish_reason or finish
-    wholes = (sdk.exactly(48).choices[0] for _ in range(attempts))
-    whole = first_that(wholes, lambda answer: answer.token_ids == ids)
-    require(len(whole.token_ids) == 48, "48 token ids", len(whole.token_ids))
-    require(ids == whole.token_ids, f"token ids {whole.token_ids}", f"{ids} in the stream")
-    require(text == whole.text, repr(whole.text), f"{text!r} in the stream")
-    reason = whole.finish_reason
-    require(finish == reason, f"finish_reason {reason}", f"{finish} in the stream")
-    counted = usage is not None and usage.completion_tokens == len(ids)
-    require(counted, f"usage of {len(ids)} tokens in the last chunk", usage)
+#: Of two to four bytes, some of several signs: joined, combined, and of two tokens each.
+BEYOND_ASCII = "Grüße, 東京 😀👩\u200d👧 e\u0301!"
 
 
 def deltas_add_up(api: Api, correctness: Correctness, *, with_tools: bool) -> None:
@@ -56,6 +38,38 @@ def deltas_add_up(api: Api, correctness: Correctness, *, with_tools: bool) -> No
         require(same, f"usage {once}", f"{usage} in the stream")
 
 
+def keeps_every_character(api: Api, kind: str, attempts: int) -> None:
+    """The chunks of a completion, a chat or a response add up to the text that comes at once, also
+    where tokens are parts of characters. Raises NotRun: a response has no form."""
+    text = {"type": "object", "properties": {"text": {"enum": [BEYOND_ASCII]}}}
+    form = {"name": "text", "schema": {**text, "required": ["text"], "additionalProperties": False}}
+
+    def streamed_and_at_once() -> tuple[str, str]:
+        if kind == "completion":
+            ids = api.ids("".join(sign for sign in BEYOND_ASCII if not sign.isascii()))
+            options: Json = {"allowed_token_ids": sorted({*ids}), "frequency_penalty": 2.0}
+            options |= {"max_tokens": 64, "ignore_eos": True}
+            streamed = stream.completion_of(api.stream_completion(PROMPT, **options))[0]["text"]
+            return streamed, api.complete(PROMPT, **options)["choices"][0]["text"]
+        question, schema_of = "What is the capital of France?", {"type": "json_schema"}
+        if kind == "chat":
+            options = {"response_format": {**schema_of, "json_schema": form}, "max_tokens": 400}
+            message = api.chat(question, **options)["choices"][0]["message"]
+            streamed = stream.message_of(api.stream_chat(question, **options), None)["content"]
+            return streamed or "", message["content"] or ""
+        options = {"text": {"format": {**schema_of, **form}}, "max_output_tokens": 400}
+        streamed = stream.response_text(api.stream_response(question, **options))
+        return streamed, responses.text_of(api.respond(question, **options))
+
+    tries = (streamed_and_at_once() for _ in range(attempts))
+    streamed, at_once = first_that(tries, lambda texts: texts[0] == texts[1])
+    if kind == "response" and BEYOND_ASCII not in at_once:
+        raise NotRun("the server keeps no form in responses (text.format)")
+    beyond = not at_once.isascii() if kind == "completion" else BEYOND_ASCII in at_once
+    require(beyond, f"a text of {BEYOND_ASCII!r}", repr(at_once))
+    require(streamed == at_once, repr(at_once), f"{streamed!r} in the stream")
+
+
 def is_as_published(api: Api, listed: int | None) -> None:
     """A completion and a chat, streamed, the log-probabilities of `listed` tokens at each place."""
     with_logprobs: Json = {"logprobs": listed} if listed else {}
@@ -63,7 +77,9 @@ def is_as_published(api: Api, listed: int | None) -> None:
     if listed and api.capabilities.can("stream_usage"):
         logprobs.of_a_stream_are_whole(chunks)
     with_logprobs = {"logprobs": True, "top_logprobs": listed} if listed else {}
-    api.stream_chat("What is the capital of France?", max_tokens=6, **with_logprobs)
+    cut = api.stream_chat("What is the capital of France?", max_tokens=6, **with_logprobs)
+    reason = stream.message_of(cut, None)["finish_reason"]
+    require(reason == "length", "finish_reason length after 6 tokens", reason)
 
 
 def refuses_with_a_status(api: Api) -> None:

@@ -1,8 +1,6 @@
 """The timed path: requests over one session, each socket read stamped before it is parsed. What is
 parsed is parsed when the whole batch has ended, so that no stream waits for another's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -99,7 +97,7 @@ class TimedClient:
         self._api_key = api_key
         self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> TimedClient:
+    async def __aenter__(self) -> "TimedClient":
         trace = aiohttp.TraceConfig()
         trace.on_connection_reuseconn.append(_note_reuse)
         trace.on_connection_create_start.append(_stamp_sending)
@@ -209,7 +207,7 @@ class TimedClient:
             return
 
     async def _read_once(
-        self, request: TimedRequest, sending: _Sending, reads: list[tuple[int, bytes]]
+        self, request: TimedRequest, sending: "_Sending", reads: list[tuple[int, bytes]]
     ) -> None:
         assert self._session is not None
         now, answer = time.perf_counter_ns, sending.answer

@@ -2,8 +2,6 @@
 ``python -m sm121.client.timed_process`` reads the address of a server, then batches, and writes a
 result for each, all pickled. It ends when its input does."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -36,7 +34,7 @@ class TimedProcess:
         self._server = (base_url, api_key)
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> TimedProcess:
+    def __enter__(self) -> "TimedProcess":
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sm121.client.timed_process"],
             stdin=subprocess.PIPE,

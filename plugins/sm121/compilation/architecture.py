@@ -1,7 +1,5 @@
 """Device architectures as nvcc, FlashInfer and fat binaries write them, and which runs where."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -27,7 +25,7 @@ class CodeArchitecture:
     suffix: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> CodeArchitecture:
+    def parse(cls, text: str) -> "CodeArchitecture":
         """From ``sm_121a``, ``compute_121a``, ``121a`` or ``12.1a``. Raises UsageError: it is none
         of these."""
         match = _SPELLING.fullmatch(text.strip())

@@ -1,8 +1,6 @@
 """The caches that an engine compiles into: where they are, and what was compiled into them lately.
 A start that compiles is a cold one, whatever was known of the caches before it."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -42,7 +40,7 @@ class CompileCaches:
     inductor: Path | None = None
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> CompileCaches:
+    def of(cls, environment: Mapping[str, str]) -> "CompileCaches":
         """Those of a process with this environment."""
         home = Path(environment.get("HOME") or Path.home())
         caches = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")

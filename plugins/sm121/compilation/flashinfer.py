@@ -1,7 +1,5 @@
 """FlashInfer as it is installed: what it would compile for GB10, and its headers."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -40,7 +38,7 @@ class Resolution(DataTable):
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _one(self) -> Resolution:
+    def _one(self) -> "Resolution":
         if bool(self.compiled_for) == (self.error is not None):
             raise ValueError("exactly one of compiled_for and error is needed")
         return self

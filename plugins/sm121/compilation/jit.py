@@ -2,8 +2,6 @@
 FlashInfer compiles with ninja, which takes every core where ``MAX_JOBS`` is not set. On a machine
 of unified memory that freezes it: the weights are resident by then."""
 
-from __future__ import annotations
-
 import fnmatch
 import os
 from collections.abc import Mapping, Sequence
@@ -107,7 +105,7 @@ class FlashInferModules:
     installed: bool = True
 
     @classmethod
-    def of(cls, python: str, environment: Mapping[str, str]) -> FlashInferModules:
+    def of(cls, python: str, environment: Mapping[str, str]) -> "FlashInferModules":
         """Of an interpreter, in the environment of its engine. Raises
         sm121.core.interpreter.NoAnswer: the interpreter does not answer."""
         answer = interpreter.ask(python, _INSTALLED, environment)

@@ -1,7 +1,5 @@
 """What must and must not be among the instructions of compiled code, as data, and the judging."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,7 +38,7 @@ class RuleFinding:
         """True when all that must be there is, and nothing that must not."""
         return not (self.missing or self.forbidden or self.only_trapping) and self.kernels > 0
 
-    def joined(self, other: RuleFinding) -> RuleFinding:
+    def joined(self, other: "RuleFinding") -> "RuleFinding":
         """Of two files as one: what one of them has need not be in the other."""
         return RuleFinding(
             missing=tuple(pattern for pattern in self.missing if pattern in other.missing),

@@ -2,8 +2,6 @@
 second for ever, or a kilobyte that unpacks to a gigabyte. The timeouts of an HTTP library are for
 each read alone, and its decoders unpack without a bound."""
 
-from __future__ import annotations
-
 import functools
 import os
 import ssl
@@ -98,7 +96,7 @@ class _Transport:
     def close(self) -> None:
         self._inner.close()
 
-    def __enter__(self) -> _Transport:
+    def __enter__(self) -> "_Transport":
         self._inner.__enter__()
         return self
 
@@ -176,7 +174,7 @@ def _stream_class(library: Any) -> Any:
 class _Backend(_Around):
     """A network backend whose connections look at the deadline."""
 
-    def connect_tcp(self, *arguments: Any, **options: Any) -> _Connection:
+    def connect_tcp(self, *arguments: Any, **options: Any) -> "_Connection":
         return _Connection(self._inner.connect_tcp(*arguments, **options), self._deadline)
 
 
@@ -197,5 +195,5 @@ class _Connection(_Around):
             raise core.ReadTimeout(late) from error
         return data
 
-    def start_tls(self, *arguments: Any, **options: Any) -> _Connection:
+    def start_tls(self, *arguments: Any, **options: Any) -> "_Connection":
         return _Connection(self._inner.start_tls(*arguments, **options), self._deadline)

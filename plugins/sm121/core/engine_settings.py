@@ -1,7 +1,5 @@
 """What a profile says of the engine: the model, its arguments by release, its kernel path."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -142,7 +140,7 @@ class Configuration(DataTable):
 
     def at(
         self, identity: str | None, options: Collection[str] | None = None, *, anyhow: bool = False
-    ) -> Configuration | None:
+    ) -> "Configuration | None":
         """What it is in an engine (see `ReleaseSetting.fits`); None where no setting has it, or
         ``anyhow`` what the first one has. The path of one whose release is not known may be that of
         any."""

@@ -1,7 +1,5 @@
 """What a profile requires at each level: gates, answers, loads, the box, the certificate."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -127,7 +125,7 @@ class Band(Statement):
     high: Positive
 
     @model_validator(mode="after")
-    def _ordered(self) -> Band:
+    def _ordered(self) -> "Band":
         if self.low > self.high:
             raise ValueError(f"expected low <= high, got {self.low:g} and {self.high:g}")
         return self
@@ -163,7 +161,7 @@ class Correctness(DataTable):
     mean_answer_tokens: Band | None = None
 
     @model_validator(mode="after")
-    def _one_or_the_other(self) -> Correctness:
+    def _one_or_the_other(self) -> "Correctness":
         for ability, key in (
             ("oracle", "log_probability_tolerance"),
             ("answer_length", "mean_answer_tokens"),

@@ -2,8 +2,6 @@
 whole when it is loaded; a mistake is reported as one line that names the file, the key and what was
 expected."""
 
-from __future__ import annotations
-
 import fnmatch
 import os
 from collections.abc import Collection, Mapping
@@ -103,7 +101,7 @@ class PlanRow(DataTable):
     rounds: Count | None = None
 
     @model_validator(mode="after")
-    def _tests_of_its_levels(self) -> PlanRow:
+    def _tests_of_its_levels(self) -> "PlanRow":
         if strange := [level for level in self.tests if level not in self.levels]:
             raise ValueError(f"tests.{strange[0]}: expected a level of its levels")
         return self
@@ -166,7 +164,7 @@ class Profile(DataTable):
     test_timeout_s: dict[Level, Positive]
 
     @model_validator(mode="after")
-    def _consistent(self) -> Profile:
+    def _consistent(self) -> "Profile":
         if self.arch not in NAMES:
             raise ValueError(f"arch: expected one of {', '.join(NAMES)}, got {self.arch!r}")
         named = [("under_test", self.under_test), ("baseline", self.baseline)]
@@ -236,7 +234,7 @@ class Profile(DataTable):
         configuration: str | None = None,
         identity: str | None = None,
         options: Collection[str] | None = None,
-    ) -> Profile:
+    ) -> "Profile":
         """The profile as one configuration is judged by it (default: the fastest that the engine
         has, else ``under_test``), with what each one is in an engine of that `builds.identity` and
         those parser options. A configuration that was named is held against its own gates, where it

@@ -1,7 +1,5 @@
 """The types that several tables of a profile have in common."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -34,7 +32,7 @@ class Gate(Statement):
     at_most: float | None = None
 
     @model_validator(mode="after")
-    def _one_direction(self) -> Gate:
+    def _one_direction(self) -> "Gate":
         if (self.minimum is None) == (self.at_most is None):
             raise ValueError("expected either minimum (a rate) or at_most (a time), not both")
         grades = [g for g in (self.minimum, self.target, self.stretch) if g is not None]

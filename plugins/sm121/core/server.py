@@ -1,7 +1,5 @@
 """What every server looks like to the tests, whoever started it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -43,7 +41,7 @@ class Endpoint:
         """Whether a key is known, so that the server is meant to refuse others."""
         return self.api_key != NO_KEY
 
-    def openai(self, *, timeout_s: float = 120.0) -> openai.OpenAI:
+    def openai(self, *, timeout_s: float = 120.0) -> "openai.OpenAI":
         """A client of the API; it never retries, since a retry would hide a failure."""
         import openai  # half a second, which those who measure need not spend
 

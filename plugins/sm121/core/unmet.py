@@ -1,8 +1,6 @@
 """What did not hold, as a value: what was required, what was observed, how much, where it shows.
 People read `str` of it, and that text is made here alone. Programs compare the fields."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -74,7 +72,7 @@ class Fact:
     def _unit(self) -> str:
         return f" {self.unit}" if self.unit else ""
 
-    def mapped(self, change: Callable[[str], str]) -> Fact:
+    def mapped(self, change: Callable[[str], str]) -> "Fact":
         """With each text as `change` makes it."""
         return replace(
             self,

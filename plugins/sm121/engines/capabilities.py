@@ -1,8 +1,6 @@
 """What an engine can do, as data: one file per engine in ``fixtures/engines``. A test that asks for
 something the engine cannot do is NOT_RUN, with the reason that the file gives."""
 
-from __future__ import annotations
-
 import fnmatch
 import functools
 from collections.abc import Collection, Mapping
@@ -49,7 +47,7 @@ class Capability(DataTable):
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _says_why(self) -> Capability:
+    def _says_why(self) -> "Capability":
         if not self.can and not self.reason:
             raise ValueError("expected a reason where can is false")
         if self.can and self.versions and self.shown_by is None:
@@ -106,7 +104,7 @@ class Bug(DataTable):
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _names_a_build(self) -> Bug:
+    def _names_a_build(self) -> "Bug":
         names = [row.name for row in builds.shipped()]
         if self.build is not None and self.build not in names:
             raise ValueError(f"build: expected one of {', '.join(names)}, got {self.build!r}")
@@ -141,7 +139,7 @@ class EngineFile(DataTable):
     bugs: tuple[Bug, ...] = ()
 
     @model_validator(mode="after")
-    def _complete(self) -> EngineFile:
+    def _complete(self) -> "EngineFile":
         missing = [name for name in NAMES if name not in self.capabilities]
         if missing:
             raise ValueError(f"capabilities: expected an answer to each, missing: {missing[0]}")

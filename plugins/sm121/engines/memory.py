@@ -3,8 +3,6 @@ There is one rule for the system's memory and for a device's. What a living proc
 own. What is certainly held by nobody and yet gone is missing. What may be held by a process that
 cannot be seen from here is in doubt."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource
@@ -54,21 +52,21 @@ class Memory:
     device: DeviceUse | None
 
     @classmethod
-    def now(cls) -> Memory:
+    def now(cls) -> "Memory":
         """Read it."""
         lines = _meminfo()
         held = sum(lines.get(name, 0) for name in _HELD) if _HELD[0] in lines else None
         shared = sum(lines.get(name, 0) for name in _SHARED)
         return cls(lines["MemAvailable"] + _waiting(), held, shared, _device_use())
 
-    def missing(self, later: Memory, *, slack: int) -> int:
+    def missing(self, later: "Memory", *, slack: int) -> int:
         """What has certainly not come back, beyond ``slack``; 0 when it has. Memory that living
         processes hold is theirs, and not missing: what counts is what nobody holds and yet is gone,
         as a driver keeps it on unified memory."""
         worst = max(lost for lost, _doubtful, _where in self._losses(later))
         return worst if worst > slack else 0
 
-    def doubt(self, later: Memory, *, slack: int) -> str | None:
+    def doubt(self, later: "Memory", *, slack: int) -> str | None:
         """What may not have come back, or may be held by a process that is not seen from here;
         None where there is no doubt."""
         if self.missing(later, slack=slack):
@@ -81,7 +79,7 @@ class Memory:
             "other processes hold it cannot be known here"
         )
 
-    def decides_nothing(self, later: Memory, at_work: Memory | None, *, slack: int) -> bool:
+    def decides_nothing(self, later: "Memory", at_work: "Memory | None", *, slack: int) -> bool:
         """Whether a doubt is small beside what the server held, where the holders of a GPU's memory
         cannot be seen from here. It may be anybody's; that of a leak comes again at the next stop.
 
@@ -99,7 +97,7 @@ class Memory:
         worst = max(doubtful for _lost, doubtful, _where in self._losses(later))
         return worst <= max(2 * slack, int(took * _LITTLE))
 
-    def _losses(self, later: Memory) -> list[tuple[int, int, str]]:
+    def _losses(self, later: "Memory") -> list[tuple[int, int, str]]:
         """Of each memory: bytes that are gone and held by nobody for certain, bytes that are gone
         and not known to be held by anybody, and the memory's name."""
         gone = self.available - later.available

@@ -1,8 +1,6 @@
 """Checks before a server is started. They look and change nothing. What is known of architectures,
 build memory and wrong choices is data: ``fixtures/preflight.toml``."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -78,7 +76,7 @@ class _Rule(DataTable):
     source: str
 
     @model_validator(mode="after")
-    def _check(self) -> _Rule:
+    def _check(self) -> "_Rule":
         if self.arguments is None and self.environment is None:
             raise ValueError("arguments or environment is needed")
         return self
@@ -91,7 +89,7 @@ class PreflightData(DataTable):
     rule: Entries[_Rule]
 
     @model_validator(mode="after")
-    def _check(self) -> PreflightData:
+    def _check(self) -> "PreflightData":
         names = {item.name for item in self.architecture}
         for rule in self.rule:
             if strange := set(rule.arch) - names:

@@ -3,8 +3,6 @@ something about the kernel path is looked up in ``fixtures/requests/<engine>.tom
 with what the evidence shows. A configuration with a difference is not the one that its name says:
 its numbers are INVALID."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -76,7 +74,7 @@ class RequestRule(DataTable):
     _patterns: dict[str, re.Pattern[str]] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
-    def _check(self) -> RequestRule:
+    def _check(self) -> "RequestRule":
         if (self.argument is None) == (self.variable is None):
             raise ValueError("expected either argument or variable")
         if self.field not in KernelPath.model_fields:

@@ -1,7 +1,5 @@
 """What an attached server shows that differs between two processes, or two releases."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Iterator
@@ -68,7 +66,7 @@ class Signs:
         by_words = not _BOUND.isdisjoint(self.words)
         return bool(by_words or self.started or self.processes or any(self.counters.values()))
 
-    def is_one_with(self, other: Signs) -> bool | None:
+    def is_one_with(self, other: "Signs") -> bool | None:
         """Whether both are of the same process; None where that cannot be known."""
         if self.started is not None and other.started is not None:
             return self.started == other.started
@@ -76,7 +74,7 @@ class Signs:
             return bool(self.processes & other.processes)
         return None
 
-    def after(self, earlier: Signs) -> Signs:
+    def after(self, earlier: "Signs") -> "Signs":
         """These; what was not said now, and what stays, is from the earlier moment."""
         return replace(
             earlier,
@@ -85,12 +83,12 @@ class Signs:
             counters={**earlier.counters, **self.counters},
         )
 
-    def steady(self, later: Signs) -> Signs:
+    def steady(self, later: "Signs") -> "Signs":
         """Of the words those that a later moment repeats; the rest as it was later."""
         words = dict(self.words.items() & later.words.items())
         return replace(later, words=words, clock=None if _CREATED[1] in words else later.clock)
 
-    def changes(self, now: Signs) -> Iterator[str]:
+    def changes(self, now: "Signs") -> Iterator[str]:
         """What shows that another process, or another release, answers now: values before and
         now."""
         if (self.started or self.counters) and "/metrics" in now.withheld - self.withheld:

@@ -1,7 +1,5 @@
 """Compiling what an engine's start would compile, without a server: ``sm121 warm``."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -48,7 +46,7 @@ class Warmth:
         variables: Mapping[str, str],
         names: Sequence[str] = (),
         configuration: str | None = None,
-    ) -> Warmth:
+    ) -> "Warmth":
         """Of a profile's configurations, as they are in the engine's release: the one under test
         and the baseline.
 

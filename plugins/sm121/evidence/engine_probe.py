@@ -13,8 +13,6 @@ names it knows:
 * one with ``suffixes`` is read from the package's sources: a variable that no source names is not
   read by it."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

@@ -3,8 +3,6 @@ is mostly consequences: an ``EngineDeadError`` for each waiting request, a "See 
 What counts is the earliest most specific line (``rank`` in
 ``fixtures/signatures/failures.toml``)."""
 
-from __future__ import annotations
-
 import re
 import signal as signals
 from collections.abc import Iterable
@@ -93,7 +91,7 @@ class FailureSignature(LinePattern):
     remedy: str | None = None
 
     @model_validator(mode="after")
-    def _check_summary(self) -> FailureSignature:
+    def _check_summary(self) -> "FailureSignature":
         if self.summary is not None:
             groups = dict.fromkeys(self.regex.groupindex, "") | {"line": ""}
             try:

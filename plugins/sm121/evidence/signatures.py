@@ -2,8 +2,6 @@
 ``fixtures/signatures``. A wrong file is an error when it is loaded, never a signature that silently
 does not match."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from importlib.resources import files
@@ -46,7 +44,7 @@ class LinePattern(DataTable):
     was read."""
 
     @model_validator(mode="after")
-    def _file_is_named(self) -> LinePattern:
+    def _file_is_named(self) -> "LinePattern":
         if self.file_required and self.file is None:
             raise ValueError("file_required needs file")
         return self
@@ -95,7 +93,7 @@ class Signature(LinePattern):
     """Versions between which the wording is known. For readers; a fork's version says nothing."""
 
     @model_validator(mode="after")
-    def _check_value(self) -> Signature:
+    def _check_value(self) -> "Signature":
         captures = "value" in self.regex.groupindex
         if self.field == "progress":
             if not isinstance(self.value, str):
@@ -150,7 +148,7 @@ class MetricSignature(DataTable):
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _one_way(self) -> MetricSignature:
+    def _one_way(self) -> "MetricSignature":
         if (self.label is None) == (self.absent is None):
             raise ValueError("expected either label or absent")
         if (self.absent is None) != (self.served is None):
@@ -171,7 +169,7 @@ class SignatureSet(DataTable):
     metric: tuple[MetricSignature, ...] = ()
 
     @model_validator(mode="after")
-    def _check_references(self) -> SignatureSet:
+    def _check_references(self) -> "SignatureSet":
         facts = {entry.id for entry in self.signature if entry.field == "fact"}
         for entry in self.signature:
             if missing := set(entry.needs) - facts:

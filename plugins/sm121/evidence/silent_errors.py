@@ -1,8 +1,6 @@
 """Errors that kill nobody: what a server's log and the kernel say of them while it serves on. What
 counts as one, and which are accepted, is data: ``fixtures/signatures/failures.toml``."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

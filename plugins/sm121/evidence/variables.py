@@ -1,7 +1,5 @@
 """Which environment variables the installed engine knows, as the engine itself lists them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +27,7 @@ class Registry(DataTable):
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _one_way(self) -> Registry:
+    def _one_way(self) -> "Registry":
         if (self.module is None) != (self.name is None) or (self.module is None) == (
             not self.suffixes
         ):

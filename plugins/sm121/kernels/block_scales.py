@@ -6,8 +6,6 @@ of any block, so it averages out. A scale of the first matrix moves one hidden a
 token that lives in its block. What both wrong scales would do is computed, and the error projected
 on each: 1 or near 0."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator
@@ -141,7 +139,7 @@ class Moved:
         *,
         roundings: moe.Roundings = moe.EXACT,
         **swiglu: float,
-    ) -> Moved:
+    ) -> "Moved":
         """Of one expert's tokens."""
         x, _, _, w1, b1, *_ = arguments
         rows = roundings.x(x[tokens].double())

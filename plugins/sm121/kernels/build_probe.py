@@ -2,8 +2,6 @@
 engine's environment too (``python -c``), which has nothing of this suite: standard library only.
 Asked a list of names as JSON on its standard input, it prints an object as JSON."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Clocks for a kernel: what is taken is the time that the device worked, out of a cold cache."""
 
-from __future__ import annotations
-
 import functools
 import time
 from typing import Any
@@ -40,7 +38,7 @@ class _Moment:
         self.event = torch.cuda.Event(enable_timing=True)
         self.event.record()
 
-    def __sub__(self, earlier: _Moment) -> float:
+    def __sub__(self, earlier: "_Moment") -> float:
         self.event.synchronize()
         return float(earlier.event.elapsed_time(self.event)) / 1e3
 

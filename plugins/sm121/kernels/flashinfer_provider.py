@@ -5,8 +5,6 @@ on fa2), decode by XQA, the quantisers with bodies from sm100 on. The experts by
 SM12x (W4A8). What the installed release does not have is NotRun, with the release that has it
 (``fixtures/kernels/flashinfer.toml``). A kernel that raises is a failure."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib
@@ -267,7 +265,7 @@ class FlashInferProvider(PlanningProvider):
             [f"{one},{second[0]}" for one in first] + [f"{first[0]},{two}" for two in second[1:]]
         )
 
-    def with_tactic(self, tactic: str) -> FlashInferProvider:
+    def with_tactic(self, tactic: str) -> "FlashInferProvider":
         """The provider with that tactic and no other."""
         fixed = copy.copy(self)
         fixed._tactic = [int(part) for part in tactic.split(",")]
@@ -378,7 +376,7 @@ class _Layer:
     """Columns that are added to it."""
 
     @classmethod
-    def of(cls, inputs: FusedMoe) -> _Layer:
+    def of(cls, inputs: FusedMoe) -> "_Layer":
         """From what a checkpoint has, where gate and up rows take turns."""
         experts, hidden = len(inputs.w1[0]), inputs.x.shape[1]
         to_hidden = -hidden % _ALIGNED

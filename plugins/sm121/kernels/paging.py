@@ -1,7 +1,5 @@
 """Whole sequences as pages, for kernels that read nothing but a paged cache."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 
@@ -19,7 +17,7 @@ class Paging:
     """Pages of each sequence."""
 
     @classmethod
-    def of(cls, cu_seqlens: Tensor, page: int) -> Paging:
+    def of(cls, cu_seqlens: Tensor, page: int) -> "Paging":
         """For sequences with these edges."""
         edges: list[int] = cu_seqlens.tolist()
         spans = itertools.pairwise(edges)

@@ -24,8 +24,6 @@ on these tensors, or None: there is nothing to prepare. Weights, cache, block ta
 as they are between calls; `ACTIVATIONS` are read anew each time. What a provider can say of itself
 beyond that is in `Declaration`; each of these is an attribute that may be missing."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -47,19 +45,19 @@ Packed: TypeAlias = "tuple[Tensor, Tensor]"
 class FusedMoe(NamedTuple):
     """The mixture of experts with the clamped SwiGLU."""
 
-    x: Tensor
+    x: "Tensor"
     """[T, H]"""
-    weights: Tensor
+    weights: "Tensor"
     """[T, k] float32"""
-    ids: Tensor
+    ids: "Tensor"
     """[T, k] int32"""
     w1: Packed
     """[E, 2I, H], rows interleaved gate, up as in the checkpoint."""
-    w1_bias: Tensor | None
+    w1_bias: "Tensor | None"
     """[E, 2I] bfloat16"""
     w2: Packed
     """[E, H, I]"""
-    w2_bias: Tensor | None
+    w2_bias: "Tensor | None"
     """[E, H] bfloat16"""
     alpha: float
     limit: float
@@ -68,15 +66,15 @@ class FusedMoe(NamedTuple):
 class PrefillAttention(NamedTuple):
     """Causal attention of whole sequences, one after the other."""
 
-    q: Tensor
+    q: "Tensor"
     """[T, Hq, D]"""
-    k: Tensor
+    k: "Tensor"
     """[T, Hkv, D]"""
-    v: Tensor
+    v: "Tensor"
     """[T, Hkv, D]"""
-    cu_seqlens: Tensor
+    cu_seqlens: "Tensor"
     """[sequences + 1] int32: where each begins, and the end of the last."""
-    sinks: Tensor | None
+    sinks: "Tensor | None"
     """[Hq] float32, in natural-log units."""
     window: int | None
     """Tokens that each sees, itself included."""
@@ -86,15 +84,15 @@ class PrefillAttention(NamedTuple):
 class DecodeAttention(NamedTuple):
     """Attention of one new token a sequence over a paged cache."""
 
-    q: Tensor
+    q: "Tensor"
     """[B, Hq, D]"""
-    kv_cache: Tensor
+    kv_cache: "Tensor"
     """[blocks, 2, Hkv, block, D]"""
-    block_table: Tensor
+    block_table: "Tensor"
     """[B, pages] int32"""
-    seq_lens: Tensor
+    seq_lens: "Tensor"
     """[B] int32, the new token included."""
-    sinks: Tensor | None
+    sinks: "Tensor | None"
     window: int | None
     scale: float
 

@@ -1,7 +1,5 @@
 """Which provider judges the kernels of a kernel path (`fixtures/kernels/serving.toml`)."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -39,7 +37,7 @@ class Rule(DataTable):
     source: str = Field(min_length=3)
 
     @model_validator(mode="after")
-    def _check(self) -> Rule:
+    def _check(self) -> "Rule":
         verdicts = [self.provider, self.nothing, self.unjudged]
         if sum(each is not None for each in verdicts) != 1:
             raise ValueError("expected one of provider, nothing, unjudged")

@@ -3,8 +3,6 @@ An axis has values; a value says what each engine and version must be given for 
 be seen, and what it cannot be combined with. A value that an engine has no knob for is not
 applicable there, with the reason."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math
@@ -42,7 +40,7 @@ class Expected(DataTable):
     must_not_see: tuple[Pattern, ...] = ()
 
     @model_validator(mode="after")
-    def _known(self) -> Expected:
+    def _known(self) -> "Expected":
         for name in self.path:
             if name not in KernelPath.model_fields:
                 fields = ", ".join(sorted(KernelPath.model_fields))
@@ -82,7 +80,7 @@ class AxisValue(DataTable):
     boot_s: float = 0.0
 
     @model_validator(mode="after")
-    def _given(self) -> AxisValue:
+    def _given(self) -> "AxisValue":
         if not self.settings and self.not_applicable is None:
             raise ValueError("expected settings, or not_applicable with the reason")
         return self
@@ -96,14 +94,14 @@ class Axis(DataTable):
     values: dict[_Name, AxisValue] = Field(min_length=2)
 
     @model_validator(mode="after")
-    def _has_baseline(self) -> Axis:
+    def _has_baseline(self) -> "Axis":
         if self.baseline not in self.values:
             values = ", ".join(self.values)
             raise ValueError(f"baseline: expected one of {values}; got {self.baseline!r}")
         return self
 
     @model_validator(mode="after")
-    def _is_proven(self) -> Axis:
+    def _is_proven(self) -> "Axis":
         """What is switched must be seen, or the file says that it cannot be."""
         for name, value in self.values.items():
             if name == self.baseline or value.unproven is not None or value.expected.proves:
@@ -160,7 +158,7 @@ class AxesFile(DataTable):
     features: tuple[dict[str, str], ...] = ()
 
     @model_validator(mode="after")
-    def _consistent(self) -> AxesFile:
+    def _consistent(self) -> "AxesFile":
         used: list[tuple[str, Mapping[str, str | tuple[str, ...]]]] = [
             *((f"named.{name}", one.values) for name, one in self.named.items()),
             *((f"features.{n}", one) for n, one in enumerate(self.features)),

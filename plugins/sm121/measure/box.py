@@ -4,8 +4,6 @@ multiplied, the SM clock while that goes on, free memory, and who else works her
 against what a healthy machine of the architecture shows (the profile's ``[box]``). What a device
 does not tell (GB10 answers much of NVML with N/A) is null and decides nothing."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -364,7 +362,7 @@ class CpuUse:
     each: dict[int, tuple[str, float]]
 
     @classmethod
-    def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> CpuUse:
+    def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> "CpuUse":
         """What was used since the machine was started. `own`: processes of the run besides this one
         and its children."""
         times = psutil.cpu_times()
@@ -382,7 +380,7 @@ class CpuUse:
         run_seconds[-1] = ended
         return cls(time.monotonic(), busy, run_seconds, each)
 
-    def since(self, before: CpuUse) -> tuple[float, list[str]]:
+    def since(self, before: "CpuUse") -> tuple[float, list[str]]:
         """Share of the CPU that others took since ``before``, and the busiest of them."""
         elapsed = max(self.at - before.at, 1e-3)
         cores = psutil.cpu_count() or 1

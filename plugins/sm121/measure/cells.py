@@ -1,7 +1,5 @@
 """Cells of the measuring plan: requests of one shape, from which the metrics are computed."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,7 +57,7 @@ class MeasuredServer:
     #: Timed requests ask for token ids: without them nothing says how many tokens a chunk has.
     needs_ids: bool = False
     #: By depth and number of streams.
-    cells: dict[tuple[int, int], MeasuredCell] = field(default_factory=dict)
+    cells: "dict[tuple[int, int], MeasuredCell]" = field(default_factory=dict)
     #: Tokens a second of all streams, by how many decode at the same time.
     rates_together: dict[int, float] = field(default_factory=dict)
 
@@ -75,7 +73,7 @@ class MeasuredServer:
         invalid: Iterable[Invalidity] = (),
         unproven: Iterable[str] = (),
         natural: bool = False,
-    ) -> Iterator[MeasuredServer]:
+    ) -> "Iterator[MeasuredServer]":
         """Start a client for the server, and find out what kind of prompts it takes. `endpoint`:
         the server; `plan`: lengths, depths and bounds; `directory`: raw records are written below
         it; `show`: is given a line whenever there is progress; `invalid`: what speaks against every
@@ -96,14 +94,14 @@ class MeasuredServer:
         measuring = self.plan.measuring
         return Patience(measuring.request_within_s, measuring.silent_within_s)
 
-    def cell(self, depth: int, concurrency: int = 1) -> MeasuredCell:
+    def cell(self, depth: int, concurrency: int = 1) -> "MeasuredCell":
         """The cell of a depth and a number of streams. It is measured once, with all its rounds."""
         return self.cells.setdefault(
             (depth, concurrency), MeasuredCell(self, depth, concurrency=concurrency)
         )
 
     @property
-    def single_streams(self) -> list[MeasuredCell]:
+    def single_streams(self) -> "list[MeasuredCell]":
         """The cells with one stream, by depth."""
         return [cell for (_, streams), cell in sorted(self.cells.items()) if streams == 1]
 
@@ -249,7 +247,7 @@ class MeasuredCell:
         answers = [answer for answer in self.all_answers if answer.asked_tokens >= tokens]
         return sorted(answers, key=lambda answer: answer.sent_ns)
 
-    def gather(self, rounds: int, *, readings: int = 0, tokens: int = 0) -> MeasuredCell:
+    def gather(self, rounds: int, *, readings: int = 0, tokens: int = 0) -> "MeasuredCell":
         """Measure until there are so many rounds that count, unless the server fails. `rounds`: of
         long answers; `readings`: answers of ``tokens`` tokens or more; new ones have no more than
         these; `tokens`: that a rate is read over."""

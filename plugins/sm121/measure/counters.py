@@ -1,7 +1,5 @@
 """The server's own counters: what it says that it did while something was measured."""
 
-from __future__ import annotations
-
 import math
 import time
 import tomllib
@@ -29,7 +27,7 @@ class Counters:
     #: What the server has, but says no number of (NaN, or infinite); absent in ``values``.
     no_number: frozenset[str] = frozenset()
 
-    def since(self, earlier: Counters) -> dict[str, float]:
+    def since(self, earlier: "Counters") -> dict[str, float]:
         """How far each counter went on; gauges as they are now. Absent where either moment says
         no number."""
         gauges = ("running", "waiting", "cache_usage")
@@ -107,7 +105,7 @@ class Drafted:
     #: does not tell them apart.
     by_position: tuple[float, ...] = ()
 
-    def since(self, earlier: Drafted) -> Drafted:
+    def since(self, earlier: "Drafted") -> "Drafted":
         """What came since an earlier moment."""
         before = (*earlier.by_position, *(0.0,) * len(self.by_position))
         return Drafted(

@@ -1,7 +1,5 @@
 """What is measured, and how far measurements of one thing may disagree."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from sm121.core.level_settings import Measuring
@@ -25,7 +23,7 @@ class Plan:
         plan: str = FULL,
         depths: tuple[int, ...] | None = None,
         rounds: int | None = None,
-    ) -> Plan:
+    ) -> "Plan":
         """What a plan of the profile measures, with the user's depths and rounds on top; these also
         raise the bound. Raises UsageError: the profile has no such plan."""
         performance, row = profile.performance, profile.plan(plan)

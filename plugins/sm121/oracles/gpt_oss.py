@@ -5,8 +5,6 @@ gpt_oss/torch/model.py) for attention sinks, routing and the clamped SwiGLU; YaR
 arXiv:2309.00071) for the rotary embedding. Shapes: T tokens, V vocabulary, H hidden, Hq query
 heads, Hkv key/value heads, D head size, E experts, I intermediate size."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json
@@ -53,7 +51,7 @@ class GptOssConfig:
     limit: float
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> GptOssConfig:
+    def from_json(cls, data: dict[str, Any]) -> "GptOssConfig":
         """Read the Hugging Face keys. Raises ValueError for another model, a missing key or another
         rope."""
         if (model := data.get("model_type")) != "gpt_oss":

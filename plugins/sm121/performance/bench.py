@@ -1,7 +1,5 @@
 """The rates and times of the measuring plan. Each is measured when it is first asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,7 +49,7 @@ class Bench:
     @contextmanager
     def open(
         cls, harness: Harness, plan: Plan, *, tails: bool = False, show: Show | None = None
-    ) -> Iterator[Bench]:
+    ) -> "Iterator[Bench]":
         """Measure the server under test, which is started if need be. Raises NotRun, StartError:
         there is no server to measure; Sm121Error: the server accepts neither token ids nor text."""
         server = harness.server()

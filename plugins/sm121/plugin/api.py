@@ -1,10 +1,9 @@
 """Fixtures for the API tests: a client that checks every answer by the schema, the engine's
 capabilities, and the cases."""
 
-from __future__ import annotations
-
 import functools
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -59,10 +58,15 @@ def capabilities(
     return detected
 
 
+@pytest.fixture(scope="session")
+def _ids() -> Counter[str]:
+    return Counter()
+
+
 @pytest.fixture
-def api(server: Server, capabilities: Capabilities) -> Api:
+def api(server: Server, capabilities: Capabilities, _ids: Counter[str]) -> Api:
     """The API of the server under test; every answer is valid, or the test fails."""
-    return Api(server.endpoint, capabilities)
+    return Api(server.endpoint, capabilities, every_id=_ids)
 
 
 @pytest.fixture(scope="session")
@@ -87,7 +91,7 @@ def server_environment(server: Server, profile: Profile) -> dict[str, str]:
 
 
 @pytest.fixture
-def sdk(client: openai.OpenAI, model: str) -> Sdk:
+def sdk(client: "openai.OpenAI", model: str) -> Sdk:
     """The server under test, asked through the ``openai`` package."""
     return Sdk(client, model)
 

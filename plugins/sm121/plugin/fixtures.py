@@ -1,7 +1,5 @@
 """What the tests are given. The server is started when the first test asks for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -71,7 +69,7 @@ def server(conformance: Session) -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(server: Server, capabilities: Capabilities) -> Iterator[openai.OpenAI]:
+def client(server: Server, capabilities: Capabilities) -> "Iterator[openai.OpenAI]":
     """An OpenAI client of the server under test; it does not retry, and a request for what the
     engine cannot do is NOT_RUN."""
     from sm121.api.guarded_client import GuardedClient

@@ -3,8 +3,6 @@ is without the feature, B is with it. A criterion on a ratio or a difference is 
 whole interval: PASS when all of it is on the right side, FAIL when all of it is on the wrong
 one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +46,7 @@ class Criterion(DataTable):
     source: str = ""
 
     @model_validator(mode="after")
-    def _one_kind(self) -> Criterion:
+    def _one_kind(self) -> "Criterion":
         others = ("level", "moe", "moe_not", "no_crash")
         bounds = [name for name in _BOUNDS if getattr(self, name) is not None]
         kinds = [*bounds, *(name for name in others if getattr(self, name))]

@@ -3,8 +3,6 @@ measurement on another kernel path than the one that was asked for counts neithe
 comparison of a thing with itself says nothing. Both rules are the ones of every other
 measurement."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

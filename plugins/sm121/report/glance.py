@@ -1,7 +1,5 @@
 """What ``sm121 path`` and ``sm121 box`` print for people: one row for each question."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from sm121.core.level_settings import Box

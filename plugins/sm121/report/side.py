@@ -2,8 +2,6 @@
 is measured or judged anew: tests have the verdicts that their runs gave them, and metrics go by the
 rules of the regression level, as `--against` applies them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -82,7 +80,7 @@ class Group:
     first: bool = False
 
     @classmethod
-    def of(cls, name: str, title: str, meaning: str, every: list[Row], *, first: bool) -> Group:
+    def of(cls, name: str, title: str, meaning: str, every: list[Row], *, first: bool) -> "Group":
         """The first rows of a table, as many as have room."""
         room, listed = _ROOM, []
         for row in every:

@@ -2,8 +2,6 @@
 asked the same of the same. Shards are parts of one run, and an earlier run is gone on with, only
 then."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -55,7 +53,7 @@ class Fingerprint(Record):
     """Digest of the checkpoint's files, or the name of what is not here."""
     machine: dict[str, Any] = Field(default_factory=dict)
 
-    def differences(self, other: Fingerprint) -> list[Difference]:
+    def differences(self, other: "Fingerprint") -> list[Difference]:
         """In what the other one differs; empty where both asked the same of the same."""
         one, two = self.values(), other.values()
         return [

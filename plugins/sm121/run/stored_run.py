@@ -2,8 +2,6 @@
 holds one run against another reads it here: ``--against``, the regression level, ``sm121 compare``
 and ``sm121 trust``."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -70,7 +68,7 @@ class StoredMetric:
         return f"{self.unit}, {'higher' if self.higher_is_better else 'lower'} is better{of}"
 
     @classmethod
-    def of(cls, name: str, value: float, metric: MetricReport, samples: Samples) -> StoredMetric:
+    def of(cls, name: str, value: float, metric: MetricReport, samples: Samples) -> "StoredMetric":
         """From its value, what verdict.json has of it, and its samples."""
         return cls(
             name=name,

@@ -1,7 +1,5 @@
 """verdict.json: its model, its schema, and writing it while the run goes on."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path
@@ -159,7 +157,7 @@ class TestReport(Record):
     @classmethod
     def of(
         cls, identity: str, level: str, *facts: Fact, verdict: Verdict = Verdict.FAIL
-    ) -> TestReport:
+    ) -> "TestReport":
         """What does not hold beside the tests."""
         return cls(id=identity, level=level, verdict=verdict, message=text(facts), unmet=[*facts])
 

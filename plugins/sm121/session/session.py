@@ -1,7 +1,5 @@
 """A session: a run from its opening to its end, its verdict, and how it ends."""
 
-from __future__ import annotations
-
 import functools
 import os
 import time
@@ -227,7 +225,7 @@ class Session(Harness):
             self.save()
         self.lock.close()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> "Session":
         return self
 
     def __exit__(self, *_raised: object) -> None:

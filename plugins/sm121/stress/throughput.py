@@ -1,7 +1,5 @@
 """How fast the server answers one request at a time, before a load and after it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import statistics
@@ -129,7 +127,7 @@ class _CpuTimes:
     waited: float
 
     @classmethod
-    def now(cls, processes: Iterable[psutil.Process]) -> _CpuTimes:
+    def now(cls, processes: Iterable[psutil.Process]) -> "_CpuTimes":
         server = waited = 0.0
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):

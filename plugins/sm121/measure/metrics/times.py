@@ -1,7 +1,5 @@
 """The times of a request: to its first token, of each token, between chunks, to its end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 
