@@ -70,6 +70,7 @@ catalogues: canary ## what takes longer than `make test` allows: every table in 
 	$(PY) meta_tests/accuracy.py --fresh --output docs/tables/accuracy.md
 	$(PY) -m tools.gate_errors
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)
+	$(PY) meta_tests/speculation_faults.py
 	$(PY) meta_tests/protocol_faults.py --output docs/tables/protocol-faults.md
 	$(PY) meta_tests/lies.py --seed 1 --output docs/tables/lies.md
 	$(PY) meta_tests/false_greens --output docs/tables/false-greens.md

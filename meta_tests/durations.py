@@ -1,4 +1,4 @@
-"""How long each file of tests takes: recorded by a run, printed, and the order of the next run."""
+"""How long tests take: recorded by file, the slowest printed, and the order of the next run."""
 
 import json
 from collections import defaultdict
@@ -8,46 +8,33 @@ from typing import Any
 
 import pytest
 
-#: Seconds by file, as the last run of each took them. A clean checkout has none.
+#: Seconds by file of `make test`, and of the slow tests of `make catalogues`, as each last took
+#: here. A clean checkout has none.
 RECORD = Path(__file__).parent.parent / ".cache" / "test-durations.json"
-#: Seconds of files that are not recorded: what takes minutes comes first without a record too.
-#: Begun last, one would keep one of two workers busy while the other one has nothing left to do.
-GUESSES = {
-    "test_run_endings.py": 210,
-    "test_fault_catalogue.py": 200,
-    "test_model_faults.py": 190,
-    "test_recording.py": 180,
-    "test_managed_server.py": 170,
-    "test_false_greens.py": 160,
-    "test_bad_input.py": 150,
-    "test_order_of_events.py": 140,
-    "test_matrix_shards.py": 130,
-    "test_gb10.py": 220,
-    "test_python_api.py": 110,
-    "test_install.py": 100,
-    "test_kernel_mutants.py": 90,
-    "test_kernel_provider.py": 80,
-    "test_process_hygiene.py": 70,
-    "test_turns.py": 50,
-    "test_architecture.py": 40,
-    "test_report_files.py": 30,
-    "test_stress_faults.py": 85,
-    "test_speculation.py": 165,
-    "test_report_browser.py": 125,
-    "test_kernel_path_real.py": 20,
-}
-_SHOWN = 15
+#: What comes first without a record, in this order. Begun last, one would keep one of two workers
+#: busy while the other one has nothing left to do.
+LONGEST = (
+    "test_fault_catalogue.py", "test_managed_server.py", "test_false_greens.py",
+    "test_chat_rate.py", "test_certificate.py", "test_install.py", "test_matrix_shards.py",
+    "test_recording.py", "test_report_browser.py", "test_kernel_benchmark.py",
+    "test_order_of_events.py", "test_gb10.py", "test_kernel_mutants.py", "test_matrix_faults.py",
+)  # fmt: skip
+_SHOWN = 10
 
 
-def recorded() -> dict[str, float]:
-    """Seconds by file's name; empty without a record."""
-    return json.loads(RECORD.read_text("utf-8")) if RECORD.is_file() else {}
+def recorded(which: str) -> dict[str, float]:
+    """Seconds by file's name of the runs `which`, "test" or "slow"; empty without a record."""
+    seconds: dict[str, dict[str, float]] = {}
+    if RECORD.is_file():
+        seconds = json.loads(RECORD.read_text("utf-8"))
+    return seconds.get(which, {})
 
 
 def longest_first(items: list[pytest.Item]) -> None:
     """Order tests by the seconds of their files; tests of one file stay together. A file of the
     levels may have the same name, and its order is the suite's."""
-    seconds, here = {**GUESSES, **recorded()}, Path(__file__).parent
+    first = {name: 60.0 + place for place, name in enumerate(reversed(LONGEST))}
+    seconds, here = first | recorded("test"), Path(__file__).parent
     items.sort(key=lambda item: -(seconds.get(item.path.name, 1) * (item.path.parent == here)))
 
 
@@ -62,11 +49,13 @@ class Durations:
 
     def __init__(self, config: pytest.Config) -> None:
         self._output: dict[str, Any] | None = getattr(config, "workeroutput", None)
-        self._seconds: dict[str, float] = defaultdict(float)
+        self._by_test: dict[str, float] = defaultdict(float)
+        self._by_file: dict[str, float] = defaultdict(float)
         self._slow = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[Path(report.location[0]).name] += report.duration
+        self._by_file[Path(report.location[0]).name] += report.duration
+        self._by_test[report.nodeid] += report.duration
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
         """Count what `make catalogues` runs; each worker of xdist collects all tests."""
@@ -80,15 +69,21 @@ class Durations:
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
     ) -> None:
-        """Print the slowest files and what this run left out; record `make test`."""
-        slowest = sorted(self._seconds.items(), key=lambda entry: -entry[1])
-        total = sum(self._seconds.values())
-        terminalreporter.section(f"the slowest of {len(slowest)} files, {total:.0f} s in all")
-        for name, seconds in slowest[:_SHOWN]:
-            terminalreporter.line(f"{seconds:7.1f} s  {name}")
+        """Print the slowest tests and what this run left out; record `make test`."""
+        total = sum(self._by_test.values())
+        terminalreporter.section(f"the slowest of {len(self._by_test)} tests, {total:.0f} s in all")
+        for name in sorted(self._by_test, key=self._by_test.__getitem__)[: -_SHOWN - 1 : -1]:
+            terminalreporter.line(f"{self._by_test[name]:7.1f} s  {name[:120]}")
         if self._slow:
-            line = f"{self._slow} slow tests are left to `make catalogues`, with the tables of docs"
+            minutes = sum(recorded("slow").values()) / 60
+            took = f"they took {minutes:.0f} minutes here" if minutes else "not timed here yet"
+            line = (
+                f"{self._slow} slow tests are left to `make catalogues` ({took}), with its tables"
+            )
             terminalreporter.line(line)
-        if config.option.markexpr in ("not alone", "alone"):
+        which = {"not alone": "test", "alone": "test", "slow": "slow"}.get(config.option.markexpr)
+        if which is not None and self._by_test:
+            seconds = {name: recorded(name) for name in ("test", "slow")}
+            seconds[which] |= self._by_file
             RECORD.parent.mkdir(exist_ok=True)
-            RECORD.write_text(json.dumps({**recorded(), **self._seconds}, indent=1) + "\n", "utf-8")
+            RECORD.write_text(json.dumps(seconds, indent=1) + "\n", "utf-8")

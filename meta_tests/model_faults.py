@@ -78,7 +78,7 @@ class SabotagedServer:
         if with_scheduler:  # in one process with the worker, so that it can be broken, too
             environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             arguments += ["--distributed-executor-backend", "uni"]
-        self._managed = ManagedServer(
+        self.managed = ManagedServer(
             ServerConfiguration(
                 name=configuration,
                 engine="vllm",
@@ -99,11 +99,11 @@ class SabotagedServer:
         self.server: Server | None = None
 
     def __enter__(self) -> SabotagedServer:
-        self.server = self._managed.start()
+        self.server = self.managed.start()
         return self
 
     def __exit__(self, *_arguments: object) -> None:
-        self._managed.stop()
+        self.managed.stop()
 
     def put(self, fault: str) -> None:
         """Put a fault in force, in place of the one before it; `nothing` for none."""

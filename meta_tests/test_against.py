@@ -513,10 +513,10 @@ def test_copies_are_of_the_file(trusted):
     assert trusted.file == before
 
 
+@pytest.mark.slow("eight runs")
 def test_what_vanished_is_missed_where_it_would_have_been_selected(fault_server, run_pytest):
     """By -k, -m and the plan, as if it were still there."""
-    server = fault_server()
-    attached = ("--arch", "cpu", *server.options)
+    attached = ("--arch", "cpu", *fault_server().options)
     file = "meta_tests/scenarios/vanishing.py"
     status, old = run_pytest(*attached, file, environment={"SM121_META_OLD": "1"})
     assert status == 0, old.output

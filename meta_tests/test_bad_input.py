@@ -94,10 +94,10 @@ def test_nothing_is_started_on_a_machine_that_is_not_fit(run_pytest, tmp_path, c
     assert not list(run.report.glob("server-*.log"))
 
 
+@pytest.mark.slow("a run more of the smoke level")
 def test_a_proxy_of_the_environment_has_no_part(run_pytest, fault_server):
-    server = fault_server()
     status, run = run_pytest(
-        "--arch", "cpu", *server.options,
+        "--arch", "cpu", *fault_server().options,
         "tests/test_smoke.py", "-k", "one_completion or health",
         environment={"HTTP_PROXY": "http://127.0.0.1:9", "http_proxy": "http://127.0.0.1:9"},
     )  # fmt: skip

@@ -315,9 +315,8 @@ def on_a_box(run_pytest, fault_server, tmp_path):
         lines = "\n".join(f"{key} = {value}" for key, value in limits.items())
         path = tmp_path / "own.toml"
         path.write_text(f"{head}[box]\n{lines}\n{tail}")
-        server = fault_server()
         status, run = run_pytest(
-            "--profile", str(path), *server.options,
+            "--profile", str(path), *fault_server().options,
             f"--benchmark-storage={tmp_path}/s", "--benchmark-autosave",
             "meta_tests/scenarios/measurements.py",
             environment={"SM121_META_SAMPLES": samples},
@@ -357,6 +356,7 @@ def test_a_degraded_box_makes_performance_inconclusive(on_a_box, tmp_path):
     assert all(info["box"]["after"] for info in infos), "how it ended, not how it was then"
 
 
+@pytest.mark.slow("a run more; test_run_box.py asks the same in this process")
 def test_what_nothing_is_held_against_turns_nothing_red(on_a_box):
     """The embedded run has no rate to hold, and ended INCONCLUSIVE since the machine had become
     faster in between."""

@@ -123,6 +123,7 @@ def test_a_second_build_is_left_alone(canary_bf16: Path) -> None:
     assert (canary_bf16 / "model.safetensors").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow("a minute of computing on a busy machine; the canary does not change")
 def test_every_build_is_the_same(canary_bf16: Path, tmp_path: Path) -> None:
     again = canary.build(tmp_path / "again", "bf16", progress=lambda _: None)
     names = sorted(str(f.relative_to(canary_bf16)) for f in canary_bf16.rglob("*") if f.is_file())
@@ -160,6 +161,7 @@ def test_tokenizer_encodes_like_harmony(canary_bf16: Path, encoder: canary_recip
 # The oracle.
 
 
+@pytest.mark.slow("a minute of computing on a busy machine; the canary does not change")
 def test_oracle_agrees_with_transformers(canary_bf16: Path) -> None:
     """And what is shipped of it with the oracle."""
     shipped = oracle_file.shipped(canary_bf16)

@@ -138,9 +138,8 @@ def test_a_version_before_the_parameter_cannot():
 
 
 def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, run_pytest):
-    server = fault_server("created")
     status, run = run_pytest(
-        "--arch", "cpu", *server.options,
+        "--arch", "cpu", *fault_server("created").options,
         "--engine", "llama-cpp", "tests/test_correctness.py",
         "-k", "test_min_tokens or test_regex or test_models_are",
     )  # fmt: skip
@@ -154,9 +153,8 @@ def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, r
 def test_a_bug_of_a_release_comes_with_its_issue_and_asks_to_be_closed_when_mended(
     fault_server, run_pytest
 ):
-    server = fault_server("old")
     _, run = run_pytest(
-        "--arch", "cpu", *server.options,
+        "--arch", "cpu", *fault_server("old").options,
         "--engine", "vllm", "meta_tests/scenarios/known_bugs.py",
     )  # fmt: skip
     said = {test["id"].split("::")[1]: test["message"] for test in run.verdict["tests"]}
@@ -188,9 +186,8 @@ def test_an_engine_that_nobody_knows_is_refused(run_pytest):
 
 
 def test_what_a_model_cannot_is_said_by_its_profile(fault_server, run_pytest):
-    server = fault_server()
     _, run = run_pytest(
-        "--arch", "cpu", *server.options,
+        "--arch", "cpu", *fault_server().options,
         "tests/test_correctness.py", "-k", "in_parallel",
     )  # fmt: skip
     (test,) = run.verdict["tests"]

@@ -17,20 +17,20 @@ PLAN = Plan(512, (32, 128), (0,), Measuring(rounds=2, silent_within_s=2))
 CHATS = TimedChats(questions=("Why?", "How?"), share=0.9, source="test")
 
 #: A server that is as fast for chats of 512 tokens and more as for anything; those that are not.
-MORE = pytest.mark.slow("the rest of the healthy ones")
+MORE = pytest.mark.slow("another way to the same end")
 HEALTHY = [
     pytest.param((), id="honest"),
-    pytest.param(("--content-free", "3"), id="control tokens first"),
+    pytest.param(("--content-free", "3"), id="control tokens first", marks=MORE),
     pytest.param(("--jitter", "0.02", "--interval-jitter", "0.1"), id="jitter", marks=MORE),
     pytest.param(("--tokens-per-chunk", "3"), id="several tokens a chunk", marks=MORE),
     pytest.param(("--chat-tokens", "1000"), id="a longer answer", marks=MORE),
     pytest.param(("--trap", "no-metrics"), id="no counters", marks=MORE),
 ]
-SLOW = {
-    "chats alone": ("--chat-slower", "1.2"),
-    "tokens after the 128th": ("--later-slower", "1.3"),
-    "sampled requests": ("--sampled-slower", "1.2"),
-}
+SLOW = [
+    pytest.param(("--chat-slower", "1.2"), id="chats alone", marks=MORE),
+    pytest.param(("--later-slower", "1.3"), id="tokens after the 128th"),
+    pytest.param(("--sampled-slower", "1.2"), id="sampled requests", marks=MORE),
+]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
     assert bool(measurement.unproven) == ("no-metrics" in options)
 
 
-@pytest.mark.parametrize("options", SLOW.values(), ids=SLOW)
+@pytest.mark.parametrize("options", SLOW)
 def test_a_slow_chat_fails_whatever_greedy_completions_reach(time_chats, options):
     with pytest.raises(Unmet) as caught:
         time_chats(*options)
@@ -71,7 +71,9 @@ def test_a_slow_chat_fails_whatever_greedy_completions_reach(time_chats, options
     assert caught.value.severity is Severity.BLOCKER, "no certificate is had by a waiver of it"
 
 
-@pytest.mark.parametrize("minimum", [None, RATE / 2 - 20, RATE / 2 + 40])
+@pytest.mark.parametrize(
+    "minimum", [*(pytest.param(n, marks=MORE) for n in (None, RATE / 2 - 20)), RATE / 2 + 40]
+)
 def test_a_server_that_drafts_has_its_gate_in_chats(time_chats, minimum):
     """106.9 tok/s on random ids of which it had drafted 90 %, and 44.4 in chats."""
     drafts = ("--trap", "speculative", "--chat-slower", "2")

@@ -17,6 +17,8 @@ pytestmark = [
 #: What a phone and a screen show, in pixels.
 WIDTHS = (390, 1440)
 PAGES = ("pair", "hostile", "ab")
+SELDOM = pytest.mark.slow("a phone's width and the light show the most")
+SLOW_BUT_PHONE = [WIDTHS[0], *(pytest.param(width, marks=SELDOM) for width in WIDTHS[1:])]
 AXE = "axe_playwright_python"
 needs_axe = pytest.mark.skipif(
     importlib.util.find_spec(AXE) is None,
@@ -70,7 +72,7 @@ def opened(chromium, pages):
 
 
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", SLOW_BUT_PHONE)
 def test_nothing_is_wider_than_the_screen(opened, name, width):
     shown = opened(name, width)
     shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
@@ -87,8 +89,8 @@ def test_nothing_is_wider_than_the_screen(opened, name, width):
 
 @needs_axe
 @pytest.mark.parametrize("name", PAGES)
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", SLOW_BUT_PHONE)
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=SELDOM)])
 def test_axe_finds_nothing(opened, name, width, scheme):
     shown = opened(name, width, scheme=scheme)
     shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
@@ -152,7 +154,7 @@ def test_a_keyboard_reaches_what_is_folded(opened):
     assert {"A", "SUMMARY"} <= seen
 
 
-@pytest.mark.parametrize("name", ["pair", "ab"])
+@pytest.mark.parametrize("name", ["pair", pytest.param("ab", marks=SELDOM)])
 def test_it_can_be_printed(opened, name):
     shown = opened(name)
     shown.emulate_media(media="print", color_scheme="dark")

@@ -44,13 +44,12 @@ def test_the_entry_point_is_installed():
 
 
 def test_their_own_run_passes(project, fault_server):
-    server = fault_server()
     # A profile of their own, which says nothing of the machine: what else runs on it is no matter.
     ours = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text()
     (project / "theirs.toml").write_text(
         re.sub(r"^\[box\]\n(?:[^\[\n].*\n|\n)*", "", ours, flags=re.M)
     )
-    done = run(project, *("--profile", "theirs.toml", *server.options), "--share-machine")
+    done = run(project, *("--profile", "theirs.toml", *fault_server().options), "--share-machine")
     assert done.returncode == 0, done.stdout + done.stderr
     report = project / "conformance-report"
     verdict = json.loads((report / "verdict.json").read_text())
@@ -64,13 +63,12 @@ def test_their_own_run_passes(project, fault_server):
 
 def test_one_level_of_the_suite_runs_from_their_checkout(project, fault_server):
     """`-p sm121.plugin` and a path: nothing of the project but where it stands."""
-    server = fault_server()
     (project / "pytest.ini").write_text("[pytest]\n")
     done = run(
         project,
         *("-p", "sm121.plugin", "--arch", "cpu", "-m", "smoke", "--rootdir", str(project)),
         "--share-machine",
-        *server.options,
+        *fault_server().options,
         str(ROOT / "tests" / "test_smoke.py") + "::test_health",
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -109,6 +109,7 @@ def test_sglangs_own_parser_takes_what_the_axes_give():
     assert engine.check_arguments(sys.executable, [["--colour", "red"]], environment)[0]
 
 
+@pytest.mark.slow("ten seconds of importing vLLM")
 def test_vllms_own_parser_takes_what_the_axes_give():
     space = axes.Space(axes.load("cpu"), "vllm", "0.32.0")
     values = [(a, v) for a in space.axes for v in space.values(a)]

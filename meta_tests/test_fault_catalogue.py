@@ -1,6 +1,6 @@
-"""Every check of the smoke and correctness levels is seen failing on the fault that it exists for.
-The faults are put by a proxy in front of the real vLLM; wrong models are in
-test_model_faults.py."""
+"""Every check of the smoke and correctness levels is seen failing on the fault that it exists for:
+a sample, on one real vLLM. Faults of the protocol are put by a proxy in front of it
+(`protocol_faults.py`), faults of the model into it (`model_faults.py`); at last it is killed."""
 
 import json
 import re
@@ -10,65 +10,69 @@ from pathlib import Path
 
 import fault_proxy
 import httpx
+import model_faults
 import protocol_faults
 import psutil
 import pytest
 from data_rows import from_data
 from false_greens.engine import attached_engine
-from protocol_faults import vllm_serving
+from model_faults import SabotagedServer
 
 from sm121.core import profile
+from sm121.engines.life import Alive, Dead, ManagedLife
 
 pytestmark = pytest.mark.timeout(600)
 
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(scope="module")
-def managed_vllm(canary_bf16, tmp_path_factory):
-    """The real vLLM on the canary, shared by all faults of the proxy."""
-    managed = vllm_serving(canary_bf16, tmp_path_factory.mktemp("vllm"))
-    server = managed.start()
-    yield managed, server
-    managed.stop()
-
-
-@pytest.fixture(scope="module")
-def real_vllm(managed_vllm):
-    """Where the real vLLM answers."""
-    return managed_vllm[1]
-
-
-#: One of each kind of the protocol faults. The others take longer: `make catalogues`.
-SAMPLE = (
-    "another model's name",
+#: Of the protocol faults. `make catalogues` has all of them.
+PROTOCOL = (
     "usage counts one token more",
-    "the stop string is in the text",
     "a stream that drops a token",
     "a stream cut off, with status 200",
-    "no [DONE]",
-    "a call that is text",
     "200 for an error",
-    "dead after an error",
 )
+#: Of the wrong models, and the test that notices each.
+MODELS = {
+    "one block's scale one step up": model_faults.ORACLE,
+    "wrong after a hit of the prefix cache only": model_faults.CACHE,
+}
+
+
+@pytest.fixture(scope="module")
+def sabotaged(canary_bf16, tmp_path_factory):
+    """The real vLLM, one start for all tests here."""
+    with SabotagedServer(canary_bf16, tmp_path_factory.mktemp("vllm")) as server:
+        yield server
+
+
+@pytest.fixture
+def real_vllm(sabotaged):
+    """It with the model intact."""
+    sabotaged.put(model_faults.CLEAN)
+    return sabotaged.server
+
+
+@pytest.fixture
+def judge(sabotaged, run_pytest):
+    """Run tests of the level with a fault of the model in force, as a user does."""
+
+    def run(fault: str, *tests: str, options: tuple[str, ...] = ()):
+        sabotaged.put(fault)
+        return run_pytest(*sabotaged.arguments(tests), *options, timeout_s=300.0)
+
+    return run
 
 
 def test_a_sample_of_the_protocol_faults_is_caught(real_vllm):
     endpoint = real_vllm.endpoint
-    found = list(protocol_faults.outcomes(endpoint.base_url, endpoint.api_key, SAMPLE))
+    found = list(protocol_faults.outcomes(endpoint.base_url, endpoint.api_key, PROTOCOL))
     survivors = [outcome for outcome in found if not outcome.killed]
-    assert len(found) == len(SAMPLE) and not survivors, survivors
+    assert len(found) == len(PROTOCOL) and not survivors, survivors
 
 
-@pytest.mark.slow("`make conformance` runs the same tests on a server of its own")
-def test_the_clean_server_passes_the_tests_of_the_sample(real_vllm):
-    endpoint = real_vllm.endpoint
-    tests = [fault_proxy.FAULTS[name].caught_by for name in SAMPLE]
-    (clean,) = protocol_faults.outcomes(endpoint.base_url, endpoint.api_key, [], clean=tests)
-    assert clean.status == 0, clean
-    assert all(verdict == "PASS" for _, verdict, _ in clean.tests), clean
-
-
+@pytest.mark.slow("lies by pairs have a catalogue of their own")
 def test_two_lies_at_once_are_told_apart(real_vllm, tmp_path):
     """Each is noticed by its own test; without a lie both pass. The second touches both tests."""
     own = {"the second stop token is ignored": "test_a_stop_token_ends_the_answer"}
@@ -82,6 +86,7 @@ def test_two_lies_at_once_are_told_apart(real_vllm, tmp_path):
     assert noticed == {lie: {test} for lie, test in own.items()}
 
 
+@pytest.mark.slow("four whole runs; test_against.py has the rules, without an engine")
 def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tmp_path):
     """Whole runs against a trusted one: the same deviation, another one, and a mere courtesy."""
     usage, refused = "test_usage_equals_the_ids", "test_request[prompt-is-a-number]"
@@ -119,15 +124,50 @@ def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tm
         assert len(run["against"]["new"]) == 1 and "500" in run["reason"], run["reason"]
 
 
-def test_the_server_listens_on_the_loopback_only(managed_vllm):
-    managed, _ = managed_vllm
-    listening = {
-        connection.laddr.ip
-        for process in managed.processes()
-        for connection in process.net_connections(kind="inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
-    assert listening == {"127.0.0.1"}, listening
+@pytest.mark.parametrize("fault", MODELS)
+def test_a_wrong_model_is_noticed(judge, fault):
+    status, run = judge(fault, MODELS[fault])
+    assert status == 1, f"{fault}: not noticed\n{run.output}"
+    failed = [test for test in run.verdict["tests"] if test["verdict"] == "FAIL"]
+    assert failed and all("required" in test["message"] for test in failed), failed
+
+
+@pytest.mark.slow("what such a file tells is in test_golden.py, without an engine")
+def test_a_golden_file_tells_the_intact_model_from_a_wrong_one(judge, tmp_path):
+    golden = tmp_path / "golden.json"
+    status, run = judge(model_faults.CLEAN, "golden", options=("--record-golden", str(golden)))
+    assert status == 0, run.output
+    status, run = judge(model_faults.CLEAN, "golden", options=("--golden", str(golden)))
+    assert status == 0, run.output
+    assert any("top-1 agreement 100.00%" in line for line in run.verdict["remarks"])
+    status, run = judge("YaRN factor 16 for 32", "golden", options=("--golden", str(golden)))
+    assert status == 1, run.output
+    message = run.verdict["tests"][0]["message"]
+    assert re.search(r"prompt '[\w ]+' is the first of \d that differ", message), message
+
+
+@pytest.mark.slow("two runs; test_exams.py has the rules, without an engine")
+def test_an_accuracy_slice_is_judged_and_kept(judge, tmp_path):
+    capitals = {"France": "Paris", "Spain": "Madrid", "Japan": "Tokyo", "Italy": "Rome"}
+    questions = tmp_path / "questions.jsonl"
+    lines = [
+        {
+            "prompt": f"The capital of {country} is",
+            "answer": city,
+            "kind": "begins",
+            "id": f"{n}{country}",
+        }
+        for n in range(5)
+        for country, city in capitals.items()
+    ]
+    questions.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    status, run = judge(model_faults.CLEAN, "accuracy", options=("--questions", str(questions)))
+    assert status == 0, run.output
+    kept = run.report / "accuracy.jsonl"
+    assert len(kept.read_text().splitlines()) == len(lines)
+    options = ("--questions", str(questions), "--questions-baseline", str(kept))
+    status, run = judge("embedding rows shifted by one", "accuracy", options=options)
+    assert status == 1 and "no worse than the baseline" in run.output, run.output
 
 
 @from_data
@@ -164,3 +204,37 @@ def test_an_import_from_the_wrong_place_is_caught(run_pytest, tmp_path, canary_b
     assert status == 1, run.output
     message = run.verdict["tests"][0]["message"]
     assert re.search(r"vllm: required from the checkout .*/checkout, seen .*vllm", message), message
+
+
+def test_the_saboteur_of_models_and_its_catalogue_name_the_same_faults():
+    text = (HERE / "in_vllm" / "model_saboteur.py").read_text("utf-8")
+    names = re.findall(r'^(?:@patch\w*\(|    )"(.+?)"(?:\)$|: )', text, re.M)
+    assert set(names) == set(model_faults.FAULTS)
+    assert len(model_faults.FAULTS) >= 25
+
+
+def test_the_published_table_of_models_is_of_these_faults():
+    published = model_faults.TABLE.read_text("utf-8")
+    missing = [name for name in model_faults.FAULTS if f"| {name} |" not in published]
+    assert not missing, "run python meta_tests/model_faults.py"
+    assert "**survives**" not in published
+    assert all(
+        reason in published for table in model_faults.NOT_FOR.values() for reason in table.values()
+    )
+
+
+def test_an_engine_that_is_killed_is_dead_and_leaves_nothing(sabotaged):
+    """The last one here: the core ends, and the server that answers for it some seconds later."""
+    managed, listening = sabotaged.managed, set()
+    for process in managed.processes():
+        every = process.net_connections(kind="inet")
+        listening |= {c.laddr.ip for c in every if c.status == psutil.CONN_LISTEN}
+    assert listening == {"127.0.0.1"}, f"required: the loopback only, seen: {listening}"
+    life, tree = ManagedLife(managed), managed.processes()
+    assert isinstance(life.state(), Alive)
+    (core,) = [process for process in tree if process.name().startswith("VLLM::EngineCor")]
+    core.kill()
+    state = life.after_failure()
+    assert isinstance(state, Dead) and state.evidence == managed.log, state
+    report = managed.stop()
+    assert not report.survivors and not any(psutil.pid_exists(p.pid) for p in tree), report

@@ -149,6 +149,7 @@ def test_the_wheel_selects_what_a_clone_selects(offline, tmp_path):
     assert not list(offline.parent.rglob(".pytest_cache")), "a run writes where it was started"
 
 
+@pytest.mark.slow("an environment with the wheel, and two runs in it")
 def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault_server):
     """`sm121 run` needs no clone, and a broken server is found by it too."""
     server = fault_server()

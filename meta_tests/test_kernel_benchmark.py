@@ -65,6 +65,7 @@ def only(run) -> dict:
     return test
 
 
+@pytest.mark.slow("two runs that time")
 def test_a_slower_kernel_has_a_larger_number_and_both_can_be_compared(timed, tmp_path):
     files = tmp_path / "clean.json", tmp_path / "slow.json"
     status, run = timed("clean", f"--benchmark-json={files[0]}")
@@ -146,6 +147,7 @@ def test_work_left_out_in_the_middle_is_noticed(operation, tokens, left):
     assert timed.judge(output)
 
 
+@pytest.mark.slow("the same fault, timed, is above")
 def test_an_output_is_judged_where_nothing_is_timed(timed):
     status, run = timed("wrong", "--benchmark-disable")
     assert status == 1, run.output
@@ -246,6 +248,7 @@ def kernels_of(folder, monkeypatch, module: str, text: str) -> Kernels:
     return Kernels(dict.fromkeys(get_args(Operation), choice), lambda _name: process)
 
 
+@pytest.mark.slow("a child for each tactic, and one hangs for half a minute")
 def test_each_tactic_is_judged_in_a_process_of_its_own(tmp_path, monkeypatch):
     kernels = kernels_of(tmp_path, monkeypatch, "tuning", TACTICS)
     wrong = text(kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30))
@@ -273,6 +276,7 @@ class Reusing(TorchProvider):
         return self.memory
 
 
+@pytest.mark.slow("nine seconds of experts")
 def test_two_runs_into_the_same_memory_are_compared():
     (line,) = checks.check(Reusing(), problems.build(cases.GROUPS["tactics"][0]))
     assert "as declared, seen: two runs differ" in str(line)

@@ -254,7 +254,7 @@ POOL = [line for line, _, _ in (*SGLANG, *LLAMA)] + [
 
 def texts() -> Iterator[str]:
     drawn = random.Random(7)
-    for _ in range(60):
+    for _ in range(20):
         lines = []
         for _ in range(120):
             line = drawn.choice(POOL)

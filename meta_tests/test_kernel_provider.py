@@ -166,6 +166,7 @@ def test_an_engine_without_the_kernels_is_named(run_pytest, another_build):
     assert f"{another_build.parent}" in message, "where that interpreter's vLLM lies"
 
 
+@pytest.mark.slow("a run more; the build of an engine is compared in this process above")
 def test_another_build_than_the_engines_is_not_judged_by_a_provider_of_ones_own(
     run_pytest, tmp_path, another_build
 ):
@@ -188,6 +189,7 @@ def test_another_build_than_the_engines_is_not_judged_by_a_provider_of_ones_own(
     assert "pip install sm121-conformance" in message
 
 
+@pytest.mark.slow("a run of all numerics")
 def test_an_attached_servers_build_is_not_known_and_that_is_said(run_pytest, fault_server):
     server = fault_server("none")
     _, run = run_pytest(

@@ -224,6 +224,7 @@ def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
     assert "after the last file that it compiled" in str(caught.value), caught.value
 
 
+@pytest.mark.slow("another compiler; a cold start that ends is tested above")
 def test_a_compiler_that_works_on_its_first_file_is_no_sick_server(make, empty_cache):
     """A start that loaded weights for minutes may be over its time before its first file."""
     running = make("compiles-one-file", ready=4.0, cold=60.0).start()
@@ -400,7 +401,7 @@ def test_a_server_does_not_end_with_another_python(make):
     its pid anywhere in a variable: another run's server, by chance."""
     server = make("none")
     server.start()
-    for digit in range(10):
-        code = f"import os; os.getpid = lambda: {digit}; import sm121.engines.managed"
-        subprocess.run([sys.executable, "-c", code], check=True)
+    each = "for digit in range(10):\n  if not os.fork():\n    os.getpid = lambda: digit; sys.exit()"
+    code = f"import os, sys, sm121.engines.managed\n{each}\n  os.wait()"
+    subprocess.run([sys.executable, "-c", code], check=True)
     assert server.exit_status is None and ManagedLife(server).answers()

@@ -52,6 +52,7 @@ def test_a_sound_engine_passes_with_a_boot_for_each_start_up(run_matrix, tmp_pat
     assert set(matrix["pairs"].values()) == {"works"}
 
 
+@pytest.mark.slow("a run of the matrix that measures")
 @pytest.mark.alone
 def test_a_slower_value_is_told(run_matrix, tmp_path):
     axes = ("--matrix-axes", str(one_axis(tmp_path, slow="--load-format mapped")), "--matrix", "1")
@@ -80,6 +81,7 @@ def test_all_faults_at_once_are_told_apart(run_matrix, slow):
     assert matrix["pairs"]["moe=cutlass + graphs=eager"] == "broken"
 
 
+@pytest.mark.slow("a run of the matrix with six starts more")
 def test_what_happens_in_the_performance_sample_or_only_once(run_matrix, tmp_path):
     """A server that dies or fails requests while it is measured has no disturbed rate; a start that
     fails once is started again, and is no set."""

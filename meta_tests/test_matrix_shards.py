@@ -82,6 +82,7 @@ def test_a_shard_that_is_none(run_pytest, text):
     assert status == 4 and f"--shard {text}: expected I/N" in run.output
 
 
+@pytest.mark.slow("two runs of the matrix more")
 def test_a_killed_run_goes_on_after_the_last_cell(start_matrix, run_matrix, tmp_path):
     report = tmp_path / "killed"
     boots = tmp_path / "boots.txt"
@@ -111,6 +112,7 @@ def test_a_killed_run_goes_on_after_the_last_cell(start_matrix, run_matrix, tmp_
     ]
 
 
+@pytest.mark.slow("a run of the matrix more")
 def test_an_interrupted_run_says_what_fails_and_that_it_was_interrupted(start_matrix):
     run = start_matrix("--matrix", "1", faults="refuse:triton crash:flashinfer_cutlass")
     state = run.report / "matrix" / "state.jsonl"

@@ -61,8 +61,7 @@ def _quick(run_pytest, timed_server, *server, options=()):
     ("rate", "traps", "verdict"),
     [
         (47, ("--trap", "three-content-free"), "FAIL"),
-        pytest.param(50.5, (), "FAIL", marks=pytest.mark.slow("51.3 is nearer to a mistake")),
-        (51.3, (), "FAIL"),
+        pytest.param(51.3, (), "FAIL", marks=pytest.mark.slow("as near decides test_gate.py")),
         pytest.param(53.5, (), "PASS", marks=pytest.mark.slow("53 passes the whole level above")),
         pytest.param(59.4, (), "PASS", marks=pytest.mark.slow("53.5 is nearer to a mistake")),
     ],
@@ -81,6 +80,7 @@ def test_52_tokens_a_second_are_asked_of_every_server(
     assert failed == ["tg32@d0"] * (verdict == "FAIL"), failed
 
 
+@pytest.mark.slow("the same server with another question")
 def test_who_asks_another_question_reads_it_in_the_headline(timed_server, run_pytest):
     """37 tok/s are more than a release reaches, by so much that few rounds decide."""
     stock = ("--configuration", "stock")
@@ -100,6 +100,7 @@ def test_a_number_that_cannot_be_trusted_is_invalid_and_not_green(timed_server, 
     assert "prefix_cache_hit" in first["message"]
 
 
+@pytest.mark.slow("a whole run; the cell of such a server is in test_measuring_traps.py")
 def test_a_rate_by_chunks_alone_decides_nothing(timed_server, run_pytest):
     server = timed_server("--rate", "400", "--trap", "no-ids-no-usage")
     status, run = judge(run_pytest, server, "-k", "decode_rate and tg32")

@@ -433,6 +433,7 @@ warm_bound = 0.9
 """
 
 
+@pytest.mark.slow("a whole run; the streams themselves are judged above")
 def test_a_run_says_which_streams_waited_and_stays_green(timed_server, run_pytest, tmp_path):
     server = timed_server("--model", "canary", "--rate", "200", "--slots", "2")
     own = tmp_path / "two.toml"

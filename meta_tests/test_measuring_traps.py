@@ -104,6 +104,7 @@ def test_failed_requests_are_infinite_times(timed_server, tmp_path):
     assert float("inf") in times.samples
 
 
+@pytest.mark.slow("long answers to three texts")
 def test_speculation_is_read_from_the_counters(timed_server, tmp_path):
     server = timed_server("--rate", "400", "--trap", "speculative")
     cell = measure(server.base_url, tmp_path)
@@ -146,6 +147,7 @@ def test_streams_that_never_decode_together_have_no_rate(timed_server, tmp_path)
         StreamsRate().of(cell)
 
 
+@pytest.mark.slow("six streams at two places")
 def test_streams_that_wait_for_a_place_are_measured_as_what_they_are(timed_server, tmp_path):
     """Six at two places: neither INVALID nor missing, and by another name."""
     server = timed_server("--rate", "100", "--slots", "2")

@@ -66,6 +66,7 @@ def test_the_check_passes_and_then_fails_on_its_fault(tree, tmp_path):
     assert verdict == "FAIL" and "required: an id that begins with cmpl-" in message
 
 
+@pytest.mark.slow("the pages are made anew")
 def test_the_requirement_reaches_its_page(tree):
     (command,) = (line for line in _COMMAND.findall(PAGE) if "reference" in line)
     run(tree, command)

@@ -18,10 +18,9 @@ def begin(start_pytest, fault_server, tmp_path):
     """Start a run, attached to a server; gives it and a reader of each process's steps."""
 
     def start(*arguments, samples: str = "{}", warm: bool = True):
-        server = fault_server()
         run = start_pytest(
             *("-p", "meta_tests.scenarios.log_of_steps", "--arch", "cpu"),
-            *(*server.options, *arguments),
+            *(*fault_server().options, *arguments),
             environment={
                 "SM121_META_STEPS": str(tmp_path / "steps-"),
                 "SM121_META_SAMPLES": samples,
@@ -91,6 +90,7 @@ def test_a_shard_of_a_run(begin):
     assert steps() == [*BEGINNING, "decided PASS", LAST, "closed PASS", *END]
 
 
+@pytest.mark.slow("a run with workers")
 def test_a_run_that_loses_a_worker(begin):
     """The controller opens the run after a worker has, and closes it when the parts are merged."""
     run, steps = begin(
@@ -110,6 +110,7 @@ def test_a_run_that_loses_a_worker(begin):
     assert steps(other)[-2:] == END
 
 
+@pytest.mark.slow("a run with workers")
 def test_workers_that_no_n_asked_for(begin):
     """xdist's own words, ``--tx``: no hook made a controller before its first worker was."""
     both = (f"{VERDICTS}::test_pass", f"{VERDICTS}::test_fail")
@@ -122,6 +123,7 @@ def test_workers_that_no_n_asked_for(begin):
     assert steps()[-4:] == ["workers' parts merged", "closed FAIL", *END]
 
 
+@pytest.mark.slow("another end by the same signal")
 def test_a_run_that_is_interrupted_after_a_measurement(begin, tmp_path):
     """No history is looked for when the loop did not return; what was measured is kept."""
     samples = '{"ttft_p50": [90.0, 91.0, 92.0, 90.5, 91.5, 90.2], "startup_s": {"waits": true}}'

@@ -287,8 +287,7 @@ def test_quick_takes_ten_minutes_on_a_gb10_and_merge_twenty_six():
 
 
 def test_a_run_says_at_its_head_what_it_asks_and_how_long_that_takes(run_pytest, fault_server):
-    server = fault_server()
-    attached = ("--arch", "sm121", *server.options)
+    attached = ("--arch", "sm121", *fault_server().options)
     scenario = ("--served-model-name", "canary", "meta_tests/scenarios/measurements.py")
     samples = {"SM121_META_SAMPLES": json.dumps({"tg32@d0": [53.5] * 20})}
     _, run = run_pytest(*attached, *scenario, environment=samples)

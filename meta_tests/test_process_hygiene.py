@@ -176,12 +176,10 @@ def test_workers_make_one_report(run_pytest):
     assert "@server" not in str(verdict["tests"])
 
 
+@pytest.mark.slow("workers again")
 @pytest.mark.parametrize(
     "loaded",
-    [
-        pytest.param((), id="by conftest"),
-        pytest.param(("-p", "sm121.plugin"), id="by -p", marks=pytest.mark.slow("workers again")),
-    ],
+    [pytest.param((), id="by conftest"), pytest.param(("-p", "sm121.plugin"), id="by -p")],
 )
 def test_a_green_run_of_workers_is_green(run_pytest, loaded):
     """What needs a server is in one worker, also where xdist itself groups nothing any more."""
@@ -194,14 +192,8 @@ def test_a_green_run_of_workers_is_green(run_pytest, loaded):
     assert len({worker for worker, _ in ran}) == 2, run.output
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "SIGKILL",
-        *(pytest.param(how, marks=pytest.mark.slow("workers again"))
-          for how in ("SIGTERM", "an exception")),
-    ],
-)  # fmt: skip
+@pytest.mark.slow("workers again; false_greens has one of them")
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "an exception"])
 def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest, monkeypatch, how):
     """It may have been stopping its server; its tests had all passed."""
     monkeypatch.setenv("SM121_META_ENDS_BY", how)
@@ -213,6 +205,7 @@ def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest, monkeypatch,
     assert told["verdict"] == "FAIL" and "gw0: required: each worker ends" in told["message"]
 
 
+@pytest.mark.slow("workers again")
 def test_another_distribution_is_refused(run_pytest):
     status, run = run_pytest("-n", "2", "--dist", "loadfile", "--arch", "cpu", SCENARIOS,
                              timeout_s=120)  # fmt: skip

@@ -69,7 +69,7 @@ from sm121.session.settings import Settings
 
 wrong = Settings(
     profile=load("cpu-tiny-gpt-oss"),
-    engine_arguments=("--max-model-len", "-7"),
+    engine_python=sys.argv[2],
     report_dir=Path("judged"),
     root=Path(sys.argv[1]),
 )
@@ -84,9 +84,14 @@ with open_session(wrong) as session:
 def test_a_server_that_does_not_start_for_a_script_leaves_a_bundle(canary_bf16, tmp_path):
     file = tmp_path / "crash.py"
     file.write_text(WITHOUT_PYTEST + CRASH)
+    engine = {
+        "SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": "fault_server.py",
+        "SM121_META_ARGUMENTS": "--no-such-argument",
+    }  # fmt: skip
+    python = ROOT / "meta_tests" / "fake_python.py"
     ran = subprocess.run(
-        [sys.executable, str(file), str(ROOT)], cwd=tmp_path,
-        capture_output=True, text=True, timeout=300,
+        [sys.executable, str(file), str(ROOT), str(python)], cwd=tmp_path,
+        env={**os.environ, **engine}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     (crash,) = json.loads((tmp_path / "judged" / "verdict.json").read_text())["crashes"]

@@ -128,8 +128,7 @@ def test_the_published_schemas_are_current():
 
 
 def test_an_earlier_report_is_kept(attached, run_pytest, fault_server, tmp_path):
-    server = fault_server()
-    common = ("--arch", "cpu", *server.options)
+    common = ("--arch", "cpu", *fault_server().options)
     report = ("--report-dir", str(tmp_path / "report"))
     run_pytest(*common, *report, one("test_pass"))
     run_pytest(*common, *report, one("test_invalid"))
@@ -261,11 +260,11 @@ def test_levels_were_asked_for_and_there_is_none(run_pytest, tmp_path):
 
 
 def test_two_runs_do_not_share_a_report_directory(start_pytest, run_pytest, fault_server, tmp_path):
-    server = fault_server("health-only")
-    common = ("--arch", "cpu", *server.options)
+    common = ("--arch", "cpu", *fault_server().options)
     shared = ("--report-dir", str(tmp_path / "shared"))
-    first = start_pytest(*common, *shared, "tests/test_smoke.py::test_one_completion")
-    first.wait_for("] smoke: 1 check", 60.0)
+    waits = "meta_tests/scenarios/endings.py::test_waits"
+    first = start_pytest(*common, *shared, waits, warm=True)
+    first.wait_for("] correctness: 1 check", 60.0)
     status, second = run_pytest(*common, *shared, one("test_pass"))
     assert status == 4 and "another run is using it" in second.output, second.output
     assert (tmp_path / "shared" / "verdict.json").is_file(), "the first one's is untouched"

@@ -359,6 +359,7 @@ def test_the_level_on_a_stored_history(level, tmp_path):
         assert why in refused["message"]
 
 
+@pytest.mark.slow("five runs")
 def test_the_run_that_is_named_does_not_hide_the_others(level):
     """-4.5 % a run, each against the one before: the second one is red, and no baseline."""
     samples, statuses = GOOD, []

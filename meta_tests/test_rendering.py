@@ -175,7 +175,11 @@ def test_a_server_that_was_told_to_keep_responses_may_not_lose_them(configuratio
         responses.goes_on_from_another(api, known, print, configuration)
 
 
-@pytest.mark.parametrize("name", ["question", "effort-high", "tools", "tools-and-system"])
+@pytest.mark.parametrize(
+    "name",
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("question", "effort-high", "tools")),
+     "tools-and-system"],
+)  # fmt: skip
 def test_the_canarys_template_renders_harmony(canary_bf16, name):
     """It is gpt-oss's own: an engine without a renderer of harmony shows the same prompt."""
     from transformers import AutoTokenizer

@@ -562,6 +562,7 @@ def test_evidence_is_of_the_tests_own_server(runs, tmp_path):
     assert findings.grouped(report)[0].evidence == ("records",)
 
 
+@pytest.mark.slow("a run of the matrix")
 def test_a_failure_notes_the_logs_of_its_server(run_matrix):
     """One cell falls back: its own log is the evidence, not those of all cells."""
     status, run, _ = run_matrix("--matrix", "1", faults="fallback:triton")
@@ -718,6 +719,7 @@ def test_the_command_that_runs_one_test_again(run_pytest, fault_server):
     assert "-k" not in failure.reproduce.split() and server.key not in failure.reproduce
 
 
+@pytest.mark.slow("two runs in new interpreters")
 def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server):
     """From another checkout, as a shard of a run: the command that is printed runs the test."""
     server = fault_server(key="")
@@ -754,8 +756,7 @@ def test_collect_only_says_what_would_run_and_why_the_rest_would_not(run_pytest)
 
 
 def test_collect_only_promises_no_numerics_beside_an_attached_server(run_pytest, fault_server):
-    server = fault_server()
-    arguments = ("--arch", "sm121", *server.options,
+    arguments = ("--arch", "sm121", *fault_server().options,
                  "--served-model-name", "canary", "tests/test_kernel.py")  # fmt: skip
     _, run = run_pytest("--collect-only", "-q", *arguments)
     promised = int(re.search(r"would run: (\d+) checks", run.output)[1])

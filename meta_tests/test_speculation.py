@@ -1,5 +1,5 @@
-"""What the suite says of speculative decoding: a sample of `speculation_faults.py`,
-and the arithmetic of what is drafted and sampled."""
+"""What the suite says of speculative decoding: the arithmetic of what is drafted and sampled, and
+the canary's drafter. `speculation_faults.py` has the faults (`make catalogues`)."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import past_runs
 import pytest
 import speculation_faults
 from data_rows import from_data
-from speculation_faults import CLEAN, COUNTS, FAULTS, TOKENS
+from speculation_faults import CLEAN, FAULTS
 
 from sm121.answers import promised
 from sm121.core.level_settings import Regression
@@ -17,10 +17,6 @@ from sm121.regression import trend
 from sm121.run.stored_run import StoredMetric
 
 SABOTEUR = Path(__file__).parent / "in_vllm" / "speculation_saboteur.py"
-SAMPLE = {
-    "a wrong token is accepted, one in 200": TOKENS,
-    "one accepted token too many is counted": COUNTS,
-}
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +24,6 @@ def sabotaged(canary_bf16, tmp_path_factory):
     """The real vLLM with the canary's drafter, one start for all tests here."""
     with speculation_faults.serving(canary_bf16, tmp_path_factory.mktemp("drafts")) as server:
         yield server
-
-
-@pytest.mark.timeout(600)
-def test_the_canarys_drafter_changes_nothing(sabotaged, run_pytest):
-    sabotaged.put(CLEAN)
-    status, run = run_pytest(*sabotaged.arguments((TOKENS, COUNTS)), timeout_s=400.0)
-    assert status == 0, run.output
 
 
 @pytest.mark.slow("a minute of measuring")
@@ -45,16 +34,6 @@ def test_the_canarys_drafter_is_accepted(sabotaged, run_pytest):
     assert status == 0, run.output
     accepted = run.verdict["metrics"]["accepted_length"]
     assert accepted["value"] >= 2.42 and accepted["verdict"] == "PASS", accepted
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("fault", SAMPLE)
-def test_wrong_speculation_is_noticed(sabotaged, run_pytest, fault):
-    sabotaged.put(fault)
-    status, run = run_pytest(*sabotaged.arguments((SAMPLE[fault],)), timeout_s=400.0)
-    assert status == 1, f"{fault}: not noticed\n{run.output}"
-    failed = [test for test in run.verdict["tests"] if test["verdict"] == "FAIL"]
-    assert failed and all("required" in test["message"] for test in failed), failed
 
 
 def test_the_saboteur_and_the_catalogue_name_the_same_faults():

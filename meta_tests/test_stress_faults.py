@@ -4,7 +4,7 @@ import pytest
 import stress_faults
 
 #: One of each way of being noticed that takes only seconds.
-SAMPLE = ("corrupted-answer", "exit-0", "stuck-request", "pytest-killed", "join-five")
+SAMPLE = ("corrupted-answer", "pytest-killed")
 
 
 @pytest.mark.timeout(180)

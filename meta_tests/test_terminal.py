@@ -59,9 +59,8 @@ def test_a_long_start_says_where_it_is():
 
 
 def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_server):
-    server = fault_server()
     arguments = [
-        *("--arch", "sm121", *server.options),
+        *("--arch", "sm121", *fault_server().options),
         *("--served-model-name", "canary", "meta_tests/scenarios/measurements.py"),
     ]
     samples = {"SM121_META_SAMPLES": json.dumps({"tg32@d0": [53.5, 53.6, 53.4, 53.5] * 5})}
@@ -194,14 +193,18 @@ def test_a_long_test_is_not_silent_where_there_is_no_terminal():
     progress.stop()
 
 
+LONG = "kernel 0/2 ended | test_that_takes_long[a]"
+MORE = pytest.mark.slow("other options, and workers")
+
+
 @pytest.mark.parametrize(
     ("asked", "lines", "expected"),
     [
-        ((), True, "kernel 0/2 ended | test_that_takes_long[a]"),
-        (("-v",), True, "kernel 0/2 ended | test_that_takes_long[a]"),
-        (("-s",), True, "kernel 0/2 ended | test_that_takes_long[a]"),
-        (("-n1", "--percentiles"), False, "0/2 ended | test_that_takes_long[a]"),
-        (("-qq",), False, None),
+        ((), True, LONG),
+        pytest.param(("-v",), True, LONG, marks=MORE),
+        pytest.param(("-s",), True, LONG, marks=MORE),
+        pytest.param(("-n1", "--percentiles"), False, LONG.removeprefix("kernel "), marks=MORE),
+        pytest.param(("-qq",), False, None, marks=MORE),
     ],
     ids=lambda value: "".join(value or ["plain"]) if isinstance(value, tuple) else None,
 )
@@ -230,9 +233,8 @@ def test_a_long_test_is_never_silent(fault_server, run_pytest, tmp_path, asked, 
 def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
     fault_server, run_pytest, tmp_path
 ):
-    server = fault_server()
     arguments = [
-        *("--arch", "cpu", *server.options),
+        *("--arch", "cpu", *fault_server().options),
         *("--served-model-name", "canary", "meta_tests/scenarios/teardowns.py"),
     ]
     shown = on_a_terminal([*arguments, "--share-machine", "--report-dir", str(tmp_path / "report")])
@@ -268,10 +270,10 @@ def test_a_failed_start_fits_a_screen(run_pytest):
     assert "def _raise_exited" in run.output, "who asks for it gets pytest's own"
 
 
+@pytest.mark.slow("four runs; what a level says is asked in this process above")
 def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
     """Of a status that is an error, what the openai package did with it says nothing."""
-    server = fault_server()
-    asked = (*("--arch", "cpu", *server.options), "meta_tests/scenarios/refused.py")
+    asked = (*("--arch", "cpu", *fault_server().options), "meta_tests/scenarios/refused.py")
     _status, short = run_pytest(*asked, "--tb=short")
     assert "refused.py:" in short.output and "openai/" not in short.output, short.output
     _status, verbose = run_pytest(*asked, "-v")

@@ -57,6 +57,7 @@ def test_two_runs_measure_one_after_the_other(start_pytest, tmp_path):
     assert any(_overlap(a, b) for a, b in itertools.product(one, other)), "nothing was shared"
 
 
+@pytest.mark.slow("two runs; it shows that those of the test above would have met")
 def test_the_fault_that_this_is_for(start_pytest, tmp_path):
     (one, other), _ = _two_runs(start_pytest, tmp_path, beside_others=True)
     pairs = itertools.product(one, other)
@@ -114,6 +115,7 @@ def test_a_run_with_servers_on_a_gpu_has_the_machine(arch, base_url, obstacle, s
     assert turns.needs(item) is Turn.ALONE, "what is timed is timed alone everywhere"
 
 
+@pytest.mark.slow("a run with workers")
 def test_workers_wait_with_their_controller_and_time_nothing(start_pytest, tmp_path):
     alone = Turns(lambda _line: None, tmp_path)
     alone.take(Turn.ALONE)

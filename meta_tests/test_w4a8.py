@@ -51,7 +51,11 @@ def case_of(group: str, name: str):
     return next(case for case in cases.GROUPS[group] if case.name == name)
 
 
-@pytest.mark.parametrize("group", kernel_mutants.MOE)
+@pytest.mark.parametrize(
+    "group",
+    [pytest.param(group, marks=[pytest.mark.slow] * (group == "moe_token_counts"))
+     for group in kernel_mutants.MOE],
+)  # fmt: skip
 def test_the_emulation_passes(group):
     for case in kernel_mutants.small(group):
         problem = kernel_mutants.problem(group, case)
@@ -73,6 +77,7 @@ def test_a_tactic_that_adds_by_atomics_passes_and_is_not_held_to_its_bits():
         assert checks.check(fixed, problems.build(case_of(group, name))) == []
 
 
+@pytest.mark.slow("it keeps a list true")
 @pytest.mark.parametrize("name", w4a8_mutants.MILDER)
 def test_what_no_tolerance_tells_apart_is_known(name):
     broken, _ = w4a8_mutants.MILDER[name]

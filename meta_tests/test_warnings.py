@@ -26,15 +26,14 @@ say()
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["-o", "filterwarnings=error"]],
+    [pytest.param([], marks=pytest.mark.slow), ["-o", "filterwarnings=error"]],
     ids=["as shipped", "in a project with errors of its own"],
 )
 def test_a_package_that_warns_ends_no_run(run_pytest, fault_server, tmp_path, arguments):
     (tmp_path / "pynvml.py").write_text(REDIRECTOR)
-    server = fault_server()
     folders = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
     status, run = run_pytest(
-        "tests/test_smoke.py::test_health", *server.options, *arguments,
+        "tests/test_smoke.py::test_health", *fault_server().options, *arguments,
         environment={"PYTHONPATH": os.pathsep.join(folders)}, warm=False,
     )  # fmt: skip
     assert status == 0 and run.verdict["verdict"] == "PASS", run.output
@@ -42,10 +41,9 @@ def test_a_package_that_warns_ends_no_run(run_pytest, fault_server, tmp_path, ar
 
 
 def test_what_cannot_be_measured_warns_of_no_benchmark(run_pytest, fault_server):
-    server = fault_server()
     why = "a draft has 2 places"
     _, run = run_pytest(
-        "meta_tests/scenarios/measurements.py", *server.options,
+        "meta_tests/scenarios/measurements.py", *fault_server().options,
         environment={"SM121_META_SAMPLES": json.dumps({"acceptance@3": {"not_run": why}})},
     )  # fmt: skip
     assert why in run.output and "Benchmark fixture" not in run.output, run.output
