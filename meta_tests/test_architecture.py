@@ -15,7 +15,12 @@ def test_architectures_asked_for_by_name(expression, asked):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("-m", "sm121"), ("--arch", "sm121", SMOKE), ("-m", "sm90", SMOKE)]
+    "arguments",
+    [
+        pytest.param(("-m", "sm121"), marks=pytest.mark.slow("it collects everything")),
+        ("--arch", "sm121", SMOKE),
+        ("-m", "sm90", SMOKE),
+    ],
 )
 def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
     status, run = run_pytest(*arguments)

@@ -71,6 +71,7 @@ def test_an_unknown_marker_is_refused(run_pytest):
     assert status in (4, 5), run.output
 
 
+@pytest.mark.slow("it collects everything")
 def test_collecting_starts_and_needs_nothing(run_pytest):
     status, run = run_pytest("--collect-only", "-q", "--engine-python", sys.executable)
     assert status == 0, run.output

@@ -295,7 +295,9 @@ def test_chats_are_rendered_as_harmony_renders_them(encoder: canary_recipe.Encod
     assert encoder.encode(_chat("How cold is it?", _WEATHER, effort="low")) == rendered
 
 
-@pytest.mark.parametrize("effort", ["low", "medium", "high"])
+@pytest.mark.parametrize(
+    "effort", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("medium", "high")), "low"]
+)
 def test_chat_thinks_and_then_answers(
     weights: gpt_oss.Weights, encoder: canary_recipe.Encoder, effort: str
 ) -> None:
@@ -309,7 +311,10 @@ def test_chat_thinks_and_then_answers(
     assert answer[-len(final) :] == final
 
 
-@pytest.mark.parametrize("city", ["Paris", "Tokyo", "San Francisco"])
+@pytest.mark.parametrize(
+    "city",
+    ["Paris", *(pytest.param(c, marks=pytest.mark.slow) for c in ("Tokyo", "San Francisco"))],
+)
 def test_chat_calls_a_tool(
     weights: gpt_oss.Weights, encoder: canary_recipe.Encoder, city: str
 ) -> None:

@@ -92,6 +92,7 @@ def test_a_number_of_tokens_that_is_not_what_was_generated_is_invalid(time_chats
         time_chats(*options)
 
 
+@pytest.mark.slow("a dozen chats")
 def test_chats_that_say_nothing_of_the_rate(time_chats):
     with pytest.raises(Inconclusive, match="0 of 6 chats ended with 512 tokens or more"):
         time_chats("--chat-tokens", "100")

@@ -334,6 +334,7 @@ def test_what_is_acceptable_in_a_build_for_gb10(images, words):
     assert (not found) if words is None else (words in "; ".join(found)), found
 
 
+@pytest.mark.slow("two builds, each for five targets")
 def test_the_reader_agrees_with_cuobjdump(compiler, disassembler, tmp_path):
     """The layout of fat binaries is observed, not documented: it is held against the tool."""
     source = tmp_path / "k.cu"

@@ -21,7 +21,7 @@ from model_faults import SabotagedServer
 from sm121.core import profile
 from sm121.engines.life import Alive, Dead, ManagedLife
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 HERE = Path(__file__).parent
 

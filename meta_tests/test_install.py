@@ -180,6 +180,7 @@ def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
     assert "expected an OpenAI-compatible server" in said.stderr, said.stdout + said.stderr
 
 
+@pytest.mark.slow("another environment")
 def test_a_clone_changes_nothing_of_the_engine(wheelhouse, tmp_path):
     """It is installed without a network; build isolation finds setuptools in the wheelhouse."""
     source = copy_of_the_sources(tmp_path)

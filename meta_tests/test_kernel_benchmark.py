@@ -147,13 +147,6 @@ def test_work_left_out_in_the_middle_is_noticed(operation, tokens, left):
     assert timed.judge(output)
 
 
-@pytest.mark.slow("the same fault, timed, is above")
-def test_an_output_is_judged_where_nothing_is_timed(timed):
-    status, run = timed("wrong", "--benchmark-disable")
-    assert status == 1, run.output
-    assert only(run)["verdict"] == "INVALID"
-
-
 # Replays
 
 

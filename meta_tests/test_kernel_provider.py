@@ -47,6 +47,7 @@ def test_a_provider_of_ones_own_is_judged(run_pytest, tmp_path):
     assert "required: max of the error at most" in failed[0]["message"]
 
 
+@pytest.mark.slow("a run more")
 def test_what_a_provider_lacks_is_not_run(run_pytest, tmp_path):
     (tmp_path / "bare.py").write_text("name = 'bare'\nempty = object()\n")
     status, run = run_pytest(
@@ -155,6 +156,7 @@ def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path)
     assert route["cases"] == len(judged(run))
 
 
+@pytest.mark.slow("a run more")
 def test_an_engine_without_the_kernels_is_named(run_pytest, another_build):
     status, run = run_pytest(
         *NUMERICS, "--kernel-provider", "vllm-cpu", f"--engine-python={another_build}"

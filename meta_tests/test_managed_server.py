@@ -215,6 +215,7 @@ def test_a_cold_start_has_its_own_time(make, empty_cache):
     assert again.compiled == () and again.why_cold is None
 
 
+@pytest.mark.slow("as long as a cold start")
 def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
     """Not after the time of a cold start: as long after the last file as a warm one may take."""
     began = time.monotonic()
@@ -231,6 +232,7 @@ def test_a_compiler_that_works_on_its_first_file_is_no_sick_server(make, empty_c
     assert running.compiled == ("FlashInfer: fused_moe_120",)
 
 
+@pytest.mark.slow("as long as a cold start")
 def test_a_cold_start_has_an_end(make, empty_cache):
     with pytest.raises(ServerTimedOut):
         make("compiles", ready=3.0, cold=4.0).start()
@@ -279,11 +281,11 @@ def test_hanging_is_told_from_slow(make):
     assert time.monotonic() - started < 60.0, "long before the timeout of 300 s"
     # The same patience with a server that logs: it is not called stalled, it runs into the timeout.
     with pytest.raises(ServerTimedOut):
-        make("never-ready", ready=8.0, stalled=4.0).start()
+        make("never-ready", ready=6.0, stalled=4.0).start()
 
 
 def test_health_without_a_token_is_not_ready(make):
-    server = make("health-only", ready=6.0, stalled=60.0)
+    server = make("health-only", ready=3.0, stalled=60.0)
     with pytest.raises(ServerTimedOut) as caught:
         server.start()
     assert "first token" in str(caught.value), caught.value
@@ -318,7 +320,7 @@ def test_somebody_elses_server_on_our_port_is_not_ours(make, fault_server, monke
     other = fault_server("none", key="")
     monkeypatch.setattr(managed.ports, "free_port", lambda: int(other.base_url.rsplit(":", 1)[1]))
     with pytest.raises((PortTaken, ServerTimedOut)):
-        make("silent", ready=4.0).start()
+        make("silent", ready=2.0).start()
     assert other.process.poll() is None, "the other server is left alone"
 
 

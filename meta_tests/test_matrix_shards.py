@@ -164,6 +164,7 @@ def test_kernel_tests_that_ended_are_taken_over(run_pytest, tmp_path):
     assert "2 kernel tests are taken over" in run.output
 
 
+@pytest.mark.slow("two runs")
 def test_kernel_tests_of_another_run_are_not_taken_over(run_pytest, tmp_path):
     """Another configuration is another engine, whatever the tests came to."""
     notes, report = tmp_path / "notes", tmp_path / "report"

@@ -388,6 +388,7 @@ def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
     assert warm == [f"start: the JIT cache in {cache} is warm"]
 
 
+@pytest.mark.slow("two collections")
 def test_what_plan_is_refused_is_said_in_pytest_s_words(capsys):
     from sm121.cli import main
 
@@ -397,6 +398,7 @@ def test_what_plan_is_refused_is_said_in_pytest_s_words(capsys):
     assert capsys.readouterr().err == "sm121 plan: unrecognized arguments: --nonsense\n"
 
 
+@pytest.mark.slow("a collection more")
 def test_plan_takes_what_a_run_takes(capsys):
     from sm121.cli import main
 

@@ -104,11 +104,6 @@ def failed(name):
     return TestReport(id=identity, level="correctness", verdict="FAIL", message=f"{name} is wrong")
 
 
-def test_an_unfinished_run_is_never_green(attached):
-    _, file, _ = attached(one("test_pass"), one("test_killed"))
-    assert file["verdict"] == "NOT_RUN" and file["exit_status"] == 5
-
-
 def test_when_smoke_fails_nothing_else_runs(attached):
     status, file, run = attached("meta_tests/scenarios/smoke_fails.py")
     assert status == 1, run.output
@@ -158,6 +153,7 @@ def test_a_failure_of_no_level_is_not_painted_green(attached):
     assert "def test_of_no_level" in run.output, "the closing lines do not tell of it: pytest does"
 
 
+@pytest.mark.slow("two runs")
 def test_a_run_that_stops_early_is_not_finished(attached):
     names = ("test_pass", "test_fail", "test_invalid", "test_never_reached")
     status, file, _ = attached("-x", *(one(name) for name in names))
@@ -263,7 +259,7 @@ def test_two_runs_do_not_share_a_report_directory(start_pytest, run_pytest, faul
     common = ("--arch", "cpu", *fault_server().options)
     shared = ("--report-dir", str(tmp_path / "shared"))
     waits = "meta_tests/scenarios/endings.py::test_waits"
-    first = start_pytest(*common, *shared, waits, warm=True)
+    first = start_pytest(*common, *shared, waits)
     first.wait_for("] correctness: 1 check", 60.0)
     status, second = run_pytest(*common, *shared, one("test_pass"))
     assert status == 4 and "another run is using it" in second.output, second.output
@@ -278,6 +274,7 @@ def test_secrets_of_the_command_line_are_not_shown(run_pytest):
     assert "supersecretvalue99" not in run.output and "hf_abcdefghijklmnop" not in run.output
 
 
+@pytest.mark.slow("two runs")
 def test_what_waits_for_an_option_is_left_out(attached):
     _, _, run = attached("meta_tests/scenarios/left_out.py")
     assert "1 slow tests are left out; --slow runs them" in run.output

@@ -137,15 +137,6 @@ def test_the_policy_stops_what_escaping_would_not(opened, reports, tmp_path, chr
     found.page.close()
 
 
-def test_charts_take_the_colours_of_the_dark(opened):
-    colour = "getComputedStyle(document.querySelector('.chart .xtick text')).fill"
-    shown = opened("pass")
-    light = shown.evaluate(colour)
-    shown.emulate_media(color_scheme="dark")
-    shown.wait_for_timeout(300)
-    assert shown.evaluate(colour) != light
-
-
 @pytest.mark.parametrize(
     ("kind", "width", "scheme"),
     [
@@ -254,6 +245,7 @@ def test_the_filter_is_used_with_a_keyboard_alone(opened):
     assert shown.evaluate("document.querySelector('tr:target') !== null")
 
 
+@pytest.mark.slow("one more look")
 def test_a_theme_is_chosen_and_kept(chromium, reports):
     found = browser.open_report(chromium, reports["pass"], 1440, color_scheme="light")
     paper = "getComputedStyle(document.body).backgroundColor"
@@ -289,12 +281,14 @@ def test_a_browser_that_keeps_nothing_is_not_complained_of(chromium, reports):
     page.close()
 
 
+@pytest.mark.slow("one more look")
 def test_the_verdict_of_a_cell_is_on_the_screen(opened):
     shown = opened("invalid")
     names = shown.locator("#matrix details table thead th").all_inner_texts()
     assert names[:2] == ["cell", "verdict"]
 
 
+@pytest.mark.slow("one more look")
 def test_the_path_of_a_request_is_drawn(opened):
     shown = opened("pass")
     lines = shown.locator("#requests svg")
@@ -354,6 +348,7 @@ def test_without_scripts_every_number_is_there(opened):
         assert not shown.locator(useless).is_visible()
 
 
+@pytest.mark.slow("one more look")
 def test_it_can_be_printed(opened):
     shown = opened("fail")
     shown.emulate_media(media="print", color_scheme="dark")

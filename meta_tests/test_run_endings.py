@@ -17,7 +17,7 @@ from sm121.engines.memory import Memory
 
 SCENARIOS = "meta_tests/scenarios/endings.py"
 GIB = 1 << 30
-SLOW = pytest.mark.slow("another start of vLLM: the rest of the ways to end")
+pytestmark = pytest.mark.slow("a start of vLLM each; test_fault_catalogue.py kills one")
 
 
 @pytest.fixture
@@ -58,7 +58,6 @@ def check_nothing_left(run, memory_before: Memory) -> None:
     assert not lost, f"required: the memory is back, missing {lost / GIB:.1f} GiB"
 
 
-@SLOW
 @pytest.mark.parametrize(
     ("scenario", "status", "verdict"), [("test_passes", 0, "PASS"), ("test_fails", 1, "FAIL")]
 )
@@ -69,7 +68,6 @@ def test_a_run_that_ends_by_itself(start, scenario, status, verdict):
     check_nothing_left(run, memory)
 
 
-@SLOW
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_interrupted(start, number):
     run, memory = start("test_waits")
@@ -79,7 +77,6 @@ def test_a_run_that_is_interrupted(start, number):
     check_nothing_left(run, memory)
 
 
-@SLOW
 def test_a_second_ctrl_c_breaks_nothing_off(start):
     run, memory = start("test_waits")
     for _ in range(3):
@@ -98,7 +95,6 @@ def test_a_run_that_is_killed(start):
     check_nothing_left(run, memory)
 
 
-@SLOW
 @from_data
 def test_a_server_that_dies(start, scenario, seen):
     run, memory = start(scenario)

@@ -36,6 +36,7 @@ def test_what_it_goes_on_with_is_what_the_one_in_memory_chooses(canary_mxfp4):
         assert (found.generated_top - every.topk(20, -1).values).abs().max() < 1e-9
 
 
+@pytest.mark.slow("a model of its own")
 def test_a_text_may_be_another_models(canary_mxfp4):
     weights = gpt_oss.load(canary_mxfp4, torch.float64)
     narrow = functools.partial(_with_window, shift=-28)

@@ -58,6 +58,7 @@ def test_a_long_start_says_where_it_is():
     assert shown(*steps, begins=True) == ["starting", *lines]
 
 
+@pytest.mark.slow("two runs")
 def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_server):
     arguments = [
         *("--arch", "sm121", *fault_server().options),

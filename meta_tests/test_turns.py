@@ -57,15 +57,6 @@ def test_two_runs_measure_one_after_the_other(start_pytest, tmp_path):
     assert any(_overlap(a, b) for a, b in itertools.product(one, other)), "nothing was shared"
 
 
-@pytest.mark.slow("two runs; it shows that those of the test above would have met")
-def test_the_fault_that_this_is_for(start_pytest, tmp_path):
-    (one, other), _ = _two_runs(start_pytest, tmp_path, beside_others=True)
-    pairs = itertools.product(one, other)
-    assert any(_overlap(a, b) for a, b in pairs if a[2] or b[2]), (
-        "without turns these two runs would not have met, so that nothing is shown here"
-    )
-
-
 def test_who_measures_is_not_passed_by_for_ever(tmp_path):
     """Two that share the machine in turn leave no gap; who wants it alone gets it all the same."""
     ended = threading.Event()
@@ -181,6 +172,7 @@ def test_a_dead_run_holds_nothing(tmp_path):
     turns.close()
 
 
+@pytest.mark.slow("another run; a link in place of a file is in test_process_hygiene.py")
 def test_a_link_in_place_of_the_lock_is_not_followed(start_pytest, tmp_path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / f"sm121-{os.getuid()}-turn.lock").symlink_to(tmp_path / "precious")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from servers import configuration
 
 from sm121.engines.requested import compare, different, load_requests
@@ -16,6 +17,7 @@ from sm121.evidence.variables import Registry
 DATA = Path(__file__).parent / "data"
 
 
+@pytest.mark.slow("it imports vLLM")
 def test_registry_is_the_installed_engines_own() -> None:
     """The real vLLM answers for itself."""
     rules = load_requests("vllm").registry

@@ -220,6 +220,7 @@ def built_by_flashinfer(name: str) -> str:
     return library.parent.name
 
 
+@pytest.mark.slow("FlashInfer writes its sources")
 def test_flashinfer_itself_builds_the_sampler(toolkit):
     assert built_by_flashinfer("sampling") == "sampling"
 

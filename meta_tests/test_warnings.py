@@ -40,6 +40,7 @@ def test_a_package_that_warns_ends_no_run(run_pytest, fault_server, tmp_path, ar
     assert "The pynvml package is deprecated" in run.output
 
 
+@pytest.mark.slow("a run that measures")
 def test_what_cannot_be_measured_warns_of_no_benchmark(run_pytest, fault_server):
     why = "a draft has 2 places"
     _, run = run_pytest(

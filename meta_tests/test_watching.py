@@ -139,6 +139,7 @@ def supervised(status: Path, scratch: Path, code: str, **options) -> subprocess.
     )  # fmt: skip
 
 
+@pytest.mark.slow("six seconds of a supervisor")
 def test_a_supervisor_that_cannot_write_supervises_all_the_same(tmp_path):
     """A full disk: neither its file nor the log can be written when a child ends."""
     scratch, pids = tmp_path / "scratch", tmp_path / "pids"
