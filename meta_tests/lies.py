@@ -39,6 +39,7 @@ from fault_proxy import LIES, SAMPLING, Fault, FaultProxy, broken
 from protocol_faults import NO_FAULT, ROOT, record_environment_once, run, vllm_serving
 
 from sm121.checkpoint import canary
+from sm121.core import profile
 
 LEVELS = ("tests/test_smoke.py", "tests/test_correctness.py", "tests/test_stress.py")
 PATHS = (COMPLETIONS, CHAT, RESPONSES)
@@ -136,14 +137,15 @@ def _test() -> str:
 @dataclass
 class Bench:
     """A real server behind two proxies. `limits`: seconds of the honest run, of whose tests a pair
-    is told, and a lie that none noticed; `part`: of the tests that take part. A later run reads
-    what is in `state`."""
+    is told, and a lie that none noticed; `part`: of the tests that take part; `options`: of
+    each run. A later run reads what is in `state`."""
 
     proxies: tuple[FaultProxy, FaultProxy]
     key: str
     state: Path
     limits: tuple[float, float]
     part: Callable[[str], bool]
+    options: tuple[str, ...]
     twin: Twin = field(default_factory=Twin)
 
     @classmethod
@@ -188,6 +190,7 @@ class Bench:
         faults = (*lies, NO_FAULT, NO_FAULT)
         self.proxies[1].switch(faults[1])
         with tempfile.TemporaryDirectory() as report:
+            options = *self.options, *options
             outcome = run(self.proxies[0], faults[0], tests, self.key, Path(report), *options)
         assert outcome.tests, outcome.output
         return [(*test, s) for test, s in zip(outcome.tests, outcome.each_s, strict=True)]
@@ -290,6 +293,7 @@ def main() -> int:
     parser.add_argument("--whole", type=float, default=float("inf"), help="where none noticed it")
     parser.add_argument("--processes", type=int, default=1, help="at once, but for stress")
     parser.add_argument("--part", type=int, help="of the processes; the stress level left out")
+    parser.add_argument("--profile", default="cpu-tiny-gpt-oss", help="that fits the server")
     parser.add_argument("--only", default="", metavar="EXPRESSION", help="of the tests, as -k")
     parser.add_argument("--base-url", help="a server that runs, in place of one that is started")
     parser.add_argument("--key", default="")
@@ -308,7 +312,8 @@ def main() -> int:
             url, key = endpoint.base_url, endpoint.api_key
         limits, part = (options.seconds, options.whole), options.part
         quiet: Callable[[str], bool] = lambda test: part is None or "stress" not in test  # noqa: E731
-        bench = stack.enter_context(Bench.at(url, key, state, limits, quiet))
+        chosen = "--profile", options.profile, "--arch", profile.load(options.profile).arch
+        bench = stack.enter_context(Bench.at(url, key, state, limits, quiet, chosen))
         bench.honest(options.only)
         drawn = pairs(options.names or [*PLANTED], options.seed)
         if part is not None:
@@ -319,16 +324,13 @@ def main() -> int:
                 subprocess.Popen([*again, f"--key={key}", f"--part={number}"])
                 for number in range(options.processes)
             ]
-            for process in parts:  # what one that dies leaves over is told below
-                process.wait()
+            _ = [process.wait() for process in parts]  # what one that dies leaves is told below
         for pair in drawn:
             bench.pair(pair)
         if part is not None:
             return 0
-        rows = bench.results()
-        options.output.write_text(
-            page(rows, bench.twin, options.seed, time.monotonic() - began), "utf-8"
-        )
+        rows, seconds = bench.results(), time.monotonic() - began
+        options.output.write_text(page(rows, bench.twin, options.seed, seconds), "utf-8")
     unseen = [name for name, row in rows.items() if not row["fails"]]
     print(f"{len(rows) - len(unseen)} of {len(rows)} noticed; not: {unseen}")
     return int(20 * len(unseen) > len(rows))
