@@ -16,15 +16,8 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries, Record, Regex
-from sm121.evidence.log_lines import (
-    LogLine,
-    clean,
-    cut,
-    is_traceback_opening,
-    join_wrapped,
-    read_new_lines,
-    without_digits,
-)
+from sm121.evidence import log_lines
+from sm121.evidence.log_lines import LogLine
 from sm121.evidence.signatures import LinePattern
 
 Kind = Literal[
@@ -152,7 +145,6 @@ class FailureSet(DataTable):
     accepted: Entries[AcceptedError]
 
 
-@cache
 def load_failures() -> FailureSet:
     """The known failures. Raises DataFileError when the file is wrong."""
     return data_file.load("signatures/failures.toml", FailureSet)
@@ -188,7 +180,7 @@ class FailureReader:
         self._is_fatal = any_of(failures.markers.fatal).search
         self._hints = [(hint, entry) for entry in failures.failure for hint in entry.hint]
         self._hints_quiet = [(h, entry) for h, entry in self._hints if entry.levels == "any"]
-        self._bare_hints = {without_digits(hint) for hint, _ in self._hints}
+        self._bare_hints = {log_lines.without_digits(hint) for hint, _ in self._hints}
         self._first: dict[int, _Hit] = {}
         self._weak: _Hit | None = None
         self._told: _Hit | None = None
@@ -217,7 +209,7 @@ class FailureReader:
         if self._told is not None:
             detail = self._told.entry.detail
             if detail is not None and detail.match(text):
-                self._told.summary = cut(f"{self._told.summary} {text.strip()}")
+                self._told.summary = log_lines.cut(f"{self._told.summary} {text.strip()}")
                 return
             self._told = None
         if not self.stopped and self._is_fatal(text):
@@ -239,11 +231,11 @@ class FailureReader:
 
     def read(self, log: Path) -> None:
         """Takes a whole file, as `feed` does of `join_wrapped`, ten times as fast."""
-        for line in read_new_lines(log, self._says_nothing, self._again):
+        for line in log_lines.read_new_lines(log, self._says_nothing, self._again):
             self.feed(line)
 
     def _says_nothing(self, line: LogLine) -> bool:
-        text = without_digits(line.text)
+        text = log_lines.without_digits(line.text)
         return self.is_plain(line) and not any(hint in text for hint in self._bare_hints)
 
     def _again(self, raw: bytes, like: LogLine) -> None:
@@ -256,7 +248,7 @@ class FailureReader:
         text = line.text
         return not (
             line.is_indented
-            or is_traceback_opening(line)
+            or log_lines.is_traceback_opening(line)
             or self._is_ready(text)
             or self._is_stop(text)
         )
@@ -271,7 +263,7 @@ class FailureReader:
         self._weak, self._went_on = None, True
 
     def _match(self, line: LogLine) -> _Hit | None:
-        if line.is_indented or is_traceback_opening(line):
+        if line.is_indented or log_lines.is_traceback_opening(line):
             return None  # a frame quotes source code, which may hold any message
         text = line.text
         for hint, entry in self._hints_quiet if line.level in QUIET_LEVELS else self._hints:
@@ -282,11 +274,12 @@ class FailureReader:
             match = entry.search(line)
             if match is None:
                 continue
-            excerpt = cut(line.text, around=match.start())
+            excerpt = log_lines.cut(line.text, around=match.start())
             if entry.summary is None:
                 return _Hit(entry, excerpt, excerpt)
             groups = {name: value or "" for name, value in match.groupdict().items()}
-            return _Hit(entry, excerpt, cut(entry.summary.format_map(groups | {"line": excerpt})))
+            summary = entry.summary.format_map(groups | {"line": excerpt})
+            return _Hit(entry, excerpt, log_lines.cut(summary))
         return None
 
     def _best(self, *, died: bool) -> _Hit | None:
@@ -338,7 +331,7 @@ class FailureReader:
         ]
         if hit.entry.rank >= _DEAD_RANK:
             cause = ended("aftermath", lines, basis=Basis.AFTERMATH, line=hit.summary)
-            changed = {"kind": hit.entry.kind, "summary": cut(cause.summary)}
+            changed = {"kind": hit.entry.kind, "summary": log_lines.cut(cause.summary)}
             return cause.model_copy(update=changed)
         return Cause(
             kind=self._kind(hit),
@@ -355,8 +348,8 @@ class FailureReader:
 
     def _last_line(self) -> list[str]:
         if isinstance(self._last, bytes):
-            self._last = clean(self._last.decode("utf-8", errors="replace")).text
-        return [cut(self._last)] if self._last else []
+            self._last = log_lines.clean(self._last.decode("utf-8", errors="replace")).text
+        return [log_lines.cut(self._last)] if self._last else []
 
     def _cause_from_status(self, exit_code: int | None, hit: _Hit | None) -> Cause | None:
         """What the exit status says where the log has nothing better. None when it says nothing
@@ -397,7 +390,7 @@ def _ending(exit_code: int | None) -> tuple[int | None, str]:
 def classify_lines(lines: Iterable[str], exit_code: int | None = None) -> Cause:
     """As `classify`, from lines."""
     reader = FailureReader()
-    for line in join_wrapped(lines):
+    for line in log_lines.join_wrapped(lines):
         reader.feed(line)
     return reader.cause(exit_code)
 
@@ -421,7 +414,7 @@ def explain(answer: str) -> str | None:
     if not _SERVER_ERROR.search(answer):
         return None
     reader = FailureReader()
-    reader.feed(clean(answer))
+    reader.feed(log_lines.clean(answer))
     best = reader._best(died=False)
     if best is None or best.entry.rank >= _GENERIC_RANK or best.entry.remedy is None:
         return None

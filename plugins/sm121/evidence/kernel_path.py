@@ -12,15 +12,9 @@ from pydantic import Field
 
 from sm121.core.data_file import Record
 from sm121.core.redaction import redact
+from sm121.evidence import log_lines
 from sm121.evidence.failure import FailureReader, load_failures
-from sm121.evidence.log_lines import (
-    LogLine,
-    clean,
-    cut,
-    read_new_lines,
-    read_raw_lines,
-    without_digits,
-)
+from sm121.evidence.log_lines import LogLine
 from sm121.evidence.signatures import Signature, SignatureField, known_engines, load_signatures
 
 _NO_SINGLE_VALUE = (
@@ -168,7 +162,7 @@ class _ServerState:
         value = signature.read(match)
         if value is None:
             return
-        excerpt = cut(line.text, around=match.start())
+        excerpt = log_lines.cut(line.text, around=match.start())
         if signature.field == "fact":
             self.facts.add(signature.id)
         elif signature.field in ("unknown_env", "weights"):
@@ -236,7 +230,7 @@ class LogReader:
         texts = {hint for hint, _ in self._hints}
         texts |= {hint for entry in load_failures().failure for hint in entry.hint}
         texts.add(_PROFILER_HINT)
-        self._bare_hints = {without_digits(text) for text in texts}
+        self._bare_hints = {log_lines.without_digits(text) for text in texts}
 
     def take(self, line: LogLine) -> None:
         """Takes the next whole line."""
@@ -265,11 +259,11 @@ class LogReader:
 
     def read(self, path: Path) -> None:
         """Takes a whole file, as `take` does of `join_wrapped`, ten times as fast."""
-        for line in read_new_lines(path, self._is_plain, self._again):
+        for line in log_lines.read_new_lines(path, self._is_plain, self._again):
             self.take(line)
 
     def _is_plain(self, line: LogLine) -> bool:
-        text = without_digits(line.text)
+        text = log_lines.without_digits(line.text)
         is_plain = self._states[line.container].failures.is_plain(line)
         return is_plain and not any(hint in text for hint in self._bare_hints)
 
@@ -295,12 +289,12 @@ def search_last_start(
     """Each pattern with each line of a log that matches it, from the last start of each server on.
     What a line quotes of a user is not searched. `begins, ends`: of the `KernelPath` that was read
     from this log. Raises OSError when the file cannot be read."""
-    for number, raw in enumerate(read_raw_lines(path)):
+    for number, raw in enumerate(log_lines.read_raw_lines(path)):
         text = raw.decode("utf-8", errors="replace").rstrip()
         matches = [pattern for pattern in patterns if pattern.search(text)]
         if not matches:
             continue
-        line = clean(text)
+        line = log_lines.clean(text)
         if not begins.get(line.container, 0) <= number < (ends or {}).get(line.container, 1 << 62):
             continue
         searched = text if text.endswith(line.text) else line.text
@@ -342,7 +336,7 @@ def _merge(states: list[_ServerState]) -> KernelPath:
         if not named:
             continue
         if len(named) < len(offers) or len({str(candidate.value) for candidate in named}) > 1:
-            result.evidence[f"{name}_also"] = cut(
+            result.evidence[f"{name}_also"] = log_lines.cut(
                 f"{len(offers)} servers in one log, which do not all say the same: {named[0].line}"
             )
             continue

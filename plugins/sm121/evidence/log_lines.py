@@ -9,6 +9,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+from sm121.core import data_file
+from sm121.core.data_file import DataTable, Regex
 
 LINE_LIMIT = 65_536
 """Characters kept of one physical line. vLLM's configuration line is about 8,000 long."""
@@ -29,66 +35,27 @@ _ANSI = re.compile(
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
-_CONTAINER = re.compile(r"^(?:\d+\|)?(?P<container>[A-Za-z0-9][\w.@-]*)[ \t]+\|[ ]")
-_DAY = r"(?:(?:[A-Z][a-z]{2} )?\d{4}[-/]\d\d[-/]\d\d|[A-Z][a-z]{2} [ \d]\d)"
-_TIME = r"\d\d:\d\d:\d\d(?:[.,]\d+)?"
-_ZONE = r"(?: ?(?:Z|UTC|[+-]\d\d:?\d\d))?"
-_MOMENT_FORMS = rf"{_DAY}[T ]{_TIME}{_ZONE}|\[(?:{_DAY}[T ])?{_TIME}{_ZONE}\]|{_TIME}(?=[ \t])"
-_BEHIND_A_MOMENT = (
-    r" std(?:out|err) [FP]|[ \t]+\||[,:]"  # Kubernetes, log viewers
-    r"| \d\d[OE]\+?"  # GitLab
-    r"| \w+\[[\w.-]+\]:| [\w.-]+ (?:[\w./@-]+\[\d+\]|kernel):"  # Heroku, journald and syslog
-)
-_WRAPPERS = (
-    re.compile(rf"^[A-Z][a-z]{{2}} [ \d]\d {_TIME} [\w.-]+ [\w./@-]+(?:\[\d+\])?: "),  # syslog
-    re.compile(
-        rf"^(?:<\d+>\d? ?)?(?:{_MOMENT_FORMS})(?:(?:{_BEHIND_A_MOMENT})(?=[ \t]))?(?:[ \t]|$)"
-    ),
-    re.compile(r"^\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "),  # dmesg -T
-    re.compile(r"^(?:\d{13,19}|\d{10}\.\d{1,9})[\t ,]+"),  # log stores, `ts %.s`: since 1970
-    re.compile(r"^[\w.-]+ \u203a [\w.-]+ |^<\d{1,3}>(?=\S)|^[>│] "),  # stern, syslog, quotations
-    re.compile(r'^\{\w+="[^{}]*"\}[ \t]+'),  # labels of Loki
-    re.compile(r"^[^\t|]{1,80}\t[^\t|]{1,80}\t\ufeff?(?=\d{4}-\d\d-\d\dT)"),  # gh run view --log
-    re.compile(r"^\[[a-z][\w.-]*(?:[/ ][\w.-]+)*/[\w.-]+\]:? "),  # kubectl --prefix
-    re.compile(r"^\[(?:\d+,\d+\]<std(?:out|err)>|default\d+\]): ?"),  # mpirun, torchrun
-    re.compile(r"^[\w./-]+\.(?:log|txt|out)[:-](?:\d+[:-])?"),  # grep -H
-    re.compile(r"^\d{1,9}[:-] ?(?=[(\[]|INFO|WARN|ERROR|DEBUG|CRITICAL)"),  # grep -n, srun -l
-    re.compile(r"^\[ *\d+\.\d{6}\] "),  # dmesg
-    re.compile(r"^ {2,12}\| |^#\d+ \d+\.\d+ "),  # BuildKite, a stack of an exception group
-)
-_PROCESS = re.compile(
-    r"^\((?:pid=\d+|(?P<name>[A-Za-z][\w.:-]*)(?: pid=\d+)?)(?P<node>, ip=[\w.:]+)?\) ?"
-    r"|^\[rank\d+\]: ?"
-)
-_STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)?(?P<rank>(?: [A-Z]{2}\d+)*)\] ?")
-_HEADER = re.compile(
-    r"^(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)"
-    r"(?::[ \t]+|:[A-Za-z_][\w.]*:[ ]?"
-    r"|[ \t]+(?:\d{4}-)?(?P<stamp>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)?[ \t]+"
-    r"|[ \t]+(?=\[?[\w./]+\.py:\d+))"
-    r"(?:\[?(?P<file>[\w./<>-]+\.(?:py|cpp|cu|cc)):\d+\]?:?[ ]?)?"
-)
-# As Python's own logging and loguru are set up, flashinfer's among them.
-_LOGGING = re.compile(
-    r"^20\d\d-(?P<stamp>\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,]\d+)? (?P<mark>[-|]) (?:[\w.]+ (?P=mark) )?"
-    r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL) *(?P=mark) "
-    r"(?:(?P<file>[\w./<>-]+\.py):\d+ (?P=mark) |[\w.]+:\w+:\d+ (?P=mark) )?(?:flashinfer[\w.]*: )?"
-)
-# What the server itself puts first, behind whatever a log collector put there.
-_OWN_PREFIX = re.compile(
-    r"(?<![^\s>|│:\]])(?:\([A-Za-z]\w* pid=\d+(?:, ip=[\w.:]+)?\) "
-    r"|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./<>-]+:\d+\] )"
-)
+#: A pattern, perhaps in pieces.
+_Form = Annotated[Regex, BeforeValidator("".join)]
+
+
+class _Forms(DataTable):
+    """The content of ``fixtures/log-lines.toml``."""
+
+    container: _Form
+    wrappers: tuple[_Form, ...]
+    process: _Form
+    stamp: _Form
+    header: _Form
+    logging: _Form
+    own_prefix: _Form
+    bare_file: _Form
+    quotes_a_user: _Form
+    moment: _Form
+
+
+_FORMS = data_file.load("log-lines.toml", _Forms)
 _FOREIGN_LIMIT = 100  # characters that a log collector puts in front
-_BARE_FILE = re.compile(r"^\[?(?P<file>[\w./-]+\.py):\d+\]?:?[ \t]+")
-# What a user wrote and what was answered may say anything, the words of a log too.
-_QUOTES_A_USER = re.compile(
-    r"^(Received request |Request \S+ details: |Generated response |(Receive|Finish): obj=)"
-)
-_MOMENT = re.compile(
-    r"(?:(?P<year>20\d\d)-|\b(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)[ \t]+)"
-    r"(?P<day>\d\d-\d\d)[ T](?P<time>\d\d:\d\d:\d\d)"
-)
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*")  # Ray, behind a message
 _PREFIX_LIMIT = 200
 _TRACEBACK_OPENING = re.compile(r"^Traceback \(most recent call last\)")
@@ -136,22 +103,22 @@ def clean(raw: str) -> LogLine:
         text, level = _json_message(text)
     for _ in range(10):  # a Ray worker under an engine core under journald is four deep
         before = text
-        if match := _PROCESS.match(text):
+        if match := _FORMS.process.match(text):
             elsewhere = elsewhere or match["node"] is not None
             process = match["name"] or process
             text, bare = text[match.end() :], False
-        elif match := _HEADER.match(text) or _LOGGING.match(text):
+        elif match := _FORMS.header.match(text) or _FORMS.logging.match(text):
             level = _LEVELS[match["level"]]
             file, stamp = match["file"], None if elsewhere else match["stamp"]
             text, bare = text[match.end() :], False
             break
-        elif match := _STAMP.match(text):
+        elif match := _FORMS.stamp.match(text):
             text, bare = text[match.end() :], False
-        elif container.count("/") < 1 and (match := _CONTAINER.match(text)):
+        elif container.count("/") < 1 and (match := _FORMS.container.match(text)):
             container = f"{container}/{match['container']}".lstrip("/")
             text = text[match.end() :]
         else:
-            for wrapper in _WRAPPERS:
+            for wrapper in _FORMS.wrappers:
                 if match := wrapper.match(text):
                     text = text[match.end() :]
                     break
@@ -160,9 +127,9 @@ def clean(raw: str) -> LogLine:
             if foreign == 0:
                 break
             text = text[foreign:]
-    if file is None and (match := _BARE_FILE.match(text)):
+    if file is None and (match := _FORMS.bare_file.match(text)):
         file, text, bare = match["file"], text[match.end() :], False
-    if match := _QUOTES_A_USER.match(text):
+    if match := _FORMS.quotes_a_user.match(text):
         text = match[0]
     return LogLine(
         text=(_REPEATED.sub("", text) if "[repeated " in text else text).rstrip(),
@@ -178,7 +145,7 @@ def clean(raw: str) -> LogLine:
 def _foreign(text: str) -> int:
     """How many characters in front of what the server itself puts first are somebody else's, in a
     form that is not known. A text that quotes such a line is none."""
-    match = _OWN_PREFIX.search(text, 0, _FOREIGN_LIMIT + 60)
+    match = _FORMS.own_prefix.search(text, 0, _FOREIGN_LIMIT + 60)
     if match is None or match.start() > _FOREIGN_LIMIT:
         return 0
     return 0 if re.search("[\"'`]", text[: match.start()]) else match.start()
@@ -231,7 +198,7 @@ def join(held: LogLine, line: LogLine) -> LogLine:
 def moment(raw: str, now: datetime.datetime) -> datetime.datetime | None:
     """The time that a line was printed at, on its server's clock; None where it does not say. A
     year that is missing is the one in which that day was last, seen from `now`."""
-    match = _MOMENT.search(raw[:_PREFIX_LIMIT])
+    match = _FORMS.moment.search(raw[:_PREFIX_LIMIT])
     if match is None:
         return None
     day, time = match["day"], match["time"]
