@@ -35,10 +35,6 @@ class _CommandRow(DataTable):
     argument: tuple[Argument, ...] = ()
 
 
-class _CommandsFile(DataTable):
-    command: tuple[_CommandRow, ...]
-
-
 class _WrongArgumentsError(UsageError):
     """What argparse has to say."""
 
@@ -87,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    for row in data_file.load("commands.toml", _CommandsFile).command:
+    for row in data_file.load_key("commands.toml", "command", tuple[_CommandRow, ...]):
         added = command(commands, row.name, _COMMANDS[row.name], row.help)
         for argument in row.argument:
             keywords = argument.given(python=sys.executable)

@@ -4,7 +4,6 @@ Three tiers, as in NiLabs conform: what is *specified* and what is *implied* by 
 *unspecified* is recorded as a note. No tier excuses a 5xx, a request that hangs, or a server that
 serves wrongly afterwards."""
 
-import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -94,7 +93,6 @@ class CaseProblem:
         return Severity.CONTRACT
 
 
-@functools.cache
 def shipped() -> CaseFile:
     """The cases that come with the suite. Raises UsageError: the file is not valid."""
     return data_file.load("api/cases.toml", CaseFile)

@@ -83,7 +83,6 @@ class ChatFile(DataTable):
     chat: tuple[ChatCase, ...]
 
 
-@functools.cache
 def shipped() -> tuple[ChatCase, ...]:
     """The chats that come with the suite. Raises UsageError: the file is not valid."""
     return data_file.load("api/chats.toml", ChatFile).chat

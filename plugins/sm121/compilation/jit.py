@@ -6,7 +6,6 @@ import fnmatch
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -76,7 +75,6 @@ class JitData(DataTable):
     module: Entries[JitModule]
 
 
-@cache
 def load_jit() -> JitData:
     """The known modules. Raises DataFileError when the file is wrong."""
     return data_file.load("compilation/jit.toml", JitData)

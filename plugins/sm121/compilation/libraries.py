@@ -161,17 +161,13 @@ class _Required(DataTable):
     source: str = Field(min_length=3)
 
 
-class _RequiredData(DataTable):
-    library: tuple[_Required, ...] = Field(min_length=1)
-
-
 def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[Fact]:
     """Libraries that the engine cannot do without and that have no machine code for a GPU of that
     compute capability (121), a fact each. ``origins``: where its packages are imported from, by
     name. Nothing is required of an engine that the data file does not know. Raises DataFileError:
     ``fixtures/compilation/libraries.toml`` is wrong."""
     lines = []
-    for entry in data_file.load("compilation/libraries.toml", _RequiredData).library:
+    for entry in data_file.load_key("compilation/libraries.toml", "library", tuple[_Required, ...]):
         if entry.engine != engine:
             continue
         origin = origins.get(entry.package)

@@ -5,7 +5,6 @@ what goes by release is then unknown, never that of the newest."""
 
 import re
 from collections.abc import Collection
-from functools import cache
 
 from pydantic import Field
 
@@ -37,14 +36,9 @@ class Build(DataTable):
         return any(c.startswith(sha) or sha.startswith(c) for c in commits for sha in self.commits)
 
 
-class _BuildsFile(DataTable):
-    build: tuple[Build, ...]
-
-
-@cache
 def shipped() -> tuple[Build, ...]:
     """The builds that the suite knows. Raises DataFileError: the file is wrong."""
-    return data_file.load("builds.toml", _BuildsFile).build
+    return data_file.load_key("builds.toml", "build", tuple[Build, ...])
 
 
 def named(identity: str | None) -> Build | None:

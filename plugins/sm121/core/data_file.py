@@ -9,11 +9,13 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sm121.core.errors import UsageError
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_Value = TypeVar("_Value")
 #: Keys by which people know an entry of an array of tables.
 _IDENTITY = ("id", "name", "test", "metric")
 
@@ -76,12 +78,31 @@ def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
 
 
 def load(path: str, model: type[_Model]) -> _Model:
-    """A data file of the suite, by its path in ``fixtures/``. Raises DataFileError: there is no
-    such file, or it is wrong; one line."""
+    """A data file of the suite, by its path in ``fixtures/``, read once. Raises DataFileError:
+    there is no such file, or it is wrong; one line."""
+    loaded: _Model = _loaded(path, model)
+    return loaded
+
+
+@functools.cache
+def _loaded(path: str, model: type[BaseModel]) -> Any:
     file = files("sm121.fixtures") / path
     if not file.is_file():
         raise DataFileError(f"fixtures/{path}: no such file")
     return parse(file.read_text("utf-8"), model, path)
+
+
+def load_key(path: str, key: str, kind: type[_Value]) -> _Value:
+    """What a data file of the suite has at its only key. Raises DataFileError: as `load`."""
+    fields: Any = (key, kind)  # a type is hashable, whatever mypy says
+    value: _Value = getattr(_loaded(path, _table_of(*fields)), key)
+    return value
+
+
+@functools.cache
+def _table_of(key: str, kind: Any) -> type[BaseModel]:
+    fields: dict[str, Any] = {key: (kind, ...)}
+    return pydantic.create_model("Table", __base__=DataTable, **fields)
 
 
 def shipped(folder: str) -> dict[str, Traversable]:

@@ -1,7 +1,5 @@
 """The options that the suite adds to pytest's, as ``fixtures/options.toml`` has them."""
 
-import functools
-
 from sm121.core import data_file
 from sm121.core.arguments import Argument
 from sm121.core.data_file import DataTable
@@ -28,7 +26,6 @@ class OptionsFile(DataTable):
     marker: tuple[Marker, ...]
 
 
-@functools.cache
 def file() -> OptionsFile:
     """``fixtures/options.toml``."""
     return data_file.load("options.toml", OptionsFile)

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -99,7 +98,6 @@ class PreflightData(DataTable):
         return self
 
 
-@cache
 def load_preflight() -> PreflightData:
     """The known checks. Raises DataFileError when the file is wrong."""
     return data_file.load("preflight.toml", PreflightData)

@@ -1,6 +1,5 @@
 """What an attached server shows that differs between two processes, or two releases."""
 
-import functools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -39,7 +38,6 @@ class _Pages(DataTable):
     page: tuple[_Page, ...]
 
 
-@functools.cache
 def _data() -> _Pages:
     return data_file.load("signs.toml", _Pages)
 

@@ -67,7 +67,6 @@ class KernelNames(DataTable):
     name: Entries[KernelName]
 
 
-@cache
 def load_names() -> KernelNames:
     """The names that come with the suite. Raises DataFileError when the file is wrong."""
     return data_file.load("kernels/names.toml", KernelNames)

@@ -3,7 +3,6 @@ is blind to something: the largest error sees one wrong element, the row's RMS o
 slope <a, r>/<r, r> a scale error (all of them sum over the whole output, so noise averages out),
 the mean error a bias. The measures of `peer-survey.md` §3.2."""
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -48,15 +47,10 @@ class KernelTolerance(DataTable):
     source: str
 
 
-class _Tolerances(DataTable):
-    tolerance: tuple[KernelTolerance, ...]
-
-
-@functools.cache
 def tolerances() -> tuple[KernelTolerance, ...]:
     """All tolerances of `fixtures/kernels/tolerances.toml`. Raises DataFileError when the file does
     not say what it has to."""
-    return data_file.load("kernels/tolerances.toml", _Tolerances).tolerance
+    return data_file.load_key("kernels/tolerances.toml", "tolerance", tuple[KernelTolerance, ...])
 
 
 def tolerance(

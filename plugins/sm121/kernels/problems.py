@@ -14,18 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sm121.core.unmet import Fact
-from sm121.kernels import block_scales, comparison, expert_layers
-from sm121.kernels.cases import (
-    BytesCase,
-    Case,
-    DecodeCase,
-    DequantiseCase,
-    MoeCase,
-    PrefillCase,
-    QuantiseCase,
-    RouteCase,
-    Sinks,
-)
+from sm121.kernels import block_scales, cases, comparison, expert_layers
 from sm121.kernels.protocol import Declaration, Operation
 from sm121.oracles import attention, moe, mxfp4, mxfp8
 
@@ -50,7 +39,7 @@ class Problem:
 
 
 @functools.singledispatch
-def build(case: Case) -> Problem:
+def build(case: cases.Case) -> Problem:
     """The problem of a case. Raises TypeError for a case of an unknown kind."""
     raise TypeError(f"expected one of the cases of sm121.kernels.cases, not {type(case).__name__}")
 
@@ -62,7 +51,7 @@ def _by_tolerance(
     *,
     more: Callable[[Tensor, Declaration], list[Fact]] = lambda _error, _declared: [],
     rounded: Callable[[], Tensor] | None = None,
-    case: MoeCase = MoeCase("usual"),  # noqa: B008 - frozen
+    case: cases.MoeCase = cases.MoeCase("usual"),  # noqa: B008 - frozen
 ) -> Judge:
     """`more`: what else is wrong with an error [rows, n] float64. `rounded`: what rounding alone
     makes of the reference where a provider `rounds_each_expert`."""
@@ -106,7 +95,7 @@ def _widened(tensor: Tensor, strided: bool) -> Tensor:
 
 
 @build.register
-def _dequantise(case: DequantiseCase) -> Problem:
+def _dequantise(case: cases.DequantiseCase) -> Problem:
     generator = np.random.default_rng(case.seed)
     shape = (case.rows, case.blocks * mxfp4.BLOCK // 2)
     if case.kind == "all":
@@ -157,7 +146,7 @@ def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -
 
 
 @build.register
-def _quantise(case: QuantiseCase) -> Problem:
+def _quantise(case: cases.QuantiseCase) -> Problem:
     generator = torch.Generator().manual_seed(case.seed)
     shape = (case.rows, case.blocks * mxfp4.BLOCK)
     x = _normal(generator, *shape)
@@ -172,7 +161,7 @@ def _quantise(case: QuantiseCase) -> Problem:
 
 
 @build.register
-def _bytes(case: BytesCase) -> Problem:
+def _bytes(case: cases.BytesCase) -> Problem:
     data = np.frombuffer(case.data, dtype=np.uint8)
     if case.codec == "mxfp4-decode":
         edge = case.rows * case.blocks * 16
@@ -189,7 +178,7 @@ def _bytes(case: BytesCase) -> Problem:
     return quantisation(x, case.codec)
 
 
-def _midpoints(case: QuantiseCase) -> NDArray[np.float64]:
+def _midpoints(case: cases.QuantiseCase) -> NDArray[np.float64]:
     """Blocks with one value that sets the scale, on the edges between scales, and values on and
     beside the midpoints between elements."""
     if case.format == "mxfp4":
@@ -313,7 +302,7 @@ def roundings(declared: Declaration) -> moe.Roundings:
 
 
 @build.register
-def _route(case: RouteCase) -> Problem:
+def _route(case: cases.RouteCase) -> Problem:
     generator = torch.Generator().manual_seed(case.seed)
     logits = _normal(generator, case.tokens, case.experts) * 2
     if case.kind == "far":
@@ -354,7 +343,7 @@ def _route(case: RouteCase) -> Problem:
 
 
 @build.register
-def _moe(case: MoeCase) -> Problem:
+def _moe(case: cases.MoeCase) -> Problem:
     generator = torch.Generator().manual_seed(case.seed)
     layer = expert_layers.layer_of(case.hidden, case.intermediate, case.experts, case.seed // 1000)
     x = _normal(generator, case.tokens, case.hidden) * case.gain
@@ -407,7 +396,9 @@ def _moe(case: MoeCase) -> Problem:
 # Attention
 
 
-def _keywords(case: PrefillCase | DecodeCase, generator: torch.Generator) -> dict[str, Any]:
+def _keywords(
+    case: cases.PrefillCase | cases.DecodeCase, generator: torch.Generator
+) -> dict[str, Any]:
     return {
         "sinks": _sinks(case.sinks, case.query_heads, generator),
         "window": case.window,
@@ -415,7 +406,7 @@ def _keywords(case: PrefillCase | DecodeCase, generator: torch.Generator) -> dic
     }
 
 
-def _sinks(kind: Sinks, heads: int, generator: torch.Generator) -> Tensor | None:
+def _sinks(kind: cases.Sinks, heads: int, generator: torch.Generator) -> Tensor | None:
     # Around the logarithm of the sum over some tens of keys: a sink then has a share worth seeing.
     values = (_normal(generator, heads) * 1.5 + 3).bfloat16().float()
     if kind == "none":
@@ -429,7 +420,7 @@ def _sinks(kind: Sinks, heads: int, generator: torch.Generator) -> Tensor | None
 
 
 def _qkv(
-    case: PrefillCase | DecodeCase, tokens: int, generator: torch.Generator
+    case: cases.PrefillCase | cases.DecodeCase, tokens: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q [T, Hq, D], k and v [T, Hkv, D]: slices of one tensor, as of a fused projection, when
     strided."""
@@ -441,7 +432,7 @@ def _qkv(
 
 
 @build.register
-def _prefill(case: PrefillCase) -> Problem:
+def _prefill(case: cases.PrefillCase) -> Problem:
     generator = torch.Generator().manual_seed(case.seed)
     q, k, v = _qkv(case, sum(case.lengths), generator)
     edges = torch.tensor([0, *case.lengths]).cumsum(0).int()
@@ -455,7 +446,7 @@ def _prefill(case: PrefillCase) -> Problem:
 
 
 @build.register
-def _decode(case: DecodeCase) -> Problem:
+def _decode(case: cases.DecodeCase) -> Problem:
     generator = torch.Generator().manual_seed(case.seed)
     batch = len(case.lengths)
     q, _, _ = _qkv(case, batch, generator)

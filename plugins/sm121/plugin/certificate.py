@@ -4,7 +4,6 @@
 is in doubt, and ``--certify`` refuses it. Settings, plugins and variables cannot be given: the run
 is built (`sm121.session.certified_run`)."""
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +50,6 @@ class Given:
     effect: Effect
 
 
-@functools.cache
 def _data() -> _CertificateFile:
     return data_file.load("certificate.toml", _CertificateFile)
 

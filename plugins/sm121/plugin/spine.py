@@ -30,6 +30,7 @@ from sm121.plugin import (
     scheduling,
     selection,
     shards,
+    stash,
     stress,
     terminal,
     turns,
@@ -37,20 +38,6 @@ from sm121.plugin import (
 )
 from sm121.plugin.controller import Controller, handed_over
 from sm121.plugin.selection import WHY_NOT
-from sm121.plugin.stash import (
-    CRASHES,
-    DETAILS,
-    FINDING,
-    ID,
-    LEVEL,
-    MEASURED,
-    PROGRESS,
-    REPORT,
-    SESSION,
-    SETTINGS,
-    SIGNALS,
-    STARTS,
-)
 from sm121.run import details
 from sm121.run.verdict_file import NOT_RUN
 from sm121.session import certified_run, forecast, last_word
@@ -98,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     workers.disable_timing(config)
     others.only_warn_from_now_on(config)
     try:
-        config.stash[SETTINGS] = options.read(config)
+        config.stash[stash.SETTINGS] = options.read(config)
     except UsageError as error:
         opening.leave_no_older_verdict(config)
         raise pytest.UsageError(str(error)) from error
@@ -160,7 +147,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             benchmarks.keep_quiet(config, session.items)
             matrix.refuse_wrong_arguments(config, run, session.items)
             resume.take_over(config, run, session.items)
-            config.stash[DETAILS] = reporting.begun(config, run, session.items)
+            config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
             run.save()
             _step("opened")
     except UsageError as error:
@@ -175,8 +162,8 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     """Show what will be judged, and what was left out."""
     if config.option.collectonly:
-        config.stash[terminal.COLLECTED] = [item for item in items if LEVEL in item.stash]
-    session = config.stash.get(SESSION, None)
+        config.stash[terminal.COLLECTED] = [item for item in items if stash.LEVEL in item.stash]
+    session = config.stash.get(stash.SESSION, None)
     return [
         *(terminal.target(session) if session is not None else []),
         *(planning.head(config, session.target, items) if session is not None else []),
@@ -213,8 +200,8 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
         raise pytest.UsageError(str(error)) from error
     if session is None:
         return
-    config.stash[SESSION] = session
-    config.stash[SIGNALS] = Signals(session)
+    config.stash[stash.SESSION] = session
+    config.stash[stash.SIGNALS] = Signals(session)
     session.asks_for = selection.asks_for(config, session)
     config.stash[planning.COSTS] = forecast.counted(test.level for test in session.ledger)
     _show_progress(config)
@@ -252,15 +239,15 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
         result = yield
     finally:
         _stop_progress(session.config)
-        if (run := session.config.stash.get(SESSION, None)) is not None:
+        if (run := session.config.stash.get(stash.SESSION, None)) is not None:
             if run.box is not None and not run.interrupted:
                 run.box.read_at_the_end()
                 _step("box read again")
             _step("last test ended")
     if run is not None:
-        session.config.stash[SIGNALS].again()
-        if DETAILS in session.config.stash:
-            benchmarks.keep_history(session.config, run, session.config.stash[DETAILS])
+        session.config.stash[stash.SIGNALS].again()
+        if stash.DETAILS in session.config.stash:
+            benchmarks.keep_history(session.config, run, session.config.stash[stash.DETAILS])
     return result
 
 
@@ -269,17 +256,17 @@ def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
     """A test that measures waits until it has the machine to itself."""
-    if SESSION not in item.config.stash or LEVEL not in item.stash:
+    if stash.SESSION not in item.config.stash or stash.LEVEL not in item.stash:
         return (yield)
-    item.config.stash[SIGNALS].again()
-    bar, can_run = item.config.stash.get(PROGRESS, None), WHY_NOT not in item.stash
+    item.config.stash[stash.SIGNALS].again()
+    bar, can_run = item.config.stash.get(stash.PROGRESS, None), WHY_NOT not in item.stash
     if bar is not None and can_run:
-        bar.begin(item.stash[LEVEL], item.stash[ID])
-    runs = can_run and outcomes.why_not(item.config.stash[SESSION], item) is None
+        bar.begin(item.stash[stash.LEVEL], item.stash[stash.ID])
+    runs = can_run and outcomes.why_not(item.config.stash[stash.SESSION], item) is None
     with turns.turn(item, nextitem) if runs else contextlib.nullcontext():
         result = yield
-    if bar is not None and FINDING in item.stash:
-        bar.end(item.stash[FINDING], asked=can_run)
+    if bar is not None and stash.FINDING in item.stash:
+        bar.end(item.stash[stash.FINDING], asked=can_run)
     return result
 
 
@@ -289,7 +276,7 @@ def pytest_report_teststatus(
 ) -> Generator[None, tuple[str, str, object], tuple[str, str, object]]:
     """Where progress stands in its place, pytest writes no letter for each test."""
     category, letter, word = yield
-    bar = config.stash.get(PROGRESS, None)
+    bar = config.stash.get(stash.PROGRESS, None)
     return (category, "", "") if bar is not None and bar.is_alone else (category, letter, word)
 
 
@@ -300,14 +287,14 @@ def pytest_enter_pdb(config: pytest.Config) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start a test of a level, or skip it with the reason."""
-    session = item.config.stash.get(SESSION, None)
-    if session is None or LEVEL not in item.stash:
+    session = item.config.stash.get(stash.SESSION, None)
+    if session is None or stash.LEVEL not in item.stash:
         return
-    item.stash[STARTS] = len(session.pool.starts) if session.pool is not None else 0
-    item.config.stash[CRASHES].before_test(item.stash[ID], item.stash[LEVEL])
-    item.stash[MEASURED] = len(session.recorder.recorded)
+    item.stash[stash.STARTS] = len(session.pool.starts) if session.pool is not None else 0
+    item.config.stash[stash.CRASHES].before_test(item.stash[stash.ID], item.stash[stash.LEVEL])
+    item.stash[stash.MEASURED] = len(session.recorder.recorded)
     stress.end_with_its_level(item, session)
-    item.config.stash[CRASHES].after_abort()
+    item.config.stash[stash.CRASHES].after_abort()
     if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
         pytest.skip(f"{NOT_RUN}{why}")
 
@@ -317,21 +304,21 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """After a phase of a test: look for a crash, then decide."""
-    session = item.config.stash.get(SESSION, None)
-    if session is None or LEVEL not in item.stash:
+    session = item.config.stash.get(stash.SESSION, None)
+    if session is None or stash.LEVEL not in item.stash:
         return (yield)
     if call.excinfo is not None and (error := outcomes.crash(call.excinfo.value)) is not None:
-        item.config.stash[CRASHES].after_error(item.stash[ID], error)
+        item.config.stash[stash.CRASHES].after_error(item.stash[stash.ID], error)
         _step("crash looked for")
     outcomes.leave_out_libraries(item, call)
     report = yield
     outcomes.take(session, item, call, report)
-    if report.failed or item.stash[FINDING].excused:
-        reporting.note_failure(session, item.config.stash[DETAILS], item, report)
+    if report.failed or item.stash[stash.FINDING].excused:
+        reporting.note_failure(session, item.config.stash[stash.DETAILS], item, report)
     reporting.redact(session, report)
     if report.when == "teardown":
-        _step(f"decided {item.stash[FINDING].verdict.value}")
-        item.config.stash[CRASHES].after_test(item.stash[ID], item.stash[LEVEL])
+        _step(f"decided {item.stash[stash.FINDING].verdict.value}")
+        item.config.stash[stash.CRASHES].after_test(item.stash[stash.ID], item.stash[stash.LEVEL])
     return report
 
 
@@ -358,9 +345,9 @@ def pytest_sessionfinish(
     """Make the last decisions, write the report, and set the exit status."""
     config = session.config
     ended = exitstatus in (*_OWN_ENDS, pytest.ExitCode.TESTS_FAILED)
-    if ended and SESSION not in config.stash and selection.asked_for_levels(config):
+    if ended and stash.SESSION not in config.stash and selection.asked_for_levels(config):
         opening.open_empty(config)
-    run = config.stash.get(SESSION, None)
+    run = config.stash.get(stash.SESSION, None)
     try:
         return (yield)
     finally:
@@ -377,8 +364,8 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     if _CONTROLLER in config.stash:
         config.stash[_CONTROLLER].conclude()
         _step("workers' parts merged")
-    if CRASHES in config.stash:
-        config.stash[CRASHES].after_abort()
+    if stash.CRASHES in config.stash:
+        config.stash[stash.CRASHES].after_abort()
     run.phase = (run.phase[0], "at the end of the run")
     benchmarks.decide_comparison(config, run)
     stress.end(config)
@@ -389,9 +376,9 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     _step(f"closed {run.file.verdict.value}")
     if is_worker:
         config.workeroutput["sm121"] = handed_over(run, closed=True)  # type: ignore[attr-defined]
-    report_details = config.stash.get(DETAILS, details.Details())
+    report_details = config.stash.get(stash.DETAILS, details.Details())
     report_details.samples = benchmarks.samples(run)
-    config.stash[REPORT] = last_word.write_report(run, report_details)
+    config.stash[stash.REPORT] = last_word.write_report(run, report_details)
     _step("report written")
     turns.end(config)
     if run.interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR:
@@ -405,18 +392,18 @@ def pytest_benchmark_update_machine_info(
     config: pytest.Config, machine_info: dict[str, Any]
 ) -> None:
     """The machine, as far as two stored runs must have it in common."""
-    benchmarks.describe_machine(config.stash[SETTINGS], machine_info)
+    benchmarks.describe_machine(config.stash[stash.SETTINGS], machine_info)
 
 
 def pytest_benchmark_update_commit_info(config: pytest.Config, commit_info: dict[str, Any]) -> None:
     """The commits of the engine's packages."""
-    if (session := config.stash.get(SESSION, None)) is not None:
+    if (session := config.stash.get(stash.SESSION, None)) is not None:
         commit_info["git_shas"] = session.file.environment.get("git_shas")
 
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Store how the run ended: the machine may have become unfit after a measurement."""
-    if (session := config.stash.get(SESSION, None)) is not None:
+    if (session := config.stash.get(stash.SESSION, None)) is not None:
         benchmarks.describe_end(session, output_json)
 
 
@@ -425,7 +412,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> Generator[None, object, object]:
     """Show the matrix, the table of levels, and the verdict as the last line."""
-    session = config.stash.get(SESSION, None)
+    session = config.stash.get(stash.SESSION, None)
     if session is not None:
         terminal.leave_out_tracebacks(terminalreporter)
     result = yield
@@ -439,10 +426,10 @@ def pytest_terminal_summary(
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop what still runs, and release the report directory."""
-    if (session := config.stash.get(SESSION, None)) is not None:
+    if (session := config.stash.get(stash.SESSION, None)) is not None:
         session.release()
         _step("released")
-    if (signals := config.stash.get(SIGNALS, None)) is not None:
+    if (signals := config.stash.get(stash.SIGNALS, None)) is not None:
         signals.restore()
     if (controller := config.stash.get(_CONTROLLER, None)) is not None:
         _controllers.remove(controller)
@@ -457,15 +444,15 @@ def _controller(config: pytest.Config) -> Controller:
 
 def _show_progress(config: pytest.Config) -> None:
     costs = config.stash.get(planning.COSTS, None)
-    if SESSION not in config.stash or costs is None:
+    if stash.SESSION not in config.stash or costs is None:
         return
     if (bar := progress.of_run(config, costs)) is not None:
-        config.stash[PROGRESS] = bar
+        config.stash[stash.PROGRESS] = bar
 
 
 def _stop_progress(config: pytest.Config) -> None:
-    if (bar := config.stash.get(PROGRESS, None)) is not None:
-        del config.stash[PROGRESS]
+    if (bar := config.stash.get(stash.PROGRESS, None)) is not None:
+        del config.stash[stash.PROGRESS]
         bar.stop()
 
 

@@ -100,10 +100,6 @@ class _Gate(DataTable):
     criteria: tuple[Criterion, ...] = Field(min_length=1)
 
 
-class _Phases(DataTable):
-    phases: dict[Phase, _Gate]
-
-
 @dataclass(frozen=True)
 class CriterionResult:
     """A criterion, and what came of it."""
@@ -124,7 +120,7 @@ def load(path: Path) -> Hypothesis:
 
 def gate_behind(phase: Phase) -> tuple[str, tuple[Criterion, ...]]:
     """What must hold before the phase after this one begins."""
-    gate = data_file.load("hypotheses/phases.toml", _Phases).phases.get(phase)
+    gate = data_file.load_key("hypotheses/phases.toml", "phases", dict[Phase, _Gate]).get(phase)
     return (gate.description, gate.criteria) if gate else ("", ())
 
 

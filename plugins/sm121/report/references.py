@@ -1,7 +1,6 @@
 """What other engines reached on the same machine and model, as the documents have it."""
 
 from collections.abc import Mapping
-from functools import cache
 
 from pydantic import Field
 
@@ -50,7 +49,6 @@ class References(DataTable):
         return None
 
 
-@cache
 def load() -> References:
     """The shipped references."""
     return data_file.load("references.toml", References)

@@ -1,6 +1,5 @@
 """``--certify``: what a certificate requires beyond a plain run."""
 
-import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +26,6 @@ class _InventoryFile(DataTable):
     files: dict[str, str]
 
 
-@functools.cache
 def _file() -> _InventoryFile:
     return data_file.load("inventory.toml", _InventoryFile)
 

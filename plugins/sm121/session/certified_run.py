@@ -4,7 +4,6 @@ variables of an allow list. So no plugin, conftest, pytest.ini or variable of th
 what is installed in the interpreter's environment does, a ``.pth`` file too. The caller's arguments
 are added, and refused where they are not known to be harmless."""
 
-import functools
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -24,11 +23,6 @@ class _Variables(DataTable):
     prefixes: tuple[str, ...]
 
 
-@functools.cache
-def _variables() -> _Variables:
-    return data_file.load("certified-variables.toml", _Variables)
-
-
 def command(given: Sequence[str]) -> list[str]:
     """The command line of a certified run. `given`: the caller's own arguments of pytest."""
     words = [word for word in given if word != OPTION]
@@ -38,7 +32,8 @@ def command(given: Sequence[str]) -> list[str]:
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables of a certified run: those of the allow list, and no plugin is loaded by its
     entry point."""
-    allowed, variable_names = _variables(), {*fingerprinting.location_variables()} - {"PYTHONPATH"}
+    allowed = data_file.load("certified-variables.toml", _Variables)
+    variable_names = {*fingerprinting.location_variables()} - {"PYTHONPATH"}
     return {
         name: value
         for name, value in variables.items()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from sm121.checkpoint.identity import identity
 from sm121.core import data_file, digest, profile
-from sm121.core.data_file import DataTable
 from sm121.core.profile import Profile
 from sm121.core.redaction import is_secret_name, redact_arguments
 from sm121.engines.installed import Installed
@@ -21,13 +20,9 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 
-class _FingerprintFile(DataTable):
-    location_variables: tuple[str, ...]
-
-
 def location_variables() -> tuple[str, ...]:
     """Variables that say where something of an engine lies, not what is run."""
-    return data_file.load("fingerprint.toml", _FingerprintFile).location_variables
+    return data_file.load_key("fingerprint.toml", "location_variables", tuple[str, ...])
 
 
 def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:

@@ -3,7 +3,6 @@ an earlier run on this machine has timed takes as long as it did there. Of the o
 ``fixtures/costs.toml`` says what a check of each level asks of a server on average, and the
 profile's ``[costs]`` how fast a server is and how long a start takes."""
 
-import functools
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,15 +47,6 @@ class _Row(DataTable):
     #: So many answers, each as long as the profile's model makes one.
     answers: float = 0
     seconds: float = 0
-
-
-class _CostsFile(DataTable):
-    levels: dict[str, _Row]
-
-
-@functools.cache
-def _file() -> _CostsFile:
-    return data_file.load("costs.toml", _CostsFile)
 
 
 @dataclass
@@ -205,7 +195,7 @@ def of(
         if level == "matrix":
             forecast.other_s = matrix_s * len(rest) / len(of_level)
         elif costs is not None:
-            row = _file().levels.get(level, _Row())
+            row = data_file.load_key("costs.toml", "levels", dict[str, _Row]).get(level, _Row())
             seconds_each = costs.kernel_check_s.value if level == "kernel" else row.seconds
             forecast.other_s = len(rest) * seconds_each
             forecast.ask(costs, len(rest), row.prompt, row.answers * costs.answer_tokens.value)
