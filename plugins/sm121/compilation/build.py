@@ -58,17 +58,9 @@ def build(
     longer than that; Sm121Error: it made something else than it was asked for, or that cannot be
     read."""
     # -fatbin: device code only, so that neither host compilation nor linking takes part.
-    command = [
-        tools.compiler.nvcc,
-        "-fatbin",
-        *without_architectures(arguments),
-        "-gencode",
-        architecture.gencode,
-        source,
-        "-o",
-        output,
-    ]
-    ended = child.run([str(word) for word in command], timeout_s=timeout_s)
+    words = [*without_architectures(arguments), "-gencode", architecture.gencode]
+    command: list[str | Path] = [tools.compiler.nvcc, "-fatbin", *words, source, "-o", output]
+    ended = child.run(command, timeout_s=timeout_s)
     if ended.status != 0:
         match = refusal.search(ended.output)
         outcome = BuildOutcome.REFUSED if match else BuildOutcome.BROKEN

@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from sm121.compilation import child
-from sm121.compilation.toolchain import Compiler
+from sm121.compilation.toolchain import Compiler, lacking
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.interpreter import imports
@@ -44,16 +43,9 @@ class Resolution(DataTable):
         return self
 
 
-class ResolutionData(DataTable):
-    """The content of ``fixtures/compilation/flashinfer.toml``."""
-
-    resolution: tuple[Resolution, ...] = Field(min_length=1)
-
-
-@cache
 def load_resolutions() -> tuple[Resolution, ...]:
     """What is required of FlashInfer. Raises DataFileError when the file is wrong."""
-    return data_file.load("compilation/flashinfer.toml", ResolutionData).resolution
+    return data_file.load_key("compilation/flashinfer.toml", "resolution", tuple[Resolution, ...])
 
 
 @dataclass(frozen=True)
@@ -119,13 +111,9 @@ class FlashInfer:
             ended = child.run(command, timeout_s=_QUESTION_S, environment=variables)
         if ended.status != 0:
             last = ended.output.strip().splitlines()[-1:] or ["no message"]
-            raise NotRun(
-                Fact(
-                    "a FlashInfer that answers what it compiles",
-                    last[0][:300],
-                    evidence=f"{self.python}; remedy: {REMEDY}",
-                )
-            )
+            evidence = f"{self.python}; remedy: {REMEDY}"
+            required = "a FlashInfer that answers what it compiles"
+            raise NotRun(Fact(required, last[0][:300], evidence=evidence))
         return json.loads(ended.output.strip().splitlines()[-1])
 
 
@@ -135,18 +123,10 @@ def find(python: str | None = None) -> FlashInfer:
     interpreter = python or sys.executable
     origin = imports(interpreter, ("flashinfer",), os.environ).origins["flashinfer"]
     if origin is None:
-        raise NotRun(
-            Fact(
-                "flashinfer-python, for its sources",
-                f"none in {interpreter}",
-                evidence=f"remedy: {REMEDY}",
-            )
-        )
+        raise lacking("flashinfer-python, for its sources", f"none in {interpreter}", REMEDY)
     flashinfer = FlashInfer(interpreter, Path(origin).parent)
     if not (flashinfer.data / "csrc").is_dir():
-        raise NotRun(
-            Fact(f"FlashInfer's sources in {flashinfer.data}", evidence=f"remedy: {REMEDY}")
-        )
+        raise lacking(f"FlashInfer's sources in {flashinfer.data}", "", REMEDY)
     return flashinfer
 
 

@@ -1,7 +1,6 @@
 """FlashInfer's JIT modules for gpt-oss: compiled as FlashInfer would, judged by their SASS."""
 
 import functools
-from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -42,7 +41,6 @@ class ModuleData(DataTable):
     module: Entries[Module]
 
 
-@cache
 def load_modules() -> tuple[Module, ...]:
     """The modules that come with the suite. Raises DataFileError when the file is wrong."""
     return data_file.load("compilation/modules.toml", ModuleData).module

@@ -1,7 +1,6 @@
 """Small sources whose instructions show whether a compiler makes FP4 code for GB10."""
 
 from collections.abc import Mapping
-from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Literal
@@ -50,7 +49,6 @@ class ProbeData(DataTable):
     probe: Entries[Probe]
 
 
-@cache
 def load_probes() -> ProbeData:
     """The probes that come with the suite. Raises DataFileError when the file is wrong."""
     return data_file.load("compilation/probes.toml", ProbeData)
@@ -97,12 +95,6 @@ def contradictions(chosen: Probe, tools: Tools, headers: Mapping[str, Path]) -> 
     for text, required in chosen.outcomes.items():
         built = compile_probe(chosen, CodeArchitecture.parse(text), tools, headers)
         if built.outcome is not required:
-            lines.append(
-                Fact(
-                    f"{required}",
-                    f"{built.outcome}",
-                    f"{chosen.name} for {built.architecture}",
-                    evidence=built.reason,
-                )
-            )
+            about = f"{chosen.name} for {built.architecture}"
+            lines.append(Fact(f"{required}", f"{built.outcome}", about, evidence=built.reason))
     return lines

@@ -67,6 +67,11 @@ class Tools:
     folder: Path
 
 
+def lacking(required: str, observed: str, remedy: str) -> NotRun:
+    """That nothing can be compiled here, and what helps."""
+    return NotRun(Fact(required, observed, evidence=f"remedy: {remedy}"))
+
+
 def site_packages(python: str | None = None) -> list[Path]:
     """Where wheels are: this interpreter's import path, and the folders beside ``python``."""
     folders = [Path(entry) for entry in sys.path if entry]
@@ -83,25 +88,18 @@ def find_compiler(
     variables = os.environ if environment is None else environment
     nvcc = _first("nvcc", variables, packages)
     if nvcc is None:
-        raise NotRun(
-            Fact(
-                "nvcc 12.9 or newer",
-                "none in CUDA_HOME, PATH, /usr/local/cuda or pip wheels",
-                evidence=f"remedy: pip install --no-deps {WHEELS}",
-            )
-        )
+        observed = "none in CUDA_HOME, PATH, /usr/local/cuda or pip wheels"
+        raise lacking("nvcc 12.9 or newer", observed, f"pip install --no-deps {WHEELS}")
     version = _version(nvcc)
     release = tuple(int(part) for part in version.split(".")[:2])
     if release < _OLDEST:
-        raise NotRun(
-            Fact(
-                "nvcc 12.9 or newer, which knows sm_121",
-                f"{version} at {nvcc}",
-                evidence=f"remedy: set CUDA_HOME, or pip install --no-deps {WHEELS}",
-            )
+        raise lacking(
+            "nvcc 12.9 or newer, which knows sm_121",
+            f"{version} at {nvcc}",
+            f"set CUDA_HOME, or pip install --no-deps {WHEELS}",
         )
     if shutil.which("g++", path=variables.get("PATH")) is None:
-        raise NotRun(Fact("g++, which nvcc calls", "none in PATH", evidence="remedy: install g++"))
+        raise lacking("g++, which nvcc calls", "none in PATH", "install g++")
     return Compiler(nvcc, _root(nvcc), version)
 
 
@@ -115,13 +113,9 @@ def find_disassembler(
     for tool in ("cuobjdump", "nvdisasm"):
         path = _first(tool, variables, packages)
         if path is None:
-            raise NotRun(
-                Fact(
-                    f"{tool}, to read SASS",
-                    "none in CUDA_HOME, PATH, /usr/local/cuda, pip wheels or Triton",
-                    evidence=f"remedy: pip install --no-deps {READER_WHEELS}",
-                )
-            )
+            observed = "none in CUDA_HOME, PATH, /usr/local/cuda, pip wheels or Triton"
+            remedy = f"pip install --no-deps {READER_WHEELS}"
+            raise lacking(f"{tool}, to read SASS", observed, remedy)
         paths[tool] = path
     return Disassembler(paths["cuobjdump"], paths["nvdisasm"], _version(paths["cuobjdump"]))
 
@@ -151,13 +145,8 @@ def _version(tool: Path) -> str:
     answer = _ask(tool, "--version")
     match = _RELEASE.search(answer)
     if match is None:
-        raise NotRun(
-            Fact(
-                f"a working {tool.name}",
-                f"{tool} does not tell its version: {answer.strip()[:200] or 'no output'}",
-                evidence="remedy: set CUDA_HOME to another toolkit",
-            )
-        )
+        observed = f"{tool} does not tell its version: {answer.strip()[:200] or 'no output'}"
+        raise lacking(f"a working {tool.name}", observed, "set CUDA_HOME to another toolkit")
     return match[1]
 
 

@@ -1,5 +1,6 @@
 """Compiling what an engine's start would compile, without a server: ``sm121 warm``."""
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,6 @@ from sm121.core.unmet import Fact
 from sm121.engines import installed, preflight, registry
 
 _LINE_EVERY_S = 10.0
-_POLL_S = 0.5
 #: What is shown of a compiler's output.
 _LINES = 12
 
@@ -141,12 +141,11 @@ class Warmth:
                 start_new_session=True,  # nvcc starts others: all of them end with the group
             )
             try:
-                last_line = time.monotonic()
                 while process.poll() is None:
-                    time.sleep(_POLL_S)
-                    if time.monotonic() - last_line >= _LINE_EVERY_S:
-                        last_line = time.monotonic()
-                        say(f"building {caches.building(began) or module.name}")
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_LINE_EVERY_S)
+                        break
+                    say(f"building {caches.building(began) or module.name}")
             finally:
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
