@@ -98,6 +98,7 @@ def unsteady(*against: dict[str, str]) -> dict:
     return {"samples": [30.0, 31.0, 53.0, 53.1], "invalid": against}
 
 
+@pytest.mark.slow("a run more")
 def test_an_unsteady_machine_decides_what_has_a_gate_alone(measured):
     """A rate that nothing is held against turned the run red."""
     rates = {

@@ -334,6 +334,7 @@ EASY = {"max_spread": 9, "max_drift": 9, "max_other_load": 1}
 IMPOSSIBLE = {"bandwidth_gb_s": '{ value = 1e6, source = "nobody" }'}
 
 
+@pytest.mark.slow("two runs that measure the machine; test_run_box.py asks in this process")
 def test_a_degraded_box_makes_performance_inconclusive(on_a_box, tmp_path):
     """What is timed; what is counted stands."""
     status, file, run = on_a_box(**EASY, roofline_tolerance=100)

@@ -370,6 +370,7 @@ def _run(run_pytest, endpoint, own: str, asked: str):
     return status, run, run.verdict["tests"] if (run.report / "verdict.json").exists() else []
 
 
+@pytest.mark.slow("a whole run")
 def test_a_whole_run_sits_the_exam(run_pytest, tmp_path):
     """An attached server that knows its facts: PASS. One that answers otherwise: FAIL."""
     own = _own_profile(tmp_path, 'description = "x"\n')

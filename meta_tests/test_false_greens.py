@@ -17,6 +17,7 @@ LONG = {
     "an Eagle3 drafter that never drafts", "an MTP drafter that never drafts",
     "SIGSEGV after a test of the smoke level; a later test gets a fresh server",
     "an illegal memory access that is survived", "a fallback after the log was cut",
+    "a fallback is logged after the path was judged", "-o python_functions=test_health",
     "log-probabilities drift with each token that is decoded", "the text of another request",
     "the ids and the text of another request",
     "after a fork the answer of another request, and no prompt ids to ask again from",

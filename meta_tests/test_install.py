@@ -82,6 +82,7 @@ def wheelhouse(tmp_path_factory):
     return folder / "wheels"
 
 
+@pytest.mark.slow("a wheel is built, and what it requires is gathered")
 def test_a_wheel_has_the_data(wheelhouse):
     (wheel,) = wheelhouse.glob("sm121_conformance-*.whl")
     listing = zipfile.ZipFile(wheel).namelist()

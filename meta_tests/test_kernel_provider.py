@@ -139,6 +139,7 @@ def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
     assert builds.differences((), str(tmp_path / "none"), {}) is None, "nothing of an engine"
 
 
+@pytest.mark.slow("a run of all numerics; test_kernel_benchmark.py has such a child")
 def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path):
     """Before, they were NOT_RUN with another build than pytest's."""
     python, seen = tmp_path / "python", tmp_path / "seen"

@@ -285,7 +285,7 @@ def test_hanging_is_told_from_slow(make):
 
 
 def test_health_without_a_token_is_not_ready(make):
-    server = make("health-only", ready=3.0, stalled=60.0)
+    server = make("health-only", ready=6.0, stalled=60.0)
     with pytest.raises(ServerTimedOut) as caught:
         server.start()
     assert "first token" in str(caught.value), caught.value
@@ -320,7 +320,7 @@ def test_somebody_elses_server_on_our_port_is_not_ours(make, fault_server, monke
     other = fault_server("none", key="")
     monkeypatch.setattr(managed.ports, "free_port", lambda: int(other.base_url.rsplit(":", 1)[1]))
     with pytest.raises((PortTaken, ServerTimedOut)):
-        make("silent", ready=2.0).start()
+        make("silent", ready=4.0).start()
     assert other.process.poll() is None, "the other server is left alone"
 
 

@@ -60,9 +60,8 @@ def test_a_slower_value_is_told(run_matrix, tmp_path):
     assert status == 1 and sets_of(matrix) == {("SLOWER", ("way=slow",))}, run.output
 
 
-@pytest.mark.parametrize(
-    "slow", ["", pytest.param("slow:mapped", marks=pytest.mark.slow("by itself above"))]
-)
+@pytest.mark.slow("twenty starts; test_matrix_shards.py has a fallback")
+@pytest.mark.parametrize("slow", ["", "slow:mapped"])
 def test_all_faults_at_once_are_told_apart(run_matrix, slow):
     faults = f"fallback:triton crash:flashinfer_cutlass+enforce-eager corrupt:ngram+half {slow}"
     status, run, matrix = run_matrix("--matrix", "2", faults=faults)

@@ -203,10 +203,3 @@ def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest, monkeypatch,
     assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
     (told,) = [t for t in run.verdict["tests"] if t["id"] == "end of the run::worker gw0"]
     assert told["verdict"] == "FAIL" and "gw0: required: each worker ends" in told["message"]
-
-
-@pytest.mark.slow("workers again")
-def test_another_distribution_is_refused(run_pytest):
-    status, run = run_pytest("-n", "2", "--dist", "loadfile", "--arch", "cpu", SCENARIOS,
-                             timeout_s=120)  # fmt: skip
-    assert status == 4 and "--dist loadfile: expected -n N alone" in run.output, run.output

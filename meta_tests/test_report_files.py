@@ -765,6 +765,7 @@ def test_collect_only_promises_no_numerics_beside_an_attached_server(run_pytest,
     assert int(re.search(r"would run: (\d+) checks", named.output)[1]) > promised + 50
 
 
+@pytest.mark.slow("two runs that store")
 def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_path):
     """Two runs, the second one slower: both are in the series, this one last, and once."""
     server = fault_server()

@@ -116,11 +116,8 @@ def test_every_page_fits_a_telephone_and_asks_no_network(chromium, site):
     _look(chromium, site, (390, "light"), [*NAV, *tables])
 
 
-@pytest.mark.parametrize(
-    "look",
-    [pytest.param(look, marks=[pytest.mark.slow] * bool(n)) for n, look in enumerate(LOOKS)],
-    ids=lambda look: f"{look[0]}-{look[1]}",
-)
+@pytest.mark.slow("the site, and each of its pages once; `make lint` builds it too")
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: f"{look[0]}-{look[1]}")
 def test_pages_can_be_read_by_everybody(chromium, site, look):
     """axe-core without a rule left out; the four looks have each page once."""
     _look(chromium, site, look, NAV[SAMPLE[look] :: len(SAMPLE)], accessible=True)

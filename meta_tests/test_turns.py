@@ -42,6 +42,7 @@ def _two_runs(start_pytest, tmp_path, *arguments, beside_others):
     return [_noted(note) for note in notes], runs
 
 
+@pytest.mark.slow("two runs that sleep by turns")
 def test_two_runs_measure_one_after_the_other(start_pytest, tmp_path):
     (one, other), _ = _two_runs(start_pytest, tmp_path, beside_others=False)
     assert len(one) == len(other) == 11

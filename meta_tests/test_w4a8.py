@@ -219,6 +219,7 @@ def judge_release(site: Path, version: str) -> None:
     assert {"100", "103", "120", "121"} <= set(re.findall(r'"(\d{2,3})"', chosen)), version
 
 
+@pytest.mark.slow("it reads all of FlashInfer")
 def test_the_installed_release_takes_the_providers_calls():
     folder = Path(importlib.util.find_spec("flashinfer").origin).parent
     installed = next(folder.parent.glob("flashinfer_python-*.dist-info")).name
