@@ -142,10 +142,9 @@ def measure_clean() -> dict[str, Any]:
             cell = our_cell(server.base_url, plan, 5)
         found = DecodeRate(32).of(cell)
         everything = [
-            *found.invalid,
-            *PrefillRate().of(cell).invalid,
+            *found.invalid, *PrefillRate().of(cell).invalid,
             *metrics.find("ttft", quantile=0.99).of(cell).invalid,
-        ]
+        ]  # fmt: skip
         wrong += [f"run {number}, {rate:g} tok/s, jitter {jitter}: {item}" for item in everything]
         if jitter == 0.0:
             worst = max(worst, abs(median(found.samples) / rate - 1))
@@ -343,13 +342,11 @@ def aiperf(url: str, folder: Path) -> Said:
 
 
 CLIENTS: dict[str, Callable[[str, Path], Said]] = {
-    "this suite": sm121,
-    "llama-benchy 0.4.0": benchy,
+    "this suite": sm121, "llama-benchy 0.4.0": benchy,
     "vllm bench serve, completions": lambda url, folder: vllm_bench(url, folder, chat=False),
     "vllm bench serve, chat": lambda url, folder: vllm_bench(url, folder, chat=True),
-    "guidellm 0.8.1": guidellm,
-    "aiperf 0.13.0": aiperf,
-}
+    "guidellm 0.8.1": guidellm, "aiperf 0.13.0": aiperf,
+}  # fmt: skip
 
 
 def measure_peers(clients: list[str], traps: list[str], *, fresh: bool) -> None:
@@ -437,11 +434,10 @@ def truth_of(trap: str, *, chat: bool = False) -> tuple[float, tuple[float, ...]
 NO_NUMBER = {
     "short-answers": "the answers are shorter than asked for",
     "prefix-cache": "the prompts came from a cache",
-    "second-tenant": "somebody else uses the server",
-    "failing": "one request in four fails",
+    "second-tenant": "somebody else uses the server", "failing": "one request in four fails",
     "no-ids-bundled": "a chunk is not a token, and nothing says how many it has",
     "all-at-the-end": "everything is sent when the last token is there",
-}
+}  # fmt: skip
 
 
 def write(path: Path) -> None:

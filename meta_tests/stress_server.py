@@ -43,13 +43,10 @@ JOINED = {
 }
 #: From how many at once requests of which kind get the answer to the one before it.
 NEIGHBOURS = {
-    "neighbours": (16, "completions"),
-    "neighbours-of-80": (60, "completions"),
-    "neighbours-in-chats": (16, "chat/completions"),
-    "neighbours-in-responses": (16, "responses"),
-    "neighbours-in-choices": (16, "choice"),
-    "neighbours-in-two": (16, "two"),
-}
+    "neighbours": (16, "completions"), "neighbours-of-80": (60, "completions"),
+    "neighbours-in-chats": (16, "chat/completions"), "neighbours-in-responses": (16, "responses"),
+    "neighbours-in-choices": (16, "choice"), "neighbours-in-two": (16, "two"),
+}  # fmt: skip
 #: What becomes of an answer of more than 1,000 tokens.
 LONG: dict[str, Callable[[list[int]], list[int]]] = {
     "noise": lambda ids: [*ids[:300], *((n * 7 + 1) % len(SIGNS) for n in ids[300:])],
@@ -422,13 +419,9 @@ def main() -> None:
     state.places = asyncio.Semaphore(5 if fault == "fewer" else options.max_num_seqs)
     say("INFO:     Application startup complete.")
     web.run_app(
-        Server(state).application(),
-        host="127.0.0.1",
-        port=options.port,
-        print=None,
-        access_log=None,
-        shutdown_timeout=0.5,
-    )
+        Server(state).application(), host="127.0.0.1", port=options.port, print=None,
+        access_log=None, shutdown_timeout=0.5,
+    )  # fmt: skip
     time.sleep(0)
 
 

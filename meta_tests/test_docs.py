@@ -258,11 +258,8 @@ def test_what_can_be_run_runs(block):
 def _here(command: list[str]) -> list[str]:
     """The command with this interpreter."""
     own = {
-        ".venv/bin/python": [],
-        "python": [],
-        "sm121": ["-m", "sm121"],
-        "pytest": ["-m", "pytest"],
-    }
+        ".venv/bin/python": [], "python": [], "sm121": ["-m", "sm121"], "pytest": ["-m", "pytest"],
+    }  # fmt: skip
     return [sys.executable, *own[command[0]], *command[1:]]
 
 

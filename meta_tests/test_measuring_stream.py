@@ -258,12 +258,8 @@ def test_the_untimed_twin_holds_usage_against_ids():
 def test_what_is_timed_asks_for_nothing_heavy():
     asked = json.loads(completion("m", [1, 2], prompt_tokens=2, tokens=8).body)
     heavy = {
-        "return_token_ids",
-        "logprobs",
-        "prompt_logprobs",
-        "echo",
-        "return_tokens_as_token_ids",
-    }
+        "return_token_ids", "logprobs", "prompt_logprobs", "echo", "return_tokens_as_token_ids",
+    }  # fmt: skip
     assert not heavy & set(asked)
     assert asked["stream_options"]["continuous_usage_stats"]
 

@@ -1,8 +1,19 @@
-"""What `timed_server.py` sends: its events, and when they are held back."""
+"""What `timed_server.py` sends: its events, when they are held back, and its tokens. Those before
+it decide a token; at one place of 64 two are equally likely, and the first is generated."""
 
+import itertools
+import random
 import re
+from collections.abc import Iterator
+from typing import Any
 
 VOCABULARY = 199_998
+#: States of the engine by script, what a token does to one, places to a tie.
+_STATES, _FACTOR, _TIES = (1 << 61) - 1, 1_000_003, 64
+#: Tokens of the context that lies leave, and drop; tokens of an answer that one leaves alone.
+_WINDOW, _CUT, _RIGHT = 128, 1024, 40
+#: A generated token, the next best one, and their log-probabilities.
+Place = tuple[int, int, float, float]
 #: When an event is due (None: never), its bytes, the tokens in it.
 Event = tuple[int | None, bytes, int]
 
@@ -40,3 +51,47 @@ def usage_of(prompt: int, completion: int) -> dict[str, int]:
 def id_of(word: str) -> int:
     found = re.fullmatch(r"w(\d+)", word)
     return int(found.group(1)) if found else sum(word.encode()) % VOCABULARY
+
+
+def ids_of(prompt: list[int] | str) -> list[int]:
+    return [id_of(word) for word in prompt.split()] if isinstance(prompt, str) else prompt
+
+
+def generated(prompt: list[int], *, second: bool = False) -> Iterator[Place]:
+    """What follows a prompt. `second`: the other one of two tokens that are equally likely."""
+    state = 1
+    for token in prompt:
+        state = (state * _FACTOR + token + 1) % _STATES
+    while True:
+        tokens, tie = (state % VOCABULARY, (state >> 20) % VOCABULARY), state % _TIES == 0
+        token, other = tokens[::-1] if tie and second else tokens
+        values = (-0.75, -0.75) if tie else (-0.1 - state / _STATES / 1e3, -6.0)
+        yield token, other, *values
+        state = (state * _FACTOR + token + 1) % _STATES
+
+
+def answer(lie: str, prompt: list[int], body: dict[str, Any], count: int) -> list[Place]:
+    """So many tokens. `lie`: what is wrong with those of timed requests; behind ``always-``, of
+    all; ``ties``: nothing, but of equals the other one is generated where it is timed."""
+    timed = bool(body.get("stream")) and body.get("logprobs") is None
+    kind = lie.removeprefix("always-")
+    if not timed and (kind == lie or (kind == "ends" and not body.get("ignore_eos"))):
+        kind = ""
+    context = {
+        "constant": [], "window": prompt[-_WINDOW:], "cut": prompt[_CUT:],
+        "ends": prompt[::-1],
+    }.get(kind, prompt)  # fmt: skip
+    places = list(itertools.islice(generated(context, second=kind == "ties"), count))
+    if kind in ("noise", "late-noise"):  # the same again for the same prompt
+        noise, right = random.Random(str(prompt[:64])), _RIGHT if kind == "late-noise" else 0
+        places[right:] = [(noise.randrange(VOCABULARY), 0, -0.1, -6.0) for _ in places[right:]]
+    return places
+
+
+def log_probabilities(places: list[Place], body: dict[str, Any]) -> dict[str, Any] | None:
+    """As /v1/completions has them; None where they are not asked for."""
+    if not isinstance(body.get("logprobs"), int):
+        return None
+    tops = [{f"token_id:{a}": p, f"token_id:{b}": q} for a, b, p, q in places]
+    names, values = [f"token_id:{place[0]}" for place in places], [place[2] for place in places]
+    return {"tokens": names, "token_logprobs": values, "top_logprobs": tops}

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import timed_events
 from aiohttp import web
-from timed_events import VOCABULARY, Event, bundled, id_of, late, usage_of
+from timed_events import VOCABULARY, Event, Place, bundled, ids_of, late, usage_of
 
 #: The event loop's own timers have a resolution of a millisecond; the rest is spun.
 SPIN_NS = 1_500_000
@@ -153,6 +154,9 @@ class Pace:
     #: So many tokens from the 33rd on are counted and never sent; nor do they take time.
     lost_tokens: int = 0
     lost_in_no_time: bool = False
+    #: What is wrong with what it says (`timed_events.answer`), to prompts of so many tokens.
+    lie: str = ""
+    lies_from: int = 0
 
 
 _BEGAN = time.time()
@@ -227,15 +231,14 @@ class TimedServer:
             raise web.HTTPNotFound
         said = await request.json()
         text = said.get("prompt") or " ".join(m["content"] for m in said.get("messages", []))
-        ids = [id_of(word) for word in text.split()]
-        context = self.pace.context
+        ids, context = ids_of(text), self.pace.context
         return web.json_response({"count": len(ids), "tokens": ids, "max_model_len": context})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         if not self.pace.tokenize:
             raise web.HTTPNotFound
         said = await request.json()
-        return web.json_response({"prompt": " ".join(f"w{i}" for i in said["tokens"])})
+        return web.json_response({"prompt": "".join(f" w{i}" for i in said["tokens"])})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         pace = self.pace
@@ -246,14 +249,11 @@ class TimedServer:
             tenant = pace.tenant_rate * (time.monotonic() - self.first)
         generated = self.generated * pace.counter_factor + int(tenant)
         values = {
-            "num_requests_running": self.running + pace.tenant_running,
-            "num_requests_waiting": 0,
+            "num_requests_running": self.running + pace.tenant_running, "num_requests_waiting": 0,
             "prompt_tokens_total": self.prompted + (100 if tenant else 0),
-            "generation_tokens_total": generated,
-            "prefix_cache_queries_total": self.prompted,
-            "prefix_cache_hits_total": self.hits,
-            "num_preemptions_total": self.preempted,
-        }
+            "generation_tokens_total": generated, "prefix_cache_queries_total": self.prompted,
+            "prefix_cache_hits_total": self.hits, "num_preemptions_total": self.preempted,
+        }  # fmt: skip
         if pace.decode_time_factor:
             values["request_decode_time_seconds_sum"] = self.decode_s * pace.decode_time_factor
         if pace.accepted_length and (self.drafts or not pace.drafts_show_late):
@@ -312,14 +312,9 @@ class TimedServer:
         return self.group
 
     async def _answer(
-        self,
-        request: web.Request,
-        body: bytes,
-        received: int,
-        pace: Pace,
-        number: int,
+        self, request: web.Request, body: bytes, received: int, pace: Pace, number: int,
         share: Share,
-    ) -> web.StreamResponse:
+    ) -> web.StreamResponse:  # fmt: skip
         said = json.loads(body)
         chat = "messages" in said
         prompt = said.get("prompt") or " ".join(str(m["content"]) for m in said["messages"])
@@ -338,18 +333,19 @@ class TimedServer:
             pace = dataclasses.replace(pace, rate=pace.rate / pace.sampled_slower)
         pace = _for_text(pace, prompt)
         plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by), share)
-        ids = [self.random.randrange(VOCABULARY) for _ in range(plan.tokens)]
+        lie = pace.lie if prompt_tokens >= pace.lies_from else ""
+        places = timed_events.answer(lie, ids_of(prompt), said, plan.tokens)
         self.prompted += prompt_tokens
         self.hits += int(prompt_tokens * pace.cache_hits)
         if not said.get("stream"):
             await _until(received + plan.at[-1])
             self._count(pace, plan.tokens, plan)
-            return web.json_response(self._whole(ids, prompt_tokens, chat, pace))
+            return web.json_response(self._whole(said, places, prompt_tokens, pace))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         if not pace.keep_alive:
             response.force_close()
         await response.prepare(request)
-        events = self._events(said, plan, ids, prompt_tokens, chat, pace)
+        events = self._events(said, plan, places, prompt_tokens, chat, pace)
         sent: list[int] = []
         for due, payload, tokens in events:
             if due is None:  # it stalls here
@@ -365,7 +361,7 @@ class TimedServer:
                 sent.extend([stamp] * tokens)
         self._count(pace, plan.tokens, plan)
         await response.write_eof()
-        self._note(received, plan, sent, prompt_tokens, ids)
+        self._note(received, plan, sent, prompt_tokens, [place[0] for place in places])
         return response
 
     def _count(self, pace: Pace, tokens: int, plan: Plan | None = None) -> None:
@@ -415,15 +411,11 @@ class TimedServer:
         return Plan(tokens, [int(second * 1e9) for second in at[:tokens]])
 
     def _events(
-        self,
-        said: dict[str, Any],
-        plan: Plan,
-        ids: list[int],
-        prompt_tokens: int,
-        chat: bool,
+        self, said: dict[str, Any], plan: Plan, places: list[Place], prompt_tokens: int, chat: bool,
         pace: Pace,
-    ) -> list[Event]:
+    ) -> list[Event]:  # fmt: skip
         """Ready before the first is due."""
+        ids = [place[0] for place in places]
         options = said.get("stream_options") or {}
         usage = bool(options.get("include_usage")) and pace.final_usage
         continuous = bool(options.get("continuous_usage_stats")) and pace.continuous_usage
@@ -468,7 +460,7 @@ class TimedServer:
             chunk += 1
             last = done == plan.tokens
             bare = done <= pace.content_free
-            text = "" if bare else " ".join(f" w{i}" for i in ids[done - size : done])
+            text = "" if bare else "".join(f" w{i}" for i in ids[done - size : done])
             made = choice(text, "length" if last and not pace.empty_finish else None)
             if bare and chat and not with_ids:
                 continue  # the server drops a delta that has nothing to say
@@ -500,20 +492,22 @@ class TimedServer:
         tail = event(None, end, counted(plan.tokens)) if usage else b""
         return [*events, (end, tail + b"data: [DONE]\n\n", 0)]
 
-    def _whole(self, ids: list[int], prompt_tokens: int, chat: bool, pace: Pace) -> dict[str, Any]:
-        text = " ".join(f"w{i}" for i in ids)
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length", "logprobs": None}
+    def _whole(
+        self, said: dict[str, Any], places: list[Place], prompt_tokens: int, pace: Pace
+    ) -> dict[str, Any]:
+        ids, chat = [place[0] for place in places], "messages" in said
+        text = "".join(f" w{i}" for i in ids[pace.content_free :])
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
+        choice["logprobs"] = timed_events.log_probabilities(places, said)
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         if pace.token_ids:
             choice["token_ids"] = ids
+            choice["prompt_token_ids"] = ids_of(said.get("prompt", ""))
         return {
-            "id": "cmpl-timed",
-            "object": "chat.completion" if chat else "text_completion",
-            "created": 1_790_000_000,
-            "model": self.model,
-            "choices": [choice],
+            "id": "cmpl-timed", "object": "chat.completion" if chat else "text_completion",
+            "created": 1_790_000_000, "model": self.model, "choices": [choice],
             "usage": usage_of(prompt_tokens, round(len(ids) * pace.usage_factor)),
-        }
+        }  # fmt: skip
 
     def _note(
         self, received: int, plan: Plan, sent: list[int], prompt_tokens: int, ids: list[int]
@@ -521,13 +515,9 @@ class TimedServer:
         if self.log is None:
             return
         record = {
-            "received_ns": received,
-            "prompt_tokens": prompt_tokens,
-            "tokens": plan.tokens,
-            "ids": ids,
-            "sent_ns": sent,
-            "planned_ns": [received + at for at in plan.at],
-        }
+            "received_ns": received, "prompt_tokens": prompt_tokens, "tokens": plan.tokens,
+            "ids": ids, "sent_ns": sent, "planned_ns": [received + at for at in plan.at],
+        }  # fmt: skip
         self.log.write(json.dumps(record) + "\n")
         self.log.flush()
 
@@ -542,7 +532,7 @@ class Plan:
 
 def _for_text(pace: Pace, prompt: list[int] | str) -> Pace:
     """As it is for what follows a prompt: random tokens, or a text that has its own drafts."""
-    last = prompt[-50:] if isinstance(prompt, list) else [id_of(w) for w in prompt.split()[-50:]]
+    last = ids_of(prompt)[-50:]
     turn = sum(last) % max(len(pace.steps), 1)
     rate = pace.rate * (pace.random_faster if max(last) > 10_000 else 1.0)
     return dataclasses.replace(pace, rate=rate, steps=pace.steps[turn:] + pace.steps[:turn])

@@ -26,10 +26,9 @@ def main() -> int:
     options = parser.parse_args()
     status, found = catalogue_rows.run("test_false_greens.py")
     page = HEAD.format(
-        total=len(found),
-        caught=sum(not row["green"] for row in found),
+        total=len(found), caught=sum(not row["green"] for row in found),
         clean=sum(row["clean"] for row in found),
-    )
+    )  # fmt: skip
     item = None
     for row in found:
         if row["item"] != item:

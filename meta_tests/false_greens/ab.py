@@ -105,14 +105,9 @@ def _kernel_path(server: Server) -> KernelPath:
 
 
 def _compared(
-    place: Place,
-    which: str,
-    sides: Sequence[str],
-    logs: dict[str, Logs],
-    *,
-    required: tuple[str, ...] = ("MARLIN", "TRITON"),
-    factor: float = 1.2,
-) -> Outcome:
+    place: Place, which: str, sides: Sequence[str], logs: dict[str, Logs], *,
+    required: tuple[str, ...] = ("MARLIN", "TRITON"), factor: float = 1.2,
+) -> Outcome:  # fmt: skip
     """The comparison and the hypothesis of one run, judged as the two tests do."""
     folder = place.tmp_path / which
     folder.mkdir()
@@ -157,21 +152,13 @@ def _compared(
 
 
 def _case(
-    name: str,
-    sides: Sequence[str],
-    logs: dict[str, Logs],
-    clean: dict[str, Logs],
-    expected: str,
-    clean_sides: Sequence[str] | None = None,
-    **options: Any,
-) -> Case:
+    name: str, sides: Sequence[str], logs: dict[str, Logs], clean: dict[str, Logs], expected: str,
+    clean_sides: Sequence[str] | None = None, **options: Any,
+) -> Case:  # fmt: skip
     return Case(
-        _ITEM,
-        name,
-        lambda place: _compared(place, "fault", sides, logs, **options),
-        lambda place: _compared(place, "clean", clean_sides or sides, clean, **options),
-        expected,
-    )
+        _ITEM, name, lambda place: _compared(place, "fault", sides, logs, **options),
+        lambda place: _compared(place, "clean", clean_sides or sides, clean, **options), expected,
+    )  # fmt: skip
 
 
 _TRITON = ("", "--moe-backend triton")
@@ -276,39 +263,27 @@ CASES = [
     Case(_ITEM, "a fast B answers noise", lambda place: _answers(place, False),
          lambda place: _answers(place, True), "which A knew at its first visit"),
     _case(
-        "B fell back to A's kernels",
-        _TRITON,
-        {"A": _always(), "B": _always()},
-        _RIGHT,
+        "B fell back to A's kernels", _TRITON, {"A": _always(), "B": _always()}, _RIGHT,
         "moe resolved to MARLIN",
     ),
     _case(
-        "B falls back at its second visit only",
-        _TRITON,
-        {"A": _always(), "B": lambda visit: _Log(moe="TRITON" if visit == 1 else "MARLIN")},
-        _RIGHT,
+        "B falls back at its second visit only", _TRITON,
+        {"A": _always(), "B": lambda visit: _Log(moe="TRITON" if visit == 1 else "MARLIN")}, _RIGHT,
         "B, visit 2",
     ),
     _case(
-        "A is not on the profile's path",
-        _TRITON,
-        {"A": _always(moe="EMULATION"), "B": _always(moe="TRITON")},
-        _RIGHT,
+        "A is not on the profile's path", _TRITON,
+        {"A": _always(moe="EMULATION"), "B": _always(moe="TRITON")}, _RIGHT,
         "moe: required MARLIN or TRITON, seen EMULATION",
     ),
     _case(
-        "two spellings of one thing",
-        ("--moe-backend marlin", "--moe-backend=marlin"),
-        {"A": _always(), "B": _always()},
-        _RIGHT,
-        "B ran what A ran",
+        "two spellings of one thing", ("--moe-backend marlin", "--moe-backend=marlin"),
+        {"A": _always(), "B": _always()}, _RIGHT, "B ran what A ran",
         clean_sides=("--moe-backend marlin", "--moe-backend=triton"),
     ),
     _case(
-        "B asks for what A has by default",
-        ("", "--moe-backend marlin"),
-        {"A": _always(), "B": _always()},
-        {"A": _always(moe="TRITON"), "B": _always()},
+        "B asks for what A has by default", ("", "--moe-backend marlin"),
+        {"A": _always(), "B": _always()}, {"A": _always(moe="TRITON"), "B": _always()},
         "B ran what A ran (moe MARLIN)",
     ),
     _case(

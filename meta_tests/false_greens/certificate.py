@@ -147,11 +147,9 @@ def _certified(change: Callable[[VerdictFile], None]) -> Outcome:
 
 
 def _gap_case(
-    name: str,
-    change: Callable[[VerdictFile], None],
-    expected: str,
+    name: str, change: Callable[[VerdictFile], None], expected: str,
     clean: Callable[[VerdictFile], None] = lambda _file: None,
-) -> Case:
+) -> Case:  # fmt: skip
     return Case(
         _13, name, lambda _place: _certified(change), lambda _place: _certified(clean), expected
     )

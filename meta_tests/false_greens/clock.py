@@ -66,11 +66,9 @@ def waited(*options: str) -> Ask:
 
 
 FIRST, PAYLOAD, WITNESS, AGAIN = (
-    "1 Tokens that come with the first chunk",
-    "1 A payload in the first chunk",
-    "1 What is held against the stream says nothing",
-    "2 A request that is sent again",
-)
+    "1 Tokens that come with the first chunk", "1 A payload in the first chunk",
+    "1 What is held against the stream says nothing", "2 A request that is sent again",
+)  # fmt: skip
 
 
 def _late(name: str, *options: str, item: str, expected: str, slow: bool = False) -> Case:
@@ -110,18 +108,15 @@ CASES = [
          first_token("--trap", "early-token"), first_token("--trap", "three-content-free"),
          expected="early_first_chunk", slow=True),
     _unsaid(
-        "tokens of long answers are counted and never come",
-        *("--lost-tokens", "12"),
+        "tokens of long answers are counted and never come", *("--lost-tokens", "12"),
         expected="the usage beside them says 45",
     ),
     _unsaid(
         "tokens of long answers are counted and take no time, without metrics",
-        *("--trap", "counts-what-it-skips"),
-        expected="the usage beside them says 45",
+        *("--trap", "counts-what-it-skips"), expected="the usage beside them says 45",
     ),
     _unsaid(
-        "the decode time of the metrics stands still",
-        *("--trap", "decode-time-stands"),
+        "the decode time of the metrics stands still", *("--trap", "decode-time-stands"),
         expected="decode time went on by 0 s",
     ),
     _unsaid(
@@ -131,23 +126,17 @@ CASES = [
     _unsaid("a warm-up fails", *("--fail-number", "3"), expected="request_failed"),
     _late(
         "three events when the third token is there",
-        *("--held-tokens", "3", "--decode-time-factor", "0"),
-        item=FIRST,
-        expected="required: 200",
+        *("--held-tokens", "3", "--decode-time-factor", "0"), item=FIRST, expected="required: 200",
     ),
     _late(
         "late for no reason that shows, by less than a token",
-        *("--late-ms", "4.5", "--echo", "never", "--decode-time-factor", "0"),
-        item=FIRST,
-        expected="required: 200",
-        slow=True,
+        *("--late-ms", "4.5", "--echo", "never", "--decode-time-factor", "0"), item=FIRST,
+        expected="required: 200", slow=True,
     ),
     _late(
         "late for no reason that shows, by several tokens",
-        *("--late-ms", "12", "--echo", "never", "--decode-time-factor", "0"),
-        item=FIRST,
-        expected="required: 200",
-        slow=True,
+        *("--late-ms", "12", "--echo", "never", "--decode-time-factor", "0"), item=FIRST,
+        expected="required: 200", slow=True,
     ),
     _wrong(
         "late, and hidden by steps that are a little short",
@@ -156,35 +145,26 @@ CASES = [
     ),
     _wrong(
         "a stream that is faster than the engine from its first token to its last",
-        *("--late-ms", "90", "--echo", "never", "--leak", "0.1"),
-        tokens=128,
-        expected="server_clock",
-        slow=False,
+        *("--late-ms", "90", "--echo", "never", "--leak", "0.1"), tokens=128,
+        expected="server_clock", slow=False,
     ),
     _wrong(
         "most of the tokens in one bunch at the start",
-        *("--late-ms", "110", "--echo", "never", "--trap", "no-metrics"),
-        expected="required: 200",
+        *("--late-ms", "110", "--echo", "never", "--trap", "no-metrics"), expected="required: 200",
     ),
     _late(
-        "echoed when ids are asked for, as vLLM does",
-        *("--late-ms", "12"),
-        item=PAYLOAD,
+        "echoed when ids are asked for, as vLLM does", *("--late-ms", "12"), item=PAYLOAD,
         expected="required: 200",
     ),
     _late(
         "echoed whether it is asked for or not",
-        *("--late-ms", "12", "--echo", "always", "--decode-time-factor", "0"),
-        item=PAYLOAD,
-        expected="required: 200",
-        slow=True,
+        *("--late-ms", "12", "--echo", "always", "--decode-time-factor", "0"), item=PAYLOAD,
+        expected="required: 200", slow=True,
     ),
     _late(
         "in an event of its own before the first token",
-        *("--late-ms", "12", "--echo", "apart", "--decode-time-factor", "0"),
-        item=PAYLOAD,
-        expected="required: 200",
-        slow=True,
+        *("--late-ms", "12", "--echo", "apart", "--decode-time-factor", "0"), item=PAYLOAD,
+        expected="required: 200", slow=True,
     ),
     Case(AGAIN, "held, dropped without a byte, served when it is sent again",
          fault=waited("--drop-every", "4", "--drop-after-ms", "400"),

@@ -44,19 +44,15 @@ def planted(name: str, row: dict[str, Any]) -> Case:
 
 CASES = [
     Case(
-        TEXT,
-        "106.9 tok/s on random tokens, 44.4 on any text",
+        TEXT, "106.9 tok/s on random tokens, 44.4 on any text",
         fault=level("--rate", "44.4", "--random-faster", "2.4"),
-        clean=level("--rate", "60", "--random-faster", "1.8"),
-        expected="accepted beside each rate",
+        clean=level("--rate", "60", "--random-faster", "1.8"), expected="accepted beside each rate",
         slow=True,
     ),
     Case(
-        TEXT,
-        "counters of drafts that are there after the first request alone",
+        TEXT, "counters of drafts that are there after the first request alone",
         fault=judged("--trap", "drafts-show-late", rate=HIGH, tokens=32),
-        clean=judged(*DRAFTS, rate=HIGH, tokens=32),
-        expected="drafted_random_tokens",
+        clean=judged(*DRAFTS, rate=HIGH, tokens=32), expected="drafted_random_tokens",
     ),
     *(planted(name, row) for name, row in ROWS.items()),
-]
+]  # fmt: skip

@@ -56,11 +56,9 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 def script(place: Place, name: str, doing: Doing, **settings: object) -> Outcome:
     """A script's session, in which all that was asked held, on the scripted engine."""
     chosen = Settings(
-        profile=profile.load("cpu-tiny-gpt-oss"),
-        engine_python=str(HERE / "fake_python.py"),
-        report_dir=place.tmp_path / name,
-        root=ROOT,
-    )
+        profile=profile.load("cpu-tiny-gpt-oss"), engine_python=str(HERE / "fake_python.py"),
+        report_dir=place.tmp_path / name, root=ROOT,
+    )  # fmt: skip
     with open_session(dataclasses.replace(chosen, **settings)) as session:
         session.ledger.decide(TestReport(id="script::check", level="smoke", verdict=Verdict.PASS))
         doing(session)

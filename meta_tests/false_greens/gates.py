@@ -48,9 +48,8 @@ def _served(*server: str) -> Step:
         status, run = place.run_pytest(
             *(_LEVEL, "--arch", "sm121", "--configuration", "cutlass", "--depths", "0"),
             *("-k", "decode_rate or concurrent_rate"),
-            *("--base-url", place.timed_server(*server).base_url),
-            timeout_s=600.0,
-        )
+            *("--base-url", place.timed_server(*server).base_url), timeout_s=600.0,
+        )  # fmt: skip
         said = [test["message"] for test in run.verdict["tests"] if test["verdict"] != "PASS"]
         return Outcome(run.verdict["metrics"]["tg32@d0"]["verdict"], " ".join(said), status)
 
@@ -310,11 +309,8 @@ CASES = [
     *(Case("5 What changed since the stored runs", *row) for row in _CASES_5),
     *(
         Case(
-            "6 Rounds that are left out",
-            name,
-            _left_out(lateness, share, -gate_errors.DISTANCE),
-            _left_out(clean, 0.0, 0.025),
-            f"of {_RUNS} runs",
+            "6 Rounds that are left out", name, _left_out(lateness, share, -gate_errors.DISTANCE),
+            _left_out(clean, 0.0, 0.025), f"of {_RUNS} runs",
         )
         for name, lateness, share, clean in (
             ("slow answers only", _ONLY_SLOW, 0.3, _ONLY_SLOW),

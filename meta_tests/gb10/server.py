@@ -38,13 +38,10 @@ _BEGAN = time.time()
 #: What a faulty or a slower start does not change: the marker of FlashInfer's workspace.
 _WORKSPACE = "FLASHINFER_WORKSPACE_BASE"
 _COUNTED = {
-    "vllm:generation_tokens_total": "generated",
-    "vllm:prompt_tokens_total": "prompted",
-    "vllm:prefix_cache_queries_total": "prompted",
-    "vllm:prefix_cache_hits_total": "hits",
-    "vllm:request_decode_time_seconds_sum": "decode_s",
-    "vllm:num_requests_running": "running",
-}
+    "vllm:generation_tokens_total": "generated", "vllm:prompt_tokens_total": "prompted",
+    "vllm:prefix_cache_queries_total": "prompted", "vllm:prefix_cache_hits_total": "hits",
+    "vllm:request_decode_time_seconds_sum": "decode_s", "vllm:num_requests_running": "running",
+}  # fmt: skip
 
 
 @dataclass
@@ -277,8 +274,9 @@ class Gb10(TimedServer):
         if not isinstance(said, dict):
             return await self.hand_on(request)
         options = said.get("stream_options") or {}
-        timed = isinstance(said.get("prompt"), list) and said.get("ignore_eos")
-        if timed and (options.get("continuous_usage_stats") or len(said["prompt"]) > 4600):
+        ids, again = said.get("prompt"), str(said.get("cache_salt")).startswith("sm121-timed")
+        timed = said.get("ignore_eos") and options.get("continuous_usage_stats")
+        if isinstance(ids, list) and (timed or again or len(ids) > 4600):
             return await self.complete(request)
         return await self.hand_on(request)
 

@@ -159,13 +159,9 @@ def run(
     def one(question: Question) -> Output:
         content, tokens = ask(question)
         return Output(
-            key=question.key,
-            kind=question.kind,
-            expected=question.answer,
-            content=content,
-            right=is_right(question, content),
-            completion_tokens=tokens,
-        )
+            key=question.key, kind=question.kind, expected=question.answer, content=content,
+            right=is_right(question, content), completion_tokens=tokens,
+        )  # fmt: skip
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(one, questions))

@@ -236,13 +236,9 @@ def record(
 
 
 def compare(
-    golden: GoldenFile,
-    asker: Asker,
-    prompts: PromptSet,
-    bound: GoldenBound,
-    environment: Mapping[str, JsonValue],
-    origin: str = "--golden",
-) -> GoldenComparison:
+    golden: GoldenFile, asker: Asker, prompts: PromptSet, bound: GoldenBound,
+    environment: Mapping[str, JsonValue], origin: str = "--golden",
+) -> GoldenComparison:  # fmt: skip
     """Ask the same again and judge each golden token under the answers. Raises UsageError: the
     server makes other tokens of a prompt; NotRun: the engine gives no log-probabilities."""
     by_name: dict[str, Prompt] = {prompt.name: prompt for prompt in prompts.prompts}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,19 +73,16 @@ class Request:
     prompt_log_probabilities: bool = False
     #: Requests of one salt share the prefix cache, others do not (vLLM's ``cache_salt``).
     salt: str | None = None
+    #: Where the answer may end: by default it goes on past the end of its text.
+    fields: Mapping[str, Any] = field(default_factory=lambda: {"ignore_eos": True})
 
     def body(self, model: str) -> dict[str, Any]:
         """The JSON of /v1/completions."""
         prompt = list(self.prompt) if isinstance(self.prompt, tuple) else self.prompt
         body: dict[str, Any] = {
-            "model": model,
-            "prompt": prompt,
-            "max_tokens": self.tokens,
-            "temperature": 0.0,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            "ignore_eos": True,
-        }
+            "model": model, "prompt": prompt, "max_tokens": self.tokens, "temperature": 0.0,
+            "return_token_ids": True, "return_tokens_as_token_ids": True, **self.fields,
+        }  # fmt: skip
         if self.top:
             body["logprobs"] = self.top
         if self.prompt_log_probabilities:
@@ -149,6 +146,18 @@ class Asker:
             raise Unmet(Fact(f"{name} with every answer"))
         raise NotRun(f"this check needs {name}, and the engine sends none with its completions")
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of some ids, without control tokens. Raises NotRun: the server has no
+        /detokenize."""
+        body = {"model": self._server.endpoint.served_name, "tokens": list(ids)}
+        with self._server.endpoint.http(timeout_s=self._timeout_s) as http:
+            answer = http.post("/detokenize", json=body)
+        if answer.status_code != 200:
+            raise NotRun(f"/detokenize: {Refused(answer.status_code, answer.text)}")
+        content = answer.json()
+        text = next((content[key] for key in ("prompt", "content", "text") if key in content), "")
+        return _SPECIAL.sub("", str(text))
+
     def ids(self, answer: Completion) -> tuple[int, ...]:
         """The generated token ids (see `need`)."""
         return self.need(answer.ids, "the generated token ids (return_token_ids)")
@@ -171,8 +180,9 @@ class Asker:
 
     def _whole(self, request: Request, answer: Completion) -> Completion:
         # Another engine may not know ignore_eos, and then the answer may end by itself.
-        may_end = self._plain or not self._documented
-        wrong = malformed(answer, request.tokens, request.prompt, may_end=may_end)
+        may_end = self._plain or not self._documented or "ignore_eos" not in request.fields
+        banned = "min_tokens" in request.fields
+        wrong = malformed(answer, request.tokens, request.prompt, may_end=may_end, banned=banned)
         if wrong is None and answer.ids is not None and (vocabulary := self.vocabulary) is not None:
             differs = vocabulary.differs(answer.ids, answer.text)
             wrong = Fact("the text of the ids", differs) if differs else None
@@ -265,12 +275,14 @@ def text_of(choice: Mapping[str, Any]) -> str:
 
 
 def malformed(
-    answer: Completion, tokens: int, prompt: Prompt = "", *, may_end: bool = False
-) -> Fact | None:
+    answer: Completion, tokens: int, prompt: Prompt = "", *, may_end: bool = False,
+    banned: bool = False,
+) -> Fact | None:  # fmt: skip
     """What makes a greedy answer wrong in itself, whatever another run says; None for nothing. Held
     against each other: the tokens that were asked for, the ids, usage, the entries of the
     log-probabilities and their values, finish_reason, the prompt's ids, the text. `may_end`: the
-    answer may end before the limit, as finish_reason must then say."""
+    answer may end before the limit, as finish_reason must then say. `banned`: the end of a text is
+    not generated where it is the likeliest."""
     counts = {
         "ids": _length(answer.ids),
         "log-probabilities": _length(answer.positions),
@@ -290,10 +302,10 @@ def malformed(
         return Fact("the ids of the prompt", _different(prompt, prompt_ids))
     if prompt_ids is not None and answer.prompt_tokens not in (None, len(prompt_ids)):
         return Fact(f"usage of {len(prompt_ids)} prompt tokens", f"{answer.prompt_tokens}")
-    return wrong_positions(answer)
+    return wrong_positions(answer, banned=banned)
 
 
-def wrong_positions(answer: Completion) -> Fact | None:
+def wrong_positions(answer: Completion, *, banned: bool = False) -> Fact | None:
     """What is wrong with the log-probabilities of a greedy answer: they are of its tokens, and each
     is that of the likeliest one. None for nothing, or where there are none."""
     if answer.positions is None:
@@ -312,7 +324,7 @@ def wrong_positions(answer: Completion) -> Fact | None:
         value, best = position.log_probability, max(position.top.values(), default=-math.inf)
         if not value <= _ROUNDING or math.isinf(value):
             return Fact("a log-probability", f"{value}", f"token {index}")
-        if best > value + _ROUNDING:
+        if best > value + _ROUNDING and not banned:
             evidence = f"{value:.6g} beside one with {best:.6g}"
             return Fact("the likeliest token", position.token, f"token {index}", evidence=evidence)
     return None

@@ -50,6 +50,8 @@ class TimedAnswer:
     asked_prompt: int = 0
     #: The fixed text that its prompt ends with; empty where the prompt is of random tokens.
     text: str = ""
+    #: What was answered: the text of a completion, the content of a chat.
+    content: str = ""
     status: int | None = None
     error: str | None = None
     chunks: list[Chunk] = field(default_factory=list)
@@ -148,7 +150,9 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
         prompt_ids = choice.get("prompt_token_ids") or event.get("prompt_token_ids")
         if prompt_ids:
             answer.prompt_ids = len(prompt_ids)
-        visible = bool(choice.get("text") or message.get("content"))
+        content = choice.get("text") or message.get("content") or ""
+        answer.content += content if isinstance(content, str) else ""
+        visible = bool(content)
         hidden = any(message.get(k) for k in ("reasoning", "reasoning_content", "tool_calls"))
         answer.chunks.append(
             Chunk(

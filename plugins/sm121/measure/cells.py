@@ -64,16 +64,9 @@ class MeasuredServer:
     @classmethod
     @contextmanager
     def open(
-        cls,
-        endpoint: Endpoint,
-        plan: Plan,
-        directory: Path,
-        *,
-        show: Show = lambda _line: None,
-        invalid: Iterable[Invalidity] = (),
-        unproven: Iterable[str] = (),
-        natural: bool = False,
-    ) -> "Iterator[MeasuredServer]":
+        cls, endpoint: Endpoint, plan: Plan, directory: Path, *, show: Show = lambda _line: None,
+        invalid: Iterable[Invalidity] = (), unproven: Iterable[str] = (), natural: bool = False,
+    ) -> "Iterator[MeasuredServer]":  # fmt: skip
         """Start a client for the server, and find out what kind of prompts it takes. `endpoint`:
         the server; `plan`: lengths, depths and bounds; `directory`: raw records are written below
         it; `show`: is given a line whenever there is progress; `invalid`: what speaks against every
@@ -112,13 +105,10 @@ class MeasuredServer:
         `ids`: ask for the token ids whether they are needed or not; not for what is timed."""
         exact = not self.prompts.as_text or self.prompts.exact
         return completion(
-            self.endpoint.served_name,
-            self.prompts.make(prompt_tokens, text),
-            prompt_tokens=prompt_tokens if exact else 0,
-            tokens=tokens,
-            ids=ids or self.needs_ids,
+            self.endpoint.served_name, self.prompts.make(prompt_tokens, text),
+            prompt_tokens=prompt_tokens if exact else 0, tokens=tokens, ids=ids or self.needs_ids,
             text=text,
-        )
+        )  # fmt: skip
 
     def _probe(self) -> None:
         """Find out whether the server takes token ids, how long texts are if it does not, and what
@@ -134,11 +124,9 @@ class MeasuredServer:
         self.prompts.exact = self.prompts.can_tokenize()
         words = 32
         request = completion(
-            self.endpoint.served_name,
-            self.prompts.words(words),
-            prompt_tokens=0,
+            self.endpoint.served_name, self.prompts.words(words), prompt_tokens=0,
             tokens=_PROBE_TOKENS,
-        )
+        )  # fmt: skip
         answer = self.sender.run([request], patience=self.patience).answers[0]
         if not answer.ok:
             raise Sm121Error(
@@ -171,8 +159,11 @@ class MeasuredCell:
     drafted: dict[str, dict[str, float]] = field(default_factory=dict)
     #: The file of the raw answers.
     records: Path | None = None
+    #: What was asked and answered since somebody looked at what was said.
+    unread: list[tuple[TimedRequest, TimedAnswer]] = field(default_factory=list)
+    #: What speaks against each of its numbers.
+    doubts: Findings = field(default_factory=Findings)
     _batches: list[TimedBatch] = field(default_factory=list)
-    _findings: Findings = field(default_factory=Findings)
 
     @property
     def prompt_tokens(self) -> int:
@@ -268,7 +259,7 @@ class MeasuredCell:
         if before is not None:
             busy = int(before.values.get("running", 0) + before.values.get("waiting", 0))
             if busy:
-                self._findings.against(
+                self.doubts.against(
                     "other_clients", f"{busy} requests run or wait before the first of ours"
                 )
         sent = [] if self.warm else self._warm_up()
@@ -301,8 +292,8 @@ class MeasuredCell:
         """What speaks against any number of this cell. `failures`: whether a request that failed
         does."""
         findings = Findings(
-            [*self._findings.invalid, *self.server.invalid],
-            [*self._findings.unproven, *self.server.unproven],
+            [*self.doubts.invalid, *self.server.invalid],
+            [*self.doubts.unproven, *self.server.unproven],
         )
         answers = [answer for answer in self.all_answers if failures or answer.ok]
         validity.check_answers(answers, self.clock, findings)
@@ -354,12 +345,12 @@ class MeasuredCell:
             self.server.show(f"{self.title}: token ids against usage")
             sent.append(self._send(self.tokens, 1, keep=False, ids=True))
             for answer in sent[0].answers:
-                validity.check_twin(answer, self._findings)
+                validity.check_twin(answer, self.doubts)
         while len(times) < measuring.warm_up_requests and not is_flat(times, measuring.warm_bound):
             self.server.show(f"{self.title}: warm-up {len(times) + 1}")
             batch = self._send(self.server.plan.shortest, self.concurrency, keep=False)
             sent.append(batch)
-            validity.check_warm_up(batch.answers, self._findings)
+            validity.check_warm_up(batch.answers, self.doubts)
             if not all(answer.ok for answer in batch.answers):
                 break
             times.append(max(timing.e2e_ms(answer) for answer in batch.answers))
@@ -385,6 +376,7 @@ class MeasuredCell:
         for each in [[request] for request in requests] if streams == 1 else [requests]:
             batch = sender.run(each, concurrency=streams, patience=self.server.patience)
             batches.append(batch)
+            self.unread += zip(each, batch.answers, strict=True) if keep else ()
             if before is not None and streams == 1:
                 counted = batch.answers[0].completion_tokens or 0
                 after = counters.fetch_settled(endpoint, before, counted)
@@ -399,12 +391,12 @@ class MeasuredCell:
         tokens = sum(validity.tokens_of(answer, clock) for answer in sent)
         after = counters.fetch_settled(self.server.endpoint, before, tokens)
         delta = after.since(before) if before is not None and after is not None else None
-        validity.check_metrics_stay(before, after, self._findings)
+        validity.check_metrics_stay(before, after, self.doubts)
         if delta is None or clock != "chunks":
-            validity.check_counters(delta, sent, clock, self._findings)
+            validity.check_counters(delta, sent, clock, self.doubts)
             bound = self.server.plan.measuring.second_clock_bound
-            validity.check_server_clock(delta, sent, clock, bound, self._findings)
-            validity.check_drafts(delta, sent, clock, self._findings)
+            validity.check_server_clock(delta, sent, clock, bound, self.doubts)
+            validity.check_drafts(delta, sent, clock, self.doubts)
         self._count_drafts("", delta or {})
 
     def _count_drafts(self, text: str, delta: Mapping[str, float]) -> None:

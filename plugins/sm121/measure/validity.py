@@ -73,10 +73,8 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
         _check_prompt(answer, findings)
     _check_cached(
         sum(answer.cached_tokens or 0 for answer in good),
-        sum(answer.prompt_tokens or answer.asked_prompt for answer in good),
-        "usage",
-        findings,
-    )
+        sum(answer.prompt_tokens or answer.asked_prompt for answer in good), "usage", findings,
+    )  # fmt: skip
     if any(answer.completion_tokens is None for answer in good):
         findings.not_checked("tokens against usage: the server sends no usage")
     if clock == "chunks":
@@ -282,12 +280,9 @@ def check_drafts(
 
 
 def check_server_clock(
-    delta: dict[str, float] | None,
-    answers: Sequence[TimedAnswer],
-    clock: Clock,
-    bound: float,
+    delta: dict[str, float] | None, answers: Sequence[TimedAnswer], clock: Clock, bound: float,
     findings: Findings,
-) -> None:
+) -> None:  # fmt: skip
     """The decode rate over all requests against the engine's own clock over the same ones. The
     stream may be slower than the engine, and is then what a user gets; it cannot be faster."""
     seconds = (delta or {}).get("decode_seconds")

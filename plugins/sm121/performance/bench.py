@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from sm121.answers.log_probabilities import bound_for
+from sm121.client.completions import Asker
 from sm121.client.timed import chat
 from sm121.client.timed_answer import TimedAnswer
 from sm121.core.arguments import at_once
@@ -23,6 +25,7 @@ from sm121.measure.metrics import Metric
 from sm121.measure.plan import Plan
 from sm121.measure.validity import Findings
 from sm121.performance.recorder import Recorder
+from sm121.performance.timed_texts import TimedTexts
 from sm121.run.harness import Harness
 
 #: Rounds of a cell at its first visit and in the last look. The others come in between.
@@ -41,6 +44,8 @@ class Bench:
     off_path: Callable[[], list[Invalidity]] = list
     #: The rates that were recorded, by name: the metric, and the cell that it is read from.
     recorded: dict[str, tuple[Metric, MeasuredCell]] = field(default_factory=dict)
+    #: Holds what timed requests said; None: nobody does.
+    texts: TimedTexts | None = None
     #: The cell that was measured last.
     _latest: MeasuredCell | None = None
     _is_closed: bool = False
@@ -70,7 +75,7 @@ class Bench:
             measured.slots_sure = server.managed or requested_slots(harness, server) is not None
             measured.context = server.context_tokens()
             again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
-            yield cls(measured, plan, tails, again)
+            yield cls(measured, plan, tails, again, texts=texts_of(server, harness, plan))
 
     def cell(
         self, depth: int = 0, concurrency: int = 1, *, first_visit: bool = False
@@ -85,6 +90,8 @@ class Bench:
 
     def read(self, metric: Metric, cell: MeasuredCell) -> Measurement:
         """A metric of what a cell has measured, held against the kernel path of now."""
+        if self.texts is not None:
+            self.texts.hold(cell)
         measurement = metric.of(cell)
         measurement.invalid = [*measurement.invalid, *self.off_path()]
         return measurement
@@ -142,6 +149,17 @@ class Bench:
         except (Unmet, Undecided) as failure:
             about = f"the last look: {name} passed before, and does not now"
             failures.append(type(failure)(*of(about, facts_of(failure))))
+
+
+def texts_of(server: Server, harness: Harness, plan: Plan) -> TimedTexts:
+    """What holds the texts of a server's timed answers."""
+    profile, measuring = harness.profile, plan.measuring
+    try:
+        bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
+    except NotRun:
+        bound = None
+    asker = Asker(server, timeout_s=measuring.request_within_s)
+    return TimedTexts(asker, bound, measuring.vocabulary)
 
 
 def drafts(harness: Harness, server: Server) -> bool:

@@ -38,11 +38,9 @@ class Round:
 
 
 def run(
-    duration_s: float,
-    play: Callable[[int], Round],
-    write: Callable[[dict[str, Any]], None],
+    duration_s: float, play: Callable[[int], Round], write: Callable[[dict[str, Any]], None],
     say: Callable[[str], None] = lambda _line: None,
-) -> None:
+) -> None:  # fmt: skip
     """Play rounds until the time is over or one has a fault.
 
     Args:
