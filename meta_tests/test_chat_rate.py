@@ -100,6 +100,7 @@ def test_chats_that_say_nothing_of_the_rate(time_chats):
         time_chats(chats=None)
 
 
+@pytest.mark.slow("a whole run")
 def test_a_run_is_red_where_chats_alone_are_slow(timed_server, run_pytest):
     status, run = run_pytest(
         "tests/test_performance.py", "-k", "chat_rate", "--arch", "sm121", "--depths", "0",

@@ -3,8 +3,7 @@
 import pytest
 import stress_faults
 
-#: One of each way of being noticed that takes only seconds.
-SAMPLE = ("corrupted-answer", "pytest-killed")
+SAMPLE = ("pytest-killed",)  # test_stress_together.py shows wrong answers in less time
 
 
 @pytest.mark.timeout(180)
