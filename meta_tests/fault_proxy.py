@@ -5,8 +5,6 @@ an answer at once, ``stream``, ``deltas`` and ``events`` of a stream's chunks, `
 is sent on), of ``fault_exchanges.py`` for an ``exchange``, which has request and answer in its
 hands."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import tomllib
@@ -143,7 +141,7 @@ class FaultProxy:
 
     @classmethod
     @contextlib.contextmanager
-    def listening(cls, upstream: str, fault: Fault, key: str = "") -> Iterator[FaultProxy]:
+    def listening(cls, upstream: str, fault: Fault, key: str = "") -> Iterator["FaultProxy"]:
         """One on a free loopback port, for as long as a block lasts."""
         limits = httpx.Limits(max_connections=None)
         with httpx.Client(timeout=120.0, trust_env=False, limits=limits) as http:

@@ -3,8 +3,6 @@
 the other into it (`in_vllm/model_saboteur.py`), runs the tests that are meant to notice as a user
 runs them, and writes docs/tables/model-faults.md. It goes on where it was stopped."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -98,7 +96,7 @@ class SabotagedServer:
         self.reference = reference or checkpoint
         self.server: Server | None = None
 
-    def __enter__(self) -> SabotagedServer:
+    def __enter__(self) -> "SabotagedServer":
         self.server = self.managed.start()
         return self
 
@@ -134,15 +132,8 @@ def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory
     started = time.monotonic()
     report = Path(tempfile.mkdtemp(dir=directory))
     # A second run in one process finds the plugins imported: nothing to be warned of here.
-    quiet = [
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:unraisableexception",
-        "-W",
-        "ignore::pytest.PytestAssertRewriteWarning",
-    ]
+    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-W"]
+    quiet += ["ignore::pytest.PytestAssertRewriteWarning"]
     options = [*quiet, "--report-dir", str(report)]
     pytest.main([*options, *server.arguments(tests)])
     tested: list[dict[str, Any]] = json.loads((report / "verdict.json").read_text())["tests"]
@@ -216,34 +207,8 @@ def table(found: dict[str, dict[str, Finding]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def clean_runs(
-    checkpoint: Path,
-    configuration: str,
-    count: int,
-    tests: tuple[str, ...],
-    reference: Path | None = None,
-) -> int:
-    """The catalogue's tests on the intact model, again and again on one start of the server."""
-    passed = 0
-    started = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        SabotagedServer(checkpoint, Path(folder), configuration, reference) as server,
-    ):
-        for _ in range(count):
-            finding = judge(server, CLEAN, tests, Path(folder))
-            passed += not finding.failed
-            wall = time.monotonic() - started
-            said = finding.failed or "all passed"
-            print(f"== {passed} of {count}: {said}, {wall:.0f} s with the start", flush=True)
-    return 0 if passed == count else 1
-
-
-def real_width(checkpoint: Path, golden: Path, options: argparse.Namespace) -> int:
-    """The faults of `REAL_WIDTH` in BF16, or runs of the intact model; prints what was seen."""
-    if options.clean_runs:
-        tests = (ORACLE, SMALL, ANSWERS, GENERATED)
-        return clean_runs(checkpoint, "bfloat16", options.clean_runs, tests, golden)
+def real_width(checkpoint: Path, golden: Path) -> int:
+    """The faults of `REAL_WIDTH` in BF16; prints what was seen."""
     survivors = []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -269,9 +234,6 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--configuration", action="append", choices=sorted(PROFILE.configurations))
     parser.add_argument(
-        "--clean-runs", type=int, metavar="N", help="instead: the intact model, N times in a row"
-    )
-    parser.add_argument(
         "--real-width",
         type=Path,
         nargs=2,
@@ -280,13 +242,10 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.real_width:
-        return real_width(*options.real_width, options)
+        return real_width(*options.real_width)
     from sm121.checkpoint import canary
 
     checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
-    if options.clean_runs:
-        name = (options.configuration or ["float32"])[0]
-        return clean_runs(checkpoint, name, options.clean_runs, every_test())
     deadline = time.monotonic() + 60 * options.minutes
     found: dict[str, dict[str, Finding]] = {}
     whole = True

@@ -34,7 +34,8 @@ def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
 
 
 def probabilities(prompt: tuple[int, ...], output: tuple[int, ...], body: Json) -> np.ndarray:
-    """What the parameters of a request make of it."""
+    """What the parameters of a request make of it: `drafted` are those of all but the first."""
+    body = body | body.get("drafted", {}) if output else body
     values = logits(prompt, output)
     if body.get("allowed_token_ids"):
         banned = np.ones(VOCABULARY, bool)
@@ -96,7 +97,7 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
     """The JSON of an answer."""
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     choices = []
-    for text, count in Counter(prompts).items():
+    for text, count in Counter(prompts * body.get("n", 1)).items():
         prompt = tuple(ids(text))
         entries: dict[tuple[int, ...], Json] = {}
         for output in _outputs(prompt, count, body, generator):

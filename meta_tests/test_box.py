@@ -1,7 +1,5 @@
 """The machine's state: each defect is seen, a healthy machine is QUALIFIED, nothing is guessed."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import math
@@ -231,7 +229,7 @@ class Gpu:
             def synchronize(self) -> None:
                 pass
 
-            def elapsed_time(self, end: Event) -> float:
+            def elapsed_time(self, end: "Event") -> float:
                 return (end.at - self.at) * 1e3
 
         self.cuda = SimpleNamespace(

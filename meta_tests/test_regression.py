@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import past_runs
@@ -17,6 +18,7 @@ from sm121.regression.change import Change
 from sm121.run import stored_run
 from sm121.run.stored_run import StoredMetric, StoredRun
 
+EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "gb10-stand-in-verdict.json"
 LIMITS = Regression(metrics={"startup_s": 0.2})
 CONTEXT = {
     "machine": {"cpu_model": "c", "gpu": "NVIDIA GB10", "attached_to": None},
@@ -203,6 +205,25 @@ def test_one_percent_a_merge_is_red_by_the_tenth(name, fields, before, noise):
         levels = scatter * [*[1] * before, *(1.01**i for i in range(31))]
         red = first_red(name, levels, **fields)
         assert red is not None and before < red <= before + 10, (seed, red)
+
+
+@pytest.mark.parametrize("name", ["sm121-gpt-oss-120b", "sm90-tiny-gpt-oss"])
+def test_each_metric_of_a_run_is_red_by_the_tenth_merge_of_one_percent(name):
+    """All that the stand-in's run measured, and what one that speculates or chats has too."""
+    units = {key: m["unit"] for key, m in json.loads(EVIDENCE.read_text())["metrics"].items()}
+    units |= {"accepted_length": "tokens", "acceptance@1": "%", "tg_chat": "tok/s"}
+    runs, red, limits = [], set(), profile.load(name).regression
+    assert len(units) > 20
+    for number in range(11):
+        now = {}
+        for key, unit in units.items():
+            rate, tail = unit in ("tok/s", "tokens", "%"), 0.99 if "_p99" in key else None
+            level = 60 * 1.01 ** (-number if rate else number)
+            fields = {"unit": unit, "higher_is_better": rate, "quantile": tail}
+            now[key] = metric(key, [level], **fields)
+        red |= {change.metric for change in regression.changes(now, runs, limits)}
+        runs.append(run(number, *now.values()))
+    assert red == {*units}
 
 
 @METRICS

@@ -1,7 +1,5 @@
 """What a server makes of a chat is held against harmony: what differs is seen, and named."""
 
-from __future__ import annotations
-
 import datetime
 import sys
 from types import SimpleNamespace
@@ -34,7 +32,7 @@ def decode(ids) -> str:
 class Rendering(Api):
     """A server that renders a chat in some way, and tells ids and usage of it."""
 
-    def serve(self, ids) -> Rendering:
+    def serve(self, ids) -> "Rendering":
         object.__setattr__(self, "made", ids)
         return self
 

@@ -11,10 +11,14 @@ from sm121.answers import promised
 from sm121.api import sampled
 from sm121.api.client import Api
 from sm121.api.sampled import Sampler
+from sm121.api.speculation import Speculation
+from sm121.client.completions import Asker
+from sm121.core.server import Server
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import NotRun
 from sm121.engines import capabilities
 
+DRAFTED = [{"top_p": 0.66}, {"top_p": 0.4}, {"temperature": 0.8}, {"temperature": 0.5}]
 CHECKS = {
     "test_samples_follow_the_temperature": lambda sampler, _: sampler.follows_the_temperature(),
     "test_samples_keep_the_cut": Sampler.keeps_the_cut,
@@ -46,6 +50,28 @@ def test_right_samples_are_not_called_wrong(test):
 def test_wrong_samples_are_noticed(name):
     with pytest.raises(Unmet, match=r"required: samples as .*seed 7; 0.001 false alarms a run"):
         check(FAULTS[name].caught_by, FAULTS[name].request, 7)
+
+
+@pytest.mark.parametrize(
+    "drafted",
+    [{}, {"top_p": 1.0}, {"temperature": 1.0}]
+    + [pytest.param(each, marks=pytest.mark.slow("the same")) for each in DRAFTED],
+    ids=repr,
+)
+def test_what_is_sampled_at_drafted_places_is_held_too(drafted):
+    def change(body):
+        wrong = {name: value for name, value in drafted.items() if body.get(name, 1.0) < 1}
+        return body | {"drafted": wrong}
+
+    with sampling(change, 3) as endpoint:
+        server = Server(endpoint, False, "vllm", None, None, None, None)
+        known = capabilities.of("vllm", "0.32.0")
+        speculation = Speculation(server, Asker(server), None, None, "", known)
+        if not drafted:
+            speculation.samples_follow_the_target()
+            return
+        with pytest.raises(Unmet, match="samples by the reported probabilities"):
+            speculation.samples_follow_the_target()
 
 
 def test_what_an_engine_does_not_know_is_not_run():

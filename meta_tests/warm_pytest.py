@@ -3,8 +3,6 @@ start an interpreter and to import the suite takes a run two to four seconds of 
 runs of the tests judge one server in less. A fork keeps what a process of its own is for: no run
 sees the state of another. A test whose point is the interpreter starts a new one."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json
@@ -25,7 +23,7 @@ READ_AT_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "OMP_", "OPENBLAS_")
 class WarmRun:
     """A forked run: the part of `subprocess.Popen` that the tests use."""
 
-    def __init__(self, template: WarmPytest, pid: int) -> None:
+    def __init__(self, template: "WarmPytest", pid: int) -> None:
         self._template = template
         self.pid = pid
 

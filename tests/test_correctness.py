@@ -183,7 +183,7 @@ def test_speculation_keeps_the_targets_log_probabilities(speculation, conformanc
 
 
 def test_speculation_keeps_the_targets_distribution(speculation, conformance):
-    """The four likeliest tokens are sampled as often as promised; one false alarm in a million."""
+    """The four likeliest tokens are sampled as promised, at a temperature and with top_p too."""
     conformance.remark(f"speculation: {speculation.samples_follow_the_target()}")
 
 

@@ -1,7 +1,5 @@
 """The engine: it ends between tests, its path changes, its log is another's (7, 8, 9)."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -175,7 +173,7 @@ class Replaced:
     core: bool = False
 
     @property
-    def stays(self) -> Replaced:
+    def stays(self) -> "Replaced":
         """Its twin: nothing happens to the server."""
         return dataclasses.replace(self, then=None)
 

@@ -2,8 +2,6 @@
 --output docs/tables/gb10-stand-in.md``; with ``--certified FILE`` a healthy one is certified, and
 its verdict.json is kept."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

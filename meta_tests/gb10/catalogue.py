@@ -1,7 +1,5 @@
 """Healthy and sick GB10s, and what the suite must say of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@ that was built runs the suite as its owner does: NVML's answers by a library (``
 interpreter whose vLLM is of the release (``server.py``), a box that measures as healthy ones do,
 and a real vLLM on the CPU that answers."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -7,8 +7,6 @@ writes what it wrote on a real GB10 (``mxfp4.toml``). The log comes over a time 
 are answered at the rates of a GB10.
 GB10_SETTINGS names a JSON file with `Settings`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -79,7 +77,7 @@ class Settings:
     tenant_rate: float = 0.0
 
     @classmethod
-    def load(cls) -> Settings:
+    def load(cls) -> "Settings":
         """From the file that GB10_SETTINGS names."""
         return cls(**json.loads(Path(os.environ["GB10_SETTINGS"]).read_text("utf-8")))
 

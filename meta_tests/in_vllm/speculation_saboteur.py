@@ -27,6 +27,11 @@ def _expand(
 
 
 rejection_sampler.expand_batch_to_tokens = _expand
+_cut = rejection_sampler.apply_top_k_top_p
+# Mended, too: with top_k, the engine dies in a step that has no draft.
+rejection_sampler.apply_top_k_top_p = lambda logits, *cuts: (
+    _cut(logits, *cuts) if len(logits) else logits
+)
 
 
 def _outcome(model: Patcher, change: Any) -> None:

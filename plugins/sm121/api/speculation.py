@@ -10,7 +10,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sm121.answers import promised
@@ -33,7 +33,10 @@ ERROR_RATE = 1e-6
 #: first and at the second place of a draft. And how many of the likeliest tokens are counted.
 _OPEN = ("The capital", "The capital of France is Paris. The", "1 + 1 = 2. The capital")
 SLICE = 4
-_SAMPLED_TOKENS, _CHOICES, _BATCHES = 4, 128, 4
+_SAMPLED_TOKENS, _CHOICES = 4, 128
+#: How they are sampled, and how many times so many choices of each text.
+_KINDS = (("temperature", 1.0, 4), ("temperature", 0.6, 1), ("top_p", 0.6, 1))
+_SAMPLES = "samples by the reported probabilities"
 _ALL = "at all places"
 #: Tokens after which samples of one text are still many enough to be counted together.
 _SHARED = 2
@@ -52,15 +55,9 @@ _LOOKUPS = ("ngram", "suffix", "lookup")
 
 @dataclass
 class Speculation:
-    """One server that speculates. What it is asked greedily is asked once.
-
-    Args:
-        server: the one that speculates.
-        asker: of it.
-        prompts: texts that go on by themselves.
-        bound: what two of its answers may differ by.
-        method: as the engine calls it; None where nothing shows it.
-        capabilities: of the engine."""
+    """One server that speculates. What it is asked greedily is asked once. `prompts`: texts that go
+    on by themselves; `bound`: what two of its answers may differ by; `method`: as the engine calls
+    it, None where nothing shows it."""
 
     server: Server
     asker: Asker
@@ -68,7 +65,6 @@ class Speculation:
     bound: AgreementBound
     method: str | None
     capabilities: Capabilities
-    _judged: "dict[str, list[_Place]]" = field(default_factory=dict)
 
     @property
     def _looks_up(self) -> bool:
@@ -78,64 +74,58 @@ class Speculation:
         """Each greedy token is the likeliest after the text before it, as the server's own prefill
         of that text says; returns what was seen. Raises AssertionError: one is not."""
         fork = max(self.bound.fork, _ROUNDING)
-        tokens = 0
-        for name, entries in self._places():
-            tokens += len(entries)
+        for name, entries in self._judged.items():
             for number, entry in enumerate(entries):
                 below = entry.best - entry.prefilled
                 require(below <= fork, "the likeliest token of the target, or one below it by at "
-                        "most", "by a prefill of the same text",
-                        f"{name!r}: token {number} ({entry.token})", value=below, limit=fork,
-                        unit="nats")  # fmt: skip
-        return f"{tokens} tokens are those of the target"
+                        "most", "by a prefill of the same text", f"{name!r}: token {number} "
+                        f"({entry.token})", value=below, limit=fork, unit="nats")  # fmt: skip
+        return f"{sum(map(len, self._judged.values()))} tokens are those of the target"
 
     def log_probabilities_are_the_targets(self) -> str:
         """What is reported of a generated token is what a prefill of the text reports of it. Raises
         AssertionError: it is not."""
         worst = 0.0
-        for name, entries in self._places():
+        for name, entries in self._judged.items():
             for number, entry in enumerate(entries):
                 difference = abs(entry.reported - entry.prefilled)
                 worst = max(worst, difference)
                 require(difference <= self.bound.max_abs,
                         "a log-probability that differs from that of a prefill by at most", "",
                         f"{name!r}: token {number} ({entry.token})", value=difference,
-                        limit=self.bound.max_abs, unit="nats",
-                        evidence=f"{entry.reported:.4g} for {entry.prefilled:.4g}")  # fmt: skip
+                        limit=self.bound.max_abs, unit="nats", evidence=f"{entry.reported:.4g} for "
+                        f"{entry.prefilled:.4g}")  # fmt: skip
         return f"log-probabilities differ from the prefill's by {worst:.2g} at most"
 
     def samples_follow_the_target(self) -> str:
-        """Sampled at temperature 1, each of the likeliest tokens comes as often as its probability
-        says, wherever drafts were offered. For each place, the chosen token is a draw from the
-        probabilities reported there. Over all places of a rank, and over all places after one text,
-        the number of hits is compared with the sum of the probabilities; Freedman's inequality
-        bounds how far a right server may be off, at `ERROR_RATE` for all comparisons of a run
-        together. Raises AssertionError: some token comes too often or too seldom."""
+        """Wherever drafts were offered, each token is a draw from the probabilities reported there,
+        also at a temperature and with a cut. Over all places of a rank, and all after one text, the
+        hits are compared with the sum of the probabilities. Freedman's inequality bounds how far a
+        right server may be off, at `ERROR_RATE` for all comparisons of a run together. Raises
+        AssertionError: some token comes too often or too seldom, or is cut off."""
         self.capabilities.require("logprobs")
+        listed = 20 if self.capabilities.can("top_logprobs_20") else SLICE
         tally: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
-        samples = 0
-        for text in _OPEN:
-            for sample in self._samples(text):
+        for (kind, value, batches), text in itertools.product(_KINDS, _OPEN):
+            everywhere = f"{_ALL} with {kind} {value:g}"
+            for sample in self._samples(text, batches, {"logprobs": listed, kind: value}):
                 prefix = f"{text} {sample[0].token}"  # the prefill's token, which nobody drafts
                 for number, position in enumerate(sample[1:], 1):
-                    best = sorted(position.top.items(), key=lambda item: -item[1])[:SLICE]
-                    for rank, (token, value) in enumerate(best):
-                        hit, share = token == position.token, math.exp(value)
-                        tally[_ALL, f"rank {rank + 1}"].add(hit, share)
-                        if number <= _SHARED:
-                            tally[f"after {prefix!r}", token].add(hit, share)
-                    samples += 1
+                    shares = _shares(position, listed, kind, value)
+                    best = sorted(shares.items(), key=lambda item: -item[1])[:SLICE]
+                    for rank, (token, share) in enumerate(best):
+                        tally[everywhere, f"rank {rank + 1}"].add(token == position.token, share)
+                        if number <= _SHARED and value == 1:
+                            tally[f"after {prefix!r}", token].add(token == position.token, share)
                     prefix += f" {position.token}"
         for (where, label), count in tally.items():
             # Half of the error rate is for what is counted over all places.
-            alike = SLICE if where == _ALL else len(tally) - SLICE
-            allowed = promised.allowed(count.variance, ERROR_RATE / 2 / max(alike, 1))
-            difference = abs(count.hits - count.expected)
-            require(difference <= allowed,
-                    "samples by the reported probabilities, off by at most", "",
-                    f"{where}, {label}", value=difference, limit=allowed,
-                    evidence=f"{count}; chance of a false alarm {ERROR_RATE:g}")  # fmt: skip
-        return f"{samples} sampled tokens in {len(tally)} comparisons follow the target"
+            alike = SLICE * len(_KINDS) if where.startswith(_ALL) else len(tally)
+            allowed = promised.allowed(count.variance, ERROR_RATE / 2 / alike)
+            off, rate = abs(count.hits - count.expected), f"chance of a false alarm {ERROR_RATE:g}"
+            require(off <= allowed, f"{_SAMPLES}, off by at most", "", f"{where}, {label}",
+                    value=off, limit=allowed, evidence=f"{count}; {rate}")  # fmt: skip
+        return f"sampled tokens follow the target in {len(tally)} comparisons"
 
     def ends_anywhere(self) -> None:
         """An answer ends where it is told to, also between two tokens that were accepted together:
@@ -154,8 +144,8 @@ class Speculation:
                 continue
             stopped = self._post(prompt.text, max_tokens=len(ids), stop_token_ids=[token])
             expected = ids[: index + 1]
-            right = stopped.ids == expected and stopped.finish_reason == "stop"
-            require(right, f"an end with the stop token {token}: {expected}, stop",
+            require((stopped.ids, stopped.finish_reason) == (expected, "stop"),
+                    f"an end with the stop token {token}: {expected}, stop",
                     f"{stopped.ids}, {stopped.finish_reason}")  # fmt: skip
             require(stopped.completion_tokens == len(expected), f"usage of {len(expected)}",
                     stopped.completion_tokens)  # fmt: skip
@@ -191,16 +181,15 @@ class Speculation:
             falling = all(a >= b for a, b in itertools.pairwise((drafted.drafts, *by_position)))
             require(falling, "no position accepted more often than the one before it or than there "
                     "were drafts", "one", evidence=drafted)  # fmt: skip
-        within = drafted.accepted <= drafted.tokens <= k * drafted.drafts
-        require(within, f"at most {k} tokens a draft, and no more accepted than drafted", "more",
+        require(drafted.accepted <= drafted.tokens <= k * drafted.drafts,
+                f"at most {k} tokens a draft, and no more accepted than drafted", "more",
                 evidence=drafted)  # fmt: skip
         # A step gives one token and what it accepted; the first token of an answer is the
         # prefill's, and what a last step accepts beyond the limit is cut off.
         steps_make = drafted.accepted + drafted.drafts
         expected = generated - requests
         spare = (k + 1) * requests
-        least = 0 if self._looks_up else expected
-        few = steps_make < least
+        few = steps_make < expected and not self._looks_up
         require(not few and steps_make <= expected + spare, "accepted tokens and drafts that make "
                 f"the tokens after the first of {requests} answers, and at most {spare} more",
                 "fewer" if few else "more",
@@ -235,39 +224,38 @@ class Speculation:
                     "acceptance is lost as the answer grows", value=100 * after,
                     limit=100 * least, unit="%")  # fmt: skip
 
-    def _places(self) -> "Iterable[tuple[str, list[_Place]]]":
+    @functools.cached_property
+    def _judged(self) -> "dict[str, list[_Place]]":
         """Each prompt's greedy answer, token by token, beside the prefill of the same text. The
         answers go on for long: of 200 tokens a single one may be wrong."""
         self.capabilities.require("prompt_logprobs")
-        if not self._judged:
-            requests = [Request(prompt.text, _JUDGED_TOKENS) for prompt in self.prompts.prompts]
-            answers = self.asker.ask_together(requests)
-            for prompt, answer in zip(self.prompts.prompts, answers, strict=True):
-                ids, before = self.asker.ids(answer), answer.prompt_ids
-                before = self.asker.need(before, "the prompt's token ids")
-                entries = self._prefilled((*before, *ids))[len(before) :]
-                columns = (ids, self.asker.positions(answer), entries)
-                self._judged[prompt.name] = [_place(*row) for row in zip(*columns, strict=True)]
-        return self._judged.items()
+        judged = {}
+        requests = [Request(prompt.text, _JUDGED_TOKENS) for prompt in self.prompts.prompts]
+        answers = self.asker.ask_together(requests)
+        for prompt, answer in zip(self.prompts.prompts, answers, strict=True):
+            ids, before = self.asker.ids(answer), answer.prompt_ids
+            before = self.asker.need(before, "the prompt's token ids")
+            entries = self._prefilled((*before, *ids))[len(before) :]
+            columns = ids, self.asker.positions(answer), entries
+            judged[prompt.name] = [_place(*row) for row in zip(*columns, strict=True)]
+        return judged
 
     def _prefilled(self, ids: Sequence[int]) -> list[Mapping[str, Any]]:
         """vLLM's ``prompt_logprobs`` of each token, with the likeliest beside it."""
         body = self._body(tuple(ids), max_tokens=1, prompt_logprobs=1)
         choice = self._send(body)["choices"][0]
         entries = choice.get("prompt_logprobs")
-        count = "none" if entries is None else len(entries)
-        require(count == len(ids), f"prompt_logprobs of {len(ids)} tokens", count)
+        require(len(entries or ()) == len(ids), f"prompt_logprobs of {len(ids)} tokens", entries)
         return [entry or {} for entry in entries]
 
-    def _samples(self, text: str) -> Iterable[tuple[Position, ...]]:
-        for _ in range(_BATCHES):
-            body = self._body(
-                text, max_tokens=_SAMPLED_TOKENS, temperature=1.0, n=_CHOICES, logprobs=SLICE
-            )
-            choices = self._send(body)["choices"]
+    def _samples(
+        self, text: str, batches: int, options: dict[str, float]
+    ) -> Iterable[tuple[Position, ...]]:
+        options = {"temperature": 1.0, "n": _CHOICES, **options}
+        for _ in range(batches):
+            choices = self._send(self._body(text, max_tokens=_SAMPLED_TOKENS, **options))["choices"]
             require(len(choices) == _CHOICES, f"{_CHOICES} choices", len(choices))
-            for choice in choices:
-                yield self.asker.positions(parse({"choices": [choice]}))
+            yield from (self.asker.positions(parse({"choices": [choice]})) for choice in choices)
 
     @functools.cached_property
     def _texts(self) -> tuple[Drafted, int, int]:
@@ -322,3 +310,17 @@ def _place(token: int, position: Position, entry: Mapping[str, Any]) -> _Place:
     return _Place(
         token, position.log_probability, prefilled, max(values.values(), default=math.inf)
     )
+
+
+def _shares(position: Position, listed: int, kind: str, value: float) -> dict[str, float]:
+    """How probable the tokens are that remain, if one of them was drawn. Raises AssertionError: one
+    was that is cut off."""
+    top, drawn = position.top, position.token
+    if value == 1:
+        return {token: math.exp(log) for token, log in top.items()}
+    cut, temperature = (value, 1.0) if kind == "top_p" else (1.0, value)
+    remaining, dropped = promised.remaining(top, "top_p", cut)
+    require(drawn not in dropped, f"{_SAMPLES}, none cut off", drawn, f"{kind} {value:g}")
+    if drawn not in remaining or len(top) > listed:  # it is listed because it was drawn
+        return {}
+    return promised.shares({token: top[token] for token in remaining}, temperature)

@@ -3,8 +3,6 @@ layer's weights are read once for all texts, an expert's when it computes, and t
 chunks. What is in memory does not depend on the size of the checkpoint: about 2 GiB for gpt-oss,
 beside a state [H] and, for texts that go on, the keys and values of each token."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -37,7 +35,7 @@ class Text:
 
     ids: tuple[int, ...]
     #: The model is the checkpoint's, or this one.
-    change: Change | None = None
+    change: "Change | None" = None
     rounding: Rounding = EXACT
     #: Whether each of its tokens is scored; else only what may follow the last one.
     whole: bool = True
