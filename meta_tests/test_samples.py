@@ -18,7 +18,7 @@ from sm121.core.unmet import Unmet
 from sm121.core.verdict import NotRun
 from sm121.engines import capabilities
 
-DRAFTED = [{"top_p": 0.66}, {"top_p": 0.4}, {"temperature": 0.8}, {"temperature": 0.5}]
+DRAFTED = [{"top_p": 0.8}, {"top_p": 0.4}, {"temperature": 0.9}, {"temperature": 0.4}]
 CHECKS = {
     "test_samples_follow_the_temperature": lambda sampler, _: sampler.follows_the_temperature(),
     "test_samples_keep_the_cut": Sampler.keeps_the_cut,
