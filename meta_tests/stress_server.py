@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -314,6 +315,8 @@ class Server:
                 state.hoard.append(bytearray(os.urandom(1 << 10) * 1024))
             case "handles":
                 state.hoard.append(Path("/dev/null").open())  # noqa: SIM115
+            case "threads":
+                threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
         if number != FAULT_AT:
             return
         match state.fault:

@@ -34,10 +34,8 @@ def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
     )
     done = subprocess.run(
         [sys.executable, "-m", "sm121", "canary-train", "weights.safetensors", "--steps", "1"],
-        env={**os.environ, "PYTHONPATH": str(installed.parent)},
-        capture_output=True,
-        text=True,
+        env={**os.environ, "PYTHONPATH": str(installed.parent)}, capture_output=True, text=True,
         cwd=tmp_path,
-    )
+    )  # fmt: skip
     assert done.returncode == 4
     assert done.stderr == "sm121 canary-train: needs a checkout of the suite, see tools/ there\n"

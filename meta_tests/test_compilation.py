@@ -95,11 +95,9 @@ def disassembler() -> toolchain.Disassembler:
 def compile_probe(compiler, disassembler, tmp_path):
     def compiled(name: str, architecture: str, **places: Path):
         return probes.compile_probe(
-            probes.probe(name),
-            arch(architecture),
-            toolchain.Tools(compiler, disassembler, tmp_path),
-            places,
-        )
+            probes.probe(name), arch(architecture),
+            toolchain.Tools(compiler, disassembler, tmp_path), places,
+        )  # fmt: skip
 
     return compiled
 
@@ -176,12 +174,9 @@ def test_plain_sm121_moe_gemm_compiled_here(compiler, disassembler, tmp_path):
         pytest.skip(f"NOT_RUN: {reason}")
     (unit,) = installed.units("moe_mxfp8_mxfp4_unit", "12.1a", compiler, tmp_path)
     plain = modules.compile_unit(
-        unit,
-        arch("121"),
-        modules.module("moe_mxfp8_mxfp4_unit"),
-        toolchain.Tools(compiler, disassembler, tmp_path),
-        tmp_path / "moe.fatbin",
-    )
+        unit, arch("121"), modules.module("moe_mxfp8_mxfp4_unit"),
+        toolchain.Tools(compiler, disassembler, tmp_path), tmp_path / "moe.fatbin",
+    )  # fmt: skip
     assert plain.outcome is BuildOutcome.TRAP, plain.reason
     assert "1 of 1 kernels only trap" in plain.reason
 
@@ -602,11 +597,9 @@ def test_an_nvcc_that_makes_another_architecture_is_caught(disassembler, tmp_pat
     )
     with pytest.raises(Sm121Error, match=r"required of nvcc: sm_121a; seen: sm_121$"):
         probes.compile_probe(
-            probes.probe("cvt_e2m1x2"),
-            arch("121a"),
-            toolchain.Tools(toolchain.Compiler(liar, tmp_path, "0"), disassembler, tmp_path),
-            {},
-        )
+            probes.probe("cvt_e2m1x2"), arch("121a"),
+            toolchain.Tools(toolchain.Compiler(liar, tmp_path, "0"), disassembler, tmp_path), {},
+        )  # fmt: skip
 
 
 def test_a_compiler_that_hangs_is_ended_with_its_children(tmp_path):

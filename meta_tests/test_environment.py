@@ -69,11 +69,9 @@ def git(folder: Path, *arguments: str) -> str:
         "init.defaultBranch=main",
     ]
     run = subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments],
-        check=True,
-        capture_output=True,
+        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True,
         text=True,
-    )
+    )  # fmt: skip
     return run.stdout.strip()
 
 

@@ -44,15 +44,10 @@ class Engine:
         positions = tuple(self.table[request.prompt])[: request.tokens]
         ids = request.prompt if isinstance(request.prompt, tuple) else None
         return Completion(
-            text=str(request.prompt),
-            finish_reason="length",
-            ids=ids_of(positions),
-            prompt_ids=ids or self.prompt_ids[request.prompt],
-            positions=positions,
-            prompt_log_probabilities=None,
-            completion_tokens=len(positions),
-            prompt_tokens=1,
-        )
+            text=str(request.prompt), finish_reason="length", ids=ids_of(positions),
+            prompt_ids=ids or self.prompt_ids[request.prompt], positions=positions,
+            prompt_log_probabilities=None, completion_tokens=len(positions), prompt_tokens=1,
+        )  # fmt: skip
 
     def positions(self, answer: Completion):
         return answer.positions
@@ -63,15 +58,10 @@ TRUSTED = {"a": [at(n) for n in (10, 11, 12, 13)], "b": [at(n) for n in (20, 21,
 
 def record(engine: Engine, identity: golden.Identity | None = None, **environment):
     return golden.record(
-        engine,
-        PROMPTS,
-        model=identity or golden.Identity(served_name="canary"),
-        dtype="float32",
-        engine="vllm",
-        engine_version="0.32.0",
-        configuration="float32",
+        engine, PROMPTS, model=identity or golden.Identity(served_name="canary"), dtype="float32",
+        engine="vllm", engine_version="0.32.0", configuration="float32",
         environment=environment or {"engine_arguments": ["--enforce-eager"], "host": {"cores": 2}},
-    )
+    )  # fmt: skip
 
 
 def compare(table, **environment):

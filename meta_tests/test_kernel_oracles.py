@@ -140,16 +140,9 @@ def test_one_expert_by_hand():
     x[0, 0] = 1
     bias = torch.tensor([[6.0, -11.0] + [0.0, -1.0] * 31])
     y = moe.fused_moe(
-        x,
-        torch.tensor([[0.25]]),
-        torch.tensor([[0]]),
-        (torch.from_numpy(up), ones),
-        bias,
-        (torch.from_numpy(down), ones[:, :32]),
-        torch.ones(1, 32),
-        alpha=1.702,
-        limit=7.0,
-    )
+        x, torch.tensor([[0.25]]), torch.tensor([[0]]), (torch.from_numpy(up), ones), bias,
+        (torch.from_numpy(down), ones[:, :32]), torch.ones(1, 32), alpha=1.702, limit=7.0,
+    )  # fmt: skip
     act = 7 / (1 + math.exp(-1.702 * 7)) * (-7 + 1)
     assert y[0].tolist() == pytest.approx([0.25 * (0.5 * act + 1)] + [0.25] * 31)
 

@@ -111,13 +111,10 @@ def test_gpu_kernels_count_and_operators_beside_them_do_not(trace: Callable[...,
     path = trace(
         event("execute_context_0(0)_generation_1(1)", "user_annotation", 0, 50),
         event("execute_context_1(5)_generation_0(0)", "user_annotation", 60, 50),
-        event("aten::mm", "cpu_op", 0, 1000),
-        event(MARLIN, "kernel", 0, 60),
-        event(MARLIN, "kernel", 100, 20),
-        event(ATTENTION, "kernel", 70, 15),
-        event("rms_norm_kernel", "kernel", 90, 5),
-        event("Memset", "gpu_memset", 0, 1000),
-    )
+        event("aten::mm", "cpu_op", 0, 1000), event(MARLIN, "kernel", 0, 60),
+        event(MARLIN, "kernel", 100, 20), event(ATTENTION, "kernel", 70, 15),
+        event("rms_norm_kernel", "kernel", 90, 5), event("Memset", "gpu_memset", 0, 1000),
+    )  # fmt: skip
     seen = read_trace(path)
     assert (seen.kind, seen.steps) == ("gpu", 1)
     assert seen.seconds == pytest.approx(100e-6)

@@ -140,13 +140,9 @@ def test_on_the_cpu_each_kernel_has_a_provider_of_its_precision(dtype, provider)
 def test_before_a_server_ran_the_path_is_expected(name, arguments, expected):
     own = profile.load(name).judging()
     configuration = ServerConfiguration(
-        name="c",
-        engine="vllm",
-        model="m",
-        served_name="m",
-        arguments=tuple(arguments),
+        name="c", engine="vllm", model="m", served_name="m", arguments=tuple(arguments),
         python="python",
-    )
+    )  # fmt: skip
     path = served.expected(own.path_of(own.under_test), configuration)
     assert {field: getattr(path, field) for field in expected} == expected
 

@@ -66,22 +66,14 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ManagedServer]]:
         cold: float = 0.0,
     ):
         configuration = ServerConfiguration(
-            name=fault,
-            engine="fault",
-            python=sys.executable,
-            model="none",
-            served_name="canary",
+            name=fault, engine="fault", python=sys.executable, model="none", served_name="canary",
             arguments=("--fault", fault),
-        )
+        )  # fmt: skip
         progress: list[str] = []
         server = ManagedServer(
-            configuration,
-            FaultEngine(),
-            StartLimits(ready, stalled, stop, cold),
-            tmp_path,
-            "meta-run",
-            lambda phase: progress.append(phase.text),
-        )
+            configuration, FaultEngine(), StartLimits(ready, stalled, stop, cold), tmp_path,
+            "meta-run", lambda phase: progress.append(phase.text),
+        )  # fmt: skip
         server.reported = progress  # type: ignore[attr-defined]
         made.append(server)
         return server
@@ -111,13 +103,9 @@ def test_serves_and_stops_clean(make):
 def test_key_of_vllm_is_as_old_as_its_compiled_kernels(tmp_path, monkeypatch):
     """vLLM 0.24 compiles again where it is another one: seen on an H100."""
     configuration = ServerConfiguration(
-        name="marlin",
-        engine="vllm",
-        python=sys.executable,
-        model="none",
-        served_name="canary",
+        name="marlin", engine="vllm", python=sys.executable, model="none", served_name="canary",
         arguments=(),
-    )
+    )  # fmt: skip
 
     def key() -> str:
         limits = StartLimits(1.0, 1.0, 1.0, 1.0)

@@ -133,15 +133,11 @@ def nvml(used: int | None, compute: dict[int, int | None]) -> SimpleNamespace:
         return lambda _handle: [SimpleNamespace(pid=p, usedGpuMemory=u) for p, u in found.items()]
 
     return SimpleNamespace(
-        NVMLError=Failed,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: 1,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetMemoryInfo=memory_info,
-        nvmlDeviceGetComputeRunningProcesses=holding(compute),
+        NVMLError=Failed, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 1, nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=memory_info, nvmlDeviceGetComputeRunningProcesses=holding(compute),
         nvmlDeviceGetGraphicsRunningProcesses=holding({7: 5}),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -152,15 +152,12 @@ def test_shards_are_held_against_one_trusted_run_together():
 
 def test_what_only_a_worker_knows_goes_to_the_whole_and_its_tests_do_not():
     worker = part(
-        2,
-        said("one", "NOT_RUN", "not reached"),
-        said("end of the run::server", "FAIL"),
-        metrics={"tg32@d0": MetricReport(value=1.0, unit="tok/s")},
-        remarks=["known", "new"],
+        2, said("one", "NOT_RUN", "not reached"), said("end of the run::server", "FAIL"),
+        metrics={"tg32@d0": MetricReport(value=1.0, unit="tok/s")}, remarks=["known", "new"],
         starts=[StartReport(configuration="c", key="k", startup_s=1.0, log="server.log")],
         crashes=[CrashReport(kind="oom", summary="s", owner="engine", bundle="crashes/1")],
         environment={"resources": {"samples": 3}},
-    )
+    )  # fmt: skip
     whole = part(1, said("one", "FAIL"), remarks=["known"], environment={"resources": None})
     merge.merge(whole, Ledger(whole), {"workers/gw0": worker, "workers/gw1": part()})
     assert [(t.id, t.verdict.value) for t in whole.tests] == [

@@ -101,14 +101,9 @@ def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
     name = "nvidia/gpt-oss-120b-Eagle3-short-context"
     config = f'{{"method": "eagle3", "model": "{name}", "num_speculative_tokens": 3}}'
     asked = ServerConfiguration(
-        name="cell",
-        engine="vllm",
-        python="python",
-        model="m",
-        served_name="m",
-        arguments=("--speculative-config", config),
-        environment=(("HF_HOME", str(tmp_path)),),
-    )
+        name="cell", engine="vllm", python="python", model="m", served_name="m",
+        arguments=("--speculative-config", config), environment=(("HF_HOME", str(tmp_path)),),
+    )  # fmt: skip
     assert missing_drafter(asked) == name
     folder = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
@@ -230,15 +225,9 @@ def attached(tmp_path, version, *lines):
     core = "(EngineCore pid=7) INFO 10-05 02:13:33 "
     log.write_text("\n".join(core + line for line in lines) + "\n")
     return Server(
-        endpoint=Endpoint("http://127.0.0.1:1", "", "gpt-oss-120b"),
-        managed=False,
-        engine="vllm",
-        version=version,
-        log=log,
-        configuration=None,
-        startup_s=None,
-        reader="vllm",
-    )
+        endpoint=Endpoint("http://127.0.0.1:1", "", "gpt-oss-120b"), managed=False, engine="vllm",
+        version=version, log=log, configuration=None, startup_s=None, reader="vllm",
+    )  # fmt: skip
 
 
 def log_of(version, attention, moe, *more):

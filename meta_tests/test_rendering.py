@@ -185,9 +185,7 @@ def test_the_canarys_template_renders_harmony(canary_bf16, name):
     case = rendering.named(name)
     made = AutoTokenizer.from_pretrained(canary_bf16).apply_chat_template(
         [message.model_dump(exclude_none=True) for message in case.messages],
-        tools=[*rendering.tools()] if case.tools else None,
-        add_generation_prompt=True,
-        reasoning_effort=case.reasoning_effort or "medium",
-        tokenize=False,
-    )
+        tools=[*rendering.tools()] if case.tools else None, add_generation_prompt=True,
+        reasoning_effort=case.reasoning_effort or "medium", tokenize=False,
+    )  # fmt: skip
     assert made == decode(rendering.rendered(case, TODAY))

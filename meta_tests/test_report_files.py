@@ -681,12 +681,9 @@ def test_a_run_writes_everything(run_pytest, fault_server, tmp_path):
     step = tmp_path / "step.md"
     step.write_text("before\n")
     status, run = run_pytest(
-        *("--arch", "cpu", *server.options),
-        f"{SCENARIOS}::test_pass",
-        f"{SCENARIOS}::test_fail",
-        f"{SCENARIOS}::test_skipped",
-        environment={"GITHUB_STEP_SUMMARY": str(step)},
-    )
+        *("--arch", "cpu", *server.options), f"{SCENARIOS}::test_pass", f"{SCENARIOS}::test_fail",
+        f"{SCENARIOS}::test_skipped", environment={"GITHUB_STEP_SUMMARY": str(step)},
+    )  # fmt: skip
     assert status == 1
     for name in ("verdict.json", "summary.md", "junit.xml", "details.json", "report.html"):
         text = (run.report / name).read_text()

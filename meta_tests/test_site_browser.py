@@ -41,12 +41,9 @@ def build(folder: Path, docs: Path | None = None) -> Path:
         text = re.sub(rf"{key}: .*", f"{key}: {place}", text)
     (folder / "mkdocs.yml").write_text(text)
     subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(folder / "site")],
-        cwd=folder,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        check=True,
-        timeout=120,
-    )
+        [sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(folder / "site")], cwd=folder,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True, timeout=120,
+    )  # fmt: skip
     return folder / "site"
 
 

@@ -260,11 +260,9 @@ def test_a_wrong_duration_is_one_line(text):
 
 
 SIGKILL_GUESS = Cause(
-    kind="oom",
-    summary="killed by SIGKILL, no cause in the log: probably the host's OOM killer",
-    owner="host memory",
-    basis=Basis.SIGKILL_ALONE,
-)
+    kind="oom", summary="killed by SIGKILL, no cause in the log: probably the host's OOM killer",
+    owner="host memory", basis=Basis.SIGKILL_ALONE,
+)  # fmt: skip
 KILLED = [{"pid": 7, "name": "VLLM::EngineCor", "status": -9}]
 OOM_LINE = "[ 9.1] Out of memory: Killed process 7 (VLLM::EngineCor) total-vm:1kB"
 
@@ -347,11 +345,10 @@ def test_flashinfers_log_is_one_for_each_process(tmp_path):
     (tmp_path / "api-7.log").write_text("of the worker\n")
     (tmp_path / "api-8.log").write_text("of somebody else\n")
     evidence = Evidence(
-        cause=SIGKILL_GUESS,
-        what="x",
+        cause=SIGKILL_GUESS, what="x",
         exits=[{"pid": 7, "name": "worker", "status": -9}, {"pid": 9, "status": 0}],
         environment={"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_LOGDEST": f"{tmp_path}/api-%i.log"},
-    )
+    )  # fmt: skip
     folder = crash_bundle.write(evidence, tmp_path / "crashes", lambda text: text)
     text = (folder / "flashinfer-api.log").read_text()
     assert "of the worker" in text and "somebody else" not in text

@@ -21,9 +21,10 @@ from sm121.core.verdict import Undecided
 from sm121.engines import requested
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.regression import ab
-from sm121.regression.ab import MetricOfStart
+from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun
 from sm121.regression.hypothesis import Criterion, Hypothesis
+from sm121.run import beside
 from sm121.run.verdict_file import VerdictFile
 
 from . import Case, Outcome, Place
@@ -259,40 +260,60 @@ def _answers(place: Place, sensible: bool) -> Outcome:
     return Outcome("FAIL" if said else "PASS", said or "")
 
 
+class _Seen(AbRun):
+    def _check_process(self, *_visit: object) -> None: ...
+
+
+def _logs(place: Place, lines: str) -> Outcome:
+    """What is said of the log at a URL, to which a server writes between a visit's two looks."""
+    log, decided = place.tmp_path / f"b-{len(lines)}.log", []
+    log.write_text(f"{_ILLEGAL}\n")  # of an earlier time
+    harness = SimpleNamespace(
+        profile=SimpleNamespace(under_test="base", path_of=lambda *_: _NOTHING),
+        kernel_path=lambda _server: KernelPath(),
+        decide_silent=lambda errors, source: decided.extend(
+            beside.silent(errors, source, ("regression", "in the run"), str)),
+    )  # fmt: skip
+    sides = ab.parse_sides(["http://a:1", f"http://b:1 --server-log {log}"])
+    run = _Seen(harness, sides, None, lambda _side: None)
+    server = Server(Endpoint("http://b:1", "x", "canary"), False, "vllm", None, log, None, None)
+    for text in (lines, ""):
+        run._check(Visit("B"), server, sides[1])
+        log.write_text(log.read_text() + text + "\n")
+    message = "; ".join(each.message for each in decided)
+    return Outcome("not passed" if decided else "PASS", message)
+
+
+_ILLEGAL = "ERROR 11-20 10:00:01 [core.py:1] CUDA error: an illegal memory access was encountered"
+_NOTHING = KernelPathRequirement(source="meta")
 CASES = [
+    *(Case(_ITEM, f"B's log at its URL reports {name}",
+           lambda place, lines=lines: _logs(place, lines),
+           lambda place: _logs(place, "INFO 11-20 10:00:01 [a.py:1] fine"), "log of B")
+      for name, lines in (
+          ("an illegal memory access", _ILLEGAL), ("NaN", "WARNING: NaN in logits"),
+          ("an ERROR that nobody knows", "ERROR: odd"))),
     Case(_ITEM, "a fast B answers noise", lambda place: _answers(place, False),
          lambda place: _answers(place, True), "which A knew at its first visit"),
-    _case(
-        "B fell back to A's kernels", _TRITON, {"A": _always(), "B": _always()}, _RIGHT,
-        "moe resolved to MARLIN",
-    ),
-    _case(
-        "B falls back at its second visit only", _TRITON,
-        {"A": _always(), "B": lambda visit: _Log(moe="TRITON" if visit == 1 else "MARLIN")}, _RIGHT,
-        "B, visit 2",
-    ),
-    _case(
-        "A is not on the profile's path", _TRITON,
+    _case("B fell back to A's kernels", _TRITON, {"A": _always(), "B": _always()}, _RIGHT,
+        "moe resolved to MARLIN"),
+    _case("B falls back at its second visit only", _TRITON,
+        {"A": _always(), "B": lambda visit: _Log(moe="TRITON" if visit == 1 else "MARLIN")},
+        _RIGHT, "B, visit 2"),
+    _case("A is not on the profile's path", _TRITON,
         {"A": _always(moe="EMULATION"), "B": _always(moe="TRITON")}, _RIGHT,
-        "moe: required MARLIN or TRITON, seen EMULATION",
-    ),
-    _case(
-        "two spellings of one thing", ("--moe-backend marlin", "--moe-backend=marlin"),
+        "moe: required MARLIN or TRITON, seen EMULATION"),
+    _case("two spellings of one thing", ("--moe-backend marlin", "--moe-backend=marlin"),
         {"A": _always(), "B": _always()}, _RIGHT, "B ran what A ran",
-        clean_sides=("--moe-backend marlin", "--moe-backend=triton"),
-    ),
-    _case(
-        "B asks for what A has by default", ("", "--moe-backend marlin"),
+        clean_sides=("--moe-backend marlin", "--moe-backend=triton")),
+    _case("B asks for what A has by default", ("", "--moe-backend marlin"),
         {"A": _always(), "B": _always()}, {"A": _always(moe="TRITON"), "B": _always()},
-        "B ran what A ran (moe MARLIN)",
-    ),
-    _case(
-        "both ask for another dtype, and B does not get it",
+        "B ran what A ran (moe MARLIN)"),
+    _case("both ask for another dtype, and B does not get it",
         ("--dtype float16", "--dtype float16 --moe-backend triton"),
         {"A": _always(dtype="float16"), "B": _always(moe="TRITON")},
         {"A": _always(dtype="float16"), "B": _always(moe="TRITON", dtype="float16")},
-        "--dtype float16",
-    ),
+        "--dtype float16"),
     Case(_ITEM, "B fell back, in a whole run",
          lambda place: _whole_run(place, _TRITON, "fallback:moe-backend+triton"),
          lambda place: _whole_run(place, _TRITON), "moe resolved to MARLIN", slow=True),

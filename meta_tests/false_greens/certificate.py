@@ -17,6 +17,7 @@ from sm121.checkpoint.identity import identity
 from sm121.core import profile, waivers
 from sm121.core.errors import UsageError
 from sm121.evidence import environment
+from sm121.evidence.environment import EnvironmentRecord, PackagesRecord, SourceRecord
 from sm121.evidence.kernel_path import KernelPath
 from sm121.report import comparison, merging
 from sm121.run import merge, resume, verdict_file
@@ -31,7 +32,7 @@ from sm121.run.verdict_file import (
     TestReport,
     VerdictFile,
 )
-from sm121.session import certification
+from sm121.session import certification, fingerprinting
 from sm121.session.fingerprinting import is_shipped
 
 from . import Case, Outcome, Place
@@ -326,6 +327,14 @@ def _resumed(
     return Outcome("PASS" if taken else "run again", "; ".join(remarks))
 
 
+def _computing(cuda: str | None = None, **packages: str) -> dict[str, str]:
+    engine = SourceRecord(version="0.33.0", sha="abc")
+    return fingerprinting.sources(EnvironmentRecord.model_construct(
+        git_shas={"vllm": engine}, cuda_version=cuda,
+        engine_packages=PackagesRecord(packages=packages | {"black": "26.1"}),
+    ))  # fmt: skip
+
+
 def _resume_case(name: str, asked: dict[str, Any], expected: str) -> Case:
     return Case(
         _14, name, lambda place: _resumed(place, "fault", asked=asked),
@@ -431,14 +440,18 @@ CASES = [
          lambda place: _no_level(place, "meta_tests/scenarios/foreign.py"),
          lambda place: _no_level(place, "meta_tests/scenarios/kernel_resume.py::test_first[False]"),
          "no test of a level was collected", slow=True),
-    _resume_case("another configuration", {"configuration": "marlin"}, "another configuration"),
-    _resume_case("other arguments", {"arguments": []}, "another engine's arguments"),
-    _resume_case("another commit", {"sources": {"vllm": "0.33.0 def"}}, "another version of vllm"),
-    _resume_case(
-        "changes that are not committed", {"sources": {"vllm": "0.33.0 abc with changes 12"}},
-        "another version of vllm"),
-    _resume_case("another checkpoint", {"model": "m2"}, "another model's digest"),
-    _resume_case("another provider", {"provider": "mine:it 12"}, "another kernel provider"),
+    *(_resume_case(name, asked, f"another {expected}") for name, asked, expected in (
+        ("another configuration", {"configuration": "marlin"}, "configuration"),
+        ("other arguments", {"arguments": []}, "engine's arguments"),
+        ("another checkpoint", {"model": "m2"}, "model's digest"),
+        ("another provider", {"provider": "mine:it 12"}, "kernel provider"),
+        ("another commit", {"sources": {"vllm": "0.33.0 def"}}, "version of vllm"),
+        ("changes that are not committed", {"sources": {"vllm": "0.33.0 abc with changes 12"}},
+         "version of vllm"),
+        ("another torch", {"sources": _computing(torch="2.11.0")}, "version of torch"),
+        ("another Triton", {"sources": _computing(triton="3.6.0")}, "version of triton"),
+        ("another CUDA", {"sources": _computing(cuda="13.1")}, "version of cuda"),
+    )),
     Case(_14, "a verdict that was edited",
         lambda place: _resumed(
             place, "fault", tests=[TestReport(id="one", level="kernel", verdict="FAIL")],
@@ -446,29 +459,28 @@ CASES = [
         lambda place: _resumed(place, "clean"), "was changed after it was written"),
     Case(
         _14, "a rate", lambda place: _resumed(place, "fault", may=()),  # its test measures
-        lambda place: _resumed(place, "clean"), "run again"),
-    _merge_case("a shard that the memory floor ended", lambda: [_shard(2, crashes=[_FLOOR])],
-        "the run was ended: 0.2 GiB"),
+        lambda place: _resumed(place, "clean"), "run again",
+    ),
+    *(_merge_case(name, lambda changed=changed: [_shard(2, **changed)], expected)
+      for name, changed, expected in (
+          ("a shard that the memory floor ended", {"crashes": [_FLOOR]}, "ended: 0.2 GiB"),
+          ("another model", {"asked": {"model": "m2"}}, "model's digest"),
+          ("another configuration", {"asked": {"configuration": "x"}}, "another configuration"),
+          ("other arguments", {"asked": {"arguments": []}}, "arguments"),
+          ("other waivers", {"asked": {"waivers": "w"}}, "waivers"),
+          ("other options", {"asked": {"options": {"--rounds": "1"}}}, "--rounds"),
+          ("another torch", {"asked": {"sources": _computing(torch="2.11.0")}}, "of torch"),
+          ("another day", {"started": "2026-11-13T10:00:00+00:00"}, "another day"),
+          ("a test that no shard had", {"tests": []}, "no shard had 1 of the run's"),
+          ("a shard that had the tests of another",
+           {"tests": [TestReport(id="one", level="kernel", verdict="PASS")]}, "tests (two)"),
+      )),
     _merge_case("a shard that ended INCONCLUSIVE", lambda: [_undecided()], "no space left"),
-    _merge_case("another model", lambda: [_shard(2, asked={"model": "m2"})], "model's digest"),
-    _merge_case("another configuration", lambda: [_shard(2, asked={"configuration": "marlin"})],
-        "another configuration"),
-    _merge_case("other arguments", lambda: [_shard(2, asked={"arguments": []})], "arguments"),
-    _merge_case("other waivers", lambda: [_shard(2, asked={"waivers": "w"})], "waivers"),
-    _merge_case(
-        "other options", lambda: [_shard(2, asked={"options": {"--rounds": "1"}})], "--rounds"),
-    _merge_case(
-        "another day", lambda: [_shard(2, started="2026-11-13T10:00:00+00:00")], "another day"),
     _merge_case("one shard twice", lambda: [_shard(1)], "is there twice"),
-    _merge_case(
-        "a test that no shard had", lambda: [_shard(2, tests=[])], "no shard had 1 of the run's"),
-    _merge_case("a shard that had the tests of another",
-        lambda: [_shard(2, tests=[TestReport(id="one", level="kernel", verdict="PASS")])],
-        "no shard had 1 of the run's tests (two)"),
     _merge_case("a shard that is missing", lambda: [], "missing"),
     _merge_case("a verdict that was edited",
-        lambda: [_shard(2, tests=[TestReport(id="two", level="kernel", verdict="FAIL")])],
-        "was changed after it was written", edit={"verdict": "PASS", "exit_status": 0}),
+                lambda: [_shard(2, tests=[TestReport(id="two", level="kernel", verdict="FAIL")])],
+                "was changed after", edit={"verdict": "PASS", "exit_status": 0}),
     _merge_case("a fingerprint that was taken out", lambda: [_shard(2)], "another fingerprint",
-        edit={"fingerprint": None}),
+                edit={"fingerprint": None}),
 ]  # fmt: skip

@@ -3,13 +3,15 @@
 import contextlib
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from unittest import mock
 
 from servers import stress_server
 from stress_faults import profile_text
 
 from sm121.core import profile
 from sm121.core.verdict import worst
-from sm121.stress import memory
+from sm121.stress import aftermath, memory
 from sm121.stress.timeline import Sample
 
 from . import Case, Outcome, Place
@@ -41,6 +43,19 @@ def _load(
         verdict = worst(growth.verdict for growth in growths)
         reasons = [growth.reason for growth in growths if growth.verdict is verdict]
         return Outcome(verdict.value, "; ".join(reasons))
+
+    return judge
+
+
+def _idle(kept: float, blocks: int) -> Callable[[Place], Outcome]:
+    """What is said of a server that keeps so many blocks after its load, or so large a share."""
+    size = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1' * bool(blocks)
+    page = f"vllm:kv_cache_usage_perc {kept / (blocks or 1)}\n{size}\n"
+
+    def judge(_place: Place) -> Outcome:
+        with mock.patch.object(aftermath, "_IDLE_WITHIN_S", 0.0):
+            fault = aftermath.not_idle(SimpleNamespace(page=lambda _path: page))
+        return Outcome("PASS" if fault is None else "FAIL", f"{fault}")
 
     return judge
 
@@ -87,10 +102,13 @@ _ROWS = (
 _LEAK = "16 A leak that a day shows"
 CASES = [
     *(Case(_LEAK, *row, "GiB a day") for row in _ROWS),
-    *(Case(_LEAK, f"{size} of each request, of an attached server", _attached(fault),
-           _attached("none"), expected, slow=True)
-      for size, fault, expected in (("1 MB", "leak", "bytes of the processes"),
-                                    ("an open file", "handles", "open handles"))),
+    *(Case(_LEAK, f"{name} of each request, of an attached server", _attached(fault),
+           _attached("none"), expected, slow=True) for name, fault, expected in (
+        ("1 MB", "leak", "bytes of the processes"), ("an open file", "handles", memory.HANDLES),
+        ("a thread", "threads", memory.HANDLES))),
+    *(Case(_LEAK, f"{kept} of {blocks} blocks of the KV cache", _idle(kept, blocks),
+           _idle(blocks and 1, blocks), "not_idle")
+      for kept, blocks in ((2, 1000), (30, 9000), (400, 100_000), (0.02, 0))),
     Case(_LEAK, "1 MB of each request, of a server behind a proxy on this machine",
          _attached("leak", proxied=True), _attached("none"),
          "memory of the attached server: a proxy listens at 127.0.0.1", slow=True),

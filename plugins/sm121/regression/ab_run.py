@@ -22,6 +22,7 @@ from sm121.engines.device_memory import ServerMemoryReader
 from sm121.engines.life import Dead
 from sm121.engines.managed import ServerError
 from sm121.engines.pool import ServerPool
+from sm121.evidence.silent_errors import ErrorReader
 from sm121.measure import metrics, statistics
 from sm121.measure.box import BoxState
 from sm121.measure.cells import MeasuredCell, MeasuredServer
@@ -62,6 +63,8 @@ class AbRun:
     _ended: list[Change] | Exception | None = None
     #: Of the server at the URL of a side, since its first visit.
     _lives: dict[str, AttachedLife] = field(default_factory=dict)
+    #: Read the log of a side that is a URL.
+    _errors: dict[str, ErrorReader] = field(default_factory=dict)
     #: Prompts of known answers that A knew at its first visit.
     _answered: frozenset[str] | None = None
 
@@ -145,22 +148,16 @@ class AbRun:
         )
         file = self.harness.directory / "review.md"
         engine = self.harness.file.engine
-        write_text(
-            hypothesis.review(
-                chosen,
-                answers,
-                (text, gate),
-                sides=(self.sides[0].text, self.sides[1].text),
-                outcomes=outcomes,
-                levels=levels,
-                run={
-                    "profile": self.harness.file.profile,
-                    "engine": f"{engine.name} {engine.version or '(version unknown)'}",
-                    "box": self.harness.file.box.state,
-                },
-            ),
-            file,
-        )
+        run = {
+            "profile": self.harness.file.profile,
+            "engine": f"{engine.name} {engine.version or '(version unknown)'}",
+            "box": self.harness.file.box.state,
+        }
+        filled = hypothesis.review(
+            chosen, answers, (text, gate), sides=(self.sides[0].text, self.sides[1].text),
+            outcomes=outcomes, levels=levels, run=run,
+        )  # fmt: skip
+        write_text(filled, file)
         if undecided is not None:
             raise type(undecided)(f"{undecided}; the review is in {file}")
         _conclude([*answers, *gate], file)
@@ -233,6 +230,7 @@ class AbRun:
         where = f"{name}, visit {1 + sum(earlier.side == name for earlier in self.visits)}"
         if side.url is not None:
             self._check_process(where, name, server, side.url)
+            self._check_errors(name, server)
         if server.log is None:
             how = f"give --ab '{side.url} --server-log PATH'" if side.log is None else None
             why = how or server.why_no_log
@@ -270,6 +268,13 @@ class AbRun:
                 "A/B: whether the URLs are of two servers is not known: neither the metric "
                 "process_start_time_seconds nor their processes can be seen from here"
             )
+
+    def _check_errors(self, name: str, server: Server) -> None:
+        """What the log at a URL reports since the first visit is never green, as of one server."""
+        if (log := server.log) is not None:
+            new = ErrorReader(server.reader or "", log.stat().st_size)
+            errors = self._errors.setdefault(name, new).read(log)
+            self.harness.decide_silent(errors, f"log of {name}")
 
     def _check_that_they_differ(self) -> None:
         """Of two configurations, B runs something else than A."""
@@ -342,11 +347,10 @@ class AbRun:
         for outcome in outcomes:
             rate, allowed = outcome.higher_is_better, outcome.allowed or 0.0
             self.harness.file.metrics[f"ab:{outcome.metric}"] = MetricReport(
-                value=statistics.finite(outcome.ratio), unit="B/A",
-                ci_low=statistics.finite(outcome.ci_low),
+                value=statistics.finite(outcome.ratio), ci_low=statistics.finite(outcome.ci_low),
                 ci_high=statistics.finite(outcome.ci_high), confidence=statistics.CONFIDENCE,
-                rounds=outcome.pairs, minimum=1.0 - allowed if rate else None,
-                at_most=None if rate else 1.0 + allowed, verdict=outcome.verdict,
+                unit="B/A", rounds=outcome.pairs, verdict=outcome.verdict,
+                minimum=1.0 - allowed if rate else None, at_most=None if rate else 1.0 + allowed,
             )  # fmt: skip
         others = [change for change in self.harness.file.changes if change.beside != _A]
         worse = [o for o in outcomes if o.verdict is not Verdict.PASS]

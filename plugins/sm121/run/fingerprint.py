@@ -42,7 +42,7 @@ class Fingerprint(Record):
     options: dict[str, str] = Field(default_factory=dict)
     """The options given that change or add to what is measured, by name."""
     sources: dict[str, str] = Field(default_factory=dict)
-    """Version and git commit of the suite, the engine and FlashInfer."""
+    """Version and git commit of the suite, the engine and FlashInfer, and of what computes."""
     engine: str | None = None
     configuration: str | None = None
     arguments: list[str] | None = None

@@ -25,6 +25,16 @@ def location_variables() -> tuple[str, ...]:
     return data_file.load_key("fingerprint.toml", "location_variables", tuple[str, ...])
 
 
+def sources(record: EnvironmentRecord) -> dict[str, str]:
+    """Versions and commits of what runs, and of CUDA and the packages that compute, by name."""
+    packages = {"cuda": record.cuda_version, **(record.engine_packages.packages or {})}
+    names = data_file.load_key("computing-packages.toml", "packages", tuple[str, ...])
+    return {name: version for name in names if (version := packages.get(name))} | {
+        name: source.text if name != "suite" or source.sha else f"{source.text} {_suite()}"
+        for name, source in record.git_shas.items()
+    }
+
+
 def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
     """What an opened session asks, of what, on which machine. ``variables``: those that the engine
     is started with."""
@@ -44,10 +54,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         against=settings.against.digest if settings.against is not None else None,
         provider=provider(session),
         options={name: session.redact(value) for name, value in sorted(settings.options.items())},
-        sources={
-            name: source.text if name != "suite" or source.sha else f"{source.text} {_suite()}"
-            for name, source in record.git_shas.items()
-        },
+        sources=sources(record),
         engine=" ".join(filter(None, (session.file.engine.name, session.file.engine.version))),
         configuration=chosen.under_test,
         arguments=redact_arguments(managed.arguments, session.secrets) if managed else None,
@@ -100,12 +107,6 @@ def _served(session: Session) -> str | None:
 
 def _suite() -> str:
     """The digest of the suite's own files, where no commit names them."""
-    package = Path(str(files("sm121")))
-    data = Path(str(files("sm121.fixtures")))
-    sources = [*package.rglob("*.py"), *package.rglob("*.j2")]
-    return digest.of(
-        [
-            digest.of_files(package, sources),
-            digest.of_files(data, (file for file in data.rglob("*.toml"))),
-        ]
-    )
+    package, data = Path(str(files("sm121"))), Path(str(files("sm121.fixtures")))
+    code = [*package.rglob("*.py"), *package.rglob("*.j2")]
+    return digest.of([digest.of_files(package, code), digest.of_files(data, data.rglob("*.toml"))])

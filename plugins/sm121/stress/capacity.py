@@ -26,8 +26,7 @@ def context_tokens(server: Server) -> int:
 
 def cache_blocks(endpoint: Endpoint) -> tuple[int, int]:
     """Blocks of the KV cache, and tokens of each. Raises NotRun: the server does not say."""
-    with endpoint.http() as http:
-        text = http.get("/metrics").text
+    text = endpoint.page("/metrics") or ""
     blocks, size = _CACHE_BLOCKS.search(text), _BLOCK_TOKENS.search(text)
     if blocks is None or size is None:
         raise NotRun("the size of the KV cache is not known: no vllm:cache_config_info")

@@ -18,7 +18,7 @@ from sm121.run.verdict_file import MemoryReport
 from sm121.stress.timeline import Sample, Timeline
 
 MEMORY_JSON = "memory.json"
-HANDLES = "open handles"
+HANDLES = "open handles and threads"
 #: A tenth of a process that is hardly there is no growth to speak of.
 _LEAST_GROWTH_BYTES = 64 << 20
 _LEAST_GROWTH_HANDLES = 20.0

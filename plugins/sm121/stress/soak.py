@@ -54,16 +54,9 @@ def run(
     faults: list[str] = []
 
     def report(state: str) -> None:
-        write(
-            {
-                "state": state,
-                "duration_s": duration_s,
-                "requests": requests,
-                "rounds": len(rounds),
-                "faults": faults,
-                "last_rounds": [asdict(played) for played in rounds[-_ROUNDS_KEPT:]],
-            }
-        )
+        counts = {"duration_s": duration_s, "requests": requests, "rounds": len(rounds)}
+        last = [asdict(played) for played in rounds[-_ROUNDS_KEPT:]]
+        write({"state": state, **counts, "faults": faults, "last_rounds": last})
 
     started = time.monotonic()
     told_at = -_SAY_EVERY_S

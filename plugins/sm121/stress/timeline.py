@@ -141,7 +141,7 @@ class Timeline(threading.Thread):
                 rss += process.memory_info().rss
                 rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text("ascii").splitlines()
                 pss += sum(1024 * int(x.split()[1]) for x in rollup if x.startswith("Pss:"))
-                handles += process.num_fds()
+                handles += process.num_fds() + process.num_threads()
             except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
                 continue
             pids.add(process.pid)
@@ -156,9 +156,7 @@ class Timeline(threading.Thread):
                 handles=handles or None,
                 device_bytes=self.device.used(pids),
                 available_bytes=available,
-                cache_usage=metrics.get("cache_usage"),
-                running=metrics.get("running"),
-                waiting=metrics.get("waiting"),
+                **{name: metrics.get(name) for name in ("cache_usage", "running", "waiting")},
             )
         )
         if len(self.samples) > _MOST_SAMPLES:
