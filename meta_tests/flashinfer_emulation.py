@@ -38,13 +38,11 @@ class Emulation:
     # Scales in tiles: get_sf_out_offset_128x4 (quantization_utils.cuh).
 
     def offsets(self, rows: int, blocks: int) -> Tensor:
-        """Where the scale of each row and block lies: [rows, blocks]."""
         row, block = torch.arange(rows)[:, None], torch.arange(blocks)[None, :]
         tile = row // TILE * (up_to(blocks, BLOCKS) // BLOCKS) + block // BLOCKS
         return tile * (TILE * BLOCKS) + row % 32 * 16 + row % TILE // 32 * 4 + block % 4
 
     def in_tiles(self, scales: Tensor) -> Tensor:
-        """[rows, blocks] -> flat, in whole tiles; nobody may read what is beside them."""
         rows, blocks = scales.shape
         flat = torch.full((up_to(rows, TILE) * up_to(blocks, BLOCKS),), GARBAGE, dtype=torch.uint8)
         # mxfp8_quantize and doActivationKernel zero the columns beside them, block_scale_interleave
@@ -54,11 +52,9 @@ class Emulation:
         return flat
 
     def from_tiles(self, flat: Tensor, rows: int, blocks: int) -> Tensor:
-        """The inverse of `in_tiles`."""
         return flat[self.offsets(rows, blocks)]
 
     def block_scale_interleave(self, unswizzled_sf: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """[E, rows, blocks] u8 -> flat (quantization/fp4_quantization.py)."""
         assert out is None
         require(unswizzled_sf.dtype == torch.uint8 and unswizzled_sf.is_contiguous(), "scales")
         return torch.cat([self.in_tiles(scales) for scales in unswizzled_sf])
@@ -66,24 +62,20 @@ class Emulation:
     # cvt_warp_fp16_to_mxfp8 (quantization_utils.cuh) and the CuTe-DSL kernel of the same rule.
 
     def scale_bytes(self, amax: Tensor) -> Tensor:
-        """E8M0 of the largest magnitude [...] float32, by __nv_cvt_float_to_e8m0, rounding up."""
         bits = (amax * torch.tensor(1 / 448, dtype=torch.float32)).view(torch.int32)
         exponent = (bits >> 23) + ((bits & 0x7FFFFF) != 0)
         return torch.where(amax == 0, 0, exponent).clamp(0, 254).to(torch.uint8)
 
     def to_mxfp8(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """bfloat16 [n, K] -> e4m3 [n, K], E8M0 [n, K / 32]."""
         blocks = x.float().unflatten(-1, (-1, BLOCK))
         scales = self.scale_bytes(blocks.abs().amax(-1))
         scaled = (blocks * torch.exp2(127.0 - scales.float())[..., None]).flatten(-2)
         return scaled.clamp(-448.0, 448.0).to(torch.float8_e4m3fn), scales
 
     def quantise_x(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The first quantisation."""
         return self.to_mxfp8(x)
 
     def quantise_hidden(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        """The second one; h float32 (quantizePackedFPXValue: bfloat16 first)."""
         return self.to_mxfp8(h.bfloat16())
 
     def mxfp8_quantize(
@@ -95,7 +87,6 @@ class Emulation:
         backend: str = "cuda",
         sf_swizzle_layout: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """[M, K] bfloat16 -> e4m3, scales (quantization/fp8_quantization.py)."""
         assert alignment == BLOCK and enable_pdl is None and sf_swizzle_layout is None
         require(input.shape[1] % BLOCK == 0 and input.dtype == torch.bfloat16, "input")
         require(backend in ("cuda", "cute-dsl"), "backend")
@@ -123,7 +114,6 @@ class Emulation:
         use_mxfp8_act_scaling: bool = False,
         profile_ids: list[int] | None = None,
     ) -> Tensor:
-        """y, which is `output`; the arguments that vLLM gives for these experts."""
         assert output is not None and input_sf is not None and use_mxfp8_act_scaling
         assert swiglu_alpha is not None and swiglu_beta is not None and swiglu_limit is not None
         _, rows, packed = fc1_expert_weights.shape
@@ -186,7 +176,6 @@ class Emulation:
         require(output.dtype == torch.bfloat16, "output")
 
     def source_scales(self, input_sf: Tensor, rows: int, blocks: int) -> Tensor:
-        """Of x, from its tiles (writeSF)."""
         return self.from_tiles(input_sf, rows, blocks)
 
     def expanded(self, q: Tensor, scales: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,7 +190,6 @@ class Emulation:
         return values[: len(tokens)], self.from_tiles(flat, len(tokens), scales.shape[1])
 
     def matrix(self, packed: Tensor, scales: Tensor, rows: int, columns: int) -> Tensor:
-        """[rows, columns] float32 of packed int64 and of scales in tiles, seen as int32."""
         pairs = packed.contiguous().view(torch.uint8)
         codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2).int()
         values = torch.cat((E2M1, -E2M1))[codes]
@@ -209,25 +197,20 @@ class Emulation:
         return times_scales(values, self.from_tiles(flat, rows, columns // BLOCK))
 
     def product(self, values: Tensor, scales: Tensor, matrix: Tensor) -> Tensor:
-        """a W^T in float32 of e4m3 values and their scales: QMMA.SF with float32 accumulators."""
         return times_scales(values.float(), scales) @ matrix.T
 
     def written(self, t: Tensor) -> Tensor:
-        """The first product's sums, in the output's type (UnfusedGemmOutputType)."""
         return t.bfloat16().float()
 
     def with_bias(self, t: Tensor, biases: Tensor | None, e: int) -> Tensor:
-        """Added in float32 (doActivationKernel)."""
         return t if biases is None else t + biases[e].float()
 
     def constants(self, alpha: Tensor, beta: Tensor, limit: Tensor, e: int) -> tuple[Tensor, ...]:
-        """Of one expert (setPerExpertActivationParams)."""
         return alpha[e], beta[e], limit[e]
 
     def activation(
         self, gate: Tensor, up: Tensor, alpha: Tensor, beta: Tensor, limit: Tensor
     ) -> Tensor:
-        """SwigluBiasAdaptor, float32."""
         gate, up = gate.minimum(limit), up.minimum(limit).maximum(-limit)
         return gate * torch.sigmoid(gate * alpha) * (up + beta)
 
@@ -256,7 +239,6 @@ class Emulation:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """`import flashinfer` finds this, on a GPU of this capability."""
         main, experts, tuner = (
             ModuleType(name)
             for name in ("flashinfer", "flashinfer.fused_moe", "flashinfer.autotuner")
@@ -295,12 +277,10 @@ class EmulatedProvider(FlashInferProvider):
 
 
 def require(held: bool, what: str) -> None:
-    """Raises RuntimeError, as TVM's checks in the binding do."""
     if not held:
         raise RuntimeError(f"Check failed: {what}")
 
 
 def times_scales(values: Tensor, scales: Tensor) -> Tensor:
-    """values [n, K] times E8M0 scales [n, K / 32], float32."""
     powers = torch.exp2(scales.float() - 127.0).masked_fill(scales == 0xFF, torch.nan)
     return (values.unflatten(-1, (-1, BLOCK)) * powers[..., None]).flatten(-2)

@@ -47,7 +47,6 @@ MUTANTS: list[Mutant] = []
 
 
 def mutant(name: str, *groups: str) -> Callable[[type], type]:
-    """Register a broken provider; the group that is most likely to notice comes first."""
 
     def register(cls: type) -> type:
         MUTANTS.append(Mutant(name, cls, groups))
@@ -57,7 +56,6 @@ def mutant(name: str, *groups: str) -> Callable[[type], type]:
 
 
 def method(operation: str, name: str, *groups: str) -> Callable[[Callable[..., Any]], None]:
-    """Register a provider with another method."""
 
     def register(function: Callable[..., Any]) -> None:
         mutant(name, *groups)(type("OtherMethod", (TorchProvider,), {operation: function}))
@@ -66,7 +64,6 @@ def method(operation: str, name: str, *groups: str) -> Callable[[Callable[..., A
 
 
 def on_output(name: str, operation: str, change: Callable[[Tensor], Tensor], *groups: str) -> None:
-    """A mutant that does `change` to a right output."""
 
     def operate(self: TorchProvider, *arguments: Any, **keywords: Any) -> Tensor:
         return change(getattr(TorchProvider, operation)(self, *arguments, **keywords))
@@ -77,7 +74,6 @@ def on_output(name: str, operation: str, change: Callable[[Tensor], Tensor], *gr
 def on_arguments(
     name: str, operation: str, change: Callable[..., tuple[tuple, dict]], *groups: str
 ) -> None:
-    """A mutant that computes rightly with wrong arguments."""
 
     def operate(self: TorchProvider, *arguments: Any, **keywords: Any) -> Any:
         arguments, keywords = change(*arguments, **keywords)
@@ -87,14 +83,12 @@ def on_arguments(
 
 
 def where(y: Tensor, rows: slice, factor: float) -> Tensor:
-    """y with some rows times a factor."""
     y = y.clone()
     y[rows] = y[rows] * factor
     return y
 
 
 def one_element(y: Tensor) -> Tensor:
-    """The middle element is off by a tenth of its row's size."""
     y = y.clone()
     if y.numel():
         row = y.view(-1, y.shape[-1])[y.numel() // y.shape[-1] // 2]
@@ -103,7 +97,6 @@ def one_element(y: Tensor) -> Tensor:
 
 
 def unwritten(y: Tensor, rows: slice, columns: slice) -> Tensor:
-    """A new tensor in which some elements were never written."""
     out = torch.empty_like(y)
     mask = torch.zeros(y.shape, dtype=torch.bool)
     mask[rows, ..., columns] = True
@@ -196,7 +189,6 @@ class _StaleDecode(_Stale):
 
 
 def moe_arguments(name: str, change: Callable[..., Any], *groups: str) -> None:
-    """A mutant of the arguments of fused_moe."""
     names = ("x", "weights", "ids", "w1", "w1_bias", "w2", "w2_bias")
 
     def changed(*arguments: Any, **keywords: Any) -> tuple[tuple, dict]:
@@ -298,7 +290,6 @@ keyword("limit 6.9", "limit", 6.9, "moe_activation")
 
 
 def clamped(name: str, gate: Callable[..., Tensor], up: Callable[..., Tensor]) -> None:
-    """A mutant whose gate and up are clamped otherwise, given them and the limit."""
 
     def activation(self, t, alpha, limit):
         gated = gate(t[:, 0::2], limit)
@@ -561,7 +552,6 @@ class _Empty(TorchProvider):
 
 
 def attention_keyword(name: str, change: Callable[[dict], dict], *groups: str) -> None:
-    """A mutant of the keywords of both attentions."""
 
     def prefill(self, *arguments, **keywords):
         return TorchProvider.prefill_attention(self, *arguments, **{**keywords, **change(keywords)})
@@ -735,18 +725,15 @@ W4A8 = [
 
 @functools.cache
 def problem(group: str, case: Case) -> problems.Problem:
-    """The problem of a case, built once for all mutants."""
     del group
     return problems.build(case)
 
 
 def small(group: str) -> Iterator[Case]:
-    """The cases of a group that take milliseconds: all but the ones of full hidden size."""
     return (case for case in cases.select(group, full=False) if not case.name.startswith("real-"))
 
 
 def first_kill(provider: Any, group: str) -> Kill | None:
-    """The first case of a group that notices; None when the mutant survives it."""
     for case in small(group):
         if wrong := checks.check(provider, problem(group, case)):
             return Kill(group, case.name, str(wrong[0]))
@@ -754,12 +741,10 @@ def first_kill(provider: Any, group: str) -> Kill | None:
 
 
 def kill(broken: Mutant) -> Kill | None:
-    """The first kill by any of a mutant's groups, in their order."""
     return next((k for group in broken.groups if (k := first_kill(broken.make(), group))), None)
 
 
 def table() -> str:
-    """docs/tables/kernel-mutants.md."""
     lines = []
     survivors = []
     for broken in (*MUTANTS, *W4A8):

@@ -5,7 +5,6 @@ from sm121.run.verdict_file import EngineReport, VerdictFile
 
 
 def stored_run(name: str, *metrics: StoredMetric, started: str = "", **context) -> StoredRun:
-    """A stored run with these metrics."""
     engine = EngineReport(name="", managed=False, model="")
     file = VerdictFile(arch=None, profile="", started=started, engine=engine)
     return StoredRun(name, file, {metric.name: metric for metric in metrics}, context)

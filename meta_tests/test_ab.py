@@ -22,7 +22,6 @@ from sm121.regression.hypothesis import Criterion
 
 
 def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float = 0.0, seed: int):
-    """Starts in turns on a machine that may become slower all the time."""
     generator = np.random.default_rng(seed)
     found = []
     for number, side in enumerate(ab.order(pairs)):
@@ -175,7 +174,6 @@ change_at_most = 0.03
 
 @pytest.fixture
 def compared(run_pytest, timed_server, tmp_path):
-    """``--ab`` on two timed servers; exit status, verdict.json, the run."""
 
     text = profile.shipped()["sm121-gpt-oss-120b"].read_text("utf-8")
     for before, after in (

@@ -38,7 +38,6 @@ def rates(level: float, seed: int) -> tuple[float, ...]:
 
 
 def ended(name: str, verdict: str, seen: str | Fact, level: str = "correctness") -> TestReport:
-    """A test as a run notes it: with its fact, or with a message alone."""
     if isinstance(seen, Fact):
         return TestReport.of(name, level, seen, verdict=Verdict(verdict))
     return TestReport(id=name, level=level, verdict=Verdict(verdict), message=seen)
@@ -94,7 +93,6 @@ def trusted(tmp_path) -> against.Trusted:
 
 def held(run: VerdictFile, trusted: against.Trusted, rate: float = 50.0, seed: int = 2,
          left_out=()) -> tuple[VerdictFile, list[TestReport]]:  # fmt: skip
-    """The run with what stands known in it, as `sm121.plugin.outcomes` decides it, and judged."""
     for test in run.tests:
         if test.verdict is Verdict.FAIL and trusted.known(test):
             test.tolerated = "known"

@@ -263,7 +263,6 @@ SETTLES = {
 
 
 def spreads(monkeypatch, speed) -> tuple[float, float, float]:
-    """Spread of both readings, and how far the matrix rate is from what the device holds."""
     monkeypatch.setattr(stream_bandwidth, "gpu_torch", lambda _device: Gpu(speed))
     rates, _ = stream_bandwidth.matrix_rate("cuda:0")
     read = stream_bandwidth.read_bandwidth(1 << 30, device="cuda:0").samples
@@ -304,7 +303,6 @@ source = "the test"
 
 @pytest.fixture
 def on_a_box(run_pytest, fault_server, tmp_path):
-    """A run of a measurement on this machine, held against a [box] of one's own."""
 
     def go(samples=SAMPLES, *, gate=GATE, **limits):
         text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8") + gate

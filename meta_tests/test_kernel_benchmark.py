@@ -151,7 +151,6 @@ def test_work_left_out_in_the_middle_is_noticed(operation, tokens, left):
 
 
 def recorded(call):
-    """A graph on the CPU: a replay runs the call and writes where the capture wrote."""
     output = call()
 
     def replay():
@@ -233,7 +232,6 @@ provider = Tuned()
 
 
 def kernels_of(folder, monkeypatch, module: str, text: str) -> Kernels:
-    """The kernels of a provider `provider` of a module with this text."""
     (folder / f"{module}.py").write_text(text)
     monkeypatch.syspath_prepend(str(folder))
     process = child.of_this_process()

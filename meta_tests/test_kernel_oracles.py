@@ -43,7 +43,6 @@ def test_mxfp8_of_what_is_representable_changes_nothing(rule):
 
 
 def exponent_of(rule: mxfp4.ScaleRule, amax: float) -> int:
-    """The rules once more, as the code that has them computes them."""
     bits = int(np.float32(amax).view(np.uint32))
     if rule is mxfp4.ScaleRule.VLLM_RNE:
         return (((bits + 0x200000) & 0x7F800000) >> 23) - 127 - 2

@@ -30,7 +30,6 @@ PROVES = proofs(LINES["proves"])
 
 
 def values(path: KernelPath) -> dict[str, object]:
-    """What a path states, without what is null, empty or evidence."""
     stated = {**path.model_dump(exclude={"evidence"}), "version": path.version}
     return {name: value for name, value in stated.items() if value not in (None, [], {})}
 

@@ -1,7 +1,5 @@
 """Logs of a real GB10, of the build that reaches 52: each field with its line, in any wrapper."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

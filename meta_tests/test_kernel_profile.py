@@ -69,7 +69,6 @@ def event(name: str, category: str, start: float, took: float, tid: int = 1) -> 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Callable[..., Path]:
-    """A trace file of some events, as torch writes it."""
 
     def write(*events: dict, name: str = "w.pt.trace.json.gz") -> Path:
         text = json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}, indent=2)
@@ -81,7 +80,6 @@ def trace(tmp_path: Path) -> Callable[..., Path]:
 
 
 def gpu(*names: str) -> KernelProfile:
-    """A profile of these kernels, one millisecond each."""
     sums = [(name, kernel_profile._Sum(1, 1e-3)) for name in names]
     return kernel_profile._profile("gpu", Path("trace.json"), 4, sums)
 
@@ -415,7 +413,6 @@ def real(name: str) -> KernelProfile:
 
 
 def as_printed(file: Path, prefix: str = "") -> str:
-    """The table as nsys prints it behind a server's lines, another table after it."""
     _, *rows = csv.reader(file.read_text().splitlines())
     head = ("Time (%)", "Total Time (ns)", "Instances", "Avg (ns)", "Name")
     body = [(r[0], f"{int(r[1]):,}", f"{int(r[2]):,}", f"{float(r[3]):,.1f}", r[8]) for r in rows]
@@ -493,7 +490,6 @@ def test_cut_names_are_untold_and_contradict_nothing(name: str) -> None:
 
 
 def decoded(marlin: dict[str, int], steps: int | None = 16, layers: int = 36) -> KernelProfile:
-    """Steps of decoding with so many dense calls a token."""
     times = layers * (steps or 16)
     rows = {CUTLASS: 2 * times, QUANTISE: times, ATTENTION: times, WRITE: times, DENSE: times}
     rows |= {name: calls * (steps or 16) for name, calls in marlin.items()}

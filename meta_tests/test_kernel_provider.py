@@ -2,16 +2,18 @@
 
 import functools
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from sm121.core.verdict import NotRun
-from sm121.kernels import builds, registry
+from sm121.kernels import builds, cases, checks, problems, registry
+from sm121.oracles import attention
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -117,13 +119,8 @@ def test_another_build_of_the_engine_is_seen(another_build):
     assert seen is not None
     assert f"the engine serves with vllm 0.33.0 at {another_build.parent / 'site' / 'vllm'}" in seen
     assert "torch" not in seen, "that is the same"
-
-
-def test_another_build_by_the_engines_environment_is_seen(another_build):
     environment = {**os.environ, "PYTHONPATH": str(another_build.parent / "site")}
-    seen = builds.differences(("vllm",), sys.executable, environment)
-    assert seen is not None
-    assert "0.33.0" in seen
+    assert "0.33.0" in str(builds.differences(("vllm",), sys.executable, environment))
 
 
 def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
@@ -308,3 +305,63 @@ def experts():
         "ids": torch.zeros(1, 1, dtype=torch.int32), "w1": w, "w1_bias": None, "w2": v,
         "w2_bias": None, "alpha": 1.7, "limit": 7.0,
     }  # fmt: skip
+
+
+def flash_attention(fault: str, q, k, v, out, *, window_size, s_aux, **planned):
+    import torch
+
+    assert planned["causal"] and planned["fa_version"] == 3
+    assert s_aux is None or s_aux.dtype == torch.bfloat16
+    sinks = None if fault == "sinks" or s_aux is None else s_aux.double()
+    window = None if fault == "window" or window_size[0] < 0 else window_size[0] + 1
+    spans = itertools.pairwise(planned["cu_seqlens_q"].tolist())
+    for table, length, (start, end) in zip(
+        planned["block_table"].long(), planned["seqused_k"].tolist(), spans, strict=True
+    ):
+        length += fault == "length"
+        pages = table.roll(1) if fault == "pages" else table
+        keys, values = (part[pages].flatten(0, 1)[:length].double() for part in (k, v))
+        visible = attention.visible_keys(torch.arange(length)[start - end :], len(keys), window)
+        out[start:end] = attention.attend(
+            *(q[start:end].double(), keys, values, visible),
+            sinks=sinks, scale=planned["softmax_scale"],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["", "sinks", "window", "pages", "length"])
+def test_flash_attention_is_called_as_vllm_calls_it(monkeypatch, fault):
+    from sm121.kernels import vllm_cuda
+
+    call = functools.partial(flash_attention, fault)
+    module = SimpleNamespace(
+        current_platform=SimpleNamespace(is_cuda=lambda: True),
+        flash_attn_supports_sinks=lambda: True,
+        get_flash_attn_version=lambda: 3,
+        flash_attn_varlen_func=call,
+    )
+    monkeypatch.setattr(vllm_cuda, "_module", lambda _name: module)
+    monkeypatch.setattr(vllm_cuda.VllmFlashAttentionProvider, "device", "cpu")
+    provider = registry.load("vllm-flash-attn")
+    names = {"sinks-none", "sinks-mixed", "window-page-64", "window-0"}
+    noticed = {
+        case.operation
+        for group in ("prefill", "prefill_sinks", "decode", "decode_sinks")
+        for case in cases.GROUPS[group]
+        if case.name in names and checks.check(provider, problems.build(case))
+    }
+    assert noticed == ({"prefill_attention", "decode_attention"} if fault else set())
+    module.flash_attn_supports_sinks = lambda: False
+    with pytest.raises(NotRun, match="FlashAttention 3 has no sinks here"):
+        registry.load("vllm-flash-attn")
+
+
+def test_what_an_operator_leaves_undefined_is_handed_back():
+    import torch
+
+    from sm121.kernels import poison
+
+    right = torch.ones(2)
+    call = functools.partial(lambda *_: (right, None))
+    call.overloadpacket = None
+    result = poison.Poisoned(poison.NAN).__torch_dispatch__(call, ())
+    assert result[0] is right and isinstance(result[1], torch.Tensor)

@@ -38,7 +38,6 @@ OF_THE_EFFORT = [
 
 @pytest.fixture
 def of_log(tmp_path):
-    """The path that these lines of a log show."""
 
     def read(*lines: str) -> KernelPath:
         log = tmp_path / "server.log"

@@ -62,7 +62,6 @@ def test_a_shipped_plan_names_tests_that_there_are(name, plan, level_modules):
 
 
 def planned(**rows) -> Profile:
-    """The CPU's profile with a plan of these rows, ``nightly``."""
     own = "\n".join(f"{key} = {json.dumps(value)}" for key, value in rows.items())
     text = CPU.replace("\n[certify]", f'\n[plans.nightly]\npurpose = "a try"\n{own}\n\n[certify]')
     return parse(text, Profile, "cpu.toml")
@@ -317,14 +316,21 @@ def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
     assert line.startswith(said)
 
 
-@pytest.mark.parametrize(("more", "count"), [((), 2), (("--attention-backend", "TRITON_ATTN"), 0)])
-def test_a_plan_says_why_nothing_can_be_certified(more, count):
-    """FlashAttention on Hopper has no provider: a whole run said so at its end."""
+@pytest.mark.parametrize(
+    ("arch", "more", "kernels"),
+    [
+        ("sm90", (), []),
+        ("sm90", ("--attention-backend", "TRITON_ATTN"), []),
+        ("sm100", (), ["prefill_attention", "decode_attention"]),
+        ("sm90", ("--moe-backend", "triton"), ["route"]),
+    ],
+)
+def test_a_plan_says_why_nothing_can_be_certified(arch, more, kernels):
     own = profile.load("sm90-tiny-gpt-oss")
-    chosen = Target("sm90", profile=own, obstacle="elsewhere")
+    chosen = Target(arch, profile=own, obstacle="elsewhere")
     lines = [*planning._certificate(Settings(profile=own, engine_arguments=more), chosen)]
-    assert len(lines) == count
-    assert all("_attention of attention FLASH_ATTN would not be judged" in line for line in lines)
+    assert [line.split()[2] for line in lines] == kernels
+    assert all("would not be judged: " in line for line in lines)
 
 
 def gates_said(configuration: str | None, identity: str, folder: Path, *more: str) -> list[str]:

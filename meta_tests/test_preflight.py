@@ -42,7 +42,6 @@ def found(
 
 
 def found_of(row: dict[str, Any], **options: Any) -> list[PreflightFinding]:
-    """What a row of ``data/preflight.toml`` finds, which gives nothing that it does not name."""
     return found(**{"arguments": [], "environment": {}, **row}, **options)
 
 
@@ -181,7 +180,6 @@ SPARK, FIT = 112, 4
 
 
 def tools(base: Path) -> Path:
-    """A folder with what FlashInfer compiles by."""
     folder = base / "cuda" / "bin"
     if not folder.is_dir():
         folder.mkdir(parents=True)

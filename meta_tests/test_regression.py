@@ -179,7 +179,6 @@ def test_a_level_that_came_down_and_stayed_down_is_seen(levels, changed):
 
 
 def first_red(name: str, times_as_bad, history=(), **fields) -> int | None:
-    """The number of the first run whose level is red, where each is so much worse than 60."""
     runs = [*history]
     for number, factor in enumerate(times_as_bad):
         now = metric(name, [60 / factor if name.startswith("tg") else 60 * factor], **fields)
@@ -266,7 +265,6 @@ def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
 
 
 def stored(**changes) -> dict:
-    """What a benchmark says of itself."""
     return {
         "sm121": 1,
         "metric": "tg32@d0",
@@ -324,7 +322,6 @@ GOOD = {
 
 @pytest.fixture
 def level(run_pytest, fault_server, tmp_path):
-    """A run of the regression level after these samples; statuses by test, verdict.json, output."""
     server = fault_server()
 
     def go(samples: dict | None, *arguments: str):

@@ -47,7 +47,6 @@ def milder(name: str, why: str) -> Callable[[type[Emulation]], type[Emulation]]:
 def method(
     operation: str, name: str, groups: tuple[str, ...] = ANY
 ) -> Callable[[Callable[..., object]], None]:
-    """Register an emulation with another method."""
 
     def register(function: Callable[..., object]) -> None:
         mutant(name, groups)(type("OtherMethod", (Emulation,), {operation: function}))
@@ -56,13 +55,11 @@ def method(
 
 
 def floor_bytes(amax: Tensor) -> Tensor:
-    """The rule of the OCP specification: magnitudes above 448 saturate."""
     exponent = torch.frexp(amax)[1] - 1 - 8 + 127
     return torch.where(amax == 0, 0, exponent).clamp(0, 254).to(torch.uint8)
 
 
 def shifted(pair: tuple[Tensor, Tensor], by: int) -> tuple[Tensor, Tensor]:
-    """The same elements under scales of another exponent."""
     return pair[0], (pair[1].int() + by).clamp(0, 254).to(torch.uint8)
 
 
@@ -91,7 +88,6 @@ class _Cut(Emulation):
 
 
 def only_x(cls: type[Emulation]) -> type[Emulation]:
-    """Broken in the first quantisation, right in the second."""
 
     class OnlyX(Emulation):
         def quantise_x(self, x):
@@ -101,7 +97,6 @@ def only_x(cls: type[Emulation]) -> type[Emulation]:
 
 
 def only_hidden(cls: type[Emulation]) -> type[Emulation]:
-    """The other way round."""
 
     class OnlyHidden(Emulation):
         def quantise_hidden(self, h):

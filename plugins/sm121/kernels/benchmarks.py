@@ -45,7 +45,6 @@ class Timed:
     """What a call reads anew."""
 
     def renew(self) -> None:
-        """Other values for the next call: an output that was kept from the last one is wrong."""
         self.activation.copy_(self.activation.roll(1, -1))
 
 

@@ -142,24 +142,43 @@ class Moved:
     ) -> "Moved":
         """Of one expert's tokens."""
         x, _, _, w1, b1, *_ = arguments
-        rows = roundings.x(x[tokens].double())
-        inside = rows @ moe.expert_matrix(w1, expert).T
-        bias = 0.0 if b1 is None else b1[expert].double()
-        lives = _by_block(rows).abs().amax(-1)
-        sums = roundings.sums(inside) + bias
-        return cls(inside, sums, lives.argmax(-1), lives.shape[1], swiglu)
+        rows = _by_block(roundings.x(x[tokens].double()))
+        matrix = _by_block(moe.expert_matrix(w1, expert))
+        lives = rows.abs().amax(-1).argmax(-1)
+        inside = rows.new_zeros(len(rows), len(matrix))
+        for block in lives.unique().tolist():  # a token's other elements are zeros
+            members = lives == block
+            inside[members] = rows[members, block] @ matrix[:, block].T
+        sums = roundings.sums(inside) + (0.0 if b1 is None else b1[expert].double())
+        return cls(inside, sums, lives, rows.shape[1], swiglu)
+
+    def factor(self, part: int, factor: float = 0.0) -> Tensor:
+        """What SwiGLU has of the gate rows (part 0) or of the up rows (part 1), [n, I], with that
+        much more of each block's part in them."""
+        rows = self.sums[:, part::2] + factor * self.inside[:, part::2]
+        return (
+            moe.of_up(rows, limit=self.swiglu["limit"])
+            if part
+            else moe.of_gate(rows, **self.swiglu)
+        )
+
+    @functools.cached_property
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return self.factor(0), self.factor(1)
+
+    def hidden(self, factor: float, part: int) -> Tensor:
+        """The hidden activations [n, I] with that much more in one of both."""
+        return self.factor(part, factor) * self.factors[1 - part]
 
     @functools.cached_property
     def right(self) -> Tensor:
         """The hidden activations [n, I], not rounded."""
         return self.hidden(0.0, 0)
 
-    def hidden(self, factor: float, part: int) -> Tensor:
-        """The hidden activations [n, I] with that much more of each block's part in the gate rows
-        (part 0) or in the up rows (part 1), not rounded."""
-        t = self.sums.clone()
-        t[:, part::2] += factor * self.inside[:, part::2]
-        return moe.swiglu(t[:, 0::2], t[:, 1::2], **self.swiglu)
+    @functools.cached_property
+    def least(self) -> Tensor:
+        """What an effect's square, summed by block, must be above to be seen: [blocks, I]."""
+        return self._by_block((self.right * _LEAST).square_())
 
     def shares(self, error: Tensor, factor: float) -> Tensor:
         """How much of what `factor` does is in `error` [n, I]: [2I, blocks]."""
@@ -167,15 +186,14 @@ class Moved:
 
     def share(self, error: Tensor, factor: float, part: int) -> Tensor:
         """The same of the gate rows or of the up rows: [I, blocks]."""
-        right = self.right
-        effect = self.hidden(factor, part) - right
-        along, size, least = (
-            torch.zeros(self.blocks, right.shape[1], dtype=right.dtype).index_add_(
-                0, self.block, each
-            )
-            for each in (error * effect, effect.square(), (right * _LEAST).square())
-        )
-        return torch.where(size > least, along / size.clamp(min=1e-300), 0.0).T
+        effect = self.hidden(factor, part) - self.right
+        along, size = self._by_block(error * effect), self._by_block(effect.square_())
+        return torch.where(size > self.least, along / size.clamp(min=1e-300), 0.0).T
+
+    def _by_block(self, values: Tensor) -> Tensor:
+        """Sums over the tokens that live in each block: [n, I] -> [blocks, I]."""
+        sums = values.new_zeros(self.blocks, values.shape[1])
+        return sums.index_add_(0, self.block, values)
 
 
 def _tokens(ids: Tensor, weights: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:

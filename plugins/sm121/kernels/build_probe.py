@@ -10,7 +10,6 @@ import sys
 
 
 def look(names: list[str]) -> dict[str, list[str | None]]:
-    """Folder and version of each package; null where there is none, or no version is known."""
     answer: dict[str, list[str | None]] = {}
     for name in names:
         try:

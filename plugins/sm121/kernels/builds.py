@@ -10,7 +10,6 @@ from sm121.kernels import build_probe
 
 
 def here(names: Sequence[str]) -> str:
-    """The builds that this process imports, for people."""
     return _shown(build_probe.look(list(names)), names)
 
 

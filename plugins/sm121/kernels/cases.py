@@ -48,7 +48,6 @@ class QuantiseCase(_Case):
 
     @property
     def operation(self) -> Operation:
-        """The quantisation into its format."""
         return "mxfp4_quantize" if self.format == "mxfp4" else "mxfp8_quantize"
 
 
@@ -64,7 +63,6 @@ class BytesCase(_Case):
 
     @property
     def operation(self) -> Operation:
-        """That of its codec."""
         if self.codec == "mxfp4-decode":
             return "mxfp4_dequantize"
         return "mxfp4_quantize" if self.codec == "mxfp4" else "mxfp8_quantize"

@@ -66,7 +66,6 @@ def check(provider: Any, problem: Problem) -> list[Fact]:
 
 
 def record_graph(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-    """Capture a call in a CUDA graph, after it has run a few times on a stream aside."""
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

@@ -100,7 +100,6 @@ class Child:
         raise error
 
     def close(self) -> None:
-        """End the process, and with it all that it holds on the device."""
         if (process := self._process) is None:
             return
         self._process = None
@@ -171,5 +170,4 @@ def _write(process: subprocess.Popen[bytes], message: Any) -> None:
 
 
 def of_this_process(workers: int = 1) -> Child:
-    """A process that imports what this one imports."""
     return Child(sys.executable, dict(os.environ), tuple(sys.path), workers)

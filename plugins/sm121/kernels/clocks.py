@@ -23,11 +23,9 @@ class HostClock:
         self._other = np.ones(3 * stream_bandwidth.last_level_cache_bytes() // 8, dtype=np.int64)
 
     def now(self) -> float:
-        """Seconds."""
         return time.perf_counter()
 
     def before(self) -> None:
-        """Puts other things into the cache."""
         np.bitwise_or.reduce(self._other)
 
 
@@ -53,11 +51,9 @@ class EventClock:
         self._other = torch.empty(max(4 * cache, 64 << 20), dtype=torch.uint8, device=device)
 
     def now(self) -> Any:
-        """A moment; nothing waits here."""
         return _Moment()
 
     def before(self) -> None:
-        """Overwrites the cache, then holds the GPU back until the host has enqueued the call."""
         torch.cuda.synchronize()
         self._other.zero_()
         torch.cuda._sleep(_HOLD_CYCLES)

@@ -49,7 +49,6 @@ class _ApiData(DataTable):
 
 @functools.cache
 def api_data() -> _ApiData:
-    """fixtures/kernels/flashinfer.toml."""
     return data_file.load("kernels/flashinfer.toml", _ApiData)
 
 
@@ -90,20 +89,17 @@ class FlashInferProvider(PlanningProvider):
     # Quantisation
 
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [M, K] -> packed [M, K/2] u8, scales [M, K/32] u8; see the contract."""
         self._needs_sm100("mxfp4_quantize")
         quantize = self._api("flashinfer", "mxfp4_quantize", "sfLayout")
         packed, scales = quantize(x, sfLayout=self._flashinfer.SfLayout.layout_linear)
         return packed, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
         self._needs_sm100("mxfp8_quantize")
         q, scales = self._mxfp8_quantizer()(x, is_sf_swizzled_layout=False)
         return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // _BLOCK)
 
     def _mxfp8_quantizer(self) -> Any:
-        """By the backend that vLLM asks for."""
         quantize = self._api("flashinfer", "mxfp8_quantize", "is_sf_swizzled_layout", "backend")
         return functools.partial(quantize, alignment=_BLOCK, backend="cute-dsl")
 
@@ -144,7 +140,6 @@ class FlashInferProvider(PlanningProvider):
 
     @property
     def _version(self) -> str | None:
-        """Of the release; None for a build whose version says nothing."""
         text = str(getattr(self._flashinfer, "__version__", ""))
         return None if not text or text.startswith("0.0.0") else text
 
@@ -158,7 +153,6 @@ class FlashInferProvider(PlanningProvider):
     # Experts
 
     def plan_experts(self, inputs: FusedMoe) -> Call | None:
-        """By `cutlass_fused_moe`, in the form that the device's architecture has."""
         if self._capability == 90:
             return self._plan_w4a16(inputs) if len(inputs.x) else None
         if self._capability // 10 in (10, 12):
@@ -170,7 +164,6 @@ class FlashInferProvider(PlanningProvider):
         )
 
     def _plan_w4a16(self, inputs: FusedMoe) -> Call:
-        """bfloat16 activations, the weights in the layout of sm90."""
         interleave_weights, interleave_scales = (
             self._api("flashinfer.fused_moe", f"interleave_moe_{part}_for_sm90_mixed_gemm")
             for part in ("weights", "scales")
@@ -277,7 +270,6 @@ class FlashInferProvider(PlanningProvider):
     # Attention
 
     def plan_prefill(self, inputs: PrefillAttention) -> Call | None:
-        """By the attention-sink wrapper, on a paged cache that each call writes."""
         q, k, v, cu_seqlens, sinks, window, scale = inputs
         if sinks is None:
             raise NotRun("FlashInfer's sink wrapper has sinks; without them it is another kernel")
@@ -326,7 +318,6 @@ class FlashInferProvider(PlanningProvider):
         return call
 
     def plan_decode(self, inputs: DecodeAttention) -> Call | None:
-        """By XQA."""
         if not len(inputs.q):
             return None
         if inputs.sinks is not None:

@@ -30,7 +30,6 @@ def _provider(name: str) -> Any:
 
 
 def _packages(name: str) -> list[str]:
-    """The engines' packages that are imported once a provider is loaded."""
     _provider(name)
     return [package for package in _PACKAGES if package in sys.modules]
 
@@ -111,7 +110,6 @@ def _answer(question: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def _read(stream: IO[bytes]) -> Any:
-    """The next question; None when there is none any more."""
     size = stream.read(_SIZE_BYTES)
     if len(size) < _SIZE_BYTES:
         return None
@@ -119,7 +117,6 @@ def _read(stream: IO[bytes]) -> Any:
 
 
 def main() -> None:
-    """Answer questions, a line of JSON each, until there are no more."""
     # What kernels and engines print is for people: it must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -25,7 +25,6 @@ class Paging:
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens of each sequence."""
         return [end - start for start, end in itertools.pairwise(self.edges)]
 
     @property
@@ -38,7 +37,6 @@ class Paging:
 
     @property
     def pages(self) -> int:
-        """Pages in all."""
         return sum(self.counts)
 
     def slots(self) -> Tensor:

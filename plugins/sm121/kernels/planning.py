@@ -33,7 +33,6 @@ class PlanningProvider(ABC):
         """A call that computes o [B, Hq, D]."""
 
     def prepare(self, operation: Operation, *arguments: Any, **keywords: Any) -> Call | None:
-        """The planned call of an operation; see the contract."""
         plan: Call | None
         if operation == "fused_moe":
             plan = self.plan_experts(FusedMoe(*arguments, **keywords))
@@ -46,17 +45,14 @@ class PlanningProvider(ABC):
         return plan or (lambda: new_like(arguments[0]))
 
     def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """y [T, H]; see `FusedMoe`."""
         y: Tensor = prepared(self, "fused_moe", *arguments, **keywords)()
         return y
 
     def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """o [T, Hq, D]; see `PrefillAttention`."""
         y: Tensor = prepared(self, "prefill_attention", *arguments, **keywords)()
         return y
 
     def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """o [B, Hq, D]; see `DecodeAttention`."""
         y: Tensor = prepared(self, "decode_attention", *arguments, **keywords)()
         return y
 

@@ -23,6 +23,7 @@ _PROVIDERS = {
     "vllm-cpu-float32": _Provider("vllm_cpu", "float32_provider", ("vllm", "torch")),
     "vllm": _Provider("vllm_cuda", "VllmProvider", ("vllm", "flashinfer", "torch")),
     "vllm-triton": _Provider("vllm_cuda", "VllmTritonProvider", ("vllm", "flashinfer", "torch")),
+    "vllm-flash-attn": _Provider("vllm_cuda", "VllmFlashAttentionProvider", ("vllm", "torch")),
     "flashinfer": _Provider("flashinfer_provider", "FlashInferProvider", ("flashinfer", "torch")),
 }
 NAMES: tuple[str, ...] = tuple(_PROVIDERS)

@@ -47,7 +47,6 @@ class Rule(DataTable):
         return self
 
     def decides(self, arch: str, facts: Mapping[Fact, str | None]) -> bool:
-        """Whether the rule speaks of such a path."""
         of_arch = {arch} if arch == architecture.CPU else {arch, "gpu"}
         if self.arch and not of_arch & {*self.arch}:
             return False
@@ -82,7 +81,6 @@ class Choice:
 
 
 def component(operation: Operation) -> Fact:
-    """The value of the path that names the kernel of an operation."""
     return _data().component[operation]
 
 

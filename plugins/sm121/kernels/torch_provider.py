@@ -38,14 +38,12 @@ class TorchProvider:
     # Codecs
 
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [M, K] -> packed [M, K/2] u8, scales [M, K/32] u8; see the contract."""
         blocks = x.float().unflatten(-1, (-1, _BLOCK))
         scales = self.block_scales(blocks.abs().amax(-1), 6.0)
         codes = self.e2m1_codes(_times_power_of_two(blocks, 127 - scales.int())).flatten(-2)
         return self.pack(codes), scales
 
     def block_scales(self, amax: Tensor, largest: float) -> Tensor:
-        """E8M0 bytes of the least power of two >= amax / largest."""
         mantissa, exponent = torch.frexp(amax / largest)
         exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
         exponent = torch.where(amax == 0, -127, exponent)
@@ -59,11 +57,9 @@ class TorchProvider:
         return (code.to(torch.uint8) + values.signbit().to(torch.uint8) * 8).to(torch.uint8)
 
     def pack(self, codes: Tensor) -> Tensor:
-        """Two codes a byte, the even element in the low nibble."""
         return codes[..., 0::2] | (codes[..., 1::2] << 4)
 
     def mxfp4_dequantize(self, packed: Tensor, scales: Tensor) -> Tensor:
-        """packed [M, K/2] u8, scales [M, K/32] u8 -> [M, K] float32; see the contract."""
         values = torch.tensor(_E2M1, device=packed.device)
         pairs = torch.cartesian_prod(torch.cat((values, -values)), torch.cat((values, -values)))
         elements = self.order_nibbles(pairs)[packed.int()].flatten(-2)
@@ -75,32 +71,27 @@ class TorchProvider:
         return pairs.flip(-1)
 
     def scale_values(self, scales: Tensor) -> Tensor:
-        """E8M0 to float32."""
         powers = _times_power_of_two(
             torch.ones_like(scales, dtype=torch.float32), scales.int() - 127
         )
         return torch.where(scales == 0xFF, torch.nan, powers)
 
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
         blocks = x.float().unflatten(-1, (-1, _BLOCK))
         scales = self.block_scales(blocks.abs().amax(-1), 448.0)
         return self.e4m3(_times_power_of_two(blocks, 127 - scales.int()).flatten(-2)), scales
 
     def e4m3(self, values: Tensor) -> Tensor:
-        """Nearest E4M3, ties to even, saturated."""
         return values.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
 
     # Routing and experts
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract."""
         top, experts = torch.topk(logits.float(), k, -1)
         shares = (top - top[:, :1]).exp()
         return shares / shares.sum(-1, keepdim=True), experts.int()
 
     def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """y [T, H] bfloat16; see `FusedMoe`. Experts one after the other, float32 in between."""
         x, weights, ids, w1, w1_bias, w2, w2_bias, alpha, limit = FusedMoe(*arguments, **keywords)
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
@@ -117,16 +108,13 @@ class TorchProvider:
         return out
 
     def expert(self, weights: Packed, e: int) -> Tensor:
-        """One expert's matrix, exact in bfloat16."""
         return self.mxfp4_dequantize(weights[0][e], weights[1][e]).to(torch.bfloat16)
 
     def linear(self, x: Tensor, matrix: Tensor, bias: Tensor | None, e: int) -> Tensor:
-        """x W^T + b in float32."""
         y = x.float() @ matrix.float().T
         return y if bias is None else y + bias[e].float()
 
     def share(self, share: Tensor) -> Tensor:
-        """The shares as they are used."""
         return share
 
     def activation(self, t: Tensor, alpha: float, limit: float) -> Tensor:
@@ -137,7 +125,6 @@ class TorchProvider:
     # Attention
 
     def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """o [T, Hq, D]; see `PrefillAttention`."""
         q, k, v, edges, sinks, window, scale = PrefillAttention(*arguments, **keywords)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for start, end in itertools.pairwise(edges.tolist()):
@@ -148,7 +135,6 @@ class TorchProvider:
         return out
 
     def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """o [B, Hq, D]; see `DecodeAttention`."""
         q, kv_cache, table, lengths, sinks, window, scale = DecodeAttention(*arguments, **keywords)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for b, length in enumerate(lengths.tolist()):
@@ -174,7 +160,6 @@ class TorchProvider:
         window: int | None,
         scale: float,
     ) -> Tensor:
-        """One sequence: queries at `positions`, keys from 0; a running softmax over tiles."""
         heads = self.kv_heads(q.shape[1], k.shape[1], q.device)
         query = q.float().transpose(0, 1)
         highest, total = self.start(query, sinks)
@@ -196,18 +181,15 @@ class TorchProvider:
         return (o / total).transpose(0, 1).to(q.dtype)
 
     def start(self, query: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The running maximum and sum before the first key: the sink, once."""
         shape = (*query.shape[:2], 1)
         if sinks is None:
             return query.new_full(shape, -math.inf), query.new_zeros(shape)
         return sinks.float()[:, None, None].expand(shape).clone(), query.new_ones(shape)
 
     def tile_sink(self, sinks: Tensor | None, highest: Tensor) -> Tensor | float:  # noqa: ARG002
-        """What the sink adds in each tile: nothing."""
         return 0.0
 
     def score_scale(self, scale: float) -> float:
-        """The factor of q k^T."""
         return scale
 
     def visible(self, queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
@@ -217,13 +199,11 @@ class TorchProvider:
         return mask if window is None else mask & (distance < window)
 
     def kv_heads(self, query_heads: int, kv_heads: int, device: torch.device) -> Tensor:
-        """The KV head of each query head."""
         return torch.arange(query_heads, device=device) // (query_heads // kv_heads)
 
     # Vocabulary
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [T, H], weight [V, H] -> [T, V]; see the contract."""
         return x @ weight.T
 
 

@@ -28,7 +28,6 @@ class Kernels:
     """What the running test judges, and by which provider."""
 
     def wrong(self, case: Case) -> list[Fact]:
-        """What is wrong with an operation on a case; empty when it holds."""
         name, child = self._provider(case.operation)
         return _ask(child, "check", name, case)
 

@@ -69,14 +69,12 @@ class VllmCpuProvider:
         self._moe_isa = "amx" if amx else "vec"
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract."""
         shares, experts = self._softmax_topk(logits, k, renormalize=True)
         return shares, experts
 
     def prepare(
         self, operation: Operation, *arguments: Any, **keywords: Any
     ) -> Callable[[], Tensor] | None:
-        """The experts and the head with their weights in the kernel's order; see the contract."""
         if operation == "fused_moe":
             return self._experts(FusedMoe(*arguments, **keywords))
         if operation == "lm_head":
@@ -216,5 +214,4 @@ class VllmCpuProvider:
 
 
 def float32_provider() -> VllmCpuProvider:
-    """The same kernels in float32, as with ``--dtype float32``."""
     return VllmCpuProvider(torch.float32)

@@ -1,7 +1,8 @@
-"""The providers `vllm` and `vllm-triton`: the kernels that vLLM serves gpt-oss with on a GPU.
-Called as vLLM 0.24 to 0.33 call them: the experts by Marlin (`fused_marlin_moe`) or by the Triton
-kernels from OpenAI (`triton_kernel_fused_experts`), attention by Triton's unified attention with
-sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by the Triton kernels' `downcast_to_mxfp`."""
+"""The providers `vllm`, `vllm-triton` and `vllm-flash-attn`: the kernels that vLLM serves gpt-oss
+with on a GPU. Called as vLLM 0.24 to 0.33 call them: the experts by Marlin (`fused_marlin_moe`) or
+by the Triton kernels from OpenAI (`triton_kernel_fused_experts`), attention by Triton's unified
+attention or by FlashAttention, both with sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by the Triton
+kernels' `downcast_to_mxfp`."""
 
 import importlib
 import types
@@ -24,6 +25,11 @@ _SEGMENTS = 16
 _GRID = 128
 """Below this many thread blocks, decode attention is split into segments: vLLM's
 `MIN_LAUNCH_GRID_SIZE_2D` and `NUM_PAR_SOFTMAX_SEGMENTS`."""
+_OF_TRITON = {
+    "seq_threshold_3D", "num_par_softmax_segments", "softmax_segm_output", "softmax_segm_max",
+    "softmax_segm_expsum", "sinks",
+}  # fmt: skip
+"""Arguments that Triton's attention alone has, by these names."""
 
 
 class VllmProvider(PlanningProvider):
@@ -55,7 +61,6 @@ class VllmProvider(PlanningProvider):
     # Quantisation and routing
 
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [M, K] -> packed [M, K/2] u8, scales [M, K/32] u8; see the contract."""
         _triton_kernels()
         try:
             details = _module("triton_kernels.numerics_details.mxfp")
@@ -65,7 +70,6 @@ class VllmProvider(PlanningProvider):
         return packed, scales
 
     def mxfp8_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [M, K] -> q [M, K] e4m3, scales [M, K/32] u8; see the contract."""
         quantise = _module(f"{_LAYERS}.quantization.utils.mxfp8_utils").mxfp8_e4m3_quantize
         if not len(x):
             empty = x.new_empty(0, x.shape[1] // 32, dtype=torch.uint8)
@@ -138,7 +142,6 @@ class VllmProvider(PlanningProvider):
     # Attention
 
     def plan_prefill(self, inputs: PrefillAttention) -> Call | None:
-        """By Triton's unified attention, on a paged cache that each call writes."""
         q, k, v = inputs.q, inputs.k, inputs.v
         if not len(q):
             return None
@@ -148,15 +151,16 @@ class VllmProvider(PlanningProvider):
         slots = paging.slots().to(q.device)
         table = paging.table().to(q.device)
         lengths = torch.tensor(paging.lengths, dtype=torch.int32, device=q.device)
-        longest = max(paging.lengths)
+        longest, sinks = max(paging.lengths), _sinks(inputs)
 
         def call() -> Tensor:
             cache[0].view(-1, *k.shape[1:])[slots] = k
             cache[1].view(-1, *v.shape[1:])[slots] = v
-            return _attend(
+            return self._attend(
                 inputs,
                 cache[0],
                 cache[1],
+                sinks=sinks,
                 cu_seqlens_q=inputs.cu_seqlens,
                 max_seqlen_q=longest,
                 seqused_k=lengths,
@@ -167,13 +171,12 @@ class VllmProvider(PlanningProvider):
         return call
 
     def plan_decode(self, inputs: DecodeAttention) -> Call | None:
-        """By the same kernel, which splits few long sequences into segments."""
         q, kv_cache = inputs.q, inputs.kv_cache
         if not len(q):
             return None
         keys, values = (kv_cache[:, i].transpose(1, 2) for i in (0, 1))
         starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
-        longest = int(inputs.seq_lens.max())
+        longest, sinks = int(inputs.seq_lens.max()), _sinks(inputs)
         size = 1 << (q.shape[2] - 1).bit_length()
         shape = (_GRID // kv_cache.shape[2], q.shape[1], _SEGMENTS)
         output, most, total = (
@@ -182,10 +185,11 @@ class VllmProvider(PlanningProvider):
         )
 
         def call() -> Tensor:
-            return _attend(
+            return self._attend(
                 inputs,
                 keys,
                 values,
+                sinks=sinks,
                 cu_seqlens_q=starts,
                 max_seqlen_q=1,
                 seqused_k=inputs.seq_lens,
@@ -199,6 +203,51 @@ class VllmProvider(PlanningProvider):
             )
 
         return call
+
+    def _attend(
+        self,
+        inputs: PrefillAttention | DecodeAttention,
+        keys: Tensor,
+        values: Tensor,
+        **planned: Any,
+    ) -> Tensor:
+        """o [n, Hq, D] over keys and values [pages, page, Hkv, D]."""
+        out = new_like(inputs.q)
+        self.attention(
+            q=inputs.q,
+            k=keys,
+            v=values,
+            out=out,
+            softmax_scale=inputs.scale,
+            causal=True,
+            window_size=(-1, -1) if inputs.window is None else (inputs.window - 1, 0),
+            softcap=0.0,
+            **planned,
+        )
+        return out
+
+    def attention(self, **arguments: Any) -> None:
+        module = _module("vllm.v1.attention.ops.triton_unified_attention")
+        module.unified_attention(q_descale=None, k_descale=None, v_descale=None, **arguments)
+
+
+class VllmFlashAttentionProvider(VllmProvider):
+    """The same with attention by FlashAttention, which vLLM takes on sm90. Raises NotRun where
+    vLLM's FlashAttention has no sinks on this GPU."""
+
+    name = "vllm-flash-attn"
+
+    def __init__(self) -> None:
+        super().__init__()
+        utils = _module("vllm.v1.attention.backends.fa_utils")
+        self._version = utils.get_flash_attn_version()
+        if not utils.flash_attn_supports_sinks():
+            raise NotRun(f"vLLM's FlashAttention {self._version} has no sinks here")
+
+    def attention(self, **arguments: Any) -> None:
+        shared = {name: arguments[name] for name in {*arguments} - _OF_TRITON}
+        call = _module("vllm.vllm_flash_attn").flash_attn_varlen_func
+        call(fa_version=self._version, s_aux=arguments["sinks"], **shared)
 
 
 class VllmTritonProvider(VllmProvider):
@@ -255,26 +304,9 @@ class VllmTritonProvider(VllmProvider):
         return call
 
 
-def _attend(
-    inputs: PrefillAttention | DecodeAttention, keys: Tensor, values: Tensor, **planned: Any
-) -> Tensor:
-    out = new_like(inputs.q)
-    _module("vllm.v1.attention.ops.triton_unified_attention").unified_attention(
-        q=inputs.q,
-        k=keys,
-        v=values,
-        out=out,
-        softmax_scale=inputs.scale,
-        causal=True,
-        window_size=(-1, -1) if inputs.window is None else (inputs.window - 1, 0),
-        softcap=0.0,
-        q_descale=None,
-        k_descale=None,
-        v_descale=None,
-        sinks=inputs.sinks,
-        **planned,
-    )
-    return out
+def _sinks(inputs: PrefillAttention | DecodeAttention) -> Tensor | None:
+    """In the dtype of the model's parameter."""
+    return None if inputs.sinks is None else inputs.sinks.bfloat16()
 
 
 def _module(name: str) -> Any:

@@ -126,7 +126,6 @@ class Weights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that everything is computed in."""
         return self.norm.dtype
 
 
@@ -191,7 +190,6 @@ class Stored:
         return self._file_of[name]
 
     def tensor(self, name: str) -> Tensor:
-        """The whole tensor."""
         tensor: Tensor = self._of(name).get_tensor(name)
         return tensor.to(self._device)
 

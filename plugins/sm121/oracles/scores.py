@@ -200,7 +200,6 @@ class _Part:
 
 
 def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device: str) -> str:
-    """Of what the states depend on: of the weights, the files' names, sizes and times."""
     files = [
         (file.name, file.stat().st_size, file.stat().st_mtime_ns)
         for file in sorted(checkpoint.glob("*.safetensors"))
@@ -220,7 +219,6 @@ class _Kept:
             folder.mkdir(parents=True, exist_ok=True)
 
     def keep(self, layers: int, states: Sequence[Tensor], past: Sequence[Past]) -> None:
-        """The states last: they say that the layer is done."""
         pairs = {f"k{n}": keys for n, (keys, _) in enumerate(past)}
         pairs |= {f"v{n}": values for n, (_, values) in enumerate(past)}
         self._write(f"layer-{layers}", pairs, layers)

@@ -22,18 +22,14 @@ class AbFile(Record):
     outcomes: list[Change] = Field(default_factory=list)
 
     def path(self, side: str) -> dict[str, Any]:
-        """What ran at a side, by the evidence of its last visit that has any; empty without one."""
         return next((v.path for v in reversed(self.visits) if v.side == side and v.path), {})
 
     def requested(self, side: str) -> list[str]:
-        """What a side asked for and what became of it, a line each."""
         lines = (line for visit in self.visits if visit.side == side for line in visit.requested)
         return [*dict.fromkeys(lines)]
 
     def failures(self, side: str) -> list[str]:
-        """How visits of a side failed."""
         return [v.failure for v in self.visits if v.side == side and v.failure]
 
     def logs(self, side: str) -> list[str]:
-        """The logs of a side's starts."""
         return [*dict.fromkeys(v.log for v in self.visits if v.side == side and v.log)]

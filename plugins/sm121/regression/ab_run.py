@@ -295,7 +295,6 @@ class AbRun:
         self._write([], why)
 
     def _server(self, name: str, side: Side) -> tuple[Server, ServerMemoryReader | None]:
-        """A fresh start of a side, and what reads its memory; of a URL, the server there."""
         if side.url is not None:
             return self.attach(side), None
         if self.harness.pool is None:
@@ -329,7 +328,6 @@ class AbRun:
         return values
 
     def _memory(self, reader: ServerMemoryReader | None) -> dict[str, MetricOfStart]:
-        """What the server holds: all of it, and of the GPU; without what is not known."""
         pool = self.harness.pool
         if pool is None or reader is None:
             return {}
@@ -374,7 +372,6 @@ class AbRun:
 
 
 def _resident(pool: ServerPool) -> tuple[set[int], int]:
-    """The server's processes, and the bytes of the host that they hold together."""
     pids, total = set(), 0
     for process in pool.processes():
         with contextlib.suppress(psutil.NoSuchProcess):

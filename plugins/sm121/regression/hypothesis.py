@@ -117,7 +117,6 @@ def load(path: Path) -> Hypothesis:
 
 
 def gate_behind(phase: Phase) -> tuple[str, tuple[Criterion, ...]]:
-    """What must hold before the phase after this one begins."""
     gate = data_file.load_key("hypotheses/phases.toml", "phases", dict[Phase, _Gate]).get(phase)
     return (gate.description, gate.criteria) if gate else ("", ())
 
@@ -197,7 +196,6 @@ def review(
     gate: tuple[str, Sequence[CriterionResult]], *, sides: tuple[str, str],
     outcomes: Sequence[Change], levels: Mapping[str, Verdict], run: Mapping[str, Any],
 ) -> str:  # fmt: skip
-    """The plan's critical review, filled in."""
     environment = Environment(  # noqa: S701  # Markdown of our own data
         loader=PackageLoader("sm121.report"), undefined=StrictUndefined, trim_blocks=True,
         finalize=lambda value: str(value).replace("|", "\\|").replace("\n", " "),
