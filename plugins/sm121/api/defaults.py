@@ -31,6 +31,8 @@ def promised(api: Api, server: Server) -> list[Json]:
     roots = {entry["id"]: entry.get("root") for entry in api.models()["data"]}
     model = started.model if started is not None else roots.get(api.model)
     file = Path(model or "") / "generation_config.json"
+    if started is None and not file.is_file():
+        raise NotRun(f"the server's checkpoint is not here ({model}): what it promises is unknown")
     values = json.loads(file.read_text("utf-8")) if file.is_file() else {}
     checkpoint = NEUTRAL | {n: v for n, v in values.items() if n in NEUTRAL and v is not None}
     return [checkpoint] if started is not None else [checkpoint, NEUTRAL]
