@@ -159,9 +159,13 @@ def run(
     def one(question: Question) -> Output:
         content, tokens = ask(question)
         return Output(
-            key=question.key, kind=question.kind, expected=question.answer, content=content,
-            right=is_right(question, content), completion_tokens=tokens,
-        )  # fmt: skip
+            key=question.key,
+            kind=question.kind,
+            expected=question.answer,
+            content=content,
+            right=is_right(question, content),
+            completion_tokens=tokens,
+        )
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(one, questions))
@@ -206,8 +210,14 @@ def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
     return Paired(gained, lost, len(old) - changed, p_value)
 
 
-def judge(path: Path, baseline: Path | None, ask: Callable[[Question, int], tuple[str, int | None]],
-          profile: Profile, kept: Path, remark: Callable[[str], object]) -> None:  # fmt: skip
+def judge(
+    path: Path,
+    baseline: Path | None,
+    ask: Callable[[Question, int], tuple[str, int | None]],
+    profile: Profile,
+    kept: Path,
+    remark: Callable[[str], object],
+) -> None:
     """Ask the questions of a file, keep the outputs as JSONL, and judge the share that is right.
     ``baseline``: outputs of an earlier run; ``ask`` gives an answer and its number of tokens, for
     the most that there may be. Raises AssertionError: too few are right, or the run is worse than

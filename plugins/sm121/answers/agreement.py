@@ -54,8 +54,12 @@ class TokenAgreement:
         return math.fsum(self.errors) / len(self.errors) if self.errors else 0.0
 
 
-def judge(judged: Sequence[Position], other: Sequence[Position], bound: AgreementBound,
-          resume: Resume | None = None) -> TokenAgreement:  # fmt: skip
+def judge(
+    judged: Sequence[Position],
+    other: Sequence[Position],
+    bound: AgreementBound,
+    resume: Resume | None = None,
+) -> TokenAgreement:
     """Check each token of `judged` under another run of the same prompt, and that both end there.
     `resume`: gives the other run's tokens after the prompt and the ids of some tokens of `judged`,
     or None where that cannot be asked. Only called after an accepted fork."""
@@ -96,9 +100,14 @@ def judge(judged: Sequence[Position], other: Sequence[Position], bound: Agreemen
         forks, wrong, unjudged,
     )  # fmt: skip
     if wrong is None and whole.mean_abs > bound.mean_abs:
-        wrong = Fact("a mean difference of at most", about=f"{len(pairs)} tokens",
-                     value=whole.mean_abs, limit=bound.mean_abs, unit="nats",
-                     evidence=f"worst at token {whole.worst}")  # fmt: skip
+        wrong = Fact(
+            "a mean difference of at most",
+            about=f"{len(pairs)} tokens",
+            value=whole.mean_abs,
+            limit=bound.mean_abs,
+            unit="nats",
+            evidence=f"worst at token {whole.worst}",
+        )
     return replace(whole, disagreement=wrong)
 
 
@@ -107,9 +116,14 @@ def _too_far(mine: Position, other: Position, bound: AgreementBound, about: str)
     if (error := _under(mine, other)) <= bound.max_abs:  # NaN is no agreement either
         return None
     log_probability = other.top.get(mine.token, other.log_probability)
-    return Fact("log-probabilities of the likeliest tokens that differ by at most",
-                about=f"{about} ({mine.token})", value=error, limit=bound.max_abs, unit="nats",
-                evidence=f"{mine.log_probability:.6g} and {log_probability:.6g}")  # fmt: skip
+    return Fact(
+        "log-probabilities of the likeliest tokens that differ by at most",
+        about=f"{about} ({mine.token})",
+        value=error,
+        limit=bound.max_abs,
+        unit="nats",
+        evidence=f"{mine.log_probability:.6g} and {log_probability:.6g}",
+    )
 
 
 def _wrong_fork(

@@ -15,9 +15,11 @@ def unknown(endpoint: Endpoint, facts: Sequence[KnownAnswer]) -> dict[str, str]:
         for fact in facts:
             try:
                 answer = client.completions.create(
-                    model=endpoint.served_name, prompt=fact.prompt,
-                    max_tokens=max(4, len(fact.begins)), temperature=0.0,
-                )  # fmt: skip
+                    model=endpoint.served_name,
+                    prompt=fact.prompt,
+                    max_tokens=max(4, len(fact.begins)),
+                    temperature=0.0,
+                )
                 text = answer.choices[0].text if answer.choices else ""
             except openai.OpenAIError as error:
                 wrong[fact.prompt] = f"{type(error).__name__}: {error}"[:200]

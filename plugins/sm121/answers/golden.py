@@ -115,8 +115,14 @@ class GoldenComparison:
             evidence = f"the first of {len(wrong)} that differ"
             facts += noted(of(f"prompt {name!r}", [first]), evidence)
         if not self.mean_divergence <= bound.mean_divergence:  # NaN is no agreement
-            facts.append(Fact("a mean KL divergence of at most", value=self.mean_divergence,
-                         limit=bound.mean_divergence, unit="nats"))  # fmt: skip
+            facts.append(
+                Fact(
+                    "a mean KL divergence of at most",
+                    value=self.mean_divergence,
+                    limit=bound.mean_divergence,
+                    unit="nats",
+                )
+            )
         if self.top1 < bound.top1_at_least:
             share, least = 100 * self.top1, 100 * bound.top1_at_least
             facts.append(Fact("of the golden tokens at least", value=share, limit=least, unit="%"))
@@ -128,9 +134,14 @@ class GoldenComparison:
         if beyond := self.beyond(bound):
             raise Unmet(*noted(of(about, beyond), self.summary()))
         if unjudged := sum(j.agreement.unjudged for j in self.judgements):
-            raise NotRun(Fact("token ids to ask the rest from (return_token_ids)",
-                         f"{unjudged} tokens after a fork within the noise were not judged", about,
-                         evidence=self.summary()))  # fmt: skip
+            raise NotRun(
+                Fact(
+                    "token ids to ask the rest from (return_token_ids)",
+                    f"{unjudged} tokens after a fork within the noise were not judged",
+                    about,
+                    evidence=self.summary(),
+                )
+            )
 
     def summary(self) -> str:
         """One line of figures."""
@@ -217,28 +228,53 @@ def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
 
 
 def record(
-    asker: Asker, prompts: PromptSet, *, model: Identity, dtype: str, engine: str,
-    engine_version: str | None, configuration: str, environment: Mapping[str, JsonValue],
-) -> GoldenFile:  # fmt: skip
+    asker: Asker,
+    prompts: PromptSet,
+    *,
+    model: Identity,
+    dtype: str,
+    engine: str,
+    engine_version: str | None,
+    configuration: str,
+    environment: Mapping[str, JsonValue],
+) -> GoldenFile:
     """Ask the prompts one by one and keep the answers. Raises AssertionError: an answer is not fit
     to be trusted; NotRun: the engine gives no log-probabilities."""
     answers = []
     for prompt in prompts.prompts:
         answer = ask(asker, prompt.text, prompt.tokens)
         _hold_fit(prompt, answer.text, asker.positions(answer))
-        answers.append(GoldenAnswer(name=prompt.name, prompt_ids=answer.prompt_ids,
-                       text=answer.text, positions=asker.positions(answer)))  # fmt: skip
-    return GoldenFile(made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                      suite=__version__, model=model, prompt_set=prompts.name,
-                      prompt_set_sha256=prompts.sha256, dtype=dtype, engine=engine,
-                      engine_version=engine_version, configuration=configuration,
-                      environment=dict(environment), answers=tuple(answers))  # fmt: skip
+        answers.append(
+            GoldenAnswer(
+                name=prompt.name,
+                prompt_ids=answer.prompt_ids,
+                text=answer.text,
+                positions=asker.positions(answer),
+            )
+        )
+    return GoldenFile(
+        made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        suite=__version__,
+        model=model,
+        prompt_set=prompts.name,
+        prompt_set_sha256=prompts.sha256,
+        dtype=dtype,
+        engine=engine,
+        engine_version=engine_version,
+        configuration=configuration,
+        environment=dict(environment),
+        answers=tuple(answers),
+    )
 
 
 def compare(
-    golden: GoldenFile, asker: Asker, prompts: PromptSet, bound: GoldenBound,
-    environment: Mapping[str, JsonValue], origin: str = "--golden",
-) -> GoldenComparison:  # fmt: skip
+    golden: GoldenFile,
+    asker: Asker,
+    prompts: PromptSet,
+    bound: GoldenBound,
+    environment: Mapping[str, JsonValue],
+    origin: str = "--golden",
+) -> GoldenComparison:
     """Ask the same again and judge each golden token under the answers. Raises UsageError: the
     server makes other tokens of a prompt; NotRun: the engine gives no log-probabilities."""
     by_name: dict[str, Prompt] = {prompt.name: prompt for prompt in prompts.prompts}
@@ -252,8 +288,12 @@ def compare(
                 f"{origin}: it was recorded with another tokenizer: prompt {prompt.name!r} was "
                 f"{len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
             )
-        judgement = agreement.judge(expected.positions, asker.positions(answer), bound,
-                                    continuation(asker, ids, prompt.tokens))  # fmt: skip
+        judgement = agreement.judge(
+            expected.positions,
+            asker.positions(answer),
+            bound,
+            continuation(asker, ids, prompt.tokens),
+        )
         wrong = judgement.disagreement or _other_text(expected, answer, judgement)
         judgements.append(Judgement(expected.name, judgement, wrong))
     return GoldenComparison(tuple(judgements), tuple(differences(golden.environment, environment)))

@@ -185,8 +185,12 @@ def _dtype(arguments: Sequence[str]) -> str:
     return dtype
 
 
-def generation_beyond(tolerance: LogProbabilityTolerance, right: Scored, generated: Sequence[int],
-                      positions: Sequence[Position]) -> tuple[list[Fact], int]:  # fmt: skip
+def generation_beyond(
+    tolerance: LogProbabilityTolerance,
+    right: Scored,
+    generated: Sequence[int],
+    positions: Sequence[Position],
+) -> tuple[list[Fact], int]:
     """What is wrong with greedy tokens and their log-probabilities; how many places were judged.
     The chosen token may be less likely than the best by what two log-probabilities may be off. The
     oracle has gone on with its own choice, so that nothing is judged behind another one."""
@@ -243,9 +247,15 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
         values = _of_prompt(asker, ids)
         right = reference.file.prompts[name].following
         error = compare(values, right)
-        require(error.max_abs <= limit, "|difference| at most", f"at token {error.worst_position}",
-                f"prompt {name} ({len(ids)} tokens, {reference.dtype})", value=error.max_abs,
-                limit=limit, unit="nats")  # fmt: skip
+        require(
+            error.max_abs <= limit,
+            "|difference| at most",
+            f"at token {error.worst_position}",
+            f"prompt {name} ({len(ids)} tokens, {reference.dtype})",
+            value=error.max_abs,
+            limit=limit,
+            unit="nats",
+        )
         observed += values
         expected += right
     whole, tolerance = compare(observed, expected), reference.tolerance
@@ -318,10 +328,15 @@ def generations_agree(
     mean, allowed = math.fsum(errors) / len(errors), math.fsum(rounded) / len(rounded)
     allowed *= _MARGIN_OF_GENERATED
     how = f"off by {mean:.2g} nats on average"
-    require(mean <= allowed,
-            f"on average, {_MARGIN_OF_GENERATED:g} times what rounding does, at most", "",
-            f"{len(errors)} log-probabilities of {judged} generated tokens, {reference.dtype}",
-            value=mean, limit=allowed, unit="nats")  # fmt: skip
+    require(
+        mean <= allowed,
+        f"on average, {_MARGIN_OF_GENERATED:g} times what rounding does, at most",
+        "",
+        f"{len(errors)} log-probabilities of {judged} generated tokens, {reference.dtype}",
+        value=mean,
+        limit=allowed,
+        unit="nats",
+    )
     return f"{judged} generated tokens, {reference.dtype}: {how} ({allowed:.2g} allowed)"
 
 
@@ -336,9 +351,13 @@ def compare(observed: Sequence[float], expected: Sequence[float]) -> Difference:
     errors = [error if math.isfinite(error) else math.inf for error in errors]
     likely = [e for e, value in zip(errors, expected, strict=True) if value > _LIKELY] or [0.0]
     worst = max(range(len(errors)), key=errors.__getitem__)
-    return Difference(max_abs=errors[worst], mean_abs=math.fsum(errors) / len(errors),
-                      worst_position=worst + 1, likely_max_abs=max(likely),
-                      likely_mean_abs=math.fsum(likely) / len(likely))  # fmt: skip
+    return Difference(
+        max_abs=errors[worst],
+        mean_abs=math.fsum(errors) / len(errors),
+        worst_position=worst + 1,
+        likely_max_abs=max(likely),
+        likely_mean_abs=math.fsum(likely) / len(likely),
+    )
 
 
 @dataclass(frozen=True)

@@ -138,9 +138,12 @@ SMALL_MISTAKES: "dict[str, tuple[Change, tuple[str, ...]]]" = {
 
 
 def make(
-    checkpoint: Path, *, device: str = "cpu", kept: Path | None = None,
+    checkpoint: Path,
+    *,
+    device: str = "cpu",
+    kept: Path | None = None,
     say: Callable[[int, int], None] = lambda _done, _all: None,
-) -> OracleFile:  # fmt: skip
+) -> OracleFile:
     """Compute what the oracle says of a checkpoint, on a device of PyTorch. A computation that was
     stopped goes on in the folder ``kept``; ``say`` is called with the steps done and the steps in
     all. Raises what `sm121.oracles.scores.score` raises."""
@@ -276,9 +279,12 @@ def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
 
 
 def kept_or_made(
-    checkpoint: Path, folder: Path, say: Callable[[int, int], None] = lambda _done, _all: None, *,
+    checkpoint: Path,
+    folder: Path,
+    say: Callable[[int, int], None] = lambda _done, _all: None,
+    *,
     anew: bool = False,
-) -> OracleFile:  # fmt: skip
+) -> OracleFile:
     """The file of a checkpoint: that of the suite's own canary, or one in a folder where they are
     kept; it is made where there is none. Where nothing can be written, it is made and not kept.
     `anew`: what is kept is not believed: anybody may have written it. Raises what `make` raises."""

@@ -128,8 +128,15 @@ class Api:
         answer = self.complete(text, max_tokens=1, return_token_ids=True)
         return list(answer["choices"][0]["prompt_token_ids"])
 
-    def send(self, method: str, path: str, content: bytes | None = None, *, key: str | None = None,
-             timeout_s: float | None = None) -> Exchange:  # fmt: skip
+    def send(
+        self,
+        method: str,
+        path: str,
+        content: bytes | None = None,
+        *,
+        key: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Exchange:
         """Any request; whatever comes back, or does not."""
         timeout_s = timeout_s or self.timeout_s
         return send(self.endpoint, method, path, content, key=key, timeout_s=timeout_s)

@@ -120,9 +120,14 @@ def read(ids: Sequence[int]) -> list[Part]:
 def _part(header: str, content: tuple[int, ...], end: int | None) -> Part:
     recipient, channel = _TO.search(header), _CHANNEL.search(header)
     rest = _CHANNEL.sub(" ", _TO.sub(" ", header)).replace("<|constrain|>", " ").split()
-    return Part(author=rest[0] if rest else "", channel=channel[1] if channel else "",
-                recipient=recipient[1] if recipient else "", kind=" ".join(rest[1:]),
-                content=content, end=end)  # fmt: skip
+    return Part(
+        author=rest[0] if rest else "",
+        channel=channel[1] if channel else "",
+        recipient=recipient[1] if recipient else "",
+        kind=" ".join(rest[1:]),
+        content=content,
+        end=end,
+    )
 
 
 @functools.cache
@@ -210,9 +215,14 @@ def _developer(instructions: str | None, case: ChatCase | None) -> "Message":
     if instructions is not None:
         content = content.with_instructions(instructions)
     if case is not None and case.tools:
-        content = content.with_function_tools([ToolDescription.new(function["name"],
-            function["description"], parameters=function["parameters"])
-            for function in (tool["function"] for tool in tools(case.tools))])  # fmt: skip
+        content = content.with_function_tools(
+            [
+                ToolDescription.new(
+                    function["name"], function["description"], parameters=function["parameters"]
+                )
+                for function in (tool["function"] for tool in tools(case.tools))
+            ]
+        )
     return Message.from_role_and_content(Role.DEVELOPER, content)
 
 
@@ -237,8 +247,14 @@ def _message(message: ChatMessage, reasoning_field: str | None) -> Json:
     if message.tool_call_id is not None:
         body["tool_call_id"] = message.tool_call_id
     if message.calls:
-        body["tool_calls"] = [{"id": call.id, "type": "function", "function": {"name": call.name,
-             "arguments": call.arguments}} for call in message.calls]  # fmt: skip
+        body["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.calls
+        ]
     return body
 
 

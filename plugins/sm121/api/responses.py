@@ -111,8 +111,12 @@ def becomes_its_harmony(api: Api, case: ChatCase) -> None:
         require(counted - before >= least, expected, counted, f"{case}")
 
 
-def goes_on_from_another(api: Api, correctness: Correctness, remark: Callable[[str], object],
-                         configuration: ServerConfiguration | None) -> None:  # fmt: skip
+def goes_on_from_another(
+    api: Api,
+    correctness: Correctness,
+    remark: Callable[[str], object],
+    configuration: ServerConfiguration | None,
+) -> None:
     """With ``previous_response_id`` a response is to the turns before as well. `configuration`:
     what the server was started with; None for an attached one. One that was told to keep responses
     may not refuse. Raises NotRun: the server keeps no responses, as vLLM does by default; or

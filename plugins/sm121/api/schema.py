@@ -38,12 +38,16 @@ def _types() -> dict[Kind, Any]:
 
     models: dict[str, Any] = {"object": (Literal["list"], ...), "data": (list[types.Model], ...)}
     return {
-        "completion": types.Completion, "completion chunk": types.Completion,
-        "chat completion": chat.ChatCompletion, "chat completion chunk": chat.ChatCompletionChunk,
-        "response": responses.Response, "response event": responses.ResponseStreamEvent,
-        "model": types.Model, "model list": create_model("ModelList", __base__=_Open, **models),
+        "completion": types.Completion,
+        "completion chunk": types.Completion,
+        "chat completion": chat.ChatCompletion,
+        "chat completion chunk": chat.ChatCompletionChunk,
+        "response": responses.Response,
+        "response event": responses.ResponseStreamEvent,
+        "model": types.Model,
+        "model list": create_model("ModelList", __base__=_Open, **models),
         "error": _ErrorBody,
-    }  # fmt: skip
+    }
 
 
 #: What the services send as null although the published type says otherwise.

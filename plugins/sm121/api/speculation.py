@@ -77,9 +77,15 @@ class Speculation:
         for name, entries in self._judged.items():
             for number, entry in enumerate(entries):
                 below = entry.best - entry.prefilled
-                require(below <= fork, "the likeliest token of the target, or one below it by at "
-                        "most", "by a prefill of the same text", f"{name!r}: token {number} "
-                        f"({entry.token})", value=below, limit=fork, unit="nats")  # fmt: skip
+                require(
+                    below <= fork,
+                    "the likeliest token of the target, or one below it by at most",
+                    "by a prefill of the same text",
+                    f"{name!r}: token {number} ({entry.token})",
+                    value=below,
+                    limit=fork,
+                    unit="nats",
+                )
         return f"{sum(map(len, self._judged.values()))} tokens are those of the target"
 
     def log_probabilities_are_the_targets(self) -> str:
@@ -90,11 +96,16 @@ class Speculation:
             for number, entry in enumerate(entries):
                 difference = abs(entry.reported - entry.prefilled)
                 worst = max(worst, difference)
-                require(difference <= self.bound.max_abs,
-                        "a log-probability that differs from that of a prefill by at most", "",
-                        f"{name!r}: token {number} ({entry.token})", value=difference,
-                        limit=self.bound.max_abs, unit="nats", evidence=f"{entry.reported:.4g} for "
-                        f"{entry.prefilled:.4g}")  # fmt: skip
+                require(
+                    difference <= self.bound.max_abs,
+                    "a log-probability that differs from that of a prefill by at most",
+                    "",
+                    f"{name!r}: token {number} ({entry.token})",
+                    value=difference,
+                    limit=self.bound.max_abs,
+                    unit="nats",
+                    evidence=f"{entry.reported:.4g} for {entry.prefilled:.4g}",
+                )
         return f"log-probabilities differ from the prefill's by {worst:.2g} at most"
 
     def samples_follow_the_target(self) -> str:
@@ -123,8 +134,15 @@ class Speculation:
             alike = SLICE * len(_KINDS) if where.startswith(_ALL) else len(tally)
             allowed = promised.allowed(count.variance, ERROR_RATE / 2 / alike)
             off, rate = abs(count.hits - count.expected), f"chance of a false alarm {ERROR_RATE:g}"
-            require(off <= allowed, f"{_SAMPLES}, off by at most", "", f"{where}, {label}",
-                    value=off, limit=allowed, evidence=f"{count}; {rate}")  # fmt: skip
+            require(
+                off <= allowed,
+                f"{_SAMPLES}, off by at most",
+                "",
+                f"{where}, {label}",
+                value=off,
+                limit=allowed,
+                evidence=f"{count}; {rate}",
+            )
         return f"sampled tokens follow the target in {len(tally)} comparisons"
 
     def ends_anywhere(self) -> None:

@@ -80,9 +80,14 @@ class Request:
         """The JSON of /v1/completions."""
         prompt = list(self.prompt) if isinstance(self.prompt, tuple) else self.prompt
         body: dict[str, Any] = {
-            "model": model, "prompt": prompt, "max_tokens": self.tokens, "temperature": 0.0,
-            "return_token_ids": True, "return_tokens_as_token_ids": True, **self.fields,
-        }  # fmt: skip
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": self.tokens,
+            "temperature": 0.0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            **self.fields,
+        }
         if self.top:
             body["logprobs"] = self.top
         if self.prompt_log_probabilities:
@@ -275,9 +280,13 @@ def text_of(choice: Mapping[str, Any]) -> str:
 
 
 def malformed(
-    answer: Completion, tokens: int, prompt: Prompt = "", *, may_end: bool = False,
+    answer: Completion,
+    tokens: int,
+    prompt: Prompt = "",
+    *,
+    may_end: bool = False,
     banned: bool = False,
-) -> Fact | None:  # fmt: skip
+) -> Fact | None:
     """What makes a greedy answer wrong in itself, whatever another run says; None for nothing. Held
     against each other: the tokens that were asked for, the ids, usage, the entries of the
     log-probabilities and their values, finish_reason, the prompt's ids, the text. `may_end`: the

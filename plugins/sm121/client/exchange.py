@@ -45,9 +45,14 @@ class Exchange:
 
 
 def send(
-    endpoint: Endpoint, method: str, path: str, content: bytes | None = None, *,
-    key: str | None = None, timeout_s: float,
-) -> Exchange:  # fmt: skip
+    endpoint: Endpoint,
+    method: str,
+    path: str,
+    content: bytes | None = None,
+    *,
+    key: str | None = None,
+    timeout_s: float,
+) -> Exchange:
     """Send any request. `key`: in place of the endpoint's own; `timeout_s`: for the
     whole answer."""
     headers = {"Content-Type": "application/json"} if content is not None else {}

@@ -104,12 +104,17 @@ class JobOutcome:
         now = time.monotonic()
         prompt = self.job.body.get("prompt")
         return {
-            "number": self.number, "name": self.job.name, "behaviour": self.job.behaviour,
+            "number": self.number,
+            "name": self.job.name,
+            "behaviour": self.job.behaviour,
             "prompt_tokens": len(prompt) if isinstance(prompt, list) else None,
-            "asked_tokens": self.job.tokens, "received_tokens": self.received,
-            "status": self.status, "running_s": round((self.ended or now) - self.started, 3),
-            "silent_s": round(self.silent_s(self.ended or now), 3), "problem": self.problem,
-        }  # fmt: skip
+            "asked_tokens": self.job.tokens,
+            "received_tokens": self.received,
+            "status": self.status,
+            "running_s": round((self.ended or now) - self.started, 3),
+            "silent_s": round(self.silent_s(self.ended or now), 3),
+            "problem": self.problem,
+        }
 
 
 #: Is given what is under way, and gives the job that begins now, seconds until it may be asked
@@ -157,9 +162,12 @@ class LoadClient:
         return list(self.in_flight.copy().values())
 
     def run(
-        self, jobs: Sequence[Job], *, concurrency: int | None = None,
+        self,
+        jobs: Sequence[Job],
+        *,
+        concurrency: int | None = None,
         arrivals: Sequence[float] | None = None,
-    ) -> LoadResult:  # fmt: skip
+    ) -> LoadResult:
         """Send the jobs: so many at a time (closed loop), or each at its moment (open loop)."""
         self.in_flight.clear()
         limit = (concurrency or len(jobs)) if arrivals is None else len(jobs)

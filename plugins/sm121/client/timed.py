@@ -131,9 +131,13 @@ class TimedClient:
             watch.stop()
         ended_ns = time.perf_counter_ns()
         batch = TimedBatch(
-            answers=[], started_ns=started_ns, ended_ns=ended_ns, cpu_s=time.process_time() - cpu,
-            worst_lag_ns=watch.worst_ns, clock_steps=steps(clocks, _clocks()),
-        )  # fmt: skip
+            answers=[],
+            started_ns=started_ns,
+            ended_ns=ended_ns,
+            cpu_s=time.process_time() - cpu,
+            worst_lag_ns=watch.worst_ns,
+            clock_steps=steps(clocks, _clocks()),
+        )
         for request, result in zip(requests, results, strict=True):
             assert result is not None
             batch.answers.append(_finish(request, *result, watch))
@@ -145,9 +149,11 @@ class TimedClient:
         assert self._session is not None
         reads: list[tuple[int, bytes]] = []
         answer = TimedAnswer(
-            time.perf_counter_ns(), asked_tokens=request.asked_tokens,
-            asked_prompt=request.asked_prompt, text=request.text,
-        )  # fmt: skip
+            time.perf_counter_ns(),
+            asked_tokens=request.asked_tokens,
+            asked_prompt=request.asked_prompt,
+            text=request.text,
+        )
         deadline = time.monotonic() + patience.within_s
         reading = asyncio.create_task(self._read(request, answer, reads))
         last, since = 0, time.monotonic()
@@ -287,17 +293,28 @@ def steps(before: dict[str, int], after: dict[str, int]) -> dict[str, float]:
 
 
 def completion(
-    model: str, prompt: list[int] | str, *, prompt_tokens: int, tokens: int, stream: bool = True,
-    ids: bool = False, text: str = "",
-) -> TimedRequest:  # fmt: skip
+    model: str,
+    prompt: list[int] | str,
+    *,
+    prompt_tokens: int,
+    tokens: int,
+    stream: bool = True,
+    ids: bool = False,
+    text: str = "",
+) -> TimedRequest:
     """A greedy completion of exactly so many tokens, whose chunks say how many there are so far.
     `ids`: ask for the token ids as well. vLLM then puts those of the prompt into the first chunk,
     which is late by the time that they take: not for what is timed. `text`: the name of the fixed
     text that the prompt ends with."""
     body: dict[str, Any] = {
-        "model": model, "prompt": prompt, "max_tokens": tokens, "min_tokens": tokens,
-        "ignore_eos": True, "temperature": 0.0, "stream": stream,
-    }  # fmt: skip
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "min_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": stream,
+    }
     if ids:
         body["return_token_ids"] = True
     if isinstance(prompt, str):
@@ -313,9 +330,12 @@ def chat(model: str, question: str, tokens: int, *, greedy: bool = True) -> Time
     """A streamed chat that ends when the model has said what it wanted to say. `greedy`: False:
     sampled as the model's own settings say."""
     body: dict[str, Any] = {
-        "model": model, "messages": [{"role": "user", "content": question}], "max_tokens": tokens,
-        "stream": True, "stream_options": {"include_usage": True},
-    }  # fmt: skip
+        "model": model,
+        "messages": [{"role": "user", "content": question}],
+        "max_tokens": tokens,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     if greedy:
         body["temperature"] = 0.0
     return TimedRequest("/v1/chat/completions", json.dumps(body).encode(), tokens, 0)

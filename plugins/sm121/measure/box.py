@@ -122,10 +122,15 @@ def read(
     other, names = CpuUse.take(own).since(before)
     others, unattributed = (None, None) if device == "cpu" else _gpu_users(device, own, serving)
     return Reading(
-        device=measured, memory_available_gib=round(psutil.virtual_memory().available / 2**30, 2),
-        other_load=round(other, 3), others=names, gpu_others=others, gpu_unattributed=unattributed,
-        seconds=round(time.monotonic() - start, 2), problem=problem,
-    )  # fmt: skip
+        device=measured,
+        memory_available_gib=round(psutil.virtual_memory().available / 2**30, 2),
+        other_load=round(other, 3),
+        others=names,
+        gpu_others=others,
+        gpu_unattributed=unattributed,
+        seconds=round(time.monotonic() - start, 2),
+        problem=problem,
+    )
 
 
 def measure(device: str) -> Device:
@@ -137,12 +142,17 @@ def measure(device: str) -> Device:
     rates, method = matrix_rate(device)
     clocks: dict[str, Any] = {} if on_cpu else gpu_load.under_load(device)
     return Device(
-        device=device, bandwidth_gb_s=round(bandwidth.gb_s, 3),
+        device=device,
+        bandwidth_gb_s=round(bandwidth.gb_s, 3),
         bandwidth_spread=round(_quartile_spread(bandwidth.samples), 4),
-        bandwidth_best_gb_s=round(bandwidth.best_gb_s, 3), bandwidth_method=bandwidth.method,
-        buffer_mib=size / 2**20, matrix_tflop_s=round(float(np.median(rates)), 5),
-        matrix_spread=round(_quartile_spread(rates), 4), matrix_method=method, **clocks,
-    )  # fmt: skip
+        bandwidth_best_gb_s=round(bandwidth.best_gb_s, 3),
+        bandwidth_method=bandwidth.method,
+        buffer_mib=size / 2**20,
+        matrix_tflop_s=round(float(np.median(rates)), 5),
+        matrix_spread=round(_quartile_spread(rates), 4),
+        matrix_method=method,
+        **clocks,
+    )
 
 
 @dataclass(frozen=True)
@@ -156,9 +166,12 @@ class Judgement:
 
 
 def judge(
-    reference: Box | None, before: Reading | None, after: Reading | None = None, *,
+    reference: Box | None,
+    before: Reading | None,
+    after: Reading | None = None,
+    *,
     load_during: float | None = None,
-) -> Judgement:  # fmt: skip
+) -> Judgement:
     """Judge the state of the machine by its readings. `load_during`: share of the CPU that others
     took while it was measured, if that is known."""
     if reference is None:

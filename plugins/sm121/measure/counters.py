@@ -143,9 +143,11 @@ def drafted(endpoint: Endpoint) -> Drafted | None:
             position = int(labels["position"])
             accepted[position] = accepted.get(position, 0.0) + value
     return Drafted(
-        values["drafts"], values.get("draft_tokens", 0.0), values.get("accepted_tokens", 0.0),
+        values["drafts"],
+        values.get("draft_tokens", 0.0),
+        values.get("accepted_tokens", 0.0),
         tuple(accepted[position] for position in sorted(accepted)),
-    )  # fmt: skip
+    )
 
 
 def speculation(delta: dict[str, float]) -> dict[str, float]:

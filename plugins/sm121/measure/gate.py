@@ -95,9 +95,13 @@ def next_look(rounds: int, maximum_rounds: int) -> int:
 
 
 def decide(
-    samples: Sequence[float], gate: Gate, *, maximum_rounds: int, track: Sequence[float] = (),
+    samples: Sequence[float],
+    gate: Gate,
+    *,
+    maximum_rounds: int,
+    track: Sequence[float] = (),
     left_out: Sequence[tuple[float, float]] = (),
-) -> Decision | None:  # fmt: skip
+) -> Decision | None:
     """Decide, or None: more rounds are needed (`next_look` says how many). A request that failed is
     an infinite time, or a rate of 0. With ``maximum_rounds`` of 1 the quantity exists once (a
     start, a peak), and its value decides without an interval. `samples`: in the order in which they
@@ -170,9 +174,13 @@ def required_margin(rounds: int, *, passing: bool) -> float:
 
 
 def _side(
-    series: Sequence[float], samples: Sequence[float], threshold: float, error: float, *,
+    series: Sequence[float],
+    samples: Sequence[float],
+    threshold: float,
+    error: float,
+    *,
     is_rate: bool,
-) -> tuple[bool | None, str]:  # fmt: skip
+) -> tuple[bool | None, str]:
     """Whether the level is above the threshold; None while that is open, and why it is. `series`:
     all rounds, those of other lengths and those that were left out among them; `samples`: the
     rounds of the metric itself; `error`: the share of errors that this look may make."""
@@ -341,9 +349,11 @@ def _look(
     if measurement.is_tail:
         assert measurement.quantile is not None
         decision = decide_tail(
-            samples, gate, fraction=measurement.quantile,
+            samples,
+            gate,
+            fraction=measurement.quantile,
             maximum_requests=bound if growing else None,
-        )  # fmt: skip
+        )
         needed = requests_needed(measurement.quantile)
         return decision, min(bound, needed if len(samples) < needed else bound)
     if measurement.unit not in EXISTS_ONCE:
@@ -364,9 +374,14 @@ def estimate_of(measurement: Measurement) -> Estimate | None:
 
 
 def conclude(
-    measurement: Measurement, decision: Decision | None, *, gated: bool, against: Sequence[str],
-    refuted: Collection[Verdict], box: str | None,
-) -> tuple[Verdict, Fact | None]:  # fmt: skip
+    measurement: Measurement,
+    decision: Decision | None,
+    *,
+    gated: bool,
+    against: Sequence[str],
+    refuted: Collection[Verdict],
+    box: str | None,
+) -> tuple[Verdict, Fact | None]:
     """The verdict on a measurement and the reason for it; None where nothing is required.
     `decision`: of its gate; None where it has none, or where samples are invalid; `gated`: whether
     something is demanded of it; `against`: what speaks against its samples; `refuted`: the verdicts
@@ -403,9 +418,13 @@ def _threshold(gate: Gate) -> tuple[float, bool]:
 def _fact(gate: Gate, estimate: Estimate, evidence: str) -> Fact:
     threshold, higher = _threshold(gate)
     return Fact(
-        "at least" if higher else "at most", about=gate.metric, value=estimate.value,
-        limit=threshold, unit=gate.unit, evidence=evidence,
-    )  # fmt: skip
+        "at least" if higher else "at most",
+        about=gate.metric,
+        value=estimate.value,
+        limit=threshold,
+        unit=gate.unit,
+        evidence=evidence,
+    )
 
 
 def _describe(estimate: Estimate) -> str:

@@ -80,8 +80,10 @@ def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
     in_force, default = (round(each / 1000, 1) if each else None for each in limits)
     return {
         "sm_clock_mhz": int(np.median(clocks)) if clocks else None,
-        "power_w": round(power / 1000, 1) if power else None, "temperature_c": temperature,
+        "power_w": round(power / 1000, 1) if power else None,
+        "temperature_c": temperature,
         "throttled": throttled,
         "power_capped": round(sum(capped) / len(capped), 2) if capped else None,
-        "power_limit_w": in_force, "power_limit_default_w": default,
-    }  # fmt: skip
+        "power_limit_w": in_force,
+        "power_limit_default_w": default,
+    }

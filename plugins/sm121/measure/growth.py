@@ -48,9 +48,14 @@ def is_silent(values: Sequence[float | None]) -> bool:
 
 
 def judge(
-    quantity: str, requests: Sequence[float], values: Sequence[float | None], *, limit_total: float,
-    limit_per_request: float, limit_even: float = float("inf"),
-) -> Growth:  # fmt: skip
+    quantity: str,
+    requests: Sequence[float],
+    values: Sequence[float | None],
+    *,
+    limit_total: float,
+    limit_per_request: float,
+    limit_even: float = float("inf"),
+) -> Growth:
     """FAIL when the whole interval lies beyond a limit, PASS when it lies within both.
     `limit_even`: for each request, of a growth that goes on as a leak does: each third of the
     steady part grows beyond it, and half as fast as the whole. Caches fill in steps. `requests`:
@@ -62,9 +67,12 @@ def judge(
     x = np.asarray([point[0] for point in points], dtype=float)
     y = np.asarray([point[1] for point in points], dtype=float)
     growth = Growth(
-        quantity=quantity, samples=len(y), requests=float(x[-1] - x[0]) if len(x) else 0.0,
-        limit_total=limit_total, limit_per_request=limit_per_request,
-    )  # fmt: skip
+        quantity=quantity,
+        samples=len(y),
+        requests=float(x[-1] - x[0]) if len(x) else 0.0,
+        limit_total=limit_total,
+        limit_per_request=limit_per_request,
+    )
     if is_silent(steady):
         growth.reason = (
             f"{quantity}: {len(y)} of {len(steady)} samples have a value, the others none: its "

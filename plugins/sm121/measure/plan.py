@@ -17,9 +17,13 @@ class Plan:
 
     @classmethod
     def of(
-        cls, profile: Profile, *, plan: str = FULL, depths: tuple[int, ...] | None = None,
+        cls,
+        profile: Profile,
+        *,
+        plan: str = FULL,
+        depths: tuple[int, ...] | None = None,
         rounds: int | None = None,
-    ) -> "Plan":  # fmt: skip
+    ) -> "Plan":
         """What a plan of the profile measures, with the user's depths and rounds on top; these also
         raise the bound. Raises UsageError: the profile has no such plan."""
         performance, row = profile.performance, profile.plan(plan)
@@ -34,9 +38,11 @@ class Plan:
             bound = max(rounds, measuring.maximum_rounds)
             measuring = measuring.model_copy(update={"rounds": rounds, "maximum_rounds": bound})
         return cls(
-            performance.prompt_tokens, row.generated_tokens or performance.generated_tokens,
-            depths or row.depths or performance.depths, measuring,
-        )  # fmt: skip
+            performance.prompt_tokens,
+            row.generated_tokens or performance.generated_tokens,
+            depths or row.depths or performance.depths,
+            measuring,
+        )
 
     @property
     def longest(self) -> int:

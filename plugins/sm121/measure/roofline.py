@@ -247,10 +247,12 @@ def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traff
     projections = hidden * ((queries + 2 * keys) * formats.qkv + queries * formats.o)
     biases = (queries + 2 * keys + hidden) * 2
     return Traffic(
-        experts=layers * chosen * expert, attention=layers * (projections / 8 + biases),
+        experts=layers * chosen * expert,
+        attention=layers * (projections / 8 + biases),
         router=layers * experts * (hidden + 1) * 2.0,
-        lm_head=vocabulary * hidden * formats.lm_head / 8, kv=kv_tokens * 2 * keys * formats.kv / 8,
-    )  # fmt: skip
+        lm_head=vocabulary * hidden * formats.lm_head / 8,
+        kv=kv_tokens * 2 * keys * formats.kv / 8,
+    )
 
 
 def read_config(model: str) -> dict[str, Any] | None:

@@ -39,9 +39,12 @@ def estimate(samples: Sequence[float]) -> Estimate:
         return Estimate(middle, None, None, None, 1)
     rank, coverage = median_ranks(count)
     return Estimate(
-        value=middle, ci_low=float(values[rank]), ci_high=float(values[count - 1 - rank]),
-        confidence=min(CONFIDENCE, coverage), rounds=count,
-    )  # fmt: skip
+        value=middle,
+        ci_low=float(values[rank]),
+        ci_high=float(values[count - 1 - rank]),
+        confidence=min(CONFIDENCE, coverage),
+        rounds=count,
+    )
 
 
 @functools.cache
@@ -74,10 +77,12 @@ def estimate_quantile(samples: Sequence[float], fraction: float) -> Estimate:
     high = _binomial_quantile(1.0 - tail, count, fraction)
     whole = low >= 0 and high < count
     return Estimate(
-        value=quantile(samples, fraction), ci_low=float(values[low]) if low >= 0 else None,
+        value=quantile(samples, fraction),
+        ci_low=float(values[low]) if low >= 0 else None,
         ci_high=float(values[high]) if high < count else None,
-        confidence=CONFIDENCE if whole else None, rounds=count,
-    )  # fmt: skip
+        confidence=CONFIDENCE if whole else None,
+        rounds=count,
+    )
 
 
 def ratio_interval(

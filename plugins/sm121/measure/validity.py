@@ -73,8 +73,10 @@ def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings:
         _check_prompt(answer, findings)
     _check_cached(
         sum(answer.cached_tokens or 0 for answer in good),
-        sum(answer.prompt_tokens or answer.asked_prompt for answer in good), "usage", findings,
-    )  # fmt: skip
+        sum(answer.prompt_tokens or answer.asked_prompt for answer in good),
+        "usage",
+        findings,
+    )
     if any(answer.completion_tokens is None for answer in good):
         findings.not_checked("tokens against usage: the server sends no usage")
     if clock == "chunks":
@@ -249,9 +251,11 @@ def check_counters(
 
 
 def check_drafts(
-    delta: Mapping[str, float] | None, answers: Sequence[TimedAnswer], clock: Clock,
+    delta: Mapping[str, float] | None,
+    answers: Sequence[TimedAnswer],
+    clock: Clock,
     findings: Findings,
-) -> None:  # fmt: skip
+) -> None:
     """What the server's counters say of drafts against the prompts, and against the stream: a step
     sends one token and those that it accepted, and nothing after the end of an answer."""
     drafts, accepted = ((delta or {}).get(name, 0.0) for name in ("drafts", "accepted_tokens"))
@@ -280,9 +284,12 @@ def check_drafts(
 
 
 def check_server_clock(
-    delta: dict[str, float] | None, answers: Sequence[TimedAnswer], clock: Clock, bound: float,
+    delta: dict[str, float] | None,
+    answers: Sequence[TimedAnswer],
+    clock: Clock,
+    bound: float,
     findings: Findings,
-) -> None:  # fmt: skip
+) -> None:
     """The decode rate over all requests against the engine's own clock over the same ones. The
     stream may be slower than the engine, and is then what a user gets; it cannot be faster."""
     seconds = (delta or {}).get("decode_seconds")

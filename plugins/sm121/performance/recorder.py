@@ -56,10 +56,13 @@ class Recorder:
     recorded: list[Recorded] = field(default_factory=list)
 
     def record(
-        self, measurement: Measurement, more: More | None = None, *,
+        self,
+        measurement: Measurement,
+        more: More | None = None,
+        *,
         maximum_rounds: int | None = None,
         store: Callable[[Recorded], None] = lambda _recorded: None,
-    ) -> Recorded:  # fmt: skip
+    ) -> Recorded:
         """Decide on a measurement, with more rounds if the gate needs them. `measurement`: with its
         first rounds, or with all; `more`: measures until there is a given number of rounds in all;
         `maximum_rounds`: the most rounds; without ``more``, those of the measurement; `store`: also
@@ -79,9 +82,13 @@ class Recorder:
         if not against and estimate is None:
             against.append("no_samples: nothing was measured")
         verdict, fact = gate.conclude(
-            measurement, decision, gated=threshold is not None, against=against,
-            refuted=self.box.refuted if self.box is not None else (), box=file.box.reason,
-        )  # fmt: skip
+            measurement,
+            decision,
+            gated=threshold is not None,
+            against=against,
+            refuted=self.box.refuted if self.box is not None else (),
+            box=file.box.reason,
+        )
         if fact and verdict is Verdict.FAIL and (why := memory.get("out_of_reach")):
             (fact,) = noted([fact], f"it reads {why}")
         file.metrics[measurement.name] = _report(
@@ -202,22 +209,32 @@ class Recorder:
 
 
 def _report(
-    measurement: Measurement, threshold: Gate | None, estimate: Estimate | None,
-    decision: Decision | None, verdict: Verdict, memory: dict[str, Any],
-) -> MetricReport:  # fmt: skip
+    measurement: Measurement,
+    threshold: Gate | None,
+    estimate: Estimate | None,
+    decision: Decision | None,
+    verdict: Verdict,
+    memory: dict[str, Any],
+) -> MetricReport:
     thresholds = {
         name: getattr(threshold, name, None) for name in ("minimum", "target", "stretch", "at_most")
     }
     return MetricReport(
-        value=statistics.finite(estimate.value) if estimate else None, unit=measurement.unit,
+        value=statistics.finite(estimate.value) if estimate else None,
+        unit=measurement.unit,
         ci_low=statistics.finite(estimate.ci_low) if estimate else None,
         ci_high=statistics.finite(estimate.ci_high) if estimate else None,
-        confidence=estimate.confidence if estimate else None, rounds=len(measurement.samples),
+        confidence=estimate.confidence if estimate else None,
+        rounds=len(measurement.samples),
         grade=decision.grade if decision and verdict is Verdict.PASS else None,
-        clock=measurement.clock, accepted_length=measurement.extra.get("mean_accepted_length"),
+        clock=measurement.clock,
+        accepted_length=measurement.extra.get("mean_accepted_length"),
         acceptance_rate=measurement.extra.get("acceptance_rate"),
-        texts=measurement.extra.get("texts"), verdict=verdict, **thresholds, **memory,
-    )  # fmt: skip
+        texts=measurement.extra.get("texts"),
+        verdict=verdict,
+        **thresholds,
+        **memory,
+    )
 
 
 def host_of(url: str | None) -> str | None:

@@ -154,9 +154,14 @@ class AbRun:
             "box": self.harness.file.box.state,
         }
         filled = hypothesis.review(
-            chosen, answers, (text, gate), sides=(self.sides[0].text, self.sides[1].text),
-            outcomes=outcomes, levels=levels, run=run,
-        )  # fmt: skip
+            chosen,
+            answers,
+            (text, gate),
+            sides=(self.sides[0].text, self.sides[1].text),
+            outcomes=outcomes,
+            levels=levels,
+            run=run,
+        )
         write_text(filled, file)
         if undecided is not None:
             raise type(undecided)(f"{undecided}; the review is in {file}")
@@ -303,10 +308,12 @@ class AbRun:
         memory = ServerMemoryReader(gpu=self.harness.arch != architecture.CPU)
         base = self.harness.managed_configuration(self.harness.profile.under_test)
         configuration = dataclasses.replace(
-            base, name=name, python=side.python or base.python,
+            base,
+            name=name,
+            python=side.python or base.python,
             arguments=(*base.arguments, *side.arguments),
             environment=environment_items(dict(base.environment), dict(side.environment)),
-        )  # fmt: skip
+        )
         return self.harness.start(configuration), memory
 
     def _measure(self, name: str, server: Server) -> dict[str, MetricOfStart]:
@@ -345,11 +352,16 @@ class AbRun:
         for outcome in outcomes:
             rate, allowed = outcome.higher_is_better, outcome.allowed or 0.0
             self.harness.file.metrics[f"ab:{outcome.metric}"] = MetricReport(
-                value=statistics.finite(outcome.ratio), ci_low=statistics.finite(outcome.ci_low),
-                ci_high=statistics.finite(outcome.ci_high), confidence=statistics.CONFIDENCE,
-                unit="B/A", rounds=outcome.pairs, verdict=outcome.verdict,
-                minimum=1.0 - allowed if rate else None, at_most=None if rate else 1.0 + allowed,
-            )  # fmt: skip
+                value=statistics.finite(outcome.ratio),
+                ci_low=statistics.finite(outcome.ci_low),
+                ci_high=statistics.finite(outcome.ci_high),
+                confidence=statistics.CONFIDENCE,
+                unit="B/A",
+                rounds=outcome.pairs,
+                verdict=outcome.verdict,
+                minimum=1.0 - allowed if rate else None,
+                at_most=None if rate else 1.0 + allowed,
+            )
         others = [change for change in self.harness.file.changes if change.beside != _A]
         worse = [o for o in outcomes if o.verdict is not Verdict.PASS]
         self.harness.file.changes = [*others, *(change.report(_A) for change in worse)]

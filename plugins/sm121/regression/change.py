@@ -82,19 +82,26 @@ class Change:
     def fact(self) -> Fact:
         """What does not hold of it."""
         return Fact(
-            "worse than before by at most", about=self.metric,
+            "worse than before by at most",
+            about=self.metric,
             value=None if self.worse is None else 100 * self.worse,
-            limit=100 * (self.allowed or 0.0), unit="%",
+            limit=100 * (self.allowed or 0.0),
+            unit="%",
             evidence=self.text.removeprefix(f"{self.metric}: "),
-        )  # fmt: skip
+        )
 
     def report(self, beside: str) -> ChangeReport:
         """As verdict.json has it, held against ``beside``."""
         return ChangeReport(
-            metric=self.metric, unit=self.unit, here=statistics.finite(self.b),
-            before=statistics.finite(self.a), worse=self.worse, allowed=self.allowed or 0.0,
-            beside=beside, verdict=self.verdict,
-        )  # fmt: skip
+            metric=self.metric,
+            unit=self.unit,
+            here=statistics.finite(self.b),
+            before=statistics.finite(self.a),
+            worse=self.worse,
+            allowed=self.allowed or 0.0,
+            beside=beside,
+            verdict=self.verdict,
+        )
 
     def _worse(self, ratio: float | None) -> float | None:
         if ratio is None or not math.isfinite(ratio):

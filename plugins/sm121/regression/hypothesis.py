@@ -74,9 +74,11 @@ class Criterion(DataTable):
 #: The criteria on a metric, and how each is written.
 _BOUNDS = {
     "change_at_least": "changes by at least {:+.3g} %",
-    "change_at_most": "changes by at most {:+.3g} %", "difference_at_most": "grows by at most {:g}",
-    "value_at_least": "is at least {:g}", "value_at_most": "is at most {:g}",
-}  # fmt: skip
+    "change_at_most": "changes by at most {:+.3g} %",
+    "difference_at_most": "grows by at most {:g}",
+    "value_at_least": "is at least {:g}",
+    "value_at_most": "is at most {:g}",
+}
 
 
 class Hypothesis(DataTable):
@@ -122,18 +124,22 @@ def gate_behind(phase: Phase) -> tuple[str, tuple[Criterion, ...]]:
 
 
 def evaluate(
-    criteria: Sequence[Criterion], outcomes: Sequence[Change], visits: Sequence[Visit],
+    criteria: Sequence[Criterion],
+    outcomes: Sequence[Change],
+    visits: Sequence[Visit],
     levels: Mapping[str, Verdict],
-) -> list[CriterionResult]:  # fmt: skip
+) -> list[CriterionResult]:
     """Each criterion against what was seen; what was not measured is NOT_RUN."""
     by_name = {outcome.metric: outcome for outcome in outcomes}
     return [_answer(criterion, by_name, visits, levels) for criterion in criteria]
 
 
 def _answer(
-    criterion: Criterion, outcomes: Mapping[str, Change], visits: Sequence[Visit],
+    criterion: Criterion,
+    outcomes: Mapping[str, Change],
+    visits: Sequence[Visit],
     levels: Mapping[str, Verdict],
-) -> CriterionResult:  # fmt: skip
+) -> CriterionResult:
     if criterion.level is not None:
         verdict = levels.get(criterion.level, Verdict.NOT_RUN)
         return CriterionResult(criterion, verdict, "", verdict.value, "in the same run")
@@ -192,17 +198,30 @@ def _path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
 
 
 def review(
-    hypothesis: Hypothesis, answers: Sequence[CriterionResult],
-    gate: tuple[str, Sequence[CriterionResult]], *, sides: tuple[str, str],
-    outcomes: Sequence[Change], levels: Mapping[str, Verdict], run: Mapping[str, Any],
-) -> str:  # fmt: skip
+    hypothesis: Hypothesis,
+    answers: Sequence[CriterionResult],
+    gate: tuple[str, Sequence[CriterionResult]],
+    *,
+    sides: tuple[str, str],
+    outcomes: Sequence[Change],
+    levels: Mapping[str, Verdict],
+    run: Mapping[str, Any],
+) -> str:
     environment = Environment(  # noqa: S701  # Markdown of our own data
-        loader=PackageLoader("sm121.report"), undefined=StrictUndefined, trim_blocks=True,
+        loader=PackageLoader("sm121.report"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
         finalize=lambda value: str(value).replace("|", "\\|").replace("\n", " "),
-    )  # fmt: skip
+    )
     return environment.get_template("review.md.j2").render(
-        hypothesis=hypothesis, answers=answers, gate_text=gate[0], gate=gate[1],
-        verdict=worst(answer.verdict for answer in [*answers, *gate[1]]).value, sides=sides,
-        outcomes=outcomes, number=number,
-        levels={name: verdict.value for name, verdict in levels.items()}, run=run,
-    )  # fmt: skip
+        hypothesis=hypothesis,
+        answers=answers,
+        gate_text=gate[0],
+        gate=gate[1],
+        verdict=worst(answer.verdict for answer in [*answers, *gate[1]]).value,
+        sides=sides,
+        outcomes=outcomes,
+        number=number,
+        levels={name: verdict.value for name, verdict in levels.items()},
+        run=run,
+    )

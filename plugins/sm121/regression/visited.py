@@ -27,9 +27,12 @@ def effects(path: KernelPath) -> dict[str, Any]:
 
 
 def not_as_asked(
-    required: KernelPathRequirement, server: Server, path: KernelPath,
-    configuration: ServerConfiguration | None, under_test: str,
-) -> list[str]:  # fmt: skip
+    required: KernelPathRequirement,
+    server: Server,
+    path: KernelPath,
+    configuration: ServerConfiguration | None,
+    under_test: str,
+) -> list[str]:
     """What of a visit is not what it was to be, a line each. What the profile requires holds, but
     for the values that the side itself asks for. ``configuration``: without what the side adds;
     None for a server at a URL."""

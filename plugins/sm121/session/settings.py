@@ -266,8 +266,14 @@ def _new(option: Option, name: str) -> Path | None:
 
 
 def _refuse_conflicts(option: Option, base_url: str | None) -> None:
-    starting = ("--engine-python", "--engine-binary", "--engine-arg", "--engine-env",
-                "--engine-debug", "--model")  # fmt: skip
+    starting = (
+        "--engine-python",
+        "--engine-binary",
+        "--engine-arg",
+        "--engine-env",
+        "--engine-debug",
+        "--model",
+    )
     attaching = ("--api-key", "--api-key-file", "--server-log")
     if base_url:
         conflicting = [name for name in starting if option(name)]

@@ -57,9 +57,12 @@ class Stress:
     not even answer one request at a time."""
 
     def __init__(
-        self, harness: Harness, server: Server, capabilities: Capabilities,
+        self,
+        harness: Harness,
+        server: Server,
+        capabilities: Capabilities,
         bound: AgreementBound | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         has_ids = capabilities.can("token_ids")
         capabilities.require("completions", "ignore_eos", *(() if has_ids else ("logprob_ids",)))
         if bound is None:
@@ -77,15 +80,20 @@ class Stress:
             stop=lambda: harness.aborted,
         )
         self.shapes = Shapes(
-            model=server.endpoint.served_name, prompts=continuations().prompts,
-            ask=Asker(server).ask, salted=capabilities.engine == "vllm",
+            model=server.endpoint.served_name,
+            prompts=continuations().prompts,
+            ask=Asker(server).ask,
+            salted=capabilities.engine == "vllm",
             log_probabilities=bound.fork > 0 or not has_ids,
             refuses=lambda case: capabilities.deviation(case, "served") is None,
-        )  # fmt: skip
+        )
         self.timeline = Timeline(
-            self._processes, server.endpoint, completed=lambda: self.client.completed,
-            floor_bytes=sizes.memory_floor_gib.value * 2**30, on_floor=harness.abort,
-        )  # fmt: skip
+            self._processes,
+            server.endpoint,
+            completed=lambda: self.client.completed,
+            floor_bytes=sizes.memory_floor_gib.value * 2**30,
+            on_floor=harness.abort,
+        )
         tokens = int(sizes.answer_tokens.value)
         self._crowd = Crowd(self.shapes, self.client, capabilities, bound, tokens)
         self._growths: list[Growth] = []
@@ -160,10 +168,12 @@ class Stress:
         """Requests of all lengths, arriving in one of the ways in which users do."""
         count = int(self._sizes.mixed_requests.value)
         self._play(
-            f"mixed lengths, {kind} arrivals", self._take(self.shapes.mixed, count),
+            f"mixed lengths, {kind} arrivals",
+            self._take(self.shapes.mixed, count),
             concurrency=self._streams,
-            arrivals=shapes.moments(kind, count, self._sizes.arrivals_per_s.value), tails=False,
-        )  # fmt: skip
+            arrivals=shapes.moments(kind, count, self._sizes.arrivals_per_s.value),
+            tails=False,
+        )
 
     def crowd(self, times: int) -> None:
         """Requests of all kinds at once, so many times as many as the server has places."""
@@ -269,9 +279,13 @@ class Stress:
                 failed.append(error := UnderLoad(f"soak, round {number}", faults, len(jobs)))
                 faults = error.faults
             return soak.Round(
-                number, round(load.started - self.timeline.began, 1), len(jobs), load.tokens,
-                round(load.seconds, 3), [str(fault) for fault in faults],
-            )  # fmt: skip
+                number,
+                round(load.started - self.timeline.began, 1),
+                len(jobs),
+                load.tokens,
+                round(load.seconds, 3),
+                [str(fault) for fault in faults],
+            )
 
         def write(record: dict[str, Any]) -> None:
             nonlocal next_memory
@@ -300,10 +314,15 @@ class Stress:
         # More than can have ended when the stop arrives, also of a server that is very fast.
         jobs = self._take(self.shapes.short, 10 * int(self._sizes.load_requests.value))
         line = restart.under_load(
-            self._harness, self.client, jobs, self._streams, self._bound, self.timeline.stop,
+            self._harness,
+            self.client,
+            jobs,
+            self._streams,
+            self._bound,
+            self.timeline.stop,
             self._sizes.stop_learned_within_s.value,
             self._capabilities.deviation("restart-under-load", "silent"),
-        )  # fmt: skip
+        )
         self._say(line)
 
     # What must hold afterwards.
@@ -312,10 +331,12 @@ class Stress:
         """As fast as before all load, within the profile's bound."""
         box = self._harness.profile.box
         line = throughput.compare(
-            self._before, self._read_throughput, allowed=self._sizes.throughput_drop.value,
+            self._before,
+            self._read_throughput,
+            allowed=self._sizes.throughput_drop.value,
             on_cpu=self._harness.arch == architecture.CPU,
             max_other_load=box.max_other_load if box else 0.25,
-        )  # fmt: skip
+        )
         self._say(line)
 
     def nothing_kept(self) -> None:
@@ -361,9 +382,14 @@ class Stress:
         return self._play(name, jobs, concurrency=self._streams)
 
     def _play(
-        self, name: str, jobs: Sequence[Job], *, concurrency: int,
-        arrivals: Sequence[float] | None = None, tails: bool = True,
-    ) -> LoadResult:  # fmt: skip
+        self,
+        name: str,
+        jobs: Sequence[Job],
+        *,
+        concurrency: int,
+        arrivals: Sequence[float] | None = None,
+        tails: bool = True,
+    ) -> LoadResult:
         load = self.client.run(jobs, concurrency=concurrency, arrivals=arrivals)
         if faults := self._faults(load, tails=tails):
             raise UnderLoad(name, faults, len(jobs))

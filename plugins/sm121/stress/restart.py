@@ -20,10 +20,15 @@ _BROKEN_OFF = ("connection", "bad_stream", "http_5xx")
 
 
 def under_load(
-    harness: Harness, client: LoadClient, jobs: Sequence[Job], concurrency: int,
-    bound: AgreementBound, before_stop: Callable[[], None], learned_within_s: float,
+    harness: Harness,
+    client: LoadClient,
+    jobs: Sequence[Job],
+    concurrency: int,
+    bound: AgreementBound,
+    before_stop: Callable[[], None],
+    learned_within_s: float,
     excuse: Deviation | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Stop the server under a load, and play one job of each name on the server started again.
 
     Args:
@@ -70,15 +75,21 @@ def _silence(waited: Mapping[int, float], late: Sequence[int], limit_s: float, l
     """What does not hold where clients wait too long; seconds of silence by the job's number."""
     return Fact(
         "an answer, an error or a closed connection for each client, after the stop within",
-        f"for {len(late)} of {len(waited)} requests", value=max(waited.values()), limit=limit_s,
-        unit="s", evidence=f"numbers {', '.join(map(str, late[:8]))}; {log}",
-    )  # fmt: skip
+        f"for {len(late)} of {len(waited)} requests",
+        value=max(waited.values()),
+        limit=limit_s,
+        unit="s",
+        evidence=f"numbers {', '.join(map(str, late[:8]))}; {log}",
+    )
 
 
 def _stopped(
-    harness: Harness, client: LoadClient, jobs: Sequence[Job], concurrency: int,
+    harness: Harness,
+    client: LoadClient,
+    jobs: Sequence[Job],
+    concurrency: int,
     before_stop: Callable[[], None],
-) -> tuple[LoadResult, float, str]:  # fmt: skip
+) -> tuple[LoadResult, float, str]:
     """The load in whose middle the server was stopped, when that was, and the server's log."""
     earlier = {outcome.number for outcome in client.under_way()}
     ended_before = client.completed

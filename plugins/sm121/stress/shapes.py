@@ -39,9 +39,15 @@ class Shapes:
         refuses: whether the server is to refuse a case of ``fixtures/api``, by its id."""
 
     def __init__(
-        self, *, model: str, prompts: Sequence[Prompt], ask: Callable[[Request], Completion],
-        salted: bool, log_probabilities: bool, refuses: Callable[[str], bool] = lambda _case: True,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        model: str,
+        prompts: Sequence[Prompt],
+        ask: Callable[[Request], Completion],
+        salted: bool,
+        log_probabilities: bool,
+        refuses: Callable[[str], bool] = lambda _case: True,
+    ) -> None:
         self._model = model
         self.prompts = prompts
         self._ask = ask
@@ -124,9 +130,15 @@ class Shapes:
         )
 
     def job(
-        self, prompt: str | tuple[int, ...], tokens: int, *, name: str, stream: bool = True,
-        behaviour: Behaviour = "complete", change: dict[str, Any] | None = None,
-    ) -> Job:  # fmt: skip
+        self,
+        prompt: str | tuple[int, ...],
+        tokens: int,
+        *,
+        name: str,
+        stream: bool = True,
+        behaviour: Behaviour = "complete",
+        change: dict[str, Any] | None = None,
+    ) -> Job:
         """One job; the answer that the prompt has alone is asked for first, where it counts."""
         request = Request(prompt, tokens, top=self._top, salt=self._fresh_salt())
         body = request.body(self._model)

@@ -38,9 +38,11 @@ class Round:
 
 
 def run(
-    duration_s: float, play: Callable[[int], Round], write: Callable[[dict[str, Any]], None],
+    duration_s: float,
+    play: Callable[[int], Round],
+    write: Callable[[dict[str, Any]], None],
     say: Callable[[str], None] = lambda _line: None,
-) -> None:  # fmt: skip
+) -> None:
     """Play rounds until the time is over or one has a fault.
 
     Args:

@@ -64,16 +64,22 @@ def read(
     other_s = (ended.all - began.all) - server - (ended.suite - began.suite)
     available = (ended.at - began.at) * (psutil.cpu_count() or 1)
     return ThroughputReading(
-        rate=statistics.median(rates), tokens=load.tokens,
-        per_cpu_s=load.tokens / max(server, 1e-9), waited_s=ended.waited - began.waited,
+        rate=statistics.median(rates),
+        tokens=load.tokens,
+        per_cpu_s=load.tokens / max(server, 1e-9),
+        waited_s=ended.waited - began.waited,
         other_load=max(0.0, other_s / max(available, 1e-9)),
-    )  # fmt: skip
+    )
 
 
 def compare(
-    before: ThroughputReading, take: Callable[[], ThroughputReading], *, allowed: float,
-    on_cpu: bool, max_other_load: float,
-) -> str:  # fmt: skip
+    before: ThroughputReading,
+    take: Callable[[], ThroughputReading],
+    *,
+    allowed: float,
+    on_cpu: bool,
+    max_other_load: float,
+) -> str:
     """Read until the server is as fast as before, within a bound; gives a line that says so. On a
     CPU that others use meanwhile the clock says little: there the tokens for each second of
     processor time may show that it is as fast.
@@ -133,6 +139,9 @@ class _CpuTimes:
         busy = psutil.cpu_times()
         suite = psutil.Process().cpu_times()
         return cls(
-            time.monotonic(), float(sum(busy) - busy.idle - busy.iowait), server,
-            suite.user + suite.system, waited,
-        )  # fmt: skip
+            time.monotonic(),
+            float(sum(busy) - busy.idle - busy.iowait),
+            server,
+            suite.user + suite.system,
+            waited,
+        )

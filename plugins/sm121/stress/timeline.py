@@ -81,9 +81,11 @@ class ServerDeviceMemory:
         command = ["nvidia-smi", "--query-compute-apps=pid,used_memory"]
         try:
             answer = subprocess.run(
-                [*command, "--format=csv,noheader,nounits"], capture_output=True, text=True,
+                [*command, "--format=csv,noheader,nounits"],
+                capture_output=True,
+                text=True,
                 timeout=10,
-            )  # fmt: skip
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         total = None
@@ -105,9 +107,14 @@ class Timeline(threading.Thread):
         on_floor: called with a line that says so."""
 
     def __init__(
-        self, processes: Callable[[], Iterable[psutil.Process]], endpoint: Endpoint, *,
-        completed: Callable[[], int], floor_bytes: float, on_floor: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        processes: Callable[[], Iterable[psutil.Process]],
+        endpoint: Endpoint,
+        *,
+        completed: Callable[[], int],
+        floor_bytes: float,
+        on_floor: Callable[[str], None],
+    ) -> None:
         super().__init__(name="sm121-memory", daemon=True)
         self._processes = processes
         self._endpoint = endpoint

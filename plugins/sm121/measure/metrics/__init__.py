@@ -73,10 +73,15 @@ class Metric(ABC):
         Raises:
             Inapplicable, NotRun: the cell has no such thing."""
         measurement = Measurement(
-            name=self.name(cell), unit=self.unit, samples=self.samples(cell),
-            higher_is_better=self.higher_is_better, clock=cell.clock, quantile=self.quantile,
-            remarks=cell.remarks(self.name(cell)), records=cell.records,
-        )  # fmt: skip
+            name=self.name(cell),
+            unit=self.unit,
+            samples=self.samples(cell),
+            higher_is_better=self.higher_is_better,
+            clock=cell.clock,
+            quantile=self.quantile,
+            remarks=cell.remarks(self.name(cell)),
+            records=cell.records,
+        )
         # A failed request is an infinite time. A rate beside one is not believed.
         findings = cell.findings(failures=self.higher_is_better)
         self.examine(cell, measurement, findings)
