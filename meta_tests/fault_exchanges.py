@@ -86,9 +86,29 @@ def on_error(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange
     return plainly(hook)
 
 
+def on_odd_chats(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
+    """What becomes of a chat that ignores its end, or has a tool's result and no tools."""
+
+    def hook(request: Request, forward: Forward) -> Answer:
+        body, answer = request.body or {}, forward(request)
+        results = '"role": "tool"' in json.dumps(body.get("messages"))
+        is_odd = body.get("ignore_eos") or (results and not body.get("tools"))
+        return make(request, answer) if is_odd and request.path == CHAT else answer
+
+    return plainly(hook)
+
+
 def hang(_request: Request, answer: Answer) -> Answer:
     time.sleep(HANG_S)
     return answer
+
+
+def harmony_error(_request: Request, _answer: Answer) -> Answer:
+    return Answer(500, "application/json", b'{"error": {"message": "Unknown role: final"}}')
+
+
+def no_answer(_request: Request, _answer: Answer) -> Answer:
+    return Answer(None, "", b"")
 
 
 def after_an_error(broken: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
@@ -210,7 +230,7 @@ status_500_for_400 = on_error(lambda _r, a: replace(a, status=500))
 status_200_for_an_error = on_error(lambda _r, a: replace(a, status=200))
 error_without_error_object = on_error(lambda _r, a: replace(a, content=b'{"detail": "no"}'))
 error_as_a_web_page = on_error(lambda _r, _a: Answer(400, "text/html", b"<h1>Bad Request</h1>"))
-bad_request_breaks_the_connection = on_error(lambda _r, _a: Answer(None, "", b""))
+bad_request_breaks_the_connection = on_error(no_answer)
 dead_after_an_error = after_an_error(lambda _r, _a: Answer(503, "text/plain", b"EngineDeadError"))
 another_answer_after_an_error = after_an_error(
     lambda _r, a: changed(a, choice(lambda c: c.update(text="!!!!")))

@@ -33,6 +33,9 @@ _BETWEEN_RUNS = 0.05
 _SERIES, _SEGMENT = 6, 2
 #: Runs in a row whose median may be the best level of a history.
 _ANCHOR = 3
+#: Where one start in four is slow, so many in a row are slow once in 250 times, and none of so many
+#: is slow once in 100 times.
+_SLOW_STARTS, _STARTS = 4, 16
 #: Runs apart by at most so many tell by how much runs differ, also where neighbours are alike, and
 #: for each that many runs.
 _LAGS, _RUNS_OF_LAG = 3, 8
@@ -59,10 +62,32 @@ def compare(
     oldest first, without the current one."""
     earlier = {n: [run.metrics[n] for run in history if n in run.metrics] for n in current}
     return [
-        _compare(current[name], metrics[-_RECENT:], limits.allowed(name))
+        _over_starts(
+            _compare(current[name], metrics[-_RECENT:], limits.allowed(name)), metrics, limits
+        )
         for name, metrics in earlier.items()
         if metrics
     ]
+
+
+def _over_starts(change: Change, stored: Sequence[StoredMetric], limits: Regression) -> Change:
+    """A run is one start. It fails where it is worse than each stored start by more than starts of
+    one build differ, or, where many starts are stored and have shown that, by a third of what is
+    allowed."""
+    differ_by = limits.of_starts(change.metric, change.unit)
+    if change.verdict is not Verdict.FAIL or not differ_by or not change.b:
+        return change
+    if len(stored) >= _STARTS:
+        differ_by = min(differ_by, change.allowed / 3.0)
+    values = [metric.value for metric in stored[-_STARTS:]]
+    worst = min(values) if change.higher_is_better else max(values)
+    if _worse(change.b, worst, change.higher_is_better) > differ_by:
+        return change
+    text = (
+        f"{change.text}; it is one start, and starts of one build differ by up to "
+        f"{limits.starts_differ_by:.0%}: --ab decides over pairs of starts"
+    )
+    return replace(change, verdict=Verdict.INCONCLUSIVE, text=text)
 
 
 def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> Change:
@@ -261,20 +286,23 @@ def _fall(
     A step: levels are those between two changes; not of a percentile, whose scatter hides them. A
     creep: the best level stays however long ago it was. It is the best median of three runs in a
     row, so that no lucky run is one. The level now is the better of this run and the median of the
-    last five, so that one bad run is no creep, and none is left where this run is good again. More
-    is allowed where runs differ by more: of 1,000 simulated runs without a trend, in histories of
-    60, less than one is red."""
+    last five, and of what is timed the best of four starts, so that slow starts are no creep, and
+    none is left where this run is good again. More is allowed where runs differ by more: of 1,000
+    simulated runs without a trend, in histories of 60, less than one is red."""
     better, chance = max if metric.higher_is_better else min, _chance(values)
+    is_timed = limits.of_starts(metric.name, metric.unit) > 0.0
     levels: list[tuple[float, float, int, float]] = []
     parts = segments(values) if (metric.quantile or 0.5) <= 0.5 else []
     medians = {end: float(np.median(values[start:end])) for start, end in parts}
-    if robust := [end for start, end in parts if end - start >= _ANCHOR]:
+    robust = [end for start, end in parts if end - start >= _ANCHOR]
+    if robust and len(values) - parts[-1][0] >= (_SLOW_STARTS if is_timed else _SEGMENT):
         at = better(robust, key=medians.__getitem__)
         by_chance = chance * np.sqrt(1.0 / (len(values) - parts[-1][0]) + 1.0 / _ANCHOR)
         allowed = max(limits.allowed(metric.name), by_chance)
         levels.append((medians[at], medians[len(values)], at, allowed))
     anchors = [float(np.median(values[i : i + _ANCHOR])) for i in range(len(values) - _ANCHOR)]
     level = better(values[-1], float(np.median(values[-_RECENT:])))
+    level = better(level, *values[-_SLOW_STARTS:]) if is_timed else level
     at, allowed = anchors.index(better(anchors)) + _ANCHOR, limits.of_anchor(metric.name)
     levels.append((better(anchors), level, at, max(allowed, chance)))
     higher = metric.higher_is_better
