@@ -1,6 +1,8 @@
 """The regression level fails on each thing that it exists for, and on nothing else."""
 
+import itertools
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -417,3 +419,39 @@ def test_a_stored_metric_has_its_share_of_the_bound():
     )
     assert (now.roofline, now.bytes_per_token) == (0.727, 5.17e9)
     assert older.of_bound == ""
+
+
+def _start(generator: np.random.Generator, rate: float) -> StoredMetric:
+    """A start of a machine on which one in four is 7 % slow."""
+    level = rate * (0.93 if generator.random() < 0.25 else 1.0) * generator.normal(1.0, 0.005)
+    return metric("tg32@d0", level * generator.normal(1.0, 0.003, 7))
+
+
+@pytest.mark.parametrize(
+    "stored", [1, *(pytest.param(n, marks=pytest.mark.slow("seconds each")) for n in (3, 8, 20))]
+)
+def test_a_slow_start_blames_no_build_and_hides_none(stored):
+    """One run cannot tell a slow start from a slow build; a build that is 15 % slower is red."""
+    worst = [Verdict.PASS, Verdict.NOT_RUN, Verdict.INCONCLUSIVE, Verdict.FAIL]
+    verdicts = {0.85: Counter(), 0.9: Counter(), 1.0: Counter()}
+    for seed, (share, counted) in itertools.product(range(100), verdicts.items()):
+        generator = np.random.default_rng(seed)
+        history = [run(n, _start(generator, 60.0)) for n in range(stored)]
+        now = {"tg32@d0": _start(generator, 60.0 * share)}
+        judged = [
+            *regression.compare(now, history, LIMITS),
+            *regression.changes(now, history, LIMITS),
+        ]
+        counted[max((change.verdict for change in judged), key=worst.index)] += 1
+    assert verdicts[1.0][Verdict.FAIL] <= 2, verdicts
+    assert verdicts[0.9][Verdict.PASS] <= (20 if stored < 3 else 4), verdicts
+    assert verdicts[0.85][Verdict.PASS] == 0 and verdicts[0.85][Verdict.FAIL] > 60, verdicts
+
+
+@pytest.mark.parametrize(
+    "name, unit, of_start",
+    [("tg32@d0", "tok/s", True), ("ttft_p50", "ms", True), ("memory_peak_gib", "GiB", False)],
+)
+def test_what_starts_do_not_change_fails_as_before(name, unit, of_start):
+    assert (LIMITS.of_starts(name, unit) > 0.0) == of_start
+    assert LIMITS.model_copy(update={"metrics": {name: 0.05}}).of_starts(name, unit) == 0.0

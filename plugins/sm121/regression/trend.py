@@ -71,17 +71,22 @@ def compare(
 
 
 def _over_starts(change: Change, stored: Sequence[StoredMetric], limits: Regression) -> Change:
-    """A run is one start. It fails where it is worse than each stored start by more than starts of
-    one build differ, or, where many starts are stored and have shown that, by a third of what is
-    allowed."""
-    differ_by = limits.of_starts(change.metric, change.unit)
-    if change.verdict is not Verdict.FAIL or not differ_by or not change.b:
+    """A run is one start. What is worse than allowed fails where it is worse than each stored start
+    by more than starts of one build differ, or, where so many are stored that they have shown it,
+    by half of what is allowed. What is worse than each of some starts, and than the best of them by
+    more than is allowed, is no success, though most of them may have been slow."""
+    differ_by, allowed = limits.of_starts(change.metric, change.unit), change.allowed or 0.0
+    if change.verdict not in (Verdict.FAIL, Verdict.PASS) or not differ_by or not change.b:
         return change
-    if len(stored) >= _STARTS:
-        differ_by = min(differ_by, change.allowed / 3.0)
-    values = [metric.value for metric in stored[-_STARTS:]]
-    worst = min(values) if change.higher_is_better else max(values)
-    if _worse(change.b, worst, change.higher_is_better) > differ_by:
+    values = sorted(metric.value for metric in stored[-_STARTS:])
+    ends = (values[0], values[-1]) if change.higher_is_better else (values[-1], values[0])
+    beyond_worst, beyond_best = (_worse(change.b, end, change.higher_is_better) for end in ends)
+    if change.verdict is Verdict.FAIL:
+        settled = beyond_worst > (differ_by if len(values) < _STARTS else allowed / 2.0)
+    else:
+        slow = beyond_worst > allowed / 3.0 and beyond_best > allowed
+        settled = len(values) < _SCATTER or not slow
+    if settled:
         return change
     text = (
         f"{change.text}; it is one start, and starts of one build differ by up to "
@@ -291,18 +296,20 @@ def _fall(
     simulated runs without a trend, in histories of 60, less than one is red."""
     better, chance = max if metric.higher_is_better else min, _chance(values)
     is_timed = limits.of_starts(metric.name, metric.unit) > 0.0
+    starts = values[-_SLOW_STARTS:] if is_timed else values[-1:]
     levels: list[tuple[float, float, int, float]] = []
     parts = segments(values) if (metric.quantile or 0.5) <= 0.5 else []
     medians = {end: float(np.median(values[start:end])) for start, end in parts}
     robust = [end for start, end in parts if end - start >= _ANCHOR]
-    if robust and len(values) - parts[-1][0] >= (_SLOW_STARTS if is_timed else _SEGMENT):
+    if robust:
         at = better(robust, key=medians.__getitem__)
         by_chance = chance * np.sqrt(1.0 / (len(values) - parts[-1][0]) + 1.0 / _ANCHOR)
         allowed = max(limits.allowed(metric.name), by_chance)
-        levels.append((medians[at], medians[len(values)], at, allowed))
+        level = medians[len(values)]
+        level = better(level, *starts) if is_timed else level
+        levels.append((medians[at], level, at, allowed))
     anchors = [float(np.median(values[i : i + _ANCHOR])) for i in range(len(values) - _ANCHOR)]
-    level = better(values[-1], float(np.median(values[-_RECENT:])))
-    level = better(level, *values[-_SLOW_STARTS:]) if is_timed else level
+    level = better(*starts, float(np.median(values[-_RECENT:])))
     at, allowed = anchors.index(better(anchors)) + _ANCHOR, limits.of_anchor(metric.name)
     levels.append((better(anchors), level, at, max(allowed, chance)))
     higher = metric.higher_is_better
