@@ -47,19 +47,18 @@ def hold(api: Api, candidates: list[Json], attempts: int) -> None:
     """With one seed, texts have the same answers where the values are sent as where none is, or a
     high temperature alone; and without a seed they differ."""
 
-    def others(values: Json) -> list[str]:
-        texts = []
+    def differing(values: Json) -> list[str]:
+        texts: list[str] = []
         for alone in ({}, _HOT):
-            pairs = [
-                zip(TEXTS, _sampled(api, alone, 11), _sampled(api, values | alone, 11), strict=True)
-                for _ in range(attempts)
-            ]
-            texts += [
-                row[0][0] for row in zip(*pairs, strict=True) if all(a != b for _, a, b in row)
-            ]
+            others, tries = {*TEXTS}, attempts
+            while others and tries:
+                tries -= 1
+                bare, full = _sampled(api, alone, 11), _sampled(api, values | alone, 11)
+                others &= {text for text, a, b in zip(TEXTS, bare, full, strict=True) if a != b}
+            texts += sorted(others)
         return texts
 
-    least = min(map(others, candidates), key=len)
+    least = min(map(differing, candidates), key=len)
     required = f"answers as with {candidates[0]}, where none of these is sent"
     require(not least, required, f"{len(least)} others", evidence=least)
     answers = {tuple(_sampled(api, _HOT)) for _ in range(2)}
