@@ -27,6 +27,7 @@ FAULTS = {
     "no-models": "answers /v1/models with something else",
     "dripping": "answers /v1/models a byte at a time, for minutes",
     "another-model": "serves another model",
+    "whole-name": "names its model as a hub does, by owner and name",
     "stubborn": "ignores SIGTERM",
     "orphan": "leaves a daemon that ignores SIGTERM",
     "zombie": "does not reap a child",
@@ -36,6 +37,7 @@ FAULTS = {
     "dies-later": "ends by SIGKILL at the second completion",
 }
 MODEL = "canary"
+NAMES = {"another-model": "llama-3-8b", "whole-name": f"openai/{MODEL}"}
 
 
 def say(text: str) -> None:
@@ -72,8 +74,7 @@ class Handler(JsonHandler):
             elif self.fault == "no-models":
                 self.say({"models": 3})
             else:
-                name = "llama-3-8b" if self.fault == "another-model" else MODEL
-                entry = {"id": name, "object": "model", "owned_by": "meta"}
+                entry = {"id": NAMES.get(self.fault, MODEL), "object": "model", "owned_by": "meta"}
                 if self.fault == "created":  # who attaches waits to see whether that stands still
                     entry["created"] = 0
                 self.say({"object": "list", "data": [entry]})

@@ -1,11 +1,15 @@
 """Bad input: one line that says what was expected, exit status 4, before anything expensive."""
 
+import functools
 import os
 import sys
 import venv
 
 import pytest
 from data_rows import from_data
+
+from sm121.core.errors import UsageError
+from sm121.engines.attached import attach
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -37,6 +41,15 @@ def test_a_server_that_is_not_the_one(run_pytest, fault_server, fault, arguments
     key = () if "--api-key" in arguments else ("--api-key", server.key)
     line = refused(run_pytest, "--arch", "cpu", "--base-url", server.base_url, *key, *arguments)
     assert expected in line, line
+
+
+def test_the_only_model_of_a_server_needs_no_name_where_it_is_the_profile_s(fault_server):
+    server = fault_server("whole-name")
+    probe = functools.partial(attach, server.base_url, api_key=server.key, log=None)
+    attached = probe(served_name=None, default_name="canary")
+    assert attached.endpoint.served_name == "openai/canary"
+    with pytest.raises(UsageError, match="serves openai/canary; name one with --model"):
+        probe(served_name="canary", default_name="canary")
 
 
 def test_an_interpreter_without_vllm(run_pytest, tmp_path):

@@ -5,6 +5,7 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -34,18 +35,21 @@ def attach(
     default_name: str,
     log: Path | None,
 ) -> Server:
-    """Probe a running OpenAI-compatible server. `served_name`: the model that the user named;
-    without it, ``default_name`` is expected. Raises UsageError: nobody answers, what answers is no
-    such server, or it serves another model."""
+    """Probe a running OpenAI-compatible server. `served_name`: the model that it must serve; None:
+    ``default_name``, or the only one that it serves where that has it in its name, as
+    openai/gpt-oss-120b has. Raises UsageError: nobody answers, what answers is no such server, or
+    it serves another model."""
     root = root_of(base_url, "--base-url")
     endpoint = Endpoint(root, api_key or NO_KEY, served_name or default_name)
     with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
         models = _models(http, root)
         version = json_of(http, "/version").get("version")  # others than vLLM have none
+    if served_name is None and len(models) == 1 and default_name.lower() in models[0].lower():
+        endpoint = replace(endpoint, served_name=models[0])
     if endpoint.served_name not in models:
         raise UsageError(
             f"--base-url {base_url}: expected a server of {endpoint.served_name!r}, "
-            f"it serves {', '.join(models) or 'nothing'}; name one with --served-model-name"
+            f"it serves {', '.join(models) or 'nothing'}; name one with --model"
         )
     version = str(version) if version is not None else None
     return Server(endpoint, False, "openai-compatible", version, log, None, None)

@@ -126,7 +126,7 @@ def read(option: Option, started_in: Path) -> Settings:
         api_key=_api_key(option) if base_url else None,
         server_log=_server_log(option, ab, base_url),
         model=_model(option, base_url),
-        served_name=option("--served-model-name"),
+        served_name=option("--served-model-name") or (base_url and option("--model")),
         kernel_provider=_provider(option),
         full_shapes=option("--full-shapes"),
         kernel_trace=option("--kernel-trace"),
@@ -266,18 +266,13 @@ def _new(option: Option, name: str) -> Path | None:
 
 
 def _refuse_conflicts(option: Option, base_url: str | None) -> None:
-    starting = (
-        "--engine-python",
-        "--engine-binary",
-        "--engine-arg",
-        "--engine-env",
-        "--engine-debug",
-        "--model",
-    )
+    engine_options = ("python", "binary", "arg", "env", "debug")
     attaching = ("--api-key", "--api-key-file", "--server-log")
     if base_url:
-        conflicting = [name for name in starting if option(name)]
+        conflicting = [f"--engine-{name}" for name in engine_options if option(f"--engine-{name}")]
         why = "an attached server is never started"
+        if option("--model") and option("--served-model-name"):
+            raise UsageError("--model and --served-model-name: expected one of them")
     else:
         conflicting = [name for name in attaching if option(name)]
         why = "these describe an attached server: give --base-url too"
@@ -385,9 +380,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _model(option: Option, base_url: str | None) -> str | None:
-    model: str | None = option("--model")
-    if model is None or base_url:
-        return model
+    model: str | None = None if base_url else option("--model")
+    if model is None:
+        return None
     path = Path(model)
     if path.is_file() and path.suffix == ".gguf":
         return model

@@ -107,13 +107,9 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
 def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -> Server:
     """A running server, probed, and its log only where that is proven to be its own. Raises
     UsageError: the server does not answer, or is not the one that was asked for."""
-    server = attach(
-        url,
-        api_key=settings.api_key,
-        served_name=settings.served_name,
-        default_name=chosen.model.served_name,
-        log=log,
-    )
+    name = chosen.model.served_name
+    required = settings.served_name or (name if settings.certify else None)
+    server = attach(url, api_key=settings.api_key, served_name=required, default_name=name, log=log)
     can = detect(server, settings.attached_engine)
     if can.engine in known_engines():
         server = dataclasses.replace(server, reader=can.engine)
