@@ -202,6 +202,12 @@ def test_a_start_is_charged_where_it_happens_and_an_answer_by_its_length():
     assert correctness.starts == 0 and correctness.generated == pytest.approx(74 * answers)
 
 
+def test_the_minutes_of_requests_that_join_are_in_the_plan():
+    other, joining = (Check(f"t::test_{name}", "stress") for name in ("x", "short_prompts_join_x"))
+    seconds = (forecast_of(check)["stress"].other_s for check in (joining, other))
+    assert next(seconds) - next(seconds) == costing().stress.joining_s.value > 0
+
+
 def test_several_metrics_of_a_cell_cost_one_cell():
     rate = Check("1", "performance", depth=0, tokens=32)
     prefill = Check("2", "performance", depth=0)
