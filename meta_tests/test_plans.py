@@ -12,7 +12,7 @@ from data_rows import from_data
 
 from sm121.compilation import jit
 from sm121.compilation.jit import FlashInferModules
-from sm121.core import profile
+from sm121.core import data_file, profile
 from sm121.core.data_file import DataFileError, parse
 from sm121.core.engine_settings import Needs
 from sm121.core.errors import UsageError
@@ -173,6 +173,10 @@ def costing(**changed) -> Profile:
     return profile.load("cpu-tiny-gpt-oss").model_copy(update={"costs": costs(**changed)})
 
 
+def _costs():
+    return data_file.load_key("costs.toml", "levels", dict[str, forecast._Row])
+
+
 def forecast_of(*checks: Check, own: Profile | None = None, known: Timed | None = None):
     own = own or costing()
     return forecast.of(own, Plan.of(own, plan="quick"), checks, known or Timed())
@@ -198,7 +202,7 @@ def test_a_start_is_charged_where_it_happens_and_an_answer_by_its_length():
     )
     smoke, correctness = forecasts["smoke"], forecasts["correctness"]
     assert (smoke.checks, smoke.starts, smoke.starts_s) == (2, 2, 200)
-    answers = forecast._file().levels["correctness"].answers
+    answers = _costs()["correctness"].answers
     assert correctness.starts == 0 and correctness.generated == pytest.approx(74 * answers)
 
 
@@ -216,7 +220,7 @@ def test_several_metrics_of_a_cell_cost_one_cell():
         forecast_of(*checks)["performance"].prompt
         for checks in ((rate,), (rate, prefill), (rate, prefill, deeper))
     )
-    beside = forecast._file().levels["performance"].prompt
+    beside = _costs()["performance"].prompt
     assert both - one == beside and two - both > beside
 
 
@@ -285,10 +289,10 @@ def planned_minutes(name: str) -> dict[str, float]:
     return {plan: float(minutes) for plan, minutes in rows}
 
 
-def test_quick_takes_ten_minutes_on_a_gb10_and_merge_twenty_six():
+def test_quick_takes_ten_minutes_on_a_gb10_and_merge_half_an_hour():
     found = planned_minutes("sm121-gpt-oss-120b")
     assert [*found] == ["quick", "merge", "full"]
-    assert found["quick"] <= 10 and found["merge"] <= 26 < found["full"]
+    assert found["quick"] <= 10 and found["merge"] <= 30 < found["full"]
 
 
 def test_a_run_says_at_its_head_what_it_asks_and_how_long_that_takes(run_pytest, fault_server):
