@@ -96,24 +96,10 @@ def test_every_fallback_signature_has_a_line() -> None:
     assert {entry.id for entry in load_signatures("vllm").of("fallback")} == set(LINES["fallbacks"])
 
 
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        ("[cuda.py:507] Using TRITON_ATTN attention backend out of potential backends: "
-         "['TRITON_ATTN'].", ["attention_one_candidate"]),
-        ("[cuda.py:351] Using TRITON_ATTN attention backend out of potential backends: "
-         "('TRITON_ATTN',)", ["attention_one_candidate"]),
-        ("[cuda.py:507] Using FLASHINFER attention backend out of potential backends: "
-         "['FLASHINFER', 'TRITON_ATTN'].", []),
-        ("[nvfp4.py:242] Using 'MARLIN' NvFp4 MoE backend out of potential backends: ['MARLIN'].",
-         ["moe_one_candidate"]),
-        ("[nvfp4.py:242] Using 'MARLIN' NvFp4 MoE backend out of potential backends: "
-         "['FLASHINFER_CUTLASS', 'MARLIN'].", []),
-    ],
-)  # fmt: skip
-def test_a_choice_of_one_is_told(line: str, found: list[str]) -> None:
+@from_data
+def test_a_choice_of_one_is_told(line: str, found: tuple[str, ...]) -> None:
     path = read_lines([CORE + line])
-    assert path.silent_fallbacks == found
+    assert path.silent_fallbacks == [*found]
     assert path.fallbacks == []
     assert all(f"silent_fallbacks.{name}" in path.evidence for name in found)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from data_rows import from_data
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
@@ -159,9 +160,10 @@ def test_the_cause_is_read_from_the_log(make):
     assert "out of memory" in str(caught.value)
 
 
-def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make, empty_cache):
+@from_data
+def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make, empty_cache, others):
     """What another process compiles into the same cache meanwhile is no progress of this one."""
-    folder = empty_cache / "FLASHINFER_WORKSPACE_BASE/.cache/flashinfer/0.7.2/121a/cached_ops/moe"
+    folder = empty_cache / "FLASHINFER_WORKSPACE_BASE/.cache/flashinfer" / others
     folder.mkdir(parents=True)
     (folder / "build.ninja").write_text("build 1.o: cuda_compile 1.cu")
     os.utime(folder / "build.ninja", (time.time() + 60,) * 2)

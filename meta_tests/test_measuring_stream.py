@@ -196,9 +196,11 @@ def test_account_of_tokens(made, reason):
 
 
 @from_data
-def test_counters(delta, reason):
+def test_counters(delta, prompt, reason):
+    """Of one answer after a prompt of 4 tokens, or of so many."""
     findings = Findings()
-    validity.check_counters(delta, [of_ids(8)], "token_ids", findings)
+    answered = dataclasses.replace(of_ids(8), prompt_tokens=prompt or 4, asked_prompt=prompt or 4)
+    validity.check_counters(delta, [answered], "token_ids", findings)
     assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
     if delta is None:
         assert any("prefix-cache" in line for line in findings.unproven)

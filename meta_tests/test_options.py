@@ -45,20 +45,11 @@ def test_one_word_of_two_is_refused_with_what_was_taken_for_the_other(words, exp
     assert expected in str(refused.value) and "--ab '' '--flag'" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        ["--ab", "", "--enforce-eager", "tests"],
-        ["--ab", "--enforce-eager", "", "tests"],
-        ["tests", "--ab", "", "--enforce-eager"],
-        ["tests", "--ab", "", " -q fp8", "--rounds", "3"],
-        ["--ab", "KEY=1 --x y", "--slow", "tests"],
-    ],
-)
+@from_data
 def test_two_words_are_taken_whatever_they_begin_with(given):
-    found = parser().parse(given)
+    found = parser().parse([*given])
     start = given.index("--ab") + 1
-    assert found.ab == given[start : start + 2] and found.file_or_dir == ["tests"]
+    assert found.ab == [*given[start : start + 2]] and found.file_or_dir == ["tests"]
     assert not found.slow
 
 

@@ -61,15 +61,7 @@ def test_nsys_is_put_around_the_engine_and_waits_for_the_profiler() -> None:
     assert json.loads(command[command.index("--profiler-config") + 1]) == {"profiler": "cuda"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "traces"),
-    [
-        ({}, True),
-        ({"kernel_trace": "restart"}, True),
-        ({"kernel_trace": "off"}, False),
-        ({"engine_arguments": ("--profiler-config.profiler=torch",)}, False),
-    ],
-)
+@from_data
 def test_profiler_is_there_unless_somebody_else_uses_it(
     changes: dict, traces: bool, tmp_path: Path
 ) -> None:

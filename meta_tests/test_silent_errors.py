@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 from false_greens.engine import VARIABLES, environment, script
 from false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, STACK, stack
 
@@ -125,14 +126,7 @@ def test_each_accepted_error_has_a_reason_and_no_row_accepts_all():
 WARNED = "(EngineCore pid=9) WARNING 11-20 10:00:00 [import_utils.py:408] "
 
 
-@pytest.mark.parametrize(
-    "raised",
-    [
-        "ImportError: cannot import name '_C' from partially initialized module 'deep_gemm'",
-        "OSError: libnvshmem.so.3: cannot open shared object file",
-        "RuntimeError: no kernel image",
-    ],
-)
+@from_data
 def test_what_a_start_only_warned_of_is_no_error_once_it_serves(tmp_path, raised):
     lines = [
         f"{WARNED}Module deep_gemm was found but failed to import",

@@ -134,21 +134,7 @@ def test_each_wrong_answer_has_its_class(ids, options, kind):
     assert (found.kind if found else None) == kind, found
 
 
-@pytest.mark.parametrize(
-    ("ids", "options", "kind"),
-    [
-        ((), {}, None),
-        ((1, 2), {}, None),
-        ((1, 3), {}, "token_lost"),
-        ((9, 2), {}, "corrupted_answer"),
-        ((1, 2, 3, 4, 4), {}, "token_doubled"),
-        ((1, 2), {"completion": 4}, "wrong_usage"),
-        (None, {"completion": 4}, "bad_stream"),
-        ((1, 2), {"problem": ("stuck_request", "no token for 30 s")}, "stuck_request"),
-        ((1, 2), {"ended": 4.0}, "token_lost"),  # before the stop
-        ((1, 2), {"finish": "length"}, "token_lost"),  # and without a word
-    ],
-)
+@from_data
 def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, options, kind):
     """As vLLM does on a GPU: the stream ends with finish_reason "abort"."""
     ended = outcome(ids, **{"finish": "abort", "ended": 6.0, **options})
