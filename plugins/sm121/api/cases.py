@@ -229,8 +229,7 @@ def _content(api: Api, case: Case, body: Json) -> bytes:
 
 
 def healthy(api: Api) -> str:
-    """What the server answers when it is well. Raises Unmet: it does not answer at all, so that
-    nothing can be said of it afterwards."""
+    """What the server answers when it is well. Raises Unmet: it does not answer at all."""
     well, text = _sentinel(api)
     if not well:
         raise Unmet(Fact("an answer to a plain request, before any bad one", text))

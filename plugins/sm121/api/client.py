@@ -42,8 +42,7 @@ class Refused(Unmet):
 @dataclass(frozen=True)
 class Api:
     """The API of one server. The methods that are named for an answer return its JSON, valid and
-    consistent. They ask the capabilities first. Raises NotRun: the server cannot do what a request
-    needs; Unmet: the answer is not as published, or breaks what must hold in every answer."""
+    consistent. Raises NotRun: the server cannot do what a request needs; Unmet: it is not."""
 
     endpoint: Endpoint
     capabilities: Capabilities

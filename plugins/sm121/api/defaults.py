@@ -1,6 +1,5 @@
-"""What a server does where a parameter of sampling is not sent: as if the promised value were.
-vLLM promises those of the checkpoint's generation_config.json, and else what leaves the model's
-distribution as it is, as OpenAI's reference does."""
+"""What a server does where a parameter of sampling is not sent: as if the promised value were. vLLM
+promises those of the checkpoint's generation_config.json, and else OpenAI's defaults."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""An OpenAI client of the server under test that knows what the engine can do. It is imported where
-a client is made: the ``openai`` package takes half a second."""
+"""A client that knows what the engine can do. Importing ``openai`` takes half a second."""
 
 from typing import Any
 
@@ -11,8 +10,7 @@ from sm121.engines.capabilities import Capabilities, needed
 
 
 class GuardedClient(openai.OpenAI):
-    """A client of a server, which raises NotRun where a request needs what the engine has not. So a
-    test need not say what it needs: its requests do."""
+    """A client of a server, which raises NotRun where a request needs what the engine has not."""
 
     def __init__(self, endpoint: Endpoint, capabilities: Capabilities, **options: Any) -> None:
         super().__init__(**endpoint.client_options(**options))

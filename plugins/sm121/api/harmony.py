@@ -41,8 +41,7 @@ def headers(text: str | None) -> list[str]:
 
 
 def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
-    """What is not harmony in the tokens that an assistant generated. `finished`: it ended by
-    itself, so that its end is part of the form too."""
+    """What is not harmony in generated tokens. `finished`: it ended by itself, with its end."""
     if not ids:
         return ["no token was generated"]
     errors = []

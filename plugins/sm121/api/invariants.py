@@ -22,8 +22,7 @@ def ids(parts: Iterable[Json]) -> set[str]:
 
 
 def of_completion(answer: Json, request: Json, *, hidden: bool) -> list[str]:
-    """What does not hold in an answer of /v1/completions. `hidden`: the engine keeps special tokens
-    out of raw text."""
+    """What is wrong in an answer of /v1/completions. `hidden`: it shows no special tokens."""
     prompts = request.get("prompt")
     several = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
     count = (len(prompts) if several and prompts else 1) * (request.get("n") or 1)

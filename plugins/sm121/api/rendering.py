@@ -132,8 +132,7 @@ def _part(header: str, content: tuple[int, ...], end: int | None) -> Part:
 
 @functools.cache
 def encoding() -> "HarmonyEncoding":
-    """Harmony's rules, by OpenAI's own package. Raises NotRun: it is not installed, or has no
-    vocabulary."""
+    """Harmony's rules, by OpenAI's package. Raises NotRun: it or its vocabulary is missing."""
     try:
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
     except ImportError as error:

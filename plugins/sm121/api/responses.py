@@ -91,9 +91,8 @@ def _text(items: Iterable[Json]) -> str:
 
 
 def becomes_its_harmony(api: Api, case: ChatCase) -> None:
-    """A response is to the tokens of harmony's rendering, as its usage counts them. A server that
-    counts as another template has it must count the texts at least. Raises NotRun: harmony is not
-    at hand."""
+    """A response is to the tokens of harmony's rendering, as its usage counts them. A server with
+    another template must count the texts at least. Raises NotRun: harmony is not at hand."""
     answer = _cut(api, case)
     counted, effort = answer["usage"]["input_tokens"], _effort(answer)
     silent = effort is None and api.capabilities.engine != "vllm"
@@ -118,9 +117,8 @@ def goes_on_from_another(
     configuration: ServerConfiguration | None,
 ) -> None:
     """With ``previous_response_id`` a response is to the turns before as well. `configuration`:
-    what the server was started with; None for an attached one. One that was told to keep responses
-    may not refuse. Raises NotRun: the server keeps no responses, as vLLM does by default; or
-    harmony is not at hand."""
+    what the server was started with, None for an attached one: one that was told to keep responses
+    may not refuse. Raises NotRun: the server keeps no responses; or harmony is not at hand."""
     plain, limit = rendering.named("question"), correctness.max_answer_tokens
     question = plain.messages[0].text
     first = api.respond(question, max_output_tokens=limit, store=True)

@@ -35,8 +35,7 @@ def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts
 
 
 def said(message: Json) -> str:
-    """All text of a message: reasoning, under either of its names (vLLM 0.14 gives both), and
-    content."""
+    """All text of a message: reasoning, under either name (vLLM 0.14 gives both), and content."""
     reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
     return f"{reasoning}{message.get('content') or ''}"
 

@@ -147,8 +147,7 @@ class Speculation:
 
     def ends_anywhere(self) -> None:
         """An answer ends where it is told to, also between two tokens that were accepted together:
-        by max_tokens, by a stop token, by a stop string. Raises AssertionError: it ends
-        elsewhere."""
+        by max_tokens, a stop token or a stop string. Raises AssertionError: it ends elsewhere."""
         prompt = self.prompts.prompts[0]
         whole = self.asker.ask(Request(prompt.text, prompt.tokens))
         ids = self.asker.ids(whole)[:10]
@@ -216,8 +215,7 @@ class Speculation:
 
     @property
     def drafted(self) -> Drafted:
-        """What was drafted for the fixed texts. Raises NotRun: nothing was, or the server has no
-        such counters."""
+        """What was drafted for the fixed texts. Raises NotRun: nothing, or nothing counts it."""
         return self._texts[0]
 
     def drafts_are_accepted(self) -> None:

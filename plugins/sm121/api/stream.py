@@ -1,5 +1,4 @@
-"""Streams: server-sent events as they came, held against the order that is published, and put
-together again."""
+"""Streams: server-sent events, held against the published order, and put together again."""
 
 import json
 from collections.abc import Collection

@@ -58,8 +58,7 @@ def keeps_choice_in_a_chat(api: Api, judge: Judge, correctness: Correctness) -> 
 
 
 def keeps(api: Api, kind: Literal["regex", "choice"], value: str | list[str]) -> None:
-    """Texts of a completion that is sampled several times match a regex, or are choices. Raises
-    NotRun: the engine cannot."""
+    """Sampled texts match a regex, or are choices. Raises NotRun: the engine cannot."""
     body = api.capabilities.structured(kind, value)
     answers = together(
         # Seeded: what is wrong is wrong in the same way in every run.

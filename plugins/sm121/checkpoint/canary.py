@@ -38,10 +38,9 @@ Progress = Callable[[str], None]
 
 def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
     """Make the checkpoint of a twin at `directory`, unless it is there and up to date; returns its
-    path. The directory appears whole or not at all, and holds the same bytes every time. The
-    tokenizer, which takes most of the time, is taken from a sibling that already has it. Raises
-    ValueError for an unknown twin, FileExistsError when the directory exists and is not a canary,
-    ImportError without oss-harmony."""
+    path. The directory appears whole or not at all, with the same bytes every time. The tokenizer
+    is taken from a sibling that has it. Raises ValueError for an unknown twin, FileExistsError when
+    the directory exists and is not a canary, ImportError without oss-harmony."""
     if twin not in TWINS:
         raise ValueError(f"unknown twin {twin!r}: choose one of {', '.join(TWINS)}")
     directory = Path(directory).absolute()
@@ -86,8 +85,7 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
 
 
 def manifest(twin: Twin) -> dict[str, Any]:
-    """What identifies a built checkpoint: the twin, the builder's version and the hash of what it
-    is built from."""
+    """What identifies a checkpoint: the twin, the builder's version, the hash of its sources."""
     digest = hashlib.sha256()
     for name in ("weights.safetensors", "weights.json", "drafter.safetensors"):
         digest.update(_data(name))
@@ -103,8 +101,7 @@ def config(twin: Twin) -> dict[str, Any]:
 
 
 def tensors(twin: Twin) -> dict[str, tuple[str, Array]]:
-    """Every tensor of a twin: name -> (safetensors dtype, array). BF16 tensors are given as their
-    u16 bits."""
+    """Every tensor of a twin: name -> (safetensors dtype, array); BF16 as its u16 bits."""
     import safetensors.numpy
 
     shipped: dict[str, Array] = safetensors.numpy.load(_data("weights.safetensors"))
@@ -178,8 +175,7 @@ def drafter_tensors() -> dict[str, tuple[str, Array]]:
 
 
 def _expand(compact: Array, known: Array, noise: float, stream: int) -> Array:
-    """[known + 1, H] u16 BF16 bits -> [vocabulary, H]: known rows as they are, the others shared
-    row +- noise."""
+    """[known + 1, H] u16 BF16 bits -> [vocabulary, H]: known rows, else the shared row +- noise."""
     rows = np.empty((tokenizer.VOCABULARY, compact.shape[1]), dtype=np.uint16)
     shared = from_bf16(compact[-1])
     choices = np.stack([to_bf16(shared - noise), to_bf16(shared + noise)])
@@ -235,8 +231,7 @@ def _write_weights(path: Path, entries: dict[str, tuple[str, Array]]) -> None:
 
 
 def _reuse_tokenizer(directory: Path, work: Path, wanted: dict[str, Any]) -> bool:
-    """Take the tokenizer from a canary of this builder in the same parent directory, if there is
-    one."""
+    """Take the tokenizer from a canary of this builder beside this one, if there is one."""
     for sibling in sorted(directory.parent.iterdir()):
         previous = _manifest_of(sibling)
         if previous is None or previous.get("builder") != wanted["builder"]:

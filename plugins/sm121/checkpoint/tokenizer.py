@@ -53,8 +53,7 @@ def special_tokens() -> dict[int, str]:
 
 
 def merges(tokens: list[bytes]) -> list[tuple[int, int]]:
-    """Every pair of tokens that makes a token, in the order in which byte-pair encoding prefers
-    them."""
+    """Every pair of tokens that makes a token, in the order that byte-pair encoding prefers."""
     rank = {token: index for index, token in enumerate(tokens)}
     pairs_in_order: list[tuple[int, int]] = []
     for token in tokens:
@@ -69,8 +68,7 @@ def merges(tokens: list[bytes]) -> list[tuple[int, int]]:
 
 def write(directory: Path) -> None:
     """Write the files named in `FILES` into an existing directory; the same bytes every time.
-    Raises ImportError without oss-harmony, ValueError when its vocabulary is not that of
-    gpt-oss."""
+    Raises ImportError without oss-harmony, ValueError when its vocabulary is another one."""
     tokens = ranks()
     if len(set(tokens)) != ORDINARY:
         raise ValueError("the vocabulary of oss-harmony holds a token twice; this is not o200k")

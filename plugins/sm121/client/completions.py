@@ -152,8 +152,7 @@ class Asker:
         raise NotRun(f"this check needs {name}, and the engine sends none with its completions")
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The text of some ids, without control tokens. Raises NotRun: the server has no
-        /detokenize."""
+        """The text of ids without control tokens. Raises NotRun: there is no /detokenize."""
         body = {"model": self._server.endpoint.served_name, "tokens": list(ids)}
         with self._server.endpoint.http(timeout_s=self._timeout_s) as http:
             answer = http.post("/detokenize", json=body)
@@ -227,9 +226,8 @@ def stream(
 
 
 def parse(*parts: Mapping[str, Any]) -> Completion:
-    """A completion from the JSON of /v1/completions or /v1/chat/completions: one whole answer, or
-    the chunks of a stream. Of /v1/responses one whole answer. Raises AssertionError: there is no
-    choice in it."""
+    """A completion from the JSON of /v1/completions, /v1/chat/completions (whole, or the chunks of
+    a stream) or /v1/responses (whole). Raises AssertionError: there is no choice in it."""
     if parts and "output" in parts[0]:
         parts = (_of_response(parts[0]),)
     choices = [choice for part in parts for choice in part.get("choices") or ()]

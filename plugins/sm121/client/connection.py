@@ -22,9 +22,8 @@ class Patience:
 
 
 def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp.ClientSession:
-    """A session with any number of connections and no time limit on a request. Nothing is unpacked.
-    ``reuse``: a connection serves one request after the other; ``options``: of
-    `aiohttp.ClientSession`."""
+    """A session with any number of connections and no time limit. Nothing is unpacked. ``reuse``:
+    of connections, for later requests; ``options``: of `aiohttp.ClientSession`."""
     reuse_options: dict[str, Any] = (
         {"keepalive_timeout": _KEEP_ALIVE_S} if reuse else {"force_close": True}
     )
@@ -42,8 +41,7 @@ def open_session(api_key: str, *, reuse: bool = True, **options: Any) -> aiohttp
 
 
 def refuse_packed(response: aiohttp.ClientResponse) -> None:
-    """A packed answer cannot be timed, nor be held to a bound. Raises aiohttp.ClientPayloadError:
-    the answer is packed."""
+    """Raises aiohttp.ClientPayloadError: a packed answer can be neither timed nor bounded."""
     packed = response.headers.get("Content-Encoding", "identity")
     if packed.lower() != "identity":
         raise aiohttp.ClientPayloadError(

@@ -53,8 +53,7 @@ def send(
     key: str | None = None,
     timeout_s: float,
 ) -> Exchange:
-    """Send any request. `key`: in place of the endpoint's own; `timeout_s`: for the
-    whole answer."""
+    """Send any request. `key`: in place of the endpoint's; `timeout_s`: for the whole answer."""
     headers = {"Content-Type": "application/json"} if content is not None else {}
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"

@@ -40,8 +40,7 @@ Behaviour = Literal["complete", "cancel", "disconnect", "slow", "bad"]
 
 @dataclass(frozen=True)
 class Job:
-    """A request. ``alone`` is the answer to the same prompt, asked alone; None where there is none
-    to compare."""
+    """A request. ``alone``: the answer to the same prompt, asked alone; None for no comparison."""
 
     name: str
     body: dict[str, Any]
@@ -143,8 +142,7 @@ class LoadResult:
 
 @dataclass
 class LoadClient:
-    """Sends loads to one server. `stop`: asked now and then; a reason to break off the load, None
-    to go on."""
+    """Sends loads to one server. `stop`: a reason to break off the load, None to go on."""
 
     endpoint: Endpoint
     patience: Patience

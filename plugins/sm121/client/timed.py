@@ -303,9 +303,8 @@ def completion(
     text: str = "",
 ) -> TimedRequest:
     """A greedy completion of exactly so many tokens, whose chunks say how many there are so far.
-    `ids`: ask for the token ids as well. vLLM then puts those of the prompt into the first chunk,
-    which is late by the time that they take: not for what is timed. `text`: the name of the fixed
-    text that the prompt ends with."""
+    `ids`: ask for the token ids as well; vLLM puts the prompt's into the first chunk, which is late
+    by that: not for what is timed. `text`: name of the fixed text at the prompt's end."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
@@ -327,8 +326,7 @@ def completion(
 
 
 def chat(model: str, question: str, tokens: int, *, greedy: bool = True) -> TimedRequest:
-    """A streamed chat that ends when the model has said what it wanted to say. `greedy`: False:
-    sampled as the model's own settings say."""
+    """A streamed chat to its own end. `greedy`: False: sampled as the model's settings say."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": question}],

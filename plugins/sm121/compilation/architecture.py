@@ -17,17 +17,15 @@ _SPELLING = re.compile(
 @dataclass(frozen=True, order=True)
 class CodeArchitecture:
     """An architecture that code was made for: ``sm_121a`` is number 121, suffix ``a``. Without a
-    suffix the code may use only what every later GPU of the generation has as well, which leaves
-    out block-scaled FP4. ``f`` opens the family's instructions, ``a`` those of the one
-    architecture."""
+    suffix the code may use only what every later GPU of the generation has, which leaves out
+    block-scaled FP4. ``f`` opens the family's instructions, ``a`` those of the one architecture."""
 
     number: int
     suffix: str = ""
 
     @classmethod
     def parse(cls, text: str) -> "CodeArchitecture":
-        """From ``sm_121a``, ``compute_121a``, ``121a`` or ``12.1a``. Raises UsageError: it is none
-        of these."""
+        """From ``sm_121a``, ``compute_121a``, ``121a`` or ``12.1a``. Raises UsageError: another."""
         match = _SPELLING.fullmatch(text.strip())
         if match is None:
             raise UsageError(f"architecture {text!r}: expected the form sm_121a, 121a or 12.1a")

@@ -118,8 +118,7 @@ class FlashInfer:
 
 
 def find(python: str | None = None) -> FlashInfer:
-    """The FlashInfer of an interpreter (default: this one); it is not imported. Raises NotRun: it
-    has none, or one without sources."""
+    """The FlashInfer of an interpreter (default: this one). Raises NotRun: none, or no sources."""
     interpreter = python or sys.executable
     origin = imports(interpreter, ("flashinfer",), os.environ).origins["flashinfer"]
     if origin is None:

@@ -83,8 +83,7 @@ def load_jit() -> JitData:
 def needed(
     needs: Needs, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> list[JitModule]:
-    """Those of the profile's modules that an engine with these arguments may compile. Raises
-    UsageError: the profile names one that is not known."""
+    """The profile's modules that an engine may compile. Raises UsageError: one is not known."""
     line = one_line(arguments)
     modules = [data_file.named(load_jit().module, name, "module") for name in needs.jit_modules]
     return [module for module in modules if module.is_needed(line, environment)]
@@ -104,8 +103,7 @@ class FlashInferModules:
 
     @classmethod
     def of(cls, python: str, environment: Mapping[str, str]) -> "FlashInferModules":
-        """Of an interpreter, in the environment of its engine. Raises
-        sm121.core.interpreter.NoAnswer: the interpreter does not answer."""
+        """Of an interpreter in its engine's environment. Raises NoAnswer: it does not answer."""
         answer = interpreter.ask(python, _INSTALLED, environment)
         folder = CompileCaches.of(environment).flashinfer
         ahead = tuple(Path(folder_name) for folder_name in answer["ahead"])
@@ -164,9 +162,8 @@ class Bound:
 def bound(
     modules: Sequence[JitModule], environment: Mapping[str, str], *, resident_gib: float = 0.0
 ) -> Bound:
-    """The bound for these modules, of which there is at least one. What the engine's
-    ``environment`` says of nvcc's threads counts; the engine holds ``resident_gib`` while it
-    compiles."""
+    """The bound for these modules, at least one. What the engine's ``environment`` says of nvcc's
+    threads counts; the engine holds ``resident_gib`` while it compiles."""
     reserve = load_jit().reserve_gib.value
     # Threads compile one source for several architectures at the same time.
     architectures = len(environment.get("FLASHINFER_CUDA_ARCH_LIST", "").split()) or 1

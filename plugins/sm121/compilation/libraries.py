@@ -85,9 +85,8 @@ class LibraryReport:
 
 
 def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None) -> LibraryReport:
-    """What a file's device code means for a GPU of that compute capability (121). A file that
-    cannot be read is reported as such. With a ``disassembler`` kernels that only trap are found,
-    too, in about eight seconds for a million instructions."""
+    """What a file's device code means for a GPU of that compute capability (121). With a
+    ``disassembler`` kernels that only trap are found, too (8 s for a million instructions)."""
     try:
         images = device_code.read(path)
     except (UnreadableCode, OSError) as error:
@@ -164,8 +163,7 @@ class _Required(DataTable):
 def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[Fact]:
     """Libraries that the engine cannot do without and that have no machine code for a GPU of that
     compute capability (121), a fact each. ``origins``: where its packages are imported from, by
-    name. Nothing is required of an engine that the data file does not know. Raises DataFileError:
-    ``fixtures/compilation/libraries.toml`` is wrong."""
+    name. Raises DataFileError: ``fixtures/compilation/libraries.toml`` is wrong."""
     lines = []
     for entry in data_file.load_key("compilation/libraries.toml", "library", tuple[_Required, ...]):
         if entry.engine != engine:
@@ -204,8 +202,7 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
 
 
 def files_of(paths: Iterable[Path]) -> Iterator[Path]:
-    """Files that may hold device code, each once: those named, and libraries, objects, fat binaries
-    and cubins under folders."""
+    """Files that may hold device code, each once: those named, and those under folders."""
     identities: set[tuple[int, int]] = set()
     for root in paths:
         for path in [root] if root.is_file() else _walk(root):

@@ -57,10 +57,9 @@ def module(name: str) -> Module:
 
 
 def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list[Fact]:
-    """Compile the CUDA units of the `load_modules` that were chosen one after the other; what is
-    not as required. FlashInfer generates the sources, into the tools' folder, and the arguments.
-    Raises NotRun: the machine has too little memory for the compiler, or FlashInfer does not
-    answer; sm121.compilation.child.TookTooLong: nvcc does not end."""
+    """Compile the CUDA units of chosen `load_modules` one after the other; what is not as required.
+    FlashInfer generates the sources, into the tools' folder. Raises NotRun: too little memory for
+    the compiler, or FlashInfer does not answer; TookTooLong: nvcc does not end."""
     available = psutil.virtual_memory().available / 2**30
     if available < chosen.memory_gib:
         raise NotRun(
@@ -103,8 +102,7 @@ def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list
 def compile_unit(
     unit: Unit, architecture: CodeArchitecture, chosen: Module, tools: Tools, output: Path
 ) -> Built:
-    """Compile one unit for one architecture, whatever FlashInfer would have chosen, and judge it.
-    Errors as for `contradictions`."""
+    """Compile one unit for one architecture and judge it. Errors as for `contradictions`."""
     with as_file(files("sm121.fixtures") / "compilation" / "headers") as headers:
         return build(
             unit.source,

@@ -67,10 +67,9 @@ def probe(name: str) -> Probe:
 def compile_probe(
     chosen: Probe, architecture: CodeArchitecture, tools: Tools, headers: Mapping[str, Path]
 ) -> Built:
-    """Compile a probe of `load_probes` for one architecture, whose outcome need not be known, and
-    judge what came out. ``headers``: folders by the name that stands for them in ``arguments``.
-    Raises sm121.compilation.child.TookTooLong: nvcc does not end; UsageError: the arguments name a
-    place that is not among ``headers``."""
+    """Compile a probe of `load_probes` for one architecture, and judge what came out. ``headers``:
+    folders by the name that stands for them in ``arguments``. Raises TookTooLong: nvcc does not
+    end; UsageError: the arguments name a place that is not among ``headers``."""
     with as_file(files("sm121.fixtures") / "compilation") as data:
         folders = {"headers": data / "headers", **headers}
         try:
@@ -89,8 +88,7 @@ def compile_probe(
 
 
 def contradictions(chosen: Probe, tools: Tools, headers: Mapping[str, Path]) -> list[Fact]:
-    """Compile a probe for each architecture that it speaks of; where it came out otherwise.
-    Arguments and errors as for `compile_probe`."""
+    """Where a probe came out otherwise, over its architectures; see `compile_probe`."""
     lines = []
     for text, required in chosen.outcomes.items():
         built = compile_probe(chosen, CodeArchitecture.parse(text), tools, headers)

@@ -90,9 +90,8 @@ def examine(rule: SassRule, kernels: Iterable[Kernel]) -> RuleFinding:
 
 
 def unacceptable_images(images: Sequence[Image], gpu: int) -> list[str]:
-    """What of a file's device code is not machine code that may use ``gpu``'s FP4 instructions. A
-    line each; empty when all of it is acceptable. For GB10 (121) acceptable are ``sm_121a``,
-    ``sm_121f`` and ``sm_120f``."""
+    """What of a file's device code is not machine code that may use ``gpu``'s FP4 instructions, a
+    line each. For GB10 (121) acceptable are ``sm_121a``, ``sm_121f`` and ``sm_120f``."""
     if not images:
         return ["no device code"]
     wrong = []

@@ -85,10 +85,9 @@ def disassemble(
     only: CodeArchitecture | None = None,
     timeout_s: float = 120.0,
 ) -> Iterator[Kernel]:
-    """Kernels of an object, library, fat binary or cubin, streamed. cuobjdump makes no difference
-    between ``sm_120`` and ``sm_120f``, neither in what it prints nor in what ``only`` selects;
-    where it matters, read the file's `device_code`. Raises UnreadableSass: cuobjdump fails, or runs
-    longer than ``timeout_s`` seconds; OSError: it cannot be started."""
+    """Kernels of an object, library, fat binary or cubin, streamed. cuobjdump takes ``sm_120`` and
+    ``sm_120f`` for one (see `device_code`). Raises UnreadableSass: cuobjdump fails, or runs longer
+    than ``timeout_s`` seconds; OSError: it cannot be started."""
     selection = [] if only is None else ["-arch", only.sass]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

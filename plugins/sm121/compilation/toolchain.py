@@ -106,8 +106,7 @@ def find_compiler(
 def find_disassembler(
     packages: Sequence[Path], environment: Mapping[str, str] | None = None
 ) -> Disassembler:
-    """The first cuobjdump and nvdisasm of the same places, and of Triton's copies. Raises NotRun:
-    one of them is missing or does not start."""
+    """The first cuobjdump and nvdisasm there, or Triton's. Raises NotRun: one does not start."""
     variables = os.environ if environment is None else environment
     paths = {}
     for tool in ("cuobjdump", "nvdisasm"):

@@ -29,8 +29,7 @@ class Detection:
 
 
 def parse(name: str) -> str:
-    """Check an architecture's name as given by a user. Raises UsageError: the name is not one of
-    :data:`NAMES`."""
+    """Check an architecture's name. Raises UsageError: it is not one of :data:`NAMES`."""
     if name in NAMES:
         return name
     raise UsageError(f"--arch {name}: expected one of {', '.join(NAMES)}")

@@ -33,8 +33,7 @@ class Argument(DataTable):
     effect: Effect = "measures"
 
     def given(self, **values: str) -> dict[str, Any]:
-        """The keyword arguments of ``add_argument``. `values`: stand in help and default in the
-        place of ``{name}``."""
+        """The keyword arguments of ``add_argument``. `values`: for ``{name}`` in help, default."""
         excluded = {"name", "path", "integer", "effect"}
         keywords = self.model_dump(exclude=excluded, exclude_none=True)
         for key in ("help", "default"):

@@ -51,8 +51,7 @@ def identity(
     version: str | None, options: Collection[str] | None = None, build: str | None = None
 ) -> str | None:
     """What goes by release goes by this; None where neither release nor build is known.
-    ``options``: of the engine's parser, None where it was not asked; ``build``: the name of the
-    build that its log shows."""
+    ``options``: of the engine's parser, None: not asked; ``build``: the one that its log shows."""
     parsed = release(version)
     if named(version) is None:
         for row in shipped():

@@ -69,8 +69,7 @@ Entries = Annotated[tuple[_Model, ...], Field(min_length=1), AfterValidator(_uni
 
 
 def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
-    """The entry of that id or name. Raises UsageError: there is none; names those that
-    there are."""
+    """The entry of that id or name. Raises UsageError: there is none; names those there are."""
     by_name = {_name_of(entry): entry for entry in entries}
     if name not in by_name:
         raise UsageError(f"{what} {name!r}: expected one of {', '.join(by_name)}")
@@ -78,8 +77,7 @@ def named(entries: tuple[_Model, ...], name: str, what: str) -> _Model:
 
 
 def load(path: str, model: type[_Model]) -> _Model:
-    """A data file of the suite, by its path in ``fixtures/``, read once. Raises DataFileError:
-    there is no such file, or it is wrong; one line."""
+    """A data file in ``fixtures/``, read once. Raises DataFileError: it is missing or wrong."""
     loaded: _Model = _loaded(path, model)
     return loaded
 
@@ -113,8 +111,7 @@ def shipped(folder: str) -> dict[str, Traversable]:
 
 def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind: str) -> _Model:
     """A data file that a user named: one that ships in ``folder`` of ``fixtures/``, or a path.
-    Errors name the choice as ``what`` (``--profile``) and the file as ``kind``. Raises UsageError:
-    there is no such file, or it is wrong; one line."""
+    Errors name the choice as ``what`` (``--profile``), the file as ``kind``. Raises UsageError."""
     return validated(*chosen_table(name_or_path, folder, what, kind), model)
 
 
@@ -134,8 +131,7 @@ def chosen_table(
 
 
 def read_text(path: Traversable, subject: str) -> str:
-    """The text of a file; ``subject`` names it in errors. Raises UsageError: it cannot be read, or
-    is no UTF-8; one line."""
+    """The text of a file; ``subject`` names it. Raises UsageError: no file, or no UTF-8."""
     try:
         return path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -143,8 +139,7 @@ def read_text(path: Traversable, subject: str) -> str:
 
 
 def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Model:
-    """A JSON file that `writer`, an option or a command, made; ``subject`` names it in errors.
-    Raises UsageError: it is none; one line."""
+    """A JSON file that `writer` made; ``subject`` names it. Raises UsageError: it is none."""
     text = read_text(path, subject)
     try:
         return model.model_validate_json(text)

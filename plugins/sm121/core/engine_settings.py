@@ -86,8 +86,7 @@ class ReleaseSetting(DataTable):
         self, identity: str | None, options: Collection[str] | None = None, more: Sequence[str] = ()
     ) -> bool:
         """Whether an engine of that `builds.identity` takes this beside ``more`` arguments. One of
-        an unknown release takes what its parser has; where that was not asked, it may take
-        anything."""
+        an unknown release takes what its parser has, or anything where that was not asked."""
         if self.build is not None:
             return (row := builds.named(identity)) is not None and row.name == self.build
         if release(identity) is not None:
@@ -142,8 +141,7 @@ class Configuration(DataTable):
         self, identity: str | None, options: Collection[str] | None = None, *, anyhow: bool = False
     ) -> "Configuration | None":
         """What it is in an engine (see `ReleaseSetting.fits`); None where no setting has it, or
-        ``anyhow`` what the first one has. The path of one whose release is not known may be that of
-        any."""
+        ``anyhow`` what the first has. The path of an unknown release may be that of any."""
         if not self.settings:
             return self
         fitting = [each for each in self.settings if each.fits(identity, options, self.arguments)]

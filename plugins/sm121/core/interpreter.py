@@ -82,8 +82,7 @@ class Imports:
 
 
 def imports(python: str, modules: Sequence[str], environment: Mapping[str, str]) -> Imports:
-    """From where ``python`` would import each module. Raises NoAnswer: the interpreter does not
-    answer."""
+    """Where ``python`` would import each module from. Raises NoAnswer: it does not answer."""
     answer = ask(python, _IMPORTS, environment, list(modules))
     return Imports(answer["origins"], answer["installed"])
 

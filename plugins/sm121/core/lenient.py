@@ -8,8 +8,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def validate(model: type[_Model], raw: Any) -> _Model:
-    """``raw`` as ``model``, without the keys that it does not know. Raises ValueError: something
-    else is wrong with it; the message is one line."""
+    """``raw`` as ``model`` without unknown keys. Raises ValueError: it is wrong; one line."""
     try:
         return model.model_validate(raw, extra="ignore")
     except ValidationError as error:

@@ -221,8 +221,7 @@ class StressSizes(DataTable):
 
 
 class TimedChats(Statement):
-    """Chats that are timed as users have them: streamed, sampled as the model's own settings say,
-    to their natural end."""
+    """Chats timed as users have them: streamed, sampled by the model's settings, to their end."""
 
     questions: tuple[Annotated[str, Field(min_length=1)], ...] = Field(min_length=1)
     #: Tokens of an answer: a shorter one says nothing of the rate, a longer one is cut off.

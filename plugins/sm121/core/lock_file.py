@@ -11,8 +11,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_lock(path: Path, mode: int = 0o600) -> IO[str]:
-    """Open a lock file, creating it if needed. A symbolic link in its place is never followed.
-    Raises OSError: it cannot be opened, or is a link."""
+    """Open a lock file, made if needed. Raises OSError: it cannot be opened, or is a link."""
     return os.fdopen(os.open(path, _FLAGS, mode), "r+")
 
 

@@ -1,6 +1,5 @@
-"""Profiles: what a target must be and reach, as data. A profile is one TOML file. It is validated
-whole when it is loaded; a mistake is reported as one line that names the file, the key and what was
-expected."""
+"""Profiles: what a target must be and reach, as data. A profile is one TOML file, validated whole
+when it is loaded; a mistake is one line that names the file, the key and what was expected."""
 
 import fnmatch
 import os
@@ -220,8 +219,7 @@ class Profile(DataTable):
                     )
 
     def plan(self, name: str) -> PlanRow:
-        """The plan of that name. Raises UsageError: the profile has none; names those that
-        it has."""
+        """The plan of that name. Raises UsageError: the profile has none; names those it has."""
         plans = {**self.plans, FULL: _FULL}
         if name not in plans:
             raise UsageError(
@@ -356,8 +354,7 @@ def expected(given: Profile | None, arch: str | None, engine: str = "vllm") -> P
 
 
 def load(name_or_path: str) -> Profile:
-    """Load a profile by the name of a shipped one or by path, with what it extends. Raises
-    UsageError: there is no such profile, or it is not valid."""
+    """Load a profile by name or path, with what it extends. Raises UsageError: not valid."""
     return _load(name_or_path, "--profile", ())
 
 

@@ -79,8 +79,7 @@ def redact_arguments(arguments: Sequence[str], secrets: Collection[str] = ()) ->
 
 
 def secrets_of(environment: Mapping[str, str]) -> set[str]:
-    """The values that are secrets by the names of their variables, those left out that are too
-    short to be one."""
+    """The values that are secrets by the names of their variables, those too short left out."""
     return {
         value
         for name, value in environment.items()
@@ -89,9 +88,8 @@ def secrets_of(environment: Mapping[str, str]) -> set[str]:
 
 
 def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
-    """Blank the secrets of a file that is complete; True if there were any. It stays the same file
-    to whoever has it open or linked. It is read in pieces, and only what comes after the first
-    secret is written again. Raises OSError: it cannot be read or written."""
+    """Blank the secrets of a complete file, in its place; True if there were any. It is read in
+    pieces, and written from the first secret on. Raises OSError: it cannot be read or written."""
     longest_first = tuple(sorted(filter(None, secrets), key=len, reverse=True))
     with file.open("r+b") as log, tempfile.TemporaryFile(dir=file.parent) as draft:
         first: int | None = None

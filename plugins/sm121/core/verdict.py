@@ -56,8 +56,7 @@ class NotRun(Undecided):
 
 
 class Inapplicable(NotRun):
-    """The check is about something that the target does not claim to have: no certificate asks for
-    it."""
+    """About something that the target does not claim to have: no certificate asks for it."""
 
 
 class Severity(StrEnum):

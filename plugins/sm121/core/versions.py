@@ -30,9 +30,8 @@ def release(version: str | None) -> Version | None:
 
 
 def within(version: str | None, versions: str) -> bool:
-    """Whether a version is in a range; one that names no release is in no range that has a bound. A
-    candidate of a release counts as that release: by PEP 440 neither ``<0.34`` nor ``>=0.34`` has
-    0.34.0rc1."""
+    """Whether a version is in a range; one that names no release is in none that has a bound. A
+    candidate counts as its release: by PEP 440 neither ``<0.34`` nor ``>=0.34`` has 0.34.0rc1."""
     parsed = release(version)
     if parsed is None:
         return not versions

@@ -17,8 +17,7 @@ _REPLACED = "\ufffd"
 
 
 def byte_alphabet() -> list[str]:
-    """The printable character that stands for each byte in a byte-level BPE file (GPT-2's
-    table)."""
+    """The printable character of each byte in a byte-level BPE file (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {byte: chr(byte) for byte in printable}
@@ -60,8 +59,7 @@ class Vocabulary:
 
 def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | None:
     """The vocabulary of what a server serves; None where no tokenizer.json of it is at hand.
-    `checkpoint`: its folder; without it, that of a managed server's model, which may be in the
-    cache of Hugging Face's hub."""
+    `checkpoint`: its folder (default: that of a managed server's model, or of the hub's cache)."""
     folders = [checkpoint] if checkpoint is not None else _folders(server)
     folder_with_file = next((folder for folder in folders if (folder / FILE).is_file()), None)
     return None if folder_with_file is None else load(folder_with_file / FILE)

@@ -41,8 +41,7 @@ class Waiver(DataTable):
     expires: datetime.date
 
     def names(self, fact: Fact, facts: Sequence[Fact]) -> bool:
-        """Whether it is about this fact of its test. `facts`: all that does not hold in
-        the test."""
+        """Whether it is about this fact of its test. `facts`: all that does not hold there."""
         only = len({each.case for each in facts}) == 1
         named = only if self.case is None else self.case == fact.case
         return named and self.kind in (None, fact.kind or fact.required)

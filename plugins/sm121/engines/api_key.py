@@ -12,10 +12,9 @@ _KEY = re.compile(r"[\w-]{32}")
 
 
 def kept(folder: Path) -> str:
-    """A random key, the same one for as long as an engine's compiled kernels are kept. vLLM 0.24
-    has VLLM_API_KEY in the key of its torch.compile cache (``envs.compile_factors``; 0.32 has not):
-    with a new key each time no start would ever be a warm one. `folder`: the engine's cache. The
-    file there is its owner's alone; where it cannot be, or is not, the key is a new one."""
+    """A random key, the same one as long as an engine's compiled kernels are kept: vLLM 0.24 has
+    VLLM_API_KEY in the key of its torch.compile cache (``envs.compile_factors``; 0.32 has not).
+    `folder`: the engine's cache. The file there is its owner's alone, or the key is a new one."""
     file, new = folder / _NAME, secrets.token_urlsafe(24)
     try:
         folder.mkdir(parents=True, exist_ok=True)

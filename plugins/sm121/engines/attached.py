@@ -78,10 +78,9 @@ def several_processes(base_url: str, api_key: str | None) -> str | None:
 
 
 class AttachedProcesses:
-    """The processes of an attached server, found by where it listens. They are whoever holds the
-    listening socket, and all that descends from it: vLLM's engine core is a child of the process
-    that answers. What stands behind a proxy, in a container, or belongs to another user is not
-    among them."""
+    """The processes of an attached server: whoever holds the listening socket, and all that
+    descends from it, as vLLM's engine core. What stands behind a proxy, in a container, or belongs
+    to another user is not among them."""
 
     def __init__(self, base_url: str) -> None:
         parts = urlsplit(base_url)

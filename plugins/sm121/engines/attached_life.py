@@ -21,13 +21,11 @@ _LOGGED_WITHIN_S = 13.0
 
 
 class AttachedLife:
-    """The life of a server that somebody else has started: `sm121.engines.life.Life`.
-
-    It has died where it is gone, and where another process has taken its place; then that one's
-    life is looked at. Two processes differ in their pids on this machine, their start and their
-    counters (``/metrics``). Where neither pids nor start are seen, all that a server says of itself
-    is compared (`sm121.engines.signs`), and its log has to follow the questions.
-    """
+    """The life of a server that somebody else has started: `sm121.engines.life.Life`. It has died
+    where it is gone, and where another process has taken its place; then that one is looked at. Two
+    processes differ in their pids on this machine, their start and their counters (``/metrics``).
+    Where neither pids nor start are seen, all that a server says of itself is compared
+    (`sm121.engines.signs`), and its log has to follow the questions."""
 
     def __init__(self, server: Server) -> None:
         self.accounted = False

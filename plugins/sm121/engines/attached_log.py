@@ -42,13 +42,8 @@ _HOW = (
 
 def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
     """Why a log proves nothing about an attached server; None when it is that server's. Version and
-    model must be the server's, the start in it must be that of the server's process where the
-    server tells it, and the log must grow with requests that are sent here.
-
-    Args:
-        server: attached.
-        can: as `sm121.engines.detection.detect` recognised it.
-        log: given as its log."""
+    model must be the server's, the start in it that of the server's process where the server tells
+    it, and the log must grow with requests that are sent here. `can`: of `detection.detect`."""
     if can.engine not in known_engines():
         return (
             f"the server at {server.endpoint.base_url} does not say which engine it is, so that "
@@ -197,8 +192,7 @@ def _rate_follows(
 
 
 def _counts_our_requests(http: httpx.Client, log: Path) -> bool:
-    """Whether requests without any mark of ours are as many lines, twice, and else there are
-    none."""
+    """Whether unmarked requests of ours are as many lines, twice, and else there are none."""
     for count in _COUNTS:
         growth = _Growth(log)
         time.sleep(0.5)

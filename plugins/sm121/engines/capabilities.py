@@ -68,9 +68,8 @@ class RecognisedBy(DataTable):
 
 
 class Deviation(DataTable):
-    """A case of ``fixtures/api`` in which these versions do not do what is specified. It is
-    recorded as a note, not failed. The range is open at its new end until a version is seen that
-    does as specified."""
+    """A case of ``fixtures/api`` in which these versions do not do what is specified: a note, no
+    failure. The range is open at its new end until a version is seen that does as specified."""
 
     case: str = Field(min_length=1)
     kind: Literal[
@@ -149,11 +148,8 @@ class EngineFile(DataTable):
 @dataclass(frozen=True, eq=False)
 class Capabilities:
     """What one server can do: the file of its engine, and its release where that is known.
-
-    Attributes:
-        version: as the engine calls itself.
-        identity: of `builds.identity`.
-        offers: of the server (`offered`); None where it was not asked."""
+    `version`: as the engine calls itself; `identity`: of `builds.identity`; `offers`: of the server
+    (`offered`), None where it was not asked."""
 
     file: EngineFile
     version: str | None
@@ -185,14 +181,12 @@ class Capabilities:
         return self.missing(name) is None
 
     def require(self, *names: Name) -> None:
-        """Go on only if the server can do all of that. Raises NotRun: it cannot; the message says
-        what and why."""
+        """Go on only if the server can do all of that. Raises NotRun: what it cannot, and why."""
         for reason in filter(None, map(self.missing, names)):
             raise NotRun(reason)
 
     def structured(self, name: Literal["json_schema", "regex", "choice"], value: Any) -> Any:
-        """The part of a request's body that asks for structured output. Raises NotRun: the server
-        cannot."""
+        """The part of a body that asks for structured output. Raises NotRun: the server cannot."""
         self.require(name)
         wire = self.file.capabilities[name].wire or name
         body = value
@@ -205,8 +199,7 @@ class Capabilities:
         return next((row for row in self.deviations(case) if row.kind == kind), None)
 
     def deviations(self, case: str) -> list[Deviation]:
-        """The known deviations of this release in a case. An unknown one has none: they were seen
-        in known ones."""
+        """The known deviations of this release in a case. An unknown release has none."""
         return [row for row in self.file.deviations if row.case == case and self._has(row)]
 
     def bugs(self, check: str) -> list[Bug]:
@@ -275,14 +268,9 @@ def of(
     engine: str, version: str | None, *, identity: str | None = None,
     offers: Collection[str] | None = None,
 ) -> Capabilities:  # fmt: skip
-    """What a server of that engine can do.
-
-    Args:
-        version: as the engine calls itself.
-        identity: of `builds.identity`, where more than the version tells it.
-        offers: of the server (`offered`), where neither tells its release.
-
-    Raises UsageError: the suite has no file of such an engine."""
+    """What a server of that engine can do. `version`: as the engine calls itself; `identity`: of
+    `builds.identity`, where more than the version tells it; `offers`: of the server (`offered`),
+    where neither tells its release. Raises UsageError: the suite has no file of such an engine."""
     files = shipped()
     if engine not in files:
         raise UsageError(f"--engine {engine}: expected one of {', '.join(files)}")
@@ -290,8 +278,7 @@ def of(
 
 
 def offered(openapi: Mapping[str, Any]) -> frozenset[str]:
-    """What a server's /openapi.json has: its paths, and the fields of its schemas as
-    ``SCHEMA.FIELD``."""
+    """What /openapi.json has: its paths, and the fields of its schemas as ``SCHEMA.FIELD``."""
     schemas = (openapi.get("components") or {}).get("schemas") or {}
     fields = (
         f"{name}.{key}" for name, one in schemas.items() for key in (one.get("properties") or {})

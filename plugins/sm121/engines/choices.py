@@ -112,8 +112,7 @@ class Refusal:
 
 @cache
 def load(engine: str, arch: str) -> Choices | None:
-    """What is known, None for an engine or architecture that nothing was executed for. Raises
-    DataFileError: the file is wrong."""
+    """What is known; None where nothing was executed. Raises DataFileError: the file is wrong."""
     if (engine, arch) != ("vllm", "sm121"):
         return None
     return data_file.load("choices/vllm-sm121.toml", Choices)

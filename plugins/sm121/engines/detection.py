@@ -14,13 +14,9 @@ FALLBACK = "openai"
 def detect(
     server: Server, named: str | None = None, *, identity: str | None = None
 ) -> Capabilities:
-    """What a running server can do. One whose release is not known is asked.
-
-    Args:
-        named: the engine that it is; else it is recognised by its answers.
-        identity: of `builds.identity`, where more than its version tells it.
-
-    Raises UsageError: ``named`` is an engine that the suite has no file of."""
+    """What a running server can do; one whose release is not known is asked. `named`: the engine
+    that it is (default: recognised by its answers); `identity`: of `builds.identity`, where more
+    than its version tells it. Raises UsageError: the suite has no file of ``named``."""
     with server.endpoint.http(timeout_s=10.0) as http:
         if named is None:
             models = json_of(http, "/v1/models").get("data")

@@ -25,8 +25,7 @@ class DeviceMemory:
     refused: str | None = None
 
     def held(self, pids: Collection[int] | None = None) -> int | None:
-        """What processes hold together: of those pids, or all. None where not all of it is shown,
-        or none of those pids is there."""
+        """What all processes, or those of `pids`, hold; None where not all of it is shown."""
         sizes = [
             size for (_gpu, pid), size in self.by_process.items() if pids is None or pid in pids
         ]
@@ -111,8 +110,7 @@ class ServerMemoryReader:
         self._by_process = False
 
     def read(self, pids: Collection[int], resident: int) -> ServerMemory:
-        """Read it now. `pids`: of the server's processes; `resident`: their resident memory
-        together, in bytes."""
+        """Read it now: of a server's processes `pids` with `resident` bytes of memory together."""
         if not self._gpu:
             return ServerMemory(None, resident, "resident memory of the processes")
         memory = read()

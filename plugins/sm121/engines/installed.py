@@ -28,8 +28,7 @@ class Installed:
 
 
 def look(engine: Engine, python: str, environment: Mapping[str, str]) -> Installed:
-    """The engine of an interpreter in that environment. Nothing is started. Raises UsageError: the
-    interpreter has no such engine."""
+    """The engine of an interpreter in that environment. Raises UsageError: there is none."""
     version, options = engine.check_interpreter(python, environment), None
     if not builds.is_settled(version) and isinstance(engine, TellsOptions):
         with contextlib.suppress(UsageError):  # a parser that cannot be asked tells nothing

@@ -56,8 +56,7 @@ class Life(Protocol):
     accounted: bool
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
-        """Whether it lives. `asked_within_s`: a server that answered so lately is not
-        asked again."""
+        """Whether it lives. `asked_within_s`: not asked again where it answered so lately."""
 
     def account(self) -> None:
         """Its end is in the report: it is not reported again."""
@@ -67,8 +66,7 @@ class Life(Protocol):
 
 
 class ManagedLife:
-    """The life of a server that the suite has started. One that has died stays dead. `managed`:
-    ready. The processes that it has now are those that it needs."""
+    """The life of a server that the suite has started. `managed`: ready, with all that it needs."""
 
     def __init__(self, managed: ManagedServer) -> None:
         self.managed = managed
@@ -99,12 +97,9 @@ class ManagedLife:
         return state
 
     def ended_since(self, began: float, *, wait_s: float = 0.0) -> bool:
-        """Whether it ended since then, by its processes alone: one that hangs has not ended.
-
-        Args:
-            began: ``time.monotonic``.
-            wait_s: how long to wait for that; clients may see a reset connection or a status 500
-                some seconds before the process ends."""
+        """Whether it ended since `began` (``time.monotonic``), by its processes alone: one that
+        hangs has not ended. `wait_s`: how long to wait for that; clients may see a reset connection
+        or a status 500 some seconds before the process ends."""
         if self.managed.was_stopped:
             return False
         self._wait_for_exit(0.0 if self._settled else wait_s)

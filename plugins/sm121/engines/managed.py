@@ -91,12 +91,8 @@ class StopReport:
 
 
 class ServerError(Sm121Error):
-    """A managed server failed.
-
-    Attributes:
-        what: what happened, in one sentence without the cause.
-        cause: classified from the server's log.
-        log: where that lies."""
+    """A managed server failed: `what` happened, without the cause; the `cause` by its log; the
+    `log`."""
 
     def __init__(self, what: str, cause: Cause, log: Path) -> None:
         self.what = what
@@ -132,18 +128,11 @@ class PortTaken(StartError):
 
 @dataclass
 class ManagedServer:
-    """One server process tree.
-
-    Args:
-        configuration: what to start.
-        engine: how such an engine is started.
-        limits: how long its phases may take.
-        directory: its log and status are written there.
-        run_id: in the environment of each of its processes.
-        notify: called on each change of progress, and when something is amiss.
-        other_secrets: what its log must not show, beside its own key.
-        on_cold: called with the seconds that its start gets beyond the limit, because it compiles.
-        added: to its environment."""
+    """One server process tree. `configuration`: what to start; `engine`: how; `limits`: of its
+    phases' times; `directory`: of its log and status; `run_id`: in the environment of each process;
+    `notify`: called on each change of progress, and when something is amiss; `other_secrets`: what
+    its log must not show, beside its key; `on_cold`: called with the seconds that a start which
+    compiles gets beyond the limit; `added`: to its environment."""
 
     configuration: ServerConfiguration
     engine: Engine

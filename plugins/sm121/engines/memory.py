@@ -1,7 +1,6 @@
 """Memory of the machine, before a server and after it: what has not come back, and who holds it.
-There is one rule for the system's memory and for a device's. What a living process holds is its
-own. What is certainly held by nobody and yet gone is missing. What may be held by a process that
-cannot be seen from here is in doubt."""
+What a living process holds is its own. What is certainly held by nobody and yet gone is missing.
+What may be held by a process that cannot be seen from here is in doubt."""
 
 import os
 import re
@@ -81,11 +80,8 @@ class Memory:
 
     def decides_nothing(self, later: "Memory", at_work: "Memory | None", *, slack: int) -> bool:
         """Whether a doubt is small beside what the server held, where the holders of a GPU's memory
-        cannot be seen from here. It may be anybody's; that of a leak comes again at the next stop.
-
-        Args:
-            later: after the server was stopped.
-            at_work: just before that; None where the server had ended by itself."""
+        cannot be seen from here; that of a leak comes again at the next stop. `later`: after the
+        stop; `at_work`: just before it; None where the server had ended by itself."""
         before, after = self.device, later.device
         if before is None or after is None or None not in (before.held, after.held):
             return False

@@ -29,20 +29,13 @@ class Start:
 
 @dataclass(kw_only=True, eq=False)
 class ServerPool:
-    """Servers by configuration. GB10 holds gpt-oss-120b once, so only one lives at a time. It
-    starts and stops. Whether a server still lives is for its owner to ask, by `life`.
-
-    Args:
-        limits: of every server.
-        directory: for logs.
-        run_id: marks every process.
-        notify: called with a configuration's name and what its server does, on each change.
-        before_stop: called before a server that serves is stopped.
-        on_stop: called with the report of every stop.
-        hidden: what no log may show.
-        on_cold: called with the seconds that a start gets beyond the limit, because it compiles.
-        added: what a start's environment gets beside the configuration's.
-        device: held while a server runs, where other workers may want the same device."""
+    """Servers by configuration. GB10 holds gpt-oss-120b once, so only one lives at a time. Whether
+    one still lives is for its owner to ask, by `life`. `limits`: of every server; `directory`: for
+    logs; `run_id`: marks every process; `notify`: called with a configuration's name and what its
+    server does; `before_stop`: called before a server that serves is stopped; `on_stop`: with the
+    report of every stop; `hidden`: what no log may show; `on_cold`: called with the seconds that a
+    start which compiles gets beyond the limit; `added`: to a start's environment; `device`: held
+    while a server runs, where other workers may want it."""
 
     limits: StartLimits
     directory: Path

@@ -49,12 +49,8 @@ def marked(variable: str, value: str) -> list[psutil.Process]:
 def tree(
     variable: str, value: str, *, root: int | None = None, session: int | None = None
 ) -> list[psutil.Process]:
-    """Living processes of a server, zombies left out, by marker, descent and session.
-
-    Args:
-        variable, value: the marker.
-        root: the supervisor, if it lives: itself and what descends from it.
-        session: session id of the server's main process."""
+    """Living processes of a server, zombies left out: by marker (`variable`, `value`), by descent
+    from the supervisor (`root`, itself too), and by the `session` of the server's main process."""
     members = {process.pid: process for process in marked(variable, value)}
     if root is not None:
         try:
@@ -154,9 +150,8 @@ def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:
 
 
 def become_subreaper() -> None:
-    """Make this process the new parent of orphans among its descendants (prctl(2)), so that they
-    can be reaped also where process 1 of a container reaps nothing. Raises OSError: the kernel
-    refuses."""
+    """Make this process the new parent of orphans among its descendants (prctl(2)), to reap them
+    also where process 1 of a container reaps nothing. Raises OSError: the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         number = ctypes.get_errno()

@@ -52,8 +52,7 @@ def own_options(
     model: str = "--model",
     name: str = "--served-model-name",
 ) -> list[str]:
-    """The options that every server is started with; ``model`` and ``name`` as the engine calls
-    them."""
+    """The options of every server; ``model`` and ``name`` as the engine calls them."""
     address = ["--host", LOOPBACK, "--port", str(port)]
     return [*address, model, configuration.model, name, configuration.served_name]
 

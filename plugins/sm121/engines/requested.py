@@ -138,12 +138,8 @@ def compare(
     path: KernelPath,
     environment: Mapping[str, str] | None = None,
 ) -> list[RequestReport]:
-    """All that the configuration asks for of the kernel path, and what became of it.
-
-    Args:
-        configuration: its arguments and its environment, whoever set them.
-        path: what the evidence shows.
-        environment: the engine's whole environment (default: as the engine would be started)."""
+    """All that the `configuration`'s arguments and environment ask for of the kernel path, and what
+    became of it on `path`. `environment`: the engine's whole (default: as it would be started)."""
     if environment is None:
         engine = engines.engine(configuration.engine)
         environment = engine.environment(configuration, api_key="")
@@ -172,8 +168,7 @@ def of_log(path: KernelPath, engine: str) -> KernelPath:
 
 
 def in_log(path: KernelPath, name: str) -> str | None:
-    """What a log says that its server was given for an argument (``max_num_seqs``); None where it
-    does not say."""
+    """What a log says that its server was given for an argument (``max_num_seqs``), or None."""
     return _flat(_literal(path.asked or "")).get(name)
 
 
@@ -197,10 +192,9 @@ def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: 
 
 
 def different(reports: Iterable[RequestReport]) -> list[str]:
-    """What was asked for and is not what ran, a line each; empty when all of it is. A variable that
-    the installed engine does not know is among them ("not applicable"): whoever set it asked for
-    something that this engine cannot do. With any of these lines, numbers measured on the
-    configuration are INVALID."""
+    """What was asked for and is not what ran, a line each: numbers measured on the configuration
+    are then INVALID. A variable that the installed engine does not know is among them ("not
+    applicable"): whoever set it asked for something that this engine cannot do."""
     wrong = (RequestState.DIFFERENT.value, RequestState.NOT_APPLICABLE.value)
     return [report.message for report in reports if report.state in wrong]
 
@@ -372,8 +366,7 @@ def _listed(asked: set[str], seen: list[str], otherwise: str) -> tuple[RequestSt
 def _unknown_variables(
     configuration: ServerConfiguration, environment: Mapping[str, str], rules: RequestRules
 ) -> tuple[dict[str, RequestReport], set[str]]:
-    """Reports of variables without effect, by name; and variables of which nothing could be
-    learned."""
+    """Reports of variables without effect, by name; and those of which nothing was learned."""
     harmless = load_signatures(configuration.engine).is_harmless_env
     start_variables = dict(configuration.environment)
     concerned = [

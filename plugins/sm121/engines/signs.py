@@ -87,8 +87,7 @@ class Signs:
         return replace(later, words=words, clock=None if _CREATED[1] in words else later.clock)
 
     def changes(self, now: "Signs") -> Iterator[str]:
-        """What shows that another process, or another release, answers now: values before and
-        now."""
+        """What shows that another process, or another release, answers now."""
         if (self.started or self.counters) and "/metrics" in now.withheld - self.withheld:
             yield "its /metrics were shown before, and are withheld now"
         starts = [each for each in (self.started, now.started) if each is not None]

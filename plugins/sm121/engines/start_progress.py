@@ -22,13 +22,9 @@ class _Start:
 
 
 class StartProgress:
-    """Called with a configuration's name and what its server does, on each change. At most one line
-    in fifteen seconds is shown, and one at the end.
-
-    Args:
-        show: shows a line of that configuration's server.
-        begins: also show that it begins.
-        clock: seconds."""
+    """Called with a configuration's name and what its server does, on each change. `show` gets at
+    most one line in fifteen seconds, and one at the end; `begins`: also that it begins; `clock`:
+    seconds."""
 
     def __init__(
         self,

@@ -25,8 +25,7 @@ class StartPhase:
 
 
 def ask_for_a_token(http: httpx.Client, served_name: str, *, within_s: float) -> int:
-    """The status of the answer to a request for one token. Raises httpx.HTTPError: there is no
-    answer in time."""
+    """The status of the answer to a request for a token. Raises httpx.HTTPError: none in time."""
     request = {"model": served_name, "prompt": "Hello", "max_tokens": 1}
     return http.post("/v1/completions", json=request, timeout=within_s).status_code
 

@@ -48,17 +48,10 @@ class Warmth:
         configuration: str | None = None,
     ) -> "Warmth":
         """Of a profile's configurations, as they are in the engine's release: the one under test
-        and the baseline.
-
-        Args:
-            profile: its arguments and its architecture decide.
-            python: the interpreter of the engine.
-            variables: of its environment, beside those of this process and of the profile.
-            names: only these of the modules.
-            configuration: the one under test (default: the profile's).
-
-        Raises UsageError: the profile's engine compiles nothing, the interpreter has no such
-        engine, or a name is not known; sm121.core.interpreter.NoAnswer: the interpreter does not
+        and the baseline. `python`: the engine's interpreter; `variables`: of its environment,
+        beside this process's and the profile's; `names`: only these modules; `configuration`: the
+        one under test (default: the profile's). Raises UsageError: the engine compiles nothing, the
+        interpreter has no such engine, or a name is not known; NoAnswer: the interpreter does not
         answer."""
         architectures = {item.name: item for item in preflight.load_preflight().architecture}
         if not profile.engine.needs.jit_modules or profile.arch not in architectures:
@@ -118,9 +111,8 @@ class Warmth:
         return None
 
     def build(self, module: JitModule, say: Callable[[str], None]) -> str | None:
-        """Compile a module into FlashInfer's cache. `module`: of `missing`; `say`: shows a line of
-        progress. Returns: What went wrong, with the end of the compiler's output; None when it is
-        there."""
+        """Compile a module of `missing` into FlashInfer's cache. `say`: shows progress. Returns:
+        what went wrong, with the end of the compiler's output; None when it is there."""
         variables = {
             **self.environment,
             "MAX_JOBS": self.jobs(module),

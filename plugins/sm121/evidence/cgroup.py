@@ -7,8 +7,7 @@ _ROOT = Path("/sys/fs/cgroup")
 
 
 def memory_events(pid: int | str = "self") -> dict[str, int] | str:
-    """Counters of a process's memory control group (version 2's memory.events, or what version 1
-    has of it), or why there are none."""
+    """Counters of a process's memory control group (version 2 or 1), or why there are none."""
     try:
         groups = Path(f"/proc/{pid}/cgroup").read_text("ascii", "replace").splitlines()
         file = next(filter(Path.is_file, _files(groups)), None)

@@ -38,8 +38,7 @@ def _location(name: str) -> str | None:
 
 
 def _constant(folder: str | None, file: str, name: str) -> str | None:
-    """The text assigned to a name in a source file; generated version files are not worth an
-    import."""
+    """The text assigned to a name in a source file, without an import."""
     if folder is None:
         return None
     path = os.path.join(folder, file)  # noqa: PTH118

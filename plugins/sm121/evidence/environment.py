@@ -188,8 +188,7 @@ def record(
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Of an engine's environment the variables that bear on what it runs, sorted, secrets
-    blanked."""
+    """The variables of an engine that bear on what it runs, sorted, secrets blanked."""
     chosen = {
         name: value
         for name, value in sorted(environment.items())
@@ -249,9 +248,8 @@ def _suite_source(version: str | None, unknown: dict[str, str]) -> SourceRecord:
 
 
 def _checkout(file: Path) -> SourceRecord | None:
-    """The commit of the checkout that tracks `file`, and what differs from it; None when none does.
-    That the file is tracked matters: a virtual environment may lie inside some other project's
-    checkout."""
+    """The commit of the checkout that tracks `file`, and what differs from it; None when none does:
+    a virtual environment may lie inside some other project's checkout."""
     folder = file.parent
     if not folder.is_dir():
         return None
@@ -271,9 +269,8 @@ def _checkout(file: Path) -> SourceRecord | None:
 
 def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
     """Files of a checkout that its commit does not have, or not so; None where git knows nothing of
-    them. Also those that git was told not to look at: by a flag (assume-unchanged), or by a list of
-    ignored names. What Python compiled does not count. `parts`: files and folders of it that are
-    looked at."""
+    them. Also those that git was told not to look at (assume-unchanged, ignored names). What Python
+    compiled does not count. `parts`: files and folders that are looked at."""
     status = _git(checkout, "status", "--porcelain", "-uno", "--", *parts)
     flags = _git(checkout, "ls-files", "-v", "--", *parts)
     others = _git(checkout, "ls-files", "--others", "--", *parts)
@@ -290,9 +287,8 @@ def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says of the checkout that a folder lies in; None where it does not answer. No
-    variable may send it to another checkout, and it matters not who owns this one: in a container
-    that is often somebody else."""
+    """What git says of the checkout of a folder; None where it does not answer. No variable may
+    send it to another checkout, and it may be somebody else's, as often in a container."""
     git = shutil.which("git")
     if git is None:
         return None

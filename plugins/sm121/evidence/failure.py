@@ -1,7 +1,6 @@
 """Why a server died or did not start, read from its log and its exit status. A log of a dead server
-is mostly consequences: an ``EngineDeadError`` for each waiting request, a "See root cause above".
-What counts is the earliest most specific line (``rank`` in
-``fixtures/signatures/failures.toml``)."""
+is mostly consequences: an ``EngineDeadError`` for each waiting request. What counts is the earliest
+most specific line (``rank`` in ``fixtures/signatures/failures.toml``)."""
 
 import re
 import signal as signals
@@ -295,8 +294,7 @@ class FailureReader:
         return best
 
     def kind(self) -> str | None:
-        """The failure that the log shows, or None. Nothing is known here of how the process
-        ended."""
+        """The failure that the log shows, or None, whatever ended the process."""
         hit = self._best(died=False)
         if hit is None:
             return None
@@ -352,8 +350,7 @@ class FailureReader:
         return [log_lines.cut(self._last)] if self._last else []
 
     def _cause_from_status(self, exit_code: int | None, hit: _Hit | None) -> Cause | None:
-        """What the exit status says where the log has nothing better. None when it says nothing
-        either."""
+        """What the exit status says where the log has nothing better, or None."""
         number, text = _ending(exit_code)
         lines = [hit.line] if hit is not None else self._last_line()
         if number == signals.SIGKILL:
@@ -409,8 +406,7 @@ _SERVER_ERROR = re.compile(r"\b5\d\d\b")
 
 
 def explain(answer: str) -> str | None:
-    """What to do about an error that a server answered with (status 5xx), where its words are
-    those of a known failure; None where they are not."""
+    """What to do about the error of a server (status 5xx), by its words; None if not known."""
     if not _SERVER_ERROR.search(answer):
         return None
     reader = FailureReader()

@@ -1,6 +1,5 @@
 """Which kernels really ran, read from a server's log, with the line that proves each value. What
-was asked for proves nothing; neither does a configuration line that says ``auto``. A value on which
-the log is silent is None."""
+was asked for proves nothing, nor does a line that says ``auto``. None: the log is silent."""
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -204,12 +203,11 @@ class _ServerState:
 
 
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
-    """The kernel path that a log file proves. Of a server that was restarted the last run counts.
-    Where ``docker compose`` mixed several servers into one log, a value counts only when they
-    agree. Memory stays bounded for a log of any size; bytes that are no text are replaced.
-    `engine`: ``vllm``, ``sglang`` or ``llama-cpp``; `one_run`: nobody but this server wrote into
-    the log: no line of it is of an older run, whatever its moment. Raises OSError: the file cannot
-    be read; DataFileError: nothing is known of the engine."""
+    """The kernel path that a log file proves. Of a server that was restarted the last run counts;
+    of several in one log (``docker compose``) what they agree on. Memory stays bounded; bytes that
+    are no text are replaced. `engine`: ``vllm``, ``sglang`` or ``llama-cpp``; `one_run`: no line is
+    of an older run, whatever its moment. Raises OSError: the file cannot be read; DataFileError:
+    nothing is known of the engine."""
     reader = LogReader(engine, one_run=one_run)
     reader.read(path)
     return reader.path()
@@ -286,9 +284,8 @@ def search_last_start(
     patterns: Collection[re.Pattern[str]],
     ends: Mapping[str, int] | None = None,
 ) -> Iterator[tuple[re.Pattern[str], str]]:
-    """Each pattern with each line of a log that matches it, from the last start of each server on.
-    What a line quotes of a user is not searched. `begins, ends`: of the `KernelPath` that was read
-    from this log. Raises OSError when the file cannot be read."""
+    """Each pattern with each line of a log that matches it, from the last start of each server on;
+    what a line quotes of a user is not searched. `begins, ends`: of the log's `KernelPath`."""
     for number, raw in enumerate(log_lines.read_raw_lines(path)):
         text = raw.decode("utf-8", errors="replace").rstrip()
         matches = [pattern for pattern in patterns if pattern.search(text)]

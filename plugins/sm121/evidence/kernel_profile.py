@@ -1,6 +1,5 @@
-"""Kernel names of a profile: read from a trace, classified, with their shares of time. Two kinds of
-profile are read the same way: the Chrome trace of the torch profiler (vLLM, SGLang) and the kernel
-table of Nsight Systems. On an engine without a GPU, operators stand for kernels."""
+"""Kernel names of a profile: read from a trace, classified, with their shares of time: the Chrome
+trace of the torch profiler or the table of Nsight Systems. Without a GPU: operators."""
 
 import codecs
 import csv
@@ -148,8 +147,7 @@ class _Sum:
 
 @dataclass
 class _Trace:
-    """What has been read of a trace: sums of kernels; operators as they are, since each one's own
-    time is known only when those inside it are."""
+    """What was read of a trace: sums of kernels, and each operator, for the time of its own."""
 
     kernels: dict[str, _Sum] = field(default_factory=dict)
     operators: dict[tuple[Any, Any], list[tuple[float, float, str]]] = field(default_factory=dict)
@@ -181,10 +179,9 @@ class _Trace:
 
 
 def read_trace(path: Path) -> KernelProfile:
-    """The kernels of a Chrome trace (``.json`` or ``.json.gz``) of the torch profiler. The file is
-    streamed: memory grows with the number of different kernels, and with the number of operators of
-    a trace that has no GPU kernels. Raises UsageError: it is no such trace, or shows neither
-    kernels nor operators."""
+    """The kernels of a Chrome trace (``.json`` or ``.json.gz``) of the torch profiler, streamed:
+    memory grows with the number of different kernels, or of operators without a GPU. Raises
+    UsageError: it is no such trace, or shows neither kernels nor operators."""
     trace = _Trace()
     try:
         for event in _events(path):
@@ -207,9 +204,8 @@ def read_trace(path: Path) -> KernelProfile:
 
 def read_nsys(text: str, source: Path) -> KernelProfile:
     """The kernels of ``nsys stats --report cuda_gpu_kern_sum``: as CSV, or as it prints them among
-    other lines, with names cut at some 100 characters. Of several printed tables the last counts.
-    Each row stays a row: two kernels may have the same cut name. Raises UsageError: the text has no
-    such table."""
+    other lines, names cut at some 100 characters, so that two rows may have one name. Of several
+    printed tables the last counts. Raises UsageError: the text has no such table."""
     lines = text.splitlines()
     heads = [i for i, line in enumerate(lines) if all(c in line for c in _NSYS_COLUMNS)]
     if not heads:
@@ -275,8 +271,7 @@ def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
 
 
 def read(path: Path) -> KernelProfile:
-    """Any of the profiles that are read here, or a log at whose end nsys printed its table. Raises
-    UsageError: it is none of them."""
+    """Any profile that is read here, or a log with nsys' table. Raises UsageError: none."""
     if path.name.endswith(".nsys-rep"):
         return read_nsys_report(path)
     with path.open("rb") as file:

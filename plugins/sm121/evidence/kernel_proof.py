@@ -38,10 +38,9 @@ def moe_variant(seen: KernelProfile) -> str | None:
 
 
 def requantised(seen: KernelProfile, layers: int) -> list[str] | None:
-    """Which of ``qkv``, ``o``, ``lm_head`` run on dense Marlin; None where the calls prove nothing.
-    Of a checkpoint whose experts alone are quantised, as gpt-oss's. The measure is one write into
-    the KV cache a layer and forward pass. ``qkv`` alone is not told from ``o`` alone. `layers`: of
-    the model."""
+    """Which of ``qkv``, ``o``, ``lm_head`` run on dense Marlin, of a checkpoint whose experts alone
+    are quantised; None where the calls prove nothing. The measure is one write into the KV cache a
+    layer and pass. ``qkv`` alone is not told from ``o`` alone. `layers`: of the model."""
     passes, rest = divmod(sum(row.calls for row in _rows(seen, "layer_pass")), layers)
     if rest or not passes:
         return None

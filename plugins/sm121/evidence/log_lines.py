@@ -1,7 +1,6 @@
 """Server logs as a stream of clean lines. People, containers and process managers wrap what a
 server prints: ANSI colours, ``(EngineCore pid=7)``, ``docker compose``, journald, Ray, Kubernetes,
-CI, log stores, ``grep -n``. This module undoes that, in bounded memory, so that a signature is a
-pattern on the message alone."""
+CI, ``grep -n``. This module undoes that, in bounded memory."""
 
 import datetime
 import json
@@ -165,9 +164,8 @@ def _json_message(text: str) -> tuple[str, str | None]:
 
 
 def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:
-    """Clean lines, with those that a poster wrapped put together again. A line that starts with
-    blanks and has no prefix of its own belongs to the one before it. Stack frames are joined to
-    their ``Traceback`` line by the same rule; the exception under them starts a line."""
+    """Clean lines, with those that a poster wrapped put together: a line that starts with blanks
+    and has no prefix belongs to the one before it. So do stack frames to their ``Traceback``."""
     pending: LogLine | None = None
     for raw in lines:
         line = clean(raw)
@@ -217,9 +215,8 @@ def is_traceback_opening(line: LogLine) -> bool:
 
 
 def read_physical_lines(path: Path) -> Iterator[str]:
-    """The lines of a log, each cut at `LINE_LIMIT` characters. A carriage return ends a line too
-    (progress bars). Bytes that are not UTF-8 are replaced. Memory stays bounded whatever the file
-    holds. Raises OSError when the file cannot be read."""
+    """The lines of a log, each cut at `LINE_LIMIT` characters, in bounded memory. A carriage return
+    ends a line too. Bytes that are not UTF-8 are replaced. Raises OSError: no such file."""
     for line in read_raw_lines(path):
         yield line.decode("utf-8", errors="replace")
 
@@ -255,11 +252,10 @@ def without_digits(text: str) -> str:
 def read_new_lines(
     path: Path, is_plain: Callable[[LogLine], bool], again: Callable[[bytes, LogLine], None]
 ) -> Iterator[LogLine]:
-    """The lines of a log as `join_wrapped` gives them, ten times as fast where they repeat: a line
-    that differs in digits alone from a plain one is not given again, unless a later piece continues
-    it. ``is_plain``: whether a line, after it was given, says nothing, whatever digits stand in it.
-    ``again`` is told of a line that is not given, as it stands in the log, and of the plain one
-    that it is like."""
+    """The lines of a log as `join_wrapped` gives them, ten times as fast where they repeat: one
+    that differs in digits alone from a plain line is not given again, unless a later piece
+    continues it. ``is_plain``: it says nothing, whatever digits stand in it. ``again`` is told of a
+    line that is not given, and of the plain one that it is like."""
     plain: dict[bytes, LogLine] = {}
     current: LogLine | None = None
     pending: bytes | None = None  # a plain line in the place of `held`

@@ -15,9 +15,8 @@ _LABEL = re.compile(r'(?<!\w)(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def with_metrics(path: KernelPath, text: str, engine: str = "vllm") -> KernelPath:
-    """The path with what the metrics show beside it. Where log and metrics say different things,
-    the log's value stands and ``<field>_also`` has the metric. Raises DataFileError when nothing is
-    known of the engine."""
+    """The path with what the metrics show beside it; where the log says another value, that stands
+    and ``<field>_also`` has the metric. Raises DataFileError: nothing is known of the engine."""
     signatures = load_signatures(engine).metric
     metric_names = {name for s in signatures for name in (s.metric, s.served) if name is not None}
     samples = list(samples_of(text, metric_names.__contains__))
@@ -46,8 +45,7 @@ def total(text: str, name: str) -> float | None:
 
 
 def counters(text: str) -> dict[str, float]:
-    """The engine's counters by name, each the sum over its labels: they never fall while it
-    lives."""
+    """The engine's counters by name, summed over labels: they never fall while it lives."""
     totals: dict[str, float] = {}
     for name, _, value, _ in samples_of(text, lambda n: n.endswith("_total") and ":" in n):
         if math.isfinite(value):

@@ -10,8 +10,7 @@ from sm121.core.redaction import redact_arguments
 
 
 def snapshot(processes: Iterable[psutil.Process]) -> list[dict[str, Any]]:
-    """What each process is and does, its dead children with it; those that end meanwhile are left
-    out."""
+    """What each process is and does, with its dead children; those that end are left out."""
     by_pid: dict[int, dict[str, Any]] = {}
     for process in processes:
         try:

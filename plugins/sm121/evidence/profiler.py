@@ -1,7 +1,6 @@
-"""Takes a profile of some decode steps from a running server. vLLM that was started with
-``--profiler-config`` profiles from POST /start_profile until /stop_profile, and does nothing
-before: the flag alone costs nothing. What a profile leaves behind is another matter, see
-``docs/kernel-path.md``."""
+"""Takes a profile of some decode steps from a running server. vLLM with ``--profiler-config``
+profiles from POST /start_profile until /stop_profile, at no cost before. What a profile leaves
+behind is another matter: ``docs/kernel-path.md``."""
 
 import itertools
 import time
@@ -23,9 +22,8 @@ _LONGEST_ANSWER = 1024
 
 
 def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
-    """The trace of about `steps` decode steps of one request, without its prefill, by a server
-    whose profiler writes into `traces` on this machine. Raises NotRun: the server has no profiler,
-    or wrote no trace."""
+    """The trace of about `steps` decode steps of one request, without its prefill, which the server
+    writes into `traces` here. Raises NotRun: it has no profiler, or wrote no trace."""
     before = set(_written(traces))
     _decode(endpoint, steps)
     return _newest(traces, before)
@@ -33,8 +31,7 @@ def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
 
 def profile_with_nsys(endpoint: Endpoint, report: Path, steps: int = 16) -> KernelProfile:
     """The kernels of about `steps` decode steps, by the Nsight Systems that started the server. The
-    report is kept at `report`, or beside it with a number, as nsys names them. Raises NotRun: the
-    server has no profiler, or nsys wrote nothing."""
+    report is kept at `report`, or with nsys' number. Raises NotRun: nsys wrote nothing."""
 
     def written() -> set[tuple[Path, int]]:
         reports = report.parent.glob(f"{report.name}*.nsys-rep")
@@ -52,8 +49,7 @@ def profile_with_nsys(endpoint: Endpoint, report: Path, steps: int = 16) -> Kern
 
 def _decode(endpoint: Endpoint, steps: int) -> None:
     """Generate, with the profiler on for `steps` tokens after it says that it is on. The answer is
-    read all the while: a server of thousands of tokens a second has many ready before a slow
-    /start_profile answers, and they are not steps of the profile."""
+    read all the while: many tokens may be ready before a slow /start_profile answers."""
     request = {
         "model": endpoint.served_name,
         "prompt": "One, two, three,",

@@ -5,9 +5,8 @@ from sm121.evidence.signatures import known_engines, load_signatures
 
 
 def startup_progress(line: str, engine: str = "vllm") -> str | None:
-    """The phase that a start is in by this line, such as ``loading weights (33 %)``; None when it
-    tells none. Percentages are the server's own. An engine without signatures of its own is read as
-    vLLM is."""
+    """The phase of a start by this line, such as ``loading weights (33 %)``, or None. An engine
+    without signatures of its own is read as vLLM is."""
     message = clean(line)
     for phase in load_signatures(engine if engine in known_engines() else "vllm").of("progress"):
         match = phase.search(message)

@@ -45,9 +45,8 @@ def not_shown(required: PathValues, path: KernelPath) -> list[str]:
 def contradictions(
     required: KernelPathRequirement, path: KernelPath, log: Path, configuration: str
 ) -> list[str]:
-    """What of the path that a log proves is not as required, a line each. A value of
-    `MUST_BE_SHOWN` that it does not show contradicts a requirement on it. The log is searched for
-    the signatures of the configuration's rules, from its last start on."""
+    """What of the path that a log proves is not as required, a line each; so is a required value of
+    `MUST_BE_SHOWN` that it does not show. The log is searched from its last start on."""
     findings = []
     for name in COMPARED:
         accepted = _accepted(required, name)
@@ -84,10 +83,9 @@ def kernel_contradictions(
     layers: int | None = None,
 ) -> list[str]:
     """What of the kernels of a decode step (``seen``) is not as the log says or as required, a line
-    each. There must be kernels of attention and of the experts, and they must be those of the
-    backends that the log resolved, by ``fixtures/kernels/names.toml``; a backend of which no kernel
-    is known is contradicted, so that an emulation is not taken for proof. The profile's rules come
-    on top."""
+    each. There must be kernels of attention and of the experts, of the backends that the log
+    resolved (``fixtures/kernels/names.toml``); a backend of which no kernel is known is
+    contradicted, so that an emulation is no proof. The profile's rules come on top."""
     return [line for line, cut in _kernel_findings(required, path, seen, layers) if not cut]
 
 

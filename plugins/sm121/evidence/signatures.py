@@ -1,6 +1,5 @@
-"""Log signatures: what a line of a server's log proves, as data. One TOML file for each engine in
-``fixtures/signatures``. A wrong file is an error when it is loaded, never a signature that silently
-does not match."""
+"""Log signatures: what a line of a server's log proves, one TOML file for each engine in
+``fixtures/signatures``. A wrong file is an error when loaded, never a silent mismatch."""
 
 import re
 from functools import cache

@@ -18,9 +18,8 @@ _LOOK_BACK_S = 600.0
 
 
 def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -> None:
-    """Write a bundle beside the server's status file in the report directory, and name it in the
-    run's verdict.json. ``names``: of the processes of the server's tree, by pid; ``suite``: its
-    pid, empty where it is not known. Raises OSError: it cannot be written."""
+    """Write a bundle beside the server's status file in the report directory, and name it in
+    verdict.json. ``names``: of the server's processes, by pid; ``suite``: its pid, or empty."""
     directory = status.parent
     secrets = secrets_of(os.environ)
     kernel = kernel_messages.since(time.monotonic() - _LOOK_BACK_S)

@@ -49,9 +49,8 @@ class Knowledge:
 def ask(
     python: str, environment: Mapping[str, str], registries: Sequence[Registry]
 ) -> dict[str, Knowledge]:
-    """What the packages of an interpreter know, by prefix. The interpreter is started once for a
-    set of registries; an answer is kept. Where it does not answer, `known` is None and `problem`
-    says why."""
+    """What the packages of an interpreter know, by prefix; it is started once for a set of
+    registries. Where it does not answer, `known` is None and `problem` says why."""
     relevant = tuple((name, environment[name]) for name in _ASKED_OF if name in environment)
     return _ask(python, relevant, tuple(registries))
 

@@ -13,9 +13,8 @@ from sm121.matrix.plan import CellPlan
 
 def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration, cache: Path) -> None:
     """Ask the engine's parser about the arguments of each value. `under_test`: its interpreter and
-    variables are used; `cache`: folder of what was accepted before: importing the engine to ask it
-    takes seconds. Raises UsageError: it refuses one; names axis, value, and the engine's
-    message."""
+    variables are used; `cache`: folder of what was accepted before, which saves seconds. Raises
+    UsageError: it refuses one; names axis, value, and the engine's message."""
     space = plan.space
     engine = registry.engine(space.engine)
     if not isinstance(engine, ChecksArguments):

@@ -1,6 +1,5 @@
-"""Covering arrays: the fewest cells in which every combination of N values occurs. The array is
-`covertable`'s (a greedy construction, deterministic); what it covers is counted here, from the
-cells alone."""
+"""Covering arrays: the fewest cells with every combination of N values. The array is `covertable`'s
+(greedy, deterministic); what it covers is counted here, from the cells alone."""
 
 import itertools
 from collections import Counter
@@ -58,8 +57,7 @@ class Array:
 
 
 def parse_strength(text: str) -> Strength:
-    """What ``--matrix`` says. Raises OptionError: it is neither a number nor ``full``
-    nor ``none``."""
+    """What ``--matrix`` says. Raises OptionError: neither a number nor ``full`` nor ``none``."""
     if text in ("full", "none"):
         return text  # type: ignore[return-value]
     if not text.isdecimal() or int(text) < 1:
@@ -114,8 +112,7 @@ def build(space: Space, strength: Strength = 2) -> Array:
 
 
 def _always(space: Space) -> Iterable[tuple[str, dict[str, str], bool]]:
-    """Cells that are in whatever the array has: name, its own values, whether it is two features
-    together."""
+    """Cells beside the array: name, its own values, whether it is two features together."""
     for name, named in space.file.named.items():
         yield name, named.values, False
     for number, newer in enumerate(space.file.features):

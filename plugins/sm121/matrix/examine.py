@@ -121,11 +121,9 @@ class Examiner:
         *,
         isolating: bool = False,
     ) -> CellRecord:
-        """Run a cell to its end; nothing that an engine does wrong raises.
-
-        Args:
-            configuration: what is started for it; None: the attached server is what the cell says.
-            isolating: it is run to find a smallest set of values, not as part of the array."""
+        """Run a cell to its end; nothing that an engine does wrong raises. `configuration`: what is
+        started for it; None: the attached server is what the cell says. `isolating`: to find a
+        smallest set of values, not as part of the array."""
         began = time.monotonic()
         self._steps, self._step = [], "start"
         start = configuration or ServerConfiguration("attached", "", "", "", "")
@@ -316,8 +314,7 @@ class Examiner:
         return None
 
     def _drafts(self, record: CellRecord, server: Server) -> str | None:
-        """Where the server speculates, it drafted for these prompts, and some of it was
-        accepted."""
+        """Where the server speculates, it drafted for these prompts, and some was accepted."""
         drafted = counters.drafted(server.endpoint)
         if drafted is None:
             return None

@@ -101,11 +101,8 @@ def build(
     references: Sequence[CellRecord] = (),
     interrupted: bool = False,
 ) -> MatrixFile:
-    """What is known of the matrix now.
-
-    Args:
-        references: starts of the baseline that are no cells; what they took is counted.
-        interrupted: the run was, so that no more will come."""
+    """What is known of the matrix now. `references`: starts of the baseline that are no cells,
+    whose time is counted; `interrupted`: no more will come."""
     ended = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
     return MatrixFile(
         axes=space.file.name,
@@ -181,9 +178,8 @@ def incomplete(file: MatrixFile) -> str | None:
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
-    """What is known of each pair of values. It works when it is in a cell that passes, but perhaps
-    for its rate; it is broken when it has a failing set in it; in other cells alone it is
-    unknown."""
+    """What is known of each pair of values: it works in a cell that passes, but perhaps for its
+    rate; it is broken with a failing set in it; in other cells alone it is unknown."""
     passing = [record for record in file.cells if record.works]
     broken = [{*one.values.items()} for one in file.failing_sets if one.confirmed]
     states: dict[Choice, PairState] = {}

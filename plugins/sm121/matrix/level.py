@@ -24,18 +24,12 @@ _NEVER_WAIVED = {CellOutcome.CRASH: "a crash", CellOutcome.FALLBACK: "the kernel
 
 
 class MatrixLevel:
-    """Runs the cells of a plan, each when it is asked for, and writes ``matrix/`` after each. Where
-    the suite starts its servers, any cell can be examined. Where one is attached, it is taken for
-    what the cell says: the baseline is examined on it, or, with the ``baseline`` of another level,
-    any other cell; what the log does not show is not taken on trust.
-
-    Args:
-        harness: starts the servers, or has one attached.
-        plan: the cells.
-        cache: folder of durations of earlier boots (default: the level's own).
-        resume: report directory whose newest earlier run is gone on with.
-        is_part: other processes run other cells of the same plan at the same time.
-        baseline: answers and rate to compare with, as another level has them in ``baseline``."""
+    """Runs the cells of a `plan`, each when asked for, and writes ``matrix/`` after each. Where the
+    suite starts its servers, any cell can be examined. An attached one is taken for what the cell
+    says: the baseline, or, with the `baseline` of another level (its answers and rate), any other
+    cell; what the log does not show is not taken on trust. `cache`: folder of durations of earlier
+    boots (default: the level's own); `resume`: report directory whose newest earlier run is gone on
+    with; `is_part`: other processes run other cells of the same plan."""
 
     def __init__(
         self,
@@ -80,12 +74,9 @@ class MatrixLevel:
         return self._examiner.baseline
 
     def judge(self, planned: Planned | None) -> None:
-        """The cell works.
-
-        Raises:
-            Unmet: it does not; names the outcome, the reason and the evidence. A crash and another
-                kernel path are never waived.
-            Invalid, NotRun: that could not be told."""
+        """The cell works. Raises Unmet: it does not; names the outcome, the reason and the
+        evidence. A crash and another kernel path are never waived. Invalid, NotRun: that could not
+        be told."""
         if planned is None:
             raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
         record = self._record_of(planned) or self.examine(planned)

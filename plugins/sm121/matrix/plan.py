@@ -40,8 +40,7 @@ class CellPlan:
         return self._environment(self.space.environment(cell))
 
     def under_test(self, configuration: str | None = None) -> tuple[tuple[str, ...], Environment]:
-        """Arguments and variables of a configuration of the profile (default: the one under
-        test)."""
+        """Arguments and variables of a configuration of the profile (default: under test)."""
         chosen = self.profile.configurations[configuration or self.profile.under_test]
         return self._arguments(chosen.arguments), self._environment(chosen.environment)
 
@@ -93,10 +92,9 @@ def make_plan(
     engine_arguments: tuple[str, ...] = (),
     engine_environment: Environment = (),
 ) -> CellPlan:
-    """Choose the cells of a profile's matrix. `space`: the axes (default: the profile's, as its own
-    engine has them); `strength`: as ``--matrix`` takes it (default: the profile's, or the number of
-    axes). Raises UsageError: the profile has no ``[matrix]``, or what was asked for is none of
-    it."""
+    """Choose the cells of a profile's matrix. `space`: the axes (default: the profile's);
+    `strength`: as ``--matrix`` takes it (default: the profile's, or the number of axes). Raises
+    UsageError: the profile has no ``[matrix]``, or what was asked for is none of it."""
     settings = settings_of(profile)
     space = space or space_of(profile)
     parsed = covering.parse_strength(

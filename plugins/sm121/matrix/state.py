@@ -61,10 +61,9 @@ def read(directory: Path, fingerprint: Mapping[str, object]) -> tuple[list[CellR
 def take_over(
     report: Path, fingerprint: Mapping[str, object], directory: Path
 ) -> tuple[list[CellRecord], str]:
-    """The cells of the newest earlier run that was the same one; with workers, those of all of
-    them. Their bundles are copied. `report`: the report directory, which keeps earlier runs;
-    `directory`: where this run's matrix is written. Returns: The cells, and the folder that they
-    are of; without any cell the reason why not."""
+    """The cells of the newest earlier run that was the same one, all workers', and the folder that
+    they are of; without any cell the reason why not. Their bundles are copied. `report`: the report
+    directory, which keeps earlier runs; `directory`: where this run's matrix is written."""
     reasons: list[str] = []
     for earlier in sorted((report / "earlier").glob("*"), reverse=True):
         records: list[CellRecord] = []

@@ -104,10 +104,9 @@ class Reading(Record):
 def read(
     device: str, *, own: Callable[[], Iterable[psutil.Process]] = lambda: (), serving: bool = False
 ) -> Reading:
-    """Look at the machine. `device`: ``cpu`` or ``cuda:0``. `own`: processes of the run besides
-    this one and its children: an idle server, say. `serving`: whether a server of the run is up. If
-    it is, and none of ``own`` is on a GPU, those that are may well be the server's, and are not
-    held against the machine."""
+    """Look at the machine. `device`: ``cpu`` or ``cuda:0``; `own`: processes of the run besides
+    this one and its children; `serving`: a server of the run is up: if none of ``own`` is on a GPU,
+    those that are may be the server's, and are not held against the machine."""
     start = time.monotonic()
     before = CpuUse.take(own)
     measured: Device | None = None
@@ -331,8 +330,7 @@ def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
 
 def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: float) -> bool:
     """Wait until the engine itself leaves the CPU alone; False when it does not in time. vLLM's
-    processes spin on their shared-memory queues for seconds after the last request. What is read of
-    the machine meanwhile is that of the cores that are left."""
+    processes spin on their queues for seconds after the last request."""
     deadline = time.monotonic() + within_s
     while True:
         before = _used(own)

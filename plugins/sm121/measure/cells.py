@@ -67,12 +67,11 @@ class MeasuredServer:
         cls, endpoint: Endpoint, plan: Plan, directory: Path, *, show: Show = lambda _line: None,
         invalid: Iterable[Invalidity] = (), unproven: Iterable[str] = (), natural: bool = False,
     ) -> "Iterator[MeasuredServer]":  # fmt: skip
-        """Start a client for the server, and find out what kind of prompts it takes. `endpoint`:
-        the server; `plan`: lengths, depths and bounds; `directory`: raw records are written below
-        it; `show`: is given a line whenever there is progress; `invalid`: what speaks against every
-        number of this server; `unproven`: what of this server cannot be checked; `natural`: ask for
-        what follows fixed natural texts, as of each server that drafts. Raises Sm121Error: it takes
-        neither token ids nor text."""
+        """Start a client for the server at `endpoint`, and find out what kind of prompts it takes.
+        `plan`: lengths, depths and bounds; `directory`: of raw records; `show`: is given lines of
+        progress; `invalid`: what speaks against every number of this server; `unproven`: what of it
+        cannot be checked; `natural`: ask for what follows fixed natural texts, as of each server
+        that drafts. Raises Sm121Error: it takes neither token ids nor text."""
         with TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
             natural = natural or counters.counts_drafts(endpoint)
             prompts = Prompts(endpoint, plan.measuring.vocabulary, natural)

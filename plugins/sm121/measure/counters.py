@@ -28,8 +28,7 @@ class Counters:
     no_number: frozenset[str] = frozenset()
 
     def since(self, earlier: "Counters") -> dict[str, float]:
-        """How far each counter went on; gauges as they are now. Absent where either moment says
-        no number."""
+        """How far each counter went on; gauges as they are; absent without a number."""
         gauges = ("running", "waiting", "cache_usage")
         return {
             name: value if name in gauges else value - earlier.values.get(name, 0.0)
@@ -129,8 +128,7 @@ class Drafted:
 
 
 def drafted(endpoint: Endpoint) -> Drafted | None:
-    """What was drafted so far, once the counters stand still; None where the server has no such
-    counters."""
+    """What was drafted so far, once the counters stand still; None where there are none."""
     if fetch_quiet(endpoint) is None:
         return None
     text = endpoint.page("/metrics") or ""

@@ -102,13 +102,12 @@ def decide(
     track: Sequence[float] = (),
     left_out: Sequence[tuple[float, float]] = (),
 ) -> Decision | None:
-    """Decide, or None: more rounds are needed (`next_look` says how many). A request that failed is
-    an infinite time, or a rate of 0. With ``maximum_rounds`` of 1 the quantity exists once (a
-    start, a peak), and its value decides without an interval. `samples`: in the order in which they
-    were measured. `track`: the samples with other answers between them, which tell more of how the
-    level moved (`Measurement.track`); it is what counts as rounds. None: the samples themselves.
-    `left_out`: of each round that the client was late for, between what its value was. Where that
-    is not about the median, the round counts with the nearest value that it may have. Raises
+    """Decide, or None: more rounds are needed (`next_look`). A request that failed is an infinite
+    time, or a rate of 0. With ``maximum_rounds`` of 1 the quantity exists once (a start, a peak),
+    and its value decides without an interval. `samples`: as they were measured; `track`: with other
+    answers between them, which tell more of how the level moved (`Measurement.track`), and count as
+    rounds; `left_out`: of each round that the client was late for, between what its value was:
+    where that is not about the median, it counts with the nearest value that it may have. Raises
     ValueError: no samples, or a sample that is no number."""
     estimate = statistics.estimate(samples)
     threshold, higher_is_better = _threshold(gate)
@@ -281,10 +280,9 @@ def decide_tail(
     samples: Sequence[float], gate: Gate, *, fraction: float, maximum_requests: int | None = None
 ) -> Decision | None:
     """Decide on a quantile (0.99 for a p99) of pooled requests, given a gate with ``at_most``.
-    Without ``maximum_requests`` nothing more is asked for: the verdict is that of the requests
-    there are, and the estimate's ``confidence`` says how much they can show. With it, None means
-    that more requests are needed. Raises ValueError: no samples, or the gate is no bound on a
-    time."""
+    Without ``maximum_requests`` the verdict is that of the requests there are, and the estimate's
+    ``confidence`` says how much they show. With it, None means that more requests are needed.
+    Raises ValueError: no samples, or the gate is no bound on a time."""
     if gate.at_most is None:
         raise ValueError(f"{gate.metric}: a tail needs at_most")
     values = np.sort(np.asarray(samples, dtype=np.float64))
@@ -382,11 +380,10 @@ def conclude(
     refuted: Collection[Verdict],
     box: str | None,
 ) -> tuple[Verdict, Fact | None]:
-    """The verdict on a measurement and the reason for it; None where nothing is required.
-    `decision`: of its gate; None where it has none, or where samples are invalid; `gated`: whether
-    something is demanded of it; `against`: what speaks against its samples; `refuted`: the verdicts
-    on what is timed that do not stand on this machine now; `box`: why they do not. Returns: NOT_RUN
-    where nothing is to be decided, and the machine was busy: it has no verdict."""
+    """The verdict on a measurement and its reason; None where nothing is required. `decision`: of
+    its gate, None without one or with invalid samples; `gated`: something is demanded; `against`:
+    what speaks against its samples; `refuted`: the verdicts on what is timed that do not stand on
+    this machine now; `box`: why. NOT_RUN: nothing to decide on a busy machine."""
     name = measurement.name
     if against and not gated and len(against) == len(measurement.invalid) and measurement.unsteady:
         return Verdict.NOT_RUN, Fact("", f"measured on a busy machine: {'; '.join(against)}", name)

@@ -57,10 +57,9 @@ def judge(
     limit_even: float = float("inf"),
 ) -> Growth:
     """FAIL when the whole interval lies beyond a limit, PASS when it lies within both.
-    `limit_even`: for each request, of a growth that goes on as a leak does: each third of the
-    steady part grows beyond it, and half as fast as the whole. Caches fill in steps. `requests`:
-    how many had ended at each sample. `values`: the quantity at each sample; None where it could
-    not be had. Where most are None nothing is decided."""
+    `limit_even`: for each request, of a leak's growth: each third of the steady part grows beyond
+    it, and half as fast as the whole (caches fill in steps). `requests`: ended at each sample;
+    `values`: at each sample, None where it could not be had. Of mostly None nothing is decided."""
     first = int(len(values) * _WARM_UP)
     steady = values[first:]
     points = [(x, y) for x, y in zip(requests[first:], steady, strict=True) if y is not None]

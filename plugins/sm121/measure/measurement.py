@@ -1,5 +1,4 @@
-"""One measured quantity: its raw samples, the clock they were taken with, and what speaks against
-them."""
+"""One measured quantity: raw samples, their clock, and what speaks against them."""
 
 from pathlib import Path
 from typing import Any, Literal

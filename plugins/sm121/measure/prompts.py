@@ -35,10 +35,9 @@ class PromptError(Sm121Error):
 
 @dataclass
 class Prompts:
-    """Makes prompts of token ids, or of text where the server refuses ids. `endpoint`: asked for
-    /tokenize where text is needed; `vocabulary`: ids below it are plain tokens; `natural`: of the
-    fixed texts: how much of a draft is accepted depends on the text; `as_text`: the server refuses
-    ids."""
+    """Makes prompts of token ids, or of text (`as_text`) where the server refuses ids. `endpoint`:
+    asked for /tokenize where text is needed; `vocabulary`: ids below it are plain tokens;
+    `natural`: of the fixed texts, which decide how much of a draft is accepted."""
 
     endpoint: Endpoint
     vocabulary: int

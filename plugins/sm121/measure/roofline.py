@@ -127,9 +127,8 @@ def served(
     config: Mapping[str, Any], arguments: Sequence[str], required: PathValues, path: KernelPath
 ) -> Formats | None:
     """The formats that a server reads: what its path shows, else what it is started with, else what
-    its path must show, else the checkpoint's own. None where something of them is not known, or
-    where it speculates: one read then gives several tokens. `config`: of the model
-    (config.json)."""
+    its path must show, else the checkpoint's. None where something is not known, or where it
+    speculates: one read then gives several tokens. `config`: the model's config.json."""
     bits, options = _FORMATS.bits, read_arguments(arguments)
     asks_drafts = any(name.startswith("speculative_") for name in options)
     speculates = asks_drafts if path.speculative is None else path.speculative != "none"

@@ -1,7 +1,6 @@
 """How fast memory is read and matrices are multiplied, on the CPU (numpy) or a GPU (torch).
-Decoding reads every active weight once per token, so what bounds it is how fast memory can be read,
-not copied. The read is a reduction: nothing but its result is written. The rate of matrices bounds
-prefill."""
+Decoding reads every active weight once per token: its bound is how fast memory can be read, not
+copied, so the read is a reduction. The rate of matrices bounds prefill."""
 
 import os
 import time

@@ -30,9 +30,8 @@ class Turn(Enum):
 
 
 def needed(level: str, *, is_benchmark: bool, has_gpu_servers: bool) -> Turn:
-    """How a test uses the machine. `level`: of the test. `is_benchmark`: it measures, whatever its
-    level. `has_gpu_servers`: the run starts servers on a GPU. Then all of it has the machine alone:
-    GB10 holds gpt-oss-120b once."""
+    """How a test of a `level` uses the machine. `is_benchmark`: it measures, whatever its level;
+    `has_gpu_servers`: all of the run has the machine alone: GB10 holds gpt-oss-120b once."""
     alone = has_gpu_servers or is_benchmark or level in _TIMED_LEVELS
     return Turn.ALONE if alone else Turn.SHARED
 

@@ -265,14 +265,13 @@ class PerformanceChecks:
 
     def chat_rate(self, chats: TimedChats | None, required: Gate | None) -> None:
         """tg_chat: tokens a second of chats as users have them, from the request to its end, by
-        usage. A server can be fast for greedy completions of fixed length alone. A round of the
-        plan's first cell goes before each chat: the machine may have changed since that was
-        measured. Of a server that drafts, the rate on random ids is not that of any text: how much
-        of its drafts is accepted depends on it. `chats`: the profile's; `required`: the gate of the
-        decode rate, which a server that drafts has to reach in chats. Raises Unmet: chats are
-        slower than their share of the decode rate beside them, or, of a server that drafts, than
-        its gate; NotRun: the profile has no chats to time; Inconclusive: too few answers are long
-        enough, or have a usage."""
+        usage: a server can be fast for greedy completions of fixed length alone. A round of the
+        plan's first cell goes before each chat: the machine may have changed. Of a server that
+        drafts, the rate on random ids is that of no text. `chats`: the profile's; `required`: the
+        gate of the decode rate, which a server that drafts has to reach in chats. Raises Unmet:
+        chats are slower than their share of the decode rate beside them, or than that gate; NotRun:
+        the profile has no chats to time; Inconclusive: too few answers are long enough, or have a
+        usage."""
         if chats is None:
             raise NotRun("the profile has no [performance.chats] to time")
         plan = self.bench.plan
@@ -331,9 +330,8 @@ class PerformanceChecks:
         raise Inconclusive(f"{len(answers)} of {2 * rounds} chats ended {length}")
 
     def acceptance(self, drafted: Drafted, position: int) -> None:
-        """acceptance@P, in percent of the drafts. Raises Inapplicable: drafts are shorter, or the
-        engine does not tell the places apart; NotRun: nothing was accepted there, so that there is
-        no share to compare with."""
+        """acceptance@P, in percent of the drafts. Raises Inapplicable: drafts are shorter, or
+        nothing tells the places apart; NotRun: nothing was accepted there."""
         accepted = drafted.by_position
         if position > len(accepted):
             raise Inapplicable(

@@ -140,9 +140,8 @@ class RunBox:
         return roofline.read_config(self.harness.file.engine.model) or roofline.read_config(model)
 
     def costs(self, depth: int) -> tuple[Traffic | None, Traffic] | None:
-        """Bytes of a token: those of the server under test, None where its formats are not known
-        (as of an attached one whose log shows nothing), and the least, whatever the engine
-        quantised. None when the model is not known."""
+        """Bytes of a token: those of the server under test, None where its formats are not known,
+        and the least, whatever the engine quantised; None when the model is not known."""
         profile, path = self.harness.profile, self.harness.file.engine.path
         started = self.harness.configurations.get(profile.under_test)
         more = started.arguments if started is not None else ()

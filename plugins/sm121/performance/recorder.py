@@ -64,11 +64,10 @@ class Recorder:
         store: Callable[[Recorded], None] = lambda _recorded: None,
     ) -> Recorded:
         """Decide on a measurement, with more rounds if the gate needs them. `measurement`: with its
-        first rounds, or with all; `more`: measures until there is a given number of rounds in all;
-        `maximum_rounds`: the most rounds; without ``more``, those of the measurement; `store`: also
-        called with the recorded measurement, whatever the verdict. Raises Invalid: the samples
-        cannot be trusted; Inconclusive: the machine or the noise allows no decision; Unmet: the
-        gate failed."""
+        first rounds, or all; `more`: measures until there are so many rounds in all;
+        `maximum_rounds`: the most; `store`: also called with the recorded measurement, whatever the
+        verdict. Raises Invalid: the samples cannot be trusted; Inconclusive: the machine or the
+        noise allows no decision; Unmet: the gate failed."""
         file = self.harness.file
         bound = maximum_rounds or measurement.rounds if more else measurement.rounds
         threshold = self.harness.profile.gate(measurement.name)
@@ -155,8 +154,7 @@ class Recorder:
         }
 
     def context(self) -> dict[str, Any]:
-        """What two runs must have in common to be compared: machine, profile, configuration,
-        plan."""
+        """What two runs must share to be compared: machine, profile, configuration, plan."""
         server, file = self.harness.attached, self.harness.file
         attached = host_of(server.endpoint.base_url) if server is not None else None
         workload = file.environment.get("workload") or {}

@@ -168,8 +168,7 @@ def speculation(
     agreement_bound: AgreementBound,
     capabilities: Capabilities,
 ) -> Speculation:
-    """The server under test as one that speculates (see `Speculation`). Raises Inapplicable: it
-    does not."""
+    """The server under test as one that speculates. Raises Inapplicable: it does not."""
     method = conformance.kernel_path(server).speculative
     if method == "none" or (method is None and counters.drafted(server.endpoint) is None):
         raise Inapplicable(

@@ -1,5 +1,4 @@
-"""Fixtures for the API tests: a client that checks every answer by the schema, the engine's
-capabilities, and the cases."""
+"""Fixtures for the API tests: a client that checks answers by the schema, and the cases."""
 
 import functools
 import secrets

@@ -1,8 +1,7 @@
 """What may be given to a run, as far as its certificate and its fingerprint go.
 ``fixtures/options.toml`` says of each option of the suite what it does to what is measured, and
-``fixtures/certificate.toml`` which of pytest's options change nothing. What neither of them names
-is in doubt, and ``--certify`` refuses it. Settings, plugins and variables cannot be given: the run
-is built (`sm121.session.certified_run`)."""
+``fixtures/certificate.toml`` which of pytest's change nothing. ``--certify`` refuses the rest.
+Settings, plugins and variables cannot be given: see `sm121.session.certified_run`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,5 +1,4 @@
-"""Fixtures of the kernel level: the provider under test and its cases, the engine's kernel profile,
-the compiler."""
+"""Fixtures of the kernel level: the provider and its cases, the kernel profile, the compiler."""
 
 import functools
 from collections.abc import Iterable, Iterator

@@ -37,9 +37,8 @@ def clock_time(seconds: float) -> str:
 
 class Progress:
     """Where the run is. ``file``: of its own on the terminal or the pipe, since pytest captures the
-    usual one; ``costs``: what each level will ask; ``width``: of the line that pytest has begun
-    there, None where it writes none; ``every_s``: seconds between two lines where there is no
-    terminal; ``clock``: seconds."""
+    usual one; ``costs``: what each level will ask; ``width``: of pytest's begun line there, None
+    where it writes none; ``every_s``: between two lines without a terminal; ``clock``: seconds."""
 
     def __init__(
         self,
@@ -92,8 +91,7 @@ class Progress:
         return self._width is None
 
     def begin(self, level: str, test: str) -> None:
-        """A check begins, or its turn is waited for. ``level`` is empty where several run at a
-        time."""
+        """A check begins, or its turn is waited for. ``level``: empty where several run."""
         with self._lock:
             if level != self._level:
                 self._begin_level(level)

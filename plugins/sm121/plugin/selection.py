@@ -115,8 +115,7 @@ def not_in_plan(config: pytest.Config, items: Iterable[pytest.Item]) -> list[pyt
 
 
 def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) -> bool:
-    """Whether a plan of a profile asks a test. What an option of its own asks for is in every
-    plan."""
+    """Whether a plan of a profile asks a test; each asks what has an option of its own."""
     if _has_an_option(item):
         return True
     plan = Plan.of(chosen, plan=name, depths=settings.depths, rounds=settings.rounds)

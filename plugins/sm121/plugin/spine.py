@@ -1,7 +1,6 @@
-"""What happens in a run, in the order in which it happens. pytest calls these hooks from top to
-bottom. The body of each hook is the sequence of its steps: any order that matters is the order of
-the lines here. Every step is logged to the logger ``sm121.plugin.spine``, at the level DEBUG. A
-hook that must run first, last or around the hooks of other plugins says so in a comment."""
+"""What happens in a run, in the order in which it happens: pytest calls these hooks from top to
+bottom, and the body of each is the sequence of its steps, each logged at DEBUG. A hook that must
+run first, last or around the hooks of other plugins says so in a comment."""
 
 import contextlib
 import logging

@@ -197,8 +197,7 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
 
 
 def _say(terminal: pytest.TerminalReporter, line: str, *, whole: bool = False) -> None:
-    """A line with nothing in it that a terminal obeys, of two rows or so. `whole`: it ends in
-    something that is copied."""
+    """A line of two rows or so that a terminal does not obey. `whole`: its end is copied."""
     text = printable(line)
     cut = len(text) > _MOST_LINE and not whole
     terminal.write_line(f"{text[:_MOST_LINE]} ..." if cut else text)

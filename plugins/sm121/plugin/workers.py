@@ -63,8 +63,7 @@ def write_groups(session: Session, items: Iterable[pytest.Item]) -> None:
 
 def read_groups(folder: Path) -> dict[str, str]:
     """The group of each node id that has one, as a worker has written it. Raises OSError: there is
-    no file: the worker died, or has no test of a level; ValueError: it died while it wrote the
-    file."""
+    no file: the worker died, or has no test of a level; ValueError: it died meanwhile."""
     groups: dict[str, str] = json.loads((folder / _FILE).read_text("utf-8"))
     return groups
 

@@ -43,11 +43,10 @@ _A = "A"
 
 @dataclass
 class AbRun:
-    """The starts of both sides, made when they are first asked for: ``pairs`` of them at least, and
-    twice as many at most. ``plan``: what is measured of each start, at its first depth; ``attach``
-    gives the server of a side that is a URL; ``look_at_box`` reads the machine's state again, after
-    the last visit; ``hypothesis``: what the feature promised; ``obstacle``: why no server can be
-    started here."""
+    """The starts of both sides, made when they are first asked for: ``pairs`` of them at least,
+    twice as many at most. ``plan``: what is measured of each, at its first depth; ``attach``: gives
+    the server of a URL; ``look_at_box``: reads the machine's state after the last visit;
+    ``hypothesis``: what the feature promised; ``obstacle``: why no server can be started."""
 
     harness: Harness
     sides: tuple[Side, Side]
@@ -130,9 +129,8 @@ class AbRun:
             raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(open_ones)}")
 
     def review(self) -> None:
-        """What the feature promised holds; the filled-in review is written either way. Raises
-        NotRun: no hypothesis was given; AssertionError, Inconclusive: a criterion does not hold, or
-        is open."""
+        """What the feature promised holds; review.md is written either way. Raises NotRun: no
+        hypothesis; AssertionError, Inconclusive: a criterion does not hold, or is open."""
         chosen = self.hypothesis
         if chosen is None:
             raise NotRun("no hypothesis: give --hypothesis FILE with --ab")

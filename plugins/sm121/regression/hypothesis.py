@@ -1,7 +1,6 @@
-"""A feature's hypothesis: what it promised, against what an A/B run showed, and the review of it. A
-is without the feature, B is with it. A criterion on a ratio or a difference is held against the
-whole interval: PASS when all of it is on the right side, FAIL when all of it is on the wrong
-one."""
+"""A feature's hypothesis: what it promised, against what an A/B run showed (B has the feature), and
+the review of it. A criterion on a ratio or a difference is held against the whole interval: PASS
+when all of it is on the right side, FAIL when all of it is on the wrong."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -112,8 +111,7 @@ class CriterionResult:
 
 
 def load(path: Path) -> Hypothesis:
-    """Read a feature's file. Raises UsageError: it is not there, or not valid; the line names file,
-    key and expectation."""
+    """Read a feature's file. Raises UsageError: it is not valid; names file and key."""
     text = data_file.read_text(path, f"--hypothesis {path}")
     return data_file.parse(text, Hypothesis, f"hypothesis {path}")
 

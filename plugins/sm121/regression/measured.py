@@ -70,9 +70,8 @@ class MeasuredHistory:
 
     @functools.cached_property
     def named(self) -> StoredRun | None:
-        """The stored run that was asked for by name, the latest of them; None: none was. Raises
-        NotRun: there is none of that name; Invalid: it is of another machine, path, profile or
-        plan, or did not pass."""
+        """The latest stored run that was asked for by name; None: none was. Raises NotRun: there is
+        none; Invalid: of another machine, path, profile or plan, or it did not pass."""
         if self.baseline is None:
             return None
         stored = self._stored(self.baseline)
@@ -112,8 +111,7 @@ class MeasuredHistory:
             raise Inconclusive(*undecided)
 
     def levels_held(self) -> None:
-        """Look for a change of level in the whole history. Raises AssertionError: there is one to
-        the worse."""
+        """Look for a change of level in the history. Raises AssertionError: one to the worse."""
         self._check_comparable()
         limits = self.recorder.harness.profile.regression
         changes = trend.changes(self.current, self.runs, limits)

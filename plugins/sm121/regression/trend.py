@@ -241,8 +241,7 @@ def _worse(now: float, before: float, higher_is_better: bool) -> float:
 
 
 def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[str]:
-    """Metrics that the baseline has and this run has not, a line each: a benchmark that vanished
-    is no success."""
+    """Metrics that the baseline has and this run has not, a line each: no success."""
     lines = []
     for name in baseline.metrics:
         if name in current:

@@ -1,6 +1,5 @@
-"""One archive of a run, to attach to an issue (``sm121 bundle``): the report directory as it is,
-whose secrets were blanked when it was written, its logs searched for them once more, with a
-checksum of each file."""
+"""One archive of a run, to attach to an issue (``sm121 bundle``): the report directory, its logs
+searched for secrets once more, with a checksum of each file."""
 
 import hashlib
 import io
@@ -24,9 +23,8 @@ _EARLIER = "earlier"
 
 
 def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]:
-    """Write the archive of a report directory; its path, and what was left out of it. Default:
-    sm121-VERDICT-ARCH-STARTED.tar.gz in the working directory. Raises UsageError: there is no sound
-    verdict.json."""
+    """Write the archive of a report directory (default: sm121-VERDICT-ARCH-STARTED.tar.gz here);
+    its path, and what was left out. Raises UsageError: there is no sound verdict.json."""
     report = stored.read(directory)
     name = _name(report)
     target = output or Path(f"{name}.tar.gz")

@@ -1,6 +1,5 @@
 """The charts of report.html: figures as plotly's own JSON, each with its data as a table. Colours
-are names of CSS variables, which the page's script looks up: one figure for light, dark and
-paper."""
+are CSS variables, which the page's script looks up for light, dark and paper."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -212,8 +211,7 @@ def memory(timeline: MemoryTimeline) -> Chart:
 
 
 def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
-    """Metrics over the stored runs: those whose level changed, those with a gate, the first
-    rates."""
+    """Metrics over the stored runs: those with a changed level, a gate, the first rates."""
     long_enough = {name: s for name, s in details.history.items() if len(s.points) >= 2}
     gates = set(gated)
 

@@ -22,12 +22,8 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
 def of_path(
     path: KernelPath, contradictions: Collection[str] = (), cause: Cause | None = None
 ) -> list[tuple[str, str]]:
-    """What runs, beside what was requested; and why the server is dead, if it is.
-
-    Args:
-        contradictions: between the log and the kernels of a trace.
-        cause: of the failure that the log shows, if it shows one.
-    """
+    """What runs, beside what was requested. `contradictions`: between the log and the kernels of a
+    trace; `cause`: of the failure that the log shows, if it shows one."""
     layers = path.requantised
     rows = [
         ("attention", _with(path, "attention", path.attention)),

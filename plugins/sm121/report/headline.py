@@ -1,7 +1,6 @@
 """What a run came to, in one sentence, and the one thing to do next: the same words on the page, in
-the terminal, in the summary, in annotations and in junit.xml. The sentence is made of what
-verdict.json has in fields of their own. Only where a test says something that no field has, its
-message is put in."""
+the terminal, in the summary and in junit.xml. The sentence is made of fields of verdict.json. Only
+where a test says something that no field has, its message is put in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
 """What `sm121 merge` and the controller of workers write: one report of the parts of a run. The
-verdict file is `sm121.run.merge`'s; here are the folder around it and the matrix. The shards' own
-folders are evidence: they are copied to ``shards/I`` of the merged report, unless they lie in it
-already, so that it can be kept and sent as one folder."""
+verdict file is `sm121.run.merge`'s; here are the folder around it and the matrix. The shards'
+folders are copied to ``shards/I`` of the merged report, unless they lie in it."""
 
 import itertools
 import json

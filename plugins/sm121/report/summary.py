@@ -69,8 +69,7 @@ def environment(*, trimmed: bool = False) -> Environment:
 
 
 def asked(run: VerdictFile) -> list[tuple[str, str]]:
-    """What was asked beside the profile, by name: certificate, options, waivers, provider,
-    sources."""
+    """What was asked beside the profile, by name: certificate, options, waivers, sources."""
     certificate = [("certificate", run.certificate_covers or "")]
     if (fingerprint := run.fingerprint) is None:
         return [row for row in certificate if row[1]]

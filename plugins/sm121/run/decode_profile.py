@@ -13,11 +13,10 @@ from sm121.run.harness import Harness
 
 
 def take(harness: Harness, server: Server, *, mode: str, nsys: bool) -> KernelProfile:
-    """Profile some decode steps; the report directory gets the table and the trace. ``mode`` is
+    """Profile some decode steps; the report directory gets the table and the trace. ``mode``:
     ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` it is stopped,
-    and the next test that wants one gets a fresh one: a GPU profiler slows launches for as long as
-    the process lives. ``nsys``: it was started under Nsight Systems. Raises NotRun: the server has
-    no profiler, or it wrote nothing."""
+    since a GPU profiler slows launches for as long as the process lives. ``nsys``: it was started
+    under Nsight Systems. Raises NotRun: the server has no profiler, or it wrote nothing."""
     kernels = _profile(server, mode, nsys).model_copy(update={"decoding": True})
     name = server.configuration.name if server.configuration else "attached"
     report = harness.directory / f"kernels-{name}"

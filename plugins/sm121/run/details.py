@@ -1,7 +1,6 @@
-"""details.json: what report.html shows beside verdict.json, so that it can be made anew from files.
-What a test requires, the whole text of a failure, the raw samples, the stored runs that this one
-was held against. Nothing here decides anything; a report directory without the file has a report
-with less in it."""
+"""details.json: what report.html shows beside verdict.json: requirements, the whole text of
+failures, raw samples, the stored runs that this one was held against. Nothing here decides
+anything; without the file a report has less in it."""
 
 import json
 import math

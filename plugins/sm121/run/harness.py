@@ -83,8 +83,7 @@ class Harness(RunRecord):
 
     @property
     def profile(self) -> Profile:
-        """The profile in force. Raises NotRun: the target cannot be judged here, and so
-        has none."""
+        """The profile in force. Raises NotRun: the target cannot be judged here."""
         if self.target.profile is None:
             raise NotRun(self.target.obstacle or "no profile")
         return self.target.profile
@@ -282,10 +281,9 @@ class Harness(RunRecord):
             self.save()
 
     def judge_errors(self) -> None:
-        """Decide what the log of the server that runs has reported since it was last read. An error
-        that killed nobody is never green. Of an attached server's log, what was there when it was
-        attached does not count. A server that ended has its crash bundle, and what one prints while
-        it is stopped is no error."""
+        """Decide what the running server's log has reported since it was last read: an error that
+        killed nobody is never green. Of an attached server's log, what was there before does not
+        count; nor does what a server prints while it is stopped. One that ended has its bundle."""
         self._follow_log()
         server, running = self.attached, self.pool.current if self.pool is not None else None
         if running is not None and running.running:
@@ -335,8 +333,7 @@ class Harness(RunRecord):
         return [*wrong, other] if other else wrong
 
     def metrics_file(self, log: Path | None) -> Path:
-        """Where the metrics of a server are kept. `log`: of a managed server; None for the attached
-        one."""
+        """Where a server's metrics are kept. `log`: of a managed server; None: attached."""
         return self.directory / f"metrics-{log.stem if log is not None else 'attached'}.txt"
 
     def _metrics_of(self, server: Server) -> str | None:
@@ -372,8 +369,7 @@ class Harness(RunRecord):
             self.file.engine.version = version
 
     def server_stopped(self, configuration: str, report: StopReport) -> None:
-        """A server was stopped: decide on what it left, and on the path that it was on to the
-        end."""
+        """A server was stopped: decide on what it left, and on its path to the end."""
         self.note_stop(configuration, report)
         self.judge_paths_again()
 
@@ -429,10 +425,9 @@ class Harness(RunRecord):
 
     def look_at_the_server(self, *, lately_s: float = 0.0) -> StopReport | None:
         """Look, outside of a test, whether the server is still the one that was started, or
-        attached to. A death is a crash, and never a pass, whichever test it was that did not notice
-        it: it is reported, and a server of the suite is stopped. `lately_s`: what was asked so
-        lately is not asked again. Returns: how the server was stopped; None where it lives, or is
-        attached."""
+        attached to. A death is a crash whichever test did not notice it: it is reported, and a
+        server of the suite is stopped. `lately_s`: what was asked so lately is not asked again.
+        Returns: how it was stopped; None where it lives, or is attached."""
         self._follow_log()
         life = self.life
         if life is None or self.aborted is not None:  # the suite killed it

@@ -1,7 +1,6 @@
 """``--resume``: takes over the results of the earlier run in the report directory, of the same
-fingerprint: tests of kernel numerics and of compilation with their verdicts, cells of the matrix
-with their records (`sm121.matrix.state`). Tests of the other levels share one running server, and
-run again, and so do those that are about the kernel path or measure a rate."""
+fingerprint: tests of kernel numerics and compilation with their verdicts, cells of the matrix
+(`sm121.matrix.state`). What shares a server, is about its path or measures runs again."""
 
 from collections.abc import Collection
 

@@ -194,8 +194,7 @@ def _unfit(run: VerdictFile, metrics: Collection[str]) -> Iterator[str]:
 
 
 def file_of(directory: Path) -> VerdictFile:
-    """The verdict.json of a report directory. Raises UsageError: there is none, or it is
-    not sound."""
+    """The verdict.json of a report directory. Raises UsageError: there is none, or not sound."""
     try:
         return verdict_file.read(directory / verdict_file.NAME)
     except (OSError, ValueError, RecursionError) as error:
@@ -210,8 +209,7 @@ def read(directory: Path) -> StoredRun:
 
 
 def storage_folder(storage: str, root: Path) -> Path:
-    """The folder of ``--benchmark-storage``. Raises UsageError: it is none: a database cannot be
-    read here."""
+    """The folder of ``--benchmark-storage``. Raises UsageError: a database cannot be read."""
     scheme, separator, rest = storage.partition("://")
     if separator and scheme != "file":
         raise UsageError(
@@ -222,8 +220,7 @@ def storage_folder(storage: str, root: Path) -> Path:
 
 def load_benchmarks(storage: Path, pattern: str = "*") -> list[StoredRun]:
     """The runs of a storage folder that hold measurements, oldest first. `pattern`: ``0003`` for
-    one run; a path to a file is that file. Raises UsageError: a file that was asked for is none of
-    pytest-benchmark's."""
+    one run; or the path of a file. Raises UsageError: it is none of pytest-benchmark's."""
     named = Path(pattern)
     matches = storage.glob(f"*/{pattern.rstrip('*')}*.json")
     files = [named] if named.is_file() else sorted(matches, key=lambda file: file.name)
@@ -240,8 +237,7 @@ def read_benchmarks(file: Path) -> StoredRun | None:
 
 
 def of_data(name: str, data: Mapping[str, Any]) -> StoredRun | None:
-    """The same of what such a file has. Raises KeyError, TypeError, ValueError: it is not one of
-    pytest-benchmark."""
+    """The same of such a file's data. Raises KeyError, TypeError, ValueError: it is none."""
     benchmarks = [benchmark["extra_info"] for benchmark in data["benchmarks"]]
     return of_benchmarks(name, str(data.get("datetime", "")), benchmarks)
 

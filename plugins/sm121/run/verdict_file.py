@@ -398,8 +398,7 @@ class VerdictFile(Record):
 
     @property
     def certificate_covers(self) -> str | None:
-        """The levels that the certificate asks for, and those that it does not; None without
-        ``--certify``."""
+        """Levels that the certificate asks for, and does not; None without ``--certify``."""
         if self.certificate_levels is None:
             return None
         others = [level for level in LEVELS if level not in self.certificate_levels]

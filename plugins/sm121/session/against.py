@@ -191,9 +191,8 @@ def judge(
     metrics: Mapping[str, StoredMetric],
     asked_for: Callable[[TestReport], bool],
 ) -> list[TestReport]:
-    """What is worse than in the trusted run and shows in no test of a run that has finished, except
-    for its verdict; ``run.against`` is set. ``asked_for``: whether a test was asked for in this
-    run, if it is there."""
+    """What is worse than in the trusted run and shows in no test of a finished run, except for its
+    verdict; ``run.against`` is set. ``asked_for``: whether this run asked for a test."""
     before, tests_before = trusted.file, {test.id: test for test in trusted.file.tests}
     report = AgainstReport(run=trusted.name, engine=_engine(before))
     run.against = report
@@ -342,8 +341,7 @@ def _metrics(
     metrics: Mapping[str, StoredMetric],
     lost: Collection[str],
 ) -> Iterable[tuple[str, Verdict, str]]:
-    """Each metric of both, by the rules of the regression level. `lost`: where it is missing here,
-    it is missed."""
+    """Each metric of both, by the rules of the regression level. `lost`: missed if missing."""
     if not trusted.metrics or (not metrics and not lost):
         return
     fingerprints = trusted.file.fingerprint, run.fingerprint

@@ -31,8 +31,7 @@ def _file() -> _InventoryFile:
 
 
 def inventory() -> Inventory:
-    """The tests that ship with the suite; those that wait for an option of their own are not in
-    it."""
+    """The tests that ship with the suite, but for those that wait for an option."""
     tests: Inventory = _file().model_dump(exclude={"files"})
     return tests
 

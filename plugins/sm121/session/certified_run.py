@@ -30,8 +30,7 @@ def command(given: Sequence[str]) -> list[str]:
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a certified run: those of the allow list, and no plugin is loaded by its
-    entry point."""
+    """The variables of a certified run: the allow list, and no plugin by entry point."""
     allowed = data_file.load("certified-variables.toml", _Variables)
     variable_names = {*fingerprinting.location_variables()} - {"PYTHONPATH"}
     return {
@@ -52,9 +51,8 @@ def is_this_process() -> bool:
 
 
 def start(given: Sequence[str]) -> NoReturn:
-    """Begin a certified run, which takes this process and its signals. `given`: the caller's own
-    arguments of pytest. Raises UsageError: PYTHONPATH is set. Without it other code would run than
-    the caller's, with it other code could take the place of the suite's."""
+    """Begin a certified run, which takes this process and its signals. `given`: the caller's
+    arguments of pytest. Raises UsageError: PYTHONPATH is set, by which other code may run."""
     if os.environ.get("PYTHONPATH"):
         raise UsageError(
             f"{OPTION} with the variable PYTHONPATH: expected none; put the engine's into the "

@@ -38,8 +38,7 @@ class RanOutOfTime(Exception):
 
 
 class CrashDesk:
-    """Reports each abnormal end of a session once, and replaces the server. `session`: the session
-    that owns the servers."""
+    """Reports each abnormal end of a session once, and replaces the server."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -86,8 +85,7 @@ class CrashDesk:
             self._replace_server(evidence)
 
     def after_crash(self, end: ServerError | Dead, test: str | None) -> Cause:
-        """A server died outside of a test's own requests: between two tests, or in a cell of the
-        matrix."""
+        """A server died between two tests, or in a cell of the matrix."""
         managed = self._managed
         evidence = self._gather(test, end, managed)
         if managed is None:

@@ -1,5 +1,4 @@
-"""Opens a session. Everything that can be wrong with the request is found before anything is
-started."""
+"""Opens a session: all that can be wrong with the request is found before anything starts."""
 
 import dataclasses
 import datetime

@@ -86,8 +86,7 @@ class Session(Harness):
 
     @property
     def engine_interpreter(self) -> str:
-        """The interpreter that imports the engine that is started. Raises NotRun: the engine is a
-        program."""
+        """The interpreter that imports the engine. Raises NotRun: the engine is a program."""
         engine = registry.engine(self.settings.engine)
         if isinstance(engine, Program):
             raise NotRun(f"{engine.program} is a program: no interpreter imports it")
@@ -145,9 +144,8 @@ class Session(Harness):
 
     def judge_kernel(self) -> None:
         """Decide what the kernel has said since the run began: after an error of the GPU or of
-        memory no result is sure, though nothing died of it. A run on a CPU uses no GPU: what is
-        said of one is a remark. What cannot be read is a remark and stands in a certificate. The
-        messages of a crash are in its bundle."""
+        memory no result is sure. A run on a CPU uses no GPU: what is said of one is a remark. What
+        cannot be read is one too, and stands in a certificate. A crash's is in its bundle."""
         if self.target.obstacle is not None:
             return
         uses_gpu, attached = self.target.arch != CPU, self.attached

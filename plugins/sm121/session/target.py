@@ -55,10 +55,9 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
 
 
 def judging_attached(settings: Settings, target: Target, attached: Server) -> Target:
-    """The target as an attached server is judged: by the configuration that was named, else by the
-    fastest that its build has, else by the one that its log shows most of, else by the profile's
-    own choice. Raises UsageError: there is no such configuration, or the server's release cannot
-    have it."""
+    """The target as an attached server is judged: by the named configuration, else the fastest that
+    its build has, else the one that its log shows most of, else the profile's own choice. Raises
+    UsageError: there is no such configuration, or the release cannot have it."""
     chosen = target.profile
     assert chosen is not None
     path = None
@@ -121,9 +120,8 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
 def configurations(
     settings: Settings, chosen: Profile, *, notify: Callable[[str], None]
 ) -> dict[str, ServerConfiguration]:
-    """The profile's server configurations with the user's arguments added. Builds the canary
-    checkpoint where the profile names it and it is not there yet. Raises UsageError: the model is
-    not available."""
+    """The profile's server configurations with the user's arguments added. Builds the canary where
+    the profile names it and it is missing. Raises UsageError: the model is not available."""
     model = settings.model or chosen.model.id
     if model.startswith(_CANARY):
         model = str(_canary(model.removeprefix(_CANARY), settings.root, notify))

@@ -19,8 +19,7 @@ _NO_BLOCKS, _NO_USAGE = 1.5, 0.01
 
 
 def not_idle(endpoint: Endpoint) -> Fault | None:
-    """Requests or KV blocks that are kept after the last answer; None when all is given back, or
-    the server does not say."""
+    """Requests or KV blocks kept after the last answer; None: none, or nothing says so."""
     deadline, most_usage = time.monotonic() + _IDLE_WITHIN_S, _NO_USAGE
     with contextlib.suppress(NotRun):  # the server does not say
         most_usage = _NO_BLOCKS / capacity.cache_blocks(endpoint)[0]
@@ -40,8 +39,7 @@ def not_idle(endpoint: Endpoint) -> Fault | None:
 
 
 def zombies(processes: Callable[[], Iterable[psutil.Process]]) -> Fault | None:
-    """Children of the server's tree that have ended and are not waited for; those of a moment do
-    not count."""
+    """Children of the server's tree that ended and are not waited for, but for a moment."""
     first = _dead_children(processes())
     if not first:
         return None

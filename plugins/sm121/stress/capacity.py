@@ -42,17 +42,12 @@ class Pressure(NamedTuple):
 
 
 def pressure(blocks: int, block: int, *, chunk: int, streams: int, spare: int) -> Pressure:
-    """The load of so many streams for a KV cache. The last one is let in when a whole chunk of its
-    prompt fits, twice where layers have a sliding window; what that took beyond the window is free
-    afterwards. A cache that is large against a chunk, or whose blocks are small against the window,
-    must be left that room on purpose. And there each step in which a chunk is read makes the
-    answers of those before it longer by a token, so that they take the last one's place, or end
-    before it is let in.
-
-    Args:
-        blocks: of the cache, each of ``block`` tokens.
-        chunk: tokens of a prompt that are worked on in a step.
-        spare: blocks of each stream that are left free."""
+    """The load of so many streams for a KV cache of `blocks`, each of ``block`` tokens. The last
+    one is let in when a whole `chunk` of its prompt fits, twice where layers have a sliding window;
+    what that took beyond the window is free afterwards. A cache that is large against a chunk, or
+    whose blocks are small against the window, must be left that room on purpose. Each step in which
+    a chunk is read makes the answers before it longer by a token, so that they take the last one's
+    place, or end before it is let in. `spare`: blocks of each stream left free."""
     margin = max(2 * min(block, 16), block // 4)
     short = (blocks - 1) // (streams + 1)
     if chunk // block > short:  # a prompt is read at once, and takes twice its room meanwhile

@@ -38,11 +38,8 @@ def is_aborted(outcome: JobOutcome, stopped_at: float | None) -> bool:
 
 
 def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) -> Fault | None:
-    """What is wrong with one answer; None if it holds.
-
-    Args:
-        bound: how far it may be from the answer that the prompt has alone.
-        aborted: it may be shorter than asked for; what came must be right."""
+    """What is wrong with one answer; None if it holds. `bound`: how far it may be from the answer
+    that the prompt has alone; `aborted`: it may be shorter; what came must be right."""
     job = outcome.job
     where = f"request {outcome.number} ({job.name})"
     if outcome.problem is not None and outcome.problem[0] == "stopped":

@@ -60,8 +60,7 @@ class Crowd:
 
     def jobs(self, count: int) -> list[Job]:
         """So many requests, of all kinds in turn; of neighbours each has another prompt. Raises
-        UnderLoad: the server does not even answer one of them alone; NotRun: it refuses all
-        kinds."""
+        UnderLoad: one of them alone is not answered; NotRun: the server refuses all kinds."""
         turns = itertools.islice(itertools.cycle(self._turns), count)
         return [self.shapes.salted(job) for job in turns]
 

@@ -28,12 +28,8 @@ _MORE_S = 30.0
 @dataclass
 class Joining:
     """Gives the jobs (`sm121.client.load.Source`) in sweeps: a prompt joins nobody, then one that
-    decodes, then two, up to all places; then these end, and are joined meanwhile.
-
-    Args:
-        most: requests that the server runs at the same time.
-        lasts_s: for how long prompts join.
-        context: most tokens of a prompt and its answer."""
+    decodes, then two, up to all `most` places; then these end, and are joined meanwhile. `lasts_s`:
+    for how long prompts join; `context`: most tokens of a prompt and its answer."""
 
     shapes: Shapes
     endpoint: Endpoint

@@ -44,15 +44,10 @@ _KEEP_MEMORY_COST = 50.0
 
 class Stress:
     """One server under load, from the reading of its throughput before any load until `close`. The
-    sizes of the loads and the limits are the profile's (``[stress]``). A load returns when every
-    answer of it is right; else it raises `UnderLoad`, with all that is wrong.
-
-    Args:
-        harness: is told of the server's state by `Harness.observer`; memory.json and soak.json are
-            written into its directory.
-        bound: how far an answer may be from the one that its prompt has alone (default: the
-            profile's for the server's dtype).
-
+    sizes and limits are the profile's (``[stress]``). A load returns when every answer of it is
+    right; else it raises `UnderLoad`, with all that is wrong. `harness`: told of the server's state
+    by `Harness.observer`; memory.json and soak.json go to its directory. `bound`: how far an answer
+    may be from the one that its prompt has alone (default: the profile's for the server's dtype).
     Raises NotRun: the server cannot do what all loads need, or does not stream; UnderLoad: it does
     not even answer one request at a time."""
 

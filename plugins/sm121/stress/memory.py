@@ -41,14 +41,10 @@ class MemoryFile(Record):
 def judged(
     samples: Sequence[Sample], limits: StressSizes, *, machine_bytes: int | None = None
 ) -> list[Growth]:
-    """The growth of each quantity that the samples have.
-
-    Args:
-        samples: of the steady part of a load.
-        limits: how much may grow, over the steady part and with each request.
-        machine_bytes: memory of the machine, where a GPU computes. It is judged as a whole when
-            nothing says what the device holds: on GB10 device memory is the system's, and in no
-            process. None on a CPU, where the processes hold all of it and the rest is others'."""
+    """The growth of each quantity in the `samples` of a load's steady part. `limits`: how much may
+    grow, over it and with each request. `machine_bytes`: of the machine, where a GPU computes:
+    judged as a whole when nothing says what the device holds: on GB10 device memory is the
+    system's. None on a CPU, where the processes hold all of it and the rest is others'."""
     completed = [sample.completed for sample in samples]
     requests = max(completed[-1] - completed[0], 1)
     requests_a_day = 86_400 * requests / (samples[-1].at_s - samples[0].at_s or 1.0)

@@ -30,19 +30,13 @@ def under_load(
     excuse: Deviation | None = None,
 ) -> str:
     """Stop the server under a load, and play one job of each name on the server started again.
-
-    Args:
-        harness: starts its own server, which runs.
-        jobs: more than can have ended when the stop arrives.
-        bound: how far an answer may be from the one that its prompt has alone.
-        before_stop: called right before the stop.
-        learned_within_s: how long a client may wait in silence after the stop.
-        excuse: that this release leaves those in silence whose requests its engine had.
-
-    Returns: How the clients learned of the stop, a line. Raises AssertionError: a client waits in
-    silence for too long, or something of the server is left; UnderLoad: an answer is wrong, before
-    the stop or after the start; Inconclusive: no request was under way when the server was stopped,
-    or all were."""
+    `harness`: starts its own server, which runs; `jobs`: more than can have ended when the stop
+    arrives; `bound`: how far an answer may be from the one alone; `before_stop`: called right
+    before; `learned_within_s`: how long a client may wait in silence after the stop; `excuse`: that
+    this release leaves those in silence whose requests its engine had. Returns: how the clients
+    learned of it, a line. Raises AssertionError: a client waits for too long, or something of the
+    server is left; UnderLoad: an answer is wrong; Inconclusive: no request was under way when the
+    server was stopped, or all were."""
     load, stopped_at, log = _stopped(harness, client, jobs, concurrency, before_stop)
     faults = checks.faults(load, bound, stopped_at=stopped_at)
     if faults := [fault for fault in faults if fault.kind not in _BROKEN_OFF]:

@@ -28,15 +28,10 @@ _PART = 64
 
 
 class Shapes:
-    """Makes jobs for one server.
-
-    Args:
-        model: the served name.
-        prompts: with one right continuation each.
-        ask: asks a prompt alone, in a cold part of the cache.
-        salted: the server keeps apart what is cached under different salts.
-        log_probabilities: the answers can only be compared by them.
-        refuses: whether the server is to refuse a case of ``fixtures/api``, by its id."""
+    """Makes jobs for one server. `model`: the served name; `prompts`: with one right continuation
+    each; `ask`: asks a prompt alone, in a cold part of the cache; `salted`: salts keep apart what
+    is cached; `log_probabilities`: the answers can only be compared by them; `refuses`: whether the
+    server is to refuse a case of ``fixtures/api``, by its id."""
 
     def __init__(
         self,

@@ -43,14 +43,9 @@ def run(
     write: Callable[[dict[str, Any]], None],
     say: Callable[[str], None] = lambda _line: None,
 ) -> None:
-    """Play rounds until the time is over or one has a fault.
-
-    Args:
-        duration_s: no round begins after it.
-        play: plays the round of a number, from 1; gives what it was.
-        write: keeps the report, for JSON: after each round, and at the end, also when that is
-            Ctrl-C.
-        say: shows progress, once a minute."""
+    """Play rounds until `duration_s` is over or one has a fault. `play`: plays the round of a
+    number, from 1; gives what it was; `write`: keeps the report, for JSON, after each round and at
+    the end, also of Ctrl-C; `say`: shows progress, once a minute."""
     rounds: list[Round] = []
     requests = 0
     faults: list[str] = []

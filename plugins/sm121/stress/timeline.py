@@ -1,5 +1,4 @@
-"""Samples the memory of a server once a second: its processes, the device, the machine, the KV
-cache."""
+"""Samples a server's memory once a second: processes, device, machine, KV cache."""
 
 import subprocess
 import threading
@@ -97,14 +96,9 @@ class ServerDeviceMemory:
 
 
 class Timeline(threading.Thread):
-    """A thread that samples a server until it is stopped.
-
-    Args:
-        processes: gives the server's processes at each sample.
-        endpoint: its /metrics are read.
-        completed: gives how many requests have ended.
-        floor_bytes: once less memory than this is available, ``on_floor`` is called, one time.
-        on_floor: called with a line that says so."""
+    """A thread that samples a server until it is stopped. `processes`: gives the server's at each
+    sample; `endpoint`: its /metrics are read; `completed`: gives how many requests have ended;
+    `floor_bytes`: once less memory is available, ``on_floor`` is called with a line, one time."""
 
     def __init__(
         self,

@@ -1,5 +1,4 @@
-"""Starts SGLang's server with the key of the suite, which is on no command line that others see.
-``sglang.launch_server`` takes its key as an argument alone; here it comes by the environment."""
+"""Starts SGLang with the key from the environment: its command line takes it openly alone."""
 
 import os
 import runpy

@@ -1,7 +1,5 @@
-"""The metrics of the performance level: one class each, in a file of its own.
-
-A new metric is a new file here with a subclass of `Metric`; `find` finds it by its key. A test of
-the level asks for it: ``performance.measure("tpot", quantile=0.99)``."""
+"""The metrics of the performance level: one subclass of `Metric` each, in a file of its own here,
+found by its key (`find`). A test asks for it: ``performance.measure("tpot", quantile=0.99)``."""
 
 import functools
 import importlib
@@ -53,10 +51,7 @@ class Metric(ABC):
 
     @abstractmethod
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """Its values, in `unit`: one a round, or a request.
-
-        Raises:
-            Inapplicable, NotRun: the cell has none."""
+        """Its values, in `unit`: one a round, or a request. Raises NotRun, Inapplicable: none."""
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
         """Note what speaks against its samples, and what belongs beside its value."""
@@ -68,10 +63,7 @@ class Metric(ABC):
             validity.check_drift(measurement.samples, bound, findings)
 
     def of(self, cell: MeasuredCell) -> Measurement:
-        """The metric of all that the cell has measured so far.
-
-        Raises:
-            Inapplicable, NotRun: the cell has no such thing."""
+        """The metric of all that the cell has measured. Raises NotRun, Inapplicable: none."""
         measurement = Measurement(
             name=self.name(cell),
             unit=self.unit,
@@ -142,10 +134,7 @@ def by_key() -> Mapping[str, type[Metric]]:
 
 
 def find(key: str, **parameters: Any) -> Metric:
-    """The metric of a key: ``find("tg", tokens=32)``.
-
-    Raises:
-        ValueError: there is none."""
+    """The metric of a key: ``find("tg", tokens=32)``. Raises ValueError: there is none."""
     if key not in by_key():
         raise ValueError(f"no metric is named {key}: there are {', '.join(sorted(by_key()))}")
     return by_key()[key](**parameters)

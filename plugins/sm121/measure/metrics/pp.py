@@ -32,10 +32,8 @@ class PrefillRate(Metric):
         return f"pp{cell.server.plan.prompt_tokens}{cell.suffix}@d{cell.depth}"
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """One of each request; of several streams, one a round.
-
-        Raises:
-            Inapplicable: some wait until others have decoded."""
+        """One of each request; of several streams, one a round. Raises Inapplicable: some wait
+        until others have decoded."""
         if cell.queued:
             raise Inapplicable(
                 f"{cell.concurrency} prompts are not computed at the same time: the server was "

@@ -45,13 +45,9 @@ class StreamsRate(Metric):
         return [sum(window.rate for window in each) for each in windows]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Add the rate of each stream, and tell a dip between the numbers of streams that were
-        measured so far.
-
-        Raises:
-            NotRun: the streams decoded together in fewer than half of the rounds.
-            Unmet: the server was asked to run them together, and never ran more than half of them.
-        """
+        """Add the rate of each stream, and tell a dip between the numbers of streams measured so
+        far. Raises NotRun: the streams decoded together in fewer than half of the rounds; Unmet:
+        the server was asked to run them together, and never ran more than half of them."""
         apart = 0 if cell.queued else len(cell.long) - len(self._together(cell))
         if apart and not findings.invalid and 2 * apart >= len(cell.long):
             why = (
@@ -80,8 +76,7 @@ class StreamsRate(Metric):
 
     @staticmethod
     def _together(cell: MeasuredCell) -> list[list[TimedAnswer]]:
-        """The rounds in which all streams decode half of the tokens at the same time, or one
-        failed."""
+        """The rounds in which all streams decode half of their tokens together, or one failed."""
         clock, together = cell.counted_by, []
         for answers in cell.long:
             tokens = [window.tokens for window in common_windows(answers, clock) or ()]

@@ -55,8 +55,7 @@ class DecodeRate(Metric):
         return [answer for answer in answers if self.text in ("", answer.text)]
 
     def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
-        """Hold the rates against each other, the wall times of requests, and the rest of the same
-        answers."""
+        """Hold the rates against each other, the wall times, and the rest of the same answers."""
         super().examine(cell, measurement, findings)
         tokens, clock = self.tokens, cell.counted_by
         answers = self._of(cell.answers_of(tokens))
@@ -161,9 +160,8 @@ def second_clock(
 ) -> list[tuple[float, float]]:
     """For every pair of answers of different length, the decode rate of the long one and the one
     that no first chunk has a part in: from the times since their sending. Where drafts are
-    accepted, both are of the same tokens of the same text: its rate is another at another token.
-    `tokens`: up to this token of the long ones; where that is their last, the wall time of the
-    whole request counts, and no chunk has a part in it."""
+    accepted, both are of the same tokens of the same text. `tokens`: up to this token of the long
+    ones; where that is their last, the wall time of the whole request counts."""
     whole = all(tokens >= answer.asked_tokens for answer in long)
     bunched = timing.bunched(long, clock)
     ends = [(answer, *_reached(answer, clock, tokens, whole)) for answer in long if answer.ok]
