@@ -207,6 +207,7 @@ def test_two_servers_of_known_rate(compared, tmp_path):
     assert tests["test_b_is_not_worse_than_a"]["verdict"] == "PASS"
     assert tests["test_the_hypothesis_holds"]["verdict"] == "PASS"
     ratio = run.verdict["metrics"]["ab:tg32@d0"]
+    assert ratio["starts"] == (ratio["rounds"] if run.verdict["engine"]["managed"] else 1)
     assert ratio["value"] == pytest.approx(1.15, rel=0.01)
     assert ratio["ci_low"] <= ratio["value"] <= ratio["ci_high"] and ratio["rounds"] >= 3
     review = (run.report / "review.md").read_text()

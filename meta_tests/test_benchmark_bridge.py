@@ -38,6 +38,7 @@ def test_a_rate_is_a_benchmark_whose_ops_are_tokens_per_second(measured):
     status, verdict, run = measured({"tg32@d0": FAST}, "--benchmark-autosave")
     assert status == 0, run.output
     metric = verdict["metrics"]["tg32@d0"]
+    assert metric["starts"] == 1
     assert metric["verdict"] == "PASS" and metric["grade"] == "minimum"
     assert metric["value"] == 53.05 and metric["rounds"] == 20
     assert metric["ci_low"] == 53.0 and metric["ci_high"] == 53.1

@@ -420,10 +420,13 @@ def test_each_place_with_a_verdict_of_a_metric_says_how_sure_it_is(runs):
     metric = found.run.metrics["ttft_p99"]
     metric.ci_low = metric.ci_high = None
     metric.confidence = 0.077
-    text = page.html(found)
-    tile = text.partition("time to first token, p99")[2].partition("</li>")[0]
-    row = text.partition("<code>ttft_p99</code>")[2].partition("</tr>")[0]
-    assert "8% sure" in tile and "8% sure" in row
+    for starts, words in ((None, ""), (1, ", of one start"), (6, ", of 6 starts")):
+        metric.starts = starts
+        text = page.html(found)
+        tile = text.partition("time to first token, p99")[2].partition("</li>")[0]
+        row = text.partition("<code>ttft_p99</code>")[2].partition("</tr>")[0]
+        assert f"8% sure{words}<" in tile and f"8% sure{words}<" in row
+        assert f"8% sure{words} |" in summary.markdown(found.run)
     decode = _decode(found)
     assert any("95% sure" in cell for row in decode.rows for cell in row)
 

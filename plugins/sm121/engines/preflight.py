@@ -81,10 +81,20 @@ class _Rule(DataTable):
         return self
 
 
+class _Finding(DataTable):
+    """What a check of this module says; names in braces are its numbers and names."""
+
+    check: str
+    severity: Severity
+    message: str
+    remedy: str
+
+
 class PreflightData(DataTable):
     """The content of ``fixtures/preflight.toml``."""
 
     architecture: tuple[_Architecture, ...] = Field(min_length=1)
+    finding: dict[str, _Finding] = Field(default_factory=dict)
     rule: Entries[_Rule]
 
     @model_validator(mode="after")
@@ -101,6 +111,12 @@ class PreflightData(DataTable):
 def load_preflight() -> PreflightData:
     """The known checks. Raises DataFileError when the file is wrong."""
     return data_file.load("preflight.toml", PreflightData)
+
+
+def _of(name: str, severity: Severity | None = None, /, **values: object) -> PreflightFinding:
+    row = load_preflight().finding[name]
+    texts = (text.format_map(values) for text in (row.message, row.remedy))
+    return PreflightFinding(row.check, severity or row.severity, *texts)
 
 
 def lacking_tools(environment: Mapping[str, str]) -> list[str]:
@@ -156,16 +172,11 @@ class Preflight:
         available = psutil.virtual_memory().available / _GIB  # MemAvailable on Linux
         memory, disk, path = self.needs.memory_gib, self.needs.disk_gib, self.directory.absolute()
         if memory is not None and available < memory:
-            message = f"{memory:.1f} GiB of memory are needed, {available:.1f} GiB are available"
-            remedy = "stop what holds memory (other servers, dead containers)"
-            yield PreflightFinding("memory", "error", message, remedy)
+            yield _of("memory", memory=memory, available=available)
         existing = next(item for item in (path, *path.parents) if item.exists())
         free = shutil.disk_usage(existing).free / _GIB
         if disk is not None and free < disk:
-            message = f"{disk:.1f} GiB are needed at {path}, {free:.1f} GiB are free"
-            yield PreflightFinding(
-                "disk", "error", message, "free space there, or choose another place"
-            )
+            yield _of("disk", disk=disk, path=path, free=free)
 
     def _arch_lists(self, architecture: _Architecture) -> Iterator[PreflightFinding]:
         if not (codes := self.needs.arch_list):
@@ -179,20 +190,16 @@ class Preflight:
             if not value:
                 continue  # the engine asks the device, which is right
             if name.startswith("FLASHINFER") and re.search("[,;]", value):
-                message = f"{name} is a list separated by blanks, seen {value!r}"
-                yield PreflightFinding("arch_list", "error", message, f"{name}='{codes[0]}'")
+                yield _of("arch_list_separators", name=name, value=value, code=codes[0])
                 continue
             entries = [entry.removesuffix("+PTX") for entry in re.split(separator, value) if entry]
             accepted = not {*entries}.isdisjoint(codes)
             bare = architecture.target in entries
             if bare or not accepted:
-                message = f"{name} must hold one of {', '.join(codes)}, seen {value!r}"
-                yield PreflightFinding(
-                    "arch_list",
-                    "warning" if accepted else severity,
-                    message + (f": {architecture.bare}" if bare else ""),
-                    f"{name}={codes[0]}",
-                )
+                why = f": {architecture.bare}" if bare else ""
+                values = {"name": name, "codes": ", ".join(codes), "value": value, "why": why}
+                severity = "warning" if accepted else severity
+                yield _of("arch_list", severity, code=codes[0], **values)
 
     def _jit(self, architecture: _Architecture) -> Iterator[PreflightFinding]:
         if not (needed := jit.needed(self.needs, self.arguments, self.environment)):
@@ -200,14 +207,9 @@ class Preflight:
         cache = CompileCaches.of(self.environment).flashinfer
         modules = self.modules or FlashInferModules(None, cache)
         if wrong := _of_others(modules.folder, architecture):
-            yield PreflightFinding(
-                "jit_cache",
-                "warning",
-                f"the JIT cache of {architecture.name} must hold {', '.join(architecture.codes)}, "
-                f"seen {some_of(sorted(folder.name for folder in wrong), 5)} in {modules.folder}",
-                f"set FLASHINFER_CUDA_ARCH_LIST={architecture.target}a; "
-                "remove those directories if nothing else uses them",
-            )
+            others = some_of(sorted(folder.name for folder in wrong), 5)
+            codes = ", ".join(architecture.codes)
+            yield _of("jit_cache_of_others", it=architecture, codes=codes, others=others, m=modules)
         missing = modules.missing(needed, architecture.codes, architecture.number)
         if not missing:
             return
@@ -215,12 +217,9 @@ class Preflight:
         version = f" of FlashInfer {modules.version}" if modules.version else ""
         names = some_of([module.module for module in missing], 5)
         cpu_s = sum(module.cpu_s for module in missing)
-        yield PreflightFinding(
-            "jit_cache",
-            "note",
-            f"the JIT cache{version} in {modules.folder} is {state}: the first start builds "
-            f"{names}, {cpu_s / 60:.0f} minutes of one core",
-            "`sm121 warm` builds it without a server; a cold start has its own time limit",
+        minutes, folder = cpu_s / 60, modules.folder
+        yield _of(
+            "jit_cache", version=version, folder=folder, state=state, names=names, minutes=minutes
         )
         yield from self._compilers(missing, names, cpu_s)
         yield from self._tools(names)
@@ -231,32 +230,16 @@ class Preflight:
         """Whether the memory is enough for the compilers beside the weights, and so the time."""
         text = self.environment.get("MAX_JOBS", "").strip()
         if text and not (text.isdecimal() and int(text) > 0):
-            message = f"MAX_JOBS must be a whole number of at least 1, seen {text!r}"
-            remedy = "unset it: the suite sets what fits"
-            yield PreflightFinding("max_jobs", "error", message, remedy)
+            yield _of("max_jobs_is_no_number", text=text)
             return
         bound = jit.bound(missing, self.environment, resident_gib=self.needs.weights_gib or 0.0)
         if bound.jobs == 0:
-            message = f"to compile {names} at this start, {bound}: the machine may freeze"
-            remedy = "`sm121 warm` first, which compiles without the weights"
-            yield PreflightFinding("jit_memory", "error", message, remedy)
+            yield _of("jit_memory", names=names, bound=bound)
         elif text and int(text) > bound.jobs:
-            yield PreflightFinding(
-                "max_jobs",
-                "error",
-                f"MAX_JOBS={text} compiles {names} with {text} jobs at the same time, "
-                f"{bound.jobs} fit: {bound}",
-                f"unset MAX_JOBS, or give --engine-env=MAX_JOBS={bound.jobs}, or `sm121 warm` "
-                "first",
-            )
+            yield _of("max_jobs", text=text, names=names, bound=bound)
         elif (takes_s := cpu_s / (jobs := int(text or bound.jobs))) > self.cold_ready_within_s:
-            yield PreflightFinding(
-                "jit_time",
-                "error",
-                f"to compile {names} takes {takes_s / 60:.0f} minutes with {jobs} jobs at the same "
-                f"time, and a cold start may take {self.cold_ready_within_s / 60:.0f}; {bound}",
-                "`sm121 warm` first, which compiles without the weights and has no such limit",
-            )
+            limit, minutes = self.cold_ready_within_s / 60, takes_s / 60
+            yield _of("jit_time", names=names, minutes=minutes, jobs=jobs, limit=limit, bound=bound)
 
     def _tools(self, names: str) -> Iterator[PreflightFinding]:
         if not (lacking := lacking_tools(self.environment)):
@@ -267,14 +250,8 @@ class Preflight:
         why = (
             "; VLLM_HAS_FLASHINFER_CUBIN switches off vLLM's own look for them" if silenced else ""
         )
-        yield PreflightFinding(
-            "jit_tools",
-            "error" if certain else "note",
-            f"{names} must be compiled, and there is no {' and no '.join(lacking)}{why}: "
-            "the engine would stop late in its start",
-            "set CUDA_HOME to a CUDA toolkit and put ninja on PATH, or install "
-            "flashinfer-jit-cache of FlashInfer's release",
-        )
+        severity: Severity = "error" if certain else "note"
+        yield _of("jit_tools", severity, names=names, lacking=" and no ".join(lacking), why=why)
 
     def _broken(self, rule: _Rule) -> PreflightFinding | None:
         """What a rule has against the start; None where it does not hold, or is kept."""

@@ -224,6 +224,7 @@ def _report(
         ci_high=statistics.finite(estimate.ci_high) if estimate else None,
         confidence=estimate.confidence if estimate else None,
         rounds=len(measurement.samples),
+        starts=1,
         grade=decision.grade if decision and verdict is Verdict.PASS else None,
         clock=measurement.clock,
         accepted_length=measurement.extra.get("mean_accepted_length"),

@@ -356,6 +356,7 @@ class AbRun:
                 confidence=statistics.CONFIDENCE,
                 unit="B/A",
                 rounds=outcome.pairs,
+                starts=outcome.pairs if self.harness.pool is not None else 1,
                 verdict=outcome.verdict,
                 minimum=1.0 - allowed if rate else None,
                 at_most=None if rate else 1.0 + allowed,

@@ -74,12 +74,15 @@ def interval(metric: MetricReport) -> str:
     return f"{low} to {high}, {surely} sure" if surely else f"{low} to {high}"
 
 
-def accepted(metric: MetricReport) -> str:
-    """Behind a rate, what was accepted of the drafts meanwhile; empty where none were."""
-    if metric.accepted_length is None or metric.acceptance_rate is None:
-        return ""
-    share = f"{metric.acceptance_rate:.0%} of drafts accepted"
-    return f" ({share}, {metric.accepted_length:.2f} tokens a step)"
+def certainty(metric: MetricReport) -> str:
+    """The interval, what was accepted of the drafts, and of how many starts it is."""
+    parts = [interval(metric)]
+    if metric.accepted_length is not None and metric.acceptance_rate is not None:
+        share = f"{metric.acceptance_rate:.0%} of drafts accepted"
+        parts[0] += f" ({share}, {metric.accepted_length:.2f} tokens a step)"
+    if metric.starts is not None:
+        parts.append("of one start" if metric.starts == 1 else f"of {metric.starts} starts")
+    return ", ".join(filter(None, parts))
 
 
 def scatter(

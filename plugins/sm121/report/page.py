@@ -128,7 +128,7 @@ def _html(report: StoredReport, saving: int) -> str:
             incomparable=others.comparable(run),
             words=metric_names.words,
             number=number,
-            interval=charts.interval,
+            interval=charts.certainty,
             paths=paths,
             line_width=timelines.WIDTH,
             absent=_absent(report, {**figures, "paths": paths.cells}),
@@ -317,7 +317,6 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
-    environment.globals["accepted"] = charts.accepted
     environment.tests["table"] = lambda value: isinstance(value, Mapping)
     environment.tests["listing"] = lambda value: isinstance(value, (list, tuple))
     return environment

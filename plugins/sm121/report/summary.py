@@ -162,7 +162,7 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
             if against is not None
             else [],
             number=number,
-            interval=lambda metric: charts.interval(metric) + charts.accepted(metric),
+            interval=charts.certainty,
             judged=lambda name: headline.judged(run, name)[1],
             required=_required,
             change=functools.partial(_change, run),

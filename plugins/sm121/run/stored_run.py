@@ -297,6 +297,7 @@ def _report(extra: Mapping[str, Any]) -> MetricReport:
         ci_low=low,
         ci_high=high,
         rounds=len(samples),
+        starts=1,
         clock=extra.get("clock"),
         accepted_length=(extra.get("extra") or {}).get("mean_accepted_length"),
         texts=(extra.get("extra") or {}).get("texts"),

@@ -208,6 +208,9 @@ class MetricReport(Record):
     ci_high: float | None = None
     confidence: float | None = None
     rounds: int = 0
+    starts: int | None = None
+    """Starts of the server that it is of (``ab:``: of each side); null where that is not known. One
+    start is one start, however many rounds it has."""
     minimum: float | None = None
     target: float | None = None
     stretch: float | None = None
