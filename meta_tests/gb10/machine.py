@@ -13,8 +13,9 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,38 +29,8 @@ MODEL = "gpt-oss-120b"
 BUILD = "mxfp4"
 PROFILE = HERE / "profile.toml"
 
-#: tok/s of decode and prefill by depth, by what runs. Marlin as published (the profile's [costs]),
-#: and CUTLASS experts beside BF16 layers at its published 29. The build's as published of it (its
-#: results/ of February 2026; a prompt of 2048 tokens is 4,810, 4,293 and 1,100 tok/s), without
-#: lm_head as its steps have it, without graphs as cipherfoxie has it; the rest are guesses.
-RATES = {
-    "MARLIN": [(2048, 33.55, 4663.7), (34816, 26.65, 1398.8)],
-    "FLASHINFER_CUTLASS_MXFP4_MXFP8": [(2048, 29.0, 4663.7), (34816, 23.7, 1398.8)],
-    "mxfp4": [(2048, 59.4, 5186.0), (10240, 57.5, 6650.0), (34816, 52.5, 3500.0)],
-    "mxfp4 fused": [(2048, 27.0, 1150.0), (10240, 26.3, 1680.0), (34816, 25.0, 900.0)],
-    "mxfp4 fused before": [(2048, 60.0, 4610.0), (10240, 57.6, 6000.0), (34816, 52.5, 3200.0)],
-    "mxfp4 without lm_head": [(2048, 38.5, 5186.0), (10240, 37.7, 6650.0), (34816, 35.5, 3500.0)],
-    "mxfp4 without graphs": [(2048, 52.0, 5186.0), (10240, 50.5, 6650.0), (34816, 46.7, 3500.0)],
-    "mxfp4 Marlin": [(2048, 48.0, 4700.0), (10240, 46.8, 4300.0), (34816, 43.4, 2500.0)],
-    "mxfp4 of two": [(2048, 33.0, 4810.0), (10240, 32.4, 6000.0), (34816, 30.0, 3000.0)],
-}
-#: Of eight healthy nodes (the profile's [box]), as `sm121.measure.box.Device`.
-DEVICE = {
-    "device": "cuda:0", "bandwidth_gb_s": 222.4, "bandwidth_spread": 0.012,
-    "bandwidth_best_gb_s": 229.8, "bandwidth_method": "matrix-vector product (stand-in)",
-    "buffer_mib": 1024.0, "matrix_tflop_s": 78.1, "matrix_spread": 0.01,
-    "matrix_method": "bfloat16 8192^3 (stand-in)", "sm_clock_mhz": 2405, "power_w": 92.5,
-    "temperature_c": 62, "throttled": False, "power_capped": 0.0,
-}  # fmt: skip
-STATE = {"clock_mhz": 2405, "power_mw": 14_000, "celsius": 48}
-#: FlashInfer's modules that a GB10 compiled at some start before.
-WARM = (
-    "sampling", "fused_moe_120", "fp4_quantization_120f", "mxfp8_quantization_sm100",
-    "batch_prefill_attention_sink_bf16_swa_True_fa2",
-    "batch_prefill_attention_sink_bf16_swa_False_fa2",
-    "xqa_bf16_head_dim_64_page_size_16_use_sliding_window_True",
-    "xqa_bf16_head_dim_64_page_size_16_use_sliding_window_False",
-)  # fmt: skip
+#: Its device, its state, its rates, and FlashInfer's modules that it compiled before.
+HEALTHY_ONE: dict[str, Any] = tomllib.loads((HERE / "healthy.toml").read_text("utf-8"))
 
 
 @dataclass
@@ -123,16 +94,16 @@ class Machine:
     release: str
     behind: Behind
     profile: Path = PROFILE
-    rates: dict[str, Any] = field(default_factory=lambda: dict(RATES))
-    device: dict[str, Any] = field(default_factory=lambda: dict(DEVICE))
-    state: dict[str, int] = field(default_factory=lambda: dict(STATE))
+    rates: dict[str, Any] = field(default_factory=lambda: dict(HEALTHY_ONE["rates"]))
+    device: dict[str, Any] = field(default_factory=lambda: dict(HEALTHY_ONE["device"]))
+    state: dict[str, int] = field(default_factory=lambda: dict(HEALTHY_ONE["state"]))
     settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     #: What a build calls itself; None: the release.
     version: str | None = None
     #: Of FlashInfer; None: the one that the release asks for.
     flashinfer: str | None = None
-    warm: tuple[str, ...] = WARM
+    warm: Sequence[str] = tuple(HEALTHY_ONE["warm"])
     #: What dmesg says, after a moment on the clock of the kernel's messages.
     kernel_log: str = ""
 
