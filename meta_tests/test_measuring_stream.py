@@ -212,6 +212,12 @@ def test_no_two_timed_prompts_begin_alike():
     assert len({prompts.make(3)[0] for _ in range(40)}) == 40 and len(prompts.make(3)) == 3
 
 
+def test_a_timed_prompt_ends_with_a_whole_character():
+    """Behind half of one, vLLM's answer begins with the prompt's text."""
+    prompts = Prompts(Endpoint("http://127.0.0.1:1", NO_KEY, "model"), vocabulary=199_000)
+    assert {prompts.make(8)[-1] < 94 for _ in range(100)} == {True}
+
+
 @pytest.mark.parametrize(
     ("seconds", "reason"), [(0.07, None), (0.0675, None), (0.09, "server_clock"), (0.05, None)]
 )

@@ -188,7 +188,8 @@ class Asker:
         banned = "min_tokens" in request.fields
         wrong = malformed(answer, request.tokens, request.prompt, may_end=may_end, banned=banned)
         if wrong is None and answer.ids is not None and (vocabulary := self.vocabulary) is not None:
-            differs = vocabulary.differs(answer.ids, answer.text)
+            prompt = () if isinstance(request.prompt, str) else request.prompt
+            differs = vocabulary.differs(answer.ids, answer.text, prompt)
             wrong = Fact("the text of the ids", differs) if differs else None
         if wrong is not None:
             raise Unmet(*of(f"{_shown(request.prompt)}, {request.tokens} tokens", [wrong]))

@@ -36,13 +36,16 @@ class Vocabulary:
     #: Tokens that are no text, as ``<|end|>``.
     special: Mapping[int, str]
 
-    def differs(self, ids: Sequence[int], text: str) -> str | None:
+    def differs(self, ids: Sequence[int], text: str, prompt: Sequence[int] = ()) -> str | None:
         """How a text differs from that of the ids; None where it is the same. Special tokens may be
         shown or left out. Bytes that are no UTF-8, at the beginning, at the end or between, say
         nothing: engines show them in different ways. Ids without a name have no text, as in the
-        tokenizers of Hugging Face."""
+        tokenizers of Hugging Face. `prompt`: behind one that ends within a sign, DecodeStream of
+        Hugging Face's tokenizers, and so vLLM, sends the prompt's text too."""
         expected = [self._bytes(ids, special=special) for special in (False, True)]
-        if any(_same(whole, text) for whole in expected):
+        within_sign = self._bytes(prompt[-4:], special=True).decode("utf-8", "replace")[-1:]
+        behind = within_sign == _REPLACED
+        if any(_same(whole, text, behind=behind) for whole in expected):
             return None
         return f"the text {text!r} for ids that are {expected[0].decode('utf-8', 'replace')!r}"
 
@@ -90,11 +93,12 @@ def _folders(server: Server) -> list[Path]:
     return sorted((hub / name / "snapshots").glob("*"))
 
 
-def _same(meant: bytes, text: str) -> bool:
+def _same(meant: bytes, text: str, *, behind: bool) -> bool:
     # The first bytes may end a sign that the prompt began: the engine knows it, the ids do not.
     whole = meant.lstrip(bytes(range(0x80, 0xC0)))
     expected, observed = _plain(whole.decode("utf-8", "replace")), _plain(text)
-    return observed == expected or (len(whole) < len(meant) and observed.endswith(expected))
+    behind = behind or len(whole) < len(meant)
+    return observed == expected or (behind and observed.endswith(expected))
 
 
 def _plain(text: str) -> str:

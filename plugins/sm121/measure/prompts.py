@@ -16,6 +16,8 @@ import httpx
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint
 
+#: Ids below it are one ASCII character each in a byte-level BPE, whose first tokens are the bytes.
+_ASCII = 94
 _WORDS = 4000
 _ATTEMPTS = 4
 #: Tokens at the beginning of a text that are kept where it is cut: no other prompt begins so.
@@ -60,7 +62,8 @@ class Prompts:
 
     def make(self, tokens: int, text: str = "") -> list[int] | str:
         """A prompt that shares no beginning with any other: of ids, not even its first token.
-        `text`: the name of the text that it ends with; empty: it is random to its end."""
+        `text`: the name of the text that it ends with; empty: it is random to its end, which is a
+        whole character: behind half of one, vLLM sends the prompt's text with the answer's."""
         if self.as_text:
             return self._text(tokens, text)
         ids = [self._random.randrange(self.vocabulary) for _ in range(1 if text else tokens)]
@@ -69,6 +72,8 @@ class Prompts:
                 with self.endpoint.http() as http:
                     self._tokens = {name: self._tokenize(http, t) for name, t in TEXTS.items()}
             ids += ending(self._tokens, text, tokens - 1)
+        elif tokens > 1:
+            ids[-1] %= _ASCII
         while ids and ids[0] in self._first_tokens and len(self._first_tokens) < self.vocabulary:
             ids[0] = self._random.randrange(self.vocabulary)
         self._first_tokens.update(ids[:1])
