@@ -210,12 +210,8 @@ def test_no_two_timed_prompts_begin_alike():
     """A radix cache with pages of one token counted a hit where two did."""
     prompts = Prompts(Endpoint("http://127.0.0.1:1", NO_KEY, "model"), vocabulary=40)
     assert len({prompts.make(3)[0] for _ in range(40)}) == 40 and len(prompts.make(3)) == 3
-
-
-def test_a_timed_prompt_ends_with_a_whole_character():
-    """Behind half of one, vLLM's answer begins with the prompt's text."""
-    prompts = Prompts(Endpoint("http://127.0.0.1:1", NO_KEY, "model"), vocabulary=199_000)
-    assert {prompts.make(8)[-1] < 94 for _ in range(100)} == {True}
+    ends = {prompts.make(8)[-1] for prompts.vocabulary in [199_000] * 100}
+    assert max(ends) < 94, "behind half of a character, vLLM's answer begins with the prompt's text"
 
 
 @pytest.mark.parametrize(

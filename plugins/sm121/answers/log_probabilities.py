@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sm121.answers.oracle_file import GENERATED, SMALL_MISTAKES, OracleFile, Scored, prompts
-from sm121.checkpoint.identity import folder_of
 from sm121.client.completions import Asker, Position, Request, ids_of, name_of
 from sm121.core.level_settings import LogProbabilityTolerance
+from sm121.core.model_folder import folder_of
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, of, require

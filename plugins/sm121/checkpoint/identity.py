@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sm121.core import digest
+from sm121.core.model_folder import folder_of
 
 _SHAPE = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -70,19 +71,3 @@ def _shape_differences(folder: Path, name: str) -> list[str] | None:
 
 def _counts(file: Path) -> bool:
     return file.is_file() and not file.name.startswith(".") and file.suffix not in (".md", ".lock")
-
-
-def folder_of(name: str, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Where a checkpoint lies: the folder itself, or the snapshot of the hub's cache that an engine
-    would take; None where it is not here."""
-    if Path(name).is_dir():
-        return Path(name)
-    home = environment.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
-    hub = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
-    folder = hub / f"models--{name.replace('/', '--')}"
-    try:
-        commit = (folder / "refs" / "main").read_text("utf-8").strip()
-    except OSError:
-        return None
-    snapshot = folder / "snapshots" / commit
-    return snapshot if snapshot.is_dir() else None

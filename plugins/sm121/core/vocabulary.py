@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sm121.core.model_folder import folder_of
 from sm121.core.server import Server
 
 FILE = "tokenizer.json"
@@ -62,10 +63,13 @@ class Vocabulary:
 
 def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | None:
     """The vocabulary of what a server serves; None where no tokenizer.json of it is at hand.
-    `checkpoint`: its folder (default: that of a managed server's model, or of the hub's cache)."""
-    folders = [checkpoint] if checkpoint is not None else _folders(server)
-    folder_with_file = next((folder for folder in folders if (folder / FILE).is_file()), None)
-    return None if folder_with_file is None else load(folder_with_file / FILE)
+    `checkpoint`: its folder (default: that of a managed server's model)."""
+    if checkpoint is None and (configuration := server.configuration) is not None:
+        environment = {**os.environ, **dict(configuration.environment)}
+        checkpoint = folder_of(configuration.model, environment)
+    if checkpoint is None or not (checkpoint / FILE).is_file():
+        return None
+    return load(checkpoint / FILE)
 
 
 @functools.lru_cache(maxsize=2)
@@ -78,19 +82,6 @@ def load(file: Path) -> Vocabulary | None:
     special = {token["id"]: token["content"] for token in added}
     ordinary = {token: text for text, token in content["model"]["vocab"].items()}
     return Vocabulary({k: v for k, v in ordinary.items() if k not in special}, special)
-
-
-def _folders(server: Server) -> list[Path]:
-    configuration = server.configuration
-    if configuration is None:
-        return []
-    if Path(configuration.model).is_dir():
-        return [Path(configuration.model)]
-    environment = {**os.environ, **dict(configuration.environment)}
-    home = environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    hub = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
-    name = "models--" + configuration.model.replace("/", "--")
-    return sorted((hub / name / "snapshots").glob("*"))
 
 
 def _same(meant: bytes, text: str, *, behind: bool) -> bool:

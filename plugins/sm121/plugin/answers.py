@@ -14,10 +14,10 @@ from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.log_probabilities import OracleReference, bound_for
 from sm121.answers.oracle_file import OracleFile
 from sm121.api.speculation import Speculation
-from sm121.checkpoint.identity import folder_of
 from sm121.client.completions import Asker
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import AgreementBound, GoldenBound
+from sm121.core.model_folder import folder_of
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.core.verdict import Inapplicable
