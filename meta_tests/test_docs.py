@@ -298,6 +298,8 @@ def test_ci_examples_are_sound(name):
     if name.startswith("github"):
         assert set(loaded["jobs"]) == {"embedded", "spark"}
         _judges_the_change(loaded["jobs"]["spark"])
+        assert "concurrency" not in loaded, "the CPU's job waits for no Spark"
+        assert loaded["jobs"]["spark"]["concurrency"]["queue"] == "max", "no run that waits is lost"
         for job in loaded["jobs"].values():
             assert job["runs-on"] and job["timeout-minutes"]
             assert all("uses" in step or "run" in step for step in job["steps"])
@@ -312,6 +314,7 @@ def test_ci_examples_are_sound(name):
         assert "pip install" in loaded["variables"]["INSTALL"]
         for job in (ours["embedded"], ours["spark"]):
             assert any("merge_request_event" in rule["if"] for rule in job["rules"])
+        assert "--benchmark-autosave" in ours["certificate"]["script"][-1]
         assert ours["certificate"]["rules"] == [{"if": '$CI_PIPELINE_SOURCE == "schedule"'}]
 
 
@@ -326,7 +329,7 @@ def _judges_the_change(job: dict) -> None:
     assert "pip install -q /ws/change" in judge["env"]["INSTALL"]
     run = judge["run"]
     assert run.index("chown -R $OWNER") < run.index('eval "$INSTALL"') < run.index("pytest -m")
-    for variable in ("INSTALL", "SCOPE", "MERGED"):
+    for variable in ("INSTALL", "SCOPE", "STORED", "MERGED"):
         assert f"-e {variable}" in run and f"${variable}" in run, variable
     subprocess.run(["bash", "-n", "-c", run], check=True)
 
