@@ -79,6 +79,17 @@ class Runner:
             f"import os, sys\nos.execv({typed[0]!r}, {[*typed[:2], 'sm121']!r} + sys.argv[1:])",
         )
 
+        run = [*typed, "-c", str(ROOT / "pytest.ini")]
+        self._program(
+            "python3",
+            "import os, sys\n"
+            "words = sys.argv[1:]\n"
+            "is_suite = words[:3] == ['-m', 'sm121', 'run']\n"
+            f"start = {run!r} if is_suite else [{sys.executable!r}]\n"
+            "if words[:2] != ['-m', 'pip']:\n"
+            "    os.execv(start[0], start + words[3 * is_suite :])",
+        )
+
     def _program(self, name: str, text: str) -> None:
         program = self.folder / "bin" / name
         program.parent.mkdir(exist_ok=True)
@@ -117,6 +128,15 @@ class Runner:
         variables |= {"INSTALL": "true", "GITHUB_STEP_SUMMARY": str(summary)}
         status, output = self.shell(step["run"], variables, place)
         return status, output, summary.read_text("utf-8")
+
+    def action(self, arguments: str) -> tuple[int, str, str]:
+        """action.yml with such arguments: its status, its output, and what it puts out."""
+        (step,) = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["runs"]["steps"]
+        outputs = self.folder / "outputs"
+        variables = {"SUITE": str(ROOT), "ARGUMENTS": arguments, "PYTHON": "python3"}
+        variables["GITHUB_OUTPUT"] = str(outputs)
+        status, output = self.shell(step["run"], variables, self.suite)
+        return status, output, outputs.read_text("utf-8")
 
     def gitlab(self, *, default_branch: bool) -> tuple[int, str]:
         """The same of GitLab, which has the history where its runner mounts it."""

@@ -334,7 +334,10 @@ def _judges_the_change(job: dict) -> None:
     subprocess.run(["bash", "-n", "-c", run], check=True)
 
 
-@pytest.mark.parametrize("name", ["spark.md", "ci/github-actions.yml", "ci/gitlab-ci.yml"])
+@pytest.mark.parametrize(
+    "name",
+    ["spark.md", "ci/github-actions.yml", "ci/gitlab-ci.yml", "../docker/compose.yaml"],
+)
 def test_documented_containers_keep_what_is_compiled(name):
     """Where the checkpoint is mounted, so are the compilers' caches: without them every start is a
     cold one."""
@@ -344,6 +347,19 @@ def test_documented_containers_keep_what_is_compiled(name):
     for block in blocks:
         for place in ("/root/.cache/flashinfer", "/root/.cache/vllm", "/root/.triton"):
             assert f":{place}" in block, f"{name}: {place} is not mounted in:\n{block}"
+
+
+def test_the_image_keeps_an_entry_point_that_it_needs():
+    """No docker runs here: the entry point is run, and the rest is read."""
+    script = ROOT / "docker" / "entrypoint.sh"
+    done = subprocess.run([script, "echo", "a b"], check=True, capture_output=True, text=True)
+    assert done.stdout == "a b\n" and "/opt/nvidia/nvidia_entrypoint.sh" in script.read_text()
+    lines = (ROOT / "docker" / "Dockerfile").read_text().splitlines()
+    assert [line.split()[0] for line in lines if re.match("[A-Z]+ ", line)] == [
+        "ARG", "FROM", "COPY", "RUN", "WORKDIR", "ENTRYPOINT", "CMD"
+    ]  # fmt: skip
+    compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
+    assert all("${PWD}:/work" in each["volumes"] for each in compose["services"].values())
 
 
 def test_issue_forms_and_hooks_are_sound():

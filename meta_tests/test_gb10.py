@@ -66,6 +66,16 @@ def test_the_suite_says_what_is_so(case: Case, request: pytest.FixtureRequest, t
     assert (done.returncode == 0) == (case.verdict == "PASS"), f"status {done.returncode}\n{said}"
 
 
+def test_the_action_has_the_verdict(tmp_path):
+    runner = Runner(tmp_path, NOBODY)
+    wrong = "--engine-arg=--moe-backend=no-such"
+    status, output, outputs = runner.action(f"-m sm121 --plan quick {wrong} tests/test_smoke.py")
+    assert status == 1 and "verdict=FAIL\n" in outputs, output
+    assert "report=conformance-report" in outputs
+    status, output, _ = runner.action("--no-such-option [a-z]*")
+    assert status == 4 and "--no-such-option" in output
+
+
 @pytest.mark.slow("four whole runs")
 def test_a_pull_request_must_be_no_worse_than_what_was_merged(behind, tmp_path):
     """By the examples of docs/ci: one is as good as what was merged, another one falls back."""

@@ -1,0 +1,5 @@
+#!/bin/sh
+# NGC's own entry point makes a newer CUDA run on an older driver. No other image needs one.
+ngc=/opt/nvidia/nvidia_entrypoint.sh
+if [ -x "$ngc" ]; then exec "$ngc" "$@"; fi
+exec "$@"
