@@ -26,6 +26,13 @@ def test_help_is_no_wrong_request(capsys):
     assert ended.value.code == 0 and "DIR" in capsys.readouterr().out
 
 
+def test_help_of_a_run_is_the_suites_own(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--help"])
+    text = capsys.readouterr().out
+    assert not ended.value.code and "--base-url" in text and "--collect-only" not in text
+
+
 def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
     installed = tmp_path / "lib" / "site-packages" / "sm121"
     shutil.copytree(Path(cli.__file__).parent, installed)

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,6 +113,11 @@ def _tools_of_the_checkout() -> ModuleType | None:
 
 def _run(options: argparse.Namespace) -> NoReturn:
     words = own_tests.command(options.words, Path.cwd())
+    if {"-h", "--help"} & {*options.words}:
+        text = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        groups = re.findall(r"^SM121: .*?\n(?=\S)", text, re.M | re.S)
+        print(f"sm121 run [OPTIONS] [TESTS]\n\n{''.join(groups)}pytest's options: pytest --help")
+        sys.exit()
     os.execv(words[0], words)  # noqa: S606 - pytest takes this process, and its signals
 
 
