@@ -60,25 +60,14 @@ class Runner:
         for name in ("tests", "conftest.py", "pytest.ini"):
             (self.suite / name).symlink_to(ROOT / name)
         suite = [f"--profile={self.box.profile}", f"--engine-python={self.box.python}"]
-        typed = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "--share-machine",
-            *suite,
-        ]
+        suite = ["-p", "no:cacheprovider", "--share-machine", *suite]
+        typed = [sys.executable, "-m", "pytest", *suite]
         self._program("docker", _DOCKER)
         self._program("git", _GIT)
         self._program("pip", "")
         self._program("chown", "")
-        self._program("pytest", f"import os, sys\nos.execv({typed[0]!r}, {typed!r} + sys.argv[1:])")
-        self._program(
-            "sm121",
-            f"import os, sys\nos.execv({typed[0]!r}, {[*typed[:2], 'sm121']!r} + sys.argv[1:])",
-        )
-
+        self._program("pytest", _starts(typed))
+        self._program("sm121", _starts([sys.executable, "-m", "sm121"]))
         run = [*typed, "-c", str(ROOT / "pytest.ini")]
         self._program(
             "python3",
@@ -163,3 +152,8 @@ def _expression(text: str, event: str) -> str:
     own = match[1].replace("github.event_name", repr(event)).replace("&&", "and")
     own = re.sub(r"vars\.\w+", "''", own.replace("||", "or"))
     return str(eval(own))
+
+
+def _starts(words: list[str]) -> str:
+    """A program that is another one with such words."""
+    return f"import os, sys\nos.execv({words[0]!r}, {words!r} + sys.argv[1:])"
