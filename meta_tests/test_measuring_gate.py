@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from sm121.session.settings import _depths
+from sm121.session.settings import _counts
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
@@ -124,7 +124,7 @@ def test_tails_are_gathered(timed_server, run_pytest):
 def test_depths_that_are_none(run_pytest, text):
     status, run = run_pytest(LEVEL, "--depths", text)
     assert status == 4
-    assert f"--depths {text}: expected numbers of tokens" in run.output
+    assert f"--depths {text}: expected numbers from 0 on" in run.output
 
 
 def test_a_depth_beyond_the_context_is_not_run(timed_server, run_pytest):
@@ -136,4 +136,5 @@ def test_a_depth_beyond_the_context_is_not_run(timed_server, run_pytest):
 
 
 def test_depths():
-    assert _depths("0, 4096,0") == (0, 4096) and _depths(None) is None
+    given = {"--depths": "0, 4096,0"}
+    assert _counts(given.get, "--depths") == (0, 4096) and _counts(given.get, "--tg") is None

@@ -22,7 +22,7 @@ from sm121.core.verdict import Verdict
 from sm121.engines import choices
 from sm121.measure import gate, machine
 from sm121.measure.box import Device, Reading
-from sm121.measure.plan import Plan
+from sm121.measure.plan import Plan, Sizes
 from sm121.plugin import planning, selection
 from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
@@ -99,8 +99,9 @@ def test_the_measuring_plan_is_the_row_s_and_options_are_on_top():
         (8,),
     )
     assert found.measuring.rounds == 7
-    over = Plan.of(own, plan="nightly", depths=(0,), rounds=3)
-    assert (over.depths, over.measuring.rounds) == ((0,), 3)
+    over = Plan.of(own, plan="nightly", sizes=Sizes(256, (16,), (0,), (4,), 3))
+    assert (over.prompt_tokens, over.generated_tokens, over.depths) == (256, (16,), (0,))
+    assert (over.measuring.concurrency, over.measuring.rounds) == ((4,), 3)
     assert Plan.of(own).depths == (0, 512)
 
 

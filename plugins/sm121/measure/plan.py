@@ -7,6 +7,17 @@ from sm121.core.profile import FULL, Profile
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What the user asks for in place of the profile's: tokens, streams, rounds. None: as there."""
+
+    prompt_tokens: int | None = None
+    generated_tokens: tuple[int, ...] | None = None
+    depths: tuple[int, ...] | None = None
+    concurrency: tuple[int, ...] | None = None
+    rounds: int | None = None
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan in force: the profile's, with what the user asked for on top."""
 
@@ -16,32 +27,23 @@ class Plan:
     measuring: Measuring
 
     @classmethod
-    def of(
-        cls,
-        profile: Profile,
-        *,
-        plan: str = FULL,
-        depths: tuple[int, ...] | None = None,
-        rounds: int | None = None,
-    ) -> "Plan":
-        """What a plan of the profile measures, with the user's depths and rounds on top; these also
+    def of(cls, profile: Profile, *, plan: str = FULL, sizes: "Sizes | None" = None) -> "Plan":
+        """What a plan of the profile measures, with the user's sizes on top; their rounds also
         raise the bound. Raises UsageError: the profile has no such plan."""
-        performance, row = profile.performance, profile.plan(plan)
-        measuring = performance.measuring.model_copy(
-            update={
-                name: value
-                for name, value in (("rounds", row.rounds), ("concurrency", row.concurrency))
-                if value is not None
-            }
-        )
-        if rounds is not None:
-            bound = max(rounds, measuring.maximum_rounds)
-            measuring = measuring.model_copy(update={"rounds": rounds, "maximum_rounds": bound})
+        performance, row, sizes = profile.performance, profile.plan(plan), sizes or Sizes()
+        bound = max(sizes.rounds or 0, performance.measuring.maximum_rounds)
+        changes = {
+            "rounds": sizes.rounds or row.rounds,
+            "concurrency": sizes.concurrency or row.concurrency,
+            "maximum_rounds": bound,
+        }
         return cls(
-            performance.prompt_tokens,
-            row.generated_tokens or performance.generated_tokens,
-            depths or row.depths or performance.depths,
-            measuring,
+            sizes.prompt_tokens or performance.prompt_tokens,
+            sizes.generated_tokens or row.generated_tokens or performance.generated_tokens,
+            sizes.depths or row.depths or performance.depths,
+            performance.measuring.model_copy(
+                update={name: value for name, value in changes.items() if value is not None}
+            ),
         )
 
     @property

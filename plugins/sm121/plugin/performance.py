@@ -34,7 +34,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         return
     settings = metafunc.config.stash[SETTINGS]
     chosen = profile.expected(settings.profile, settings.arch, settings.engine)
-    plan = Plan.of(chosen, depths=settings.depths, rounds=settings.rounds)
+    plan = Plan.of(chosen, sizes=settings.sizes)
     for name, letter, choices in (
         ("depth", "d", plan.depths),
         ("tokens", "tg", plan.generated_tokens),

@@ -91,7 +91,7 @@ def _costs(
     config: pytest.Config, profile: Profile, name: str, items: Iterable[pytest.Item], timings: Timed
 ) -> dict[str, Forecast]:
     settings = config.stash[SETTINGS]
-    plan = Plan.of(profile, plan=name, depths=settings.depths, rounds=settings.rounds)
+    plan = Plan.of(profile, plan=name, sizes=settings.sizes)
     cells = matrix.plan_of_items(config)
     matrix_s = outlook.seconds(cells) if cells is not None and cells.cells else 0.0
     starting = {"server", "servers"}

@@ -1,5 +1,6 @@
 """Which tests apply to the target, in which order, and which architecture was asked for."""
 
+import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -16,7 +17,7 @@ from sm121.core.errors import UsageError
 from sm121.core.level_settings import Ability
 from sm121.core.profile import PlanRow, Profile
 from sm121.core.profile_fields import LEVELS
-from sm121.measure.plan import Plan
+from sm121.measure.plan import Plan, Sizes
 from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.run.target import Target
@@ -118,7 +119,7 @@ def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) 
     """Whether a plan of a profile asks a test; each asks what has an option of its own."""
     if _has_an_option(item):
         return True
-    plan = Plan.of(chosen, plan=name, depths=settings.depths, rounds=settings.rounds)
+    plan = Plan.of(chosen, plan=name, sizes=settings.sizes)
     allowed = {
         "depth": plan.depths,
         "tokens": plan.generated_tokens,
@@ -221,7 +222,8 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
     paths = [_relative(config, path) for path in config.args] if has_paths else []
     if any(path in (".", "tests") for path in paths):
         paths = []
-    narrowed = {"performance"} if settings.depths is not None else set()
+    sizes = dataclasses.replace(settings.sizes, rounds=None)
+    narrowed = {"performance"} if sizes != Sizes() else set()
     if config.getoption("--matrix") is not None:
         narrowed.add("matrix")
 

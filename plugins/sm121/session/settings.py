@@ -16,7 +16,7 @@ from sm121.core.waivers import Waiver
 from sm121.engines import capabilities, devices, registry
 from sm121.engines.protocol import Program
 from sm121.kernels import registry as kernel_providers
-from sm121.measure.plan import Plan
+from sm121.measure.plan import Plan, Sizes
 from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
@@ -64,8 +64,7 @@ class Settings:
     kernel_trace: str = "auto"
     #: Of the profile: what it leaves out is not asked.
     plan: str = FULL
-    depths: tuple[int, ...] | None = None
-    rounds: int | None = None
+    sizes: Sizes = field(default_factory=Sizes)
     percentiles: bool = False
     ab: tuple[Side, Side] | None = None
     ab_pairs: int = 3
@@ -99,7 +98,7 @@ class Settings:
 
     def measuring_plan(self, chosen: Profile) -> Plan:
         """What is measured under a profile."""
-        return Plan.of(chosen, plan=self.plan, depths=self.depths, rounds=self.rounds)
+        return Plan.of(chosen, plan=self.plan, sizes=self.sizes)
 
 
 def read(option: Option, started_in: Path) -> Settings:
@@ -131,8 +130,13 @@ def read(option: Option, started_in: Path) -> Settings:
         full_shapes=option("--full-shapes"),
         kernel_trace=option("--kernel-trace"),
         plan=option("--plan"),
-        depths=_depths(option("--depths")),
-        rounds=_count("--rounds", option("--rounds")),
+        sizes=Sizes(
+            _count("--pp", option("--pp")),
+            _counts(option, "--tg", least=2),
+            _counts(option, "--depths"),
+            _counts(option, "--concurrency", least=1),
+            _count("--rounds", option("--rounds")),
+        ),
         percentiles=option("--percentiles") or option("--certify"),
         ab=ab,
         ab_pairs=_count("--ab-pairs", option("--ab-pairs")) or 3,
@@ -293,12 +297,12 @@ def _refuse_conflicts(option: Option, base_url: str | None) -> None:
         raise UsageError(f"{', '.join(conflicting)} with {attached}: {why}")
 
 
-def _depths(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
+def _counts(option: Option, name: str, least: int = 0) -> tuple[int, ...] | None:
+    if (text := option(name)) is None:
         return None
     parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise UsageError(f"--depths {text}: expected numbers of tokens, as in --depths 0,4096")
+    if not all(part.strip().isdecimal() and int(part) >= least for part in parts):
+        raise UsageError(f"{name} {text}: expected numbers from {least} on, as in {name} 32,128")
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 
