@@ -123,6 +123,12 @@ def test_every_option_of_pytest_and_of_the_suite_is_known_or_refused():
     assert not certificate._data().harmless & {*options.own()}
 
 
+@from_data
+def test_what_only_collects_or_prints_is_no_other_certificate(name, value, effect):
+    """`sm121 plan --certify` was refused for the --co that it gives pytest itself."""
+    assert certificate._effect(name, value, {}) == effect
+
+
 @pytest.mark.slow(why="a whole run of vLLM each; `python meta_tests/certificates.py` does fifty")
 @pytest.mark.timeout(0)
 def test_an_honest_engine_is_certified_every_time(tmp_path):
