@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import catalogue_rows
 import servers
 from timed_server import TRAPS as ALL_TRAPS
 
@@ -441,104 +442,32 @@ NO_NUMBER = {
 
 
 def write(path: Path) -> None:
-    ours, clean, peers = (_stored(part) for part in ("ours", "clean", "peers"))
-    lines = [
-        "# How far from the truth",
-        "",
-        "Made by `make catalogues` (`meta_tests/accuracy.py`) against a server of known timing,",
-        "`meta_tests/timed_server.py`, which logs when it really sent each token. Loopback, all on",
-        "the same two cores.",
-        "",
-    ]
-    if ours:
-        lines += [
-            "## The suite's client",
-            "",
-            "tg128 after 2048 prompt tokens. Required: median error of the rate at most 0.05 %,",
-            "worst 0.2 %; of TTFT at most 1.5 ms with one stream, 3 ms with eight. Left out:",
-            "requests that a delay of the client itself disturbed, which a measurement repeats.",
-            "",
-            "| tok/s | streams | requests | left out | rate: median | worst | TTFT: median "
-            "| worst |",
-            "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        ]
-        for row in ours:
-            lines.append(
-                f"| {row['rate']:g} | {row['streams']} | {row['requests']} | {row['left_out']} "
-                f"| {row['median_percent']:+.4f} % | {row['worst_percent']:+.4f} % "
-                f"| {row['ttft_median_ms']:+.2f} ms | {row['ttft_worst_ms']:+.2f} ms |"
-            )
-        lines.append("")
-    if clean:
-        lines += [
-            f"{clean['runs']} honest servers (52 to 400 tok/s, rates that vary by 0 to 5 %): "
-            f"{len(clean['wrong'])} called INVALID.",
-            *(f"- {line}" for line in clean["wrong"]),
-            "",
-        ]
-    for row in _stored("gate") or ():
-        lines += [
-            f"{row['runs']} servers of {row['rate']:g} tok/s with 1 % jitter between requests, "
-            f"against the gate of 52: {row['runs'] - len(row['wrong'])} {row['right']}, after "
-            f"{row['median_rounds']:g} rounds (median; {row['most_rounds']} at most).",
-            *(f"- {line}" for line in row["wrong"]),
-            "",
-        ]
-    if speed := _stored("speed"):
-        lines += [
-            "From the command to the verdict on pp2048 and tg32 of a server of 53 tok/s: "
-            + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in speed.items())
-            + " (five runs, no verdict). So near its gate a rate needs 20 answers.",
-            "",
-        ]
-    if peers:
-        lines += _peers_table(peers)
-    path.write_text("\n".join(lines).rstrip() + "\n", "utf-8")
-
-
-def _peers_table(peers: dict[str, dict[str, Any]]) -> list[str]:
+    peers = _stored("peers") or {}
     names = [name for name in CLIENTS if any(name in row for row in peers.values())]
-    lines = [
-        "## Who is fooled by what",
-        "",
-        f"A server of {RATE:g} tok/s and {FIRST_MS:g} ms to the first token, tg{TOKENS}. In a cell",
-        "are the decode rate and the TTFT that the client gave. **Bold**: fooled, i.e. it gave a",
-        f"number more than {100 * FOOLED:g} % (and {CLIENT_MS:g} ms) from the truth, or one where",
-        "there is none.",
-        "",
-        "| trap | truth | " + " | ".join(names) + " |",
-        "| --- | --- |" + " --- |" * len(names),
-    ]
+    page = catalogue_rows.page(
+        "accuracy", ours=_stored("ours"), clean=_stored("clean"), gate=_stored("gate") or (),
+        speed=_stored("speed"), peers=names, rows=_peers_rows(peers, names), rate=RATE,
+        first_ms=FIRST_MS, tokens=TOKENS, fooled=FOOLED, client_ms=CLIENT_MS,
+    )  # fmt: skip
+    path.write_text(page, "utf-8")
+
+
+def _peers_rows(peers: dict[str, dict[str, Any]], names: list[str]) -> Iterator[list[str]]:
+    """A row for each trap, and how often each client was fooled."""
     fooled = dict.fromkeys(names, 0)
-    for trap in TRAPS:
-        if trap not in peers:
-            continue
+    for trap in (trap for trap in TRAPS if trap in peers):
         rate, first = truth_of(trap)
         why = NO_NUMBER.get(trap)
-        cells = []
+        truth = f"{rate:g} tok/s, " + " or ".join(f"{t:.0f} ms" for t in first)
+        cells = [trap, truth if why is None else f"none: {why}"]
         for name in names:
-            truth = truth_of(trap, chat=name.endswith("chat"))[1]
-            text, bad = _cell(peers[trap].get(name), rate, truth, why is not None)
+            firsts = truth_of(trap, chat=name.endswith("chat"))[1]
+            text, bad = _cell(peers[trap].get(name), rate, firsts, why is not None)
             fooled[name] += bad
             cells.append(text)
-        said = (
-            f"none: {why}"
-            if why
-            else f"{rate:g} tok/s, " + " or ".join(f"{t:.0f} ms" for t in first)
-        )
-        lines.append(f"| {trap} | {said} | " + " | ".join(cells) + " |")
+        yield cells
     asked = {name: sum(name in row for row in peers.values()) for name in names}
-    counts = (f"{fooled[name]} of {asked[name]}" for name in names)
-    lines.append("| fooled | | " + " | ".join(counts) + " |")
-    lines += [
-        "",
-        "In a chat the role alone comes with the first token, so that 250 ms are right there, too.",
-        "The rate of `vllm bench serve` is 1000 / its median TPOT, that of guidellm 1000 / its",
-        "median ITL, since they give none of one stream. aiperf ran with",
-        "`--use-server-token-count`: by itself it counts tokens by tokenising the text again. Each",
-        "client but guidellm, whose `run` has no option for it, was asked for a warm-up request.",
-    ]
-    return lines
+    yield ["fooled", "", *(f"{fooled[name]} of {asked[name]}" for name in names)]
 
 
 def _cell(

@@ -1,5 +1,7 @@
-"""Running a catalogue of cases as tests, and keeping a row of each for its page."""
+"""Running a catalogue of cases as tests, keeping a row of each, and its page: the template of its
+name in ``data/pages``."""
 
+import html
 import json
 import os
 import subprocess
@@ -7,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 HERE = Path(__file__).parent
 _FILE = "SM121_META_ROWS"
@@ -36,6 +40,17 @@ def run(tests: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
 
 def cell(text: str, most: int = 240) -> str:
     """Text for a cell of a table in Markdown."""
-    import html
-
     return html.escape(text[:most], quote=False).replace("|", "\\|").replace("\n", " ")
+
+
+def page(name: str, **values: Any) -> str:
+    """A page of a catalogue, in Markdown. Of a template ``cell`` is a filter."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "data" / "pages"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["cell"] = cell
+    return environment.get_template(f"{name}.md.j2").render(values)

@@ -18,18 +18,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import catalogue_rows
+from fault_proxy import FAULTS, Fault, FaultProxy
+
+from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.vllm import Vllm
+from sm121.evidence import environment
+
 ROOT = Path(__file__).resolve().parent.parent
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parent)]
-
-from fault_proxy import FAULTS, Fault, FaultProxy  # noqa: E402
-
-from sm121.core import profile  # noqa: E402
-from sm121.core.configuration import ServerConfiguration, environment_items  # noqa: E402
-from sm121.engines.managed import ManagedServer, StartLimits  # noqa: E402
-from sm121.engines.vllm import Vllm  # noqa: E402
-from sm121.evidence import environment  # noqa: E402
-
 PROFILE = profile.load("cpu-tiny-gpt-oss")
 NO_FAULT = Fault("none", "")
 
@@ -149,31 +147,9 @@ def _run_here(base_url: str, key: str, clean: Sequence[str], names: Sequence[str
 
 def table(found: Sequence[Outcome], clean: Outcome, seconds: float) -> str:
     """The catalogue as Markdown."""
-    killed = sum(outcome.killed for outcome in found)
-    held = sum(verdict == "PASS" for _, verdict, _ in clean.tests)
-    lines = [
-        "# Protocol faults",
-        "",
-        "Made by `python meta_tests/protocol_faults.py --output docs/tables/protocol-faults.md` "
-        "(`make catalogues`). Do not edit.",
-        "",
-        "A proxy in front of the real vLLM (0.32, CPU, the canary) breaks its answers in one way",
-        "at a time. The test that is named must fail on it, and say what was required.",
-        f"{killed} of {len(found)} faults were killed. Behind the proxy without a fault {held} of "
-        f"{len(clean.tests)} of these tests passed.",
-        f"It took {seconds / 60:.1f} minutes on 2 cores.",
-        "",
-        "| fault | test | killed | what it said |",
-        "|---|---|---|---|",
-    ]
-    for outcome in found:
-        message = next((m for _, verdict, m in outcome.tests if verdict == "FAIL"), "-")
-        short = message.replace("|", "\\|").replace("<", "&lt;")[:150]
-        test = FAULTS[outcome.fault].caught_by
-        lines.append(
-            f"| {outcome.fault} | `{test}` | {'yes' if outcome.killed else '**no**'} | {short} |"
-        )
-    return "\n".join(lines) + "\n"
+    return catalogue_rows.page(
+        "protocol-faults", found=found, clean=clean, seconds=seconds, faults=FAULTS
+    )
 
 
 def _catalogue(output: Path) -> int:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import catalogue_rows
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 TABLE = ROOT / "docs" / "tables" / "regression-shown.md"
@@ -72,36 +74,18 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
 
 def table(results: dict[str, dict[str, Any]]) -> str:
     """docs/tables/regression-shown.md."""
-    lines = [
-        "# The regression level on a real server",
-        "",
-        "This page shows how the regression level finds a slower server. vLLM ran on the CPU and",
-        "was started anew for each run. Where the row says so, it was slowed inside its worker.",
-        "On a machine with other tenants, the same server measured again may be INCONCLUSIVE,",
-        "but it may not be FAIL.",
-        "",
-        "Made by `python meta_tests/real_regression.py`.",
-        "",
-        "| run | box | tg32 | tg128 | judged by | required | verdict | wall |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    notes = []
-    for case in CASES:
-        if case.name not in results:
-            continue
-        found = results[case.name]
-        tests = {test["id"].split("::")[-1]: test for test in found["tests"]}
+    rows = []
+    for case in (case for case in CASES if case.name in results):
+        run = results[case.name]
+        tests = {test["id"].split("::")[-1]: test for test in run["tests"]}
         for name, required in case.required.items():
-            rates = [_value(found["metrics"], key) for key in ("tg32@d0", "tg128@d0")]
             test = tests.get(name, {"verdict": "not there", "message": ""})
-            lines.append(
-                f"| {case.name} | {found['box']['state']} | {rates[0]} | {rates[1]} | `{name}` "
-                f"| {' or '.join(required)} | {test['verdict']} | {found['seconds']:.0f} s |"
-            )
-            if test["message"]:
-                said = re.sub(r"/\S+/history", "the history", test["message"])
-                notes.append(f"- {case.name}, `{name}`: {said}")
-    return "\n".join([*lines, "", *notes]).rstrip() + "\n"
+            rows.append((case.name, run, name, required, test))
+    page = catalogue_rows.page(
+        "regression-shown", rows=rows, value=_value,
+        without_place=lambda text: re.sub(r"/\S+/history", "the history", text),
+    )  # fmt: skip
+    return page.rstrip() + "\n"
 
 
 def _value(metrics: dict[str, Any], key: str) -> str:

@@ -11,7 +11,8 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from model_faults import CLEAN, ROOT, Finding, SabotagedServer, judge
+import catalogue_rows
+from model_faults import CLEAN, ROOT, Finding, SabotagedServer, judge, noticed
 
 from sm121.checkpoint import canary
 
@@ -43,18 +44,7 @@ def serving(checkpoint: Path, folder: Path) -> SabotagedServer:
 
 def table(found: dict[str, Finding]) -> str:
     """The rows of docs/tables/speculation-faults.md."""
-    noticed = sum(bool(finding.failed) for finding in found.values())
-    rows = [
-        f"{noticed} of {len(found)} are noticed.",
-        "",
-        "| fault | noticed by | what the first says |",
-        "|---|---|---|",
-    ]
-    for fault, finding in found.items():
-        tests = "; ".join(test.removeprefix("test_").replace("_", " ") for test in finding.failed)
-        said = " ".join(finding.message.split()).replace("|", "\\|")[:200]
-        rows.append(f"| {fault} | {tests or '**survives**'} | {said} |")
-    return "\n".join(rows) + "\n"
+    return catalogue_rows.page("speculation-faults", found=found, noticed=noticed)
 
 
 def main() -> int:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import catalogue_rows
 import psutil
 
 from sm121.engines.process_tree import marked
@@ -299,36 +300,10 @@ def _keep(report: Path, crash: dict, target: Path) -> None:
 
 def table(found: list[Outcome], clean: list[Outcome], seconds: float) -> str:
     """The catalogue as Markdown."""
-    right = sum(not outcome.wrong for outcome in found)
-    lines = [
-        "# Faults under load",
-        "",
-        "Made by `python meta_tests/stress_faults.py --output docs/tables/stress-faults.md` "
-        "(`make catalogues`). Do not edit.",
-        "",
-        "Each fault in a run of its own: the real vLLM (0.32, CPU, the canary) where its",
-        "processes are killed, else a server whose answers are a function of their prompts,",
-        "started and watched as an engine is. Required: the run is not green, the first bundle has",
-        "the class that is named, and nothing is left: no process, port, shared memory segment or",
-        "temporary file.",
-        f"{right} of {len(found)} faults were noticed, classified and cleaned up.",
-        f"Without a fault the level passed {sum(not o.wrong for o in clean)} times of "
-        f"{len(clean)}, with no bundle.",
-        f"It took {seconds / 60:.1f} minutes on 2 cores.",
-        "",
-        "| fault | class | right | s | what the bundle says | who to ask |",
-        "|---|---|---|---:|---|---|",
-    ]
-    for outcome in found:
-        case = CASES[outcome.case]
-        summary = outcome.summary.replace("|", "\\|").replace("<", "&lt;")
-        summary = re.sub(r"/\S*/report\b", "REPORT", summary)[:170]
-        lines.append(
-            f"| {case.text} | `{outcome.kinds[0] if outcome.kinds else '-'}` | "
-            f"{'yes' if not outcome.wrong else '**no**'} | {outcome.seconds:.0f} | {summary} | "
-            f"{outcome.owner[:80]} |"
-        )
-    return "\n".join(lines) + "\n"
+    return catalogue_rows.page(
+        "stress-faults", found=found, clean=clean, seconds=seconds, cases=CASES,
+        without_place=lambda text: re.sub(r"/\S*/report\b", "REPORT", text),
+    )  # fmt: skip
 
 
 def main() -> int:
@@ -374,5 +349,4 @@ def _read_state(file: Path | None) -> list[Outcome]:
 SAMPLES = ("engine-core-killed", "stopped", "oom-cgroup", "leak")
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(HERE))
     sys.exit(main())

@@ -7,7 +7,6 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -15,42 +14,6 @@ import catalogue_rows
 
 from gb10.catalogue import HEALTHY, SICK, TAGGED
 from gb10.machine import BUILD, HERE, ROOT, Machine, vllm_on_the_cpu
-
-HEAD = """# On a GB10 that is not there
-
-Made by `make catalogues` (`meta_tests/gb10`). Do not edit.
-
-The suite was made without a GB10. This is what it says of a stand-in that behaves as one: NVML with
-a GB10's answers, the arguments, [choices](choices.md) and words of each release, as executed,
-its log over a time line, tokens at the published rates, and a real vLLM on the CPU for the answers.
-The effort's build (`mxfp4`) takes what 0.14.1's parser has with its two options more, and writes
-what it wrote on a real GB10. What runs is `pytest -m sm121 --plan quick` with the profile
-`sm121-gpt-oss-120b`, extended by the canary's questions and memory: 52 tok/s are asked, and another
-question where "asked" is said. Starts are forty times as fast as on the machine.
-The build was certified for smoke, correctness and performance (`--certified`; its
-[verdict.json](../evidence/gb10-stand-in-verdict.json)). It has no kernels, and what it serves is no
-GB10's: the levels kernel, stress and matrix cannot be.
-
-What it cannot show: kernels, whether the profile's numbers are right, how long things take there.
-"""
-
-
-def page(found: list[dict[str, Any]]) -> str:
-    """The table of what was kept of each case."""
-    text = HEAD
-    for healthy, title in ((True, "Healthy"), (False, "Sick")):
-        text += f"\n## {title}\n\n| what | vLLM | verdict | seconds | what is said |\n"
-        text += "|---|---|---|---|---|\n"
-        for row in found:
-            if row["healthy"] == healthy:
-                text += (
-                    f"| {row['name']} | {row['release']} | {row['verdict']} | {row['seconds']} | "
-                    f"{catalogue_rows.cell(row['said'], 400)} |\n"
-                )
-    names = {row["name"] for row in found}
-    if missing := [case.name for case in (*HEALTHY, *SICK) if case.name not in names]:
-        text += f"\nNot run when this page was made: {', '.join(missing)}.\n"
-    return text
 
 
 def certify(kept: Path) -> int:
@@ -81,7 +44,9 @@ def main() -> int:
     status, found = catalogue_rows.run("test_gb10.py", "-n", "2", "--dist", "load")
     order = [case.name for case in (*HEALTHY, *SICK)]
     found.sort(key=lambda row: order.index(row["name"]))
-    options.output.write_text(page(found), "utf-8")
+    missing = [name for name in order if name not in {row["name"] for row in found}]
+    page = catalogue_rows.page("gb10-stand-in", found=found, missing=missing)
+    options.output.write_text(page, "utf-8")
     if options.certified is not None:
         status = certify(options.certified) or status
     return status
