@@ -17,7 +17,7 @@ import pytest
 from data_rows import from_data
 
 from sm121.core import profile
-from sm121.measure import box, gpu_load, stream_bandwidth
+from sm121.measure import box, gpu_load, machine, stream_bandwidth
 from sm121.measure.box import BoxState, Device, Reading
 
 GB10 = profile.load("sm121-gpt-oss-120b").box
@@ -93,6 +93,21 @@ def test_a_healthy_box_is_qualified_also_where_nvml_says_nothing():
 def test_healthy_gb10s_are_qualified(published):
     state, reason = judged(GB10, reading(**published), reading(**published))
     assert state is BoxState.QUALIFIED, reason
+
+
+@from_data
+def test_a_capped_clock_is_said_with_its_share(clock, said):
+    """Of a machine that is fit: `nvidia-smi -lgc 0,2200` slows every rate by a little."""
+    capped = reading(sm_clock_mhz=clock)
+    state, reason = judged(GB10, capped, capped)
+    assert state is BoxState.QUALIFIED and ("the SM clock is capped" in reason) is bool(said)
+    assert reason.count(said or "GB/s") == 1 and box.capped(None, capped) is None
+
+
+@from_data
+def test_a_system_that_is_known_to_be_bad_is_said(system, arch, said):
+    lines = machine.faults(arch or "sm121", system)
+    assert [line.partition(": ")[0] for line in lines] == ([said] if said else [])
 
 
 def test_a_gpu_that_runs_at_its_power_limit_is_healthy():

@@ -10,15 +10,19 @@ import psutil
 import pytest
 from data_rows import from_data
 
+from sm121.core.engine_settings import Needs
 from sm121.core.verdict import Verdict
 from sm121.engines import device_memory, memory
 from sm121.engines.device_memory import ServerMemory, ServerMemoryReader
 from sm121.engines.managed import ManagedServer, StopReport
 from sm121.engines.memory import DeviceUse, Memory
+from sm121.engines.preflight import Preflight
 from sm121.engines.process_tree import Survivor
+from sm121.evidence.failure import classify_lines
 from sm121.plugin import kernels, outcomes
 from sm121.plugin.stash import LEVEL
 from sm121.regression.ab_run import AbRun
+from sm121.session import crashes
 from sm121.session.session import Session
 from sm121.stress.timeline import ServerDeviceMemory
 
@@ -34,6 +38,29 @@ def at(
 
     device = DeviceUse(size(used), size(held)) if gpu else None
     return Memory(available * GIB, size(taken), shared * GIB, device)
+
+
+NEIGHBOURS = "others hold memory of the GPU: ollama (4711) 40.0 GiB, a process (4712) 12.0 GiB"
+
+
+@from_data
+def test_a_neighbour_on_the_gpu_is_named_before_the_start_and_at_the_failure(
+    monkeypatch, line, kind, gib, named
+):
+    """NemoClaw issue 12255: "no memory diagnosis". Of the server's own memory nothing is said."""
+    processes = {(0, int(pid)): int(size * GIB) for pid, size in gib.items()} | {(0, 5): None}
+    people = [SimpleNamespace(pid=4711, info={"name": "ollama"})]
+    device = device_memory.DeviceMemory(None, processes, True)
+    monkeypatch.setattr(device_memory, "read", lambda: device)
+    monkeypatch.setattr(psutil, "process_iter", lambda _names: people)
+    monkeypatch.setattr(memory, "_namespace", lambda: memory._OF_THE_MACHINE)
+    found = Preflight("cpu", [], {}, needs=Needs(), directory=Path()).findings()
+    assert [NEIGHBOURS in each.message for each in found] == ([True] if "4711" in gib else [])
+    processes[0, 77] = 60 * GIB
+    cause = crashes._beside_others(classify_lines([f"RuntimeError: {line}"], 1), {77})
+    assert cause.kind == kind and (NEIGHBOURS in cause.summary) is bool(named), cause.summary
+    monkeypatch.setattr(memory, "_namespace", lambda: "pid:[1]")
+    assert memory.neighbours({77}) is None, "the server's pids are others there"
 
 
 @pytest.mark.parametrize(

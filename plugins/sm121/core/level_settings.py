@@ -282,6 +282,8 @@ class Box(DataTable):
     healthy_gb_s: Band | None = None
     #: Of the SM clock under load.
     sm_clock_mhz: Sourced | None = None
+    #: What one shows at least whose clock is not capped.
+    sm_clock_uncapped_mhz: Sourced | None = None
     memory_available_gib: Sourced | None = None
     #: Whether a healthy one reaches its power limit under load, as GPUs of data centres do. Where
     #: it does not, a cap is a defect.

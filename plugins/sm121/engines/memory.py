@@ -5,9 +5,12 @@ What may be held by a process that cannot be seen from here is in doubt."""
 import os
 import re
 import resource
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from sm121.engines import device_memory
 
@@ -23,6 +26,8 @@ _ZONES = Path("/proc/zoneinfo")
 _HELD = ("AnonPages", "KernelStack", "PageTables", "SecPageTables", "Hugetlb", "Balloon")
 #: Of what a server held: less than this may be anybody's.
 _LITTLE = 0.05
+#: Of a GPU. What a desktop holds is no neighbour.
+_MUCH = 1 << 30
 #: Files in memory, and pages that are locked there. The kernel does not say whose they are.
 _SHARED = ("Shmem", "Unevictable")
 
@@ -114,6 +119,26 @@ class Memory:
         return [
             _loss(certain, gone, system, known=known), _loss(used, used, device, known=shown)
         ]  # fmt: skip
+
+
+def neighbours(server: Collection[int] | None = None) -> str | None:
+    """Who else holds `_MUCH` memory of the GPUs, those with most first; None where nobody is seen.
+    `server`: pids of the run's, None before one was started. From inside a container nobody can be
+    told from it, and nobody has a name."""
+    at_home, memory = _namespace() == _OF_THE_MACHINE, device_memory.read()
+    if memory is None or (server is not None and not at_home):
+        return None
+    this, sizes = psutil.Process(), Counter[int]()
+    run_pids = {this.pid, *(child.pid for child in this.children(recursive=True)), *(server or ())}
+    for (_gpu, pid), size in memory.by_process.items():
+        sizes[pid] += 0 if pid in run_pids else size or 0
+    names = {p.pid: p.info["name"] for p in psutil.process_iter(["name"])} if at_home else {}
+    lines = (
+        f"{names.get(pid, 'a process')} ({pid}) {size / 2**30:.1f} GiB"
+        for pid, size in sizes.most_common(3)
+        if size >= _MUCH
+    )
+    return ", ".join(lines) or None
 
 
 def _loss(certain: int, gone: int, where: str, *, known: bool) -> tuple[int, int, str]:

@@ -24,6 +24,7 @@ from sm121.core.engine_settings import Needs
 from sm121.core.printable import some_of
 from sm121.core.versions import Versions, release, within
 from sm121.engines import choices
+from sm121.engines.memory import neighbours
 
 Severity = Literal["error", "warning", "note"]
 
@@ -169,6 +170,8 @@ class Preflight:
         yield from self._refusals()
 
     def _room(self) -> Iterator[PreflightFinding]:
+        if (others := neighbours()) is not None:
+            yield _of("gpu_neighbours", others=others)
         available = psutil.virtual_memory().available / _GIB  # MemAvailable on Linux
         memory, disk, path = self.needs.memory_gib, self.needs.disk_gib, self.directory.absolute()
         if memory is not None and available < memory:

@@ -202,13 +202,25 @@ def judge(
             return Judgement(BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}")
     first = readings[0][1].device
     assert first is not None
-    whose = next((line for _, reading in readings if (line := reading.cannot_tell)), None)
+    more = (line for _, r in readings for line in (r.cannot_tell, capped(reference, r)) if line)
     return Judgement(
         BoxState.QUALIFIED,
         f"{first.bandwidth_gb_s:.4g} GB/s, {first.matrix_tflop_s:.3g} TFLOP/s"
         + (f", {first.sm_clock_mhz} MHz under load" if first.sm_clock_mhz else "")
         + f", {readings[0][1].other_load:.0%} of the CPU taken by others"
-        + (f"; {whose}" if whose else ""),
+        + "".join(f"; {line}" for line in dict.fromkeys(more)),
+    )
+
+
+def capped(reference: Box | None, reading: Reading) -> str | None:
+    """How far a clock is capped that the machine is not unfit for; None where it is not."""
+    least = reference.sm_clock_uncapped_mhz if reference is not None else None
+    clock = reading.device.sm_clock_mhz if reading.device is not None else None
+    if least is None or clock is None or clock >= least.value:
+        return None
+    return (
+        f"the SM clock is capped: {clock} MHz under load, {clock / least.value:.0%} of the least "
+        f"without a cap ({least.value:g} MHz: {least.source}); the rates are of this clock"
     )
 
 

@@ -1,8 +1,11 @@
 """Which machine this is: what two stored results must have in common to be compared."""
 
 import functools
+import platform
 from typing import Any
 
+from sm121.core import data_file
+from sm121.core.data_file import DataTable, Regex
 from sm121.evidence import environment
 
 #: What an update or a setting changes of the same machine.
@@ -32,6 +35,27 @@ def identity(attached_to: str | None = None) -> dict[str, Any]:
     """What identifies the machine whose numbers these are. `attached_to`: where an attached server
     listens. Of a remote machine nothing else is known."""
     return {**dict(_identity()), "attached_to": attached_to}
+
+
+class _Fault(DataTable):
+    id: str
+    arch: tuple[str, ...]
+    regex: Regex
+    message: str
+    remedy: str
+    source: str
+
+
+def faults(arch: str, system: str | None = None) -> list[str]:
+    """What is known against Linux and the driver of this machine, or of another ("Linux RELEASE,
+    driver VERSION"), for a GPU of that architecture: a line each, of fixtures/machines.toml."""
+    system = system or f"Linux {platform.release()}, driver {identity()['driver']}"
+    rows = data_file.load_key("machines.toml", "fault", tuple[_Fault, ...])
+    return [
+        f"{match[0]}: {row.message}; {row.remedy} ({row.source})"
+        for row in rows
+        if arch in row.arch and (match := row.regex.search(system))
+    ]
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

@@ -193,6 +193,8 @@ class RunBox:
             if box.judge(reference, earlier, reading).state is not BoxState.DEGRADED:
                 break
         self._say_what_is_not_known(reading)
+        if (line := box.capped(reference, reading)) is not None:
+            harness.remark(f"box: {line}")
         if reading.device is not None:
             harness.say(
                 "box",

@@ -158,12 +158,13 @@ def _basis(profile: Profile, source: str | None) -> str:
     return "minutes: " + "; ".join(lines)
 
 
-def _machine(_settings: Settings, _chosen: Target) -> Iterable[str]:
+def _machine(_settings: Settings, chosen: Target) -> Iterable[str]:
     identity, detected = machine.identity(), architecture.detect()
     yield (
         f"machine: {detected.name or 'unknown'} ({identity['gpu'] or identity['cpu_model']}, "
         f"{identity['cores_logical']} cores, {identity['memory_gib']} GiB; {detected.evidence})"
     )
+    yield from machine.faults(chosen.arch)
 
 
 def _engine(settings: Settings, chosen: Target) -> Iterable[str]:

@@ -4,11 +4,13 @@ fresh server is not enough, later results are distrusted."""
 import errno
 import shlex
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
+from sm121.engines import memory
 from sm121.engines.life import DYING_S, Dead, ManagedLife
 from sm121.engines.managed import (
     ManagedServer,
@@ -137,6 +139,8 @@ class CrashDesk:
                 kills=cgroup.kills(session.cgroup_before),
                 pids=managed.known_pids if managed is not None else set(),
             )
+        if managed is not None:
+            cause = _beside_others(cause, managed.known_pids)
         if session.aborted is not None:
             cause = Cause(
                 kind="memory_floor", summary=session.aborted[1], owner=OWNERS["memory_floor"]
@@ -318,6 +322,15 @@ class CrashDesk:
         has_log = self._session.settings.server_log is not None
         log = {} if has_log else {"log": "not known; give --server-log"}
         return {"tree": why, "exits": why, **log}
+
+
+def _beside_others(cause: Cause, pids: Collection[int]) -> Cause:
+    """A cause that a neighbour on the GPU may be behind names it. `pids`: of the server."""
+    others = memory.neighbours(pids) if cause.kind in ("oom", "busy_gpu") else None
+    if others is None:
+        return cause
+    summary = f"{cause.summary}; others hold memory of the GPU: {others}"
+    return cause.model_copy(update={"summary": summary})
 
 
 def _happened(error: Exception | Dead, *, ended: bool) -> str:

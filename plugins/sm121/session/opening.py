@@ -25,6 +25,7 @@ from sm121.engines.protocol import Program
 from sm121.engines.start_progress import StartProgress
 from sm121.evidence import environment
 from sm121.evidence.resources import ResourceSampler
+from sm121.measure import machine
 from sm121.run import directory as report_directory
 from sm121.run.target import Target
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
@@ -76,6 +77,8 @@ def prepare(
         inapplicable=set(inapplicable),
         file=_verdict_file(settings, chosen, engine, tests),
     )
+    for line in machine.faults(chosen.arch):
+        session.remark(line)
     if engine.version is not None and engine.identity is None:
         session.remark(
             f"{engine.name} {engine.version} names no release (a checkout without its tags): what "
