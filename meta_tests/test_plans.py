@@ -125,6 +125,12 @@ def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest, tmp_path):
     assert re.search(r"\d+ tests are not in plan quick; --plan full asks them", run.output)
 
 
+def test_the_whole_plan_leaves_nothing_out(run_pytest):
+    """A test whose parameter has the name of one of the plan's is not the plan's."""
+    _, run = run_pytest("--collect-only", "-q", "--slow", "tests/test_correctness.py")
+    assert "deselected" not in run.output and "test_token_counts_are_exact[1]" in run.output
+
+
 def test_what_an_option_asks_for_is_in_every_plan(run_pytest):
     arguments = ("--collect-only", "-q", "--plan", "quick", "--matrix", "1", "--soak", "30s")
     _, run = run_pytest(*arguments, "tests/test_matrix.py", "tests/test_stress.py")

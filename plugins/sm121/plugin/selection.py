@@ -119,17 +119,17 @@ def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) 
     """Whether a plan of a profile asks a test; each asks what has an option of its own."""
     if _has_an_option(item):
         return True
+    level, markers = item.stash[LEVEL], {marker.name for marker in item.iter_markers()}
+    if not chosen.plan(name).asks(level, getattr(item, "originalname", item.name), markers):
+        return False
     plan = Plan.of(chosen, plan=name, sizes=settings.sizes)
     allowed = {
         "depth": plan.depths,
         "tokens": plan.generated_tokens,
         "streams": plan.measuring.concurrency,
     }
-    markers = {marker.name for marker in item.iter_markers()}
-    arguments = parameters(item)
-    return chosen.plan(name).asks(
-        item.stash[LEVEL], getattr(item, "originalname", item.name), markers
-    ) and all(arguments[key] in values for key, values in allowed.items() if key in arguments)
+    sizes = parameters(item) if level == "performance" else {}
+    return all(sizes[key] in values for key, values in allowed.items() if key in sizes)
 
 
 def parameters(item: pytest.Item) -> Mapping[str, Any]:

@@ -156,8 +156,8 @@ def doubt_of_answers(
     absent = [name for name in deselected if "test_correctness.py" in name]
     required = profile.certify.model_copy(update={"levels": ("correctness",)})
     gaps = [*_gaps_of_inventory(file, profile.model_copy(update={"certify": required}), tests)]
-    if absent or gaps:
-        return "the run that recorded it left out checks of correctness"
+    if left_out := [*absent, *(gap for _, gap in gaps)]:
+        return f"the run that recorded it left out checks of correctness ({left_out[0]})"
     return None
 
 
