@@ -45,6 +45,7 @@ LEVELS = ("tests/test_smoke.py", "tests/test_correctness.py", "tests/test_stress
 PATHS = (COMPLETIONS, CHAT, RESPONSES)
 SCRIPTED = ("counts the prompt", "leaves out")  # only an engine by script can be told to
 _MOST = 80  # requests of a test that are kept
+_TOGETHER_S = 0.5  # an answer of a crowd that is given again
 #: Ids in an answer that a server makes anew each time, and the times of answers.
 _ID = re.compile(r'("(?:id|item_id|call_id|response_id)": ?"[a-z]+(?:-tool)?[-_])([0-9a-f]{6,})')
 _CREATED = re.compile(r'("created(?:_at)?": ?)([0-9]+)')
@@ -94,18 +95,23 @@ class Twin:
 
 class Remembering(FaultProxy):
     """Gives the answer of the real server again to a request that leaves no choice, under other
-    ids: so a catalogue of many runs takes minutes. The stress level is there to be answered."""
+    ids: so a catalogue of many runs takes minutes. The stress level is there to be answered, but
+    for crowds: those are of answers that go to others, and come together."""
 
     answers: dict[str, Answer]
 
     def _ask(self, request: Request) -> Answer:
         body = request.body or {}
         decided = body.get("temperature") == 0 or "seed" in body
-        if not decided or request.path not in PATHS or body.get("store") or "stress" in _test():
+        crowded = "test_crowd" in _test()
+        fresh = "stress" in _test() and not crowded
+        if not decided or request.path not in PATHS or body.get("store") or fresh:
             return super()._ask(request)
         key = json.dumps([request.path, request.key, body | {"cache_salt": None}], sort_keys=True)
         if (stored := self.answers.get(key)) is None:
             self.answers[key] = stored = super()._ask(request)
+        elif crowded:
+            time.sleep(_TOGETHER_S)
         new = functools.cache(lambda _old: uuid.uuid4().hex[:16])  # the same in each chunk
         text = _ID.sub(lambda part: part[1] + new(part[2]), stored.content.decode())
         text = _CREATED.sub(lambda part: f"{part[1]}{int(time.time())}", text)

@@ -54,6 +54,18 @@ LONG: dict[str, Callable[[list[int]], list[int]]] = {
     "drifts": lambda ids: [*ids[:900], (ids[900] + 1) % len(SIGNS), *ids[901:]],
     "loops": lambda ids: [*ids[:600], *ids[200 : len(ids) - 400]],
 }
+#: The text of the token n in a long answer, where that is the fault.
+TEXTS: dict[str, Callable[[int, str], str]] = {
+    "noisy-text": lambda n, sign: f"{sign} noise " if n > 900 else sign,
+    "lost-text": lambda n, sign: "" if n == 500 else sign,
+    "cut-text": lambda n, sign: "" if n > 1000 else sign,
+}
+#: What makes another answer, but for what a server forgets from this request on.
+CHANGES = (
+    "logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "bad_words",
+    "allowed_token_ids", "stop",
+)  # fmt: skip
+FORGETS_AT = 110
 #: Of the requests that generate, the first to be hit: in the middle of the sustained load.
 FAULT_AT = 150
 
@@ -229,7 +241,13 @@ class Server:
         state = self.state
         prompt = ids_of(said["prompt"])
         tokens = int(said.get("max_tokens", 16))
-        answer = self.spoiled(answer_of(prompt, tokens), number)
+        forgotten = state.fault.removeprefix("forgets-") if number > FORGETS_AT else ""
+        changes = {k: said[k] for k in CHANGES if k in said and k != forgotten}
+        hot = said.get("temperature") and not {"top_p", "top_k", "min_p"} & said.keys() - {
+            forgotten
+        }
+        changed = ids_of(f"{changes} {number if hot else ''}") if changes or hot else []
+        answer = self.spoiled(answer_of([*prompt, *changed], tokens), number)
         other = answer_of(ids_of(answered["prompt"]), tokens) if answered is not said else answer
         answer = answer if said.get("n") == 2 else other
         self.join(len(prompt))
@@ -272,7 +290,10 @@ class Server:
             token = (token + (number in state.harmed)) % len(SIGNS)
             first = {"prompt_token_ids": prompt} if n == 0 else {}
             last = "length" if n + 1 == len(answer) else None
-            await send({**base, "choices": [{**choice([token], last), **first}]})
+            piece = {**choice([token], last), **first}
+            if len(answer) > 1000 and state.fault in TEXTS:
+                piece["text"] = TEXTS[state.fault](n, piece["text"])
+            await send({**base, "choices": [piece]})
             state.generated += 1
         await send({**base, "choices": [], "usage": usage})
         await send("[DONE]")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Literal
 
@@ -21,27 +22,42 @@ _CALM = 0.3
 
 
 def keeps_json_schema(api: Api, correctness: Correctness) -> None:
-    """Samples of a chat each have a final message, which is JSON by a schema, or an object."""
+    """Samples of a chat each have a final message, which is JSON by a schema, or an object. Forms
+    with a bias are of greedy completions, which it makes break each limit that is not kept."""
     options = {"max_tokens": correctness.max_answer_tokens, "temperature": _CALM}
     api.capabilities.require("json_schema")
     text = (files("sm121.fixtures") / "api" / "response_formats.json").read_text("utf-8")
-    forms = [form for form in json.loads(text) for _ in range(_SAMPLES)]
+    rows = json.loads(text)
+    forms = [form for form in rows if "bias" not in form for _ in range(_SAMPLES)]
+    biased = [form for form in rows if "bias" in form]
     question = correctness.chats[0].question
     answers = together(
         lambda seed: api.chat(question, response_format=forms[seed], seed=seed, **options),
         range(len(forms)),
     )
+    contents = [answer["choices"][0]["message"]["content"] for answer in answers]
+    can = api.capabilities.can
+    if can("choice") and can("logit_bias") and can("penalties") and can("token_ids"):
+        signs = {sign: api.ids(sign)[-1] for form in biased for sign in form["bias"]}
+        contents += together(lambda form: _biased(api, form, signs), biased)
 
-    def fits(form: Json, answer: Json) -> None:
-        content = answer["choices"][0]["message"]["content"]
-        require(content is not None, "a final message in each answer", answer)
+    def fits(form: Json, content: str | None) -> None:
+        require(content is not None, "a final message in each answer", "none")
         schema = form.get("json_schema", {}).get("schema", {"type": "object"})
         try:
-            jsonschema.validate(json.loads(content), schema)
+            jsonschema.validate(json.loads(content or ""), schema)
         except (ValueError, jsonschema.ValidationError) as error:
             require(False, "JSON by the schema", f"{content!r} ({error})")
 
-    require_each(fits, forms, answers)
+    require_each(fits, [*forms, *biased][: len(contents)], contents)
+
+
+def _biased(api: Api, form: Json, signs: Mapping[str, int]) -> str:
+    """A completion in a form, biased by the ids of some signs; no space comes again and again."""
+    bias = {str(signs[sign]): value for sign, value in form["bias"].items()}
+    form = {name: value for name, value in form.items() if name != "bias"}
+    options: Json = {"logit_bias": bias, "frequency_penalty": 1.0, "max_tokens": 48}
+    return str(api.complete(PROMPT, response_format=form, **options)["choices"][0]["text"])
 
 
 def keeps_choice_in_a_chat(api: Api, judge: Judge, correctness: Correctness) -> None:

@@ -8,6 +8,7 @@ from sm121.answers import agreement
 from sm121.client.completions import Completion, wrong_positions
 from sm121.client.load import Job, JobOutcome, LoadResult
 from sm121.core.level_settings import AgreementBound
+from sm121.core.vocabulary import Vocabulary
 from sm121.stress.fault import Fault
 
 #: Fewer requests than this have no tail to speak of.
@@ -161,6 +162,33 @@ def _lost_or_doubled(observed: Sequence[int], alone: Sequence[int]) -> str | Non
         if tuple(observed) == doubled:
             return "token_doubled"
     return None
+
+
+def text_by_its_parts(
+    whole: Completion, parts: Sequence[JobOutcome], vocabulary: Vocabulary | None
+) -> Fault | None:
+    """How a long text is another than its ids or its parts have. A sign between two parts may be
+    shown by neither. Of a part that has other tokens, within the noise, nothing is known."""
+    differs = vocabulary.differs(whole.ids or (), whole.text) if vocabulary is not None else None
+    text, end, is_next = _shown(whole.text), 0, True
+    for answer, job in ((outcome.answer, outcome.job) for outcome in parts):
+        if answer is None or job.alone is None or answer.ids != job.alone.ids:
+            is_next = False
+            continue
+        begin = text.find(part := _shown(answer.text), end)
+        if begin < 0 or (is_next and len(text[end:begin].strip()) > 1):
+            observed = text[end : end + len(part) + 40]
+            differs = differs or f"{job.name}: required the text {part!r}, seen {observed!r}"
+            break
+        end, is_next = begin + len(part), True
+    if differs is None and is_next and len(text[end:].strip()) > 1:
+        differs = f"required no text after the last of its tokens, seen {text[end:]!r}"
+    return Fault("corrupted_answer", differs) if differs is not None else None
+
+
+def _shown(text: str) -> str:
+    """Without what stands for bytes of no sign: how much of it there is differs."""
+    return text.replace("\ufffd", "").strip()
 
 
 def slow_tail(load: LoadResult, factor: float, floor_s: float) -> Fault | None:

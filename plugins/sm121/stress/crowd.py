@@ -12,21 +12,43 @@ from typing import Any
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core.level_settings import AgreementBound
 from sm121.core.verdict import NotRun
-from sm121.engines.capabilities import Capabilities
+from sm121.engines.capabilities import Capabilities, Name
 from sm121.stress import checks
 from sm121.stress.fault import Fault, UnderLoad
 from sm121.stress.shapes import Shapes
 
 #: Requests at once for each place of the server; at least so many, and never more than a client
 #: has connections for (1,024 open files are the default).
-TIMES = {2: 32, 10: 64}
+TIMES = {2: 40, 10: 64}
 _AT_MOST = 512
-#: Requests of each kind that differ.
-_PROMPTS = 3
+#: Requests of each kind that differ, and the first of their prompts: others of the set are so sure
+#: to go on that hot samples are like greedy ones.
+_PROMPTS, _FIRST = 3, 4
 #: Tokens of a long prompt, and so many more of the next.
 _LONG, _LONGER = 400, 80
-#: Sampling that leaves the likeliest token alone; ``top_p`` is a field of OpenAI's own API.
-_SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 1e-6}
+Change = Callable[[str], dict[str, Any]]
+#: Sampling that leaves the likeliest token alone, each in another way (the first is of OpenAI's own
+#: API), and so hot that another token comes where that is ignored.
+_HOT = 2.0
+_SAMPLED: dict[Name | None, dict[str, Any]] = {
+    None: {"temperature": _HOT, "top_p": 1e-6},
+    "top_k": {"temperature": _HOT, "top_k": 1},
+    "min_p": {"temperature": _HOT, "min_p": 1.0},
+}
+_BIAS: dict[str, Any] = {"logit_bias": {str(token): 50 for token in range(1000, 1020)}}
+_OFTEN = _BIAS | {"frequency_penalty": 2.0}
+_STOP: tuple[Name, Change] = ("stop", lambda word: {"stop": [word]})
+#: What makes another answer of a greedy one, by the word that it begins with. Where a penalty is
+#: ignored, the answer is that of the row before.
+_CHANGED: list[tuple[Name, Change]] = [
+    ("logit_bias", lambda _word: _BIAS),
+    ("penalties", lambda _word: _OFTEN),
+    ("penalties", lambda _word: _OFTEN | {"presence_penalty": 2.0}),
+    ("repetition_penalty", lambda _word: {"repetition_penalty": 100.0}),
+    ("allowed_token_ids", lambda _word: {"allowed_token_ids": [*range(1000, 1020)]}),
+    ("bad_words", lambda word: {"bad_words": [word]}),
+    *[_STOP] * _PROMPTS,
+]
 _CITIES, _CHOICE_TOKENS = ("Lima", "Rome", "Tokyo"), 16
 _TOOL = {
     "type": "function",
@@ -124,19 +146,25 @@ class Crowd:
         kinds: dict[str, Callable[[int], Job]] = {
             "completion": self._completion,
             "streamed completion": lambda n: self._completion(n, stream=True),
-            "sampled completion": lambda n: self._completion(n, stream=True, **_SAMPLED),
+            "sampled completion": lambda n: self._completion(n, stream=True, **self._sampling(n)),
         }
         if can("several_choices"):
-            kinds["two completions"] = lambda n: self._completion(n, n=2, **_SAMPLED)
+            kinds["two completions"] = lambda n: self._completion(n, n=2, **self._sampling(n))
         if can("token_prompts") and can("token_ids"):
             kinds["long prompt"] = lambda n: self.shapes.of_length(
                 _LONG + n * _LONGER, self.tokens, turn=n
+            )
+        changed = [options for name, options in _CHANGED if can(name)]
+        for number, first in enumerate(range(0, len(changed) - _PROMPTS + 1, _PROMPTS)):
+            kinds[f"changed completion {number + 1}"] = functools.partial(
+                self._changed, number, changed[first : first + _PROMPTS]
             )
         if can("choice"):
             kinds["choice"] = self._choice
         if can("chat"):
             kinds["chat"] = self._chat
-            kinds["streamed chat"] = lambda n: self._chat(n, stream=True)
+            effort = {"reasoning_effort": "high"} if can("reasoning_effort") else {}
+            kinds["streamed chat"] = lambda n: self._chat(n, stream=True, **effort)
         if can("tools"):
             kinds["chat with a tool"] = lambda n: self._chat(n, tools=[_TOOL])
         if can("responses"):
@@ -144,8 +172,21 @@ class Crowd:
         return kinds
 
     def _completion(self, number: int, *, stream: bool = False, **change: Any) -> Job:
-        text = self.shapes.prompts[number].text
+        text = self.shapes.prompts[_FIRST + number].text
         return self.shapes.job(text, self.tokens, name="", stream=stream, change=change)
+
+    def _sampling(self, number: int) -> dict[str, Any]:
+        can = self.capabilities.can
+        able = [options for name, options in _SAMPLED.items() if name is None or can(name)]
+        return able[number % len(able)]
+
+    def _changed(self, prompt: int, changes: list[Change], number: int) -> Job:
+        """Without log-probabilities, which say nothing of what was changed."""
+        plain = self._completion(prompt)
+        word = plain.alone.text.split()[0] if plain.alone and plain.alone.text.split() else "a"
+        body = {name: value for name, value in plain.body.items() if name != "logprobs"}
+        body |= changes[number](word)
+        return replace(plain, body=body, alone=None, may_end="stop" in body)
 
     def _choice(self, number: int) -> Job:
         choices = [f"{city} {number}" for city in _CITIES]
@@ -156,7 +197,7 @@ class Crowd:
         return replace(job, body=body, tokens=_CHOICE_TOKENS, alone=None, may_end=True)
 
     def _chat(self, number: int, *, stream: bool = False, **change: Any) -> Job:
-        messages = [{"role": "user", "content": self.shapes.prompts[number].text}]
+        messages = [{"role": "user", "content": self.shapes.prompts[_FIRST + number].text}]
         body = {"messages": messages, "max_tokens": self.tokens, "temperature": 0.0, **change}
         if stream:  # the parts of a stream need not have their tokens: harmony's markers are none
             body |= {"stream": True, "stream_options": {"include_usage": True}}
@@ -166,5 +207,6 @@ class Crowd:
         return self.shapes.other("/v1/chat/completions", body, self.tokens)
 
     def _response(self, number: int) -> Job:
-        body = {"input": self.shapes.prompts[number].text, "max_output_tokens": self.tokens}
+        text = self.shapes.prompts[_FIRST + number].text
+        body = {"input": text, "max_output_tokens": self.tokens}
         return self.shapes.other("/v1/responses", {**body, "temperature": 0.0}, self.tokens)

@@ -74,10 +74,11 @@ class Stress:
             Patience(sizes.request_within_s.value, sizes.stalled_after_s.value),
             stop=lambda: harness.aborted,
         )
+        self._asker = Asker(server)
         self.shapes = Shapes(
             model=server.endpoint.served_name,
             prompts=continuations().prompts,
-            ask=Asker(server).ask,
+            ask=self._asker.ask,
             salted=capabilities.engine == "vllm",
             log_probabilities=bound.fork > 0 or not has_ids,
             refuses=lambda case: capabilities.deviation(case, "served") is None,
@@ -144,7 +145,8 @@ class Stress:
         )
 
     def long_generation(self) -> None:
-        """One long answer. Each part of it is asked for again, after all that is before it."""
+        """One long answer. Each part of it is asked for again, after all that is before it: the
+        same tokens must come, and the same text."""
         tokens = int(self._sizes.long_generation_tokens.value)
         require_context(
             self._server.context_tokens(), 32, tokens
@@ -154,7 +156,11 @@ class Stress:
         answer = outcome.answer
         if answer is not None and answer.ids is not None and answer.prompt_ids is not None:
             parts = self.shapes.parts(answer.prompt_ids, answer.ids, answer)
-            self._play("long generation, in parts", parts, concurrency=self._streams, tails=False)
+            name = "long generation, in parts"
+            load = self._play(name, parts, concurrency=self._streams, tails=False)
+            texts = checks.text_by_its_parts(answer, load.outcomes, self._asker.vocabulary)
+            if texts is not None:
+                raise UnderLoad(name, [texts], len(parts))
             return
         compared = f"only the first {throughput.TOKENS} tokens are compared"
         self._harness.remark(f"long generation: {compared}, since the engine gives no token ids")
