@@ -149,6 +149,7 @@ class Bench:
     proxies: tuple[FaultProxy, FaultProxy]
     key: str
     state: Path
+    where: str
     limits: tuple[float, float]
     part: Callable[[str], bool]
     options: tuple[str, ...]
@@ -213,6 +214,7 @@ class Bench:
         together = self.fails(lies, [*dict.fromkeys(first)])
         for name, lie, tests, others in zip(names, lies, touched, touched[::-1], strict=True):
             row = before.get(name, {"lie": name, "with": [*names][name == names[0]], "asked": []})
+            row["where"] = self.where
             if name in before and self.done(row, tests):
                 continue
             alone = {t: said for t, said in together.items() if t in tests and t not in others}
@@ -247,10 +249,21 @@ class Bench:
         file = self.state / "rows.jsonl"
         text = file.read_text("utf-8") if file.is_file() else ""
         lines = text.rpartition("\n")[0].splitlines()
-        return {row["lie"]: row for row in map(json.loads, lines)}
+        return {row["lie"]: {"where": self.where} | row for row in map(json.loads, lines)}
 
 
-def page(rows: dict[str, Json], twin: Twin, seed: int, seconds: float) -> str:
+def merged(folders: Sequence[Path]) -> dict[str, Json]:
+    """The rows of several states, by lie: the last that noticed it, else the last."""
+    rows: dict[str, Json] = {}
+    for folder in folders:
+        for line in (folder / "rows.jsonl").read_text("utf-8").splitlines():
+            row = json.loads(line)
+            if row["fails"] or not rows.get(row["lie"], {}).get("fails"):
+                rows[row["lie"]] = row
+    return rows
+
+
+def page(rows: dict[str, Json], seed: int) -> str:
     """The table as Markdown."""
     unseen = [name for name, row in rows.items() if not row["fails"]]
     share = 100 * (1 - len(unseen) / max(len(rows), 1))
@@ -258,22 +271,28 @@ def page(rows: dict[str, Json], twin: Twin, seed: int, seconds: float) -> str:
         "# Lies by pairs",
         "",
         f"Made by `python meta_tests/lies.py --seed {seed} --output docs/tables/lies.md` "
-        "(`make catalogues`). Do not edit.",
+        "(`make catalogues`; `--merge` puts the rows of several runs together). Do not edit.",
         "",
-        "Two proxies in front of the real vLLM (0.32, CPU, the canary) tell a lie each. Pairs are "
+        "Two proxies in front of a real vLLM with the canary tell a lie each. Pairs are "
         "drawn from a seed. Of the tests of smoke, correctness and stress that a lie touches, the "
         "one that its row names and the quickest run against both. A test that fails has noticed a "
         "lie where the other does not touch it; else it runs against each alone. A lie that none "
         "noticed runs alone against the others, until one does. Each test that failed then passed "
-        "without a lie.",
+        "without a lie. Only tests that passed without a lie before take part.",
         "",
-        f"**{len(rows) - len(unseen)} of {len(rows)} lies were noticed ({share:.1f} %).** Without "
-        f"a lie {len(twin.seconds)} tests passed behind the proxies; only these take part. "
-        f"Of {len(PLANTED)} lies {len(PLANTED) - len(rows)} were not told in this run. It took "
-        f"{seconds / 60:.0f} minutes.",
+        f"**{len(rows) - len(unseen)} of {len(rows)} lies were noticed ({share:.1f} %).** "
+        f"Of {len(PLANTED)} lies {len(PLANTED) - len(rows)} were not told.",
         "",
-        "| lie | noticed by | of tests asked | the first says | told with |",
-        "|---|---|---:|---|---|",
+        "| told on | lies | noticed |",
+        "|---|---:|---:|",
+    ]
+    for where in sorted({row["where"] for row in rows.values()}):
+        counted = [bool(row["fails"]) for row in rows.values() if row["where"] == where]
+        lines.append(f"| {where} | {len(counted)} | {sum(counted)} |")
+    lines += [
+        "",
+        "| lie | noticed by | of tests asked | the first says | told with | on |",
+        "|---|---|---:|---|---|---|",
     ]
     for name in sorted(rows):
         row, notices = rows[name], rows[name]["fails"]
@@ -281,7 +300,8 @@ def page(rows: dict[str, Json], twin: Twin, seed: int, seconds: float) -> str:
         by = ", ".join(f"`{test}`" for test in short[:3])
         by += f" and {len(short) - 3} more" if len(short) > 3 else ""
         message = cell(next(iter(notices.values()), "-"), 150)
-        cells = name, by or "**none**", str(len(row["asked"])), message, row["with"]
+        asked = str(len(row["asked"]))
+        cells = name, by or "**none**", asked, message, row["with"], row["where"]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "## Not noticed", ""]
     lines += [f"- **{name}**: {PLANTED[name].why or 'not yet known why'}." for name in unseen]
@@ -299,13 +319,19 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=1, help="at once, but for stress")
     parser.add_argument("--part", type=int, help="of the processes; the stress level left out")
     parser.add_argument("--profile", default="cpu-tiny-gpt-oss", help="that fits the server")
+    parser.add_argument(
+        "--where", default="vLLM 0.32, CPU", help="what the server is, for the page"
+    )
+    parser.add_argument("--merge", type=Path, nargs="+", help="only the page, of these states")
     parser.add_argument("--only", default="", metavar="EXPRESSION", help="of the tests, as -k")
     parser.add_argument("--base-url", help="a server that runs, in place of one that is started")
     parser.add_argument("--key", default="")
     parser.add_argument("names", nargs="*", help="of lies (default: all)")
     options = parser.parse_args()
+    if options.merge:
+        options.output.write_text(page(merged(options.merge), options.seed), "utf-8")
+        return 0
     record_environment_once()
-    began = time.monotonic()
     with contextlib.ExitStack() as stack:
         state = options.state or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         state.mkdir(parents=True, exist_ok=True)
@@ -318,7 +344,7 @@ def main() -> int:
         limits, part = (options.seconds, options.whole), options.part
         quiet: Callable[[str], bool] = lambda test: part is None or "stress" not in test  # noqa: E731
         chosen = "--profile", options.profile, "--arch", profile.load(options.profile).arch
-        bench = stack.enter_context(Bench.at(url, key, state, limits, quiet, chosen))
+        bench = stack.enter_context(Bench.at(url, key, state, options.where, limits, quiet, chosen))
         bench.honest(options.only)
         drawn = pairs(options.names or [*PLANTED], options.seed)
         if part is not None:
@@ -332,9 +358,9 @@ def main() -> int:
             _ = [process.wait() for process in parts]  # what one that dies leaves is told below
         for pair in drawn:
             bench.pair(pair)
-        rows, seconds = bench.results(), time.monotonic() - began
+        rows = bench.results()
         if part is None:
-            options.output.write_text(page(rows, bench.twin, options.seed, seconds), "utf-8")
+            options.output.write_text(page(rows, options.seed), "utf-8")
     unseen = [name for name, row in rows.items() if not row["fails"]]
     print(f"{len(rows) - len(unseen)} of {len(rows)} noticed; not: {unseen}")
     return int(20 * len(unseen) > len(rows))

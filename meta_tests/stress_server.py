@@ -241,13 +241,7 @@ class Server:
         state = self.state
         prompt = ids_of(said["prompt"])
         tokens = int(said.get("max_tokens", 16))
-        forgotten = state.fault.removeprefix("forgets-") if number > FORGETS_AT else ""
-        changes = {k: said[k] for k in CHANGES if k in said and k != forgotten}
-        hot = said.get("temperature") and not {"top_p", "top_k", "min_p"} & said.keys() - {
-            forgotten
-        }
-        changed = ids_of(f"{changes} {number if hot else ''}") if changes or hot else []
-        answer = self.spoiled(answer_of([*prompt, *changed], tokens), number)
+        answer = self.spoiled(answer_of([*prompt, *self.changes(said, number)], tokens), number)
         other = answer_of(ids_of(answered["prompt"]), tokens) if answered is not said else answer
         answer = answer if said.get("n") == 2 else other
         self.join(len(prompt))
@@ -298,6 +292,15 @@ class Server:
         await send({**base, "choices": [], "usage": usage})
         await send("[DONE]")
         return response
+
+    def changes(self, said: dict[str, Any], number: int) -> list[int]:
+        """What the parameters of a request add to what its answer depends on."""
+        fault = self.state.fault
+        forgotten = fault.removeprefix("forgets-") if number > FORGETS_AT else ""
+        changes = {k: said[k] for k in CHANGES if k in said and k != forgotten}
+        cuts = {"top_p", "top_k", "min_p"} & said.keys() - {forgotten}
+        hot = said.get("temperature") and not cuts
+        return ids_of(f"{changes} {number if hot else ''}") if changes or hot else []
 
     def spoiled(self, answer: list[int], number: int) -> list[int]:
         state = self.state
