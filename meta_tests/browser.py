@@ -18,6 +18,7 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+UNFOLD = "document.querySelectorAll('details').forEach(d => { d.open = true; })"
 WIDTHS = {390: 844, 1440: 900}
 #: The narrowest screen that everything must fit.
 NARROWEST = {360: 740}
@@ -40,6 +41,12 @@ class Opened:
     page: Any
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+
+    def is_quiet(self) -> None:
+        """It complained of nothing, and asked nobody."""
+        assert self.complaints == []
+        others = [u for u in self.requests if not u.startswith(("file:", "data:", "blob:"))]
+        assert others == [], "the page asks the network for something"
 
 
 @contextmanager
@@ -70,13 +77,36 @@ def open_report(browser: Any, file: Path, width: int, **options: Any) -> Opened:
     return opened
 
 
-def accessibility(page: Any) -> list[str]:
-    """What axe-core finds on a page as it is shown: a line for each rule that does not hold."""
+def fits(page: Any) -> bool:
+    """Whether nothing is wider than the screen."""
+    root = "document.documentElement"
+    return page.evaluate(f"{root}.scrollWidth <= {root}.clientWidth")
+
+
+def reached_by_tab(page: Any, presses: int) -> set[str]:
+    """The kinds of elements that a keyboard reaches behind the skip link; each shows its focus."""
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    reached = set()
+    for _ in range(presses):
+        page.keyboard.press("Tab")
+        tag, outline = page.evaluate(
+            "(e => [e.tagName, getComputedStyle(e).outlineStyle])(document.activeElement)"
+        )
+        reached.add(tag)
+        assert tag == "BODY" or outline != "none", f"{tag} does not show that it has the focus"
+    return reached
+
+
+def accessibility(page: Any, part: str = "html") -> list[str]:
+    """What axe-core finds on a part of a page as it is shown: a line for each rule that does not
+    hold."""
     rules = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     if not page.evaluate("typeof axe !== 'undefined'"):
         page.evaluate(rules)  # not as a script element, which the page's policy refuses
     return page.evaluate(
-        """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations.map(
+        """async (part) => (await axe.run(part, { resultTypes: ["violations"] })).violations.map(
           (rule) => `${rule.id}: ${rule.help}; ${rule.nodes.length} times, first ` +
-            `${rule.nodes[0].html.slice(0, 200)}: ${rule.nodes[0].failureSummary}`)"""
+            `${rule.nodes[0].html.slice(0, 200)}: ${rule.nodes[0].failureSummary}`)""",
+        part,
     )

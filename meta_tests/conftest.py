@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import browser
 import durations
 import psutil
 import pytest
@@ -149,6 +150,13 @@ class PytestRun:
             if not left or time.monotonic() > deadline:
                 return left
             time.sleep(0.2)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[object]:
+    """The browser, for the tests of a module."""
+    with browser.chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

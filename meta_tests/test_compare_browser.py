@@ -1,8 +1,5 @@
 """Two runs beside each other and the A/B section, in a real browser."""
 
-import importlib.util
-from importlib.resources import files
-
 import browser
 import compare_runs
 import pytest
@@ -20,17 +17,6 @@ PAGES = ("pair", "hostile", "ab")
 SELDOM = pytest.mark.slow("a telephone, the light and hostile words show the most")
 SLOW_BUT_HOSTILE = ["hostile", *(pytest.param(name, marks=SELDOM) for name in ("pair", "ab"))]
 SLOW_BUT_PHONE = [WIDTHS[0], *(pytest.param(width, marks=SELDOM) for width in WIDTHS[1:])]
-AXE = "axe_playwright_python"
-needs_axe = pytest.mark.skipif(
-    importlib.util.find_spec(AXE) is None,
-    reason=f"no {AXE}, which has axe-core: pip install 'sm121-conformance[dev]'",
-)
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with browser.chromium() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -55,32 +41,21 @@ def opened(chromium, pages):
     used = []
 
     def open_(name, width=WIDTHS[-1], *, scheme="light"):
-        shown = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        complaints, requests = [], []
-        shown.on("console", lambda message: complaints.append(message.text))
-        shown.on("pageerror", lambda error: complaints.append(str(error)))
-        shown.on("request", lambda request: requests.append(request.url))
-        shown.goto(pages[name].resolve().as_uri())
-        used.append((shown, complaints, requests))
-        return shown
+        used.append(browser.open_report(chromium, pages[name], width, color_scheme=scheme))
+        return used[-1].page
 
     yield open_
-    for shown, complaints, requests in used:
-        shown.close()
-        assert complaints == []
-        others = [url for url in requests if not url.startswith(("file:", "data:", "blob:"))]
-        assert others == [], "the page asks the network for something"
+    for found in used:
+        found.page.close()
+        found.is_quiet()
 
 
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("width", SLOW_BUT_PHONE)
 def test_nothing_is_wider_than_the_screen(opened, name, width):
     shown = opened(name, width)
-    shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    needed, there = shown.evaluate(
-        "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-    )
-    assert needed <= there
+    shown.evaluate(browser.UNFOLD)
+    assert browser.fits(shown)
     if width == WIDTHS[0]:  # a plot that is half out of sight shows nothing
         wide = (
             "[...document.querySelectorAll('.forest')].every(e => e.scrollWidth <= e.clientWidth)"
@@ -88,17 +63,14 @@ def test_nothing_is_wider_than_the_screen(opened, name, width):
         assert shown.evaluate(wide)
 
 
-@needs_axe
 @pytest.mark.parametrize("name", SLOW_BUT_HOSTILE)
 @pytest.mark.parametrize("width", SLOW_BUT_PHONE)
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=SELDOM)])
 def test_axe_finds_nothing(opened, name, width, scheme):
     shown = opened(name, width, scheme=scheme)
-    shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    shown.evaluate(files(AXE).joinpath("axe.min.js").read_text("utf-8"))
+    shown.evaluate(browser.UNFOLD)
     part = "#ab" if name == "ab" else "html"  # the rest of a report is tested with it
-    found = shown.evaluate(f"axe.run('{part}', {{resultTypes: ['violations']}})")["violations"]
-    assert [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found] == []
+    assert browser.accessibility(shown, part) == []
 
 
 def test_hostile_output_is_text(opened):
@@ -141,18 +113,7 @@ def test_the_plot_is_to_scale(opened):
 
 
 def test_a_keyboard_reaches_what_is_folded(opened):
-    shown = opened("pair")
-    shown.keyboard.press("Tab")
-    assert shown.evaluate("document.activeElement.className") == "skip"
-    seen = set()
-    for _ in range(40):
-        shown.keyboard.press("Tab")
-        tag, outline = shown.evaluate(
-            "(e => [e.tagName, getComputedStyle(e).outlineStyle])(document.activeElement)"
-        )
-        seen.add(tag)
-        assert tag == "BODY" or outline != "none", f"{tag} does not show that it has the focus"
-    assert {"A", "SUMMARY"} <= seen
+    assert {"A", "SUMMARY"} <= browser.reached_by_tab(opened("pair"), 40)
 
 
 @pytest.mark.parametrize("name", ["pair", pytest.param("ab", marks=SELDOM)])

@@ -25,12 +25,6 @@ def _seldom(kinds):
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    with browser.chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """A report of each kind."""
     folder = tmp_path_factory.mktemp("reports")
@@ -60,9 +54,7 @@ def opened(chromium, reports, loaded):
 
     yield open_
     for found in used:
-        assert found.complaints == []
-        others = [url for url in found.requests if not url.startswith(("file:", "data:"))]
-        assert others == [], "the report asks the network for something"
+        found.is_quiet()
 
 
 def _anew(shown):
@@ -82,10 +74,7 @@ def _fits(shown):
     for width, height in (browser.WIDTHS | browser.NARROWEST).items():
         shown.set_viewport_size({"width": width, "height": height})
         shown.wait_for_timeout(150)  # plotly follows the window with a delay
-        needed, there = shown.evaluate(
-            "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-        )
-        assert needed <= there, f"at {width} pixels"
+        assert browser.fits(shown), f"at {width} pixels"
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"no {REAL}: `make conformance` writes it")
@@ -116,7 +105,7 @@ def test_hostile_output_is_text(opened):
     assert shown.evaluate("window.owned") is None
     assert shown.evaluate("document.images.length") == 0
     assert shown.evaluate("[...document.querySelectorAll('b')].length") == 0
-    shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    shown.evaluate(browser.UNFOLD)
     text = shown.inner_text("body")
     assert text.count("<script>window.owned=1</script>") > 10, "it is shown, as it was written"
     assert "\x1b" not in text and "\u202e" not in text and "\\u202e" in text
@@ -147,7 +136,7 @@ def test_the_policy_stops_what_escaping_would_not(opened, reports, tmp_path, chr
 def test_axe_finds_nothing(opened, kind, width, scheme):
     """Contrast, names, roles and order by axe-core, with everything unfolded."""
     shown = opened(kind, width)
-    shown.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    shown.evaluate(browser.UNFOLD)
     shown.emulate_media(color_scheme=scheme)
     shown.wait_for_timeout(200)
     assert browser.accessibility(shown) == []
@@ -303,18 +292,10 @@ def test_the_path_of_a_request_is_drawn(opened):
 def test_a_keyboard_reaches_everything(opened):
     shown = opened("fail")
     _anew(shown)
-    shown.keyboard.press("Tab")
-    assert shown.evaluate("document.activeElement.className") == "skip"
+    assert browser.reached_by_tab(shown, 0) == set()
     assert shown.locator(".skip").bounding_box()["x"] >= 0, "the skip link shows when it has focus"
-    seen = set()
-    for _ in range(80):
-        shown.keyboard.press("Tab")
-        tag, outline = shown.evaluate(
-            "(e => [e.tagName, getComputedStyle(e).outlineStyle])(document.activeElement)"
-        )
-        seen.add(tag)
-        assert tag == "BODY" or outline != "none", f"{tag} does not show that it has the focus"
-    assert {"A", "SUMMARY", "PRE", "DIV"} <= seen
+    _anew(shown)
+    assert {"A", "SUMMARY", "PRE", "DIV"} <= browser.reached_by_tab(shown, 80)
 
 
 def test_a_screen_reader_finds_its_way(opened):

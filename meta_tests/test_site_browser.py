@@ -52,12 +52,6 @@ def site(tmp_path_factory):
     return build(tmp_path_factory.mktemp("site"))
 
 
-@pytest.fixture(scope="module")
-def chromium():
-    with browser.chromium() as started:
-        yield started
-
-
 @dataclass
 class Reader:
     """Opens pages at one width, in one set of colours."""
