@@ -22,24 +22,6 @@ from sm121.core.profile_fields import Sourced
 _GIB = 1 << 30
 _JOBS, _THREADS = "MAX_JOBS", "FLASHINFER_NVCC_THREADS"
 
-# Looks without importing flashinfer, which makes its cache folder and may want a GPU.
-_INSTALLED = """
-import importlib.metadata as m, importlib.util as u, json, pathlib
-spec = u.find_spec("flashinfer")
-folder = pathlib.Path(spec.origin).parent if spec and spec.origin else None
-version, ahead = None, []
-if folder is not None:
-    try:
-        found = m.distribution("flashinfer-python")
-        if pathlib.Path(found.locate_file("flashinfer")) == folder:
-            version = found.version
-    except m.PackageNotFoundError:
-        pass
-    ahead = [folder / "data" / "aot", *sorted(folder.parent.glob("flashinfer_jit_cache*"))]
-ahead = [str(p) for p in ahead if p.is_dir()]
-print(json.dumps({"installed": folder is not None, "version": version, "ahead": ahead}))
-"""
-
 
 class JitModule(DataTable):
     """A module of FlashInfer that gpt-oss may need."""
@@ -104,10 +86,13 @@ class FlashInferModules:
     @classmethod
     def of(cls, python: str, environment: Mapping[str, str]) -> "FlashInferModules":
         """Of an interpreter in its engine's environment. Raises NoAnswer: it does not answer."""
-        answer = interpreter.ask(python, _INSTALLED, environment)
-        folder = CompileCaches.of(environment).flashinfer
-        ahead = tuple(Path(folder_name) for folder_name in answer["ahead"])
-        return cls(answer["version"], folder, ahead, answer["installed"])
+        cache = CompileCaches.of(environment).flashinfer
+        package = interpreter.package(python, "flashinfer", environment)
+        if package is None:
+            return cls(None, cache, installed=False)
+        folder = Path(package["folder"] or "")
+        ahead = [folder / "data" / "aot", *sorted(folder.parent.glob("flashinfer_jit_cache*"))]
+        return cls(package["version"], cache, tuple(filter(Path.is_dir, ahead)))
 
     def missing(
         self, modules: Sequence[JitModule], codes: Sequence[str], gpu: int

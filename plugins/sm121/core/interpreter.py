@@ -32,6 +32,26 @@ importlib.invalidate_caches()
 print(json.dumps({"installed": origins(), "origins": seen}))
 """
 
+# Looks without importing the package, which takes seconds and may fail for reasons of its own. A
+# checkout on PYTHONPATH has no metadata, and that of an installed one beside it is another's.
+_PACKAGE = r"""
+import importlib.metadata as m, importlib.util as u, json, pathlib, re, sys
+package = json.load(sys.stdin)
+spec = u.find_spec(package)
+if spec is None:
+    print("null")
+    sys.exit()
+folder = pathlib.Path(spec.origin or list(spec.submodule_search_locations)[0])
+folder = folder if folder.is_dir() else folder.parent
+file = folder / "_version.py"
+text = file.read_text() if file.is_file() else ""
+found = re.search(r"^__version__ = .*?([0-9][0-9A-Za-z.+!-]*)", text, re.M)
+names = m.packages_distributions().get(package, [])
+own = [n for n in names if pathlib.Path(m.distribution(n).locate_file(package)) == folder]
+version = found.group(1) if found else m.version(own[0]) if own else None
+print(json.dumps({"version": version, "folder": str(folder)}))
+"""
+
 
 class NoAnswer(Sm121Error):
     """An interpreter that was asked something did not answer. The message names it and says why."""
@@ -69,6 +89,12 @@ def ask(
         return json.loads(lines[-1])  # a sitecustomize may print before it
     except ValueError as error:
         raise NoAnswer(f"{python} answered something else: {lines[-1][:200]}") from error
+
+
+def package(python: str, name: str, environment: Mapping[str, str]) -> dict[str, str | None] | None:
+    """Version (None: not known) and folder of a package; None: there is none. Raises NoAnswer."""
+    answer: dict[str, str | None] | None = ask(python, _PACKAGE, environment, name)
+    return answer
 
 
 @dataclass(frozen=True)

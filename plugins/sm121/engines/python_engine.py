@@ -24,27 +24,6 @@ _DEBUG_VARIABLES = {
 }
 
 
-# Looks without importing the engine, which takes seconds and may fail for reasons of its own. A
-# checkout on PYTHONPATH has no metadata, and that of an installed engine beside it is another's.
-_VERSION_SCRIPT = r"""
-import importlib.metadata as m, importlib.util as u, json, pathlib, re, sys
-package = json.load(sys.stdin)
-spec = u.find_spec(package)
-if spec is None:
-    print("null")
-    sys.exit()
-folder = pathlib.Path(spec.origin or list(spec.submodule_search_locations)[0])
-folder = folder if folder.is_dir() else folder.parent
-file = folder / "_version.py"
-text = file.read_text() if file.is_file() else ""
-found = re.search(r"^__version__ = .*?([0-9][0-9A-Za-z.+!-]*)", text, re.M)
-names = m.packages_distributions().get(package, [])
-own = [n for n in names if pathlib.Path(m.distribution(n).locate_file(package)) == folder]
-version = found.group(1) if found else m.version(own[0]) if own else None
-print(json.dumps({"version": version}))
-"""
-
-
 def own_options(
     configuration: ServerConfiguration,
     port: int,
@@ -142,4 +121,4 @@ def _options_once(
 
 @functools.cache
 def _version_once(python: str, package: str, environment: frozenset[tuple[str, str]]) -> Any:
-    return interpreter.ask(python, _VERSION_SCRIPT, dict(environment), package)
+    return interpreter.package(python, package, dict(environment))
