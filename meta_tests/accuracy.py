@@ -201,8 +201,7 @@ def our_cell(url: str, plan: Plan, rounds: int) -> MeasuredCell:
 
 
 def measure_speed() -> dict[str, float]:
-    """Wall seconds from the command to the verdict, with and without tg128, and llama-benchy's for
-    five runs of the same."""
+    """Wall seconds from the command to the verdict, with and without tg128, and llama-benchy's."""
     _install("llama-benchy", "llama-benchy==0.4.0")
     found = {}
     options = ("--rate", "53", "--model", MODEL)

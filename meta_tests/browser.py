@@ -99,8 +99,7 @@ def reached_by_tab(page: Any, presses: int) -> set[str]:
 
 
 def accessibility(page: Any, part: str = "html") -> list[str]:
-    """What axe-core finds on a part of a page as it is shown: a line for each rule that does not
-    hold."""
+    """What axe-core finds on a part of a page: a line for each rule that does not hold."""
     rules = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
     if not page.evaluate("typeof axe !== 'undefined'"):
         page.evaluate(rules)  # not as a script element, which the page's policy refuses

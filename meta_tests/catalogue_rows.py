@@ -1,5 +1,4 @@
-"""Running a catalogue of cases as tests, keeping a row of each, and its page: the template of its
-name in ``data/pages``."""
+"""Running a catalogue as tests, keeping a row of each case, and its page of ``data/pages``."""
 
 import html
 import json

@@ -1,6 +1,5 @@
-"""Runs the examples of docs/ci here, on a GB10 that is not there. A shell runs the steps. What they
-need of a runner stands on its PATH: a docker that runs the script here, a git that clones this
-checkout, a pip that installs nothing."""
+"""Runs the examples of docs/ci here, on a GB10 that is not there. On its PATH are a docker that
+runs the script here, a git that clones this checkout, a pip that installs nothing."""
 
 import json
 import os

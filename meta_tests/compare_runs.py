@@ -1,5 +1,4 @@
-"""Two constructed runs to put beside each other, and one of an A/B comparison. None of their
-numbers was measured."""
+"""Two constructed runs, and one of an A/B comparison; nothing in them was measured."""
 
 import json
 import random
@@ -68,8 +67,7 @@ _PATH = {"attention": "FLASHINFER", "cuda_graphs": True, "kv_layout": "LBHNC", "
 
 
 def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin") -> Path:
-    """The report of an A/B comparison: one metric is worse, one is open, two hold. `text`: given
-    for B."""
+    """An A/B comparison: one metric is worse, one open, two hold. `text`: given for B."""
     report_runs.write("pass", folder)
 
     def visit(side: str, moe: str) -> Visit:

@@ -226,8 +226,7 @@ def start_pytest(
 
 @pytest.fixture
 def run_pytest(start_pytest: Callable[..., PytestRun]) -> Callable[..., tuple[int, PytestRun]]:
-    """Run pytest to its end; exit status and the run. ``warm=False``: in a new interpreter, where
-    that is the point of the test."""
+    """Run pytest to its end; exit status and the run. ``warm=False``: a new interpreter."""
 
     def run(
         *arguments: str, timeout_s: float = 120.0, warm: bool = True, **options

@@ -1,5 +1,4 @@
-"""What the faults of the proxy do to parsed requests and answers; rows of
-``data/protocol-faults.toml`` name them."""
+"""What the faults of ``data/protocol-faults.toml`` do to parsed requests and answers."""
 
 import copy
 import json

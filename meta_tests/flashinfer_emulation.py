@@ -151,8 +151,7 @@ class Emulation:
         self, x: Tensor, ids: Tensor, shares: Tensor, w1: Tensor, w2: Tensor, scales: list[Tensor],
         b1: Tensor | None, b2: Tensor | None, output: Tensor,
     ) -> None:  # fmt: skip
-        """What the binding checks (flashinfer_cutlass_fused_moe_binding.cu: runMoe,
-        getQuantParams)."""
+        """What the binding checks (runMoe, getQuantParams of the fused MoE's binding)."""
         experts, hidden, inter = len(w1), w2.shape[1], w2.shape[2] * 16
         require(x.dtype == torch.float8_e4m3fn and x.shape[1] == hidden, "input")
         require(ids.dtype == torch.int32 and ids.is_contiguous(), "token_selected_experts")

@@ -37,8 +37,7 @@ class _Server(ThreadingHTTPServer):
 def serving(
     handler: type[BaseHTTPRequestHandler], kind: type[socketserver.TCPServer] = _Server
 ) -> Iterator[str]:
-    """Where it listens. A server that is closed before its loop ends would spin for ever: it ends
-    also after an exception."""
+    """Where it listens. It ends also after an exception, or it would spin for ever."""
     with kind(("127.0.0.1", 0), handler) as listening:
         loop = threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True)
         loop.start()

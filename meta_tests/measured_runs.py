@@ -181,8 +181,7 @@ def _below(test: TestReport, value: float, limit: float) -> None:
 
 
 def ab(folder: Path) -> Path:
-    """Two starts of one build on an H200, as an A/B comparison has them: B is no worse in all
-    metrics but one, which is open."""
+    """Two starts of one build on an H200 as an A/B comparison: one metric is open, none worse."""
     write("pass", folder)
     run = verdict_file.read(folder / "verdict.json")
     for test in run.tests:

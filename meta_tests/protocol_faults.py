@@ -47,8 +47,7 @@ class Outcome:
 
     @property
     def killed(self) -> bool:
-        """The test that was named failed, and said what it required. (What is a courtesy is listed,
-        and leaves the run green.)"""
+        """The named test failed, and said what it required; a courtesy leaves the run green."""
         failed = [message for _, verdict, message in self.tests if verdict == "FAIL"]
         return self.status in (0, 1) and bool(failed) and all("required" in m for m in failed)
 

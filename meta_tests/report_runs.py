@@ -84,8 +84,7 @@ def _metrics(decode: float, prefill: float, verdict: Verdict) -> dict[str, Metri
 
 
 def _base(verdict: Verdict, decode: float) -> VerdictFile:
-    """A whole run on a machine that nobody had, in which everything held; for INVALID with Marlin
-    in the place of the kernel that was asked for."""
+    """A whole run on a machine that nobody had, in which everything held; INVALID: with Marlin."""
     run = VerdictFile.model_validate(_DATA["run"])
     run.metrics, run.box.reason = _metrics(decode, 5140.0, verdict), None
     run.tests = [

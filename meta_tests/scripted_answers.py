@@ -1,7 +1,6 @@
 """An engine by script, for `/v1/completions`: honest, with the forks of an honest one under load,
-or broken in one known way. Its tokens are bytes. After each sequence one token is likeliest, in one
-place of 32 by hardly anything; among others the second one is taken there, as arithmetic in another
-order does."""
+or broken in one known way. Its tokens are bytes. After each sequence one is likeliest, in one place
+of 32 by hardly anything; among others the second one is taken there."""
 
 import hashlib
 import json

@@ -25,8 +25,7 @@ def ids(text: str) -> list[int]:
 
 
 def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
-    """What the model says of the next token after this text. Some tokens are common after each,
-    such as those of the prompt."""
+    """What the model says of the next token; some are common, such as those of the prompt."""
     seed = zlib.crc32(repr((prompt, output)).encode())
     common = np.random.default_rng(1).normal(3.0, _SPREAD / 2**0.5, VOCABULARY)
     common[[*prompt]] += 2.0

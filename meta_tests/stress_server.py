@@ -1,7 +1,6 @@
-"""A server that looks like vLLM's to the stress level, with known faults. No engine at all: an
-answer is a function of its prompt. Started by ``fake_python.py``, which takes the place of the
-engine's interpreter; the fault is in SM121_META_FAULT. A fault comes at the request that FAULT_AT
-names, of those that generate."""
+"""A server that looks like vLLM's to the stress level, with known faults: an answer is a function
+of its prompt. Started by ``fake_python.py`` in the place of the engine; SM121_META_FAULT names the
+fault, which comes at the request FAULT_AT, of those that generate."""
 
 import argparse
 import asyncio

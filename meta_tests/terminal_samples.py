@@ -1,6 +1,5 @@
 """What a failing run leaves on a terminal of 40 lines and 100 columns, of real runs against servers
-with known faults; kept in docs/terminal/. ``python meta_tests/terminal_samples.py`` writes them
-anew."""
+with known faults. ``python meta_tests/terminal_samples.py`` writes docs/terminal/."""
 
 import fcntl
 import json

@@ -1,5 +1,4 @@
-"""The canary: its twins agree, it answers, the oracle is right about it, and defects show in its
-log-probabilities."""
+"""The canary: twins agree, it answers, the oracle is right, and defects show."""
 
 import hashlib
 import json

@@ -1,5 +1,4 @@
-"""What engines can do: the files, which engine a server is, and what becomes of a test that asks
-for more."""
+"""What engines can do: the files, which engine a server is, and tests that ask for more."""
 
 import itertools
 from contextlib import ExitStack

@@ -1,5 +1,4 @@
-"""The documentation says what is so: generated pages are up to date, links lead somewhere, every
-command is run here or says what it needs."""
+"""The documentation says what is so: pages are up to date, links lead, commands run."""
 
 import ast
 import json
@@ -339,8 +338,7 @@ def _judges_the_change(job: dict) -> None:
     ["spark.md", "ci/github-actions.yml", "ci/gitlab-ci.yml", "../docker/compose.yaml"],
 )
 def test_documented_containers_keep_what_is_compiled(name):
-    """Where the checkpoint is mounted, so are the compilers' caches: without them every start is a
-    cold one."""
+    """Where the checkpoint is mounted, so are the compilers' caches, or every start is cold."""
     text = (DOCS / name).read_text("utf-8")
     blocks = [part for part in re.split(r"\n\s*\n", text) if ":/root/.cache/huggingface" in part]
     assert blocks

@@ -1,5 +1,4 @@
-"""A server, an address and a log that are not as they should be: every read has a bound in bytes
-and in time, and no secret is shown."""
+"""A hostile server, address or log: every read has a bound, and no secret is shown."""
 
 import asyncio
 import contextlib

@@ -77,8 +77,7 @@ def test_cases_and_plugin_are_there_without_torch():
 
 @pytest.fixture
 def another_build(tmp_path):
-    """An interpreter that imports another build of vLLM, as that of a user's virtual environment
-    does."""
+    """An interpreter that imports another build of vLLM, as a user's environment does."""
     package = tmp_path / "site" / "vllm"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("__version__ = '0.33.0'\n")

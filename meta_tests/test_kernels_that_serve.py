@@ -1,5 +1,4 @@
-"""Which kernels of the path were judged: the provider follows the path, and what was not judged is
-said and certified by nobody."""
+"""Which kernels of the path were judged; what was not is said, and certified by nobody."""
 
 import pytest
 from data_rows import from_data

@@ -74,8 +74,7 @@ def test_each_small_mistake_is_another_model(made):
 
 
 def test_it_is_made_once_for_a_checkpoint(made, canary_mxfp4, tmp_path, monkeypatch):
-    """A damaged file, one of another release and one of a checkpoint that was changed are made
-    anew."""
+    """A damaged file, one of another release or of a changed checkpoint is made anew."""
     checkpoint, kept, count = tmp_path / "checkpoint", tmp_path / "kept", []
     checkpoint.mkdir()
     for file in filter(Path.is_file, canary_mxfp4.iterdir()):

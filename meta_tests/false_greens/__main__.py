@@ -1,5 +1,4 @@
-"""Runs the whole catalogue of false greens and writes its table. ``python meta_tests/false_greens
---output docs/tables/false-greens.md``."""
+"""Runs the whole catalogue of false greens and writes ``--output``, its table."""
 
 import argparse
 import sys

@@ -1,5 +1,4 @@
-"""Rates that a gate passed and must not: throttling, noise with a memory, the ratchet, and rounds
-that were left out."""
+"""Rates that a gate must not pass: throttling, noise with a memory, rounds left out."""
 
 import json
 import tempfile

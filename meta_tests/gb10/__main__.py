@@ -1,6 +1,5 @@
-"""Runs the suite on all GB10s that are not there and writes the table. ``python meta_tests/gb10
---output docs/tables/gb10-stand-in.md``; with ``--certified FILE`` a healthy one is certified, and
-its verdict.json is kept."""
+"""Runs the suite on all GB10s that are not there and writes ``--output``, the table; with
+``--certified FILE`` a healthy one is certified, and its verdict.json is kept."""
 
 import argparse
 import shutil

@@ -77,8 +77,7 @@ def _drafts(model: Patcher, change: Any) -> None:
 
 
 def _delivered(model: Patcher, change: Any) -> None:
-    """Change the tokens of a step that go to the client, given the request: the engine itself goes
-    on with the right ones."""
+    """Change the tokens of a step that go to the client; the engine goes on with the right ones."""
 
     def wrapper(update: Any) -> Any:
         def run(self: Any, request: Any, tokens: list[int], *more: Any, **keywords: Any) -> Any:

@@ -1,5 +1,4 @@
-"""Tests that show the server's key wherever pytest shows things; started by
-meta_tests/test_hostile_surroundings.py."""
+"""Tests that show the server's key; started by meta_tests/test_hostile_surroundings.py."""
 
 import logging
 

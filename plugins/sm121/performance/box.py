@@ -132,8 +132,7 @@ class RunBox:
 
     @functools.cached_property
     def model(self) -> dict[str, Any] | None:
-        """config.json of the served model's file, else of the profile's model; None where neither
-        is known."""
+        """config.json of the served model's file, else of the profile's model; None: neither."""
         model = self.harness.profile.model.id
         if self.canaries is not None and model.startswith(_CANARY):
             model = str(self.canaries / model.removeprefix(_CANARY))

@@ -1,7 +1,6 @@
 """Measurements as benchmarks of pytest-benchmark, beside their verdict. The benchmark's clock is
-advanced by the measurement: a rate of 52 tok/s is replayed as rounds of 1/52 s, so that OPS is
-tok/s and a slower engine is a longer time, which is what ``--benchmark-compare-fail`` compares. A
-time is replayed as it is."""
+advanced by the measurement: a rate of 52 tok/s is replayed as rounds of 1/52 s, so that a slower
+engine is a longer time, which ``--benchmark-compare-fail`` compares. A time is as it is."""
 
 import math
 from collections.abc import Sequence
@@ -60,8 +59,7 @@ class MetricRecorder:
         maximum_rounds: int | None = None,
         part: bool = False,
     ) -> None:
-        """Decide on a measurement: see `Recorder.record`. A test has one benchmark: what is `part`
-        of another measurement is none."""
+        """Decide: see `Recorder.record`. A `part` of another measurement is no benchmark."""
         if part:
             self._recorder.record(measurement)
             return
@@ -207,8 +205,7 @@ def samples(session: Session) -> dict[str, Samples]:
 
 
 def decide_comparison(config: pytest.Config, session: Session) -> None:
-    """Note in verdict.json what ``--benchmark-compare-fail`` found. A run that had nothing to
-    compare fails too."""
+    """Note what ``--benchmark-compare-fail`` found; with nothing to compare a run fails too."""
     checks = config.getoption("benchmark_compare_fail", None)
     if not checks or config.option.collectonly:
         return

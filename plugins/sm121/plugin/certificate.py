@@ -68,8 +68,7 @@ def start(config: pytest.Config) -> NoReturn:
 
 
 def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
-    """The options whose value is none of their defaults. `own`: the suite's options, by the name
-    under which pytest keeps each."""
+    """The options whose value is none of their defaults. `own`: the suite's, by pytest's names."""
     actions: dict[str, list[object]] = {}
     names: dict[str, str] = {}
     for action in config._parser.optparser._actions:
@@ -183,8 +182,7 @@ def _wrong_soak(duration: str | None, own: Profile) -> list[str]:
 
 
 def _wrong_configuration(name: str | None, own: Profile) -> list[str]:
-    """A configuration that is asked another question than the profile's, or that is there to
-    compare with."""
+    """A configuration with another question than the profile's, or there to compare with."""
     if name is None or (name in own.fastest and own.question is None):
         return []
     return [
@@ -203,8 +201,7 @@ def _wrong_strength(asked: str | None, own: Profile) -> list[str]:
 
 
 def _wrong_model(settings: Settings, own: Profile) -> list[str]:
-    """Another model than the profile's, as far as names and shapes tell; the fingerprint has its
-    digest."""
+    """Another model than the profile's by name and shape; the fingerprint has its digest."""
     if settings.base_url is not None and settings.served_name not in (None, own.model.served_name):
         return [
             f"--served-model-name {settings.served_name}: expected the profile's name, "

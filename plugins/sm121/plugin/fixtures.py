@@ -46,8 +46,7 @@ class Servers:
         return self._session.server(configuration)
 
     def stop(self) -> StopReport:
-        """Stop the server that runs, and say what it left. Raises NotRun: the server is attached,
-        or none runs."""
+        """Stop the running server; what it left. Raises NotRun: it is attached, or none runs."""
         if (report := self._session.stop()) is None:
             raise NotRun(
                 "no server that the suite started is running; attached ones are not stopped"

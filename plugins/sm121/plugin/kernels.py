@@ -106,8 +106,7 @@ class _Processes:
         self.engine = Child(self._python, self._environment, None, self.here.workers)
 
     def of(self, provider: str) -> Child:
-        """Where a provider runs. Raises NotRun: its kernels are another build's than those that
-        serve."""
+        """Where a provider runs. Raises NotRun: its kernels are another build's."""
         is_foreign = provider not in registry.NAMES  # it imports what pytest's process imports
         names = self.here.ask("packages", provider) if is_foreign else registry.packages(provider)
         if not names:

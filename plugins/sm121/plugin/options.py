@@ -74,8 +74,7 @@ def markers() -> list[str]:
 
 
 def read(config: pytest.Config) -> Settings:
-    """The settings from the command line, validated. Raises UsageError: an option is wrong, or
-    contradicts another one."""
+    """The settings from the command line, validated. Raises UsageError: an option is wrong."""
     if not __debug__:
         raise UsageError(
             "python -O (PYTHONOPTIMIZE) drops assertions, and with them what the suite requires: "

@@ -178,8 +178,7 @@ def _of_case(item: pytest.Item) -> JudgedKernel | None:
 
 
 def _facts(session: Session, call: pytest.CallInfo[None], report: pytest.TestReport) -> list[Fact]:
-    """What does not hold, as the failure says it: the one place where somebody else's failure
-    becomes a fact."""
+    """What does not hold; the one place where somebody else's failure becomes a fact."""
 
     def shown(said: str) -> str:
         whole = printable(session.redact(said))

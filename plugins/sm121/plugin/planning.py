@@ -203,8 +203,7 @@ def _path(settings: Settings, chosen: Target) -> Iterable[str]:
 
 
 def _start(settings: Settings, chosen: Target) -> Iterable[str]:
-    """What stands against a start of the configuration under test, and whether its caches are
-    warm."""
+    """What stands against a start of the configuration under test; whether caches are warm."""
     profile = chosen.profile
     if profile is None or chosen.obstacle is not None or settings.base_url is not None:
         return

@@ -219,8 +219,7 @@ class Progress:
 
 
 def of_run(config: pytest.Config, costs: Mapping[str, Forecast]) -> Progress | None:
-    """The progress of this process's own tests, or of its workers'; None where nobody wants any
-    (-qq, --pdb), and in a worker."""
+    """The progress of this process's tests, or of its workers'; None: -qq, --pdb, a worker."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or hasattr(config, "workerinput") or config.option.usepdb:
         return None

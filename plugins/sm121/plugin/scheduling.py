@@ -15,8 +15,7 @@ from typing import Any
 
 
 def by_groups(config: Any, log: Any, groups: Callable[[], Mapping[str, str]]) -> Any:
-    """A scheduler of xdist for the controller; ``groups`` gives the group of each node id that has
-    one, once all have collected."""
+    """A scheduler of xdist for the controller; ``groups``: by node id, once all have collected."""
     from xdist.scheduler import LoadGroupScheduling
 
     class Scheduling(LoadGroupScheduling):  # type: ignore[misc]

@@ -145,8 +145,7 @@ def _has_an_option(item: pytest.Item) -> bool:
 
 
 def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Refuse a plan that names what is no test of a level, of those whose module was collected.
-    Raises UsageError: it does."""
+    """Raises UsageError: a plan names what is no test of a level whose module was collected."""
     settings = config.stash[SETTINGS]
     chosen = profile.expected(settings.profile, settings.arch, settings.engine)
     row = chosen.plan(settings.plan)

@@ -1,6 +1,5 @@
-"""``--shard I/N`` and pytest-xdist: tests of one server configuration stay together. The tests of a
-group share a server. A shard gets whole groups. xdist gives a group to the next worker that is
-free."""
+"""``--shard I/N`` and pytest-xdist: tests of one server configuration stay together. A shard gets
+whole groups; xdist gives a group to the next worker that is free."""
 
 import hashlib
 import json
@@ -15,8 +14,7 @@ from sm121.run.verdict_file import ShardReport, ShardTest
 
 
 def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Group the tests by server, and keep this shard's part of them. Raises UsageError: ``--shard``
-    is not I/N."""
+    """Group the tests by server; keep this shard's. Raises UsageError: ``--shard`` is not I/N."""
     tests = [item for item in items if LEVEL in item.stash]
     for item in tests:
         item.stash[GROUP] = _group(config, item)

@@ -190,8 +190,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any) -> None:
-    """A worker has opened its part of the run. No worker gets a test before this hook has returned
-    for every worker."""
+    """A worker has opened its part. No worker gets a test before this returned for all."""
     config = node.config
     try:
         session = _controller(config).opened_by_a_worker()

@@ -1,6 +1,5 @@
 """A test that measures waits until no other run of the suite uses this machine. Workers of
-pytest-xdist take no turns of their own, since they would wait for each other. Their controller
-takes one turn for all of them."""
+pytest-xdist would wait for each other: their controller takes one turn for all of them."""
 
 import contextlib
 from collections.abc import Iterator

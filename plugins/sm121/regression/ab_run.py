@@ -345,8 +345,7 @@ class AbRun:
         }
 
     def _write(self, outcomes: list[Change], why: str | None = None) -> None:
-        """What is known so far, in ab.json and among the metrics. `why`: the comparison does not
-        count; None while it does."""
+        """What is known so far, in ab.json and among the metrics. `why`: it does not count."""
         for outcome in outcomes:
             rate, allowed = outcome.higher_is_better, outcome.allowed or 0.0
             self.harness.file.metrics[f"ab:{outcome.metric}"] = MetricReport(

@@ -57,9 +57,8 @@ class MeasuredHistory:
     @functools.cached_property
     def runs(self) -> list[StoredRun]:
         """The stored runs that this one can be compared with, oldest first. Raises NotRun: there is
-        none yet, and how to make one; Inconclusive: the machine or the kernel path changed since
-        the latest, and nothing else; Invalid: the one that was asked for is of another machine,
-        path, profile or plan."""
+        none yet; Inconclusive: only the machine or the kernel path changed since the latest;
+        Invalid: the one that was asked for is of another machine, path, profile or plan."""
         assert self.current
         stored = self._stored()
         if matches := [run for run in stored if not run.unlike(self._context)]:

@@ -363,8 +363,7 @@ def segments(values: Sequence[float]) -> list[tuple[int, int]]:
 def series_of(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], started: str
 ) -> dict[str, Series]:
-    """Each metric of this run over the stored ones, oldest first, with the levels between its
-    changes."""
+    """Each metric of this run over the stored ones, oldest first, with its levels."""
     series = {}
     for name, metric in current.items():
         runs = [run for run in history if name in run.metrics][-_MOST_RUNS:]

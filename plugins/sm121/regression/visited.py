@@ -1,7 +1,6 @@
 """What really ran at a visit to A or to B, against what it was asked for and what the other ran. A
-measurement on another kernel path than the one that was asked for counts neither way, and a
-comparison of a thing with itself says nothing. Both rules are the ones of every other
-measurement."""
+measurement on another kernel path than was asked for counts neither way, and a comparison of a
+thing with itself says nothing: the rules of every other measurement."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,9 +32,8 @@ def not_as_asked(
     configuration: ServerConfiguration | None,
     under_test: str,
 ) -> list[str]:
-    """What of a visit is not what it was to be, a line each. What the profile requires holds, but
-    for the values that the side itself asks for. ``configuration``: without what the side adds;
-    None for a server at a URL."""
+    """What of a visit is not what it was to be, a line each: what the profile requires, but for the
+    values that the side asks for. ``configuration``: without the side's; None: a URL."""
     wrong = list(path.differences)
     if server.log is None:
         return wrong

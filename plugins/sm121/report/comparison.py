@@ -175,8 +175,7 @@ def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
 
 
 def _asked(run: VerdictFile) -> Mapping[str, str | None]:
-    """What must be the same for the numbers of two runs to stand beside each other, by name; empty
-    where the file does not say."""
+    """What must be the same for two runs' numbers to be compared, by name; empty: unknown."""
     if (fingerprint := run.fingerprint) is None:
         return {}
     values = {

@@ -71,9 +71,8 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
 
 
 def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
-    """Everything that a run writes, of the whole one, under ``output``. Raises UsageError: the
-    merged report would be written into a shard's own, or the shards' matrices cannot be read, or
-    are not of one run."""
+    """Everything that a run writes, of the whole one, under ``output``. Raises UsageError: that is
+    a shard's own folder, or the shards' matrices cannot be read, or are not of one run."""
     folders = [_brought(shard, output) for shard in shards]
     merged = merge_shards({f: shard.file for f, shard in zip(folders, shards, strict=True)})
     output.mkdir(parents=True, exist_ok=True)
@@ -153,9 +152,8 @@ def write_matrix(
 def judge_matrix(
     directory: Path, ledger: Ledger, folders: Iterable[str], remark: Callable[[str], None]
 ) -> None:
-    """Write the matrix of all workers, and judge the smallest failing sets by all of its cells.
-    Nothing is started for it: a set that was not seen alone is said to be not isolated. What cannot
-    be done is remarked."""
+    """Write the matrix of all workers, and judge the smallest failing sets by all of its cells,
+    without a start: a set not seen alone is not isolated. What cannot be done is remarked."""
     try:
         whole = write_matrix(directory, folders, remark)
     except (UsageError, ValueError) as error:

@@ -91,8 +91,7 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
 
 
 def _rates_of(run: VerdictFile, *, decoding: bool) -> Measured:
-    """What was measured of one stream. What has a gate comes first: it is what other engines are
-    held beside."""
+    """What was measured of one stream; what has a gate comes first, beside other engines."""
     measured: dict[str, dict[int, MetricReport]] = {}
     for name, metric in run.metrics.items():
         rate = metric_names.rate(name)

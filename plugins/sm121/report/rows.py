@@ -44,8 +44,7 @@ def of_path(
     also: tuple[Iterable[object], Iterable[object]] = ((), ()),
     said: tuple[str, str] = ("", ""),
 ) -> Row:
-    """A part of the kernel paths of A and B. ``also``: other values that some layers of each run;
-    ``said``: the evidence for each."""
+    """A part of the kernel paths of A and B. ``also``: of some layers; ``said``: the evidence."""
     proven = [side for side, value in (("A", one), ("B", two)) if value is not None]
     note = f"proven in {proven[0]} only" if len(proven) == 1 else ""
     return Row(words(part), shown(one, also[0]), shown(two, also[1]), *said, note=note)

@@ -25,8 +25,7 @@ def anchors(ids: Iterable[str]) -> dict[str, str]:
 
 
 def kernel(name: str) -> str:
-    """A kernel's name without what it was instantiated with: its own name, and what is around it
-    as far as there is room."""
+    """A kernel's name without what it was instantiated with, and what is around it."""
     if len(name) <= MOST_KERNEL:
         return name
     before = None

@@ -60,8 +60,7 @@ class StoredReport:
 
 
 def read(directory: Path) -> StoredReport:
-    """Read a report directory, or the one of a verdict.json. Raises UsageError: it has no sound
-    verdict.json."""
+    """Read a report directory, or a verdict.json's. Raises UsageError: there is no sound one."""
     directory = stored_run.folder_of(directory)
     run = stored_run.file_of(directory)
     memory_name = run.memory.file if run.memory is not None else MEMORY_JSON

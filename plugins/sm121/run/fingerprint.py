@@ -1,6 +1,5 @@
-"""The fingerprint of a run: what was asked, of what, on which machine. Runs with one fingerprint
-asked the same of the same. Shards are parts of one run, and an earlier run is gone on with, only
-then."""
+"""The fingerprint of a run: what was asked, of what, on which machine. Only runs with one
+fingerprint are shards of one run, or can be gone on with."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

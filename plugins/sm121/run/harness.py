@@ -136,9 +136,8 @@ class Harness(RunRecord):
 
     def server(self, configuration: str | None = None) -> Server:
         """The attached server, or the managed one of a configuration (default: under test). Raises
-        NotRun: another configuration than the attached server's was asked for, none can be started
-        here, or it did not start for an earlier test, which failed for that; StartError: it does
-        not start."""
+        NotRun: another configuration than the attached server's, none can be started here, or it
+        did not start for an earlier test; StartError: it does not start."""
         name = configuration or self.profile.under_test
         if self.attached is not None:
             if name != self.profile.under_test:
@@ -213,8 +212,7 @@ class Harness(RunRecord):
         return added
 
     def last_server(self, configuration: str) -> Server | None:
-        """The server of a configuration's latest start in this run, which may have been stopped;
-        None when it never served."""
+        """The server of a configuration's latest start, stopped or not; None: it never served."""
         starts = self.pool.starts if self.pool is not None else []
         servers = [start.server for start in starts if start.configuration == configuration]
         return next((server for server in reversed(servers) if server is not None), None)

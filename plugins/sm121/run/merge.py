@@ -116,8 +116,7 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
 
 def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
     """The whole run of these shards, given by their folders. Tests of a missing shard are NOT_RUN,
-    and so is then the run. What a shard came to beside its tests stands: the whole is never better
-    than any of its shards."""
+    and so is then the run. The whole is never better than any of its shards."""
     files = list(parts.values())
     shards = [file.shard for file in files if file.shard is not None]
     planned = shards[0]
@@ -206,8 +205,7 @@ def _judged_again(file: VerdictFile) -> VerdictFile:
 
 
 def contradiction(file: VerdictFile) -> str | None:
-    """What in a file contradicts its own tests, so that it was changed after it was written; None
-    where nothing does."""
+    """What in a file contradicts its own tests: it was changed after it was written; or None."""
     judged = _judged_again(file)
     if worst([file.verdict, judged.verdict]) is not file.verdict:
         return f"its verdict is {file.verdict}, its tests make {judged.verdict}"
@@ -220,8 +218,7 @@ def contradiction(file: VerdictFile) -> str | None:
 
 
 def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
-    """A copy with the paths of its files relative to the whole's report directory, in which the
-    part's folder is ``prefix``."""
+    """A copy whose paths are of the whole's report directory, with the part's ``prefix``."""
     moved = part.model_copy(deep=True)
     for start in moved.starts:
         start.log = f"{prefix}/{start.log}"

@@ -1,6 +1,5 @@
-"""A past run as it was stored: in a report directory, or in a file of pytest-benchmark. Whatever
-holds one run against another reads it here: ``--against``, the regression level, ``sm121 compare``
-and ``sm121 trust``."""
+"""A past run as it was stored: in a report directory, or in a file of pytest-benchmark. It is read
+here by ``--against``, the regression level, ``sm121 compare`` and ``sm121 trust``."""
 
 import functools
 import json
@@ -161,8 +160,7 @@ def of_report(run: VerdictFile, known: Details) -> StoredRun:
 
 
 def _unfit(run: VerdictFile, metrics: Collection[str]) -> Iterator[str]:
-    """Why no other run can be held against this one, a phrase each, the most telling first.
-    `metrics`: those with samples."""
+    """Why no run can be held against this one, the most telling first. `metrics`: with samples."""
     if run.schema_version > verdict_file.SCHEMA_VERSION:
         yield f"its schema {run.schema_version} is of a later version of the suite"
     if not run.finished:

@@ -382,8 +382,7 @@ class VerdictFile(Record):
 
     def judge(self) -> None:
         """Set the levels' verdicts and the run's from the tests. A test that did not execute
-        decides nothing, except that a level or run without any executed test, or one that has not
-        finished, is NOT_RUN."""
+        decides nothing, but without any executed test, or unfinished, they are NOT_RUN."""
         for level in dict.fromkeys(test.level for test in self.tests):
             self.levels[level] = _level([test for test in self.tests if test.level == level])
         every = [level.verdict for level in self.levels.values()]

@@ -264,9 +264,8 @@ def _lost(before: VerdictFile, unasked: Iterable[TestReport]) -> set[str]:
 
 
 def _sort(report: AgainstReport, test: TestReport, before: TestReport | None) -> list[str]:
-    """Put a test of this run into the list that it belongs to. `before`: the same test in the
-    trusted run. Returns: deviations by which it is excused, and which the trusted run was seen not
-    to show."""
+    """Put a test into the list that it belongs to. `before`: the same test in the trusted run.
+    Returns: deviations by which it is excused, and which the trusted run did not show."""
     failed_before = before is not None and before.verdict is Verdict.FAIL and not before.skipped
     if test.verdict is Verdict.PASS:
         if failed_before:

@@ -47,8 +47,7 @@ def digests(root: Path) -> dict[str, str]:
 
 
 def foreign_tests(root: Path) -> list[str]:
-    """Files of tests that are not those that ship with the suite. It is for a folder of which no
-    commit says what is in it."""
+    """Files of tests that do not ship with the suite, in a folder without a commit."""
     shipped, present = dict(_file().files), digests(root)
     if "conftest.py" not in present:  # an installed copy needs none: `sm121 run` names the plugin
         shipped.pop("conftest.py", None)
@@ -63,10 +62,9 @@ def certify(
     deselected: Sequence[str],
     inapplicable: Collection[str],
 ) -> None:
-    """Compare a run that has finished and was judged with what a certificate of the profile
-    requires, its ``tests`` among that; its verdict, reason and ``certified`` are set.
-    ``deselected``: ids that -m, -k or --deselect removed; ``inapplicable``: ids that no certificate
-    of this profile needs."""
+    """Compare a finished, judged run with what a certificate of the profile requires, its ``tests``
+    among that; its verdict, reason and ``certified`` are set. ``deselected``: ids that -m, -k or
+    --deselect removed; ``inapplicable``: ids that no certificate of this profile needs."""
     gaps = [
         *_gaps_of_levels(file, profile.certify.levels, inapplicable),
         *_gaps_of_inventory(file, profile, tests),

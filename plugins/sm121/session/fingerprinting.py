@@ -36,8 +36,7 @@ def sources(record: EnvironmentRecord) -> dict[str, str]:
 
 
 def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
-    """What an opened session asks, of what, on which machine. ``variables``: those that the engine
-    is started with."""
+    """What a session asks, of what, on which machine. ``variables``: of the engine's start."""
     settings, chosen = session.settings, session.profile
     managed = session.configurations.get(chosen.under_test)
     relevant = environment.relevant_environment(variables)

@@ -115,8 +115,7 @@ class Pace:
         return self.costs[level].seconds * self._factor
 
     def left(self, running_s: float = 0.0) -> float | None:
-        """Seconds that the run has to go; None where nothing is known. `running_s`: since when the
-        check at hand runs."""
+        """Seconds to go; None where nothing is known. `running_s`: of the check at hand."""
         if not any(cost.seconds for cost in self.costs.values()):
             return None
         return sum(self._left(level, running_s) for level in self.costs if level not in self._over)

@@ -95,8 +95,7 @@ class Session(Harness):
     # What is written.
 
     def save(self) -> None:
-        """Write verdict.json as it stands; summary.md each second, with each other verdict, and at
-        the end."""
+        """Write verdict.json as it stands; summary.md at most each second, and at the end."""
         self.file.duration_s = round(time.monotonic() - self.started, 3)
         if self.pool is not None:
             self.file.starts = [
@@ -217,8 +216,7 @@ class Session(Harness):
         return against.judge(file, trusted, self.profile, metrics, self.asks_for)
 
     def release(self) -> None:
-        """Stop a server that was started after the end, and free the report directory for another
-        run."""
+        """Stop a server that was started after the end, and free the report directory."""
         if self.stop() is not None:
             self.save()
         self.lock.close()

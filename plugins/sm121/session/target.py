@@ -169,8 +169,7 @@ def _traces(settings: Settings, chosen: Profile) -> str | None:
 
 
 def installed_engine(settings: Settings, chosen: Profile) -> Installed:
-    """The engine that will be started. Raises UsageError: the interpreter has no such engine, or
-    its parser cannot be asked."""
+    """The engine that will be started. Raises UsageError: there is none, or it does not answer."""
     engine = registry.engine(settings.engine)
     return installed.look(engine, settings.engine_python, start_environment(settings, chosen))
 

@@ -192,8 +192,7 @@ def _shown(text: str) -> str:
 
 
 def slow_tail(load: LoadResult, factor: float, floor_s: float) -> Fault | None:
-    """Whether the slowest of requests of one kind took more than ``factor`` times their median, and
-    more than ``floor_s``."""
+    """Whether the slowest request took over ``factor`` times the median and ``floor_s``."""
     seconds = sorted(
         o.seconds for o in load.outcomes if o.job.behaviour == "complete" and o.seconds is not None
     )

@@ -36,8 +36,7 @@ class Fault:
 
 
 class UnderLoad(Sm121Error, AssertionError):
-    """The server did not stand a load. ``faults`` are sorted: the gravest kinds first, else in the
-    order in which they were seen."""
+    """The server did not stand a load. ``faults``: the gravest kinds first, then in order."""
 
     def __init__(self, load: str, faults: list[Fault], count: int) -> None:
         self.what = load

@@ -108,8 +108,7 @@ class Joining:
         return _COUNT_S
 
     def _next_sweep(self) -> None:
-        """The next prompts have another length. Nothing runs now: what all of them are answered
-        alone is asked for."""
+        """The next prompts have another length; what they are answered alone is asked now."""
         self._sweep += 1
         self._target, self._rises = 0, self.most > 1
         self._longer *= 2 if self._ended_early else 1

@@ -213,8 +213,7 @@ class Stress:
         self._play("unruly clients", jobs, concurrency=self._streams, tails=False)
 
     def brim(self) -> None:
-        """A prompt and its answer that fill the context to the last token; a prompt that is longer
-        by one is refused."""
+        """A prompt and its answer that fill the context; one longer by a token is refused."""
         self._capabilities.require("token_prompts", "token_ids")
         tokens = int(self._sizes.answer_tokens.value)
         longest = capacity.context_tokens(self._server)

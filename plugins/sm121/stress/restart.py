@@ -111,8 +111,7 @@ def _stopped(
 
 def silent_after(outcome: JobOutcome, stopped_at: float) -> float:
     """Seconds that a client waited for a word after the stop; 0.0 where it had ended before. What
-    came after the stop begins the silence anew: a server may serve to their end the requests that
-    are under way."""
+    came after the stop begins the silence anew: requests under way may be served."""
     if outcome.ended is None or outcome.ended <= stopped_at:
         return 0.0
     return outcome.ended - max(stopped_at, outcome.started, outcome.last or 0.0)

@@ -75,8 +75,7 @@ class Shapes:
             yield self.job(prompt.text, length, name=prompt.name, stream=number % 4 != 3)
 
     def unruly(self, tokens: int) -> Iterator[Job]:
-        """Between requests like any other: clients that cancel, disconnect, read slowly, and
-        requests that must be refused."""
+        """Between others: clients that cancel, disconnect, read slowly, or must be refused."""
         clients: dict[int, tuple[str, Behaviour, int]] = {
             1: ("cancels", "cancel", 8 * tokens),
             3: ("disconnects", "disconnect", 8 * tokens),
