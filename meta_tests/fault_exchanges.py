@@ -87,12 +87,14 @@ def on_error(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange
 
 
 def on_odd_chats(make: Callable[[Request, Answer], Answer]) -> Callable[[], Exchange]:
-    """What becomes of a chat that ignores its end, or has a tool's result and no tools."""
+    """What becomes of a chat that ignores its end, whose tokens are forced to be no harmony, or
+    that has a tool's result and no tools."""
 
     def hook(request: Request, forward: Forward) -> Answer:
         body, answer = request.body or {}, forward(request)
         results = '"role": "tool"' in json.dumps(body.get("messages"))
-        is_odd = body.get("ignore_eos") or (results and not body.get("tools"))
+        is_forced = '"2000' in json.dumps(body.get("logit_bias"))
+        is_odd = body.get("ignore_eos") or is_forced or (results and not body.get("tools"))
         return make(request, answer) if is_odd and request.path == CHAT else answer
 
     return plainly(hook)
