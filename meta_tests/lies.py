@@ -102,7 +102,8 @@ class Remembering(FaultProxy):
 
     def _ask(self, request: Request) -> Answer:
         body = request.body or {}
-        decided = body.get("temperature") == 0 or "seed" in body
+        sure = body.get("top_k") == 1 or body.get("min_p") == 1 or body.get("top_p", 1) < 1e-5
+        decided = sure or body.get("temperature") == 0 or "seed" in body
         crowded = "test_crowd" in _test()
         fresh = "stress" in _test() and not crowded
         if not decided or request.path not in PATHS or body.get("store") or fresh:

@@ -1,7 +1,5 @@
 """Correctness: the server's answers are right and complete, and the same in every way of asking.
-
-All requests are greedy (temperature 0) unless the test is about sampling.
-"""
+All requests are greedy (temperature 0) unless the test is about sampling."""
 
 from __future__ import annotations
 
@@ -124,19 +122,22 @@ def test_generation_past_the_original_context_agrees_with_the_oracle(asker, refe
     log_probabilities.generations_agree(asker, reference, [oracle_file.long_prompt()])
 
 
-# The same request, asked in another way. Tokens are equal where the engine promises it. Elsewhere
-# they are judged within the noise: where two tokens are equally likely, both are right.
+# The same request, asked in another way: equal tokens where the engine promises it, or noise.
 
 
 def test_alone_equals_in_a_batch(continuations):
-    """A prompt has the same answer alone and in a batch with prompts of other lengths, in any
-    order."""
+    """A prompt has one answer alone and in a batch with prompts of other lengths, in any order."""
     continuations.equal_in_a_batch()
 
 
 def test_cold_equals_a_hit_of_the_prefix_cache(continuations, prefix_cache_hits, caches_prefixes):
     """A prompt has the same answer when its blocks come from the prefix cache."""
     continuations.equal_from_the_prefix_cache(prefix_cache_hits, is_on=caches_prefixes)
+
+
+def test_a_hit_of_the_prefix_cache_saves_time(continuations, prefix_cache_hits, caches_prefixes):
+    """A long prompt whose blocks come from the prefix cache takes at most half as long as cold."""
+    continuations.hits_save_time(prefix_cache_hits, is_on=caches_prefixes)
 
 
 def test_one_prefill_equals_a_chunked_one(continuations):
@@ -268,8 +269,7 @@ def test_accuracy(sdk, profile, conformance):
 
 # The protocol: parameters are obeyed, and answers say what they are.
 #
-# `api` checks every answer by the published schema, and by what must hold in any answer: one id,
-# the model's name, each choice once, usage that adds up, no special token in a text.
+# `api` checks every answer by the published schema, and by what must hold in any answer.
 
 
 @contract

@@ -1,6 +1,9 @@
 """A build that no longer does what a check needs, which a run called not run (17)."""
 
+import itertools
+import json
 import random
+import time
 from collections.abc import Callable
 from unittest.mock import Mock
 
@@ -52,6 +55,45 @@ def cached(*hits: float | None) -> Step:
             )
 
     return ask
+
+
+def again(cost: float = 0.0, change: Callable[[Json], None] | None = None) -> Step:
+    """A server that counts hits of its prefix cache: one costs such a share of the prefill, and
+    changes the answer so. Without a change the time is asked for, else the answer."""
+
+    def ask(_place: Place) -> Outcome:
+        cache, counts = set[str](), itertools.count(0.0, 65_536.0)
+
+        def serve(body: Json, _together: bool, answered: Json) -> None:
+            key = json.dumps([body["prompt"], body.get("cache_salt")])
+            time.sleep((cost if key in cache else 1.0) * len(body["prompt"]) * 3e-4)
+            if key in cache and change is not None:
+                change(answered)
+            cache.add(key)
+
+        with scripted(serve) as server:
+            asked = Continuations(prompts.continuations(), BOUND, Asker(server))
+            check = asked.equal_from_the_prefix_cache if change else asked.hits_save_time
+            return decided(lambda: check(lambda: next(counts)))
+
+    return ask
+
+
+def other(tokens: int) -> Callable[[Json], None]:
+    """The second of the likeliest tokens comes in so many places, as if it were the likeliest."""
+
+    def apply(answered: Json) -> None:
+        for n, ((best, log), (second, less), third) in enumerate(answered["places"][:tokens]):
+            answered["places"][n] = [(second, log), (best, less), third]
+            answered["ids"][n] = second
+        answered["text"] = bytes(answered["ids"]).decode()
+
+    return apply
+
+
+def unsure(answered: Json) -> None:
+    """The first token is less likely than cold."""
+    answered["places"][0] = [(token, log - 0.3) for token, log in answered["places"][0]]
 
 
 def streams(count: int, places: int) -> Step:
@@ -117,6 +159,16 @@ CASES = [
             "no hit of a prefix cache that is on": cached(0.0, 0.0),
             "no further hit of a prefix cache that had some": cached(64.0, 64.0),
             "its counter of hits vanishes": cached(64.0, None),
+        }),
+        ("at most half of the time that it takes cold", again(), True, {
+            "hits that save no time": again(1.0),
+            "hits that save a third": again(0.67),
+            "hits that take longer than cold": again(1.3),
+        }),
+        ("from the cache", again(change=lambda _: None), True, {
+            "another first token from the cache": again(change=other(1)),
+            "another first log-probability from the cache": again(change=unsure),
+            "another answer from the cache": again(change=other(99)),
         }),
         ("streams side by side", streams(4, 4), True, {
             "four streams one after another": streams(4, 1),

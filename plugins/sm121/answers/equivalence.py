@@ -4,8 +4,10 @@ Tokens are equal where the engine promises it; else they are judged within the n
 are right where two tokens are equally likely."""
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sm121.answers import agreement, sanity
 from sm121.answers.prompts import Prompt, PromptSet
@@ -16,6 +18,9 @@ from sm121.core.verdict import NotRun
 
 #: Longer than a step's budget of tokens, and than the blocks of the prefix cache.
 _LONG = "count past two windows"
+#: Tokens of prompts of which a hit of the prefix cache must save time: the first that takes so many
+#: seconds more than a short one. Each is asked in so many ways, and the quickest counts.
+_LENGTHS, _TELLING_S, _PAIRS = (1024, 4096, 16_384), 0.1, 3
 #: What an answer may not lack where the answer to the same prompt alone has it.
 _TOLD = ("ids", "positions", "prompt_ids", "completion_tokens")
 
@@ -61,6 +66,39 @@ class Continuations:
             raise NotRun("the prefix cache had no hit: it is off, or its blocks are too large")
         for how, answer in zip(("cold", "from the cache"), answers, strict=True):
             self._hold([(prompt, answer)], how)
+
+    def hits_save_time(self, hits: Callable[[], float | None], *, is_on: bool = False) -> None:
+        """A long prompt takes at most half as long from the cache as cold, beside a short one.
+        `hits`, `is_on`: as above. Raises NotRun: no prompt takes long enough to tell, or there was
+        no hit, and need not be."""
+        ids = self.asker.need(self.alone(self._named(_LONG)).prompt_ids, "the prompt's token ids")
+        for length in _LENGTHS:
+            before = hits()
+            pairs = [self._cold_and_again(ids, length, turn) for turn in range(_PAIRS)]
+            count = (hits() or 0) - (before or 0)
+            short_s = min(self._cold_and_again(ids, 16, turn)[0] for turn in range(_PAIRS))
+            cold_s, again_s = (min(seconds) - short_s for seconds in zip(*pairs, strict=True))
+            if cold_s >= max(_TELLING_S, short_s):
+                break
+        else:
+            raise NotRun(f"a prompt of {length} tokens is too quick to tell a hit from noise")
+        if not is_on and (before is None or 2 * count < _PAIRS * length):
+            raise NotRun(f"no hit of the prefix cache is known, of {_PAIRS} prompts of {length}")
+        evidence = f"{cold_s:.3g} s cold, {again_s:.3g} s again; {count:g} tokens of hits"
+        requirement = "at most half of the time that it takes cold"
+        value: dict[str, Any] = {"value": again_s, "limit": cold_s / 2, "unit": "s"}
+        saves = 2 * again_s <= cold_s
+        require(saves, requirement, "more", f"{length} tokens again", evidence=evidence, **value)
+
+    def _cold_and_again(self, ids: tuple[int, ...], length: int, turn: int) -> tuple[float, float]:
+        """Seconds of a prompt whose beginning nobody has asked for, and of the same again."""
+        prompt = tuple(ids[(7 * turn + n) % len(ids)] for n in range(length))
+        request, seconds = Request(prompt, 1, top=0, salt=self._cold()), []
+        for _ in range(2):
+            began = time.perf_counter()
+            self.asker.ask(request)
+            seconds.append(time.perf_counter() - began)
+        return seconds[0], seconds[1]
 
     def equal_in_chunks(self) -> None:
         """Eight long prompts together, more than a step may prefill."""
