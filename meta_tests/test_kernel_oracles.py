@@ -10,6 +10,7 @@ from sm121.kernels import block_scales, cases, comparison, problems
 from sm121.kernels.cases import MoeCase
 from sm121.kernels.protocol import Declaration, declaration
 from sm121.oracles import attention, moe, mxfp4, mxfp8, rounding
+from sm121.oracles.formats import CHOICES, EXACT, ROUND_INPUTS, Rounding
 from tools import tolerances
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -92,6 +93,55 @@ def test_mxfp8_by_the_codec_and_by_torch(rule):
     kept = mxfp8.E4M3_VALUES[mxfp8.encode_elements(blocks / powers)] * powers
     seen = rounding.to_mxfp8(torch.from_numpy(x), rule)
     assert np.array_equal(seen.numpy(), kept.reshape(x.shape))
+
+
+@pytest.mark.parametrize("rule", list(mxfp4.ScaleRule)[:3])
+def test_mxfp4_by_the_codec_and_by_torch(rule):
+    """Blocks whose largest element is a step on either side of what the rules decide on."""
+    generator = np.random.default_rng(1)
+    x = generator.standard_normal((60, 64)) * np.ldexp(1.0, generator.integers(-20, 20, (60, 1)))
+    x[:5, 0] = [6.0, 6.000001, 7.0, 6.999999, 0.0]
+    x[4, :32] = 0
+    blocks = x.reshape(60, 2, 32)
+    powers = mxfp4.decode_scale(mxfp4.choose_scale(np.abs(blocks).max(-1), rule))[..., None]
+    kept = mxfp4.CODE_VALUES[mxfp4.encode_elements(blocks / powers)] * powers
+    assert np.array_equal(
+        rounding.to_mxfp4(torch.from_numpy(x), rule).numpy(), kept.reshape(x.shape)
+    )
+
+
+def test_e4m3_by_the_codec_and_by_torch():
+    """Of every BF16 value: the nearest, saturated; and the next one towards zero."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
+    every = every[every.isfinite()]
+    near = mxfp8.E4M3_VALUES[mxfp8.encode_elements(every.numpy())]
+    assert np.array_equal(rounding.to_e4m3(every).numpy(), near)
+    cut = rounding.to_e4m3_cut(every)
+    table = torch.from_numpy(mxfp8.E4M3_VALUES[:127])
+    below = table[torch.searchsorted(table, every.abs(), side="right") - 1]
+    assert torch.equal(cut.abs(), below) and torch.equal(cut.signbit(), every.signbit())
+
+
+def test_fp8_by_row():
+    """The largest element of a row is 448 of its scale, and each row has its own."""
+    x = torch.tensor([[448.0, 1.0, 17.0], [0.875, 0.875 / 7, -0.1], [0.0, 0.0, 0.0]]).double()
+    rows = rounding.to_fp8_rows(x)
+    assert rows[0].tolist() == [448.0, 1.0, 16.0] and not rows[2].any()
+    assert rows[1].tolist() == pytest.approx([0.875, 0.125, -0.1015625], abs=1e-7)
+
+
+def test_the_name_of_a_rounding():
+    text = "qkv=mxfp4-ceil,o=mxfp4-ceil,lm_head=mxfp4-even,kv=fp8,experts=mxfp8-identity"
+    parsed = Rounding.parse(text)
+    assert parsed.formats == text and parsed.computed_in("bf16").name == f"bf16: {text}"
+    assert Rounding.parse("kv=fp8, o=fp8-channel").formats == "o=fp8-channel,kv=fp8"
+    tables = [rounding.WEIGHTS] * 3 + [rounding.CACHES, rounding.EXPERTS]
+    assert [*CHOICES.values()] == [tuple(table) for table in tables]
+    assert tuple(rounding.INPUTS) == ROUND_INPUTS
+    assert Rounding.parse("checkpoint") == EXACT and EXACT.formats == "checkpoint"
+    for wrong in ("", "kv", "kv=fp4", "router=mxfp4-ceil", "kv=fp8,kv=fp8", "qkv=fp8"):
+        with pytest.raises(ValueError, match="expected 'checkpoint' or a list of qkv=mxfp4-ceil"):
+            Rounding.parse(wrong)
 
 
 def test_one_expert_with_mxfp8_activations_by_hand():

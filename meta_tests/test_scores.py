@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from sm121.answers.oracle_file import _with_window, prompts
-from sm121.oracles import gpt_oss, scores
+from sm121.oracles import gpt_oss, mxfp4, rounding, scores
+from sm121.oracles.formats import BF16, Rounding
+from sm121.oracles.rounded import rounded
 
 TEXTS = [scores.Text(tuple(ids[:n])) for n, (_, ids) in zip((20, 136), prompts(), strict=False)]
 
@@ -23,6 +25,48 @@ def test_it_agrees_with_the_oracle_in_memory(twin, request):
         assert (found.following - right).abs().max() < 1e-9
         assert (found.top - every.topk(20, -1).values).abs().max() < 1e-9
         assert (every.gather(1, found.top_ids) - found.top).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize(
+    "formats",
+    [
+        "qkv=mxfp4-ceil,o=mxfp4-even,lm_head=mxfp4-floor,kv=fp8,experts=mxfp8",
+        pytest.param(
+            "qkv=fp8-channel,o=fp8-channel,lm_head=fp8-channel,kv=fp8-cut,experts=mxfp8-identity",
+            marks=pytest.mark.slow("another list of formats"),
+        ),
+    ],
+)
+def test_any_rounding_is_the_same_in_memory_and_streamed(formats, canary_mxfp4):
+    """Also beside texts of a model that rounds less, and token by token from the cache."""
+    exact = Rounding.parse(formats)
+    ways = [exact, exact.computed_in("bf16"), BF16]
+    weights = gpt_oss.load(canary_mxfp4, torch.float64)
+    texts = [dataclasses.replace(TEXTS[0], rounding=way, more=3) for way in ways]
+    for text, found in zip(texts, scores.score(canary_mxfp4, texts), strict=True):
+        model = rounded(weights, text.rounding)
+        ids = torch.tensor([*text.ids, *found.generated])
+        every = gpt_oss.log_probabilities(model, ids.tolist())
+        following = every[:-1].gather(1, ids[1:, None])[: len(text.ids) - 1, 0]
+        going = every[len(text.ids) - 1 : -1].gather(1, found.generated_top_ids)
+        # In BF16 another order of sums now and then gives the next value.
+        most = 1e-8 if text.rounding.dtype == "exact" else 0.02
+        assert (found.following - following).abs().max() < most
+        assert (going - found.generated_top).abs().max() < most
+
+
+def test_a_twin_that_holds_the_rounded_values_is_the_same_model(canary_bf16):
+    """Weights are rounded once, and what is rounded already stays as it is."""
+    weights = gpt_oss.load(canary_bf16, torch.float64)
+    served = rounded(weights, Rounding.parse("qkv=mxfp4-ceil,o=mxfp4-ceil"))
+    for layer, before in zip(served.layers, weights.layers, strict=True):
+        for name in "qkvo":
+            values, other = getattr(layer, name)[0], getattr(before, name)[0]
+            assert not torch.equal(values, other)
+            assert torch.equal(rounding.to_mxfp4(values, mxfp4.ScaleRule.CEIL), values)
+        assert layer.router is before.router
+    with pytest.raises(ValueError, match="cannot become bf16: lm_head=mxfp4-ceil"):
+        rounded(served, Rounding("bf16", lm_head="mxfp4-ceil"))
 
 
 def test_what_it_goes_on_with_is_what_the_one_in_memory_chooses(canary_mxfp4):

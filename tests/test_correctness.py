@@ -92,8 +92,7 @@ def test_samples_are_allowed_tokens(sampler, parameter):
     sampler.restricts(parameter)
 
 
-# Against the reference model, in float64 or float32 (`sm121 golden`). docs/tables/ablation.md says
-# how small a defect each tolerance catches. docs/tables/model-faults.md lists wrong models.
+# Against the oracle (`sm121 golden`). docs/tables/ablation.md says how small a defect is caught.
 
 
 @pytest.mark.ability("oracle")
@@ -110,10 +109,15 @@ def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mi
 
 
 @pytest.mark.ability("oracle")
+def test_each_part_is_rounded_as_the_kernel_path_says(asker, reference, conformance):
+    """What is quantised beyond the checkpoint is, by its own rule, and is in all layers."""
+    conformance.remark(f"oracle: {log_probabilities.roundings_are_absent(asker, reference)}")
+
+
+@pytest.mark.ability("oracle")
 def test_generated_log_probabilities_agree_with_the_oracle(asker, reference, conformance):
     """Decoding chooses the best token, and all log-probabilities at its place are right."""
-    line = log_probabilities.generations_agree(asker, reference, oracle_file.prompts())
-    conformance.remark(f"oracle: {line}")
+    conformance.remark(f"oracle: {log_probabilities.generations_agree(asker, reference)}")
 
 
 @pytest.mark.ability("oracle")
@@ -260,8 +264,7 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
 
 @pytest.mark.asked_for("--questions")
 def test_accuracy(sdk, profile, conformance):
-    """Enough of the user's questions are answered correctly, by the 95 % interval of the share. All
-    outputs are kept."""
+    """Enough of the user's questions are answered correctly, by the share's 95 % interval."""
     settings, file = conformance.settings, conformance.directory / "accuracy.jsonl"
     baseline = settings.questions_baseline
     accuracy.judge(settings.questions, baseline, sdk.answer_to, profile, file, conformance.remark)

@@ -10,14 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sm121.answers.oracle_file import GENERATED, SMALL_MISTAKES, OracleFile, Scored, prompts
+from sm121.answers.oracle_file import (
+    GENERATED,
+    ROUNDING_PROMPTS,
+    SMALL_MISTAKES,
+    OracleFile,
+    Scored,
+    prompts,
+)
 from sm121.client.completions import Asker, Position, Request, ids_of, name_of
 from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.model_folder import folder_of
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, of, require
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import Inapplicable, NotRun
 
 _Bound = TypeVar("_Bound")
 
@@ -42,6 +49,9 @@ _LITTLE = 0.01
 #: How sure it must be that rounding alone does not look like half of a small mistake. Errors of
 #: neighbours are alike: an honest vLLM at gpt-oss's width had a share of six standard deviations.
 _SIGMAS = 6.0
+
+#: The share of another rounding that is none, of an engine that does not round its arithmetic.
+_ANY_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -107,23 +117,32 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
     return folder
 
 
-def reference_for(
-    file: OracleFile, server: Server, profile: Profile, moe: str | None
-) -> OracleReference:
-    """How the server is held against what the oracle says. A profile states the tolerance of
-    float32. That of BF16 is computed: what the oracle differs from itself when it rounds as such an
-    engine does. `moe`: the experts' backend as the engine's log has it: with MXFP8 in its name it
-    rounds the experts' inputs to that. Raises NotRun: there is no tolerance for the dtype of the
+def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleReference:
+    """How the server is held against what the oracle says that rounds as the server does. A profile
+    states the tolerance of float32. That of BF16 is computed: what the oracle differs from itself
+    when its arithmetic is in BF16; so is that of float32 where float32 decides to which of a few
+    values something is rounded. Raises NotRun: there is no tolerance for the dtype of the
     server."""
     dtype = dtype_of(server, profile)
-    if dtype not in ("auto", "bfloat16"):
-        table = profile.correctness.log_probability_tolerance
-        return OracleReference(
-            file, dtype, bound_for(table, server, profile, "log_probability_tolerance"), None
-        )
-    rounding = "w4a8" if moe is not None and "MXFP8" in moe else "bf16"
-    return OracleReference(
-        file, f"{dtype}, {rounding}", computed_tolerance(file, rounding), rounding
+    formats = "" if file.rounding == "checkpoint" else f", {file.rounding}"
+    if dtype in ("auto", "bfloat16"):
+        tolerance = computed_tolerance(file, "bf16")
+        return OracleReference(file, f"{dtype}, bf16{formats}", tolerance, "bf16")
+    table = profile.correctness.log_probability_tolerance
+    tolerance = bound_for(table, server, profile, "log_probability_tolerance")
+    if dtype == "float32" and dtype in file.rounded:
+        tolerance = _wider(tolerance, computed_tolerance(file, dtype))
+    return OracleReference(file, f"{dtype}{formats}", tolerance, None)
+
+
+def _wider(
+    stated: LogProbabilityTolerance, computed: LogProbabilityTolerance
+) -> LogProbabilityTolerance:
+    """What both allow together."""
+    return LogProbabilityTolerance(
+        max_abs=stated.max_abs + computed.max_abs,
+        mean_abs=stated.mean_abs + computed.mean_abs,
+        source=f"{stated.source}; and {computed.source}",
     )
 
 
@@ -287,15 +306,46 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
     require(abs(share) < 0.5, requirement, "", mistake, value=share, limit=0.5)
 
 
+def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
+    """The server rounds each part as it is meant to, and not as the checkpoint has it or by another
+    rule; says which of them rounding alone may look like. Raises Inapplicable: it rounds nothing
+    beyond the checkpoint; AssertionError: it rounds otherwise; names the parts and how; NotRun: the
+    engine does not tell log-probabilities of a prompt, or rounding alone may look like any."""
+    others = reference.file.other_roundings
+    if not others:
+        raise Inapplicable("the server rounds nothing beyond the checkpoint")
+    patterns = {name: Pattern.of(reference.file, name, reference.rounding) for name in others}
+    limit = _ANY_SHARE if reference.rounding is None else 0.5
+    clear = {name: p for name, p in patterns.items() if _SIGMAS * p.noise() < limit}
+    if not clear:
+        raise NotRun(f"none of {', '.join(patterns)} can be told from rounding on this checkpoint")
+    fixed = dict(prompts())
+    observed = [v for name in ROUNDING_PROMPTS for v in _of_prompt(asker, fixed[name])]
+    shares = {name: pattern.share(observed) for name, pattern in clear.items()}
+    wrong = {name: share for name, share in shares.items() if not abs(share) < limit}
+    # Another rule, and no rounding at all, are much alike: the largest share of a part names it.
+    requirement = f"rounded as {reference.file.rounding}, a share of another rounding below"
+    if wrong:
+        raise Unmet(*(
+            Fact(requirement, name, reference.dtype, value=share, limit=limit)
+            for name, share in sorted(wrong.items(), key=lambda item: -abs(item[1]))
+        ))  # fmt: skip
+    hidden = [name for name in patterns if name not in clear]
+    return f"{len(clear)} other roundings are absent; cannot be told: {', '.join(hidden) or 'none'}"
+
+
 def generations_agree(
-    asker: Asker, reference: OracleReference, asked: Sequence[tuple[str, Sequence[int]]]
+    asker: Asker,
+    reference: OracleReference,
+    asked: Sequence[tuple[str, Sequence[int]]] | None = None,
 ) -> str:
-    """The tokens that the server generates after each of the named prompts, asked together, and
+    """The tokens that the server generates after each named prompt (`prompts`), asked together, and
     their log-probabilities, are the oracle's within the tolerance; says how far they are off. Of an
     engine that rounds, all of them together are no further off on average than what rounding does
     to the same tokens at the same places allows. Raises AssertionError: they are not; NotRun: the
     engine does not tell them, or goes on with other tokens that are as likely, so that less than
     half of them could be judged."""
+    asked = prompts() if asked is None else asked
     answers = asker.ask_together([Request(tuple(ids), GENERATED) for _, ids in asked])
     judged = 0
     errors: list[float] = []
@@ -375,8 +425,9 @@ class Pattern:
 
     @classmethod
     def of(cls, file: OracleFile, mistake: str, rounding: str | None) -> "Pattern":
-        """Of a mistake, for an engine that rounds so."""
-        names = SMALL_MISTAKES[mistake][1]
+        """Of a mistake, or another rounding, for an engine that rounds so."""
+        wrong = file.wrong(mistake)
+        names = list(wrong)
 
         def change(values: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
             return tuple(
@@ -387,10 +438,14 @@ class Pattern:
 
         weights: tuple[float, ...] = ()
         if rounding is not None:
-            errors = zip(*(change(values) for values in file.rounded.values()), strict=True)
-            weights = tuple(1 / (sum(e * e for e in each) + _LITTLE**2) for each in errors)
+            ways = [of for way, of in file.rounded.items() if way != "float32"]
+            errors = zip(*(change(values) for values in ways), strict=True)
+            # Twice the mean of their squares: one way tells less of it than two do.
+            weights = tuple(
+                1 / (2 / len(ways) * sum(e * e for e in each) + _LITTLE**2) for each in errors
+            )
         right = tuple(value for name in names for value in file.prompts[name].following)
-        return cls(right, change(file.mistakes[mistake]), weights)
+        return cls(right, change(wrong), weights)
 
     def _product(self, values: Iterable[float]) -> float:
         weights = self.weights or itertools.repeat(1.0)

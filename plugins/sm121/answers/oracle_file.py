@@ -25,6 +25,7 @@ from sm121.core.data_file import Record
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.lock_file import open_lock
+from sm121.oracles.formats import EXACT, W4A8, Rounding
 
 if TYPE_CHECKING:
     from sm121.oracles.gpt_oss import Layer, Weights
@@ -73,6 +74,8 @@ class OracleFile(Record):
     checkpoint: str
     tokenizer: str | None
     prompts_digest: str
+    #: The formats that it computes with, as a server has them (`sm121.oracles.rounding`).
+    rounding: str = "checkpoint"
     #: What the oracle computed in, and for how long.
     dtype: str
     seconds: float
@@ -83,6 +86,13 @@ class OracleFile(Record):
     rounded_places: dict[str, dict[str, list[Place]]]
     #: By mistake, and by each of its prompts (`SMALL_MISTAKES`): the same.
     mistakes: dict[str, dict[str, list[float]]] = Field(default={})
+    #: By the formats of a server that rounds something else than it should, and by each of
+    #: `ROUNDING_PROMPTS`: the same.
+    other_roundings: dict[str, dict[str, list[float]]] = Field(default={})
+
+    def wrong(self, mistake: str) -> dict[str, list[float]]:
+        """What a model with a small mistake, or with another rounding, says of its prompts."""
+        return {**self.mistakes, **self.other_roundings}[mistake]
 
 
 # ------------------------------------------------------------------------------ What is computed
@@ -124,6 +134,9 @@ class _WithoutSink(Sequence["Layer"]):
         return dataclasses.replace(layer, sinks=sinks)
 
 
+#: The prompts that show what else is rounded than should be.
+ROUNDING_PROMPTS = ("tool call", "mixture of 300")
+
 _PAST_THE_WINDOW = ("tool call", "mixture of 300", "mixture of 600")
 
 #: Mistakes too small for the tolerance of a coarse dtype, and the prompts that show each best.
@@ -139,30 +152,32 @@ SMALL_MISTAKES: "dict[str, tuple[Change, tuple[str, ...]]]" = {
 
 def make(
     checkpoint: Path,
+    rounding: Rounding = EXACT,
     *,
     device: str = "cpu",
     kept: Path | None = None,
     say: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> OracleFile:
-    """Compute what the oracle says of a checkpoint, on a device of PyTorch. A computation that was
-    stopped goes on in the folder ``kept``; ``say`` is called with the steps done and the steps in
-    all. Raises what `sm121.oracles.scores.score` raises."""
+    """Compute what the oracle says of a checkpoint that is served in some formats, by default its
+    own, on a device of PyTorch. A computation that was stopped goes on in the folder ``kept``;
+    ``say`` is called with the steps done and the steps in all. Raises what
+    `sm121.oracles.scores.score` raises."""
     import torch
 
     from sm121.oracles import scores
-    from sm121.oracles.rounding import PATHS
 
+    ways = _ways(rounding)
     begun = time.monotonic()
     size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
     dtype = torch.float64 if size <= _SMALL else torch.float32
     fixed, (long_name, long_ids) = dict(prompts()), long_prompt()
-    texts = _texts(fixed, long_ids)
+    texts = _texts(fixed, long_ids, rounding)
     each = iter(scores.score(checkpoint, texts, dtype=dtype, device=device, cache=kept, say=say))
-    scored, *rounding = (
-        {name: _scored(next(each), len(ids)) for name, ids in fixed.items()} for _ in (None, *PATHS)
+    scored, *by_way = (
+        {name: _scored(next(each), len(ids)) for name, ids in fixed.items()} for _ in (None, *ways)
     )
     scored[long_name] = _scored(next(each), len(long_ids))
-    rounded = dict(zip(PATHS, rounding, strict=True))
+    rounded = dict(zip(ways, by_way, strict=True))
     tokenizer = checkpoint / "tokenizer.json"
     return OracleFile(
         suite=__version__,
@@ -170,6 +185,7 @@ def make(
         checkpoint=identity(str(checkpoint)),
         tokenizer=digest.of_files(checkpoint, [tokenizer]) if tokenizer.is_file() else None,
         prompts_digest=_prompts_digest(),
+        rounding=rounding.formats,
         dtype=str(dtype).removeprefix("torch."),
         seconds=round(time.monotonic() - begun, 1),
         prompts=scored,
@@ -185,26 +201,45 @@ def make(
             mistake: {name: _numbers(next(each)) for name in names}
             for mistake, (_, names) in SMALL_MISTAKES.items()
         },
+        other_roundings={
+            other: {name: _numbers(next(each)) for name in ROUNDING_PROMPTS}
+            for other in rounding.others
+        },
     )
 
 
-def _texts(fixed: dict[str, list[int]], long_ids: list[int]) -> "list[Text]":
-    """What the oracle scores: the prompts exact and with each rounding, the long prompt, and the
-    prompts of each small mistake."""
-    from sm121.oracles.rounding import PATHS
+def _ways(formats: Rounding) -> dict[str, Rounding]:
+    """How honest engines round that serve these formats, by name. Where what is computed is rounded
+    to few bits, float32 decides now and then otherwise than exact arithmetic."""
+    ways = {"bf16": formats.computed_in("bf16")}
+    if formats == EXACT:
+        ways["w4a8"] = W4A8
+    elif formats.of_activations:
+        ways["float32"] = formats.computed_in("float32")
+    return ways
+
+
+def _texts(fixed: dict[str, list[int]], long_ids: list[int], formats: Rounding) -> "list[Text]":
+    """What the oracle scores: the prompts exact and with each rounding, the long prompt, the
+    prompts of each small mistake, and those of other formats."""
     from sm121.oracles.scores import Text
 
-    texts = [Text(tuple(ids), more=GENERATED) for ids in fixed.values()]
+    texts = [Text(tuple(ids), rounding=formats, more=GENERATED) for ids in fixed.values()]
     texts += [
-        dataclasses.replace(text, rounding=rounding, follows=n)
-        for rounding in PATHS.values()
+        dataclasses.replace(text, rounding=way, follows=n)
+        for way in _ways(formats).values()
         for n, text in enumerate(texts)
     ]
-    texts.append(Text(tuple(long_ids), whole=False, more=GENERATED))
-    return texts + [
-        Text(tuple(fixed[name]), change=change)
+    texts.append(Text(tuple(long_ids), rounding=formats, whole=False, more=GENERATED))
+    texts += [
+        Text(tuple(fixed[name]), change=change, rounding=formats)
         for change, names in SMALL_MISTAKES.values()
         for name in names
+    ]
+    return texts + [
+        Text(tuple(fixed[name]), rounding=other)
+        for other in formats.others.values()
+        for name in ROUNDING_PROMPTS
     ]
 
 
@@ -278,24 +313,37 @@ def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
         )
 
 
+def refuse_other_rounding(file: OracleFile, served: Rounding) -> None:
+    """Only what rounds as the server does says what is right. Raises UsageError: one line that
+    names both."""
+    if file.rounding != served.formats:
+        raise UsageError(
+            f"the file of `sm121 golden` rounds {file.rounding}, the server {served.formats}; make "
+            f"it anew: sm121 golden CHECKPOINT --rounding {served.formats} -o FILE"
+        )
+
+
 def kept_or_made(
     checkpoint: Path,
+    rounding: Rounding,
     folder: Path,
     say: Callable[[int, int], None] = lambda _done, _all: None,
     *,
     anew: bool = False,
 ) -> OracleFile:
-    """The file of a checkpoint: that of the suite's own canary, or one in a folder where they are
-    kept; it is made where there is none. Where nothing can be written, it is made and not kept.
-    `anew`: what is kept is not believed: anybody may have written it. Raises what `make` raises."""
-    if not anew and (of_the_canary := shipped(checkpoint)) is not None:
+    """The file of a checkpoint with a rounding: that of the suite's own canary, or one in a folder
+    where they are kept; it is made where there is none. Where nothing can be written, it is made
+    and not kept. `anew`: what is kept is not believed: anybody may have written it. Raises what
+    `make` raises."""
+    of_the_canary = None if anew or rounding.formats != "checkpoint" else shipped(checkpoint)
+    if of_the_canary is not None:
         return of_the_canary
-    file = folder / f"{_key(checkpoint)}.json"
+    file = folder / f"{_key(checkpoint, rounding.formats)}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open_lock(file.with_suffix(".lock"))
     except OSError:
-        return make(checkpoint, say=say)
+        return make(checkpoint, rounding, say=say)
     with lock:  # another run on this checkpoint makes the same
         fcntl.flock(lock, fcntl.LOCK_EX)
         if file.is_file() and not anew:
@@ -303,17 +351,18 @@ def kept_or_made(
                 return load(file)
             except UsageError:  # of another release, or half of one: it is made anew
                 file.unlink()
-        made = make(checkpoint, kept=None if anew else file.with_suffix(".partial"), say=say)
+        partial = None if anew else file.with_suffix(".partial")
+        made = make(checkpoint, rounding, kept=partial, say=say)
         with contextlib.suppress(OSError):  # a full disk: the next run makes it again
             save(made, file)
         return made
 
 
-def _key(checkpoint: Path) -> str:
+def _key(checkpoint: Path, rounding: str) -> str:
     """Of a checkpoint here, as cheap as it is sharp: a file that was changed has another time."""
     stats = [
         (file.name, file.stat().st_size, file.stat().st_mtime_ns, file.stat().st_ino)
         for file in sorted(checkpoint.iterdir())
         if file.suffix in (".safetensors", ".json")
     ]
-    return digest.of([FORMAT, str(checkpoint.resolve()), stats, _prompts_digest()])
+    return digest.of([FORMAT, str(checkpoint.resolve()), stats, _prompts_digest(), rounding])

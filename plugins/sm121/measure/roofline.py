@@ -18,19 +18,12 @@ from sm121.core.engine_settings import PathValues
 from sm121.core.errors import Sm121Error
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate
+from sm121.engines.requantised import DENSE, served_layers
 from sm121.engines.requested import read_arguments
 from sm121.evidence.kernel_path import KernelPath
 
-#: The dense layers that some engine quantises at load, with the name of one module of each.
-_DENSE = {
-    "qkv": "model.layers.0.attn.qkv_proj",
-    "o": "model.layers.0.attn.o_proj",
-    "lm_head": "lm_head",
-}
 #: Options that change what a token reads.
 _OPTIONS = ("--mxfp4-layers", "--quantization-config", "--kv-cache-dtype")
-#: Keys of --quantization-config that are read, or that change nothing of the weights.
-_UNDERSTOOD = re.compile(r"moe\.activation|linear(\.weight|\.activation)?|ignore|targets\..+")
 _DECODE_RATE = re.compile(r"tg\d+(@d(?P<depth>\d+))?")
 
 
@@ -133,51 +126,17 @@ def served(
     asks_drafts = any(name.startswith("speculative_") for name in options)
     speculates = asks_drafts if path.speculative is None else path.speculative != "none"
     checkpoint = formats(config, path.dtype or options.get("dtype"))
-    layers = {} if path.requantised == [] else _layers(options, config)
-    requantised: Sequence[str] | None = path.requantised
-    if path.requantised_is_whole and layers is not None:
-        layers = {name: method for name, method in layers.items() if name in (requantised or ())}
-    if requantised is None and "mxfp4_layers" not in options:
-        requantised = required.requantised
+    layers = served_layers(config, options, required.requantised, path)
     cache = options.get("kv_cache_dtype") or (required.kv_cache_dtype or ("auto",))[0]
     kv = {"auto": checkpoint.kv, **bits}.get(path.kv_cache_dtype or cache)
     if speculates or kv is None or layers is None:
         return None
-    if not {*layers.values()} <= {*bits} or not {*(requantised or ())} <= {*layers}:
+    if not {*layers.values()} <= {*bits}:
         return None
     moe = path.moe or options.get("moe_backend") or "|".join(required.moe or ())
     padded = (to for row, to in _FORMATS.padding.items() if re.fullmatch(row, moe, re.I))
-    dense = {name: bits[layers[name]] if name in layers else checkpoint.qkv for name in _DENSE}
+    dense = {name: bits[layers[name]] if name in layers else checkpoint.qkv for name in DENSE}
     return Formats(checkpoint.experts, **dense, kv=kv, padded_to=next(padded, (1, 1)))
-
-
-def _layers(options: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, str] | None:
-    """The format of each dense layer that is to be quantised at load; None where what is asked for
-    is not understood."""
-    method = str((config.get("quantization_config") or {}).get("quant_method") or "")
-    key, named = "quantization_config", options.get("mxfp4_layers", "moe")
-    values = {n.removeprefix(f"{key}."): v for n, v in options.items() if n.startswith(f"{key}.")}
-    listed = {*_DENSE} if named == "all" else {*named.split(",")} - {"moe"}
-    understood = listed <= {*_DENSE} and all(map(_UNDERSTOOD.fullmatch, values))
-    other = options.get("quantization", method).removeprefix("gpt_oss_") != method
-    if other or not understood or not options.get(key, "{").startswith("{"):
-        return None
-    linear = values.get("linear", values.get("linear.weight"))
-    rows = [(_DENSE[name], "mxfp4") for name in listed]
-    rows += [(_DENSE[name], linear) for name in ("qkv", "o") if linear is not None]
-    rows += [(n.removeprefix("targets."), v) for n, v in values.items() if n.startswith("targets.")]
-    left_out = re.findall(r"'([^']*)'", values.get("ignore", ""))
-    try:
-        chosen = {name: kind for text, kind in rows for name in _DENSE if _is_of(text, name)}
-        return {n: v for n, v in chosen.items() if not any(_is_of(text, n) for text in left_out)}
-    except re.error:  # the engine will refuse it
-        return None
-
-
-def _is_of(text: str, layer: str) -> bool:
-    """Whether ``re:PATTERN``, or a part of a module's name, is of a layer."""
-    pattern = text.removeprefix("re:") if text.startswith("re:") else f".*{re.escape(text)}"
-    return re.match(pattern, _DENSE[layer]) is not None
 
 
 def depth_of(metric: str) -> int | None:

@@ -18,8 +18,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from sm121.oracles import attention as attention_oracle
-from sm121.oracles import moe, mxfp4
-from sm121.oracles.rounding import EXACT, Rounding
+from sm121.oracles import moe, mxfp4, rounding
+from sm121.oracles.formats import EXACT, Rounding
 
 _VOCABULARY_CHUNK = 16_384
 _QUERY_CHUNK = 512
@@ -121,7 +121,7 @@ class Weights:
     layers: Sequence[Layer]
     norm: Tensor
     head: Rows
-    #: What is rounded on the way: nothing, in the definition.
+    #: What is rounded on the way: nothing, in the definition (`sm121.oracles.rounded`).
     rounding: Rounding = EXACT
 
     @property
@@ -350,16 +350,17 @@ def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> 
     A sink is one more logit a head, beside the scaled scores, that takes its share of the softmax
     and gives nothing. In sliding layers a token sees itself and the window - 1 tokens before it.
     `past` is what came before these tokens; it comes back with them in it."""
-    config, layer, near = weights.config, weights.layers[n], weights.rounding.activations
-    length = x.shape[0]
+    config, layer, way = weights.config, weights.layers[n], weights.rounding
+    near, cached = rounding.activations(way), rounding.cached(way)
+    length, inputs = x.shape[0], rounding.inputs(way, "qkv")(x)
     q, k, v = (
-        near(_linear(x, *part)).view(length, -1, config.head_dim)
+        near(_linear(inputs, *part)).view(length, -1, config.head_dim)
         for part in (layer.q, layer.k, layer.v)
     )
     before = 0 if past is None else len(past[0])
     positions = torch.arange(before, before + length, device=x.device)
     cos, sin = (near(part) for part in rotary(config, positions, x.dtype))
-    q, k = near(_rotate(q, cos, sin)), near(_rotate(k, cos, sin))
+    q, k, v = near(_rotate(q, cos, sin)), cached(near(_rotate(k, cos, sin))), cached(v)
     if past is not None:
         k, v = torch.cat((past[0], k)), torch.cat((past[1], v))
     window = config.window if config.sliding_layers[n] else None
@@ -374,7 +375,8 @@ def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> 
             positions[start:end] - first, before + end - first, window
         )
         parts.append(attend(q[start:end], k[keys], v[keys], visible))
-    return near(_linear(near(torch.cat(parts).flatten(1)), *layer.o)), (k, v)
+    mixed = rounding.inputs(way, "o")(near(torch.cat(parts).flatten(1)))
+    return near(_linear(mixed, *layer.o)), (k, v)
 
 
 def hidden_states(weights: Weights, token_ids: Sequence[int]) -> Tensor:
@@ -383,7 +385,14 @@ def hidden_states(weights: Weights, token_ids: Sequence[int]) -> Tensor:
     x = [embedded(weights, token_ids)]
     for n in range(len(weights.layers)):
         x, _ = after_layer([weights], n, x)
-    return rms_norm(x[0], weights.norm, weights.config.eps)
+    return last_norm(weights, x[0])
+
+
+def last_norm(weights: Weights, x: Tensor) -> Tensor:
+    """What the output matrix is multiplied with, [T, H], of what comes out of the last layer."""
+    normed = rms_norm(x, weights.norm, weights.config.eps)
+    near = rounding.activations(weights.rounding)
+    return rounding.inputs(weights.rounding, "lm_head")(near(normed))
 
 
 def embedded(weights: Weights, token_ids: Sequence[int]) -> Tensor:
@@ -403,7 +412,8 @@ def after_layer(
     pasts: list[Past] = []
     after, normed, routes = [], [], []
     for i, (model, each) in enumerate(zip(models, x, strict=True)):
-        layer, eps, near = model.layers[n], model.config.eps, model.rounding.activations
+        layer, eps = model.layers[n], model.config.eps
+        near = rounding.activations(model.rounding)
         rows = near(rms_norm(each, layer.attention_norm, eps))
         added, keys_values = attention(model, n, rows, None if past is None else past[i])
         pasts.append(keys_values)
@@ -425,16 +435,17 @@ def after_layer(
                 parts, outputs.split([len(tokens) for _, tokens, _ in parts]), strict=True
             ):
                 mixed[i].index_add_(0, tokens, part * routes[i][0][tokens, rank, None])
+    nears = [rounding.activations(model.rounding) for model in models]
     return [
-        model.rounding.activations(each + model.rounding.activations(out))
-        for model, each, out in zip(models, after, mixed, strict=True)
+        near(each + near(out)) for near, each, out in zip(nears, after, mixed, strict=True)
     ], pasts
 
 
 def _expert(weights: Weights, n: int, e: int, rows: Tensor) -> Tensor:
     """What expert e of layer n makes of normalised rows [n, H]."""
     config, layer = weights.config, weights.layers[n]
-    near, near_input = weights.rounding.activations, weights.rounding.expert_inputs
+    near = rounding.activations(weights.rounding)
+    near_input = rounding.expert_inputs(weights.rounding)
     t = near(_linear(near_input(rows), layer.gate_up[0][e], layer.gate_up[1][e]))
     t = moe.swiglu(t[:, 0::2], t[:, 1::2], alpha=config.alpha, limit=config.limit)
     return near(_linear(near_input(near(t)), layer.down[0][e], layer.down[1][e]))
@@ -443,7 +454,7 @@ def _expert(weights: Weights, n: int, e: int, rows: Tensor) -> Tensor:
 def _logit_chunks(weights: Weights, states: Tensor) -> Iterator[tuple[int, Tensor]]:
     for start in range(0, weights.config.vocabulary, _VOCABULARY_CHUNK):
         rows = weights.head[start : start + _VOCABULARY_CHUNK].to(states.dtype)
-        yield start, states @ rows.T
+        yield start, rounding.activations(weights.rounding)(states @ rows.T)
 
 
 def log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
@@ -474,4 +485,5 @@ def of_next_tokens(weights: Weights, states: Tensor, token_ids: Sequence[int]) -
         most = logits.max(-1, keepdim=True).values
         shares = (logits - most).exp_().sum(-1, dtype=torch.float64)
         total = torch.logaddexp(total, most[:, 0].double() + shares.log())
-    return (states * targets).sum(-1) - total.to(states.dtype)
+    following = rounding.activations(weights.rounding)((states * targets).sum(-1))
+    return following - total.to(states.dtype)

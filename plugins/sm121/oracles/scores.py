@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from sm121.oracles import gpt_oss
+from sm121.oracles import gpt_oss, rounding
+from sm121.oracles.formats import EXACT, Rounding
 from sm121.oracles.gpt_oss import Past, Weights
-from sm121.oracles.rounding import EXACT, Rounding
+from sm121.oracles.rounded import rounded
 
 #: Of the vocabulary, at a time.
 _CHUNK = 8192
@@ -77,10 +78,7 @@ def score(
     FileNotFoundError: the checkpoint has no config.json or no *.safetensors."""
     intact = gpt_oss.stream(checkpoint, dtype, device)
     layers, longest = len(intact.layers), max((text.more for text in texts), default=0)
-    changed = (intact if text.change is None else text.change(intact) for text in texts)
-    models = [
-        dataclasses.replace(m, rounding=t.rounding) for m, t in zip(changed, texts, strict=True)
-    ]
+    models = _models(intact, texts)
     state = _Kept(cache, _digest(checkpoint, texts, dtype, device), device)
     first, states, past = state.resumed([text.more > 0 for text in texts], layers)
     if not first:
@@ -111,6 +109,23 @@ def score(
             results[i] = scores
     state.remove()
     return results
+
+
+def _models(intact: Weights, texts: Sequence[Text]) -> list[Weights]:
+    """The model of each text. Weights in one format are rounded once for all of them."""
+    by_formats: dict[tuple[str | None, ...], Weights] = {}
+    heads: dict[str | None, gpt_oss.Rows] = {}
+    models = []
+    for text in texts:
+        way = text.rounding
+        formats = (way.qkv, way.o, way.lm_head)
+        if formats not in by_formats:
+            weights = rounded(intact, way)
+            head = heads.setdefault(way.lm_head, weights.head)
+            by_formats[formats] = dataclasses.replace(weights, head=head)
+        model = rounded(by_formats[formats], way)
+        models.append(model if text.change is None else text.change(model))
+    return models
 
 
 def _go_on(
@@ -154,19 +169,21 @@ def _of_states(
     models: Sequence[Weights], states: Sequence[Tensor], texts: Sequence[Sequence[int]]
 ) -> list[Scores]:
     """Scores by the states [S, H] after the last layer; of a text's own tokens where it is given.
-    All models have one output matrix."""
+    Of each output matrix a part is read once for all models that have it."""
     parts = [
         _Part(
-            model.rounding.activations(gpt_oss.rms_norm(state, model.norm, model.config.eps)),
+            gpt_oss.last_norm(model, state),
             torch.tensor(list(text)[1:], dtype=torch.int64, device=state.device),
         )
         for model, state, text in zip(models, states, texts, strict=True)
     ]
-    head, vocabulary = models[0].head, models[0].config.vocabulary
+    heads, vocabulary = {id(m.head): m.head for m in models}, models[0].config.vocabulary
     for start in range(0, vocabulary, _CHUNK):
-        rows = head[start : min(start + _CHUNK, vocabulary)].to(parts[0].states.dtype)
+        numbers = slice(start, min(start + _CHUNK, vocabulary))
+        read = {n: head[numbers].to(parts[0].states.dtype) for n, head in heads.items()}
         for model, part in zip(models, parts, strict=True):
-            part.add(start, model.rounding.activations(part.states @ rows.T))
+            rows = read[id(model.head)]
+            part.add(start, rounding.activations(model.rounding)(part.states @ rows.T))
     return [part.scores() for part in parts]
 
 

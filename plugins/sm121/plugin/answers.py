@@ -1,5 +1,6 @@
 """Fixtures for the tests of answers."""
 
+import json
 import os
 import time
 from collections.abc import Callable
@@ -7,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from sm121.answers import accuracy, exam, golden, log_probabilities, oracle_file, prompts
+from sm121.answers import (
+    accuracy,
+    exam,
+    golden,
+    log_probabilities,
+    oracle_file,
+    prompts,
+    served_rounding,
+)
 from sm121.answers.accuracy import Output, Question
 from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
@@ -51,6 +60,8 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
         accuracy.load(settings.questions_baseline, Output, "--questions-baseline")
     if settings.oracle is not None:
         config.stash[_ORACLE] = oracle = oracle_file.load(settings.oracle)
+        if settings.rounding is not None:
+            oracle_file.refuse_other_rounding(oracle, settings.rounding)
         if (folder := _served_folder(session)) is not None:
             oracle_file.refuse_other(oracle, settings.oracle, folder)
     if settings.golden is not None:
@@ -113,18 +124,25 @@ def reference(
 ) -> OracleReference:
     """What the oracle says of the served checkpoint, and the tolerance for what the server rounds.
     It is computed where it is not there yet; that time is not the test's."""
-    running, expected = conformance.kernel_path(server).moe, profile.path_of(profile.under_test).moe
-    moe = running or " ".join(expected or ())
-    file = pytestconfig.stash.get(_ORACLE, None)
+    settings, file = conformance.settings, pytestconfig.stash.get(_ORACLE, None)
+    checkpoint = None
     if file is None:
-        checkpoint = log_probabilities.checkpoint_of(server, conformance.settings.reference)
-        folder = conformance.settings.root / ".cache" / "oracle"
+        checkpoint = log_probabilities.checkpoint_of(server, settings.reference)
+    rounding = settings.rounding
+    if rounding is None:
+        config = {} if checkpoint is None else json.loads((checkpoint / "config.json").read_bytes())
+        path = conformance.kernel_path(server)
+        rounding = served_rounding.served_rounding(server, profile, path, config)
+    if checkpoint is not None:
+        folder = settings.root / ".cache" / "oracle"
         with own_time():
             file = oracle_file.kept_or_made(
-                checkpoint, folder, _Progress(conformance), anew=conformance.settings.certify
+                checkpoint, rounding, folder, _Progress(conformance), anew=settings.certify
             )
         pytestconfig.stash[_ORACLE] = file
-    return log_probabilities.reference_for(file, server, profile, moe)
+    assert file is not None
+    oracle_file.refuse_other_rounding(file, rounding)
+    return log_probabilities.reference_for(file, server, profile)
 
 
 class _Progress:

@@ -17,6 +17,7 @@ from sm121.engines import capabilities, devices, registry
 from sm121.engines.protocol import Program
 from sm121.kernels import registry as kernel_providers
 from sm121.measure.plan import Plan, Sizes
+from sm121.oracles.formats import Rounding
 from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
@@ -78,6 +79,8 @@ class Settings:
     reference: Path | None = None
     #: The file of ``sm121 golden``, where --reference names one.
     oracle: Path | None = None
+    #: What the server rounds beyond the checkpoint; None: its path tells it.
+    rounding: Rounding | None = None
     golden: Path | None = None
     record_golden: Path | None = None
     questions: Path | None = None
@@ -147,6 +150,7 @@ def read(option: Option, started_in: Path) -> Settings:
         report_dir=(started_in / option("--report-dir")).resolve(),
         configuration=option("--configuration"),
         reference=None if oracle is not None else _reference(option),
+        rounding=_rounding(option),
         oracle=oracle,
         golden=_existing(option, "--golden"),
         record_golden=_new(option, "--record-golden"),
@@ -256,6 +260,13 @@ def _checked(
 def _reference(option: Option) -> Path | None:
     what = "a checkpoint folder with config.json, or the file that `sm121 golden` made of one"
     return _checked(option, "--reference", lambda path: (path / "config.json").is_file(), what)
+
+
+def _rounding(option: Option) -> Rounding | None:
+    try:
+        return None if (text := option("--rounding")) is None else Rounding.parse(text)
+    except ValueError as error:
+        raise UsageError(f"--rounding {error}") from None
 
 
 def _existing(option: Option, name: str) -> Path | None:
