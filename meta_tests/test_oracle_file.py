@@ -15,7 +15,10 @@ from sm121.client.completions import Completion, Position, Request
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.unmet import Fact, text
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import Inapplicable, NotRun
+from sm121.oracles.formats import EXACT, Rounding
+
+FORMATS = "lm_head=mxfp4-ceil,kv=fp8,experts=mxfp8"
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +41,12 @@ def short():
 @pytest.fixture(scope="module")
 def made(short, canary_mxfp4) -> OracleFile:
     return oracle_file.make(canary_mxfp4)
+
+
+@pytest.fixture(scope="module")
+def served(short, canary_mxfp4) -> OracleFile:
+    """The same of a server that rounds more."""
+    return oracle_file.make(canary_mxfp4, Rounding.parse(FORMATS))
 
 
 def wide(made: OracleFile) -> OracleFile:
@@ -81,38 +90,38 @@ def test_it_is_made_once_for_a_checkpoint(made, canary_mxfp4, tmp_path, monkeypa
         (checkpoint / file.name).hardlink_to(file.resolve())
     monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: count.append(1) or made)
     for _ in range(2):
-        assert oracle_file.kept_or_made(checkpoint, kept) == made
+        assert oracle_file.kept_or_made(checkpoint, EXACT, kept) == made
     assert len(count) == 1
     (file,) = kept.glob("*.json")
     file.write_text(file.read_text()[:-50])
-    oracle_file.kept_or_made(checkpoint, kept)
+    oracle_file.kept_or_made(checkpoint, EXACT, kept)
     assert len(count) == 2
     file.write_text(json.dumps(json.loads(file.read_text()) | {"prompts_digest": "other"}))
-    oracle_file.kept_or_made(checkpoint, kept)
+    oracle_file.kept_or_made(checkpoint, EXACT, kept)
     assert len(count) == 3
     (weights,) = checkpoint.glob("*.safetensors")
     copy = shutil.copyfile(weights, tmp_path / "copy")
     copy.replace(weights)
-    oracle_file.kept_or_made(checkpoint, kept)
+    oracle_file.kept_or_made(checkpoint, EXACT, kept)
     assert len(count) == 4 and len(list(kept.glob("*.json"))) == 2
 
 
 def test_a_certificate_does_not_believe_what_is_kept(made, canary_mxfp4, tmp_path, monkeypatch):
     kept = tmp_path / "kept"
     monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
-    oracle_file.kept_or_made(canary_mxfp4, kept)
+    oracle_file.kept_or_made(canary_mxfp4, EXACT, kept)
     (file,) = kept.glob("*.json")
     oracle_file.save(wide(made), file)
-    assert oracle_file.kept_or_made(canary_mxfp4, kept) != made
-    assert oracle_file.kept_or_made(canary_mxfp4, kept, anew=True) == made
-    assert oracle_file.kept_or_made(canary_mxfp4, kept) == made
+    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, kept) != made
+    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, kept, anew=True) == made
+    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, kept) == made
 
 
 def test_where_nothing_can_be_kept_it_is_made(made, canary_mxfp4, tmp_path, monkeypatch):
     """As in a container whose folder is read-only."""
     monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
     (tmp_path / "file").write_text("in the way")
-    assert oracle_file.kept_or_made(canary_mxfp4, tmp_path / "file" / "kept") == made
+    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, tmp_path / "file" / "kept") == made
 
 
 def test_a_rounding_that_hides_everything_decides_nothing(made):
@@ -124,6 +133,16 @@ def test_a_file_of_another_checkpoint_is_refused(made, canary_mxfp4, canary_bf16
     oracle_file.refuse_other(made, Path("golden.json"), canary_mxfp4)
     with pytest.raises(UsageError, match="made of another checkpoint"):
         oracle_file.refuse_other(made, Path("golden.json"), canary_bf16)
+
+
+def test_a_file_of_another_rounding_is_refused(made):
+    served = made.model_copy(update={"rounding": FORMATS})
+    oracle_file.refuse_other_rounding(made, EXACT)
+    oracle_file.refuse_other_rounding(served, Rounding.parse(FORMATS))
+    with pytest.raises(UsageError, match=rf"rounds checkpoint, the server {FORMATS}; make it anew"):
+        oracle_file.refuse_other_rounding(made, Rounding.parse(FORMATS))
+    with pytest.raises(UsageError, match=rf"rounds {FORMATS}, the server kv=fp8;"):
+        oracle_file.refuse_other_rounding(served, Rounding.parse("kv=fp8"))
 
 
 @pytest.mark.parametrize("what", ["{}", "not JSON", '{"format": 2}'])
@@ -141,7 +160,14 @@ def test_the_command_makes_it(made, canary_mxfp4, tmp_path, capsys, monkeypatch)
     assert [file.name for file in tmp_path.iterdir()] == ["golden.json"]
 
 
-@pytest.mark.parametrize("arguments", [["nowhere", "-o", "file"], [".", "-o", "nowhere/file"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nowhere", "-o", "file"],
+        [".", "-o", "nowhere/file"],
+        [".", "-o", "file", "--rounding", "kv=fp4"],
+    ],
+)
 def test_the_command_refuses_what_is_not_there(arguments, canary_mxfp4, tmp_path, monkeypatch):
     monkeypatch.chdir(canary_mxfp4 if arguments[0] == "." else tmp_path)
     assert cli.main(["golden", *arguments]) == 4
@@ -216,7 +242,7 @@ def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
     """Where rounding alone may look like it, the answer is neither yes nor no."""
     right = {prompt: scored.following for prompt, scored in made.prompts.items()}
     wrong = right | made.mistakes[name]
-    for rounding in (None, "bf16", "w4a8"):
+    for rounding in (None, "bf16"):
         held = reference(made, rounding)
         noise = log_probabilities.Pattern.of(made, name, rounding).noise()
         if log_probabilities._SIGMAS * noise < 0.5:
@@ -234,3 +260,37 @@ def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
             assert rounding is not None
             with pytest.raises(NotRun, match="cannot be told from rounding"):
                 log_probabilities.mistake_is_absent(Asked(right), held, name)
+
+
+def absent(file: OracleFile, others: dict[str, list[float]], way: str | None = None) -> str:
+    """Of a server that says what the file does, or something else of some prompts."""
+    right = {prompt: scored.following for prompt, scored in file.prompts.items()}
+    return log_probabilities.roundings_are_absent(Asked(right | others), reference(file, way))
+
+
+def test_another_rounding_is_named(made):
+    others = made.mistakes["a sliding window of 127"]
+    others = {"kv=checkpoint": {name: others[name] for name in oracle_file.ROUNDING_PROMPTS}}
+    served = made.model_copy(update={"rounding": "kv=fp8", "other_roundings": others})
+    assert "1 other roundings are absent" in absent(served, {})
+    with pytest.raises(AssertionError, match=r"rounded as kv=fp8, .* kv=checkpoint"):
+        absent(served, others["kv=checkpoint"])
+    with pytest.raises(NotRun, match="none of kv=checkpoint can be told from rounding"):
+        absent(wide(served), {}, "bf16")
+    with pytest.raises(Inapplicable, match="nothing beyond the checkpoint"):
+        absent(made, {})
+
+
+@pytest.mark.slow("an oracle of a server that rounds more: minutes on a busy machine")
+def test_each_other_rounding_is_told_by_its_part(served):
+    """Also where float32 may decide otherwise than exact arithmetic."""
+    assert {*served.other_roundings} == {
+        *("lm_head=checkpoint", "lm_head=mxfp4-even", "lm_head=mxfp4-floor"),
+        *("kv=checkpoint", "kv=fp8-cut", "experts=checkpoint", "experts=mxfp8-identity"),
+    }
+    assert "7 other roundings are absent" in absent(served, {})
+    for name, other in served.other_roundings.items():
+        with pytest.raises(AssertionError, match=rf"rounded as {FORMATS}, .* {name}"):
+            absent(served, other)
+    assert 0.0 < computed_tolerance(served, "float32").mean_abs < 0.01
+    assert computed_tolerance(served, "bf16").mean_abs < 0.2
