@@ -16,6 +16,7 @@ safetensors_torch = pytest.importorskip("safetensors.torch")
 from sm121.answers import oracle_file  # noqa: E402
 from sm121.checkpoint import canary, tokenizer  # noqa: E402
 from sm121.oracles import gpt_oss, mxfp4  # noqa: E402
+from sm121.oracles.formats import EXACT  # noqa: E402
 from tools import ablation, canary_recipe  # noqa: E402
 
 RETURN, CALL = 200_002, 200_012
@@ -202,10 +203,10 @@ def test_only_the_canary_itself_has_what_is_shipped(
     weights = changed / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
     for checkpoint, anew in ((canary_mxfp4, False), (changed, False), (canary_bf16, True)):
-        assert oracle_file.kept_or_made(checkpoint, tmp_path / "kept", anew=anew) == made
-    assert oracle_file.kept_or_made(canary_bf16, tmp_path / "kept") != made
+        assert oracle_file.kept_or_made(checkpoint, EXACT, tmp_path / "kept", anew=anew) == made
+    assert oracle_file.kept_or_made(canary_bf16, EXACT, tmp_path / "kept") != made
     monkeypatch.setattr(oracle_file, "GENERATED", 3)
-    assert oracle_file.kept_or_made(canary_bf16, tmp_path / "others") == made
+    assert oracle_file.kept_or_made(canary_bf16, EXACT, tmp_path / "others") == made
 
 
 def test_log_probabilities_of_all_tokens_and_of_the_next_agree(weights: gpt_oss.Weights) -> None:
