@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sm121.core.errors import UsageError
 from sm121.kernels import block_scales, cases, comparison, problems
 from sm121.kernels.cases import MoeCase
 from sm121.kernels.protocol import Declaration, declaration
@@ -140,7 +141,7 @@ def test_the_name_of_a_rounding():
     assert tuple(rounding.INPUTS) == ROUND_INPUTS
     assert Rounding.parse("checkpoint") == EXACT and EXACT.formats == "checkpoint"
     for wrong in ("", "kv", "kv=fp4", "router=mxfp4-ceil", "kv=fp8,kv=fp8", "qkv=fp8"):
-        with pytest.raises(ValueError, match="expected 'checkpoint' or a list of qkv=mxfp4-ceil"):
+        with pytest.raises(UsageError, match="expected 'checkpoint' or a list of qkv=mxfp4-ceil"):
             Rounding.parse(wrong)
 
 

@@ -146,10 +146,7 @@ def _golden(options: argparse.Namespace) -> int:
     from sm121.answers import oracle_file
     from sm121.oracles.formats import Rounding
 
-    try:
-        rounding = Rounding.parse(options.rounding)
-    except ValueError as error:
-        raise UsageError(f"--rounding {error}") from None
+    rounding = Rounding.parse(options.rounding)
     if not (options.checkpoint / "config.json").is_file():
         raise UsageError(f"{options.checkpoint}: expected a checkpoint folder with config.json")
     if not options.output.absolute().parent.is_dir():
@@ -166,9 +163,8 @@ def _golden(options: argparse.Namespace) -> int:
         print(line, end=end, file=sys.stderr, flush=True)
 
     partial = options.output.with_name(f"{options.output.name}.partial")
-    made = oracle_file.make(
-        options.checkpoint, rounding, device=options.device, kept=partial, say=bar
-    )
+    device = options.device
+    made = oracle_file.make(options.checkpoint, rounding, device=device, kept=partial, say=bar)
     oracle_file.save(made, options.output)
     print(f"{options.output}: {made.seconds / 60:.1f} minutes, {peak:.1f} GiB of memory")
     return 0

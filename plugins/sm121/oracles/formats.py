@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sm121.core.errors import UsageError
+
 _DENSE = ("mxfp4-ceil", "mxfp4-even", "mxfp4-floor", "fp8-channel")
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "qkv": _DENSE,
@@ -34,13 +36,13 @@ class Rounding:
     @classmethod
     def parse(cls, text: str) -> "Rounding":
         """The formats of a list such as ``qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8``, in exact
-        arithmetic; ``checkpoint`` for none. Raises ValueError: it says what is possible."""
+        arithmetic; ``checkpoint`` for none. Raises UsageError: it says what is possible."""
         chosen: dict[str, str] = {}
         for part in [] if text == CHECKPOINT else text.split(","):
             key, _, value = part.strip().partition("=")
             if value not in CHOICES.get(key, ()) or key in chosen:
                 possible = "; ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items())
-                raise ValueError(
+                raise UsageError(
                     f"{part.strip()!r}: expected {CHECKPOINT!r} or a list of {possible}"
                 )
             chosen[key] = value

@@ -263,10 +263,7 @@ def _reference(option: Option) -> Path | None:
 
 
 def _rounding(option: Option) -> Rounding | None:
-    try:
-        return None if (text := option("--rounding")) is None else Rounding.parse(text)
-    except ValueError as error:
-        raise UsageError(f"--rounding {error}") from None
+    return None if (text := option("--rounding")) is None else Rounding.parse(text)
 
 
 def _existing(option: Option, name: str) -> Path | None:
