@@ -43,7 +43,7 @@ class Rounding:
             if value not in CHOICES.get(key, ()) or key in chosen:
                 possible = "; ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items())
                 raise UsageError(
-                    f"{part.strip()!r}: expected {CHECKPOINT!r} or a list of {possible}"
+                    f"--rounding {part.strip()!r}: expected {CHECKPOINT!r} or a list of {possible}"
                 )
             chosen[key] = value
         return cls(**chosen)
