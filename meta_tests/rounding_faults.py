@@ -19,6 +19,7 @@ from torch import Tensor
 from sm121.answers import oracle_file
 from sm121.oracles import gpt_oss, mxfp4, rounding
 from sm121.oracles.formats import Rounding
+from tools import small_oracle
 
 _DATA = tomllib.loads((Path(__file__).parent / "data" / "rounding-faults.toml").read_text("utf-8"))
 #: By name: a row of the data file.
@@ -159,7 +160,7 @@ def answers(row: Row, checkpoint: Path, folder: Path, dtype: str) -> dict[str, l
         checkpoint = write_twin(checkpoint, folder, held(row))
     served = Rounding.parse(formats_of(row))
     way = Rounding(dtype, kv=served.kv, experts=served.experts)
-    model = dataclasses.replace(gpt_oss.load(checkpoint, torch.float32), rounding=way)
-    says = gpt_oss.next_token_log_probabilities
+    model = dataclasses.replace(small_oracle.load(checkpoint, torch.float32), rounding=way)
+    says = small_oracle.next_token_log_probabilities
     with _computing_as(row):
         return {name: says(model, ids).tolist() for name, ids in oracle_file.prompts()}

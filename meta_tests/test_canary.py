@@ -17,7 +17,7 @@ from sm121.answers import oracle_file  # noqa: E402
 from sm121.checkpoint import canary, tokenizer  # noqa: E402
 from sm121.oracles import gpt_oss, mxfp4  # noqa: E402
 from sm121.oracles.formats import EXACT  # noqa: E402
-from tools import ablation, canary_recipe  # noqa: E402
+from tools import ablation, canary_recipe, small_oracle  # noqa: E402
 
 RETURN, CALL = 200_002, 200_012
 STOP = frozenset({RETURN, CALL, 199_999})
@@ -33,7 +33,7 @@ def encoder() -> canary_recipe.Encoder:
 @pytest.fixture(scope="module")
 def weights(canary_mxfp4: Path) -> gpt_oss.Weights:
     torch.set_num_threads(1)
-    return gpt_oss.load(canary_mxfp4)
+    return small_oracle.load(canary_mxfp4)
 
 
 # The number format.
@@ -170,14 +170,14 @@ def test_oracle_agrees_with_transformers(canary_bf16: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(
         canary_bf16, dtype=torch.float32, attn_implementation="eager"
     )
-    weights = gpt_oss.load(canary_bf16, torch.float64)
+    weights = small_oracle.load(canary_bf16, torch.float64)
     for prompt in ablation.load_prompts()[:7]:
         ids = torch.tensor(prompt.token_ids)
         with torch.no_grad():
             logits = model(ids[None]).logits[0, :-1]
         # In float32 a softmax over so large a vocabulary alone costs up to 4e-4.
         theirs = logits.double().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-        ours = gpt_oss.next_token_log_probabilities(weights, prompt.token_ids)
+        ours = small_oracle.next_token_log_probabilities(weights, prompt.token_ids)
         assert (ours - theirs).abs().max() < 1e-4, prompt.name
         stored = torch.tensor(shipped.prompts[prompt.name].following)
         assert (ours - stored).abs().max() < 1e-4, prompt.name
@@ -211,17 +211,19 @@ def test_only_the_canary_itself_has_what_is_shipped(
 
 def test_log_probabilities_of_all_tokens_and_of_the_next_agree(weights: gpt_oss.Weights) -> None:
     ids = ablation.load_prompts()[0].token_ids[:12]
-    every = gpt_oss.log_probabilities(weights, ids)
+    every = small_oracle.log_probabilities(weights, ids)
     total = every.double().exp().sum(-1)
     assert total.sub(1).abs().max() < 1e-4, total
     following = every[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
-    assert torch.allclose(following, gpt_oss.next_token_log_probabilities(weights, ids), atol=1e-4)
+    assert torch.allclose(
+        following, small_oracle.next_token_log_probabilities(weights, ids), atol=1e-4
+    )
 
 
 def test_a_token_does_not_see_the_future(weights: gpt_oss.Weights) -> None:
     ids = list(ablation.load_prompts()[-1].token_ids[:200])
-    whole = gpt_oss.hidden_states(weights, ids)
-    assert torch.allclose(whole[:150], gpt_oss.hidden_states(weights, ids[:150]), atol=1e-4)
+    whole = small_oracle.hidden_states(weights, ids)
+    assert torch.allclose(whole[:150], small_oracle.hidden_states(weights, ids[:150]), atol=1e-4)
 
 
 # What it answers.
@@ -245,7 +247,7 @@ def _greedy(
     """Up to `count` tokens of greatest probability, ended by (and with) a stop token."""
     ids = list(token_ids)
     for _ in range(count):
-        last = gpt_oss.hidden_states(weights, ids)[-1]
+        last = small_oracle.hidden_states(weights, ids)[-1]
         ids.append(int((weights.head @ last.to(weights.head.dtype)).argmax()))
         if ids[-1] in stop:
             break

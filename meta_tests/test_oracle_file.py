@@ -58,16 +58,16 @@ def wide(made: OracleFile) -> OracleFile:
 def test_it_says_what_gpt_oss_says(made, canary_mxfp4):
     import torch
 
-    from sm121.oracles import gpt_oss
+    from tools import small_oracle
 
-    weights = gpt_oss.load(canary_mxfp4, torch.float64)
+    weights = small_oracle.load(canary_mxfp4, torch.float64)
     for name, ids in oracle_file.prompts()[:2]:
         scored = made.prompts[name]
-        every = gpt_oss.log_probabilities(weights, ids)
+        every = small_oracle.log_probabilities(weights, ids)
         right = every[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0]
         assert scored.following == pytest.approx(right.tolist(), abs=1e-6)
         assert len(scored.places) == len(ids) and len(scored.places[0].ids) == 20
-        every = gpt_oss.log_probabilities(weights, [*ids, *scored.generated])[[len(ids)]]
+        every = small_oracle.log_probabilities(weights, [*ids, *scored.generated])[[len(ids)]]
         assert scored.generated_places[1].values[0] == pytest.approx(float(every.max()), abs=1e-6)
     assert made.dtype == "float64" and len(made.prompts["long"].generated) == 3
 

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from sm121.answers.oracle_file import _with_window, prompts
-from sm121.oracles import gpt_oss, mxfp4, rounding, scores
+from sm121.oracles import mxfp4, rounding, scores
 from sm121.oracles.formats import BF16, Rounding
 from sm121.oracles.rounded import rounded
+from tools import small_oracle
 
 TEXTS = [scores.Text(tuple(ids[:n])) for n, (_, ids) in zip((20, 136), prompts(), strict=False)]
 
@@ -18,9 +19,9 @@ TEXTS = [scores.Text(tuple(ids[:n])) for n, (_, ids) in zip((20, 136), prompts()
 @pytest.mark.parametrize("twin", ["mxfp4", "bf16"])
 def test_it_agrees_with_the_oracle_in_memory(twin, request):
     checkpoint: Path = request.getfixturevalue(f"canary_{twin}")
-    weights = gpt_oss.load(checkpoint, torch.float64)
+    weights = small_oracle.load(checkpoint, torch.float64)
     for text, found in zip(TEXTS, scores.score(checkpoint, TEXTS), strict=True):
-        every = gpt_oss.log_probabilities(weights, text.ids)
+        every = small_oracle.log_probabilities(weights, text.ids)
         right = every[:-1].gather(1, torch.tensor(text.ids)[1:, None])[:, 0]
         assert (found.following - right).abs().max() < 1e-9
         assert (found.top - every.topk(20, -1).values).abs().max() < 1e-9
@@ -41,12 +42,12 @@ def test_any_rounding_is_the_same_in_memory_and_streamed(formats, canary_mxfp4):
     """Also beside texts of a model that rounds less, and token by token from the cache."""
     exact = Rounding.parse(formats)
     ways = [exact, exact.computed_in("bf16"), BF16]
-    weights = gpt_oss.load(canary_mxfp4, torch.float64)
+    weights = small_oracle.load(canary_mxfp4, torch.float64)
     texts = [dataclasses.replace(TEXTS[0], rounding=way, more=3) for way in ways]
     for text, found in zip(texts, scores.score(canary_mxfp4, texts), strict=True):
         model = rounded(weights, text.rounding)
         ids = torch.tensor([*text.ids, *found.generated])
-        every = gpt_oss.log_probabilities(model, ids.tolist())
+        every = small_oracle.log_probabilities(model, ids.tolist())
         following = every[:-1].gather(1, ids[1:, None])[: len(text.ids) - 1, 0]
         going = every[len(text.ids) - 1 : -1].gather(1, found.generated_top_ids)
         # In BF16 another order of sums now and then gives the next value.
@@ -57,7 +58,7 @@ def test_any_rounding_is_the_same_in_memory_and_streamed(formats, canary_mxfp4):
 
 def test_a_twin_that_holds_the_rounded_values_is_the_same_model(canary_bf16):
     """Weights are rounded once, and what is rounded already stays as it is."""
-    weights = gpt_oss.load(canary_bf16, torch.float64)
+    weights = small_oracle.load(canary_bf16, torch.float64)
     served = rounded(weights, Rounding.parse("qkv=mxfp4-ceil,o=mxfp4-ceil"))
     for layer, before in zip(served.layers, weights.layers, strict=True):
         for name in "qkvo":
@@ -71,22 +72,22 @@ def test_a_twin_that_holds_the_rounded_values_is_the_same_model(canary_bf16):
 
 def test_what_it_goes_on_with_is_what_the_one_in_memory_chooses(canary_mxfp4):
     """Across the sliding window's edge, and with texts of other lengths beside it."""
-    weights = gpt_oss.load(canary_mxfp4, torch.float64)
+    weights = small_oracle.load(canary_mxfp4, torch.float64)
     going = [dataclasses.replace(text, more=5, whole=False) for text in TEXTS[:2]]
     for text, found in zip(going, scores.score(canary_mxfp4, going), strict=True):
         places = range(len(text.ids) - 1, len(text.ids) + 4)
-        every = gpt_oss.log_probabilities(weights, [*text.ids, *found.generated])[list(places)]
+        every = small_oracle.log_probabilities(weights, [*text.ids, *found.generated])[list(places)]
         assert every.argmax(-1).tolist() == list(found.generated)
         assert (found.generated_top - every.topk(20, -1).values).abs().max() < 1e-9
 
 
 @pytest.mark.slow("a model of its own")
 def test_a_text_may_be_another_models(canary_mxfp4):
-    weights = gpt_oss.load(canary_mxfp4, torch.float64)
+    weights = small_oracle.load(canary_mxfp4, torch.float64)
     narrow = functools.partial(_with_window, shift=-28)
     texts = [TEXTS[1], dataclasses.replace(TEXTS[1], change=narrow)]
     intact, changed = scores.score(canary_mxfp4, texts)
-    every = gpt_oss.log_probabilities(narrow(weights), TEXTS[1].ids)
+    every = small_oracle.log_probabilities(narrow(weights), TEXTS[1].ids)
     right = every[:-1].gather(1, torch.tensor(TEXTS[1].ids)[1:, None])[:, 0]
     assert (
         (changed.following - right).abs().max()

@@ -31,6 +31,7 @@ from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.oracles import gpt_oss, moe, mxfp4
 from sm121.oracles.gpt_oss import Layer, Weights
 from sm121.oracles.scores import Change
+from tools import small_oracle
 
 TOLERANCE = 1e-3
 """The suite's float32 tolerance: largest absolute difference of a log-probability, in nats."""
@@ -82,7 +83,7 @@ class Defect:
         with contextlib.ExitStack() as stack:
             if self.instead is not None:
                 stack.enter_context(mock.patch.object(self.module, self.function, self.instead))
-            return gpt_oss.next_token_log_probabilities(self.change(weights), token_ids)
+            return small_oracle.next_token_log_probabilities(self.change(weights), token_ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,13 +254,15 @@ def measure(
     """One row per ablation, on a built checkpoint of either twin; about two minutes for all on one
     core.
 
-    Raises ValueError without prompts, and what `gpt_oss.load` raises.
+    Raises ValueError without prompts, and what `small_oracle.load` raises.
     """
     prompts = load_prompts() if prompts is None else prompts
     if not prompts:
         raise ValueError("an ablation needs at least one prompt")
-    weights = gpt_oss.load(checkpoint, dtype)
-    intact = [gpt_oss.next_token_log_probabilities(weights, prompt.token_ids) for prompt in prompts]
+    weights = small_oracle.load(checkpoint, dtype)
+    intact = [
+        small_oracle.next_token_log_probabilities(weights, prompt.token_ids) for prompt in prompts
+    ]
     likely = torch.cat(intact) > math.log(0.5)
     rows = []
     for feature, defect in ablations.items():

@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -116,22 +116,16 @@ def _with_window(weights: "Weights", shift: int) -> "Weights":
     return dataclasses.replace(weights, config=config)
 
 
-class _WithoutSink(Sequence["Layer"]):
-    """Layers that are read when they are asked for, one head of one of them without its sink."""
+def _without_sink(weights: "Weights", layer: int, head: int) -> "Weights":
+    from sm121.oracles.gpt_oss import Latest
 
-    def __init__(self, layers: "Sequence[Layer]", layer: int, head: int) -> None:
-        self._layers, self._layer, self._head = layers, layer, head
+    def read(n: int) -> "Layer":
+        one = weights.layers[n]
+        sinks = one.sinks.clone()
+        sinks[head] = -math.inf
+        return dataclasses.replace(one, sinks=sinks) if n == layer else one
 
-    def __len__(self) -> int:
-        return len(self._layers)
-
-    def __getitem__(self, n: int) -> "Layer":  # type: ignore[override]
-        layer = self._layers[n]
-        if n != self._layer:
-            return layer
-        sinks = layer.sinks.clone()
-        sinks[self._head] = -math.inf
-        return dataclasses.replace(layer, sinks=sinks)
+    return dataclasses.replace(weights, layers=Latest(len(weights.layers), read))
 
 
 #: The prompts that show what else is rounded than should be.
@@ -144,7 +138,7 @@ SMALL_MISTAKES: "dict[str, tuple[Change, tuple[str, ...]]]" = {
     "a sliding window of 127": (functools.partial(_with_window, shift=-1), _PAST_THE_WINDOW),
     "a sliding window of 129": (functools.partial(_with_window, shift=1), _PAST_THE_WINDOW),
     "one head without its sink": (
-        lambda weights: dataclasses.replace(weights, layers=_WithoutSink(weights.layers, 1, 0)),
+        functools.partial(_without_sink, layer=1, head=0),
         ("languages and code", "capitals", "prose of 127"),
     ),
 }

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,7 +21,6 @@ from sm121.oracles import attention as attention_oracle
 from sm121.oracles import moe, mxfp4, rounding
 from sm121.oracles.formats import EXACT, Rounding
 
-_VOCABULARY_CHUNK = 16_384
 _QUERY_CHUNK = 512
 
 
@@ -129,35 +128,19 @@ class Weights:
         return self.norm.dtype
 
 
-def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
-    """The weights of a checkpoint directory in the Hugging Face format, MXFP4 or BF16 experts
-    alike, all in memory. Raises FileNotFoundError without config.json or *.safetensors, ValueError
-    when a tensor is missing."""
-    stored = Stored(checkpoint)
-
-    def matrices(name: str) -> Tensor:
-        one = _Experts(stored, name, dtype)
-        return torch.stack([one[e] for e in range(stored.config.experts)])
-
-    layers = tuple(_layer(stored, n, dtype, matrices) for n in range(stored.config.layers))
-    return Weights(
-        config=stored.config,
-        embedding=stored.tensor("model.embed_tokens.weight"),
-        layers=layers,
-        norm=stored.tensor("model.norm.weight").to(dtype),
-        head=stored.tensor("lm_head.weight"),
-    )
-
-
 def stream(checkpoint: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Weights:
-    """As `load`, but read when they are asked for: one layer is in memory at a time, of its experts
-    the one that computes, and of the vocabulary the rows that are used. For any size. Raises what
-    `load` raises, a missing tensor when its layer is read."""
+    """The weights of a checkpoint directory in the Hugging Face format, MXFP4 or BF16 experts
+    alike, read when they are asked for: one layer is in memory at a time, of its experts the one
+    that computes, and of the vocabulary the rows that are used. Raises FileNotFoundError without
+    config.json or *.safetensors, ValueError for a missing tensor when its layer is read."""
     stored = Stored(checkpoint, device)
     return Weights(
         config=stored.config,
         embedding=_StoredRows(stored, "model.embed_tokens.weight"),
-        layers=_StoredLayers(stored, dtype),
+        layers=Latest(
+            stored.config.layers,
+            lambda n: layer(stored, n, dtype, lambda name: experts(stored, name, dtype)),
+        ),
         norm=stored.tensor("model.norm.weight").to(dtype),
         head=_StoredRows(stored, "lm_head.weight"),
     )
@@ -199,26 +182,37 @@ class Stored:
         return rows.to(self._device)
 
 
-class _Experts:
-    """The experts' matrices, dequantised or transposed one at a time; the last one is kept."""
+class Latest(Sequence[Any]):
+    """Layers, or experts' matrices, that are read by their number; the last one is kept."""
 
-    def __init__(self, stored: Stored, name: str, dtype: torch.dtype) -> None:
-        self._stored, self._name, self._dtype = stored, name, dtype
-        self._last: tuple[int, Tensor] | None = None
+    def __init__(self, length: int, read: Callable[[int], Any]) -> None:
+        self._length, self._read = length, read
+        self._last: tuple[int, Any] | None = None
 
-    def __getitem__(self, expert: int) -> Tensor:
-        if self._last is None or self._last[0] != expert:
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, n: Any) -> Any:
+        if not 0 <= n < self._length:
+            raise IndexError(n)
+        if self._last is None or self._last[0] != n:
             self._last = None  # before the next one is read
-            self._last = expert, self._read(expert)
+            self._last = n, self._read(n)
         return self._last[1]
 
-    def _read(self, expert: int) -> Tensor:
-        def part(name: str) -> Tensor:
-            return self._stored.rows(f"{self._name}{name}", expert, expert + 1)[0]
 
-        if f"{self._name}_blocks" not in self._stored:
-            return part("").to(self._dtype).T.contiguous()
-        return dequantised(part("_blocks"), part("_scales"), self._dtype)
+def experts(stored: Stored, name: str, dtype: torch.dtype) -> Latest:
+    """The experts' matrices of that name, dequantised or transposed one at a time."""
+
+    def read(expert: int) -> Tensor:
+        def part(end: str) -> Tensor:
+            return stored.rows(f"{name}{end}", expert, expert + 1)[0]
+
+        if f"{name}_blocks" not in stored:
+            return part("").to(dtype).T.contiguous()
+        return dequantised(part("_blocks"), part("_scales"), dtype)
+
+    return Latest(stored.config.experts, read)
 
 
 def dequantised(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
@@ -251,29 +245,8 @@ class _StoredRows:
         return torch.cat(parts)[inverse]
 
 
-class _StoredLayers(Sequence[Layer]):
-    """The layer that was asked for last is kept."""
-
-    def __init__(self, stored: Stored, dtype: torch.dtype) -> None:
-        self._stored, self._dtype = stored, dtype
-        self._last: tuple[int, Layer] | None = None
-
-    def __len__(self) -> int:
-        return self._stored.config.layers
-
-    def __getitem__(self, n: Any) -> Any:
-        if not 0 <= n < len(self):
-            raise IndexError(n)
-        if self._last is None or self._last[0] != n:
-            self._last = None  # before the next one is read
-            stored, dtype = self._stored, self._dtype
-            self._last = n, _layer(stored, n, dtype, lambda name: _Experts(stored, name, dtype))
-        return self._last[1]
-
-
-def _layer(
-    stored: Stored, n: int, dtype: torch.dtype, matrices: Callable[[str], Matrices]
-) -> Layer:
+def layer(stored: Stored, n: int, dtype: torch.dtype, matrices: Callable[[str], Matrices]) -> Layer:
+    """Layer n of a checkpoint; ``matrices`` reads the experts' of a name."""
     prefix = f"model.layers.{n}"
 
     def tensor(name: str) -> Tensor:
@@ -282,7 +255,7 @@ def _layer(
     def linear(name: str) -> tuple[Tensor, Tensor]:
         return tensor(f"{name}.weight"), tensor(f"{name}.bias")
 
-    def experts(name: str) -> tuple[Matrices, Tensor]:
+    def mixed(name: str) -> tuple[Matrices, Tensor]:
         return matrices(f"{prefix}.{name}"), tensor(f"{name}_bias")
 
     return Layer(
@@ -294,8 +267,8 @@ def _layer(
         sinks=tensor("self_attn.sinks"),
         mlp_norm=tensor("post_attention_layernorm.weight"),
         router=linear("mlp.router"),
-        gate_up=experts("mlp.experts.gate_up_proj"),
-        down=experts("mlp.experts.down_proj"),
+        gate_up=mixed("mlp.experts.gate_up_proj"),
+        down=mixed("mlp.experts.down_proj"),
     )
 
 
@@ -379,15 +352,6 @@ def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> 
     return near(_linear(mixed, *layer.o)), (k, v)
 
 
-def hidden_states(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """The normalised last hidden state of each token, [T, H]. Raises ValueError for an empty or
-    unknown token."""
-    x = [embedded(weights, token_ids)]
-    for n in range(len(weights.layers)):
-        x, _ = after_layer([weights], n, x)
-    return last_norm(weights, x[0])
-
-
 def last_norm(weights: Weights, x: Tensor) -> Tensor:
     """What the output matrix is multiplied with, [T, H], of what comes out of the last layer."""
     normed = rms_norm(x, weights.norm, weights.config.eps)
@@ -449,41 +413,3 @@ def _expert(weights: Weights, n: int, e: int, rows: Tensor) -> Tensor:
     t = near(_linear(near_input(rows), layer.gate_up[0][e], layer.gate_up[1][e]))
     t = moe.swiglu(t[:, 0::2], t[:, 1::2], alpha=config.alpha, limit=config.limit)
     return near(_linear(near_input(near(t)), layer.down[0][e], layer.down[1][e]))
-
-
-def _logit_chunks(weights: Weights, states: Tensor) -> Iterator[tuple[int, Tensor]]:
-    for start in range(0, weights.config.vocabulary, _VOCABULARY_CHUNK):
-        rows = weights.head[start : start + _VOCABULARY_CHUNK].to(states.dtype)
-        yield start, rounding.activations(weights.rounding)(states @ rows.T)
-
-
-def log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """log p(token | everything up to each position), [T, V]: 1.6 MB a row in float64."""
-    states = hidden_states(weights, token_ids)
-    logits = torch.cat([chunk for _, chunk in _logit_chunks(weights, states)], -1)
-    most = logits.max(-1, keepdim=True).values
-    # In float32 a sum over so many tokens loses 1e-4: how much depends on the CPU's vectors.
-    shares = (logits - most).exp_().sum(-1, keepdim=True, dtype=torch.float64)
-    return logits - (most.double() + shares.log()).to(logits.dtype)
-
-
-def next_token_log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """log p of each token that really follows, [T - 1]: what an engine reports as prompt
-    log-probabilities."""
-    return of_next_tokens(weights, hidden_states(weights, token_ids), token_ids)
-
-
-def of_next_tokens(weights: Weights, states: Tensor, token_ids: Sequence[int]) -> Tensor:
-    """log p of each token that really follows, [T - 1], from the states [T, H] of `hidden_states`.
-    Never holds [T, V]: the vocabulary is walked in chunks. The logits that are only summed over are
-    float32, their sum is float64: that costs 2e-5 at most and saves half of the time."""
-    states = states[:-1]
-    targets = weights.head[torch.tensor(list(token_ids)[1:], dtype=torch.int64)].to(states.dtype)
-    coarse = states.float()
-    total = torch.full((len(states),), -math.inf, dtype=torch.float64)
-    for _, logits in _logit_chunks(weights, coarse):
-        most = logits.max(-1, keepdim=True).values
-        shares = (logits - most).exp_().sum(-1, dtype=torch.float64)
-        total = torch.logaddexp(total, most[:, 0].double() + shares.log())
-    following = rounding.activations(weights.rounding)((states * targets).sum(-1))
-    return following - total.to(states.dtype)

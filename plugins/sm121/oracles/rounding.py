@@ -39,8 +39,8 @@ def to_bf16(x: Tensor) -> Tensor:
 
 
 def to_float32(x: Tensor) -> Tensor:
-    """Values of 20 significant bits, in the dtype of x: what float32 leaves of a sum of some hundred
-    products, or less. It decides which E4M3 value is the nearest no less often than float32."""
+    """Values of 20 significant bits, in the dtype of x: what float32 leaves of a long sum, or
+    less. It decides which E4M3 value is the nearest no less often than float32."""
     bits = x.to(torch.float32).view(torch.int32)
     return (((bits + 8) >> 4) << 4).view(torch.float32).to(x.dtype)
 

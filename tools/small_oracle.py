@@ -1,0 +1,88 @@
+"""The oracle with all of a small checkpoint in memory, for tables of the documentation and for the
+suite's tests. The levels use `sm121.oracles.scores`."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sm121.oracles import rounding
+from sm121.oracles.gpt_oss import (
+    Stored,
+    Weights,
+    after_layer,
+    embedded,
+    experts,
+    last_norm,
+    layer,
+)
+
+_VOCABULARY_CHUNK = 16_384
+
+
+def load(checkpoint: Path, dtype: torch.dtype = torch.float32) -> Weights:
+    """The weights of a checkpoint directory in the Hugging Face format, MXFP4 or BF16 experts
+    alike, all in memory. Raises FileNotFoundError without config.json or *.safetensors, ValueError
+    when a tensor is missing."""
+    stored = Stored(checkpoint)
+
+    def matrices(name: str) -> Tensor:
+        return torch.stack([*experts(stored, name, dtype)])
+
+    layers = tuple(layer(stored, n, dtype, matrices) for n in range(stored.config.layers))
+    return Weights(
+        config=stored.config,
+        embedding=stored.tensor("model.embed_tokens.weight"),
+        layers=layers,
+        norm=stored.tensor("model.norm.weight").to(dtype),
+        head=stored.tensor("lm_head.weight"),
+    )
+
+
+def hidden_states(weights: Weights, token_ids: Sequence[int]) -> Tensor:
+    """The normalised last hidden state of each token, [T, H]. Raises ValueError for an empty or
+    unknown token."""
+    x = [embedded(weights, token_ids)]
+    for n in range(len(weights.layers)):
+        x, _ = after_layer([weights], n, x)
+    return last_norm(weights, x[0])
+
+
+def _logit_chunks(weights: Weights, states: Tensor) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, weights.config.vocabulary, _VOCABULARY_CHUNK):
+        rows = weights.head[start : start + _VOCABULARY_CHUNK].to(states.dtype)
+        yield start, rounding.activations(weights.rounding)(states @ rows.T)
+
+
+def log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
+    """log p(token | everything up to each position), [T, V]: 1.6 MB a row in float64."""
+    states = hidden_states(weights, token_ids)
+    logits = torch.cat([chunk for _, chunk in _logit_chunks(weights, states)], -1)
+    most = logits.max(-1, keepdim=True).values
+    # In float32 a sum over so many tokens loses 1e-4: how much depends on the CPU's vectors.
+    shares = (logits - most).exp_().sum(-1, keepdim=True, dtype=torch.float64)
+    return logits - (most.double() + shares.log()).to(logits.dtype)
+
+
+def next_token_log_probabilities(weights: Weights, token_ids: Sequence[int]) -> Tensor:
+    """log p of each token that really follows, [T - 1]: what an engine reports as prompt
+    log-probabilities."""
+    return of_next_tokens(weights, hidden_states(weights, token_ids), token_ids)
+
+
+def of_next_tokens(weights: Weights, states: Tensor, token_ids: Sequence[int]) -> Tensor:
+    """log p of each token that really follows, [T - 1], from the states [T, H] of `hidden_states`.
+    Never holds [T, V]: the vocabulary is walked in chunks. The logits that are only summed over are
+    float32, their sum is float64: that costs 2e-5 at most and saves half of the time."""
+    states = states[:-1]
+    targets = weights.head[torch.tensor(list(token_ids)[1:], dtype=torch.int64)].to(states.dtype)
+    coarse = states.float()
+    total = torch.full((len(states),), -math.inf, dtype=torch.float64)
+    for _, logits in _logit_chunks(weights, coarse):
+        most = logits.max(-1, keepdim=True).values
+        shares = (logits - most).exp_().sum(-1, dtype=torch.float64)
+        total = torch.logaddexp(total, most[:, 0].double() + shares.log())
+    following = rounding.activations(weights.rounding)((states * targets).sum(-1))
+    return following - total.to(states.dtype)
