@@ -266,12 +266,11 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
 def test_accuracy(sdk, profile, conformance):
     """Enough of the user's questions are answered correctly, by the share's 95 % interval."""
     settings, file = conformance.settings, conformance.directory / "accuracy.jsonl"
-    baseline = settings.questions_baseline
-    accuracy.judge(settings.questions, baseline, sdk.answer_to, profile, file, conformance.remark)
+    files = settings.questions, settings.questions_baseline
+    accuracy.judge(*files, sdk.answer_to, profile, file, conformance.remark)
 
 
 # The protocol: parameters are obeyed, and answers say what they are.
-#
 # `api` checks every answer by the published schema, and by what must hold in any answer.
 
 
@@ -427,8 +426,7 @@ def test_first_token_is_the_channel_token(api, profile):
 
 @pytest.mark.parametrize("chat", rendering.shipped(), ids=str)
 def test_a_chat_becomes_its_harmony(api, server_environment, chat):
-    """Every message, turn, tool, call, result, effort and date reaches the model, and earlier
-    reasoning does not. Text stays text."""
+    """Every part of a chat reaches the model, earlier reasoning does not, and text stays text."""
     rendering.becomes_its_harmony(api, chat, server_environment)
 
 
@@ -577,8 +575,7 @@ def test_dialogues_are_followed(candidate):
 
 @pytest.mark.ability("exam")
 def test_the_right_tools_are_called(candidate):
-    """Of all tools the right ones are called, with the right arguments of each type, and answers
-    use the results. Where none helps, none is called."""
+    """The right tools, or none, are called with the right arguments, and answers use the results."""
     candidate.passes("tools")
 
 
