@@ -575,7 +575,7 @@ def test_dialogues_are_followed(candidate):
 
 @pytest.mark.ability("exam")
 def test_the_right_tools_are_called(candidate):
-    """The right tools, or none, are called with the right arguments, and answers use the results."""
+    """The right tools, or none, are called with right arguments, and answers use the results."""
     candidate.passes("tools")
 
 
