@@ -324,7 +324,6 @@ def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
     observed = [v for name in ROUNDING_PROMPTS for v in _of_prompt(asker, fixed[name])]
     shares = {name: pattern.share(observed) for name, pattern in clear.items()}
     wrong = {name: share for name, share in shares.items() if not abs(share) < limit}
-    # Another rule, and no rounding at all, are much alike: the largest share of a part names it.
     requirement = f"rounded as {reference.file.rounding}, a share of another rounding below"
     if wrong:
         raise Unmet(*(
