@@ -94,7 +94,7 @@ def to_e4m3(x: Tensor) -> Tensor:
 def to_e4m3_cut(x: Tensor) -> Tensor:
     """The E4M3 values next to x towards zero, in its dtype; what is beyond +-448 becomes that. So
     the attention of vLLM's CPU backend writes its KV cache (0.32, `cpu_attn_reshape_and_cache`):
-    observed of every BF16 value."""
+    observed of 20 values in float32 and BF16."""
     magnitude = x.abs().clamp(max=_LARGEST_E4M3)
     exponent = torch.frexp(magnitude)[1] - 4
     step = torch.ldexp(torch.ones_like(x), exponent)
