@@ -8,6 +8,7 @@ read: memory beside it holds garbage. The small methods are the places at which 
 wrong, and where `w4a8_mutants` breaks it."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -17,7 +18,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sm121.kernels.flashinfer_provider import FlashInferProvider
+from sm121.kernels.flashinfer_provider import FlashInferIdentityProvider, FlashInferProvider
+from sm121.kernels.torch_provider import TorchProvider
 
 BLOCK, TILE, BLOCKS = 32, 128, 4
 """Elements a scale; rows and scales of a tile of scales."""
@@ -34,6 +36,15 @@ class Emulation:
 
     version = "0.7.2"
     capability = (12, 1)
+    quantiser = TorchProvider()
+    tile = (128, 128)
+
+    @functools.cached_property
+    def core(self) -> ModuleType:
+        """As the GB10 effort's build has it: the tiles by the number of tokens."""
+        core = ModuleType("flashinfer.fused_moe.core")
+        core.select_tile_mn_for_sm120 = lambda tokens: (64 if tokens < 64 else 128, 128)
+        return core
 
     # Scales in tiles: get_sf_out_offset_128x4 (quantization_utils.cuh).
 
@@ -57,7 +68,8 @@ class Emulation:
     def block_scale_interleave(self, unswizzled_sf: Tensor, *, out: Tensor | None = None) -> Tensor:
         assert out is None
         require(unswizzled_sf.dtype == torch.uint8 and unswizzled_sf.is_contiguous(), "scales")
-        return torch.cat([self.in_tiles(scales) for scales in unswizzled_sf])
+        of_experts = unswizzled_sf if unswizzled_sf.dim() == 3 else unswizzled_sf[None]
+        return torch.cat([self.in_tiles(scales) for scales in of_experts])
 
     # cvt_warp_fp16_to_mxfp8 (quantization_utils.cuh) and the CuTe-DSL kernel of the same rule.
 
@@ -92,6 +104,36 @@ class Emulation:
         require(backend in ("cuda", "cute-dsl"), "backend")
         q, scales = self.quantise_x(input)
         return q, self.in_tiles(scales) if is_sf_swizzled_layout else scales.flatten()
+
+    # mm_fp4 with MXFP4 (gemm/gemm_base.py): both operands packed, scales in tiles.
+
+    def mxfp4_quantize(self, a: Tensor, backend: str = "cuda") -> tuple[Tensor, Tensor]:
+        require(a.dtype == torch.bfloat16 and a.is_contiguous() and backend == "cute-dsl", "a")
+        codes, scales = self.quantiser.mxfp4_quantize(a)
+        return codes, self.in_tiles(scales)
+
+    def mm_fp4(
+        self,
+        a: Tensor,
+        b: Tensor,
+        a_descale: Tensor,
+        b_descale: Tensor,
+        block_size: int = 16,
+        use_nvfp4: bool = True,
+        backend: str = "auto",
+    ) -> Tensor:
+        require(block_size == BLOCK and not use_nvfp4, "mxfp4 only supports block_size = 32")
+        require(backend == ("auto" if self.capability[0] == 12 else "cute-dsl"), "backend")
+        require(b.shape[0] == a.shape[1] and b.t().is_contiguous(), "b is column major")
+        codes = zip((a, b.t()), (a_descale, b_descale.t()), strict=True)
+        x, matrix = (
+            self.matrix(part, scales, len(part), 2 * part.shape[1]) for part, scales in codes
+        )
+        require(a_descale.shape[1] == up_to(x.shape[1] // BLOCK, BLOCKS), "a_descale")
+        return self.sums(x, matrix).bfloat16()
+
+    def sums(self, x: Tensor, matrix: Tensor) -> Tensor:
+        return x @ matrix.T
 
     # cutlass_fused_moe: csrc/fused_moe/cutlass_backend/*.
 
@@ -142,6 +184,7 @@ class Emulation:
             results[tokens, place] = self.product(b, b_scales, w2) * global2[e]
         fused = profile_ids is not None and profile_ids[1] % 2 == 1
         finalize = self.fused_finalize if fused else self.finalize
+        self.tile = self.core.select_tile_mn_for_sm120(len(input))
         output.copy_(
             finalize(results, token_final_scales, token_selected_experts, fc2_expert_biases)
         )
@@ -242,26 +285,29 @@ class Emulation:
             ModuleType(name)
             for name in ("flashinfer", "flashinfer.fused_moe", "flashinfer.autotuner")
         )
+        modules = (main, experts, tuner, self.core)
         contents: dict[ModuleType, dict[str, Any]] = {
             main: {
                 "__version__": self.version,
                 "mxfp8_quantize": self.mxfp8_quantize,
                 "block_scale_interleave": self.block_scale_interleave,
+                "mxfp4_quantize": self.mxfp4_quantize,
+                "mm_fp4": self.mm_fp4,
             },
             experts: {"cutlass_fused_moe": self.cutlass_fused_moe},
         }
         for module, names in contents.items():
             vars(module).update(names)
         with (
-            mock.patch.dict(sys.modules, {m.__name__: m for m in (main, experts, tuner)}),
+            mock.patch.dict(sys.modules, {m.__name__: m for m in modules}),
             mock.patch.object(torch.cuda, "is_available", lambda: True),
             mock.patch.object(torch.cuda, "get_device_capability", lambda: self.capability),
         ):
             yield
 
 
-class EmulatedProvider(FlashInferProvider):
-    """The provider's own code, on the CPU, where FlashInfer is an emulation."""
+class _Emulated:
+    """A provider's own code, on the CPU, where FlashInfer is an emulation."""
 
     device = "cpu"
 
@@ -273,6 +319,28 @@ class EmulatedProvider(FlashInferProvider):
     def _api(self, module: str, name: str, *arguments: str) -> Any:
         with self._emulation.installed():
             return super()._api(module, name, *arguments)
+
+    def _core(self) -> Any:
+        return self._emulation.core
+
+
+class EmulatedProvider(_Emulated, FlashInferProvider):
+    pass
+
+
+class IdentityProvider(_Emulated, FlashInferIdentityProvider):
+    pass
+
+
+class Identity(Emulation):
+    """The hidden activations in E4M3 under scales of one."""
+
+    def quantise_hidden(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.e4m3(h.bfloat16().float())
+        return h, torch.full((len(h), h.shape[1] // BLOCK), 127, dtype=torch.uint8)
+
+    def e4m3(self, values: Tensor) -> Tensor:
+        return values.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
 
 
 def require(held: bool, what: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fast_build_mutants
 import torch
 import w4a8_mutants
 from flashinfer_emulation import EmulatedProvider
@@ -720,6 +721,10 @@ W4A8 = [
 ]
 
 
+FAST_BUILD = [Mutant(name, *of) for name, of in fast_build_mutants.MUTANTS.items()]
+EVERY = (*MUTANTS, *W4A8, *FAST_BUILD)
+
+
 # Running
 
 
@@ -747,7 +752,7 @@ def kill(broken: Mutant) -> Kill | None:
 def table() -> str:
     lines = []
     survivors = []
-    for broken in (*MUTANTS, *W4A8):
+    for broken in EVERY:
         killers = [k for g in broken.groups if (k := first_kill(broken.make(), g))]
         if not killers:
             survivors.append(broken.name)
@@ -756,7 +761,7 @@ def table() -> str:
         lines.append(f"| {broken.name} | {tests} | {said[:150]} |")
     lines += ["", *_MILDER]
     lines += [f"| W4A8: {name} | {why} |" for name, (_, why) in w4a8_mutants.MILDER.items()]
-    total = len(MUTANTS) + len(W4A8)
+    total = len(EVERY)
     return _PREFACE.format(killed=total - len(survivors), total=total) + "".join(
         f"{line}\n" for line in lines
     )

@@ -168,7 +168,8 @@ def as_parts(output):
 class Captured(TorchProvider):
     def __init__(self):
         super().__init__()
-        self.graphs = frozenset({"route", "fused_moe", "decode_attention"})
+        attention = ("decode_attention", "decode_attention_fp8")
+        self.graphs = frozenset({"route", "fused_moe", "mxfp4_linear", *attention})
 
 
 REPLAYED = [case for case in cases.GROUPS["graph_replay"] if str(case).startswith(("rou", "dec"))]

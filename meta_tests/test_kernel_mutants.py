@@ -21,7 +21,7 @@ SEEDS, SAMPLE = 50, 1
 TABLE = Path(__file__).parent.parent / "docs" / "tables" / "kernel-mutants.md"
 
 
-EVERY = (*kernel_mutants.MUTANTS, *kernel_mutants.W4A8)
+EVERY = kernel_mutants.EVERY
 MOE = [m for m in kernel_mutants.MUTANTS if set(m.groups) & set(kernel_mutants.MOE)]
 
 
@@ -36,13 +36,15 @@ LARGE = (
 
 #: Of W4A8's others every fifth stays.
 W4A8 = {m.name for n, m in enumerate(kernel_mutants.W4A8) if n % 5}
+#: One in eight of those that test_fast_build.py has no other look at.
+FAST_BUILD = {m.name for n, m in enumerate(kernel_mutants.FAST_BUILD) if n % 8}
 #: What any operation can have: all of the first one, every third of the others.
 ANYWHERE = {m.name for op in ("prefill_attention: ", "decode_attention: ")
             for n, m in enumerate(m for m in EVERY if m.name.startswith(op)) if n % 3}  # fmt: skip
 
 
 def _seldom(mutant) -> bool:
-    return mutant.name.endswith(LARGE) or mutant.name in ANYWHERE | W4A8
+    return mutant.name.endswith(LARGE) or mutant.name in ANYWHERE | W4A8 | FAST_BUILD
 
 
 @pytest.mark.parametrize(

@@ -420,13 +420,13 @@ class _Accumulators(Emulation):
         return sums
 
 
-@mutant("accumulators of bfloat16")
+@mutant("accumulators of bfloat16", ("moe_ranges", *ANY))
 class _LowSums(_Accumulators):
     def low(self, sums):
         return sums.bfloat16().float()
 
 
-@mutant("accumulators of 13 bits, as Ada and Hopper have them for FP8")
+@mutant("accumulators of 13 bits, as Ada and Hopper have them for FP8", ("moe_ranges", *ANY))
 class _ShortSums(_Accumulators):
     def low(self, sums):
         return (sums.view(torch.int32) & ~0x3FF).view(torch.float32)

@@ -166,6 +166,19 @@ def test_moe_activation_is_the_clamped_swiglu(kernels, case):
     require_none(kernels.wrong(case))
 
 
+@pytest.mark.kernel_cases("moe_ranges")
+def test_moe_in_the_ranges_of_its_format(kernels, case):
+    """Activations beyond E4M3 saturate where scales are one. Those below its normals stay. Alpha is
+    exact. Sums lose nothing."""
+    require_none(kernels.wrong(case))
+
+
+@pytest.mark.kernel_cases("mxfp4_linear")
+def test_mxfp4_linear(kernels, case):
+    """Dense layers with MXFP4 weights (qkv, o, lm_head) are right for 1, 2, 16 and 128 tokens."""
+    require_none(kernels.wrong(case))
+
+
 @pytest.mark.kernel_cases("prefill")
 def test_prefill_attention(kernels, case):
     """Ragged batches are right with and without the window of 128, also with an empty sequence."""
@@ -176,6 +189,18 @@ def test_prefill_attention(kernels, case):
 def test_prefill_attention_sinks(kernels, case):
     """Prefill is right without sinks, with sinks that take everything or nothing, and with both
     together."""
+    require_none(kernels.wrong(case))
+
+
+@pytest.mark.kernel_cases("prefill_fp8")
+def test_prefill_attention_of_an_fp8_cache(kernels, case):
+    """Keys and values become E4M3 with scales of one and saturate. Window and sinks are as ever."""
+    require_none(kernels.wrong(case))
+
+
+@pytest.mark.kernel_cases("decode_fp8")
+def test_decode_attention_of_an_fp8_cache(kernels, case):
+    """Decode reads what prefill has written to an FP8 cache."""
     require_none(kernels.wrong(case))
 
 

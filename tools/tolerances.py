@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sm121.core.unmet import Fact
 from sm121.kernels import block_scales, cases, comparison, problems
-from sm121.kernels.cases import Case, DecodeCase, MoeCase, PrefillCase
+from sm121.kernels.cases import Case, DecodeCase, LinearCase, MoeCase, PrefillCase
 from sm121.kernels.comparison import MEASURES, Errors, KernelTolerance
 from sm121.kernels.problems import Problem
 from sm121.kernels.protocol import Declaration, declaration
@@ -137,7 +137,7 @@ def findings(group: str, clean: TorchProvider) -> Iterator[Finding]:
         problem = problems.build(case)
         if problem.strided or not _sizeable(problem.reference):
             continue
-        if isinstance(case, MoeCase | PrefillCase | DecodeCase):
+        if isinstance(case, MoeCase | PrefillCase | DecodeCase | LinearCase):
             yield from _of_case(group, case, problem, clean)
 
 
@@ -191,7 +191,7 @@ def _expected(problem: Problem, declared: Declaration) -> Tensor:
 
 def _of_case(
     group: str,
-    case: MoeCase | PrefillCase | DecodeCase,
+    case: MoeCase | PrefillCase | DecodeCase | LinearCase,
     problem: Problem,
     clean: TorchProvider,
 ) -> Iterator[Finding]:
@@ -214,7 +214,7 @@ def _of_case(
         parts = [_times(part) for part in _expert_parts(problem)]
         sizes = [_smallest(actual, reference, limit, part) for part in parts]
         yield Finding(group, case.name, "one expert", max(sizes))
-    elif relative:
+    elif relative and not isinstance(case, LinearCase):
         yield from _attention_findings(group, case, problem, actual, limit)
 
 
@@ -302,8 +302,8 @@ def _attention_findings(
     reference = problem.reference
 
     def changed(**keywords: Any) -> Tensor:
-        rows: Tensor = oracle(*problem.arguments, **{**problem.keywords, **keywords})
-        return rows.reshape(reference.shape) - reference
+        inputs = problems.as_cached(case, problem.arguments)
+        return oracle(*inputs, **problem.keywords | keywords).reshape(reference.shape) - reference
 
     if case.sinks == "usual":
         # o = N / (Z + e^s): what is left without the sink tells its share, and with the share what

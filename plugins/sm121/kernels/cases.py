@@ -108,45 +108,79 @@ class MoeCase(_Case):
     """Every gate is below -limit, where SwiGLU does not clamp it, and the second bias is zero: the
     output is tiny, and a clamp there makes it several times as large."""
     strided: bool = False
+    gates: float | None = None
+    """The bias of every gate. At -1, where SwiGLU turns, alpha is a factor of the output, and what
+    a gate is rounded by is none."""
+    power: int = 0
+    """The first block's activations are 2^power times as large, and its scales in the first matrix
+    as much lower: beyond E4M3's largest value, or below its normal ones."""
+    cancelling: bool = False
+    """What the first block gives to the first matrix's sums, 32 times as much as others, the last
+    one takes away."""
 
 
 @dataclass(frozen=True)
-class PrefillCase(_Case):
+class LinearCase(_Case):
+    """A dense layer [outputs, inputs] with MXFP4 weights."""
+
+    operation: ClassVar[Operation] = "mxfp4_linear"
+    tokens: int = 1
+    inputs: int = 2880
+    outputs: int = 5120
+    cancelling: bool = False
+    """As of `MoeCase`, 128 times as much."""
+
+
+@dataclass(frozen=True)
+class _AttentionCase(_Case):
+    lengths: tuple[int, ...] = (1,)
+    window: int | None = None
+    sinks: Sinks = "usual"
+    query_heads: int = 64
+    kv_heads: int = 8
+    head_dim: int = 64
+    strided: bool = False
+    kv: Literal["bfloat16", "fp8"] = "bfloat16"
+    """What the cache holds."""
+    power: int = 0
+    """Keys and values are 2^power times as large, and queries as much smaller."""
+
+
+@dataclass(frozen=True)
+class PrefillCase(_AttentionCase):
     """Sequences of these lengths, one after the other."""
 
-    operation: ClassVar[Operation] = "prefill_attention"
-    lengths: tuple[int, ...] = (1,)
-    window: int | None = None
-    sinks: Sinks = "usual"
-    query_heads: int = 64
-    kv_heads: int = 8
-    head_dim: int = 64
-    strided: bool = False
+    @property
+    def operation(self) -> Operation:
+        return "prefill_attention_fp8" if self.kv == "fp8" else "prefill_attention"
 
 
 @dataclass(frozen=True)
-class DecodeCase(_Case):
+class DecodeCase(_AttentionCase):
     """One new token for each sequence of these lengths, pages in random order."""
 
-    operation: ClassVar[Operation] = "decode_attention"
-    lengths: tuple[int, ...] = (1,)
-    window: int | None = None
-    sinks: Sinks = "usual"
     block: int = 32
-    query_heads: int = 64
-    kv_heads: int = 8
-    head_dim: int = 64
-    strided: bool = False
+
+    @property
+    def operation(self) -> Operation:
+        return "decode_attention_fp8" if self.kv == "fp8" else "decode_attention"
 
 
 Case: TypeAlias = (
-    DequantiseCase | QuantiseCase | BytesCase | RouteCase | MoeCase | PrefillCase | DecodeCase
+    DequantiseCase
+    | QuantiseCase
+    | BytesCase
+    | RouteCase
+    | MoeCase
+    | PrefillCase
+    | DecodeCase
+    | LinearCase
 )
 
 
 _KINDS: dict[str, Callable[..., Case]] = {
     "dequantise": DequantiseCase, "quantise": QuantiseCase, "route": RouteCase, "moe": MoeCase,
-    "prefill": PrefillCase, "decode": DecodeCase,
+    "prefill": PrefillCase, "decode": DecodeCase, "linear": LinearCase,
 }  # fmt: skip
 
 

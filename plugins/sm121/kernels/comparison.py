@@ -5,7 +5,7 @@ the mean error a bias. The measures of `peer-survey.md` §3.2."""
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import PositiveFloat
@@ -37,7 +37,7 @@ class KernelTolerance(DataTable):
     #: A row's RMS counts as at least this: the size below which an output is as good as zero.
     floor: PositiveFloat
     #: For providers that declare these activations alone.
-    activations: Literal["mxfp8"] | None = None
+    activations: Literal["mxfp8", "e4m3"] | None = None
     #: For providers that declare `rounds_each_expert` alone.
     each_expert_rounded: bool = False
     #: For the cases in which every gate is below -limit alone.
@@ -63,6 +63,8 @@ def tolerance(
 ) -> KernelTolerance | None:
     """The tolerance of an operation with outputs of a dtype: the one that is for the least else;
     None where there is none."""
+    # An FP8 cache's values are exact in bfloat16, and what writing it rounds is in the oracle.
+    operation = operation.removesuffix("_fp8")
     key = (operation, str(dtype).removeprefix("torch."), below_limit)
     fitting = [
         t
@@ -101,6 +103,12 @@ class Errors:
             for measure in MEASURES
             if not getattr(self, measure) <= getattr(limit, measure)
         ]
+
+
+def describe(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return f"{str(output.dtype).removeprefix('torch.')} {tuple(output.shape)}"
+    return type(output).__name__
 
 
 def widened(limit: KernelTolerance, rounded: Tensor, reference: Tensor) -> KernelTolerance:

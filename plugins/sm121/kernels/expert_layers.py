@@ -1,5 +1,6 @@
 """Layers of experts for the kernel tests: random weights, and forms in which a fault shows."""
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -76,13 +77,52 @@ def reading_out(layer: Layer) -> Layer:
     return Layer(layer.w1, bias, (packed, ones), torch.zeros_like(layer.w2_bias))
 
 
-def below_the_limit(layer: Layer) -> Layer:
-    """The layer with every gate a little below -LIMIT, for small activations. A gate of -8 gives
-    -1.0e-5, clamped to -7 it gives -4.7e-5. Further below, a sigmoid by tanh in float32 has nothing
-    left of it, which is no fault."""
-    bias = layer.w1_bias.clone()
-    bias[:, 0::2] = -(LIMIT + 1.0)
-    return Layer(layer.w1, bias, layer.w2, torch.zeros_like(layer.w2_bias))
+BELOW_LIMIT = -(LIMIT + 1.0)
+"""A gate of -8 gives -1.0e-5, clamped to -7 it gives -4.7e-5. Further below, a sigmoid by tanh in
+float32 has nothing left of it, which is no fault."""
+
+
+def with_gates(layer: Layer, bias: float) -> Layer:
+    """The layer with this bias of every gate, for small activations, and nothing beside what the
+    hidden ones give."""
+    biases = layer.w1_bias.clone()
+    biases[:, 0::2] = bias
+    return Layer(layer.w1, biases, layer.w2, torch.zeros_like(layer.w2_bias))
+
+
+def ranged(layer: Layer, x: Tensor, power: int) -> tuple[Layer, Tensor]:
+    """The layer and x [T, H] with the first block's activations 2^power times as large, and its
+    scales in the first matrix as much lower."""
+    scales = layer.w1[1].clone()
+    scales[..., 0] -= power
+    x = x.clone()
+    x[:, : mxfp4.BLOCK] *= 2.0**power
+    return dataclasses.replace(layer, w1=(layer.w1[0], scales)), x
+
+
+def cancelling(weight: moe.Packed, x: Tensor, factor: float) -> moe.Packed:
+    """The weight with its first block as the last, too. In x [T, K] the first is made larger, and
+    the last takes it away: what a sum loses in between is lost."""
+    codes, scales = (part.clone() for part in weight)
+    codes[..., -mxfp4.BLOCK // 2 :] = codes[..., : mxfp4.BLOCK // 2]
+    scales[..., -1] = scales[..., 0]
+    x[:, : mxfp4.BLOCK] *= factor
+    x[:, -mxfp4.BLOCK :] = -x[:, : mxfp4.BLOCK]
+    return codes, scales
+
+
+@functools.lru_cache(maxsize=2)
+def dense(outputs: int, inputs: int) -> moe.Packed:
+    """A dense weight that gives outputs around one: packed [N, K/2], scales [N, K/32]."""
+    generator = torch.Generator().manual_seed(outputs + inputs)
+
+    def random(low: int, high: int, columns: int) -> Tensor:
+        shape = (outputs, columns)
+        return torch.randint(low, high, shape, generator=generator, dtype=torch.uint8)
+
+    middle = mxfp4.E8M0_BIAS + round(math.log2(1 / (3.87 * math.sqrt(inputs))))
+    codes = random(0, 256, inputs // 2)
+    return codes, random(middle - 1, middle + 2, inputs // mxfp4.BLOCK)
 
 
 def with_nan(layer: Layer, idle: Tensor) -> Layer:

@@ -1,8 +1,9 @@
 """The provider `flashinfer`: FlashInfer's kernels as vLLM calls them for gpt-oss. Prefill by the
 attention-sink wrapper on fa2 (the backend of SM12x; the plain wrappers take `sinks=` and ignore it
-on fa2), decode by XQA, the quantisers with bodies from sm100 on. The experts by
-`cutlass_fused_moe`: with bfloat16 activations on sm90 (W4A16), with MXFP8 activations on SM10x and
-SM12x (W4A8). What the installed release does not have is NotRun, with the release that has it
+on fa2), decode by XQA, each also of an FP8 cache, which vLLM's `reshape_and_cache_flash` writes;
+the quantisers with bodies from sm100 on. The experts by `cutlass_fused_moe`: with bfloat16
+activations on sm90 (W4A16), with MXFP8 activations on SM10x and SM12x (W4A8). Dense MXFP4 layers by
+`mm_fp4` (W4A4). What the installed release does not have is NotRun, with the release that has it
 (``fixtures/kernels/flashinfer.toml``). A kernel that raises is a failure."""
 
 import copy
@@ -23,7 +24,7 @@ from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
-from sm121.kernels.planning import Call, PlanningProvider, padded
+from sm121.kernels.planning import Call, PlanningProvider, in_fp8, padded
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
 
 _PAGE = 32
@@ -31,6 +32,10 @@ _ALIGNED = 128
 """cutlass_fused_moe wants both sizes in multiples of this: 2880 becomes 2944."""
 _BLOCK = 32
 """Elements that share a scale."""
+_E4M3 = torch.float8_e4m3fn
+_TILES = {"64x128": (64, 128), "128x128": (128, 128)}
+"""Rows and columns of an output's tiles with which the GB10 effort's build decodes and prefills."""
+_TILE_OF = "select_tile_mn_for_sm120"
 _WORKSPACE = 128 << 20
 
 
@@ -65,6 +70,7 @@ class FlashInferProvider(PlanningProvider):
     name = "flashinfer"
     mxfp4_scale_rule = "ceil"
     mxfp8_scale_rule = "ceil"
+    linear_activations = "mxfp4"
     deterministic = frozenset(
         {"mxfp4_quantize", "mxfp8_quantize", "fused_moe", "prefill_attention", "decode_attention"}
     )
@@ -85,6 +91,7 @@ class FlashInferProvider(PlanningProvider):
         self.activations = "bfloat16" if major == 9 else "mxfp8"
         self._spaces: dict[str, Tensor] = {}
         self._tactic: list[int] | None = None
+        self._tile: tuple[int, int] | None = None
 
     # Quantisation
 
@@ -150,6 +157,27 @@ class FlashInferProvider(PlanningProvider):
                 "it launches an empty kernel and returns what was in memory, without an error"
             )
 
+    # Dense layers
+
+    def plan_linear(self, x: Tensor, weight: Packed) -> Call:
+        """As vLLM's `FlashInferMxFp4LinearKernel`, whose backend has NVFP4 alone on SM12x: there
+        `auto` takes what there is."""
+        self._needs_sm100("mm_fp4")
+        quantize = self._api("flashinfer", "mxfp4_quantize", "backend")
+        multiply = self._api("flashinfer", "mm_fp4", "block_size", "use_nvfp4", "backend")
+        tiles = self._api("flashinfer", "block_scale_interleave")(weight[1])
+        tiles = tiles.reshape(-(-len(weight[0]) // _ALIGNED) * _ALIGNED, -1).t()
+        backend = "auto" if self._capability // 10 == 12 else "cute-dsl"
+        constants = {"block_size": _BLOCK, "use_nvfp4": False, "backend": backend}
+
+        def call() -> Tensor:
+            codes, scales = quantize(x.contiguous(), backend="cute-dsl")
+            scales = scales.view(torch.uint8).reshape(-1, len(tiles))
+            y: Tensor = multiply(codes, weight[0].t(), scales, tiles, **constants)
+            return y
+
+        return call
+
     # Experts
 
     def plan_experts(self, inputs: FusedMoe) -> Call | None:
@@ -211,6 +239,7 @@ class FlashInferProvider(PlanningProvider):
         def call() -> Tensor:
             wide = layer.widened(inputs.x)
             q, scales = quantize(wide, is_sf_swizzled_layout=True)
+            q, scales = self.quantised(q, scales, wide)
             out = torch.empty_like(wide)
             fused_moe(
                 q,
@@ -229,16 +258,28 @@ class FlashInferProvider(PlanningProvider):
 
         return call
 
+    def quantised(self, q: Tensor, scales: Tensor, _x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the experts get of x [T, H]: E4M3, and scales in tiles."""
+        return q, scales
+
     def _fused_moe(self, *arguments: str) -> Any:
+        if self._tile is not None:  # for good: each tactic has a process of its own
+            setattr(self._core(), _TILE_OF, lambda *_arguments, **_keywords: self._tile)
         fixed = {} if self._tactic is None else {"profile_ids": self._tactic}
         function = self._api("flashinfer.fused_moe", "cutlass_fused_moe", *arguments, *fixed)
         return functools.partial(function, **fixed)
 
     def tactics(self, operation: Operation) -> tuple[str, ...]:
-        """The pairs of autotune tactics worth a test of their own: each of the first product with
-        the default of the second, and the other way round."""
+        """The tiles that a build chooses by the number of tokens, and the pairs of autotune tactics
+        worth a test of their own: each of a product with the default of the other."""
         if operation != "fused_moe":
             return ()
+        return (*(_TILES if hasattr(self._core(), _TILE_OF) else ()), *self._pairs())
+
+    def _core(self) -> Any:
+        return importlib.import_module("flashinfer.fused_moe.core")
+
+    def _pairs(self) -> tuple[str, ...]:
         tuner = importlib.import_module("flashinfer.autotuner").AutoTuner
         valid: dict[int, list[int]] = {}
         choose = tuner.choose_one
@@ -261,15 +302,18 @@ class FlashInferProvider(PlanningProvider):
     def with_tactic(self, tactic: str) -> "FlashInferProvider":
         """The provider with that tactic and no other."""
         fixed = copy.copy(self)
-        fixed._tactic = [int(part) for part in tactic.split(",")]
-        if self.activations == "mxfp8":
+        if tactic in _TILES:
+            fixed._tile = _TILES[tactic]
+        else:
+            fixed._tactic = [int(part) for part in tactic.split(",")]
+        if self.activations != "bfloat16":
             # Called as vLLM does; some tactics then add by atomics, in another order each time.
             fixed.deterministic = self.deterministic - {"fused_moe"}
         return fixed
 
     # Attention
 
-    def plan_prefill(self, inputs: PrefillAttention) -> Call | None:
+    def plan_prefill(self, inputs: PrefillAttention, *, fp8: bool = False) -> Call | None:
         q, k, v, cu_seqlens, sinks, window, scale = inputs
         if sinks is None:
             raise NotRun("FlashInfer's sink wrapper has sinks; without them it is another kernel")
@@ -277,13 +321,14 @@ class FlashInferProvider(PlanningProvider):
             return None
         paging = Paging.of(cu_seqlens, _PAGE)
         window_left = -1 if window is None else window - 1
+        cached = _E4M3 if fp8 else k.dtype
         self._needs_sinks()
         wrapper = self._api("flashinfer", "BatchAttentionWithAttentionSinkWrapper", "head_dim_qk")(
             self._workspace("prefill"),
             kv_layout="NHD",
             backend="fa2",
             q_data_type=q.dtype,
-            kv_data_type=k.dtype,
+            kv_data_type=cached,
             head_dim_qk=q.shape[2],
             head_dim_vo=q.shape[2],
             window_left=window_left,
@@ -301,25 +346,29 @@ class FlashInferProvider(PlanningProvider):
             causal=True,
             window_left=window_left,
             q_data_type=q.dtype,
-            kv_data_type=k.dtype,
+            kv_data_type=cached,
         )
         cache = torch.zeros(
-            paging.pages, 2, _PAGE, k.shape[1], k.shape[2], dtype=k.dtype, device=q.device
+            paging.pages, 2, _PAGE, k.shape[1], k.shape[2], dtype=cached, device=q.device
         )
         slots = paging.slots().to(q.device)
         page, offset = slots // _PAGE, slots % _PAGE
 
         def call() -> Tensor:
-            cache[page, 0, offset] = k
-            cache[page, 1, offset] = v
+            if fp8:
+                _write_fp8(k, v, cache[:, 0], cache[:, 1], slots)
+            else:
+                cache[page, 0, offset] = k
+                cache[page, 1, offset] = v
             out: Tensor = wrapper.run(q, cache, sinks, scale)
             return out
 
         return call
 
-    def plan_decode(self, inputs: DecodeAttention) -> Call | None:
+    def plan_decode(self, inputs: DecodeAttention, *, fp8: bool = False) -> Call | None:
         if not len(inputs.q):
             return None
+        cache = in_fp8(inputs.kv_cache, _write_fp8) if fp8 else inputs.kv_cache
         if inputs.sinks is not None:
             self._needs_sinks()
         decode = self._api("flashinfer.decode", "xqa_batch_decode_with_kv_cache", "sinks")
@@ -330,7 +379,7 @@ class FlashInferProvider(PlanningProvider):
         def call() -> Tensor:
             out: Tensor = decode(
                 inputs.q,
-                inputs.kv_cache,
+                cache,
                 workspace,
                 table,
                 inputs.seq_lens,
@@ -351,6 +400,32 @@ class FlashInferProvider(PlanningProvider):
         if of not in self._spaces:
             self._spaces[of] = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.device)
         return self._spaces[of]
+
+
+def _write_fp8(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """As of `in_fp8`, with scales of one. Raises NotRun without vLLM."""
+    try:
+        write = importlib.import_module("vllm._custom_ops").reshape_and_cache_flash
+    except ImportError as error:
+        raise NotRun(f"vLLM writes the FP8 cache that FlashInfer reads, here: {error}") from error
+    one = torch.ones((), dtype=torch.float32, device=k.device)
+    write(k, v, keys.view(torch.uint8), values.view(torch.uint8), slots, "fp8", one, one)
+
+
+class FlashInferIdentityProvider(FlashInferProvider):
+    """The same where a build's experts take E4M3 under scales of one (identity, 0x7F): x here, the
+    hidden activations in the build's own kernel."""
+
+    name = "flashinfer-identity"
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.activations != "mxfp8":
+            raise NotRun("experts with MXFP8 activations are on SM10x and SM12x alone")
+        self.activations = "e4m3"
+
+    def quantised(self, _q: Tensor, scales: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.float().clamp(-448.0, 448.0).to(_E4M3), torch.full_like(scales, 0x7F)
 
 
 @dataclass(frozen=True)

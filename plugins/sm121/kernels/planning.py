@@ -1,5 +1,6 @@
 """Base of the providers on a GPU: weights are put in order and a step is planned once."""
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,14 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, PrefillAttention, prepared
+from sm121.kernels.protocol import (
+    DecodeAttention,
+    FusedMoe,
+    Operation,
+    Packed,
+    PrefillAttention,
+    prepared,
+)
 
 Call = Callable[[], Tensor]
 
@@ -25,36 +33,42 @@ class PlanningProvider(ABC):
         """A call that computes y [T, H]."""
 
     @abstractmethod
-    def plan_prefill(self, inputs: PrefillAttention) -> Call | None:
-        """A call that computes o [T, Hq, D]."""
+    def plan_prefill(self, inputs: PrefillAttention, *, fp8: bool = False) -> Call | None:
+        """A call that computes o [T, Hq, D]. `fp8`: of a cache in E4M3."""
 
     @abstractmethod
-    def plan_decode(self, inputs: DecodeAttention) -> Call | None:
-        """A call that computes o [B, Hq, D]."""
+    def plan_decode(self, inputs: DecodeAttention, *, fp8: bool = False) -> Call | None:
+        """A call that computes o [B, Hq, D]. `fp8`: of a cache in E4M3."""
+
+    @abstractmethod
+    def plan_linear(self, x: Tensor, weight: Packed) -> Call:
+        """A call that computes y [M, N]."""
 
     def prepare(self, operation: Operation, *arguments: Any, **keywords: Any) -> Call | None:
         plan: Call | None
+        fp8 = operation.endswith("_fp8")
         if operation == "fused_moe":
             plan = self.plan_experts(FusedMoe(*arguments, **keywords))
-        elif operation == "prefill_attention":
-            plan = self.plan_prefill(PrefillAttention(*arguments, **keywords))
-        elif operation == "decode_attention":
-            plan = self.plan_decode(DecodeAttention(*arguments, **keywords))
+        elif operation.startswith("prefill_attention"):
+            plan = self.plan_prefill(PrefillAttention(*arguments, **keywords), fp8=fp8)
+        elif operation.startswith("decode_attention"):
+            plan = self.plan_decode(DecodeAttention(*arguments, **keywords), fp8=fp8)
+        elif operation == "mxfp4_linear":
+            plan = self.plan_linear(*arguments)
         else:
             return None
         return plan or (lambda: new_like(arguments[0]))
 
-    def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        y: Tensor = prepared(self, "fused_moe", *arguments, **keywords)()
+    def _run(self, operation: Operation, *arguments: Any, **keywords: Any) -> Tensor:
+        y: Tensor = prepared(self, operation, *arguments, **keywords)()
         return y
 
-    def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        y: Tensor = prepared(self, "prefill_attention", *arguments, **keywords)()
-        return y
-
-    def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        y: Tensor = prepared(self, "decode_attention", *arguments, **keywords)()
-        return y
+    fused_moe = functools.partialmethod(_run, "fused_moe")
+    prefill_attention = functools.partialmethod(_run, "prefill_attention")
+    decode_attention = functools.partialmethod(_run, "decode_attention")
+    prefill_attention_fp8 = functools.partialmethod(_run, "prefill_attention_fp8")
+    decode_attention_fp8 = functools.partialmethod(_run, "decode_attention_fp8")
+    mxfp4_linear = functools.partialmethod(_run, "mxfp4_linear")
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
         """[T, V] by cuBLAS, as vLLM's unquantised linear layers compute it."""
@@ -64,6 +78,16 @@ class PlanningProvider(ABC):
 def new_like(activations: Tensor) -> Tensor:
     """Memory for an output of the shape of these activations, without their strides."""
     return torch.empty_like(activations, memory_format=torch.contiguous_format)
+
+
+def in_fp8(kv_cache: Tensor, write: Callable[..., None]) -> Tensor:
+    """The cache [blocks, 2, Hkv, block, D] in E4M3. `write` has tokens of k and v [T, Hkv, D],
+    pages of both [blocks, block, Hkv, D] and the places of the tokens in them."""
+    cache = torch.zeros_like(kv_cache, dtype=torch.float8_e4m3fn)
+    k, v, *pages = (of[:, i].transpose(1, 2) for of in (kv_cache, cache) for i in (0, 1))
+    k, v = (part.flatten(0, 1) for part in (k, v))
+    write(k, v, *pages, torch.arange(len(k), device=k.device))
+    return cache
 
 
 def padded(weights: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor]:

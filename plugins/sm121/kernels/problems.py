@@ -2,10 +2,12 @@
 generator of the case's seed, so that a case is the same everywhere. The oracle is asked once, when
 the problem is built."""
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sm121.core.unmet import Fact
-from sm121.kernels import block_scales, cases, comparison, expert_layers
+from sm121.kernels import block_scales, cases, comparison, expert_layers, quantised
+from sm121.kernels.comparison import describe
 from sm121.kernels.protocol import Declaration, Operation
-from sm121.oracles import attention, moe, mxfp4, mxfp8
+from sm121.oracles import attention, moe, mxfp4, mxfp8, rounding
 
 Judge = Callable[[Any, Declaration], list[Fact]]
 
@@ -52,32 +55,34 @@ def _by_tolerance(
     more: Callable[[Tensor, Declaration], list[Fact]] = lambda _error, _declared: [],
     rounded: Callable[[], Tensor] | None = None,
     case: cases.MoeCase = cases.MoeCase("usual"),  # noqa: B008 - frozen
+    definitions: Mapping[str, Callable[[], Tensor]] = MappingProxyType({}),
 ) -> Judge:
     """`more`: what else is wrong with an error [rows, n] float64. `rounded`: what rounding alone
-    makes of the reference where a provider `rounds_each_expert`."""
+    makes of the reference where a provider `rounds_each_expert`. `definitions`: what the formats
+    make of it that a provider may have in truth."""
 
     def judge(output: Any, declared: Declaration) -> list[Fact]:
         if not isinstance(output, Tensor) or tuple(output.shape) != shape:
-            return [Fact(f"a tensor of shape {shape}", _describe(output))]
+            return [Fact(f"a tensor of shape {shape}", describe(output))]
         limit = comparison.tolerance(
             operation, output.dtype, declared, below_limit=case.below_limit, readout=case.readout
         )
         if limit is None:
-            return [Fact("bfloat16 or float32", _describe(output))]
+            return [Fact("bfloat16 or float32", describe(output))]
         expected = reference(declared) if callable(reference) else reference
         rows = output.reshape(expected.shape)
         errors = comparison.measure(rows, expected, limit.floor)
         if rounded is not None and declared.rounds_each_expert and errors.max > limit.max:
             limit = comparison.widened(limit, rounded().bfloat16(), expected)
-        return [*errors.beyond(limit), *more(rows.double().cpu() - expected, declared)]
+        beyond = errors.beyond(limit)
+        fits = (
+            Fact("the roundings that are declared", f"those of {name}")
+            for name, of_format in (definitions.items() if beyond else ())
+            if not comparison.measure(rows, of_format(), limit.floor).beyond(limit)
+        )
+        return [*beyond, *fits, *more(rows.double().cpu() - expected, declared)]
 
     return judge
-
-
-def _describe(output: Any) -> str:
-    if isinstance(output, Tensor):
-        return f"{str(output.dtype).removeprefix('torch.')} {tuple(output.shape)}"
-    return type(output).__name__
 
 
 def _normal(generator: torch.Generator, *shape: int) -> Tensor:
@@ -116,9 +121,9 @@ def mxfp4_dequantisation(packed: NDArray[np.uint8], scales: NDArray[np.uint8]) -
 
     def judge(output: Any, _declared: Declaration) -> list[Fact]:
         if not isinstance(output, Tensor) or tuple(output.shape) != expected.shape:
-            return [Fact(f"a tensor of shape {expected.shape}", _describe(output))]
+            return [Fact(f"a tensor of shape {expected.shape}", describe(output))]
         if output.dtype is not torch.float32:
-            return [Fact("float32", _describe(output))]
+            return [Fact("float32", describe(output))]
         observed = output.cpu().double().numpy()
         largest = float(np.finfo(np.float32).max)
         same = (observed == expected) | (np.isnan(observed) & np.isnan(expected))
@@ -156,7 +161,7 @@ def _quantise(case: cases.QuantiseCase) -> Problem:
     elif case.kind == "magnitudes":
         x = torch.ldexp(x, torch.randint(-124, 120, (case.rows, 1), generator=generator))
     elif case.kind == "midpoints":
-        x = torch.from_numpy(_midpoints(case)).float()
+        x = torch.from_numpy(quantised.midpoints(case)).float()
     return quantisation(x.bfloat16(), case.format, strided=case.strided)
 
 
@@ -178,30 +183,6 @@ def _bytes(case: cases.BytesCase) -> Problem:
     return quantisation(x, case.codec)
 
 
-def _midpoints(case: cases.QuantiseCase) -> NDArray[np.float64]:
-    """Blocks with one value that sets the scale, on the edges between scales, and values on and
-    beside the midpoints between elements."""
-    if case.format == "mxfp4":
-        elements = np.array(mxfp4.E2M1_VALUES)
-        edges = np.array([3.0, 3.5, 4.0, 5.0, 5.75, 6.0, 6.03125, 6.5, 6.96875, 7.0, 7.5, 7.96875])
-    else:
-        elements = mxfp8.E4M3_VALUES[:127]
-        edges = np.array([224.0, 240.0, 256.0, 300.0, 446.0, 448.0, 450.0, 480.0, 510.0])
-    midpoints = (elements[1:] + elements[:-1]) / 2
-    points = np.concatenate(
-        (elements, midpoints, midpoints * (1 + 2.0**-7), midpoints * (1 - 2**-7))
-    )
-    generator = np.random.default_rng(case.seed)
-    blocks = generator.choice(points, (case.rows, case.blocks, mxfp4.BLOCK))
-    blocks *= generator.choice((-1.0, 1.0), blocks.shape)
-    edge = edges[np.arange(case.rows * case.blocks).reshape(case.rows, -1) % len(edges)]
-    blocks = np.clip(blocks, -edge[..., None], edge[..., None])
-    blocks[..., 5] = edge
-    scale = np.ldexp(1.0, generator.integers(-20, 20, (case.rows, case.blocks, 1)))
-    values: NDArray[np.float64] = (blocks * scale).reshape(case.rows, -1)
-    return values
-
-
 def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
     """Encoding of x [M, K] bfloat16: the scale of the provider's rule, elements the nearest. Bytes
     are not compared across rules: the scale has to be the one of the declared rule, or of one rule
@@ -212,7 +193,7 @@ def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
     operation: Operation = "mxfp4_quantize" if form == "mxfp4" else "mxfp8_quantize"
 
     def judge(output: Any, declared: Declaration) -> list[Fact]:
-        wrong = _wrong_shapes(output, x.shape, form)
+        wrong = quantised.wrong_shapes(output, x.shape, form)
         if wrong:
             return wrong
         codes = output[0].cpu().contiguous().view(torch.uint8).numpy()
@@ -220,69 +201,9 @@ def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
         codes = mxfp4.unpack(codes) if form == "mxfp4" else codes
         name = declared.mxfp4_scale_rule if form == "mxfp4" else declared.mxfp8_scale_rule
         candidates = [rule for rule in rules if name in (None, rule.value)]
-        return _judge_blocks(values, codes, scales, candidates, form)
+        return quantised.judge_blocks(values, codes, scales, candidates, form)
 
     return Problem(operation, (_widened(x, strided),), judge, strided=strided)
-
-
-def _wrong_shapes(output: Any, shape: torch.Size, form: str) -> list[Fact]:
-    if not (isinstance(output, tuple) and len(output) == 2):
-        return [Fact("elements and scales", _describe(output))]
-    rows, k = shape
-    width, dtype = (k // 2, torch.uint8) if form == "mxfp4" else (k, torch.float8_e4m3fn)
-    required = (((rows, width), dtype), ((rows, k // mxfp4.BLOCK), torch.uint8))
-    return [
-        Fact(f"{dtype} {shape}", _describe(part))
-        for part, (shape, dtype) in zip(output, required, strict=True)
-        if not isinstance(part, Tensor) or (tuple(part.shape), part.dtype) != (shape, dtype)
-    ]
-
-
-def _judge_blocks(
-    values: NDArray[np.float64],
-    codes: NDArray[np.uint8],
-    scales: NDArray[np.uint8],
-    candidates: list[Any],
-    form: str,
-) -> list[Fact]:
-    oracle: Any = mxfp4 if form == "mxfp4" else mxfp8
-    table = np.array([*mxfp4.E2M1_VALUES, *(-v for v in mxfp4.E2M1_VALUES)])
-    table = table if form == "mxfp4" else mxfp8.E4M3_VALUES
-    blocks = values.reshape(*scales.shape, mxfp4.BLOCK)
-    elements = table[codes].reshape(blocks.shape)
-    if (scales == mxfp4.E8M0_NAN).any() or np.isnan(elements).any():
-        return [Fact("no NaN for finite values", "a NaN scale or element")]
-    scale = mxfp4.decode_scale(scales)[..., None]
-    amax = np.abs(blocks).max(-1) if blocks.size else np.zeros(scales.shape)
-    wrong = []
-    # At the ends of E8M0 implementations clamp, flush or special-case: only the size is required.
-    settled = (amax > 2.0**-100) & (amax < 2.0**120)
-    off = np.abs(elements * scale - blocks).max(-1, initial=0.0)
-    if (off > np.maximum(amax, 2.0**-120)).any():
-        wrong.append(Fact("a block's values near its own", "off by more than the largest"))
-    mismatches = {
-        rule.value: int(((oracle.choose_scale(amax, rule) != scales) & settled).sum())
-        for rule in candidates
-    }
-    rule, least = min(mismatches.items(), key=lambda item: item[1])
-    if least:
-        wrong.append(
-            Fact(
-                f"every scale by the rule {rule}",
-                f"{least} of {scales.size} blocks have another; declare the rule or follow one",
-            )
-        )
-    nearest = table[oracle.encode_elements((blocks / scale).reshape(values.shape))]
-    distance = np.abs(elements - blocks / scale)
-    least_distance = np.abs(nearest.reshape(blocks.shape) - blocks / scale)
-    missed = (distance > least_distance) & settled[..., None]
-    if missed.any():
-        wrong.append(
-            Fact("the nearest element", f"{int(missed.sum())} of {missed.size} are another")
-        )
-    if elements[amax == 0].any():
-        wrong.append(Fact("zeros stay zeros", "other values in an all-zero block"))
-    return wrong
 
 
 # Routing and experts
@@ -291,11 +212,12 @@ def _judge_blocks(
 def roundings(declared: Declaration) -> moe.Roundings:
     """What the definition of a provider's experts rounds. Raises TypeError where it declares
     activations that there are not, or MXFP8 without its scale rule."""
-    if declared.activations == "bfloat16":
-        return moe.EXACT
+    plain = {"bfloat16": moe.EXACT, "e4m3": moe.E4M3}
+    if declared.activations in plain:
+        return plain[declared.activations]
     if declared.activations != "mxfp8" or declared.mxfp8_scale_rule is None:
         raise TypeError(
-            f"provider {declared.name}: expected activations of bfloat16, or mxfp8 with an "
+            f"provider {declared.name}: expected activations of e4m3, bfloat16, or mxfp8 with an "
             f"mxfp8_scale_rule, not {declared.activations} with {declared.mxfp8_scale_rule}"
         )
     return moe.mxfp8_activations(mxfp8.ScaleRule(declared.mxfp8_scale_rule))
@@ -316,11 +238,16 @@ def _route(case: cases.RouteCase) -> Problem:
 
     def judge(output: Any, _declared: Declaration) -> list[Fact]:
         if not (isinstance(output, tuple) and len(output) == 2):
-            return [Fact("shares and experts", _describe(output))]
+            return [Fact("shares and experts", describe(output))]
         shares, chosen = output
         shape = (case.tokens, case.top_k)
         if tuple(shares.shape) != shape or tuple(chosen.shape) != shape:
-            return [Fact(f"{shape} twice", f"{_describe(shares)}, {_describe(chosen)}")]
+            return [
+                Fact(
+                    f"{shape} twice",
+                    f"{describe(shares)}, {describe(chosen)}",
+                )
+            ]
         chosen = chosen.cpu().long()
         if not case.tokens:
             return []
@@ -335,7 +262,7 @@ def _route(case: cases.RouteCase) -> Problem:
             return [Fact("the k largest logits", "others")]
         limit = comparison.tolerance("route", shares.dtype)
         if limit is None:
-            return [Fact("float32 or bfloat16 shares", _describe(shares))]
+            return [Fact("float32 or bfloat16 shares", describe(shares))]
         return comparison.measure(shares, logit.softmax(-1), limit.floor).beyond(limit)
 
     arguments = (_widened(logits, case.strided), case.top_k)
@@ -356,14 +283,20 @@ def _moe(case: cases.MoeCase) -> Problem:
         x = x * inside * math.sqrt(case.hidden / mxfp4.BLOCK)
         shares = torch.zeros_like(shares)
         shares[:, 0] = 1
-    x = x.bfloat16()
     if case.nan_experts:
         idle = set(range(case.experts)) - set(ids.flatten().tolist())
         layer = expert_layers.with_nan(layer, torch.tensor(sorted(idle)))
     if case.readout:
         layer = expert_layers.reading_out(layer)
-    if case.below_limit:
-        layer = expert_layers.below_the_limit(layer)
+    gates = expert_layers.BELOW_LIMIT if case.below_limit else case.gates
+    if gates is not None:
+        layer = expert_layers.with_gates(layer, gates)
+    if case.power:
+        layer, x = expert_layers.ranged(layer, x, case.power)
+    if case.cancelling:
+        w1 = expert_layers.cancelling(layer.w1, x, 32.0)
+        layer = dataclasses.replace(layer, w1=w1)
+    x = x.bfloat16()
     biases = (layer.w1_bias, layer.w2_bias) if case.biases else (None, None)
     keywords: dict[str, Any] = {"alpha": expert_layers.ALPHA, "limit": expert_layers.LIMIT}
     arguments = (x, shares, ids, layer.w1, biases[0], layer.w2, biases[1])
@@ -387,10 +320,49 @@ def _moe(case: cases.MoeCase) -> Problem:
         more=blocks,
         rounded=lambda: rows(moe.EACH_EXPERT),
         case=case,
+        definitions={
+            "bfloat16 activations": lambda: rows(moe.EXACT),
+            "MXFP8 activations": lambda: rows(moe.mxfp8_activations(mxfp8.ScaleRule.CEIL)),
+            "E4M3 activations with scales of one": lambda: rows(moe.E4M3),
+        },
     )
     passed = (_widened(x, case.strided), *arguments[1:])
     reference = None if case.below_limit else rows(moe.EXACT)  # it is judged by its size alone
     return Problem("fused_moe", passed, judge, keywords, case.strided, reference=reference)
+
+
+@build.register
+def _linear(case: cases.LinearCase) -> Problem:
+    generator = torch.Generator().manual_seed(case.seed)
+    weight = expert_layers.dense(case.outputs, case.inputs)
+    x = _normal(generator, case.tokens, case.inputs)
+    if case.cancelling:
+        weight = expert_layers.cancelling(weight, x, 128.0)
+    x = _off_edges(x.bfloat16())
+
+    @functools.cache
+    def rows(rule: str | None) -> Tensor:
+        if rule is None:
+            return moe.mxfp4_linear(x, weight)
+        to_mxfp4 = functools.partial(rounding.to_mxfp4, rule=mxfp4.ScaleRule(rule))
+        return moe.mxfp4_linear(x, weight, to_mxfp4)
+
+    def expected(declared: Declaration) -> Tensor:
+        quantised = declared.linear_activations == "mxfp4"
+        return rows(declared.mxfp4_scale_rule if quantised else None)
+
+    shape = (case.tokens, case.outputs)
+    definitions = {"bfloat16 activations": lambda: rows(None)}
+    for each in mxfp4.ScaleRule:
+        definitions[f"MXFP4 activations by {each.value}"] = functools.partial(rows, each.value)
+    judge = _by_tolerance("mxfp4_linear", shape, expected, definitions=definitions)
+    return Problem("mxfp4_linear", (x, weight), judge, reference=rows(None))
+
+
+def _off_edges(values: Tensor) -> Tensor:
+    """bfloat16 with the last bit set: no value lies between two of E4M3 or E2M1, where each may be
+    taken."""
+    return (values.view(torch.int16) | 1).view(torch.bfloat16)
 
 
 # Attention
@@ -426,9 +398,56 @@ def _qkv(
     strided."""
     heads = case.query_heads + 2 * case.kv_heads
     fused = (_normal(generator, tokens, heads, case.head_dim) * 1.25).bfloat16()
+    if case.kv == "fp8":
+        fused = _off_edges(fused)
+    fused[:, : case.query_heads] *= 2.0**-case.power
+    fused[:, case.query_heads :] *= 2.0**case.power
     parts = fused.split((case.query_heads, case.kv_heads, case.kv_heads), 1)
     q, k, v = parts if case.strided else (part.contiguous() for part in parts)
     return q, k, v
+
+
+_CACHED: dict[str, Callable[[Tensor], Tensor]] = {
+    "nearest": rounding.to_e4m3,
+    "cut": rounding.to_e4m3_cut,
+    "bfloat16": moe.exact,
+}
+
+
+def as_cached(
+    case: cases.PrefillCase | cases.DecodeCase, arguments: tuple[Any, ...], written: str = ""
+) -> list[Any]:
+    """The arguments with keys and values as a cache gives them back, or as most do."""
+    inputs = list(arguments)
+    written = written or ("nearest" if case.kv == "fp8" else "bfloat16")
+    cached = slice(1, 3) if isinstance(case, cases.PrefillCase) else slice(1, 2)
+    inputs[cached] = map(_CACHED[written], inputs[cached])
+    return inputs
+
+
+def _of_attention(
+    case: cases.PrefillCase | cases.DecodeCase,
+    oracle: Callable[..., Tensor],
+    arguments: tuple[Any, ...],
+    **keywords: Any,
+) -> tuple[Judge, Tensor]:
+    """The judgement, and the oracle's rows with keys and values as most write them."""
+    is_fp8 = case.kv == "fp8"
+
+    @functools.cache
+    def rows(written: str = "") -> Tensor:
+        return oracle(*as_cached(case, arguments, written), **keywords).flatten(0, 1)
+
+    judge = _by_tolerance(
+        case.operation,
+        tuple(arguments[0].shape),
+        lambda declared: rows(declared.kv_fp8 if is_fp8 else ""),
+        definitions={
+            f"a cache of {name} values": functools.partial(rows, name)
+            for name in (_CACHED if is_fp8 else ())
+        },
+    )
+    return judge, rows()
 
 
 @build.register
@@ -437,12 +456,9 @@ def _prefill(case: cases.PrefillCase) -> Problem:
     q, k, v = _qkv(case, sum(case.lengths), generator)
     edges = torch.tensor([0, *case.lengths]).cumsum(0).int()
     keywords = _keywords(case, generator)
-    reference = attention.prefill(q, k, v, edges, **keywords).flatten(0, 1)
-    judge = _by_tolerance("prefill_attention", tuple(q.shape), reference)
     arguments = (q, k, v, edges)
-    return Problem(
-        "prefill_attention", arguments, judge, keywords, case.strided, reference=reference
-    )
+    judge, reference = _of_attention(case, attention.prefill, arguments, **keywords)
+    return Problem(case.operation, arguments, judge, keywords, case.strided, reference=reference)
 
 
 @build.register
@@ -454,6 +470,7 @@ def _decode(case: cases.DecodeCase) -> Problem:
     # Two pages that no sequence has, and room after each last token, hold what must not be read.
     total = sum(pages) + 2
     cache = _normal(generator, total, 2, case.kv_heads, case.block, case.head_dim) * 1.25
+    cache = cache * 2.0**case.power
     order = torch.randperm(total, generator=generator)
     width = max(pages, default=1)
     table = order[-1].expand(batch, 2 * width if case.strided else width).clone().int()
@@ -465,11 +482,10 @@ def _decode(case: cases.DecodeCase) -> Problem:
         unread[in_use] = (torch.arange(count * case.block) >= length).view(count, case.block)
         start += count
     cache = torch.where(unread[:, None, None, :, None], cache * 100, cache).bfloat16()
+    if case.kv == "fp8":
+        cache = _off_edges(cache)
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
     keywords = _keywords(case, generator)
     arguments = (q, cache, table[:, :width], lengths)
-    reference = attention.decode(*arguments, **keywords).flatten(0, 1)
-    judge = _by_tolerance("decode_attention", tuple(q.shape), reference)
-    return Problem(
-        "decode_attention", arguments, judge, keywords, case.strided, case.block, reference
-    )
+    judge, reference = _of_attention(case, attention.decode, arguments, **keywords)
+    return Problem(case.operation, arguments, judge, keywords, case.strided, case.block, reference)

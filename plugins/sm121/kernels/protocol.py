@@ -9,7 +9,9 @@
 | `fused_moe(...)`: the fields of `FusedMoe` | y [T, H] |
 | `prefill_attention(...)`: the fields of `PrefillAttention` | o [T, Hq, D] |
 | `decode_attention(...)`: the fields of `DecodeAttention` | o [B, Hq, D] |
+| `prefill_attention_fp8`, `decode_attention_fp8`: the same fields | the same, of an FP8 KV cache |
 | `lm_head(x, weight)`, x [T, H], weight [V, H] | [T, V] bfloat16 |
+| `mxfp4_linear(x, weight)`, x [M, K], weight (packed [N, K/2], scales [N, K/32]) | [M, N] |
 
 Tensors are given by position; alpha, limit, sinks, window and scale by keyword. All tensors are
 torch tensors on the provider's device; T tokens, H hidden, I intermediate, E experts, k experts a
@@ -17,6 +19,8 @@ token, Hq query heads, Hkv key/value heads, D head size, B sequences, V vocabula
 q, k, v, y, o) are bfloat16; what serves in float32 may give that, and is held to it. In packed
 bytes the even element is in the low nibble. Experts may be in any order within a token, and of any
 integer type. An operation returns new tensors, reads its arguments and leaves them as they are.
+Keys and values come in bfloat16. With `_fp8` the provider keeps them in E4M3 under scales of one,
+saturated, as its engine writes them.
 
 A provider may also have `prepare(operation, *arguments, **keywords)`, for what an engine does once,
 when it loads weights or plans a step. It returns a call without arguments that runs the operation
@@ -35,7 +39,8 @@ if TYPE_CHECKING:
 
 Operation = Literal[
     "mxfp4_quantize", "mxfp4_dequantize", "mxfp8_quantize", "route", "fused_moe",
-    "prefill_attention", "decode_attention", "lm_head",
+    "prefill_attention", "decode_attention", "prefill_attention_fp8", "decode_attention_fp8",
+    "lm_head", "mxfp4_linear",
 ]  # fmt: skip
 
 Packed: TypeAlias = "tuple[Tensor, Tensor]"
@@ -100,7 +105,8 @@ class DecodeAttention(NamedTuple):
 ACTIVATIONS: dict[Operation, tuple[int, ...]] = {
     "mxfp4_quantize": (0,), "mxfp4_dequantize": (0, 1), "mxfp8_quantize": (0,), "route": (0,),
     "fused_moe": (0, 1, 2), "prefill_attention": (0, 1, 2), "decode_attention": (0,),
-    "lm_head": (0,),
+    "prefill_attention_fp8": (0, 1, 2), "decode_attention_fp8": (0,), "lm_head": (0,),
+    "mxfp4_linear": (0,),
 }  # fmt: skip
 """Which arguments a prepared call reads anew."""
 
@@ -137,8 +143,13 @@ class Declaration:
     rounds_each_expert: bool = False
     """Whether `fused_moe` rounds what each expert gives to bfloat16 before the weighted sum."""
     activations: str = "bfloat16"
-    """What `fused_moe` multiplies: "bfloat16", or "mxfp8": x and the hidden activations quantised
-    by `mxfp8_scale_rule`, with the roundings of `sm121.oracles.moe.mxfp8_activations`."""
+    """What `fused_moe` multiplies: "bfloat16"; "mxfp8": x and the hidden activations quantised by
+    `mxfp8_scale_rule`, with the roundings of `sm121.oracles.moe.mxfp8_activations`; or "e4m3": the
+    same with scales of one (identity), saturated."""
+    linear_activations: str = "bfloat16"
+    """What `mxfp4_linear` multiplies: "bfloat16", or "mxfp4": x quantised by `mxfp4_scale_rule`."""
+    kv_fp8: str = "nearest"
+    """How an FP8 cache is written: E4M3's "nearest" value, or the one towards zero ("cut")."""
     absent: dict[str, str] = dataclasses.field(default_factory=dict)
     """Operations that the engine has nowhere by itself, each with the reason: nothing to judge."""
 

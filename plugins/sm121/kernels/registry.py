@@ -16,6 +16,7 @@ class _Provider(NamedTuple):
     """What its kernels come from: the provider's package, and what that calls in turn."""
 
 
+_FLASHINFER = ("flashinfer", "vllm", "torch")
 _PROVIDERS = {
     "torch": _Provider("torch_provider", "TorchProvider"),
     "torch-cuda": _Provider("torch_provider", "cuda_provider"),
@@ -24,7 +25,10 @@ _PROVIDERS = {
     "vllm": _Provider("vllm_cuda", "VllmProvider", ("vllm", "flashinfer", "torch")),
     "vllm-triton": _Provider("vllm_cuda", "VllmTritonProvider", ("vllm", "flashinfer", "torch")),
     "vllm-flash-attn": _Provider("vllm_cuda", "VllmFlashAttentionProvider", ("vllm", "torch")),
-    "flashinfer": _Provider("flashinfer_provider", "FlashInferProvider", ("flashinfer", "torch")),
+    "flashinfer": _Provider("flashinfer_provider", "FlashInferProvider", _FLASHINFER),
+    "flashinfer-identity": _Provider(
+        "flashinfer_provider", "FlashInferIdentityProvider", _FLASHINFER
+    ),
 }
 NAMES: tuple[str, ...] = tuple(_PROVIDERS)
 

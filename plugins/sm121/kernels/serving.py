@@ -4,7 +4,7 @@ import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -15,7 +15,7 @@ from sm121.kernels import registry
 from sm121.kernels.protocol import Operation
 
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-Fact = Literal["moe", "attention", "dtype"]
+Fact = Literal["moe", "attention", "dtype", "kv_cache_dtype", "requantised"]
 """Values of the path that say which kernel serves an operation."""
 
 
@@ -28,6 +28,9 @@ class Rule(DataTable):
     moe: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
+    kv_cache_dtype: tuple[str, ...] = ()
+    requantised: tuple[str, ...] = ()
+    """``none``: no layer beyond the experts is shown to be in fewer bits."""
     provider: str | None = None
     """A name of `sm121.kernels.registry`."""
     nothing: str | None = None
@@ -89,18 +92,32 @@ def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> l
     resolved, or expected; where layers run several values (``also``), each of them is a kernel that
     serves."""
     named = component(operation)
-    first = getattr(path, named)
+    first = _value(path, named)
     return [
         _choice(engine, arch, path, operation, value)
         for value in (first, *path.also.get(named, ()))
     ]
 
 
+def _value(path: KernelPath, name: Fact) -> str | None:
+    if name == "requantised":
+        return ",".join(path.requantised or ()) or "none"
+    value: str | None = getattr(path, name)
+    return value
+
+
+def path_of(backends: Mapping[str, str | None]) -> KernelPath:
+    """The path whose kernels have these backends, by component."""
+    layers = backends.get("requantised") or "none"
+    requantised = None if layers == "none" else layers.split(",")
+    return KernelPath.model_validate({**backends, "requantised": requantised})
+
+
 def _choice(
     engine: str, arch: str, path: KernelPath, operation: Operation, value: str | None
 ) -> Choice:
     named = component(operation)
-    facts: dict[Fact, str | None] = {name: getattr(path, name) for name in get_args(Fact)}
+    facts: dict[Fact, str | None] = {name: _value(path, name) for name in get_args(Fact)}
     facts[named] = value
     for rule in _data().engine.get(engine, ()):
         if operation in rule.operations and rule.decides(arch, facts):
@@ -120,8 +137,8 @@ def expected(
     `accepted`: what the profile accepts of each value, the likeliest first; `patterns`: by value,
     patterns that it matches after what arguments and variables ask for."""
     rules = [rule for rules in _data().engine.values() for rule in rules]
-    values: dict[str, str] = {}
-    for name in get_args(Fact):
+    values: dict[str, Any] = {"requantised": accepted.get("requantised")}
+    for name in (name for name in get_args(Fact) if name not in values):
         likely = accepted.get(name)
         if likely is None and name in patterns:
             likely = [value for rule in rules for value in getattr(rule, name)]

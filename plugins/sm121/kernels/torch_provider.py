@@ -143,6 +143,18 @@ class TorchProvider:
             out[b] = self.attend(q[b : b + 1], k, v, last, sinks, window, scale)[0]
         return out
 
+    def prefill_attention_fp8(self, *arguments: Any, **keywords: Any) -> Tensor:
+        q, k, v, *rest = arguments
+        return self.prefill_attention(q, self.cached(k), self.cached(v), *rest, **keywords)
+
+    def decode_attention_fp8(self, *arguments: Any, **keywords: Any) -> Tensor:
+        q, kv_cache, *rest = arguments
+        return self.decode_attention(q, self.cached(kv_cache), *rest, **keywords)
+
+    def cached(self, values: Tensor) -> Tensor:
+        """What an FP8 cache gives back of keys or values."""
+        return self.e4m3(values.float()).to(values.dtype)
+
     def read_pages(self, kv_cache: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [length, Hkv, D] of one sequence."""
         at = torch.arange(length, device=kv_cache.device)
@@ -205,6 +217,16 @@ class TorchProvider:
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
         return x @ weight.T
+
+    def mxfp4_linear(self, x: Tensor, weight: Packed) -> Tensor:
+        return self.dense(self.linear_input(x), self.mxfp4_dequantize(*weight)).to(x.dtype)
+
+    def linear_input(self, x: Tensor) -> Tensor:
+        """x [M, K] float32, as it is multiplied."""
+        return x.float()
+
+    def dense(self, x: Tensor, matrix: Tensor) -> Tensor:
+        return x @ matrix.T
 
 
 def _times_power_of_two(values: Tensor, exponents: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class VllmCpuProvider:
     deterministic = frozenset(
         {"route", "fused_moe", "prefill_attention", "decode_attention", "lm_head"}
     )
+    kv_fp8 = "cut"
     block_sizes = (32, 64, 128)
     """The kernels take multiples of 32 (`get_supported_kernel_block_sizes`)."""
 
@@ -135,40 +136,56 @@ class VllmCpuProvider:
         prepacked: Tensor = self._ops.cpu_prepack_moe_weight(decoded, self._moe_isa)
         return prepacked
 
-    def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """o [T, Hq, D]; see `PrefillAttention`. The kernel reads a paged cache, which is written
-        first by the kernel that the engine writes it with."""
+    def _prefill(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
+        """The kernel reads a paged cache, which is written first by the kernel that the engine
+        writes it with."""
         inputs = PrefillAttention(*arguments, **keywords)
         paging = Paging.of(inputs.cu_seqlens, _BLOCK)
-        cache = self._empty_cache(paging.pages, inputs.k.shape[1], _BLOCK, inputs.k.shape[2])
+        cache = self._empty_cache(paging.pages, inputs.k.shape[1], _BLOCK, inputs.k.shape[2], kv)
         k, v = inputs.k.to(self._dtype), inputs.v.to(self._dtype)
-        self._write(cache, k, v, paging.slots())
+        self._write(cache, k, v, paging.slots(), kv)
         lengths = inputs.cu_seqlens[1:] - inputs.cu_seqlens[:-1]
-        return self._attend(inputs, cache, paging.table(), inputs.cu_seqlens, lengths)
+        return self._attend(inputs, cache, paging.table(), inputs.cu_seqlens, lengths, kv)
 
-    def decode_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """o [B, Hq, D]; see `DecodeAttention`. The engine's own cache has keys in the kernel's
-        order: the contract's is copied into it, with whatever lies after a sequence's last
-        token."""
+    def _decode(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
+        """The engine's own cache has keys in the kernel's order: the contract's is copied into it,
+        with whatever lies after a sequence's last token."""
         inputs = DecodeAttention(*arguments, **keywords)
         blocks, _, heads, block, size = inputs.kv_cache.shape
-        cache = self._empty_cache(blocks, heads, block, size)
+        cache = self._empty_cache(blocks, heads, block, size, kv)
         keys, values = (
             inputs.kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size).to(self._dtype)
             for i in (0, 1)
         )
-        self._write(cache, keys, values, torch.arange(blocks * block))
+        self._write(cache, keys, values, torch.arange(blocks * block), kv)
         starts = torch.arange(len(inputs.q) + 1, dtype=torch.int32)
-        return self._attend(inputs, cache, inputs.block_table, starts, inputs.seq_lens)
+        return self._attend(inputs, cache, inputs.block_table, starts, inputs.seq_lens, kv)
 
-    def _empty_cache(self, blocks: int, heads: int, block: int, size: int) -> tuple[Tensor, Tensor]:
-        cache = torch.zeros(blocks, heads, 2 * block, size, dtype=self._dtype)
+    prefill_attention = functools.partialmethod(_prefill, "auto")
+    decode_attention = functools.partialmethod(_decode, "auto")
+    prefill_attention_fp8 = functools.partialmethod(_prefill, "fp8")
+    decode_attention_fp8 = functools.partialmethod(_decode, "fp8")
+
+    def _empty_cache(
+        self, blocks: int, heads: int, block: int, size: int, kv: str
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.uint8 if kv == "fp8" else self._dtype
+        cache = torch.zeros(blocks, heads, 2 * block, size, dtype=dtype)
         keys, values = cache.chunk(2, dim=2)
         return keys, values
 
-    def _write(self, cache: tuple[Tensor, Tensor], k: Tensor, v: Tensor, slots: Tensor) -> None:
-        isa = self._attention_isa(cache[0].shape[2], cache[0].shape[3], "auto")
-        self._ops.cpu_attn_reshape_and_cache(k, v, *cache, slots, isa)
+    def _write(
+        self, cache: tuple[Tensor, Tensor], k: Tensor, v: Tensor, slots: Tensor, kv: str
+    ) -> None:
+        isa = self._isa(cache, kv)
+        self._ops.cpu_attn_reshape_and_cache(k, v, *cache, slots, isa, kv_cache_dtype=kv)
+
+    def _isa(self, cache: tuple[Tensor, Tensor], kv: str) -> str:
+        try:
+            isa: str = self._attention_isa(cache[0].shape[2], cache[0].shape[3], kv)
+        except NotImplementedError as error:
+            raise NotRun(f"vLLM's CPU attention has no FP8 KV cache here: {error}") from error
+        return isa
 
     def _attend(
         self,
@@ -177,6 +194,7 @@ class VllmCpuProvider:
         table: Tensor,
         starts: Tensor,
         lengths: Tensor,
+        kv: str,
     ) -> Tensor:
         q = inputs.q.to(self._dtype)
         sliding = -1 if inputs.window is None else inputs.window
@@ -191,8 +209,9 @@ class VllmCpuProvider:
             query_start_loc=starts,
             causal=True,
             sliding_window_size=sliding,
-            isa=self._attention_isa(cache[0].shape[2], q.shape[2], "auto"),
+            isa=self._isa(cache, kv),
             enable_kv_split=True,
+            kv_cache_dtype=kv,
         )
         self._ops.cpu_attention_with_kv_cache(
             query=q,
@@ -209,6 +228,7 @@ class VllmCpuProvider:
             softcap=0.0,
             scheduler_metadata=metadata,
             s_aux=inputs.sinks,
+            kv_cache_dtype=kv,
         )
         return out
 

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
-from sm121.kernels.planning import Call, PlanningProvider, new_like, padded
-from sm121.kernels.protocol import DecodeAttention, FusedMoe, PrefillAttention
+from sm121.kernels.planning import Call, PlanningProvider, in_fp8, new_like, padded
+from sm121.kernels.protocol import DecodeAttention, FusedMoe, Packed, PrefillAttention
 
 _ALPHA, _LIMIT = 1.702, 7.0
 _PAGE = 32
+_E4M3 = torch.float8_e4m3fn
 _LAYERS = "vllm.model_executor.layers"
 _SEGMENTS = 16
 _GRID = 128
@@ -42,7 +43,7 @@ class VllmProvider(PlanningProvider):
 
     name = "vllm"
     deterministic = frozenset({"prefill_attention", "decode_attention"})
-    graphs = frozenset({"fused_moe", "decode_attention"})
+    graphs = frozenset({"fused_moe", "decode_attention", "decode_attention_fp8", "mxfp4_linear"})
     rounds_each_expert = True
     absent: ClassVar[dict[str, str]] = {
         "mxfp4_dequantize": "vLLM decodes MXFP4 inside its experts' kernels; the tests of the "
@@ -143,23 +144,47 @@ class VllmProvider(PlanningProvider):
 
         return call
 
+    def plan_linear(self, x: Tensor, weight: Packed) -> Call:
+        """Marlin, as `MarlinMxFp4LinearKernel` calls it, and the GB10 effort's build for the layers
+        that it quantises at load (christopherowen/vllm, mxfp4.py)."""
+        marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
+        rows, columns = len(weight[0]), x.shape[1]
+        layer: Any = torch.nn.Module()
+        layer.output_size_per_partition, layer.input_size_per_partition = rows, columns
+        layer.params_dtype = x.dtype
+        layer.weight, layer.weight_scale = (
+            torch.nn.Parameter(part, requires_grad=False) for part in weight
+        )
+        marlin.prepare_fp4_layer_for_marlin(layer)
+        # By position: a release calls the fourth, a second scale, by another name.
+        tensors = (layer.weight, layer.weight_scale, None, getattr(layer, "workspace", None))
+
+        def call() -> Tensor:
+            y: Tensor = marlin.apply_fp4_marlin_linear(x, *tensors, rows, columns)
+            return y
+
+        return call
+
     # Attention
 
-    def plan_prefill(self, inputs: PrefillAttention) -> Call | None:
+    def plan_prefill(self, inputs: PrefillAttention, *, fp8: bool = False) -> Call | None:
         q, k, v = inputs.q, inputs.k, inputs.v
         if not len(q):
             return None
         paging = Paging.of(inputs.cu_seqlens, _PAGE)
         shape = (2, paging.pages, _PAGE, *k.shape[1:])
-        cache = torch.zeros(shape, dtype=k.dtype, device=q.device)
+        cache = torch.zeros(shape, dtype=_E4M3 if fp8 else k.dtype, device=q.device)
         slots = paging.slots().to(q.device)
         table = paging.table().to(q.device)
         lengths = torch.tensor(paging.lengths, dtype=torch.int32, device=q.device)
         longest, sinks = max(paging.lengths), _sinks(inputs)
 
         def call() -> Tensor:
-            cache[0].view(-1, *k.shape[1:])[slots] = k
-            cache[1].view(-1, *v.shape[1:])[slots] = v
+            if fp8:
+                self.write_fp8(k, v, cache[0], cache[1], slots)
+            else:
+                cache[0].view(-1, *k.shape[1:])[slots] = k
+                cache[1].view(-1, *v.shape[1:])[slots] = v
             return self._attend(
                 inputs,
                 cache[0],
@@ -174,11 +199,12 @@ class VllmProvider(PlanningProvider):
 
         return call
 
-    def plan_decode(self, inputs: DecodeAttention) -> Call | None:
+    def plan_decode(self, inputs: DecodeAttention, *, fp8: bool = False) -> Call | None:
         q, kv_cache = inputs.q, inputs.kv_cache
         if not len(q):
             return None
-        keys, values = (kv_cache[:, i].transpose(1, 2) for i in (0, 1))
+        cache = in_fp8(kv_cache, self.write_fp8) if fp8 else kv_cache
+        keys, values = (cache[:, i].transpose(1, 2) for i in (0, 1))
         starts = torch.arange(len(q) + 1, dtype=torch.int32, device=q.device)
         longest, sinks = int(inputs.seq_lens.max()), _sinks(inputs)
         size = 1 << (q.shape[2] - 1).bit_length()
@@ -208,6 +234,12 @@ class VllmProvider(PlanningProvider):
 
         return call
 
+    def write_fp8(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Write tokens [T, Hkv, D] to the pages of an FP8 cache, with scales of one."""
+        write = _module("vllm.v1.attention.ops.triton_reshape_and_cache_flash")
+        one = torch.ones((), dtype=torch.float32, device=k.device)
+        write.triton_reshape_and_cache_flash(k, v, keys, values, slots, "fp8", one, one)
+
     def _attend(
         self,
         inputs: PrefillAttention | DecodeAttention,
@@ -232,7 +264,11 @@ class VllmProvider(PlanningProvider):
 
     def attention(self, **arguments: Any) -> None:
         module = _module("vllm.v1.attention.ops.triton_unified_attention")
-        module.unified_attention(q_descale=None, k_descale=None, v_descale=None, **arguments)
+        scales = None
+        if arguments["k"].dtype is _E4M3:
+            shape = len(arguments["seqused_k"]), arguments["k"].shape[2]
+            scales = torch.ones((), device=arguments["k"].device).expand(shape)
+        module.unified_attention(q_descale=None, k_descale=scales, v_descale=scales, **arguments)
 
 
 class VllmFlashAttentionProvider(VllmProvider):
@@ -247,6 +283,12 @@ class VllmFlashAttentionProvider(VllmProvider):
         self._version = utils.get_flash_attn_version()
         if not utils.flash_attn_supports_sinks():
             raise NotRun(f"vLLM's FlashAttention {self._version} has no sinks here")
+
+    def write_fp8(self, *_arguments: Any) -> None:
+        raise NotRun(
+            "vLLM's FlashAttention quantises the queries as well where the KV cache is FP8: no "
+            "provider calls it so; --attention-backend TRITON_ATTN or FLASHINFER on SM12x is judged"
+        )
 
     def attention(self, **arguments: Any) -> None:
         shared = {name: arguments[name] for name in {*arguments} - _OF_TRITON}

@@ -44,6 +44,9 @@ EACH_EXPERT = Roundings(exact, *[rounding.to_bf16] * 4)
 """Where vLLM's Marlin rounds to bfloat16 (the epilogue of csrc/moe/marlin_moe_wna16/
 marlin_template.h; `swigluoai_and_mul` of csrc/activation_kernels.cu)."""
 
+_ROWS = 4096
+"""Of a dense matrix in float64 at a time: an lm_head as a whole has 4.6 GB."""
+
 _CODES = mxfp4.CODE_VALUES[mxfp4.unpack(np.arange(256, dtype=np.uint8)[:, None])]
 _PAIRS = torch.from_numpy(_CODES).bfloat16().view(torch.int32).flatten()
 """[256]: the two elements of each byte, exact in bfloat16, as one word: words are looked up faster
@@ -59,12 +62,18 @@ def mxfp8_activations(rule: mxfp8.ScaleRule) -> Roundings:
     `doActivationKernel` adds the bias and computes SwiGLU in float32; `quantizePackedFPXValue`
     rounds that to bfloat16 and then, in blocks of 32, to MXFP8."""
 
-    to_mxfp8 = functools.partial(rounding.to_mxfp8, rule=rule)
+    return _eight_bits(functools.partial(rounding.to_mxfp8, rule=rule))
 
+
+def _eight_bits(to_eight: Callable[[Tensor], Tensor]) -> Roundings:
     def to_hidden(values: Tensor) -> Tensor:
-        return to_mxfp8(rounding.to_bf16(values))
+        return to_eight(rounding.to_bf16(values))
 
-    return Roundings(to_mxfp8, sums=rounding.to_bf16, hidden=to_hidden)
+    return Roundings(to_eight, sums=rounding.to_bf16, hidden=to_hidden)
+
+
+E4M3 = _eight_bits(rounding.to_e4m3)
+"""The same with scales of one (identity)."""
 
 
 def route(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -119,6 +128,17 @@ def hidden(
     if w1_bias is not None:
         t = roundings.gates(t + w1_bias[expert].cpu().double())
     return roundings.hidden(swiglu(t[:, 0::2], t[:, 1::2], alpha=alpha, limit=limit))
+
+
+def mxfp4_linear(
+    x: Tensor, weight: Packed, roundings: Callable[[Tensor], Tensor] = exact
+) -> Tensor:
+    """y [M, N] float64 of x [M, K] and a dense MXFP4 weight, packed [N, K/2] and scales [N, K/32];
+    nothing but x is rounded. Raises ValueError when packed elements and scales do not belong
+    together."""
+    x = roundings(x.cpu().double())
+    parts = zip(*(part.split(_ROWS) for part in weight), strict=True)
+    return torch.cat([x @ expert_matrix((p[None], s[None]), 0).T for p, s in parts], -1)
 
 
 def fused_moe(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sm121.core.verdict import Verdict, worst
-from sm121.evidence.kernel_path import KernelPath
+from sm121.kernels import serving
 from sm121.measure.box import BoxState
 from sm121.run import served
 from sm121.run.fingerprint import Difference
@@ -105,7 +105,7 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
     )
     if whole.engine.served:
         backends = {each.component: each.backend for each in whole.engine.served}
-        path = served.with_expected(whole.engine.path, KernelPath.model_validate(backends))
+        path = served.with_expected(whole.engine.path, serving.path_of(backends))
         whole.engine.served = served.judge(whole, path)
     whole.box = worst_box(file.box for file in files)
     whole.memory = _gravest(file.memory for file in files if file.memory is not None)

@@ -24,6 +24,8 @@ def expected(
     accepted: dict[serving.Fact, tuple[str, ...] | None] = {
         "attention": required.attention,
         "moe": required.moe,
+        "kv_cache_dtype": required.kv_cache_dtype,
+        "requantised": required.requantised,
     }
     patterns = requested.patterns(configuration) if configuration is not None else {}
     return serving.expected(accepted, patterns)

@@ -1,0 +1,303 @@
+"""Wrong kernels of builds that round more than the checkpoint: dense MXFP4 layers, attention of an
+FP8 cache, experts with E4M3 activations under scales of one. Registered by `kernel_mutants`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from flashinfer_emulation import BLOCK, EmulatedProvider, Emulation, Identity, IdentityProvider
+from torch import Tensor
+
+from sm121.kernels.torch_provider import TorchProvider
+
+DENSE, FP8 = ("mxfp4_linear",), ("prefill_fp8", "decode_fp8")
+RANGES = ("moe_ranges", "moe_activation")
+
+#: By name: what makes the provider, and the groups of which one has to notice.
+MUTANTS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {}
+
+
+class W4a4(TorchProvider):
+    """`torch` with MXFP4 activations in dense layers."""
+
+    linear_activations = "mxfp4"
+
+    def linear_input(self, x: Tensor) -> Tensor:
+        return self.mxfp4_dequantize(*self.mxfp4_quantize(x))
+
+
+def broken(name: str, of: type, groups: tuple[str, ...], **methods: Any) -> None:
+    MUTANTS[name] = type("Broken", (of,), methods), groups
+
+
+def emulated(name: str, of: type, provider: type, groups: tuple[str, ...], **methods: Any) -> None:
+    emulation = type("Broken", (of,), methods)
+    MUTANTS[name] = (lambda: provider(emulation())), groups
+
+
+# Dense layers
+
+
+def on_weight(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+    return lambda self, x, weight: TorchProvider.mxfp4_linear(self, x, change(*weight))
+
+
+def one_scale(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    scales = scales.clone()
+    scales[-1, 3] += 1
+    return codes, scales
+
+
+def on_matrix(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda self, x, matrix: TorchProvider.dense(self, x, change(matrix.clone()))
+
+
+def half_block_dropped(matrix: Tensor) -> Tensor:
+    matrix[:, matrix.shape[1] // 128 * 128 :] = 0
+    return matrix
+
+
+def on_sums(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda self, x, matrix: change(TorchProvider.dense(self, x, matrix))
+
+
+def tile_column(y: Tensor) -> Tensor:
+    y[:, 127::128] = y[:, 126::128][:, : y[:, 127::128].shape[1]]
+    return y
+
+
+def partial_tile(y: Tensor) -> Tensor:
+    y[:, y.shape[1] // 128 * 128 :] = 0
+    return y
+
+
+def for_rows(count: int) -> Callable[..., Tensor]:
+    return on_sums(lambda y: y * 1.01 if len(y) == count else y)
+
+
+def in_bfloat16(step: int) -> Callable[..., Tensor]:
+    def dense(_self: Any, x: Tensor, matrix: Tensor) -> Tensor:
+        sums = torch.zeros(len(x), len(matrix))
+        for k in range(0, x.shape[1], step):
+            sums = (sums + x[:, k : k + step] @ matrix[:, k : k + step].T).bfloat16().float()
+        return sums
+
+    return dense
+
+
+def scales_by(largest_exponent: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def block_scales(_self: Any, amax: Tensor, _largest: float) -> Tensor:
+        exponent = largest_exponent(amax) + 127 - 2
+        return torch.where(amax == 0, 0, exponent).clamp(0, 254).to(torch.uint8)
+
+    return block_scales
+
+
+FLOOR = scales_by(lambda amax: torch.frexp(amax)[1] - 1)
+EVEN = scales_by(lambda amax: torch.frexp(amax * 8 / 7)[1] - 1)
+
+for form, of in (("bfloat16", TorchProvider), ("MXFP4", W4a4)):
+    for fault, methods in {
+        "scales one block off": {"mxfp4_linear": on_weight(lambda c, s: (c, s.roll(1, -1)))},
+        "one block's scale + 1": {"mxfp4_linear": on_weight(one_scale)},
+        "last half block of 2880 dropped": {"dense": on_matrix(half_block_dropped)},
+        "each tile's last column of its neighbour": {"dense": on_sums(tile_column)},
+        "the last partial tile's columns zero": {"dense": on_sums(partial_tile)},
+        "M = 1 wrong alone": {"dense": for_rows(1)},
+        "M = 2 wrong alone": {"dense": for_rows(2)},
+        "M = 16 wrong alone": {"dense": for_rows(16)},
+        "sums in bfloat16, of 32": {"dense": in_bfloat16(32)},
+        "sums in bfloat16, of 128": {"dense": in_bfloat16(128)},
+        "sums in bfloat16, of 1024": {"dense": in_bfloat16(1024)},
+    }.items():
+        broken(f"MXFP4 linear, {form} activations: {fault}", of, DENSE, **methods)
+for fault, rule in (("floor", FLOOR), ("even", EVEN)):
+    broken(f"MXFP4 linear: scales by {fault} for ceil", W4a4, DENSE, block_scales=rule)
+    other = {"floor": "vllm-rne", "even": "ocp-floor"}[fault]
+    methods = {"block_scales": rule, "mxfp4_scale_rule": other}
+    broken(f"MXFP4 linear: scales by {fault} for {other}", W4a4, DENSE, **methods)
+broken(
+    "MXFP4 linear: activations in bfloat16 where MXFP4 is promised",
+    W4a4,
+    DENSE,
+    linear_input=TorchProvider.linear_input,
+)
+broken(
+    "MXFP4 linear: activations in MXFP4 where bfloat16 is promised",
+    TorchProvider,
+    DENSE,
+    linear_input=W4a4.linear_input,
+)
+
+
+def not_in_tiles(self: Emulation, a: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+    codes, tiles = Emulation.mxfp4_quantize(self, a, backend)
+    scales = self.quantiser.mxfp4_quantize(a)[1].flatten()
+    return codes, torch.cat((scales, tiles[len(scales) :]))
+
+
+emulated(
+    "mm_fp4: scales of x not in tiles",
+    Emulation,
+    EmulatedProvider,
+    DENSE,
+    mxfp4_quantize=not_in_tiles,
+)
+emulated("mm_fp4: sums in bfloat16", Emulation, EmulatedProvider, DENSE, sums=in_bfloat16(128))
+
+# An FP8 cache
+
+
+def on_cache(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """`change` of values in float32, under E4M3's own rounding."""
+    return {"cached": lambda _self, values: change(values.float()).to(values.dtype)}
+
+
+def near(values: Tensor, most: float = 448.0) -> Tensor:
+    return values.clamp(-most, most).to(torch.float8_e4m3fn).float()
+
+
+def cut(values: Tensor) -> Tensor:
+    return near((values.view(torch.int32) & ~0xFFFFF).view(torch.float32))
+
+
+def changed_inputs(change: Callable[..., tuple[tuple, dict]]) -> dict[str, Any]:
+    def operation(name: str) -> Callable[..., Tensor]:
+        def operate(self: Any, *arguments: Any, **keywords: Any) -> Tensor:
+            arguments, keywords = change(arguments, keywords)
+            return getattr(TorchProvider, name)(self, *arguments, **keywords)
+
+        return operate
+
+    return {name: operation(name) for name in ("prefill_attention_fp8", "decode_attention_fp8")}
+
+
+def one_part(part: int, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """`change` of keys (0) or values (1) alone, before they are cached."""
+
+    def changed(arguments: tuple, keywords: dict) -> tuple[tuple, dict]:
+        q, *inputs = arguments
+        if inputs[0].dim() == 5:
+            inputs[0] = inputs[0].clone()
+            inputs[0][:, part] = change(inputs[0][:, part])
+        else:
+            inputs[part] = change(inputs[part])
+        return (q, *inputs), keywords
+
+    return changed_inputs(changed)
+
+
+def by_window(windowed: bool) -> dict[str, Any]:
+    """A cache in bfloat16 of layers with (or without) a window."""
+
+    def operation(name: str) -> Callable[..., Tensor]:
+        def operate(self: Any, *arguments: Any, **keywords: Any) -> Tensor:
+            plain = (keywords["window"] is not None) is windowed
+            called = name.removesuffix("_fp8") if plain else name
+            return getattr(TorchProvider, called)(self, *arguments, **keywords)
+
+        return operate
+
+    return {name: operation(name) for name in ("prefill_attention_fp8", "decode_attention_fp8")}
+
+
+def with_keywords(change: Callable[[dict], dict]) -> dict[str, Any]:
+    return changed_inputs(lambda arguments, keywords: (arguments, keywords | change(keywords)))
+
+
+for fault, methods in {
+    "scale 0.9": on_cache(lambda v: near(v) * 0.9),
+    "scale 0.9 of keys": one_part(0, lambda k: k * 0.9),
+    "scale 0.9 of values": one_part(1, lambda v: v * 0.9),
+    "flushed below E4M3's normals": on_cache(lambda v: near(v) * (near(v).abs() >= 2.0**-6)),
+    "saturates to NaN": on_cache(lambda v: near(v).masked_fill(v.abs() > 464, torch.nan)),
+    "saturates at 240": on_cache(lambda v: near(v, 240.0)),
+    "cut off, not rounded": on_cache(cut),
+    "E5M2 for E4M3": on_cache(lambda v: v.to(torch.float8_e5m2).float()),
+    "bfloat16 where FP8 is promised": on_cache(lambda v: v),
+    "bfloat16 of layers without a window": by_window(False),
+    "bfloat16 of layers with a window": by_window(True),
+    "sinks dropped": with_keywords(lambda _: {"sinks": None}),
+    "sinks in the scale of scores": with_keywords(
+        lambda k: {"sinks": None if k["sinks"] is None else k["sinks"] * k["scale"]}
+    ),
+    "window + 1": with_keywords(lambda k: {"window": k["window"] and k["window"] + 1}),
+    "window - 1": with_keywords(lambda k: {"window": k["window"] and k["window"] - 1}),
+}.items():
+    broken(f"FP8 cache: {fault}", TorchProvider, FP8, **methods)
+
+# Experts with E4M3 activations under scales of one
+
+
+def hidden(change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    return {"e4m3": lambda _self, values: change(values).to(torch.float8_e4m3fn)}
+
+
+def of_x(change: Callable[[Tensor], Tensor]) -> type:
+    def quantised(_self: Any, _q: Tensor, scales: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return change(x.float()).to(torch.float8_e4m3fn), torch.full_like(scales, 0x7F)
+
+    return type("OfX", (IdentityProvider,), {"quantised": quantised})
+
+
+def flushed(values: Tensor) -> Tensor:
+    return near(values) * (near(values).abs() >= 2.0**-6)
+
+
+def nan_beyond(values: Tensor) -> Tensor:
+    return near(values).masked_fill(values.abs() > 464, torch.nan)
+
+
+for fault, change in {
+    "flushed below E4M3's normals": flushed,
+    "saturates to NaN": nan_beyond,
+    "saturates at 240": lambda values: near(values, 240.0),
+    "cut off, not rounded": cut,
+}.items():
+    emulated(f"identity: x {fault}", Identity, of_x(change), RANGES)
+for fault, change in {"flushed below E4M3's normals": flushed, "cut off, not rounded": cut}.items():
+    emulated(f"identity: hidden {fault}", Identity, IdentityProvider, RANGES, **hidden(change))
+
+
+class ComputedX(IdentityProvider):
+    quantised = EmulatedProvider.quantised
+
+
+class IdentityX(EmulatedProvider):
+    quantised = IdentityProvider.quantised
+
+
+for fault, (of, provider) in {
+    "identity where computed scales are promised": (Identity, IdentityX),
+    "identity of x where computed scales are promised": (Emulation, IdentityX),
+    "identity of the hidden activations where computed scales are promised": (
+        Identity,
+        EmulatedProvider,
+    ),
+    "computed scales where identity is promised": (Emulation, ComputedX),
+    "computed scales of x where identity is promised": (Identity, ComputedX),
+    "computed scales of the hidden activations where identity is promised": (
+        Emulation,
+        IdentityProvider,
+    ),
+}.items():
+    emulated(fault, of, provider, RANGES)
+
+
+def low_sums(_self: Any, values: Tensor, scales: Tensor, matrix: Tensor) -> Tensor:
+    wide = values.float().unflatten(-1, (-1, BLOCK)) * torch.exp2(scales.float() - 127)[..., None]
+    return in_bfloat16(BLOCK)(None, wide.flatten(-2), matrix)
+
+
+def with_alpha(alpha: float) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda _self, _alpha, beta, limit, e: (torch.tensor(alpha), beta[e], limit[e])
+
+
+for name, of, provider in (
+    ("computed", Emulation, EmulatedProvider),
+    ("identity", Identity, IdentityProvider),
+):
+    emulated(f"{name}: sums in bfloat16", of, provider, ("moe_ranges",), product=low_sums)
+    for alpha in (1.6875, 1.71875):
+        constants = with_alpha(alpha)
+        emulated(f"{name}: alpha {alpha}", of, provider, ("moe_ranges",), constants=constants)
