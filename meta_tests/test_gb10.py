@@ -13,6 +13,9 @@ import pytest
 from ci_runner import Runner
 from gb10.catalogue import HEALTHY, SICK, Case
 from gb10.machine import Behind, Machine, vllm_on_the_cpu
+from gb10.server import Gb10
+
+from sm121.core import vocabulary
 
 #: Of a machine whose server refuses to start.
 NOBODY = Behind("http://127.0.0.1:9", "nobody")
@@ -64,6 +67,12 @@ def test_the_suite_says_what_is_so(case: Case, request: pytest.FixtureRequest, t
     missing = [word for word in case.says if not re.search(word, said)]
     assert not missing, f"required: {missing} in what is said, seen:\n{said}"
     assert (done.returncode == 0) == (case.verdict == "PASS"), f"status {done.returncode}\n{said}"
+
+
+def test_what_is_timed_is_text_of_the_checkpoints_tokenizer(canary_bf16):
+    ids = [*range(Gb10.vocabulary)]
+    tokens = vocabulary.load(canary_bf16 / vocabulary.FILE)
+    assert tokens.differs(ids, Gb10.text_of(None, ids)) is None
 
 
 def test_the_action_has_the_verdict(tmp_path):

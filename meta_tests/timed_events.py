@@ -57,20 +57,25 @@ def ids_of(prompt: list[int] | str) -> list[int]:
     return [id_of(word) for word in prompt.split()] if isinstance(prompt, str) else prompt
 
 
-def generated(prompt: list[int], *, second: bool = False) -> Iterator[Place]:
-    """What follows a prompt. `second`: the other one of two tokens that are equally likely."""
+def generated(
+    prompt: list[int], *, second: bool = False, below: int = VOCABULARY
+) -> Iterator[Place]:
+    """What follows a prompt: ids below a number. `second`: the other one of two tokens that are
+    equally likely."""
     state = 1
     for token in prompt:
         state = (state * _FACTOR + token + 1) % _STATES
     while True:
-        tokens, tie = (state % VOCABULARY, (state >> 20) % VOCABULARY), state % _TIES == 0
+        tokens, tie = (state % below, (state >> 20) % below), state % _TIES == 0
         token, other = tokens[::-1] if tie and second else tokens
         values = (-0.75, -0.75) if tie else (-0.1 - state / _STATES / 1e3, -6.0)
         yield token, other, *values
         state = (state * _FACTOR + token + 1) % _STATES
 
 
-def answer(lie: str, prompt: list[int], body: dict[str, Any], count: int) -> list[Place]:
+def answer(
+    lie: str, prompt: list[int], body: dict[str, Any], count: int, below: int = VOCABULARY
+) -> list[Place]:
     """So many tokens. `lie`: what is wrong with those of timed requests; behind ``always-``, of
     all; ``ties``: nothing, but of equals the other one is generated where it is timed."""
     timed = bool(body.get("stream")) and body.get("logprobs") is None
@@ -81,7 +86,8 @@ def answer(lie: str, prompt: list[int], body: dict[str, Any], count: int) -> lis
         "constant": [], "window": prompt[-_WINDOW:], "cut": prompt[_CUT:],
         "ends": prompt[::-1],
     }.get(kind, prompt)  # fmt: skip
-    places = list(itertools.islice(generated(context, second=kind == "ties"), count))
+    tokens = generated(context, second=kind == "ties", below=below)
+    places = list(itertools.islice(tokens, count))
     if kind in ("noise", "late-noise"):  # the same again for the same prompt
         noise, right = random.Random(str(prompt[:64])), _RIGHT if kind == "late-noise" else 0
         places[right:] = [(noise.randrange(VOCABULARY), 0, -0.1, -6.0) for _ in places[right:]]

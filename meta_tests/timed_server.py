@@ -169,6 +169,9 @@ TRAPS: dict[str, dict[str, Any]] = tomllib.loads(
 class TimedServer:
     """State of one server: its pace and its counters."""
 
+    #: Ids below it are generated.
+    vocabulary = timed_events.VOCABULARY
+
     def __init__(self, pace: Pace, model: str, log: IO[str] | None) -> None:
         self.pace = pace
         self.model = model
@@ -225,6 +228,9 @@ class TimedServer:
         self.pace = dataclasses.replace(self.pace, **changes)
         return web.json_response(dataclasses.asdict(self.pace))
 
+    def text_of(self, ids: list[int]) -> str:
+        return "".join(f" w{i}" for i in ids)
+
     async def tokenize(self, request: web.Request) -> web.Response:
         """A word is a token."""
         if not self.pace.tokenize:
@@ -238,7 +244,7 @@ class TimedServer:
         if not self.pace.tokenize:
             raise web.HTTPNotFound
         said = await request.json()
-        return web.json_response({"prompt": "".join(f" w{i}" for i in said["tokens"])})
+        return web.json_response({"prompt": self.text_of(said["tokens"])})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         pace = self.pace
@@ -334,7 +340,7 @@ class TimedServer:
         pace = _for_text(pace, prompt)
         plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by), share)
         lie = pace.lie if prompt_tokens >= pace.lies_from else ""
-        places = timed_events.answer(lie, ids_of(prompt), said, plan.tokens)
+        places = timed_events.answer(lie, ids_of(prompt), said, plan.tokens, self.vocabulary)
         self.prompted += prompt_tokens
         self.hits += int(prompt_tokens * pace.cache_hits)
         if not said.get("stream"):
@@ -460,7 +466,7 @@ class TimedServer:
             chunk += 1
             last = done == plan.tokens
             bare = done <= pace.content_free
-            text = "" if bare else "".join(f" w{i}" for i in ids[done - size : done])
+            text = "" if bare else self.text_of(ids[done - size : done])
             made = choice(text, "length" if last and not pace.empty_finish else None)
             if bare and chat and not with_ids:
                 continue  # the server drops a delta that has nothing to say
@@ -496,7 +502,7 @@ class TimedServer:
         self, said: dict[str, Any], places: list[Place], prompt_tokens: int, pace: Pace
     ) -> dict[str, Any]:
         ids, chat = [place[0] for place in places], "messages" in said
-        text = "".join(f" w{i}" for i in ids[pace.content_free :])
+        text = self.text_of(ids[pace.content_free :])
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
         choice["logprobs"] = timed_events.log_probabilities(places, said)
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}

@@ -27,9 +27,9 @@ def certify(kept: Path) -> int:
             )
             box.build()
             levels = [f"tests/test_{name}.py" for name in ("smoke", "correctness", "performance")]
-            box.run(*levels, store, "--benchmark-autosave", f"--record-golden={golden}")
-            done = box.run("--certify", "--soak=60s", store, f"--golden={golden}")
-            print(done.stdout)
+            stored = (store, "--benchmark-autosave")
+            print(box.run(*levels, *stored, f"--record-golden={golden}").stdout)
+            print(box.run("--certify", "--soak=60s", *stored, f"--golden={golden}").stdout)
             shutil.copy(box.report / "verdict.json", kept)
             return 0 if box.verdict["certified"] else 1
 

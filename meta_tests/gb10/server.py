@@ -172,7 +172,10 @@ def _only(found: list[Any]) -> str:
 
 
 class Gb10(TimedServer):
-    """Timed requests at the rates of a GB10; all others go to the real vLLM behind."""
+    """Timed requests at the rates of a GB10; all others go to the real vLLM behind. What is timed
+    has ids that are one ASCII character in the checkpoint's tokenizer."""
+
+    vocabulary = 94
 
     def __init__(
         self, settings: Settings, release: Release | Build, model: str, core: subprocess.Popen
@@ -185,6 +188,9 @@ class Gb10(TimedServer):
         self.session: aiohttp.ClientSession | None = None
         self.before: dict[str, float] = {}
         self.serving_since: float | None = None
+
+    def text_of(self, ids: list[int]) -> str:
+        return "".join(chr(ord("!") + i) for i in ids)
 
     def application(self) -> web.Application:
         app = web.Application(
