@@ -99,9 +99,9 @@ def test_the_measuring_plan_is_the_row_s_and_options_are_on_top():
         (8,),
     )
     assert found.measuring.rounds == 7
-    over = Plan.of(own, plan="nightly", sizes=Sizes(256, (16,), (0,), (4,), 3))
-    assert (over.prompt_tokens, over.generated_tokens, over.depths) == (256, (16,), (0,))
-    assert (over.measuring.concurrency, over.measuring.rounds) == ((4,), 3)
+    over = Plan.of(own, plan="nightly", sizes=Sizes((16,), (0,), (4,), 3))
+    assert (over.generated_tokens, over.depths) == ((16, 32), (0,)), "each gate keeps its number"
+    assert (over.measuring.concurrency, over.measuring.rounds) == ((4, 8), 3)
     assert Plan.of(own).depths == (0, 512)
 
 

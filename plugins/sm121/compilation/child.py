@@ -1,13 +1,14 @@
-"""Running a compiler: with a time limit for the whole tree of it; of its output the beginning."""
+"""Running a compiler: with a time limit for the whole tree of it, and output of bounded size."""
 
-import contextlib
 import os
+import selectors
 import signal
 import subprocess
-import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from sm121.core.errors import Sm121Error
 from sm121.core.unmet import Fact
@@ -32,25 +33,40 @@ class Ended:
 def run(
     command: Sequence[str | Path], *, timeout_s: float, environment: Mapping[str, str] | None = None
 ) -> Ended:
-    """Run a command to its end, and end what it leaves. Raises TookTooLong: it ran longer than
-    ``timeout_s`` seconds; OSError: it cannot be started."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=None if environment is None else dict(environment),
-            start_new_session=True,  # nvcc starts others: all of them end with the group
-        )
+    """Run a command to its end. Raises TookTooLong: it, or something that it started, ran longer
+    than ``timeout_s`` seconds; OSError: it cannot be started."""
+    deadline = time.monotonic() + timeout_s
+    process = subprocess.Popen(
+        [str(word) for word in command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=None if environment is None else dict(environment),
+        start_new_session=True,  # nvcc starts others: all of them end with the group
+    )
+    assert process.stdout is not None
+    with process.stdout as stream:
         try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
+            output = _drain(stream, deadline)
+            status = process.wait(max(0.1, deadline - time.monotonic()))
+        except (TimeoutError, subprocess.TimeoutExpired) as error:
             name = Path(str(command[0])).name
             raise TookTooLong(Fact(f"done in {timeout_s:.0f} s", "not", name)) from error
         finally:
-            with contextlib.suppress(ProcessLookupError):
+            if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        output.seek(0)
-        return Ended(status, output.read(OUTPUT_LIMIT).decode("utf-8", "replace"))
+                process.wait()
+    return Ended(status, output.decode("utf-8", "replace"))
+
+
+def _drain(stream: IO[bytes], deadline: float) -> bytes:
+    output = bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while True:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            block = os.read(stream.fileno(), 1 << 16)
+            if not block:
+                return bytes(output)
+            output += block[: max(0, OUTPUT_LIMIT - len(output))]

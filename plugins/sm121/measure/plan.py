@@ -8,12 +8,12 @@ from sm121.core.profile import FULL, Profile
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the user asks for in place of the profile's: tokens, streams, rounds. None: as there."""
+    """What the user asks for: depths and rounds in place of the profile's, generated tokens and
+    streams beside them, so that each gate keeps its number. None: as in the profile."""
 
-    prompt_tokens: int | None = None
-    generated_tokens: tuple[int, ...] | None = None
+    generated_tokens: tuple[int, ...] = ()
     depths: tuple[int, ...] | None = None
-    concurrency: tuple[int, ...] | None = None
+    concurrency: tuple[int, ...] = ()
     rounds: int | None = None
 
 
@@ -32,14 +32,18 @@ class Plan:
         raise the bound. Raises UsageError: the profile has no such plan."""
         performance, row, sizes = profile.performance, profile.plan(plan), sizes or Sizes()
         bound = max(sizes.rounds or 0, performance.measuring.maximum_rounds)
+        streams = row.concurrency
+        if sizes.concurrency:
+            streams = _all_of(streams or performance.measuring.concurrency, sizes.concurrency)
+        tokens = row.generated_tokens or performance.generated_tokens
         changes = {
             "rounds": sizes.rounds or row.rounds,
-            "concurrency": sizes.concurrency or row.concurrency,
+            "concurrency": streams,
             "maximum_rounds": bound,
         }
         return cls(
-            sizes.prompt_tokens or performance.prompt_tokens,
-            sizes.generated_tokens or row.generated_tokens or performance.generated_tokens,
+            performance.prompt_tokens,
+            _all_of(tokens, sizes.generated_tokens),
             sizes.depths or row.depths or performance.depths,
             performance.measuring.model_copy(
                 update={name: value for name, value in changes.items() if value is not None}
@@ -55,3 +59,7 @@ class Plan:
     def shortest(self) -> int:
         """Tokens of the short requests of the second clock, which warm up too."""
         return max(2, min(self.generated_tokens) // 4)
+
+
+def _all_of(profiles: tuple[int, ...], users: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted({*profiles, *users}))

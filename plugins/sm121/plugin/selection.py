@@ -1,6 +1,5 @@
 """Which tests apply to the target, in which order, and which architecture was asked for."""
 
-import dataclasses
 import itertools
 import re
 from collections import Counter
@@ -17,7 +16,7 @@ from sm121.core.errors import UsageError
 from sm121.core.level_settings import Ability
 from sm121.core.profile import PlanRow, Profile
 from sm121.core.profile_fields import LEVELS
-from sm121.measure.plan import Plan, Sizes
+from sm121.measure.plan import Plan
 from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.run.target import Target
@@ -221,8 +220,7 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
     paths = [_relative(config, path) for path in config.args] if has_paths else []
     if any(path in (".", "tests") for path in paths):
         paths = []
-    sizes = dataclasses.replace(settings.sizes, rounds=None)
-    narrowed = {"performance"} if sizes != Sizes() else set()
+    narrowed = {"performance"} if settings.sizes.depths is not None else set()
     if config.getoption("--matrix") is not None:
         narrowed.add("matrix")
 

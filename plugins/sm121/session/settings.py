@@ -134,10 +134,9 @@ def read(option: Option, started_in: Path) -> Settings:
         kernel_trace=option("--kernel-trace"),
         plan=option("--plan"),
         sizes=Sizes(
-            _count("--pp", option("--pp")),
-            _counts(option, "--tg", least=2),
+            _counts(option, "--tg", least=2) or (),
             _counts(option, "--depths"),
-            _counts(option, "--concurrency", least=1),
+            _counts(option, "--concurrency", least=1) or (),
             _count("--rounds", option("--rounds")),
         ),
         percentiles=option("--percentiles") or option("--certify"),
