@@ -1,5 +1,6 @@
 """A against B: an A/A is no regression, ten percent is, a feature's promises are held to."""
 
+import itertools
 import json
 import sys
 from types import SimpleNamespace
@@ -101,7 +102,7 @@ def test_sides_that_are_none(texts, why):
 
 def answer(seen, levels=None, **criterion) -> hypothesis.CriterionResult:
     outcomes = trend.compare_starts(seen, {}, default=0.05)
-    (found,) = hypothesis.evaluate([Criterion(**criterion)], outcomes, seen, levels or {})
+    (found,) = hypothesis.evaluate([Criterion(**criterion)], outcomes, seen, levels or {}, 1)
     return found
 
 
@@ -168,7 +169,7 @@ metric = "tg32@d0"
 change_at_least = 0.10
 [[criteria]]
 metric = "ttft_p50"
-change_at_most = 0.03
+change_at_most = 0.05
 """
 
 
@@ -331,6 +332,38 @@ def test_a_comparison_that_was_broken_off_is_not_begun_again():
         run.judge()
     with pytest.raises(NotRun, match="broken off"):
         run.judge()
+
+
+@pytest.mark.parametrize(
+    ("promise", "pairs"),
+    [
+        (None, 3),  # B is no worse, which is clear at once
+        ({"metric": "ttft_p50", "change_at_most": 0.03}, 3),
+        ({"metric": "ttft_p50", "change_at_most": 0.004}, 4),
+        ({"metric": "ttft_p50", "change_at_least": 0.0}, 6),
+        ({"metric": "ttft_p50", "difference_at_most": 0.08}, 4),
+        ({"metric": "ttft_p50", "value_at_most": 20.0}, 3),  # more starts never narrow a range
+    ],
+)
+def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise, pairs):
+    own = profile.load("cpu-tiny-gpt-oss")
+    harness = SimpleNamespace(
+        profile=own, unproven=None, directory=tmp_path, pool=None, redact=str, save=lambda: None,
+        file=SimpleNamespace(metrics={}, changes=[]),
+    )  # fmt: skip
+    chosen = promise and hypothesis.Hypothesis(
+        feature="faster", hypothesis="This should improve much.", criteria=[promise]
+    )
+    run = AbRun(harness, ab.parse_sides(["", "--x"]), None, lambda _side: None, hypothesis=chosen)
+    monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
+    milliseconds = {"A": itertools.repeat(20.0), "B": itertools.cycle([20.0, 20.02, 19.98])}
+
+    def visit(name, _which):
+        metrics = {"ttft_p50": MetricOfStart(next(milliseconds[name]), "ms", False)}
+        run.visits.append(Visit(name, metrics))
+
+    run._visit = visit
+    assert run.outcomes[0].pairs == pairs
 
 
 @from_data

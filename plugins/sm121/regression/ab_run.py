@@ -85,7 +85,6 @@ class AbRun:
 
     def _compared(self) -> list[Change]:
         least, most = self.pairs, 2 * self.pairs
-        looks = most - least + 1
         outcomes: list[Change] = []
         turns = ab.order(most)
         for pair in range(most):
@@ -100,16 +99,31 @@ class AbRun:
             limits = self.harness.profile.regression
             allowed = {**_ALLOWED, **limits.metrics}
             outcomes = trend.compare_starts(
-                self.visits, allowed, default=limits.threshold, looks=looks
+                self.visits, allowed, default=limits.threshold, looks=self._looks
             )
             measured = {name for visit in self.visits for name in visit.metrics}
             if lost := sorted(measured - {outcome.metric for outcome in outcomes}):
                 self.harness.unproven(f"A/B: not known at every visit, and not compared: {lost}")
             self._write(outcomes)
-            if all(outcome.verdict is not Verdict.INCONCLUSIVE for outcome in outcomes):
+            if Verdict.INCONCLUSIVE not in [
+                each.verdict for each in (*outcomes, *self._criteria(outcomes))
+            ]:
                 break
         self.look_at_box()
         return outcomes
+
+    @property
+    def _looks(self) -> int:
+        """How often the pairs are judged at most: each look has its share of the error."""
+        return self.pairs + 1
+
+    def _criteria(self, outcomes: list[Change]) -> list[CriterionResult]:
+        """The promises and the gate behind their phase, of those that more pairs can decide."""
+        if (chosen := self.hypothesis) is None:
+            return []
+        gate = hypothesis.gate_behind(chosen.phase)[1] if chosen.phase else ()
+        of_pairs = [each for each in (*chosen.criteria, *gate) if each.is_of_pairs]
+        return hypothesis.evaluate(of_pairs, outcomes, self.visits, {}, self._looks)
 
     def judge(self) -> None:
         """B is not worse than A. Raises AssertionError: it is, or it does not run; Invalid, NotRun:
@@ -139,7 +153,7 @@ class AbRun:
         levels = {name: level.verdict for name, level in self.harness.file.levels.items()}
         text, criteria = hypothesis.gate_behind(chosen.phase) if chosen.phase else ("", ())
         answers, gate = (
-            hypothesis.evaluate(promises, outcomes, self.visits, levels)
+            hypothesis.evaluate(promises, outcomes, self.visits, levels, self._looks)
             if undecided is None
             else [CriterionResult(p, undecided.verdict, "", "", str(undecided)) for p in promises]
             for promises in (chosen.criteria, criteria)

@@ -58,6 +58,11 @@ class Criterion(DataTable):
             raise ValueError("expected metric together with a bound on it, and only then")
         return self
 
+    @property
+    def is_of_pairs(self) -> bool:
+        """Whether more pairs narrow its interval: it is on B against A."""
+        return any(getattr(self, name) is not None for name in _BOUNDS if "value" not in name)
+
     def __str__(self) -> str:
         for name, text in _BOUNDS.items():
             if (bound := getattr(self, name)) is not None:
@@ -126,10 +131,12 @@ def evaluate(
     outcomes: Sequence[Change],
     visits: Sequence[Visit],
     levels: Mapping[str, Verdict],
+    looks: int,
 ) -> list[CriterionResult]:
-    """Each criterion against what was seen; what was not measured is NOT_RUN."""
+    """Each criterion against what was measured; what was not measured is NOT_RUN. ``looks``: as of
+    `trend.compare_starts`."""
     by_name = {outcome.metric: outcome for outcome in outcomes}
-    return [_answer(criterion, by_name, visits, levels) for criterion in criteria]
+    return [_answer(criterion, by_name, visits, levels, looks) for criterion in criteria]
 
 
 def _answer(
@@ -137,6 +144,7 @@ def _answer(
     outcomes: Mapping[str, Change],
     visits: Sequence[Visit],
     levels: Mapping[str, Verdict],
+    looks: int,
 ) -> CriterionResult:
     if criterion.level is not None:
         verdict = levels.get(criterion.level, Verdict.NOT_RUN)
@@ -161,7 +169,7 @@ def _answer(
         sides = (number(outcome.a), number(outcome.b))
         return CriterionResult(criterion, Verdict.INCONCLUSIVE, *sides, note)
     if criterion.difference_at_most is not None:
-        delta = difference_of_pairs(visits, criterion.metric)
+        delta = difference_of_pairs(visits, criterion.metric, looks)
         assert delta is not None and delta[1] is not None and delta[2] is not None
         low, high = delta[1], delta[2]
         note = f"B - A = {number(delta[0])} [{number(low)}, {number(high)}] {outcome.unit}"

@@ -441,8 +441,9 @@ def ratio_of_pairs(first: Any, second: Any, *, looks: int = 1) -> Interval:
     return middle, low, high
 
 
-def difference_of_pairs(visits: Sequence[Visit], metric: str) -> Interval | None:
-    """Mean of B - A over pairs and its interval; None where a side lacks the metric."""
+def difference_of_pairs(visits: Sequence[Visit], metric: str, looks: int) -> Interval | None:
+    """Mean of B - A over pairs and its interval; None where a side lacks the metric. ``looks``: as
+    of `compare_starts`."""
     first, second = (
         [v.metrics[metric].value for v in visits if v.side == side and metric in v.metrics]
         for side in ("A", "B")
@@ -450,7 +451,7 @@ def difference_of_pairs(visits: Sequence[Visit], metric: str) -> Interval | None
     pairs = min(len(first), len(second))
     if pairs == 0:
         return None
-    return _mean(np.array(second[:pairs]) - np.array(first[:pairs]), looks=1)
+    return _mean(np.array(second[:pairs]) - np.array(first[:pairs]), looks)
 
 
 def _mean(values: Floats, looks: int) -> Interval:
