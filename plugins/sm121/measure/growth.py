@@ -55,10 +55,12 @@ def judge(
     limit_total: float,
     limit_per_request: float,
     limit_even: float = float("inf"),
+    least_total: float = 0.0,
 ) -> Growth:
     """FAIL when the whole interval lies beyond a limit, PASS when it lies within both.
     `limit_even`: for each request, of a leak's growth: each third of the steady part grows beyond
-    it, and half as fast as the whole (caches fill in steps). `requests`: ended at each sample;
+    it, and half as fast as the whole (caches fill in steps). `least_total`: growth that is none,
+    over however few requests (pools of threads and connections fill). `requests`: ended at each sample;
     `values`: at each sample, None where it could not be had. Of mostly None nothing is decided."""
     first = int(len(values) * _WARM_UP)
     steady = values[first:]
@@ -84,6 +86,8 @@ def judge(
             f"{LEAST_SAMPLES} are needed"
         )
         return growth
+    limit_per_request = max(limit_per_request, least_total / growth.requests)
+    growth.limit_per_request = limit_per_request
     if len(y) > _MOST_POINTS:
         chosen = np.linspace(0, len(y) - 1, _MOST_POINTS).round().astype(int)
         x, y = x[chosen], y[chosen]

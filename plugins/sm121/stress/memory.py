@@ -69,6 +69,7 @@ def judged(
         growing = growth.judge(
             name, completed, values,
             limit_total=min(max(share, least), most), limit_per_request=each, limit_even=even,
+            least_total=least if name == HANDLES else 0.0,
         )  # fmt: skip
         if growing.verdict is not Verdict.PASS and (low := growing.per_request_low or 0.0) > even:
             day = f"{low * requests_a_day / 2**30:.3g} GiB a day at the rate of this load"
