@@ -60,8 +60,8 @@ def judge(
     """FAIL when the whole interval lies beyond a limit, PASS when it lies within both.
     `limit_even`: for each request, of a leak's growth: each third of the steady part grows beyond
     it, and half as fast as the whole (caches fill in steps). `least_total`: growth that is none,
-    over however few requests (pools of threads and connections fill). `requests`: ended at each sample;
-    `values`: at each sample, None where it could not be had. Of mostly None nothing is decided."""
+    over however few requests (pools of threads and connections fill). `requests`: ended at each
+    sample; `values`: at each, None where it could not be had. Of mostly None nothing is decided."""
     first = int(len(values) * _WARM_UP)
     steady = values[first:]
     points = [(x, y) for x, y in zip(requests[first:], steady, strict=True) if y is not None]
