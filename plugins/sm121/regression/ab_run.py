@@ -105,9 +105,9 @@ class AbRun:
             if lost := sorted(measured - {outcome.metric for outcome in outcomes}):
                 self.harness.unproven(f"A/B: not known at every visit, and not compared: {lost}")
             self._write(outcomes)
-            if Verdict.INCONCLUSIVE not in [
-                each.verdict for each in (*outcomes, *self._criteria(outcomes))
-            ]:
+            verdicts = [change.verdict for change in outcomes]
+            verdicts += [criterion.verdict for criterion in self._criteria(outcomes)]
+            if Verdict.INCONCLUSIVE not in verdicts:
                 break
         self.look_at_box()
         return outcomes
