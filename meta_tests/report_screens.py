@@ -14,15 +14,16 @@ from pathlib import Path
 import browser
 import markdown
 import measured_runs
+import planted_runs
 import report_runs
 from PIL import Image
 
-from sm121.report import compare_page, page, stored, summary
+from sm121.report import compare_page, history, history_page, page, stored, summary
 from sm121.run.verdict_file import AgainstReport
 
 ROOT = Path(__file__).parent.parent
 OUTPUT = ROOT / "docs" / "report"
-KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "ab", "compare")
+KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "ab", "compare", "history")
 #: The first screens, not the whole of it: a picture of all of it is looked at by nobody.
 HEIGHTS = {390: 2600, 1440: 3000}
 THEMES = ("light", "dark")
@@ -60,6 +61,10 @@ def measured(kind: str, folder: Path) -> Path:
     """The page of a kind, with rates of GPUs."""
     if kind == "compare":
         return compare_page.write(measured_runs.pair(folder), folder / "compare.html")
+    if kind == "history":
+        runs = planted_runs.sixty(planted_runs.base(folder / "base"), folder / "runs")
+        target = folder / "history.html"
+        return history_page.write(history.read([(None, runs)]), target)[0]
     write = measured_runs.ab if kind == "ab" else functools.partial(measured_runs.write, kind)
     return page.write(stored.read(write(folder)))
 

@@ -344,54 +344,56 @@ def _compare(options: argparse.Namespace) -> int:
         if str(argument) == "published" and not argument.exists():
             sources += references.sources()
             continue
-        name, path = _named(argument)
+        name, path = comparison.named(argument)
         source = comparison.read(path)
         sources.append(dataclasses.replace(source, name=name) if name else source)
     chosen = comparison.distinct(sources)
     if not options.mixed:
         comparison.refuse_mixed(chosen)
     write = comparison.csv_text if options.format == "csv" else comparison.markdown
-    if options.output is None:
-        print(write(chosen), end="")
+    return _write(write(chosen), options.output)
+
+
+def _write(text: str, output: Path | None) -> int:
+    if output is None:
+        print(text, end="")
     else:
-        options.output.write_text(write(chosen), "utf-8")
+        output.write_text(text, "utf-8")
     return 0
 
 
 def _beside(options: argparse.Namespace) -> int:
-    from sm121.report import compare_page
+    from sm121.report import compare_page, comparison
 
     if options.format is not None:
         raise UsageError("--html: expected no --format with it")
-    runs = [(name or str(path), path) for name, path in map(_named, options.runs)]
+    runs = [(name or str(path), path) for name, path in map(comparison.named, options.runs)]
     print(compare_page.write(runs, options.output or compare_page.NAME))
     return 0
 
 
-def _named(given: Path) -> tuple[str | None, Path]:
-    name, separator, path = str(given).partition("=")
-    return (name, Path(path)) if separator and not given.exists() else (None, given)
+def _history(options: argparse.Namespace) -> int:
+    from sm121.report import comparison, history, history_page
 
-
-def _matrix(options: argparse.Namespace) -> int:
-    try:
-        print(_shown_matrix(options), end="")
-    except OptionError as error:  # pytest calls it --matrix
-        raise OptionError("--strength", error.wrong) from error
+    past = history.read([comparison.named(path) for path in options.runs])
+    if options.html is not None:
+        print(*history_page.write(past, options.html), sep="\n")
+    else:
+        print(history_page.text(past, "json" if options.json else "txt"), end="")
     return 0
 
 
-def _shown_matrix(options: argparse.Namespace) -> str:
+def _matrix(options: argparse.Namespace) -> int:
     from sm121.core import architecture
     from sm121.matrix import outlook
-    from sm121.matrix.plan import make_plan, space_of
 
     name = options.profile or profile.for_architecture(architecture.detect().name or "unknown")
-    chosen = profile.load(name)
-    space = space_of(chosen, options.axes, options.engine, options.engine_version)
-    if options.strength is None:
-        return outlook.sizes(chosen, space)
-    return outlook.cells(make_plan(chosen, space, strength=options.strength))
+    try:
+        names = (options.axes, options.engine, options.engine_version)
+        print(outlook.table(profile.load(name), *names, strength=options.strength), end="")
+    except OptionError as error:  # pytest calls it --matrix
+        raise OptionError("--strength", error.wrong) from error
+    return 0
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -467,12 +469,7 @@ def _bundle(options: argparse.Namespace) -> int:
 def _badge(options: argparse.Namespace) -> int:
     from sm121.report import badge
 
-    drawn = badge.svg(options.directory)
-    if options.output is None:
-        print(drawn, end="")
-    else:
-        options.output.write_text(drawn, "utf-8")
-    return 0
+    return _write(badge.svg(options.directory), options.output)
 
 
 def _schema(options: argparse.Namespace) -> int:
@@ -494,7 +491,7 @@ def progress(line: str) -> None:
 _COMMANDS: dict[str, Command] = {
     command.__name__[1:]: command
     for command in (
-        _run, _certify, _canary, _vocabulary, _golden, _path, _box, _warm, _compare, _matrix,
-        _plan, _trust, _merge, _schema, _report, _bundle, _badge,
+        _run, _certify, _canary, _vocabulary, _golden, _path, _box, _warm, _compare, _history,
+        _matrix, _plan, _trust, _merge, _schema, _report, _bundle, _badge,
     )
 }  # fmt: skip

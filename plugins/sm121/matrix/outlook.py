@@ -5,9 +5,18 @@ from sm121.core.profile import Profile
 from sm121.matrix import cost, covering
 from sm121.matrix.axes import Space, identity
 from sm121.matrix.covering import Array, Coverage
-from sm121.matrix.plan import CellPlan, settings_of
+from sm121.matrix.plan import CellPlan, make_plan, settings_of, space_of
 
 _MOST_STRENGTH = 3
+
+
+def table(profile: Profile, *names: str | None, strength: str | None) -> str:
+    """The cells of an array of that strength; without one, the sizes of all. `names`: of the file
+    of axes, the engine and its version."""
+    space = space_of(profile, *names)
+    if strength is None:
+        return sizes(profile, space)
+    return cells(make_plan(profile, space, strength=strength))
 
 
 def sizes(profile: Profile, space: Space) -> str:

@@ -30,7 +30,9 @@ _SCATTER = 3
 _SIGNIFICANT = 0.01
 _BETWEEN_RUNS = 0.05
 #: Runs in which a change of level can be seen, and the fewest on a level.
-_SERIES, _SEGMENT = 6, 2
+SERIES, _SEGMENT = 6, 2
+#: A change of level between levels of so many runs that is told, as a fraction.
+_STEP = 0.03
 #: Runs in a row whose median may be the best level of a history.
 _ANCHOR = 3
 #: Where one start in four is slow, so many in a row are slow once in 250 times, and none of so many
@@ -262,7 +264,7 @@ def changes(
     for name, metric in current.items():
         runs = [run for run in history if name in run.metrics and run.metrics[name].value > 0.0]
         values = [run.metrics[name].value for run in runs] + [metric.value]
-        if len(values) < _SERIES or not metric.value > 0.0:
+        if len(values) < SERIES or not metric.value > 0.0:
             continue  # a value of 0 is worse than any run: `compare` says so
         fall = _fall(metric, values, limits)
         if fall is None:
@@ -341,23 +343,48 @@ def segments(values: Sequence[float]) -> list[tuple[int, int]]:
     sums = np.concatenate([[0.0], np.cumsum(logs)])
     squares = np.concatenate([[0.0], np.cumsum(logs**2)])
 
-    def cost(start: int, end: int) -> float:
-        total = sums[end] - sums[start]
-        return float(squares[end] - squares[start] - total**2 / (end - start))
-
-    best = [0.0] + [np.inf] * count
+    best = np.append(0.0, np.full(count, np.inf))
     previous = [0] * (count + 1)
     for end in range(_SEGMENT, count + 1):
-        for start in range(end - _SEGMENT + 1):
-            value = best[start] + cost(start, end) + (price if start else 0.0)
-            if value < best[end]:
-                best[end], previous[end] = value, start
+        starts = np.arange(end - _SEGMENT + 1)
+        totals = sums[end] - sums[starts]
+        costs = best[starts] + squares[end] - squares[starts] - totals**2 / (end - starts)
+        costs[1:] += price
+        previous[end] = int(costs.argmin())
+        best[end] = costs[previous[end]]
     parts = []
     end = count
     while end > 0:
         parts.append((previous[end], end))
         end = previous[end]
     return parts[::-1]
+
+
+def levels_of(
+    values: Sequence[float], *, higher_is_better: bool, limits: Regression
+) -> list[tuple[int, int, float]]:
+    """The levels of a series that a reader may rely on, as (start, end, median): of `segments`,
+    those between changes that are no scatter. Of each change both the medians and the best runs
+    differ, so that slow starts are none; by 3 % where both levels have six runs, else by more than
+    starts differ. Of series without a change, with the noise of starts, one in 100 has one."""
+    levels = [(0, len(values), float(np.median(values)))]
+    if len(values) < SERIES or not min(values) > 0.0:
+        return levels
+    best, chance = max if higher_is_better else min, _chance(values)
+    levels = [(a, b, float(np.median(values[a:b]))) for a, b in segments(values)]
+
+    def excess(number: int) -> float:
+        (a, middle, before), (_, b, after) = levels[number : number + 2]
+        floor = _STEP if min(middle - a, b - middle) >= SERIES else limits.starts_differ_by
+        needed = max(floor, chance * np.sqrt(1 / (middle - a) + 1 / (b - middle)))
+        medians = np.log(after / before)
+        bests = np.log(best(values[middle:b]) / best(values[a:middle]))
+        return float(min(abs(medians), bests * np.sign(medians)) / needed)
+
+    while len(levels) > 1 and excess(weakest := min(range(len(levels) - 1), key=excess)) <= 1.0:
+        start, end = levels[weakest][0], levels[weakest + 1][1]
+        levels[weakest : weakest + 2] = [(start, end, float(np.median(values[start:end])))]
+    return levels
 
 
 def series_of(

@@ -15,7 +15,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from sm121.core import profile
 from sm121.core.errors import UsageError
+from sm121.core.level_settings import Regression
 from sm121.core.verdict import Severity, Verdict
 from sm121.report import metric_names
 from sm121.report.rows import shown
@@ -24,6 +26,10 @@ from sm121.run.fingerprint import Difference
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 
 _NOTHING = "-"
+#: The first columns of llama-benchy's CSV, its names of tests, and the key of sparkrun's YAML.
+_CSV = "model,test_name,"
+_CSV_TEST = re.compile(r"((?:pp|tg)\d+)(?: @ d(\d+))?(?: \(c(\d+)\))?")
+_SPARKRUN = "sparkrun_benchmark"
 #: What of a kernel path is compared, in this order.
 KERNELS = (
     "attention", "moe", "quantization", "weights", "dtype", "kv_cache_dtype", "kv_layout",
@@ -55,6 +61,8 @@ class Source:
     notes: tuple[str, ...] = ()
     #: Of a run of this suite: its verdict.json, as far as the file has one.
     run: VerdictFile | None = None
+    #: When it was measured, as its file says it; empty where it does not.
+    started: str = ""
 
     def row(self, metric: str) -> ComparedRow | None:
         """The row of a metric."""
@@ -90,15 +98,23 @@ class Source:
 
 
 def read(path: Path) -> Source:
-    """A report directory or its verdict.json, a file of pytest-benchmark, or JSON of llama-benchy
-    or llama-bench, told apart by what is in it. Raises UsageError: it is none of these."""
+    """A report directory or its verdict.json, a file of pytest-benchmark, JSON or CSV of
+    llama-benchy, YAML of sparkrun (Spark Arena), or JSON of llama-bench, told apart by what is in
+    it. Raises UsageError: it is none of these."""
     file = path / verdict_file.NAME if path.is_dir() else path
     expected = (
-        f"{path}: expected a report directory, verdict.json, a file of pytest-benchmark, or JSON "
-        "of llama-benchy or llama-bench"
+        f"{path}: expected a report directory, verdict.json, a file of pytest-benchmark, JSON or "
+        "CSV of llama-benchy, YAML of sparkrun (Spark Arena), or JSON of llama-bench"
     )
     try:
         text = file.read_text("utf-8")
+        try:
+            if text.startswith(_CSV):
+                return _llama_benchy_csv(path.stem, text)
+            if text.startswith(f"{_SPARKRUN}:"):
+                return _sparkrun(path.stem, text)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            raise UsageError(f"{expected}; it has no sound {error!r}") from error
         try:
             data = json.loads(text)
         except ValueError:
@@ -122,7 +138,7 @@ def read(path: Path) -> Source:
             if stored is None:
                 raise UsageError(f"{name}: no measurement of this suite among its benchmarks")
             return _own(name, stored.file)
-        if {"latency_mode", "benchmarks"} <= keys:
+        if {"benchmarks", "max_concurrency"} <= keys:
             return _llama_benchy(name, data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UsageError(f"{expected}; it has no sound {error!r}") from error
@@ -140,6 +156,19 @@ def _own(name: str, run: VerdictFile, *notes: str) -> Source:
         notes = (*notes, f"profile {run.profile}{origin}")
     engine = " ".join(filter(None, (run.engine.name, run.engine.version)))
     return Source(name, engine, run.engine.model, "sm121", rows, notes, run)
+
+
+def named(given: Path) -> tuple[str | None, Path]:
+    """An argument ``NAME=PATH``; of a path alone the name is None."""
+    name, separator, path = str(given).partition("=")
+    return (name, Path(path)) if separator and not given.exists() else (None, given)
+
+
+def limits_of(name: str) -> tuple[Regression, str]:
+    """How much worse a metric of a run of that profile may be, and who says so."""
+    if name in profile.shipped():
+        return profile.load(name).regression, f"profile {name}"
+    return Regression(), "the suite's default: the profile is not a shipped one"
 
 
 def refuse_mixed(sources: Sequence[Source]) -> None:
@@ -207,11 +236,52 @@ def _llama_benchy(name: str, data: dict[str, Any]) -> Source:
                 rows.setdefault(metric, _benchy_row(metric, "tok/s", run[key]))
         if run.get("e2e_ttft") and depth == 0:
             rows.setdefault("ttft_p50", _benchy_row("ttft_p50", "ms", run["e2e_ttft"]))
-    notes = [f"latency mode {data['latency_mode']}, {data['latency_ms']:.3g} ms taken off pp"]
+    notes = []  # sparkrun joins files of several calls, and leaves the mode out
+    if "latency_mode" in data:
+        notes = [f"latency mode {data['latency_mode']}, {data['latency_ms']:.3g} ms taken off pp"]
     if data.get("prefix_caching_enabled"):
         notes.append("prefix caching was on: pp at a depth is warm")
     tool = f"llama-benchy {data.get('version', '')}".strip()
-    return Source(name, "unknown", str(data["model"]), tool, (*rows.values(),), tuple(notes))
+    started = str(data.get("timestamp", ""))
+    return Source(
+        name, "unknown", str(data["model"]), tool, (*rows.values(),), tuple(notes), started=started
+    )
+
+
+def _llama_benchy_csv(name: str, text: str) -> Source:
+    """``llama-benchy --format csv``, which sparkrun sends to Spark Arena."""
+    lines = [*csv.DictReader(io.StringIO(text))]
+    rows: dict[str, ComparedRow] = {}
+    for line in lines:
+        if (match := _CSV_TEST.fullmatch(line["test_name"])) is None:
+            continue  # the prefix itself, as above
+        kind, depth, streams = match[1], match[2] or "0", int(match[3] or 1)
+        for metric, unit, key in (
+            (f"{kind}_c{streams}@d{depth}" if streams > 1 else f"{kind}@d{depth}", "tok/s", "t_s"),
+            ("ttft_p50" if depth == "0" and streams == 1 else "", "ms", "e2e_ttft"),
+        ):
+            if metric and line[f"{key}_mean"]:
+                item = {"mean": line[f"{key}_mean"], "std": line[f"{key}_std"]}
+                rows.setdefault(metric, _benchy_row(metric, unit, item))
+    return Source(name, "unknown", lines[0]["model"], "llama-benchy", (*rows.values(),))
+
+
+def _sparkrun(name: str, text: str) -> Source:
+    """What ``sparkrun benchmark`` writes: a recipe, and llama-benchy's JSON (``export_results`` of
+    spark-arena/sparkrun, src/sparkrun/benchmarking/base.py)."""
+    try:
+        import yaml  # type: ignore[import-untyped]
+
+        data = yaml.safe_load(text)[_SPARKRUN]
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{name}: YAML needs PyYAML: pip install pyyaml") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{name}: no sound YAML: {' '.join(str(error).split())}") from error
+    recipe = data["recipe"]
+    engine = " ".join(str(recipe[key]) for key in ("runtime", "container") if recipe.get(key))
+    source = _llama_benchy(name, data["results"]["json"])
+    notes = (*source.notes, f"recipe {recipe.get('qualified_name') or recipe['name']}")
+    return replace(source, engine=engine, notes=notes, started=str(data["timestamp"]))
 
 
 def _benchy_row(metric: str, unit: str, item: dict[str, Any]) -> ComparedRow:

@@ -68,7 +68,7 @@ _PARTS = {
                 "stores this one as the first of them"),
 }  # fmt: skip
 #: Styles by attribute are how plotly draws.
-_PLOTLY_SOURCES = ("style-src 'unsafe-inline'", "img-src data: blob:")
+PLOTLY_SOURCES = ("style-src 'unsafe-inline'", "img-src data: blob:")
 _HEADLINE_TIMES = ("ttft_p99", "ttft_p50")
 
 
@@ -93,7 +93,7 @@ def _html(report: StoredReport, saving: int) -> str:
         groups = [replace(one, detail=findings.without_output(one.detail)) for one in groups]
     paths = timelines.read(report.directory)
     style = asset("templates/report.css")
-    scripts = (_plotly(), asset("templates/report.js"))
+    scripts = (plotly(), asset("templates/report.js"))
     return (
         environment()
         .get_template("report.html.j2")
@@ -103,7 +103,7 @@ def _html(report: StoredReport, saving: int) -> str:
             label=profile_label(run.profile, run.fingerprint),
             asked=summary.asked(run),
             version=__version__,
-            policy=policy(f"script-src {hashes(*scripts)}", *_PLOTLY_SOURCES),
+            policy=policy(f"script-src {hashes(*scripts)}", *PLOTLY_SOURCES),
             style=Markup(style + asset("templates/beside.css")),  # noqa: S704  # our own files
             plotly=Markup(scripts[0]),  # noqa: S704  # the vendored bundle
             script=Markup(scripts[1]),  # noqa: S704  # our own file
@@ -279,7 +279,7 @@ def asset(name: str) -> str:
 
 
 @cache
-def _plotly() -> str:
+def plotly() -> str:
     """plotly.js in its own words; only what would end the script element is written otherwise."""
     return re.sub(r"</(?=script)", r"<\\/", asset("vendor/plotly-basic.min.js"), flags=re.I)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sm121.core import profile, unmet
+from sm121.core import unmet
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
 from sm121.core.verdict import Severity, Verdict
@@ -194,10 +194,7 @@ class Beside:
     @cached_property
     def limits(self) -> tuple[Regression, str]:
         """How much worse a metric may be, and who says so."""
-        name = self.b.report.run.profile
-        if name in profile.shipped():
-            return profile.load(name).regression, f"profile {name}"
-        return Regression(), "the suite's default: the profile of B is not a shipped one"
+        return comparison.limits_of(self.b.report.run.profile)
 
     def _change(self, name: str, one: MetricReport, two: MetricReport) -> Change:
         before, now = self.a.stored.metrics.get(name), self.b.stored.metrics.get(name)

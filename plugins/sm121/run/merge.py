@@ -199,7 +199,7 @@ def _beside_its_tests(folder: str, part: VerdictFile) -> TestReport | None:
 
 
 def _judged_again(file: VerdictFile) -> VerdictFile:
-    judged = file.model_copy(deep=True, update={"levels": {}})
+    judged = file.model_copy(update={"levels": {}})  # the tests are read, not changed
     judged.judge()
     return judged
 

@@ -1,0 +1,221 @@
+"""``sm121 history`` on planted runs, each fault with its healthy twin."""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import browser
+import numpy as np
+import past_runs
+import planted_runs
+import pytest
+from planted_runs import CHECK, DECODE, healthy, plant
+
+from sm121 import cli
+from sm121.report import history
+from sm121.run import stored_run
+from sm121.run.verdict_file import MetricReport
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return planted_runs.base(tmp_path_factory.mktemp("base") / "run")
+
+
+@pytest.fixture(scope="module")
+def planted(base, tmp_path_factory):
+    return planted_runs.sixty(base, tmp_path_factory.mktemp("planted"))
+
+
+def test_what_was_planted_is_named(planted, capsys):
+    assert cli.main(["history", str(planted)]) == 0
+    out = capsys.readouterr().out
+    assert "the last 20 of 60 runs" in out and "69 %" in out
+    first = "11a2b3c4/0020 (vllm 0.33.0 000000014)"
+    assert f"red since {first} in NVIDIA GB10 11a2b3: {DECODE}" in out
+    worse = re.escape(f"beginning with {first}, and 5 more")
+    assert re.search(rf"worse in NVIDIA GB10 11a2b3: decode tg32: 5.* {worse}", out)
+    assert re.search(r"apart from .* 77d8e9, vllm: (4\.\d|5\.\d)% worse in decode tg32", out)
+    assert re.findall("flaky: .*", out) == [
+        f"flaky: {CHECK} is red in 2 of 6 runs of vllm 0.33.0 on NVIDIA GB10 11a2b3"
+    ]
+
+
+@pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing()))
+def test_the_page_and_the_summary_of_what_was_planted(planted, tmp_path, chromium):
+    page = tmp_path / "history.html"
+    assert cli.main(["history", str(planted), "--html", str(page)]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text("utf-8"))
+    assert len(summary["runs"]) == 60 and len(summary["series"]) == 2
+    assert {change["run"][-4:] for change in summary["changes"]} == {"0020"}
+    assert summary["series"][0]["first_red"] == [f"11a2b3c4/{n:04}" for n in (4, 9, 20)]
+    assert page.read_text("utf-8").count("first red<") == 3
+    for width in browser.WIDTHS:
+        shown = browser.open_report(chromium, page, width)
+        assert shown.page.locator(".chart svg.main-svg").count() >= 6
+        assert browser.fits(shown.page)
+        shown.page.evaluate(browser.UNFOLD)
+        assert browser.accessibility(shown.page) == []
+        link = shown.page.locator("#runs tbody a").first
+        link.click()
+        assert shown.page.inner_text("body") == "the report"
+        shown.is_quiet()
+        shown.page.close()
+
+
+QUIET = "nothing is red, worse than at its best, flaky, or apart from its like"
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        pytest.param({"a1": healthy(12), "b2": healthy(12)}, QUIET, id="alike"),
+        pytest.param({"a1": [{"red": [CHECK]}] * 2 + healthy(10)}, QUIET, id="mended"),
+        pytest.param(
+            {"a1": healthy(8) + [{"slow": 1.07}] * 2 + healthy(2)}, QUIET, id="two-slow-starts"
+        ),
+        pytest.param({"a1": healthy(3)}, "not judged, 6 runs with numbers show", id="few"),
+        pytest.param({"a1": [{"slow": 1.08}] * 8 + healthy(8)}, QUIET, id="faster"),
+    ],
+)
+def test_a_healthy_twin_is_not_blamed(base, tmp_path, capsys, runs, words):
+    assert cli.main(["history", str(plant(base, tmp_path, runs))]) == 0
+    assert capsys.readouterr().out.rpartition("\n\n")[2].startswith(words)
+
+
+def test_a_creep_and_a_red_check_of_the_last_run_are_told(base, tmp_path, capsys):
+    runs = [{"slow": 1.01**n} for n in range(14)]
+    runs[-1]["red"] = [CHECK]
+    assert cli.main(["history", str(plant(base, tmp_path, {"a1": runs}))]) == 0
+    out = capsys.readouterr().out
+    assert "red since a1/0013" in out and "worse in" in out and "flaky" not in out
+
+
+def simulated(seed: int, machines: int, runs: int) -> history.History:
+    """Healthy runs of machines alike: noise of 0.5 %, in half of the metrics days that last, and
+    one start in four that is 7 % slow."""
+    random, past = np.random.default_rng(seed), []
+    for machine in range(machines):
+        noise = random.normal(0, 0.005, (3, runs))
+        for day in range(1, runs):
+            noise[1, day] += 0.5 * noise[1, day - 1]
+        noise[2] -= 0.07 * (random.random(runs) < 0.25)
+        for place in range(runs):
+            metrics = [
+                stored_run.StoredMetric(name, "tok/s", True, None, (), 57 * float(np.exp(off)))
+                for name, off in zip(
+                    ("tg32@d0", "tg128@d0", "pp2048@d0"), noise[:, place], strict=True
+                )
+            ]
+            one = past_runs.stored_run(f"{machine}-{place}", *metrics, started=f"{place:04}")
+            one.file.metrics = {m.name: MetricReport(value=m.value, unit="tok/s") for m in metrics}
+            past.append(history.PastRun(Path(f"{machine}/{place}"), one, ("GB10", f"{machine}")))
+    return history.History(tuple(sorted(past, key=lambda each: each.when)))
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow("more runs")) for seed in range(1, 5))]
+)
+def test_nothing_is_blamed_in_a_thousand_healthy_runs(seed):
+    """Of 1,000 runs in lines of 50, 3 metrics each: no machine, no level, nothing worse."""
+    many = simulated(seed, machines=4, runs=50)
+    assert not many.apart and not many.steps
+    assert not [change.text for line in many.lines for change in line.fallen]
+
+
+@pytest.mark.slow("a thousand reports")
+def test_a_thousand_runs_take_ten_seconds(base, tmp_path):
+    """With 400 tests a run, as a real one has."""
+    run = base.model_copy(deep=True)
+    run.tests = [
+        test.model_copy(update={"id": f"{test.id}-{n}"})
+        for n in range(400 // len(run.tests) + 1)
+        for test in run.tests
+    ]
+    run.judge()
+    one = plant(run, tmp_path / "one", {"a1": healthy(1)}) / "a1" / "0000"
+    text = (one / "verdict.json").read_text("utf-8")
+    for number in range(1000):
+        folder = tmp_path / "runs" / f"{number:04}"
+        folder.mkdir(parents=True)
+        started = f"{2020 + number // 336}-{1 + number // 28 % 12:02}-{1 + number % 28:02}"
+        (folder / "verdict.json").write_text(text.replace("2026-01-01", started), "utf-8")
+        (folder / "details.json").write_bytes((one / "details.json").read_bytes())
+    begun = time.process_time()
+    assert cli.main(["history", str(tmp_path / "runs"), "--html", str(tmp_path / "h.html")]) == 0
+    assert time.process_time() - begun < 10.0
+
+
+SPARKRUN = """sparkrun_benchmark:
+  version: '1'
+  timestamp: '2026-11-21T08:00:00+00:00'
+  recipe: {name: gpt-oss, qualified_name: '@eugr/gpt-oss', container: 'img:mxfp4', runtime: vllm}
+  results:
+    json: {model: gpt-oss-120b, max_concurrency: 1, benchmarks: [{concurrency: 1, context_size: 0,
+      prompt_size: 2048, response_size: 32,
+      tg_throughput: {mean: 58.82, std: 0.1, values: [58.8]}}]}
+"""
+CSV = """model,test_name,t_s_mean,t_s_std,e2e_ttft_mean,e2e_ttft_std
+gpt-oss-120b,pp2048 (c1),4600.5,12.0,445.0,3.0
+gpt-oss-120b,tg32 (c1),57.1,0.2,,
+gpt-oss-120b,tg32 @ d4096 (c2),90.5,0.2,,
+gpt-oss-120b,ctx_pp @ d4096 (c1),4000.0,1.0,1000.0,1.0
+"""
+
+
+def test_results_of_others_are_rows(base, tmp_path, capsys):
+    """llama-benchy's JSON and CSV, sparkrun's YAML (spark-arena/sparkrun 0041b8f)."""
+    plant(base, tmp_path, {"a1": healthy(1)})
+    benchy = Path(__file__).parent / "data" / "llama-benchy-0.4.0.json"
+    (tmp_path / "benchy.json").write_bytes(benchy.read_bytes())
+    (tmp_path / "arena.csv").write_text(CSV)
+    (tmp_path / "arena.yaml").write_text(SPARKRUN)
+    (tmp_path / "other.json").write_text("{}")
+    assert cli.main(["history", f"spark-1={tmp_path}", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    rows = {row["run"]: row for row in summary["runs"]}
+    assert [*rows] == ["arena.csv", "a1/0000", "benchy.json", "arena.yaml"]
+    assert rows["benchy.json"]["started"] == "2026-11-20 14:27:38Z"
+    assert {row["machine"] for row in rows.values()} == {"spark-1"}
+    assert rows["arena.yaml"]["engine"] == "vllm img:mxfp4"
+    assert rows["arena.yaml"]["metrics"]["tg32@d0"]["value"] == 58.82
+    values = {name: metric["value"] for name, metric in rows["arena.csv"]["metrics"].items()}
+    assert values == {
+        "pp2048@d0": 4600.5,
+        "ttft_p50": 445.0,
+        "tg32@d0": 57.1,
+        "tg32_c2@d4096": 90.5,
+    }
+    assert len(summary["left_out"]) == 1 and "other.json" in summary["left_out"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("empty", None),
+        ("missing", None),
+        ("verdict.json", '{"schema_version": 99}'),
+        ("verdict.json", "not json"),
+        ("a.json", '{"benchmarks": 3, "max_concurrency": 1}'),
+        ("a.csv", "model,test_name,\n"),
+        ("a.yaml", "sparkrun_benchmark: 3"),
+        ("a.yaml", "sparkrun_benchmark: [}"),
+        ("h.html/verdict.json", None),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, capsys, name, content):
+    file = tmp_path / name
+    if content is not None:
+        file.write_text(content)
+    elif name == "empty":
+        file.mkdir()
+    assert cli.main(["history", str(file)]) == 4
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1 and file.stem in err
+
+
+def test_a_page_has_a_folder(base, tmp_path, capsys):
+    plant(base, tmp_path, {"a1": healthy(1)})
+    assert cli.main(["history", str(tmp_path), "--html", str(tmp_path)]) == 4
+    assert "expected a file in a folder" in capsys.readouterr().err

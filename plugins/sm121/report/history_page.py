@@ -1,0 +1,77 @@
+"""``sm121 history``: many runs as a page without a network, as summary.json, as a table."""
+
+import os
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sm121 import __version__
+from sm121.core.errors import UsageError
+from sm121.core.files import write_text
+from sm121.core.numbers import number
+from sm121.core.printable import printable
+from sm121.regression import trend
+from sm121.report import charts, metric_names, page
+from sm121.report.history import History
+
+#: Written beside the page.
+SUMMARY = "summary.json"
+_MOST_CHARTS = 12
+
+
+def write(history: History, target: Path) -> list[Path]:
+    """Write the page, and summary.json beside it. Raises UsageError: there is no such folder."""
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise UsageError(f"--html {target}: expected a file in a folder that is there")
+    script = page.asset("templates/report.js")
+    style = page.asset("templates/report.css") + page.asset("templates/history.css")
+    values: dict[str, object] = {
+        "policy": page.policy(
+            f"script-src {page.hashes(page.plotly(), script)}", *page.PLOTLY_SOURCES
+        ),
+        "style": Markup(style),  # noqa: S704  # our own files
+        "plotly": Markup(page.plotly()),  # noqa: S704  # the vendored bundle
+        "script": Markup(script),  # noqa: S704  # our own file
+        "links": {
+            past.path: os.path.relpath(past.path / page.NAME, target.parent)
+            for past in history.runs
+            if (past.path / page.NAME).is_file()
+        },
+    }
+    template = page.environment().get_template("history.html.j2")
+    write_text(template.render(_values(history) | values), target)
+    beside = target.with_name(SUMMARY)
+    write_text(text(history, "json"), beside)
+    return [target, beside]
+
+
+def text(history: History, kind: str) -> str:
+    """The runs as ``json``, which is the content of summary.json, or ``txt``, for a terminal."""
+    environment = Environment(  # noqa: S701 - neither is HTML
+        loader=PackageLoader("sm121.report"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=lambda value: printable(value) if isinstance(value, str) else value,
+    )
+    return environment.get_template(f"history.{kind}.j2").render(_values(history)).rstrip() + "\n"
+
+
+def _values(history: History) -> dict[str, object]:
+    """What every template shows."""
+    reports = [past.run.file.metrics for past in history.runs]
+    gated = [name for metrics in reports for name, metric in metrics.items() if metric.gated]
+    names = [*history.columns.values(), *(step.metric.name for step in history.steps), *gated]
+    return {
+        "history": history,
+        "names": [*dict.fromkeys(names)][:_MOST_CHARTS],
+        "places": {past.path: number for number, past in enumerate(history.runs, 1)},
+        "fewest": trend.SERIES,
+        "colours": (*charts.SERIES, *charts.OTHERS),
+        "figure_of": charts.figure_of,
+        "looks": charts.LOOKS,
+        "escaped": charts.escaped,
+        "words": metric_names.words,
+        "number": number,
+        "version": __version__,
+    }
