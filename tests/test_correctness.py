@@ -5,7 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.answers import accuracy, golden, log_probabilities, oracle_file, prompts
+from sm121.answers import (
+    accuracy,
+    golden,
+    log_probabilities,
+    oracle_file,
+    prompts,
+    published_scores,
+)
 from sm121.api import (
     chats,
     defaults,
@@ -268,6 +275,14 @@ def test_accuracy(sdk, profile, conformance):
     settings, file = conformance.settings, conformance.directory / "accuracy.jsonl"
     files = settings.questions, settings.questions_baseline
     accuracy.judge(*files, sdk.answer_to, profile, file, conformance.remark)
+
+
+@pytest.mark.asked_for("--scores")
+@pytest.mark.timeout(0)  # each score has its own limit
+def test_scores_are_as_published(server, profile, conformance):
+    """The profile's scores (GPQA, AIME) are near the published ones, by their 95 % intervals."""
+    python, folder = conformance.settings.scores, conformance.directory / "scores"
+    published_scores.judge(profile, python, server.endpoint, folder, conformance.remark)
 
 
 # The protocol: parameters are obeyed, and answers say what they are.

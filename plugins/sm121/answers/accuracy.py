@@ -179,10 +179,14 @@ def keep(outputs: Iterable[Output], path: Path) -> None:
 
 
 def interval(outputs: Iterable[Output]) -> Interval:
-    """Wilson's score interval (Wilson 1927) of the share that is right. Raises ValueError without
-    outputs."""
+    """As `interval_of`, of outputs."""
     marks = [output.right for output in outputs]
-    right, n = sum(marks), len(marks)
+    return interval_of(sum(marks), len(marks))
+
+
+def interval_of(right: int, n: int) -> Interval:
+    """Wilson's score interval (Wilson 1927) of the share that is right. Raises ValueError without
+    answers."""
     if not n:
         raise ValueError("an interval needs at least one answer")
     from scipy import stats  # half a second, which a run without questions need not spend

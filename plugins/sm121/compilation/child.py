@@ -31,10 +31,14 @@ class Ended:
 
 
 def run(
-    command: Sequence[str | Path], *, timeout_s: float, environment: Mapping[str, str] | None = None
+    command: Sequence[str | Path],
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
 ) -> Ended:
-    """Run a command to its end. Raises TookTooLong: it, or something that it started, ran longer
-    than ``timeout_s`` seconds; OSError: it cannot be started."""
+    """Run a command to its end, in a folder. Raises TookTooLong: it, or something that it started,
+    ran longer than ``timeout_s`` seconds; OSError: it cannot be started."""
     deadline = time.monotonic() + timeout_s
     process = subprocess.Popen(
         [str(word) for word in command],
@@ -42,6 +46,7 @@ def run(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=None if environment is None else dict(environment),
+        cwd=folder,
         start_new_session=True,  # nvcc starts others: all of them end with the group
     )
     assert process.stdout is not None

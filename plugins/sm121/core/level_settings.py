@@ -118,6 +118,21 @@ class RequiredShare(Statement):
     at_least: Annotated[float, Field(gt=0, lt=1)]
 
 
+class Score(RequiredShare):
+    """A task of lm-evaluation-harness, and what a right server reaches. ``source``: who publishes
+    it, and how far below it may be."""
+
+    task: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+    #: As its results name it.
+    metric: str = Field(min_length=1)
+    #: On the hub.
+    dataset: str = Field(min_length=1)
+    effort: Literal["low", "medium", "high"]
+    questions: Count
+    answer_tokens: Count
+    within_s: Positive
+
+
 class Band(Statement):
     """Where a mean must lie."""
 
@@ -157,6 +172,8 @@ class Correctness(DataTable):
     same_answers: tuple[ConfigurationName, ...] = ()
     #: Of the questions of ``--questions``.
     accuracy: RequiredShare | None = None
+    #: Asked by the Python of ``--scores``.
+    scores: tuple[Score, ...] = ()
     #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
     mean_answer_tokens: Band | None = None
 

@@ -85,6 +85,7 @@ class Settings:
     record_golden: Path | None = None
     questions: Path | None = None
     questions_baseline: Path | None = None
+    scores: Path | None = None
     #: The axes of the matrix, by name or path (default: the profile's).
     axes: str | None = None
     #: The options given that change or add to what is measured, by name.
@@ -155,6 +156,7 @@ def read(option: Option, started_in: Path) -> Settings:
         record_golden=_new(option, "--record-golden"),
         questions=_existing(option, "--questions"),
         questions_baseline=_existing(option, "--questions-baseline"),
+        scores=_existing(option, "--scores"),
         axes=option("--matrix-axes"),
     )
 

@@ -1,0 +1,115 @@
+"""Published scores: lm-evaluation-harness itself asks engines by script over real HTTP."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripted_chats import scripted
+
+from sm121.answers import accuracy, published_scores
+from sm121.core import profile
+from sm121.core.unmet import Unmet
+from sm121.core.verdict import Inconclusive, NotRun
+
+CANARY, REAL = profile.load("cpu-tiny-gpt-oss"), profile.load("sm121-gpt-oss-120b")
+(SCORE,) = CANARY.correctness.scores
+DATA = Path(__file__).parents[1] / "fixtures" / "scores" / f"{SCORE.task}.jsonl"
+ROWS = [json.loads(line) for line in DATA.read_text("utf-8").splitlines()]
+CAPITALS = {row["prompt"]: row["answer"] for row in ROWS}
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory) -> Path:
+    """A Python that has lm-evaluation-harness."""
+    python = tmp_path_factory.mktemp("lm_eval") / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
+    subprocess.run([python, "-m", "pip", "install", "-q", "lm_eval[api]==0.4.13"], check=True)
+    return python
+
+
+def capital(request: dict) -> str:
+    return f"The capital is **{CAPITALS[request['messages'][-1]['content']]}**."
+
+
+def of_some(share: float, effort: str = "") -> object:
+    """Knows the first of the questions, and all that are asked with another effort."""
+    right = [*CAPITALS][: round(share * len(CAPITALS))]
+
+    def answer(request: dict) -> str:
+        question = request["messages"][-1]["content"]
+        is_right = question in right or request["reasoning_effort"] not in (effort or "high")
+        return capital(request) if is_right else "Hm, I have lost my thread"
+
+    return answer
+
+
+def judged(script, python: Path, folder: Path, target=CANARY) -> str:
+    remarks: list[str] = []
+    with scripted(script) as endpoint:
+        published_scores.judge(target, python, endpoint, folder / "scores", remarks.append)
+    return "; ".join(remarks)
+
+
+@pytest.mark.slow("installs lm-evaluation-harness")
+@pytest.mark.timeout(900)
+def test_a_right_server_has_its_score(harness, tmp_path):
+    requests: list[dict] = []
+    remarks: list[str] = []
+    with scripted(capital, requests=requests) as endpoint:
+        published_scores.judge(CANARY, harness, endpoint, tmp_path / "scores", remarks.append)
+    assert "24 of 24 right: 100.0%" in remarks[0] and len(requests) == SCORE.questions
+    assert {r["reasoning_effort"] for r in requests} == {"high"}
+    assert {r["max_tokens"] for r in requests} == {SCORE.answer_tokens}
+    kept = [file.name for file in (tmp_path / "scores").rglob("*") if file.is_file()]
+    assert any(name.startswith("samples_") for name in kept), kept
+
+
+@pytest.mark.slow("installs lm-evaluation-harness")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("script", "error", "text"),
+    [
+        (of_some(0.0), Unmet, "0 of 24 right"),
+        (of_some(0.5), Unmet, "12 of 24 right"),
+        (of_some(0.75, effort="high"), Inconclusive, "18 of 24 right"),
+        (lambda _request: None, Unmet, "0 of 24 right"),
+        (lambda _request: 1 / 0, Unmet, "None"),
+    ],
+    ids=["wrong at long reasoning", "half", "a few", "empty answers", "no answers"],
+)
+def test_a_wrong_server_has_not(harness, tmp_path, script, error, text):
+    with pytest.raises(error, match=text):
+        judged(script, harness, tmp_path)
+
+
+@pytest.mark.slow("installs lm-evaluation-harness")
+@pytest.mark.timeout(900)
+def test_what_is_not_on_this_machine_is_named(harness, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "empty"))
+    with pytest.raises(NotRun) as caught:
+        judged(capital, harness, tmp_path, REAL)
+    for score in REAL.correctness.scores:
+        assert f"hf download --repo-type dataset {score.dataset}" in str(caught.value)
+
+
+def test_a_python_without_the_harness_is_named_at_once(run_pytest):
+    status, run = run_pytest("tests/test_correctness.py", "--scores", sys.executable)
+    assert status == 4 and "pip install 'lm_eval[api]'" in run.output, run.output
+
+
+def test_a_profile_without_scores_says_so(tmp_path):
+    correctness = CANARY.correctness.model_copy(update={"scores": ()})
+    target = CANARY.model_copy(update={"correctness": correctness})
+    with pytest.raises(NotRun, match=r"no correctness\.scores"):
+        judged(capital, Path(sys.executable), tmp_path, target)
+
+
+@pytest.mark.parametrize("score", REAL.correctness.scores, ids=lambda score: score.task)
+def test_a_published_score_is_green_and_half_of_it_is_red(score):
+    published = float(score.source.partition(" %")[0]) / 100
+    shares = [accuracy.interval_of(round(share * score.questions), score.questions)
+              for share in (published, published / 2)]  # fmt: skip
+    verdicts = [share.against(score.at_least).value for share in shares]
+    assert verdicts == ["PASS", "FAIL"], [str(share) for share in shares]

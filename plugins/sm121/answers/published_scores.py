@@ -1,0 +1,109 @@
+"""Scores that others publish: tasks of lm-evaluation-harness, whose data sets are on this machine.
+
+Source: https://github.com/EleutherAI/lm-evaluation-harness, docs/interface.md and API_guide.md."""
+
+import json
+import os
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+from sm121.answers import accuracy
+from sm121.answers.accuracy import Interval
+from sm121.compilation import child
+from sm121.core.errors import UsageError
+from sm121.core.files import write_text
+from sm121.core.level_settings import Score
+from sm121.core.profile import Profile
+from sm121.core.server import Endpoint
+from sm121.core.unmet import Fact, require_none
+from sm121.core.verdict import Inconclusive, NotRun, Verdict
+
+#: Questions at once: a GB10 serves four in little more than the time of one.
+_AT_ONCE = 4
+#: Nothing is downloaded, and the server is reached without a proxy.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "no_proxy": "*"}
+_INSTALL = "expected a Python with lm-evaluation-harness: pip install 'lm_eval[api]'"
+#: What the harness prints of a server that does not answer, and of a data set that is not there.
+_SERVER = ("API request failed", "aiohttp.client_exceptions")
+_DATA = ("OfflineModeIsEnabled", "on the Hub")
+
+
+def refuse_without_harness(python: Path) -> None:
+    """Raises UsageError: the Python has no lm_eval, or is none."""
+    code = "import importlib.util as u, sys; sys.exit(u.find_spec('lm_eval') is None)"
+    try:
+        status = child.run([python, "-c", code], timeout_s=60.0).status
+    except (OSError, child.TookTooLong) as error:
+        raise UsageError(f"--scores {python}: expected a Python: {error}") from error
+    if status != 0:
+        raise UsageError(f"--scores {python}: {_INSTALL}")
+
+
+def judge(
+    profile: Profile,
+    python: Path,
+    endpoint: Endpoint,
+    folder: Path,
+    remark: Callable[[str], object],
+) -> None:
+    """Each score of the profile, by its 95 % interval. `python`: has lm_eval; `folder`: for its
+    files. Raises Unmet: a score is too low, or the server does not answer; Inconclusive: what is
+    required lies in an interval; NotRun: the profile has no score, or one cannot be had here."""
+    if not profile.correctness.scores:
+        raise NotRun(f"profile {profile.name} has no correctness.scores: name tasks of lm_eval")
+    facts, undecided, reasons = list[Fact](), list[Fact](), list[str]()
+    for score in profile.correctness.scores:
+        about = f"{score.task}, effort {score.effort}"
+        try:
+            share = _measured(score, python, endpoint, folder)
+        except NotRun as error:
+            reasons.append(f"{about}: {error}")
+            continue
+        remark(f"{about}: {share or 'no answers'}; {score.source}")
+        fact = Fact(f"at least {score.at_least:.1%}", f"{share}", about, evidence=f"{folder}")
+        verdict = share.against(score.at_least) if share is not None else Verdict.FAIL
+        if verdict is not Verdict.PASS:
+            (undecided if verdict is Verdict.INCONCLUSIVE else facts).append(fact)
+    require_none(facts)
+    if undecided:
+        raise Inconclusive(undecided[0])
+    if reasons:
+        raise NotRun("; ".join(reasons))
+
+
+def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> Interval | None:
+    """The share of right answers; None: the server ended the run. Raises NotRun: something is
+    missing here, or it took too long."""
+    log, tasks = folder / f"{score.task}.log", Path(f"{files('sm121.fixtures') / 'scores'}")
+    command: list[str | Path] = [
+        python, "-m", "lm_eval", "--model", "local-chat-completions",
+        "--model_args", f"model={endpoint.served_name},num_concurrent={_AT_ONCE},max_retries=2,"
+        f"timeout={score.within_s:.0f},base_url={endpoint.base_url}/v1/chat/completions",
+        "--tasks", score.task, "--include_path", tasks, "--limit", f"{score.questions}",
+        "--apply_chat_template", "--log_samples", "--output_path", folder / score.task,
+        "--gen_kwargs", f"reasoning_effort={score.effort},temperature=1.0,top_p=1.0,"
+        f"max_gen_toks={score.answer_tokens}",
+    ]  # fmt: skip
+    environment = os.environ | _ENVIRONMENT | {"OPENAI_API_KEY": endpoint.api_key}
+    folder.mkdir(exist_ok=True)
+    try:
+        ended = child.run(command, timeout_s=score.within_s, environment=environment, folder=tasks)
+    except (OSError, child.TookTooLong) as error:
+        raise NotRun(f"{python}: {error}") from error
+    write_text(ended.output.replace(endpoint.api_key, "[redacted]"), log)
+    results_files = sorted((folder / score.task).rglob("results_*.json"))
+    if ended.status == 0 and results_files:
+        results = json.loads(results_files[-1].read_text("utf-8"))
+        values, total = results["results"][score.task], results["n-samples"][score.task]
+        if score.metric not in values:
+            raise NotRun(f"expected the metric {score.metric}, lm_eval gives {[*values]}")
+        return accuracy.interval_of(
+            round(values[score.metric] * total["effective"]), total["effective"]
+        )
+    if any(words in ended.output for words in _SERVER):
+        return None
+    if any(words in ended.output for words in _DATA):
+        where = f"hf download --repo-type dataset {score.dataset}"
+        raise NotRun(f"its data set is not on this machine: {where}")
+    raise NotRun(f"lm_eval ended with status {ended.status}: {log}")
