@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scripted_chats import scripted
 
-from sm121.answers import accuracy, published_scores
+from sm121.answers import accuracy, published
 from sm121.core import profile
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import Inconclusive, NotRun
@@ -48,7 +48,7 @@ def of_some(share: float, effort: str = "") -> object:
 def judged(script, python: Path, folder: Path, target=CANARY) -> str:
     remarks: list[str] = []
     with scripted(script) as endpoint:
-        published_scores.judge(target, python, endpoint, folder / "scores", remarks.append)
+        published.judge(target, python, endpoint, folder / "scores", remarks.append)
     return "; ".join(remarks)
 
 
@@ -58,7 +58,7 @@ def test_a_right_server_has_its_score(harness, tmp_path):
     requests: list[dict] = []
     remarks: list[str] = []
     with scripted(capital, requests=requests) as endpoint:
-        published_scores.judge(CANARY, harness, endpoint, tmp_path / "scores", remarks.append)
+        published.judge(CANARY, harness, endpoint, tmp_path / "scores", remarks.append)
     assert "24 of 24 right: 100.0%" in remarks[0] and len(requests) == SCORE.questions
     assert {r["reasoning_effort"] for r in requests} == {"high"}
     assert {r["max_tokens"] for r in requests} == {SCORE.answer_tokens}

@@ -5,14 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.answers import (
-    accuracy,
-    golden,
-    log_probabilities,
-    oracle_file,
-    prompts,
-    published_scores,
-)
+from sm121.answers import accuracy, golden, log_probabilities, oracle_file, prompts, published
 from sm121.api import (
     chats,
     defaults,
@@ -282,7 +275,7 @@ def test_accuracy(sdk, profile, conformance):
 def test_scores_are_as_published(server, profile, conformance):
     """The profile's scores (GPQA, AIME) are near the published ones, by their 95 % intervals."""
     python, folder = conformance.settings.scores, conformance.directory / "scores"
-    published_scores.judge(profile, python, server.endpoint, folder, conformance.remark)
+    published.judge(profile, python, server.endpoint, folder, conformance.remark)
 
 
 # The protocol: parameters are obeyed, and answers say what they are.

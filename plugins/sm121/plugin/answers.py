@@ -15,7 +15,7 @@ from sm121.answers import (
     log_probabilities,
     oracle_file,
     prompts,
-    published_scores,
+    published,
     served_rounding,
 )
 from sm121.answers.accuracy import Output, Question
@@ -60,7 +60,7 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
             raise UsageError("--questions-baseline: expected --questions beside it")
         accuracy.load(settings.questions_baseline, Output, "--questions-baseline")
     if settings.scores is not None:
-        published_scores.refuse_without_harness(settings.scores)
+        published.refuse_without_harness(settings.scores)
     if settings.oracle is not None:
         config.stash[_ORACLE] = oracle = oracle_file.load(settings.oracle)
         if settings.rounding is not None:
