@@ -26,6 +26,17 @@ def test_help_is_no_wrong_request(capsys):
     assert ended.value.code == 0 and "DIR" in capsys.readouterr().out
 
 
+def test_help_has_the_commands_in_groups(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    judge, look, gate, more, authors = capsys.readouterr().out.split("\n\n")[2:7]
+    assert "  run " in judge and "  history " in look and "  trust " in gate and "  warm " in more
+    assert all(
+        f"  {name} " in authors
+        for name in cli.data_file.load("commands.toml", cli._CommandsFile).of_a_checkout
+    )
+
+
 def test_help_of_a_run_is_the_suites_own(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["run", "--help"])
@@ -46,3 +57,9 @@ def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
     )  # fmt: skip
     assert done.returncode == 4
     assert done.stderr == "sm121 canary-train: needs a checkout of the suite, see tools/ there\n"
+    environment = {**os.environ, "PYTHONPATH": str(installed.parent)}
+    helped = subprocess.run(
+        [sys.executable, "-m", "sm121", "--help"],
+        env=environment, capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert "  history " in helped.stdout and "ablation" not in helped.stdout

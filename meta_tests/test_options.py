@@ -13,6 +13,7 @@ from sm121.core import own_options
 from sm121.core.errors import UsageError
 from sm121.plugin import options
 from sm121.regression.ab import parse_sides
+from sm121.session import settings
 from tools.reference import options as reference
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,6 +37,35 @@ def test_help_has_the_groups_and_every_option():
 def test_a_name_that_an_option_had_is_unknown():
     with pytest.raises(pytest.UsageError, match="unrecognized arguments: --nsys"):
         parser().optparser.parse_args(["--nsys"])
+
+
+@from_data
+def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(words, expected):
+    with pytest.raises(pytest.UsageError) as refused:
+        options.refuse_misspelt(parser(), words)
+    assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize("words", [["--cov-report", "x"], ["-x", "tests"], ["--depth", "64"]])
+def test_an_option_of_others_is_left_to_them(words):
+    options.refuse_misspelt(parser(), words)
+
+
+@from_data
+def test_engine_args_are_words_as_a_recipe_has_them(text, words, tmp_path):
+    given = vars(parser().optparser.parse_args(["--engine-arg=-x", "--engine-args", text]))
+    read = settings.read(lambda name: given[name.lstrip("-").replace("-", "_")], tmp_path)
+    assert read.engine_arguments == ("-x", *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("--a 'b", "No closing quotation"), ("--port 1", "--port is set by the suite itself")],
+)
+def test_wrong_engine_args_are_one_line(text, line, tmp_path):
+    given = vars(parser().optparser.parse_args(["--engine-args", text]))
+    with pytest.raises(UsageError, match=line):
+        settings.read(lambda name: given[name.lstrip("-").replace("-", "_")], tmp_path)
 
 
 @from_data

@@ -99,10 +99,20 @@ def test_the_measuring_plan_is_the_row_s_and_options_are_on_top():
         (8,),
     )
     assert found.measuring.rounds == 7
-    over = Plan.of(own, plan="nightly", sizes=Sizes((16,), (0,), (4,), 3))
-    assert (over.generated_tokens, over.depths) == ((16, 32), (0,)), "each gate keeps its number"
+    over = Plan.of(own, plan="nightly", sizes=Sizes((16,), (0,), (64, 0), (4,), 3))
+    assert (over.generated_tokens, over.depths) == ((16, 32), (0, 64)), "each gate keeps its number"
+    beside = Plan.of(own, plan="nightly", sizes=Sizes(depths=(0, 512)))
+    assert beside.depths == (512, 0), "loads are at the plan's first depth"
     assert (over.measuring.concurrency, over.measuring.rounds) == ((4, 8), 3)
     assert Plan.of(own).depths == (0, 512)
+
+
+def test_gates_that_depths_leave_without_a_number_are_named():
+    gb10 = profile.load("sm121-gpt-oss-120b")
+    assert Settings(sizes=Sizes(depths=(64,))).without_number(gb10) == []
+    assert Settings(sizes=Sizes(only_depths=gb10.performance.depths)).without_number(gb10) == []
+    left = Settings(sizes=Sizes(only_depths=(0,))).without_number(gb10)
+    assert "tg32@d4096" in left and "tg32@d0" not in left and "ttft_p99" not in left
 
 
 def test_an_unknown_plan_names_those_that_there_are():

@@ -18,7 +18,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
 from sm121.core import builds, data_file, own_tests, profile
-from sm121.core.arguments import Argument
+from sm121.core.arguments import Argument, Parser, WrongArgumentsError
 from sm121.core.data_file import DataTable
 from sm121.core.errors import OptionError, Sm121Error, UsageError
 from sm121.core.verdict import Verdict
@@ -26,33 +26,27 @@ from sm121.core.verdict import Verdict
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
 _EXIT_USAGE = 4
-_OF_A_CHECKOUT = ("side-by-side", "canary-train", "ablation", "tolerances", "reference", "testlog")
-"""Subcommands that are not installed: `tools.commands` of a checkout has them."""
 
 
 class _CommandRow(DataTable):
     name: str
     help: str
+    group: str
     argument: tuple[Argument, ...] = ()
 
 
-class _WrongArgumentsError(UsageError):
-    """What argparse has to say."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse would print its usage and end with 2, which is pytest's status of an interrupt."""
-
-    def error(self, message: str) -> NoReturn:
-        one_line = " ".join(message.split())
-        raise _WrongArgumentsError(f"{self.prog}: {one_line} (see {self.prog} --help)")
+class _CommandsFile(DataTable):
+    groups: dict[str, str]
+    of_a_checkout: tuple[str, ...]
+    command: tuple[_CommandRow, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; exit status 0, 1 when what it computed breaks a promise, 4 with one line on
     what was wrong with the request; ``merge`` has the status of the merged run."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words and words[0] in _OF_A_CHECKOUT and _tools_of_the_checkout() is None:
+    file = data_file.load("commands.toml", _CommandsFile)
+    if words and words[0] in file.of_a_checkout and _tools_of_the_checkout() is None:
         print(f"sm121 {words[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
         return _EXIT_USAGE
     try:
@@ -61,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         passed_on = words[:1] in (["run"], ["plan"], ["certify"]) and not own_help
         options = parser().parse_args(words[:1] if passed_on else words)
         options.words = words[1:]
-    except _WrongArgumentsError as error:
+    except WrongArgumentsError as error:
         print(error, file=sys.stderr)
         return _EXIT_USAGE
     try:
@@ -80,17 +74,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line, with the commands of a checkout where there is one."""
-    parser = _Parser(prog="sm121", description=__doc__)
+    parser = Parser(prog="sm121", description=__doc__)
     parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    for row in data_file.load_key("commands.toml", "command", tuple[_CommandRow, ...]):
+    file = data_file.load("commands.toml", _CommandsFile)
+    for row in file.command:
         added = command(commands, row.name, _COMMANDS[row.name], row.help)
         for argument in row.argument:
             keywords = argument.given(python=sys.executable)
             added.add_argument(argument.name, **{"help": argparse.SUPPRESS, **keywords})
     if (tools := _tools_of_the_checkout()) is not None:
         tools.add(commands)
+    parser.commands = commands.choices
+    groups = {row.name: row.group for row in file.command}
+    for group, title in file.groups.items():
+        names = [name for name in commands.choices if groups.get(name, "authors") == group]
+        if names:
+            parser.groups[title] = {
+                name: commands.choices[name].description or "" for name in names
+            }
     return parser
 
 

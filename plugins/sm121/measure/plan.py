@@ -8,11 +8,12 @@ from sm121.core.profile import FULL, Profile
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the user asks for: depths and rounds in place of the profile's, generated tokens and
-    streams beside them, so that each gate keeps its number. None: as in the profile."""
+    """What the user asks for: `only_depths` and rounds in place of the profile's, the others beside
+    them, so that each gate keeps its number. None: as in the profile."""
 
     generated_tokens: tuple[int, ...] = ()
-    depths: tuple[int, ...] | None = None
+    only_depths: tuple[int, ...] | None = None
+    depths: tuple[int, ...] = ()
     concurrency: tuple[int, ...] = ()
     rounds: int | None = None
 
@@ -36,6 +37,7 @@ class Plan:
         if sizes.concurrency:
             streams = _all_of(streams or performance.measuring.concurrency, sizes.concurrency)
         tokens = row.generated_tokens or performance.generated_tokens
+        depths = sizes.only_depths or row.depths or performance.depths
         changes = {
             "rounds": sizes.rounds or row.rounds,
             "concurrency": streams,
@@ -44,7 +46,7 @@ class Plan:
         return cls(
             performance.prompt_tokens,
             _all_of(tokens, sizes.generated_tokens),
-            sizes.depths or row.depths or performance.depths,
+            tuple(dict.fromkeys((*depths, *sizes.depths))),  # the first one is what loads use
             performance.measuring.model_copy(
                 update={name: value for name, value in changes.items() if value is not None}
             ),

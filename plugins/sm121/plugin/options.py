@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sm121.core import architecture, own_options, own_tests
-from sm121.core.arguments import Argument
+from sm121.core.arguments import Argument, did_you_mean
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import LEVELS
 from sm121.engines import capabilities
@@ -58,6 +58,15 @@ def name_own_tests(config: pytest.Config, arguments: list[str]) -> None:
     if not paths:
         paths.append(str(own_tests.folder() / "tests"))
         arguments.append(paths[0])
+
+
+def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
+    """Refuse an option that is near to one of the suite's. Raises UsageError: it names that one."""
+    _, unknown = parser.parse_known_and_unknown_args(arguments)
+    for word in unknown:
+        name = word.partition("=")[0]
+        if name.startswith("--") and (hint := did_you_mean(name, own_options.every())):
+            raise pytest.UsageError(f"unrecognized argument {name}{hint}")
 
 
 def markers() -> list[str]:

@@ -220,7 +220,7 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
     paths = [_relative(config, path) for path in config.args] if has_paths else []
     if any(path in (".", "tests") for path in paths):
         paths = []
-    narrowed = {"performance"} if settings.sizes.depths is not None else set()
+    narrowed = {"performance"} if settings.sizes.only_depths is not None else set()
     if config.getoption("--matrix") is not None:
         narrowed.add("matrix")
 

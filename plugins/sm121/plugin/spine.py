@@ -60,9 +60,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.add(parser)
 
 
-def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
-    """``sm121 run``: the tests are the suite's, wherever it was started."""
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(
+    early_config: pytest.Config, parser: pytest.Parser, args: list[str]
+) -> Generator[None, object, object]:
+    """``sm121 run``: the tests are the suite's, wherever it was started. An option that no conftest
+    has added is looked for among the suite's."""
     options.name_own_tests(early_config, args)
+    result = yield
+    options.refuse_misspelt(parser, args)
+    return result
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides

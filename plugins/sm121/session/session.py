@@ -131,6 +131,8 @@ class Session(Harness):
             file.certified = False if self.settings.certify else None
         else:
             file.reason = file.why()
+            if self.target.profile and (gates := self.settings.without_number(self.profile)):
+                file.reason += f"; --depths leaves gates without a number: {', '.join(gates)}"
             if file.finished and self.settings.certify:
                 certification.certify(
                     file, self.profile, certification.inventory(),

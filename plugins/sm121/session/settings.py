@@ -1,6 +1,7 @@
 """What the user asked for, validated. A mistake is reported in one line before anything starts."""
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -104,6 +105,13 @@ class Settings:
         """What is measured under a profile."""
         return Plan.of(chosen, plan=self.plan, sizes=self.sizes)
 
+    def without_number(self, chosen: Profile) -> list[str]:
+        """The gates of decode rates that ``--depths`` leaves without a number."""
+        whole = Plan.of(chosen, plan=self.plan).depths
+        missing = {*whole} - {*self.measuring_plan(chosen).depths}
+        gates = [gate.metric for gate in chosen.performance.gates]
+        return [name for name in gates if int(name.partition("@d")[2] or -1) in missing]
+
 
 def read(option: Option, started_in: Path) -> Settings:
     """The settings from the options of a command line. `option`: gives the value of an option;
@@ -122,7 +130,7 @@ def read(option: Option, started_in: Path) -> Settings:
         engine=engine,
         attached_engine=option("--engine") if base_url else None,
         engine_python=_program(option, engine, base_url),
-        engine_arguments=tuple(option("--engine-arg")),
+        engine_arguments=_engine_arguments(option),
         engine_environment=_environment(option),
         engine_debug=option("--engine-debug"),
         base_url=base_url,
@@ -137,6 +145,7 @@ def read(option: Option, started_in: Path) -> Settings:
         sizes=Sizes(
             _counts(option, "--tg", least=2) or (),
             _counts(option, "--depths"),
+            _counts(option, "--depth") or (),
             _counts(option, "--concurrency", least=1) or (),
             _count("--rounds", option("--rounds")),
         ),
@@ -278,8 +287,18 @@ def _new(option: Option, name: str) -> Path | None:
     return _checked(option, name, can_be_made, "the name of a file in a folder that exists")
 
 
+def _engine_arguments(option: Option) -> tuple[str, ...]:
+    words = [*option("--engine-arg")]
+    for text in option("--engine-args"):
+        try:
+            words += shlex.split(text.replace("\\\n", " "))
+        except ValueError as error:
+            raise UsageError(f"--engine-args {text}: {error}") from error
+    return tuple(words)
+
+
 def _refuse_conflicts(option: Option, base_url: str | None) -> None:
-    engine_options = ("python", "binary", "arg", "env", "debug")
+    engine_options = ("python", "binary", "arg", "args", "env", "debug")
     attaching = ("--api-key", "--api-key-file", "--server-log")
     if base_url:
         conflicting = [f"--engine-{name}" for name in engine_options if option(f"--engine-{name}")]
@@ -290,7 +309,7 @@ def _refuse_conflicts(option: Option, base_url: str | None) -> None:
         conflicting = [name for name in attaching if option(name)]
         why = "these describe an attached server: give --base-url too"
     engine = registry.engine((not base_url and option("--engine")) or _ENGINE)
-    for argument in option("--engine-arg"):
+    for argument in _engine_arguments(option):
         flag = argument.partition("=")[0]
         if flag in engine.reserved_arguments:
             raise UsageError(
