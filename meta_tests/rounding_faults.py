@@ -3,31 +3,27 @@ Formats of weights are in the checkpoint that it loads, by the codec; the oracle
 intact one."""
 
 import dataclasses
-import json
-import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sm121.answers import oracle_file
 from sm121.oracles import gpt_oss, mxfp4, rounding
 from sm121.oracles.formats import Rounding
 from tools import small_oracle
+from tools.roundings import DENSE, part_of, write_twin
 
 _DATA = tomllib.loads((Path(__file__).parent / "data" / "rounding-faults.toml").read_text("utf-8"))
 #: By name: a row of the data file.
 Row = Mapping[str, Any]
 HONEST: Mapping[str, Row] = _DATA["honest"]
 FAULTS: Mapping[str, Row] = _DATA["fault"]
-DENSE = "qkv=mxfp4-even,o=mxfp4-even,lm_head=mxfp4-even"
-_PARTS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "lm_head": "lm_head"}
 _RULE = mxfp4.ScaleRule.VLLM_RNE
 _LOUD = 64.0
 
@@ -35,11 +31,6 @@ _LOUD = 64.0
 def formats_of(row: Row) -> str:
     """What the server says that it has."""
     return DENSE if row["formats"] == "dense" else str(row["formats"])
-
-
-def part_of(name: str) -> str | None:
-    """``qkv``, ``o`` or ``lm_head``: of which part a tensor of the checkpoint is the weight."""
-    return _PARTS.get(name.removesuffix(".weight").rpartition(".")[2])
 
 
 def quantised(weight: Tensor, rule: mxfp4.ScaleRule = _RULE, roll: int | None = None) -> Tensor:
@@ -52,10 +43,13 @@ def quantised(weight: Tensor, rule: mxfp4.ScaleRule = _RULE, roll: int | None = 
     return torch.from_numpy(values.reshape(weight.shape)).to(weight.dtype)
 
 
-def _without_the_last_half_block(weight: Tensor) -> Tensor:
-    weight = quantised(weight)
-    weight[:, -mxfp4.BLOCK // 2 :] = 0
-    return weight
+def _without_the_last(columns: int) -> rounding.Function:
+    def change(weight: Tensor) -> Tensor:
+        weight = quantised(weight)
+        weight[:, -columns:] = 0
+        return weight
+
+    return change
 
 
 _WEIGHTS: Mapping[str, rounding.Function] = {
@@ -63,49 +57,31 @@ _WEIGHTS: Mapping[str, rounding.Function] = {
     "floor": lambda weight: quantised(weight, mxfp4.ScaleRule.OCP_FLOOR),
     "scales one block off": lambda weight: quantised(weight, roll=1),
     "scales one row off": lambda weight: quantised(weight, roll=0),
-    "without the last half block": _without_the_last_half_block,
+    "ceil": lambda weight: quantised(weight, mxfp4.ScaleRule.CEIL),
+    "without the last half block": _without_the_last(mxfp4.BLOCK // 2),
+    "without the last half tile": _without_the_last(64),
 }
 _near = rounding.to_e4m3
 _CACHED: Mapping[str, rounding.Function] = {
     "nothing": rounding.same,
     "flushed": lambda x: torch.where(x.abs() < 2.0**-6, 0.0, _near(x)),
+    "raised": lambda x: torch.where(x.abs() < 2.0**-6, torch.sign(x) * 2.0**-6, _near(x)),
     "cut off": rounding.to_e4m3_cut,
     "NaN beyond 448": lambda x: torch.where(x.abs() > 464, torch.nan, _near(x)),
+    "0 beyond 448": lambda x: torch.where(x.abs() > 448, 0.0, _near(x)),
     "256 beyond 448": lambda x: torch.where(x.abs() > 448, torch.sign(x) * 256, _near(x)),
     "scale 0.9 when written": lambda x: _near(x / 0.9),
+    "scale 0.9 when read": lambda x: _near(x) * 0.9,
     "scale 0.9": lambda x: _near(x / 0.9) * 0.9,
+    "scale 1.1": lambda x: _near(x / 1.1) * 1.1,
     "twice": lambda x: _near(_near(x * 0.75) / 0.75),
+    "twice, once cut off": lambda x: _near(rounding.to_e4m3_cut(x * 0.6) / 0.6),
 }
 _EXPERTS: Mapping[str, rounding.Function] = {
     "nothing": rounding.same,
     "identity": rounding.to_e4m3,
     "computed": rounding.to_mxfp8,
 }
-
-
-def write_twin(checkpoint: Path, folder: Path, change: Callable[[str, Tensor], Tensor]) -> Path:
-    """A checkpoint like another one, its tensors changed by their names."""
-    folder.mkdir()
-    for file in filter(Path.is_file, checkpoint.iterdir()):
-        if file.suffix == ".safetensors":
-            tensors = {name: change(name, t).contiguous() for name, t in load_file(file).items()}
-            save_file(tensors, folder / file.name)
-        else:
-            shutil.copyfile(file, folder / file.name)
-    return folder
-
-
-def with_few_tokens(checkpoint: Path, folder: Path, tokens: Sequence[int]) -> Path:
-    """The same model of these tokens alone, in their order: a hundred times as fast."""
-    rows = torch.tensor(tokens)
-
-    def change(name: str, tensor: Tensor) -> Tensor:
-        return tensor[rows] if name in ("lm_head.weight", "model.embed_tokens.weight") else tensor
-
-    write_twin(checkpoint, folder, change)
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": len(tokens)}), "utf-8")
-    return folder
 
 
 def with_loud_keys(name: str, tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The server's log-probabilities against the oracle's."""
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import math
@@ -309,8 +310,9 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
 def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
     """The server rounds each part as it is meant to, and not as the checkpoint has it or by another
     rule; says which of them rounding alone may look like. Raises Inapplicable: it rounds nothing
-    beyond the checkpoint; AssertionError: it rounds otherwise; names the parts and how; NotRun: the
-    engine does not tell log-probabilities of a prompt, or rounding alone may look like any."""
+    beyond the checkpoint; AssertionError: it rounds otherwise; names the parts and how, first what
+    explains most; NotRun: the engine does not tell log-probabilities of a prompt, or rounding alone
+    may look like any."""
     others = reference.file.other_roundings
     if not others:
         raise Inapplicable("the server rounds nothing beyond the checkpoint")
@@ -328,7 +330,7 @@ def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
     if wrong:
         raise Unmet(*(
             Fact(requirement, name, reference.dtype, value=share, limit=limit)
-            for name, share in sorted(wrong.items(), key=lambda item: -abs(item[1]))
+            for name, share in sorted(wrong.items(), key=lambda of: -of[1] ** 2 * clear[of[0]].size)
         ))  # fmt: skip
     hidden = [name for name in patterns if name not in clear]
     return f"{len(clear)} other roundings are absent; cannot be told: {', '.join(hidden) or 'none'}"
@@ -451,16 +453,21 @@ class Pattern:
         weights = self.weights or itertools.repeat(1.0)
         return math.fsum(w * m * v for w, m, v in zip(weights, self.mistake, values, strict=False))
 
+    @functools.cached_property
+    def size(self) -> float:
+        """How far the mistake moves the tokens, squared, each by its weight."""
+        return self._product(self.mistake)
+
     def share(self, observed: Sequence[float]) -> float:
         """How much of the mistake is in log-probabilities. Raises ValueError where it changes
         nothing."""
-        if not (size := self._product(self.mistake)) > 0.0:
+        if not self.size > 0.0:
             raise ValueError("this mistake changes nothing on these prompts")
-        return self._product(b - a for a, b in zip(self.right, observed, strict=True)) / size
+        return self._product(b - a for a, b in zip(self.right, observed, strict=True)) / self.size
 
     def noise(self) -> float:
         """The standard deviation of the share that rounding alone gives; infinite where the mistake
         changes nothing."""
-        if not (size := self._product(self.mistake)) > 0.0:
+        if not self.size > 0.0:
             return math.inf
-        return 1 / math.sqrt(size) if self.weights else 0.0
+        return 1 / math.sqrt(self.size) if self.weights else 0.0

@@ -1,0 +1,403 @@
+"""Servers that round more than their checkpoint, and the oracle that rounds as they do. `python -m
+tools.roundings` computes for each configuration what the tolerance is and how small a defect of
+each part is seen. `python -m tools.roundings --rounds NAME` starts vLLM on the CPU once, with the
+canary or with its twin whose dense layers hold MXFP4's values, and asks it round after round,
+beside requests of others that are drawn anew. Each writes its rows of docs/tables/rounding.md."""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import random
+import secrets
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sm121.answers import log_probabilities, oracle_file
+from sm121.answers.log_probabilities import OracleReference, computed_tolerance
+from sm121.answers.oracle_file import SMALL_MISTAKES, OracleFile
+from sm121.checkpoint import canary
+from sm121.client.completions import Asker, Completion, Request
+from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.core.server import Server
+from sm121.core.unmet import Unmet
+from sm121.core.verdict import Inapplicable, NotRun
+from sm121.engines.managed import ManagedServer, StartLimits
+from sm121.engines.vllm import Vllm
+from sm121.oracles import gpt_oss, rounding
+from sm121.oracles.formats import Rounding
+from sm121.oracles.rounded import rounded
+from tools import small_oracle, synthetic
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "tables" / "rounding.md"
+PROFILE = profile.load("cpu-tiny-gpt-oss")
+CONFIGURATIONS_HEAD = "|---|---|---|---:|---:|---|---:|"
+ROUNDS_HEAD = "|---|---|---:|---|---|---:|"
+
+DENSE = "qkv=mxfp4-even,o=mxfp4-even,lm_head=mxfp4-even"
+#: What the build of 59 tok/s rounds.
+FAST = "qkv=mxfp4-ceil,o=mxfp4-ceil,lm_head=mxfp4-ceil,kv=fp8,experts=mxfp8-identity"
+FORMATS = (
+    "checkpoint", DENSE, "qkv=fp8-channel,o=fp8-channel", "kv=fp8", "kv=fp8-cut",
+    "experts=mxfp8", "experts=mxfp8-identity", FAST,
+)  # fmt: skip
+#: Of a defect: the part is multiplied by one and this.
+SIZES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+
+#: By name: what the server rounds, and what it is started with beside the profile's arguments.
+SERVERS = {
+    "dense layers, float32": (DENSE, ("--dtype", "float32")),
+    "dense layers, BF16": (DENSE, ("--dtype", "bfloat16")),
+    "KV cache, float32": ("kv=fp8-cut", ("--dtype", "float32", "--kv-cache-dtype", "fp8")),
+    "dense layers, Eagle3, float32": (DENSE, PROFILE.configurations["eagle3"].arguments),
+}
+_PARTS = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "o_proj": "o", "lm_head": "lm_head"}
+
+# ------------------------------------------------------------------------------------- Checkpoints
+
+
+def write_twin(checkpoint: Path, folder: Path, change: Callable[[str, Tensor], Tensor]) -> Path:
+    """A checkpoint like another one, its tensors changed by their names; with the same drafter."""
+    shutil.copytree(checkpoint, folder)
+    for file in folder.glob("*.safetensors"):
+        tensors = {name: change(name, t).contiguous() for name, t in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    return folder
+
+
+def part_of(name: str) -> str | None:
+    """``qkv``, ``o`` or ``lm_head``: of which part a tensor of the checkpoint is the weight."""
+    return _PARTS.get(name.removesuffix(".weight").rpartition(".")[2])
+
+
+def dense_twin(checkpoint: Path, folder: Path, formats: str = DENSE) -> Path:
+    """The same with the values that its dense layers and output matrix have in these formats."""
+    way = Rounding.parse(formats)
+
+    def change(name: str, tensor: Tensor) -> Tensor:
+        part = part_of(name) if name.endswith(".weight") else None
+        return tensor if part is None else rounding.weight(way, part)(tensor.float()).bfloat16()
+
+    return write_twin(checkpoint, folder, change)
+
+
+def with_few_tokens(checkpoint: Path, folder: Path, tokens: Sequence[int]) -> Path:
+    """The same model of these tokens alone, in their order: a hundred times as fast."""
+    rows = torch.tensor(tokens)
+
+    def change(name: str, tensor: Tensor) -> Tensor:
+        return tensor[rows] if name in ("lm_head.weight", "model.embed_tokens.weight") else tensor
+
+    write_twin(checkpoint, folder, change)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": len(tokens)}), "utf-8")
+    return folder
+
+
+@contextlib.contextmanager
+def two_prompts() -> Iterator[list[int]]:
+    """Two prompts past the window instead of all, in the numbers of their own tokens and of some
+    thousands more: these tokens."""
+    every = dict(oracle_file.prompts())
+    texts = {name: every[name] for name in oracle_file.ROUNDING_PROMPTS}
+    tokens = sorted({*range(0, 100_000, 50)}.union(*texts.values()))
+    prompts = [(name, [tokens.index(token) for token in ids]) for name, ids in texts.items()]
+    with contextlib.ExitStack() as stack:
+        for module in (oracle_file, log_probabilities):
+            stack.enter_context(mock.patch.object(module, "prompts", lambda: prompts))
+        long = ("long", prompts[0][1][:4])
+        stack.enter_context(mock.patch.object(oracle_file, "long_prompt", lambda: long))
+        stack.enter_context(mock.patch.object(oracle_file, "GENERATED", 1))
+        stack.enter_context(mock.patch.object(oracle_file, "SMALL_MISTAKES", {}))
+        yield tokens
+
+
+# ---------------------------------------------------------------------------------- Configurations
+
+
+class Told(Asker):
+    """Answers with log-probabilities that are given, by the tokens of the prompt."""
+
+    def __init__(self, values: dict[tuple[int, ...], list[float]]) -> None:
+        self._values = values
+        self._documented = False
+
+    def ask(self, request: Request) -> Completion:
+        """The log-probabilities of that prompt."""
+        prompt = request.prompt
+        assert isinstance(prompt, tuple)
+        return Completion("", None, None, None, None, tuple(self._values[prompt]), None, None)
+
+
+def reference(file: OracleFile, dtype: str) -> OracleReference:
+    """How a server in ``float32`` or ``bf16`` is held against a file, as the profile has it."""
+    own = PROFILE.correctness.log_probability_tolerance["float32"]
+    tolerance = computed_tolerance(file, dtype) if dtype in file.rounded else own
+    if dtype == "float32" and tolerance is not own:
+        tolerance = log_probabilities._wider(own, tolerance)
+    return OracleReference(
+        file, f"{dtype}, {file.rounding}", tolerance, {"bf16": "bf16"}.get(dtype)
+    )
+
+
+def failures(server: Asker, to: OracleReference) -> list[str]:
+    """Which of the checks of prompts call it wrong."""
+    names = []
+    for check in (log_probabilities.prompts_agree, log_probabilities.roundings_are_absent):
+        try:
+            check(server, to)
+        except Unmet:
+            names.append(check.__name__)
+        except (NotRun, Inapplicable):
+            continue
+    return names
+
+
+@contextlib.contextmanager
+def _times(part: str, factor: float) -> Iterator[Callable[[gpt_oss.Weights], gpt_oss.Weights]]:
+    """A part of the model times a factor: what is cached, experts' inputs, or a weight."""
+    functions = {"kv": "cached", "experts": "expert_inputs"}
+    with contextlib.ExitStack() as stack:
+        if part in functions:
+            own = getattr(rounding, functions[part])
+            stack.enter_context(mock.patch.object(
+                rounding, functions[part], lambda way: lambda x: own(way)(x) * factor
+            ))  # fmt: skip
+        yield lambda weights: _scaled(weights, part, factor)
+
+
+def _scaled(weights: gpt_oss.Weights, part: str, factor: float) -> gpt_oss.Weights:
+    if part == "lm_head":
+        return dataclasses.replace(weights, head=weights.head[:] * factor)
+    if part not in ("qkv", "o"):
+        return weights
+
+    def scaled(layer: gpt_oss.Layer) -> gpt_oss.Layer:
+        parts = {name: (getattr(layer, name)[0] * factor, getattr(layer, name)[1]) for name in part}
+        return dataclasses.replace(layer, **parts)
+
+    return dataclasses.replace(weights, layers=tuple(scaled(layer) for layer in weights.layers))
+
+
+def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) -> str:
+    """The first of `SIZES` by which a part may not be too large in an honest server of a dtype."""
+    to = reference(file, dtype)
+    prompts = dict(oracle_file.prompts())
+    noisy = file.rounded.get(dtype) or {n: file.prompts[n].following for n in prompts}
+    says = small_oracle.next_token_log_probabilities
+    right = {name: says(weights, ids) for name, ids in prompts.items()}
+    for size in (0.0, *SIZES):
+        with _times(part, 1 + size) as change:
+            wrong = {name: says(change(weights), ids) for name, ids in prompts.items()}
+        values = {
+            tuple(ids): (torch.tensor(noisy[name]) + (wrong[name] - right[name])).tolist()
+            for name, ids in prompts.items()
+        }
+        if failed := failures(Told(values), to):
+            assert size, f"{dtype}, {file.rounding}: an honest server fails {failed}"
+            return f"{part} {size:.1%}"
+    return f"{part} above {SIZES[-1]:.0%}"
+
+
+def rows_of(
+    shape: str, checkpoint: Path, dtypes: Sequence[str], formats: Sequence[str]
+) -> list[str]:
+    """A row of the page for each configuration and dtype."""
+    rows, plain = [], _work(Rounding())
+    loaded = small_oracle.load(checkpoint, torch.float32)
+    for text in formats:
+        way = Rounding.parse(text)
+        file = oracle_file.make(checkpoint, way)
+        weights = rounded(loaded, way)
+        weights = dataclasses.replace(
+            weights, layers=tuple(weights.layers), head=weights.head[:].float()
+        )
+        parts = [part.partition("=")[0] for part in text.split(",") if "=" in part]
+        for dtype in dtypes:
+            try:
+                tolerance = reference(file, dtype).tolerance
+                sizes = [smallest(file, weights, part, dtype) for part in parts or ["lm_head", "o"]]
+                numbers = [f"{tolerance.max_abs:.2g}", f"{tolerance.mean_abs:.2g}"]
+            except NotRun as why:
+                numbers, sizes = ["-", "-"], [str(why)]
+            cells = [shape, f"`{text}`", dtype, *numbers, ", ".join(sizes)]
+            rows.append(f"| {' | '.join(cells)} | {_work(way) / plain:.2f} |")
+            print(rows[-1], flush=True)
+    return rows
+
+
+def _work(way: Rounding) -> int:
+    """Tokens that the file of a configuration takes through each layer, of all prompts."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(oracle_file, "GENERATED", 12))
+        fixed, (_, long) = dict(_PROMPTS), _LONG
+        stack.enter_context(mock.patch.object(oracle_file, "SMALL_MISTAKES", SMALL_MISTAKES))
+        texts = oracle_file._texts(fixed, long, way)
+    return sum(len(text.ids) + text.more for text in texts)
+
+
+_PROMPTS, _LONG = oracle_file.prompts(), oracle_file.long_prompt()
+
+
+def configurations(layers: int) -> Iterator[list[str]]:
+    """The rows of the canary, then those of gpt-oss-20b's shape with some of its layers."""
+    plain = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
+    with tempfile.TemporaryDirectory() as name, two_prompts() as tokens:
+        folder = Path(name)
+        small = with_few_tokens(plain, folder / "canary", tokens)
+        yield rows_of("canary", small, ("float32", "bf16"), FORMATS)
+        whole = synthetic.write(folder / "whole", "gpt-oss-20b", layers=layers)
+        wide = with_few_tokens(whole, folder / "wide", tokens)
+        shutil.rmtree(whole)
+        shape = f"gpt-oss-20b's, {layers} layer{'s' * (layers > 1)}"
+        formats = ("checkpoint", DENSE, "kv=fp8", "experts=mxfp8-identity", FAST)
+        yield rows_of(shape, wide, ("bf16",), formats)
+
+
+# ------------------------------------------------------------------------------------------ Rounds
+
+
+@contextlib.contextmanager
+def others(asker: Asker, draw: random.Random) -> Iterator[None]:
+    """Requests of others, of lengths and in numbers that are drawn, for as long as this is open."""
+    tokens = [token for _, ids in oracle_file.prompts() for token in ids]
+    over = threading.Event()
+
+    def one() -> Request:
+        ids = draw.choices(tokens, k=draw.randint(1, 600))
+        told = draw.random() < 0.3
+        return Request(tuple(ids), draw.randint(1, 24), prompt_log_probabilities=told)
+
+    def ask() -> None:
+        while not over.is_set():
+            asker.ask_together([one() for _ in range(draw.randint(1, 4))])
+            over.wait(draw.random())
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
+    """What the tests of the oracle say of a server in a round that do not pass."""
+    asker, draw, texts = Asker(server), random.Random(seed), list[str]()
+    shuffled = draw.sample(oracle_file.prompts(), len(oracle_file.prompts()))
+    long = [oracle_file.long_prompt()]
+    checks: dict[str, Callable[[Asker, OracleReference], Any]] = {
+        "prompts": log_probabilities.prompts_agree,
+        "roundings": log_probabilities.roundings_are_absent,
+        "generated": functools.partial(log_probabilities.generations_agree, asked=shuffled),
+        "past the context": functools.partial(log_probabilities.generations_agree, asked=long),
+    }
+    for mistake in SMALL_MISTAKES:
+        checks[mistake] = functools.partial(log_probabilities.mistake_is_absent, mistake=mistake)
+    with others(asker, draw):
+        for name, check in checks.items():
+            try:
+                print(f"{name}: {check(asker, to) or 'absent'}", flush=True)
+            except (Unmet, NotRun) as fact:
+                texts.append(f"{type(fact).__name__}: {name}: {' '.join(f'{fact}'.split())}")
+    return texts
+
+
+@contextlib.contextmanager
+def started(name: str, folder: Path) -> Iterator[Server]:
+    """The server of that name."""
+    formats, arguments = SERVERS[name]
+    model = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
+    if formats == DENSE:
+        model = dense_twin(model, folder / "twin")
+    configuration = ServerConfiguration(
+        name=name.replace(" ", "-").replace(",", ""),
+        engine="vllm",
+        python=sys.executable,
+        model=str(model),
+        served_name=PROFILE.model.served_name,
+        arguments=(
+            *PROFILE.engine.arguments, *(a.replace("{model}", str(model)) for a in arguments),
+        ),
+        environment=environment_items(PROFILE.engine.environment, {}),
+        speaking_worker=True,
+    )  # fmt: skip
+    limits = StartLimits(ready_s=600, stalled_s=300, stop_s=20)
+    managed = ManagedServer(configuration, Vllm(), limits, folder, "roundings")
+    try:
+        yield managed.start()
+    finally:
+        managed.stop()
+
+
+def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
+    """Ask a server for the rounds; its row of the page, and whether all are green."""
+    intact = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
+    formats = Rounding.parse(SERVERS[name][0])
+    file = oracle_file.kept_or_made(intact, formats, ROOT / ".cache" / "oracle")
+    began, seconds, red, texts = time.monotonic(), list[float](), 0, set[str]()
+    with tempfile.TemporaryDirectory() as folder, started(name, Path(folder)) as server:
+        to = log_probabilities.reference_for(file, server, PROFILE)
+        while len(seconds) < most and time.monotonic() - began < 60 * minutes:
+            begin, seed = time.monotonic(), secrets.randbits(32)
+            failed = judged(to, server, seed)
+            seconds.append(time.monotonic() - begin)
+            red += any(text.startswith("Unmet") for text in failed)
+            texts |= {*failed}
+            print(f"round {len(seconds)}, seed {seed}, {seconds[-1]:.0f} s: {failed}", flush=True)
+        version = server.version
+    cells = ["; ".join(t for t in sorted(texts) if t.startswith(k)) for k in ("Unmet", "NotRun")]
+    wrong, unasked = (cell.replace("|", "\\|") or "nothing" for cell in cells)
+    return (
+        f"| {name} | vLLM {version} | {len(seconds) - red} of {len(seconds)} | {wrong} | {unasked} "
+        f"| {statistics.median(seconds):.0f} |"
+    ), not red
+
+
+def put(rows: list[str], head: str, output: Path) -> None:
+    """The page with rows in the table with that head, in place of those of the same cells."""
+    cells = 3 if head == CONFIGURATIONS_HEAD else 1
+    replaced = {tuple(row.split(" | ")[:cells]) for row in rows}
+    lines = PAGE.read_text("utf-8").splitlines()
+    lines = [line for line in lines if tuple(line.split(" | ")[:cells]) not in replaced]
+    begin = lines.index(head) + 1
+    lines[begin:begin] = rows
+    output.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+
+
+def main() -> int:
+    """Write the table of configurations, or a row of rounds; exit status 1 where one is red."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", choices=SERVERS, metavar="NAME", help=", ".join(SERVERS))
+    parser.add_argument("--most", type=int, default=20, help="rounds")
+    parser.add_argument("--minutes", type=float, default=600.0, help="no round begins after these")
+    parser.add_argument("--layers", type=int, default=1, help="of the real shape")
+    parser.add_argument("--output", type=Path, default=PAGE)
+    options = parser.parse_args()
+    if options.rounds:
+        row, green = rounds(options.rounds, options.most, options.minutes)
+        put([row], ROUNDS_HEAD, options.output)
+        return int(not green)
+    for rows in configurations(options.layers):
+        put(rows, CONFIGURATIONS_HEAD, options.output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
