@@ -15,7 +15,6 @@ from sm121.api import schema
 from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api
 from sm121.client.exchange import Exchange
 from sm121.core import data_file
-from sm121.core.data_file import DataTable, Entries
 from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import Inapplicable, Severity
 from sm121.engines.capabilities import Deviation, Name, needed
@@ -30,7 +29,7 @@ ProblemKind = Literal[
 _NEVER: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
 
 
-class Case(DataTable):
+class Case(data_file.DataTable):
     """One request, and what must become of it."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -63,13 +62,13 @@ class Case(DataTable):
         return self.id
 
 
-class CaseFile(DataTable):
+class CaseFile(data_file.DataTable):
     """All cases, and how long an answer may take."""
 
     answer_within_s: float = Field(gt=0)
     #: The plain request of each path: valid, short, and the same for every model.
     plain: dict[str, Json]
-    case: Entries[Case]
+    case: data_file.Entries[Case]
 
 
 @dataclass(frozen=True)

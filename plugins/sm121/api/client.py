@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 from sm121.api import invariants, schema, stream
 from sm121.api.stream import Stream
 from sm121.client.exchange import Exchange, send
-from sm121.core.server import Endpoint, context_of
+from sm121.core import server, verdict
 from sm121.core.unmet import Fact, Unmet
-from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities, needed
 
 Json = dict[str, Any]
@@ -44,7 +43,7 @@ class Api:
     """The API of one server. The methods that are named for an answer return its JSON, valid and
     consistent. Raises NotRun: the server cannot do what a request needs; Unmet: it is not."""
 
-    endpoint: Endpoint
+    endpoint: server.Endpoint
     capabilities: Capabilities
     timeout_s: float = TIMEOUT_S
     #: The ids of all answers, of their items and of their calls.
@@ -118,8 +117,8 @@ class Api:
 
     def context_length(self) -> int:
         """How many tokens a sequence may have; `NotRun` where the list of models does not say."""
-        if (length := context_of(self.models(), self.model)) is None:
-            raise NotRun("the server does not say how long a sequence may be (/v1/models)")
+        if (length := server.context_of(self.models(), self.model)) is None:
+            raise verdict.NotRun("the server does not say how long a sequence may be (/v1/models)")
         return length
 
     def ids(self, text: str) -> list[int]:

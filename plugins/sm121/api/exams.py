@@ -10,8 +10,7 @@ import jsonschema
 
 from sm121.answers import exam
 from sm121.answers.exam import Call, Exam, Form, Needle, Question, Section, SectionName, Turn
-from sm121.api import harmony, rendering, tools
-from sm121.api.cases import Judge
+from sm121.api import cases, harmony, rendering, tools
 from sm121.api.client import Api, Json, together
 from sm121.core.server import require_context
 from sm121.core.unmet import Fact, Unmet, require
@@ -35,7 +34,7 @@ class Candidate:
     """A server that sits an exam."""
 
     api: Api
-    judge: Judge
+    judge: cases.Judge
     exam: Exam
     remark: Callable[[str], object]
 

@@ -2,9 +2,8 @@
 
 import math
 
-from sm121.api import stream
+from sm121.api import sampled, stream
 from sm121.api.client import Api, Json, together
-from sm121.api.sampled import TEXTS
 from sm121.api.sdk import PROMPT, Sdk
 from sm121.client.completions import parse
 from sm121.core.level_settings import Correctness
@@ -85,7 +84,7 @@ def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
     else:
         if api.capabilities.can("ignore_eos"):
             options["ignore_eos"] = True
-        answers = [api.complete([*TEXTS], **options)]
+        answers = [api.complete([*sampled.TEXTS], **options)]
     positions = [position for answer in answers for position in parse(answer).positions or ()]
     require(positions, "log-probabilities of the tokens")
     wrong = [

@@ -19,9 +19,7 @@ from sm121.api import harmony
 from sm121.api.client import Api, Json
 from sm121.api.tools import tools
 from sm121.client.completions import Position, parse
-from sm121.core import data_file
-from sm121.core.data_file import DataTable
-from sm121.core.level_settings import AgreementBound
+from sm121.core import data_file, level_settings
 from sm121.core.unmet import Fact, Unmet, of, require
 from sm121.core.verdict import NotRun
 
@@ -37,7 +35,7 @@ _FORMATS = "\n\n# Response Formats"
 _SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
 
-class Call(DataTable):
+class Call(data_file.DataTable):
     """A call of a tool in a chat."""
 
     id: str
@@ -45,7 +43,7 @@ class Call(DataTable):
     arguments: str
 
 
-class ChatMessage(DataTable):
+class ChatMessage(data_file.DataTable):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -62,7 +60,7 @@ class ChatMessage(DataTable):
         return self.content or ""
 
 
-class ChatCase(DataTable):
+class ChatCase(data_file.DataTable):
     """A chat, with what is asked beside its messages."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
@@ -76,7 +74,7 @@ class ChatCase(DataTable):
         return self.id
 
 
-class ChatFile(DataTable):
+class ChatFile(data_file.DataTable):
     """All chats."""
 
     schema_version: Literal[1]
@@ -407,7 +405,7 @@ def _reworded(case: ChatCase, role: str, text: str) -> ChatCase:
 
 
 def answer_is_to_the_chat(
-    api: Api, case: ChatCase, bound: AgreementBound, environment: Mapping[str, str]
+    api: Api, case: ChatCase, bound: level_settings.AgreementBound, environment: Mapping[str, str]
 ) -> None:
     """The answer is the one that the tokens of harmony's own rendering have, by its tokens and
     log-probabilities; where the server takes or tells no ids, it depends on what the chat says.
@@ -426,7 +424,7 @@ _NAMES: Json = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 
 
 def _equals_a_completion(
-    api: Api, case: ChatCase, bound: AgreementBound, environment: Mapping[str, str]
+    api: Api, case: ChatCase, bound: level_settings.AgreementBound, environment: Mapping[str, str]
 ) -> None:
     ids, _ = _rendered(api, case)
     _hold(case, ids, environment)

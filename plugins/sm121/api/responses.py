@@ -3,11 +3,9 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 
-from sm121.api import invariants, rendering, stream
-from sm121.api.cases import Judge
+from sm121.api import cases, invariants, rendering, sdk, stream
 from sm121.api.client import Api, Json, Refused
 from sm121.api.rendering import ChatCase, ChatMessage
-from sm121.api.sdk import first_that
 from sm121.api.tools import no_call, tools
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.level_settings import Correctness
@@ -54,7 +52,7 @@ def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:
     require(case.answer_contains in _text([after]), repr(case.answer_contains), after)
 
 
-def events_add_up(api: Api, judge: Judge, correctness: Correctness, attempts: int) -> None:
+def events_add_up(api: Api, judge: cases.Judge, correctness: Correctness, attempts: int) -> None:
     """The deltas of text and of reasoning are those of the response at the end, and of one that
     comes at once."""
     chat, options = correctness.chats[0], {"max_output_tokens": correctness.max_answer_tokens}
@@ -72,7 +70,7 @@ def events_add_up(api: Api, judge: Judge, correctness: Correctness, attempts: in
     streamed = stream.response_reasoning(events)
     require(streamed in (None, reasoning), f"deltas of {reasoning!r}", repr(streamed))
     wholes = (api.respond(chat.question, **options)["output"] for _ in range(attempts))
-    once = first_that(map(_by_type, wholes), lambda answer: answer == _by_type(whole["output"]))
+    once = sdk.first_that(map(_by_type, wholes), lambda answer: answer == _by_type(whole["output"]))
     for kind, text in _by_type(whole["output"]).items():
         require(once.get(kind) == text, f"{text!r} as in the stream", once.get(kind), kind)
 

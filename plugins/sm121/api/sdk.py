@@ -5,12 +5,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sm121.answers import prompts
-from sm121.answers.accuracy import Question
-from sm121.core.level_settings import Correctness
+from sm121.answers import accuracy, prompts
+from sm121.core import level_settings, verdict
 from sm121.core.profile import Profile
 from sm121.core.unmet import Fact, require, require_each, require_none
-from sm121.core.verdict import NotRun
 
 if TYPE_CHECKING:
     import openai
@@ -48,7 +46,7 @@ class Sdk:
             **{"temperature": 0.0, **options},
         )
 
-    def knows(self, correctness: Correctness) -> None:
+    def knows(self, correctness: level_settings.Correctness) -> None:
         """Completions begin as the profile's known answers do."""
         wrong = []
         for fact in correctness.known_answers:
@@ -57,7 +55,7 @@ class Sdk:
                 wrong.append(Fact(f"{fact.begins!r}", f"{text!r}", f"{fact.prompt!r}"))
         require_none(wrong)
 
-    def finds_text_and_usage(self, correctness: Correctness) -> None:
+    def finds_text_and_usage(self, correctness: level_settings.Correctness) -> None:
         """A chat and a completion have text and usage where the package looks for them."""
         chat = self.chat(correctness.chats[0].question, correctness.max_answer_tokens)
         complete = chat.choices[0].message.content and chat.usage.total_tokens > 0
@@ -72,7 +70,7 @@ class Sdk:
         """The answers to fixtures/answers/questions.toml are whole, and fit the band."""
         band = profile.correctness.mean_answer_tokens
         if band is None:
-            raise NotRun(f"profile {profile.name} has no correctness.mean_answer_tokens")
+            raise verdict.NotRun(f"profile {profile.name} has no correctness.mean_answer_tokens")
         lengths = []
 
         def ends(question: str) -> None:
@@ -88,7 +86,7 @@ class Sdk:
         expected = f"a mean of {band.low:g} to {band.high:g} tokens"
         require(band.low <= mean <= band.high, expected, f"{mean:.1f} ({lengths})")
 
-    def answer_to(self, question: Question, limit: int) -> tuple[str, int | None]:
+    def answer_to(self, question: accuracy.Question, limit: int) -> tuple[str, int | None]:
         """The answer to a question of ``--questions``, and how many tokens it has."""
         if question.kind == "begins":
             text = self.complete(question.prompt, ids=False, max_tokens=16)

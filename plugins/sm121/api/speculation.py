@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sm121.answers import promised
-from sm121.answers.promised import Tally
 from sm121.answers.prompts import PromptSet
 from sm121.client.completions import Asker, Completion, Position, Prompt, Refused, Request, parse
 from sm121.core.level_settings import AgreementBound
@@ -23,7 +22,6 @@ from sm121.core.unmet import Fact, Unmet, require
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters
-from sm121.measure.counters import Drafted
 
 #: What two evaluations of one log-softmax in float32 may differ by.
 _ROUNDING = 1e-3
@@ -116,7 +114,7 @@ class Speculation:
         AssertionError: some token comes too often or too seldom, or is cut off."""
         self.capabilities.require("logprobs")
         listed = 20 if self.capabilities.can("top_logprobs_20") else SLICE
-        tally: defaultdict[tuple[str, str], Tally] = defaultdict(Tally)
+        tally: defaultdict[tuple[str, str], promised.Tally] = defaultdict(promised.Tally)
         for (kind, value, batches), text in itertools.product(_KINDS, _OPEN):
             everywhere = f"{_ALL} with {kind} {value:g}"
             for sample in self._samples(text, batches, {"logprobs": listed, kind: value}):
@@ -186,7 +184,7 @@ class Speculation:
             answer = self._post(prompt.text, max_tokens=8 * _FORMED, ignore_eos=False, **options)
             require(answer.text == form, f"the text of the form {form!r}", repr(answer.text))
 
-    def counts_add_up(self) -> Drafted:
+    def counts_add_up(self) -> counters.Drafted:
         """What the server says that it drafted and accepted makes the tokens that came. Raises
         AssertionError: it does not; NotRun: it has no such counters."""
         drafted, generated, requests = self._texts
@@ -214,7 +212,7 @@ class Speculation:
         return drafted
 
     @property
-    def drafted(self) -> Drafted:
+    def drafted(self) -> counters.Drafted:
         """What was drafted for the fixed texts. Raises NotRun: nothing, or nothing counts it."""
         return self._texts[0]
 
@@ -274,11 +272,11 @@ class Speculation:
             yield from (self.asker.positions(parse({"choices": [choice]})) for choice in choices)
 
     @functools.cached_property
-    def _texts(self) -> tuple[Drafted, int, int]:
+    def _texts(self) -> tuple[counters.Drafted, int, int]:
         requests = [Request(prompt.text, prompt.tokens, top=0) for prompt in self.prompts.prompts]
         return self._drafted(requests)
 
-    def _drafted(self, requests: Sequence[Request]) -> tuple[Drafted, int, int]:
+    def _drafted(self, requests: Sequence[Request]) -> tuple[counters.Drafted, int, int]:
         """What was drafted while some requests were answered one after the other, their generated
         tokens and their number."""
         before = counters.drafted(self.server.endpoint)

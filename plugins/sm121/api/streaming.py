@@ -6,15 +6,14 @@ from sm121.api import invariants, logprobs, responses, schema, stream
 from sm121.api.client import Api, Json
 from sm121.api.sdk import PROMPT, first_that
 from sm121.api.tools import tools
-from sm121.core.level_settings import Correctness
+from sm121.core import level_settings, verdict
 from sm121.core.unmet import require
-from sm121.core.verdict import NotRun
 
 #: Of two to four bytes, some of several signs: joined, combined, and of two tokens each.
 BEYOND_ASCII = "Grüße, 東京 😀👩\u200d👧 e\u0301!"
 
 
-def deltas_add_up(api: Api, correctness: Correctness, *, with_tools: bool) -> None:
+def deltas_add_up(api: Api, correctness: level_settings.Correctness, *, with_tools: bool) -> None:
     """The deltas of a chat add up to the message that comes at once, with the same usage."""
     field = api.capabilities.file.reasoning_field
     options: Json = {"max_tokens": correctness.max_answer_tokens}
@@ -64,7 +63,7 @@ def keeps_every_character(api: Api, kind: str, attempts: int) -> None:
     tries = (streamed_and_at_once() for _ in range(attempts))
     streamed, at_once = first_that(tries, lambda texts: texts[0] == texts[1])
     if kind == "response" and BEYOND_ASCII not in at_once:
-        raise NotRun("the server keeps no form in responses (text.format)")
+        raise verdict.NotRun("the server keeps no form in responses (text.format)")
     beyond = not at_once.isascii() if kind == "completion" else BEYOND_ASCII in at_once
     require(beyond, f"a text of {BEYOND_ASCII!r}", repr(at_once))
     require(streamed == at_once, repr(at_once), f"{streamed!r} in the stream")

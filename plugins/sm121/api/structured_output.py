@@ -8,10 +8,8 @@ from typing import Literal
 
 import jsonschema
 
-from sm121.api import harmony
-from sm121.api.cases import Judge
+from sm121.api import cases, harmony, sdk
 from sm121.api.client import Api, Json, together
-from sm121.api.sdk import PROMPT
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require, require_each
 
@@ -57,10 +55,10 @@ def _biased(api: Api, form: Json, signs: Mapping[str, int]) -> str:
     bias = {str(signs[sign]): value for sign, value in form["bias"].items()}
     form = {name: value for name, value in form.items() if name != "bias"}
     options: Json = {"logit_bias": bias, "frequency_penalty": 1.0, "max_tokens": 48}
-    return str(api.complete(PROMPT, response_format=form, **options)["choices"][0]["text"])
+    return str(api.complete(sdk.PROMPT, response_format=form, **options)["choices"][0]["text"])
 
 
-def keeps_choice_in_a_chat(api: Api, judge: Judge, correctness: Correctness) -> None:
+def keeps_choice_in_a_chat(api: Api, judge: cases.Judge, correctness: Correctness) -> None:
     """The final message of a chat is one of two choices."""
     choices = ["Paris", "Rome"]
     body = api.capabilities.structured("choice", choices)
@@ -78,7 +76,7 @@ def keeps(api: Api, kind: Literal["regex", "choice"], value: str | list[str]) ->
     body = api.capabilities.structured(kind, value)
     answers = together(
         # Seeded: what is wrong is wrong in the same way in every run.
-        lambda seed: api.complete(PROMPT, max_tokens=32, temperature=1.0, seed=seed, **body),
+        lambda seed: api.complete(sdk.PROMPT, max_tokens=32, temperature=1.0, seed=seed, **body),
         range(_SAMPLES),
     )
     texts = [answer["choices"][0]["text"] for answer in answers]

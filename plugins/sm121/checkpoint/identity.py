@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from sm121.core import digest
-from sm121.core.model_folder import folder_of
+from sm121.core import digest, model_folder
 
 _SHAPE = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -23,14 +22,14 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
     path = Path(model)
     if path.is_file():
         return digest.of_files(path.parent, [path])
-    if (folder := folder_of(model, environment)) is None:
+    if (folder := model_folder.folder_of(model, environment)) is None:
         return f"hub:{model}"
     return digest.of_files(folder, (file for file in folder.iterdir() if _counts(file)))
 
 
 def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a checkpoint is on this machine, so that an engine need not download it."""
-    return Path(model).exists() or folder_of(model, environment) is not None
+    return Path(model).exists() or model_folder.folder_of(model, environment) is not None
 
 
 def is_of_shape(folder: str, name: str) -> bool:
@@ -49,7 +48,7 @@ def contradiction(
         return None
     if expected is not None and (observed := identity(model, environment)) != expected:
         return f"model's digest: required {expected}, seen {observed} ({model})"
-    folder = folder_of(model, environment)
+    folder = model_folder.folder_of(model, environment)
     if folder is not None and (differences := _shape_differences(folder, name)):
         return f"model: required the shape of {name}, seen {', '.join(differences)} ({folder})"
     return None

@@ -6,8 +6,7 @@ from typing import Any
 
 import httpx
 
-from sm121.core.server import Endpoint
-from sm121.core.unmet import steady
+from sm121.core import server, unmet
 
 #: Characters of a content for people.
 _SHOWN = 300
@@ -33,7 +32,7 @@ class Exchange:
         if self.status is None:
             return self.failure
         parsed = self.parsed()
-        text = self.text if parsed is None else json.dumps(steady(parsed))[:_SHOWN]
+        text = self.text if parsed is None else json.dumps(unmet.steady(parsed))[:_SHOWN]
         return f"{self.status} {text}"
 
     def parsed(self) -> Any:
@@ -45,7 +44,7 @@ class Exchange:
 
 
 def send(
-    endpoint: Endpoint,
+    endpoint: server.Endpoint,
     method: str,
     path: str,
     content: bytes | None = None,

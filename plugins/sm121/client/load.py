@@ -17,8 +17,7 @@ import aiohttp
 from sm121.client.completions import Completion, parse, text_of
 from sm121.client.connection import Patience, open_session, read_whole, refuse_packed
 from sm121.client.sse import DONE, EventParser
-from sm121.core.bounded import LARGEST_STREAM
-from sm121.core.server import Endpoint
+from sm121.core import bounded, server
 
 _LOOK_EVERY_S = 0.25
 _LONGEST_TEXT = 300
@@ -144,7 +143,7 @@ class LoadResult:
 class LoadClient:
     """Sends loads to one server. `stop`: a reason to break off the load, None to go on."""
 
-    endpoint: Endpoint
+    endpoint: server.Endpoint
     patience: Patience
     stop: Callable[[], tuple[str, str] | None] = lambda: None
     #: What is under way, or was until it failed; read by whoever writes a crash bundle.
@@ -320,8 +319,8 @@ class LoadClient:
             if not piece:
                 break
             size += len(piece)
-            if size > LARGEST_STREAM:
-                raise ValueError(f"the stream is larger than {LARGEST_STREAM >> 20} MiB")
+            if size > bounded.LARGEST_STREAM:
+                raise ValueError(f"the stream is larger than {bounded.LARGEST_STREAM >> 20} MiB")
             for data in events.feed(piece):
                 if data == DONE:
                     ended = True

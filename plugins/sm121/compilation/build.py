@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from sm121.compilation import child, device_code, sass
+from sm121.compilation import child, device_code, rules, sass, toolchain
 from sm121.compilation.architecture import CodeArchitecture
-from sm121.compilation.rules import RuleFinding, SassRule, examine
-from sm121.compilation.toolchain import Tools
 from sm121.core.errors import Sm121Error
 
 
@@ -36,17 +34,17 @@ class Built:
     outcome: BuildOutcome
     reason: str
     """One line: the finding in the instructions, or the compiler's first error."""
-    finding: RuleFinding | None
+    finding: rules.RuleFinding | None
     """None when nothing was compiled."""
 
 
 def build(
     source: Path,
     architecture: CodeArchitecture,
-    rule: SassRule,
+    rule: rules.SassRule,
     *,
     refusal: re.Pattern[str],
-    tools: Tools,
+    tools: toolchain.Tools,
     output: Path,
     arguments: Sequence[str] = (),
     timeout_s: float = 120.0,
@@ -69,7 +67,7 @@ def build(
     if images != (device_code.Image("sass", architecture),):
         observed = ", ".join(map(str, images)) or "no device code"
         raise Sm121Error(f"{source.name}: required of nvcc: {architecture}; seen: {observed}")
-    finding = examine(rule, sass.disassemble(output, tools.disassembler))
+    finding = rules.examine(rule, sass.disassemble(output, tools.disassembler))
     if finding.holds:
         outcome = BuildOutcome.HARDWARE
     elif finding.only_trapping or any("BPT.TRAP" in text for text in finding.forbidden):

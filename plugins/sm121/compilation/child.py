@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sm121.core.errors import Sm121Error
-from sm121.core.unmet import Fact
+from sm121.core import errors, unmet
 
 OUTPUT_LIMIT = 64_000
 """Bytes kept of what a child prints; ptxas can print a line for each of 18,000 instructions."""
 
 
-class TookTooLong(Sm121Error):
+class TookTooLong(errors.Sm121Error):
     """A child was ended because it exceeded its time limit."""
 
 
@@ -56,7 +55,7 @@ def run(
             status = process.wait(max(0.1, deadline - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             name = Path(str(command[0])).name
-            raise TookTooLong(Fact(f"done in {timeout_s:.0f} s", "not", name)) from error
+            raise TookTooLong(unmet.Fact(f"done in {timeout_s:.0f} s", "not", name)) from error
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

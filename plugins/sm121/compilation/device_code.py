@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from sm121.compilation.architecture import CodeArchitecture
-from sm121.core.errors import Sm121Error
-from sm121.core.unmet import Fact
+from sm121.core import errors, unmet
 
 FATBIN_MAGIC = b"\x50\xed\x55\xba"
 ELF_MAGIC = b"\x7fELF"
@@ -35,7 +34,7 @@ _CUBIN_TARGET = re.compile(rb"(?:-arch|--gpu-name)[ =]+(sm_\d{2,3}[af]?)\b")
 _NOTES_BYTES = 1 << 24
 
 
-class UnreadableCode(Sm121Error):
+class UnreadableCode(errors.Sm121Error):
     """A container of device code is damaged or of a form that is not known."""
 
 
@@ -77,7 +76,7 @@ def _check_whole(data: mmap.mmap, path: Path) -> None:
     size, count = struct.unpack_from("<HH", data, 58)
     if data[4] == _ELF_64 and sections + size * count > len(data):
         raise UnreadableCode(
-            Fact(f"{sections + size * count} bytes", f"{len(data)}; it is cut off", f"{path}")
+            unmet.Fact(f"{sections + size * count} bytes", f"{len(data)}; it is cut off", f"{path}")
         )
 
 

@@ -15,11 +15,8 @@ from pydantic import Field, model_validator
 
 from sm121.compilation import child
 from sm121.compilation.toolchain import Compiler, lacking
-from sm121.core import data_file
-from sm121.core.data_file import DataTable
+from sm121.core import data_file, unmet, verdict
 from sm121.core.interpreter import imports
-from sm121.core.unmet import Fact
-from sm121.core.verdict import NotRun
 
 REMEDY = (
     "pip install --no-deps flashinfer-python==0.7.2.post1, and beside torch "
@@ -28,7 +25,7 @@ REMEDY = (
 _QUESTION_S = 120.0
 
 
-class Resolution(DataTable):
+class Resolution(data_file.DataTable):
     """What FlashInfer must make of one value of FLASHINFER_CUDA_ARCH_LIST."""
 
     arch_list: str
@@ -113,7 +110,7 @@ class FlashInfer:
             last = ended.output.strip().splitlines()[-1:] or ["no message"]
             evidence = f"{self.python}; remedy: {REMEDY}"
             required = "a FlashInfer that answers what it compiles"
-            raise NotRun(Fact(required, last[0][:300], evidence=evidence))
+            raise verdict.NotRun(unmet.Fact(required, last[0][:300], evidence=evidence))
         return json.loads(ended.output.strip().splitlines()[-1])
 
 
@@ -129,7 +126,7 @@ def find(python: str | None = None) -> FlashInfer:
     return flashinfer
 
 
-def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[Fact]:
+def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[unmet.Fact]:
     """Where FlashInfer compiles for other architectures than required."""
     required = load_resolutions()
     targets = flashinfer.targets([entry.arch_list for entry in required], compiler)
@@ -138,8 +135,8 @@ def contradictions(flashinfer: FlashInfer, compiler: Compiler) -> list[Fact]:
         value = targets[entry.arch_list]
         if entry.error is not None:
             if not (isinstance(value, str) and entry.error in value):
-                lines.append(Fact(f"{entry.error}", f"{value}", f"{entry.arch_list!r}"))
+                lines.append(unmet.Fact(f"{entry.error}", f"{value}", f"{entry.arch_list!r}"))
         elif not (isinstance(value, list) and sorted(value) == sorted(entry.compiled_for)):
             expected = ", ".join(entry.compiled_for)
-            lines.append(Fact(f"{expected}", f"{value}", f"{entry.arch_list!r}"))
+            lines.append(unmet.Fact(f"{expected}", f"{value}", f"{entry.arch_list!r}"))
     return lines

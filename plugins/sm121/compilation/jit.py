@@ -11,13 +11,10 @@ from pathlib import Path
 import psutil
 from pydantic import Field
 
-from sm121.compilation import libraries
-from sm121.compilation.caches import CompileCaches
-from sm121.core import data_file, interpreter
+from sm121.compilation import caches, libraries
+from sm121.core import data_file, engine_settings, interpreter, profile_fields
 from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
-from sm121.core.engine_settings import Needs
-from sm121.core.profile_fields import Sourced
 
 _GIB = 1 << 30
 _JOBS, _THREADS = "MAX_JOBS", "FLASHINFER_NVCC_THREADS"
@@ -53,7 +50,7 @@ class JitModule(DataTable):
 class JitData(DataTable):
     """The content of ``fixtures/compilation/jit.toml``."""
 
-    reserve_gib: Sourced
+    reserve_gib: profile_fields.Sourced
     module: Entries[JitModule]
 
 
@@ -63,7 +60,7 @@ def load_jit() -> JitData:
 
 
 def needed(
-    needs: Needs, arguments: Sequence[str], environment: Mapping[str, str]
+    needs: engine_settings.Needs, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> list[JitModule]:
     """The profile's modules that an engine may compile. Raises UsageError: one is not known."""
     line = one_line(arguments)
@@ -86,7 +83,7 @@ class FlashInferModules:
     @classmethod
     def of(cls, python: str, environment: Mapping[str, str]) -> "FlashInferModules":
         """Of an interpreter in its engine's environment. Raises NoAnswer: it does not answer."""
-        cache = CompileCaches.of(environment).flashinfer
+        cache = caches.CompileCaches.of(environment).flashinfer
         package = interpreter.package(python, "flashinfer", environment)
         if package is None:
             return cls(None, cache, installed=False)
@@ -162,7 +159,7 @@ def bound(
 
 
 def bounding_variables(
-    needs: Needs, arguments: Sequence[str], environment: Mapping[str, str]
+    needs: engine_settings.Needs, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
     """What bounds the compilers of a start; nothing of what the user has given. They are set also
     where the cache is warm: an update of the sources makes it cold."""

@@ -14,14 +14,9 @@ from pydantic import Field
 from sm121.compilation import device_code, sass
 from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.caches import CompileCaches
-from sm121.compilation.device_code import Image, UnreadableCode
 from sm121.compilation.sass import UnreadableSass
 from sm121.compilation.toolchain import Disassembler
-from sm121.core import data_file
-from sm121.core.data_file import DataTable
-from sm121.core.errors import UsageError
-from sm121.core.interpreter import imports
-from sm121.core.unmet import Fact
+from sm121.core import data_file, errors, interpreter, unmet
 
 PACKAGES = ("vllm", "flashinfer", "flashinfer_jit_cache", "flashinfer_cubin", "sgl_kernel", "torch")
 """What of an engine's environment is looked through when no path is given."""
@@ -89,7 +84,7 @@ def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None)
     ``disassembler`` kernels that only trap are found, too (8 s for a million instructions)."""
     try:
         images = device_code.read(path)
-    except (UnreadableCode, OSError) as error:
+    except (device_code.UnreadableCode, OSError) as error:
         return LibraryReport(path, CodeState.UNREADABLE, (), (), str(error))
     state, reason = _state(images, gpu)
     machine = tuple(image.architecture.sass for image in images if image.kind == "sass")
@@ -119,7 +114,7 @@ def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None)
     return LibraryReport(path, state, machine, virtual, reason, kernels, tuple(trapping))
 
 
-def _state(images: Sequence[Image], gpu: int) -> tuple[CodeState, str]:
+def _state(images: Sequence[device_code.Image], gpu: int) -> tuple[CodeState, str]:
     if not images:
         return CodeState.HOST, "no device code"
     machine = [i for i in images if i.kind == "sass" and i.architecture.sass_runs_on(gpu)]
@@ -136,10 +131,10 @@ def _state(images: Sequence[Image], gpu: int) -> tuple[CodeState, str]:
             CodeState.PTX_ONLY,
             f"no machine code for sm_{gpu}, only PTX that runs there; has {observed}",
         )
-    return CodeState.OTHER, str(Fact(f"code that runs on sm_{gpu}", observed))
+    return CodeState.OTHER, str(unmet.Fact(f"code that runs on sm_{gpu}", observed))
 
 
-def _disassembled(images: Sequence[Image], gpu: int) -> list[CodeArchitecture]:
+def _disassembled(images: Sequence[device_code.Image], gpu: int) -> list[CodeArchitecture]:
     """The architectures to ask cuobjdump for, which takes ``sm_120`` and ``sm_120f`` for one."""
     running = {
         image.architecture
@@ -149,7 +144,7 @@ def _disassembled(images: Sequence[Image], gpu: int) -> list[CodeArchitecture]:
     return sorted({CodeArchitecture(a.number, a.suffix.replace("f", "")) for a in running})
 
 
-class _Required(DataTable):
+class _Required(data_file.DataTable):
     """Libraries of an engine of which each must have code for the GPU that it runs on."""
 
     engine: str
@@ -160,7 +155,7 @@ class _Required(DataTable):
     source: str = Field(min_length=3)
 
 
-def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[Fact]:
+def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[unmet.Fact]:
     """Libraries that the engine cannot do without and that have no machine code for a GPU of that
     compute capability (121), a fact each. ``origins``: where its packages are imported from, by
     name. Raises DataFileError: ``fixtures/compilation/libraries.toml`` is wrong."""
@@ -174,9 +169,9 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
             for path in (sorted(Path(origin).parent.glob(entry.files)) if origin else [])
         ]
         if not reports:
-            lines.append(Fact(f"{entry.package}/{entry.files} ({entry.why})"))
+            lines.append(unmet.Fact(f"{entry.package}/{entry.files} ({entry.why})"))
         lines.extend(
-            Fact(
+            unmet.Fact(
                 f"machine code that runs on sm_{gpu}",
                 ", ".join((*report.sass, *report.ptx)) or report.reason,
                 f"{report.path.name} ({entry.why})",
@@ -192,7 +187,7 @@ def engine_places(python: str, environment: Mapping[str, str] | None = None) -> 
     Raises sm121.core.errors.Sm121Error: the interpreter does not answer."""
     variables = os.environ if environment is None else environment
     folders = []
-    for origin in imports(python, PACKAGES, variables).origins.values():
+    for origin in interpreter.imports(python, PACKAGES, variables).origins.values():
         if origin is not None:
             path = Path(origin)
             folders.append(path.parent if path.suffix else path)
@@ -233,7 +228,7 @@ def write_report(
     Returns: How many files are in which state. Raises UsageError: a place does not exist."""
     for root in paths:
         if not root.exists():
-            raise UsageError(f"{root}: expected a file or a folder")
+            raise errors.UsageError(f"{root}: expected a file or a folder")
     counts: Counter[CodeState] = Counter()
     trapping = 0
     stream.write(f'{{"gpu": "sm_{gpu}", "libraries": [')

@@ -7,20 +7,15 @@ from pathlib import Path
 import psutil
 from pydantic import Field
 
-from sm121.compilation import device_code
+from sm121.compilation import device_code, probes, rules, toolchain
 from sm121.compilation.architecture import GB10, CodeArchitecture
 from sm121.compilation.build import Built, build
 from sm121.compilation.flashinfer import FlashInfer, Unit
-from sm121.compilation.probes import load_probes
-from sm121.compilation.rules import RuleFinding, SassRule, unacceptable_images
-from sm121.compilation.toolchain import Tools
-from sm121.core import data_file
-from sm121.core.data_file import DataTable, Entries
+from sm121.core import data_file, verdict
 from sm121.core.unmet import Fact
-from sm121.core.verdict import NotRun
 
 
-class Module(SassRule):
+class Module(rules.SassRule):
     """A JIT module and what its device code must be."""
 
     name: str = Field(pattern=r"^[a-z0-9_]+$")
@@ -35,10 +30,10 @@ class Module(SassRule):
     source: str = Field(min_length=3)
 
 
-class ModuleData(DataTable):
+class ModuleData(data_file.DataTable):
     """The content of ``fixtures/compilation/modules.toml``."""
 
-    module: Entries[Module]
+    module: data_file.Entries[Module]
 
 
 def load_modules() -> tuple[Module, ...]:
@@ -56,13 +51,13 @@ def module(name: str) -> Module:
     return data_file.named(load_modules(), name, "module")
 
 
-def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list[Fact]:
+def contradictions(chosen: Module, flashinfer: FlashInfer, tools: toolchain.Tools) -> list[Fact]:
     """Compile the CUDA units of chosen `load_modules` one after the other; what is not as required.
     FlashInfer generates the sources, into the tools' folder. Raises NotRun: too little memory for
     the compiler, or FlashInfer does not answer; TookTooLong: nvcc does not end."""
     available = psutil.virtual_memory().available / 2**30
     if available < chosen.memory_gib:
-        raise NotRun(
+        raise verdict.NotRun(
             Fact(
                 "memory for the compiler: at least",
                 value=available,
@@ -73,7 +68,7 @@ def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list
         )
     units = flashinfer.units(chosen.name, chosen.arch_list, tools.compiler, tools.folder)
     wrong: list[Fact] = []
-    findings: list[RuleFinding] = []
+    findings: list[rules.RuleFinding] = []
     required = [CodeArchitecture.parse(text) for text in chosen.architectures]
     for number, unit in enumerate(units):
         observed = sorted(CodeArchitecture.parse(text) for text in unit.compiled_for)
@@ -88,10 +83,10 @@ def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list
             else:
                 findings.append(built.finding)
                 images = device_code.read(output)
-                unacceptable = unacceptable_images(images, GB10)
+                unacceptable = rules.unacceptable_images(images, GB10)
                 wrong.extend(Fact("", line, unit.source.name) for line in unacceptable)
     if not wrong and findings:
-        whole = functools.reduce(RuleFinding.joined, findings)
+        whole = functools.reduce(rules.RuleFinding.joined, findings)
         if not whole.holds:
             wrong.append(Fact("", f"{whole}", chosen.name))
     elif not wrong:
@@ -100,7 +95,7 @@ def contradictions(chosen: Module, flashinfer: FlashInfer, tools: Tools) -> list
 
 
 def compile_unit(
-    unit: Unit, architecture: CodeArchitecture, chosen: Module, tools: Tools, output: Path
+    unit: Unit, architecture: CodeArchitecture, chosen: Module, tools: toolchain.Tools, output: Path
 ) -> Built:
     """Compile one unit for one architecture and judge it. Errors as for `contradictions`."""
     with as_file(files("sm121.fixtures") / "compilation" / "headers") as headers:
@@ -108,7 +103,7 @@ def compile_unit(
             unit.source,
             architecture,
             chosen,
-            refusal=load_probes().refusal,
+            refusal=probes.load_probes().refusal,
             tools=tools,
             output=output,
             # Last in the search order: the toolkit's own headers win where it has them.

@@ -12,7 +12,6 @@ from sm121.compilation.build import BuildOutcome, Built, build
 from sm121.compilation.rules import SassRule
 from sm121.compilation.toolchain import Tools
 from sm121.core import data_file
-from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.errors import UsageError
 from sm121.core.unmet import Fact
 
@@ -41,12 +40,12 @@ class Probe(SassRule):
         return outcomes
 
 
-class ProbeData(DataTable):
+class ProbeData(data_file.DataTable):
     """The content of ``fixtures/compilation/probes.toml``."""
 
-    refusal: Regex
+    refusal: data_file.Regex
     """ptxas says that the architecture lacks an instruction."""
-    probe: Entries[Probe]
+    probe: data_file.Entries[Probe]
 
 
 def load_probes() -> ProbeData:

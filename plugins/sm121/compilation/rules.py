@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from sm121.compilation.device_code import Image
-from sm121.compilation.sass import Kernel
+from sm121.compilation import device_code, sass
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.printable import some_of
 
@@ -63,7 +62,7 @@ class RuleFinding:
         return "; ".join(parts) or f"{self.kernels} kernels as required"
 
 
-def examine(rule: SassRule, kernels: Iterable[Kernel]) -> RuleFinding:
+def examine(rule: SassRule, kernels: Iterable[sass.Kernel]) -> RuleFinding:
     """Hold a rule against kernels, which are read once."""
     missing = dict.fromkeys((*rule.must_see, *rule.must_see_kernel))
     forbidden: dict[str, int] = {}
@@ -89,7 +88,7 @@ def examine(rule: SassRule, kernels: Iterable[Kernel]) -> RuleFinding:
     )
 
 
-def unacceptable_images(images: Sequence[Image], gpu: int) -> list[str]:
+def unacceptable_images(images: Sequence[device_code.Image], gpu: int) -> list[str]:
     """What of a file's device code is not machine code that may use ``gpu``'s FP4 instructions, a
     line each. For GB10 (121) acceptable are ``sm_121a``, ``sm_121f`` and ``sm_120f``."""
     if not images:

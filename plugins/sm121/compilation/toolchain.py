@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.compilation import child
+from sm121.core import unmet, verdict
 from sm121.core.errors import Sm121Error
-from sm121.core.unmet import Fact
-from sm121.core.verdict import NotRun
 
 WHEELS = (
     "nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 "
@@ -67,9 +66,9 @@ class Tools:
     folder: Path
 
 
-def lacking(required: str, observed: str, remedy: str) -> NotRun:
+def lacking(required: str, observed: str, remedy: str) -> verdict.NotRun:
     """That nothing can be compiled here, and what helps."""
-    return NotRun(Fact(required, observed, evidence=f"remedy: {remedy}"))
+    return verdict.NotRun(unmet.Fact(required, observed, evidence=f"remedy: {remedy}"))
 
 
 def site_packages(python: str | None = None) -> list[Path]:
@@ -153,7 +152,7 @@ def _root(nvcc: Path) -> Path:
     """The toolkit of an nvcc. Asked of it, because what is on PATH is often a wrapper."""
     match = re.search(r"(?m)^#\$ TOP=(.+)$", _ask(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull))
     if match is None:
-        raise Sm121Error(Fact("nvcc --dryrun names its TOP folder", f"none from {nvcc}"))
+        raise Sm121Error(unmet.Fact("nvcc --dryrun names its TOP folder", f"none from {nvcc}"))
     return Path(match[1].strip()).resolve()
 
 
@@ -161,4 +160,4 @@ def _ask(tool: Path, *arguments: str) -> str:
     try:
         return child.run([tool, *arguments], timeout_s=60).output
     except (OSError, child.TookTooLong) as error:
-        raise NotRun(Fact(f"a working {tool.name}", f"{tool}: {error}")) from error
+        raise verdict.NotRun(unmet.Fact(f"a working {tool.name}", f"{tool}: {error}")) from error

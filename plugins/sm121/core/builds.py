@@ -9,13 +9,12 @@ from collections.abc import Collection
 from pydantic import Field
 
 from sm121.core import data_file
-from sm121.core.data_file import DataTable
 from sm121.core.versions import release
 
 _COMMIT = re.compile(r"(?<=[-+.])g?(?P<commit>[0-9a-f]{7,40})(?=$|[-.])")
 
 
-class Build(DataTable):
+class Build(data_file.DataTable):
     """One of them."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9]*$")

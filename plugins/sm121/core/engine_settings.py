@@ -6,14 +6,13 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from sm121.core import builds
+from sm121.core import builds, extending
 from sm121.core.data_file import DataTable, Pattern
-from sm121.core.extending import Statement
 from sm121.core.profile_fields import Gate, Positive, Sourced
 from sm121.core.versions import Versions, release, within
 
 
-class Model(Statement):
+class Model(extending.Statement):
     """The checkpoint. ``id`` is a path, a hub id, or ``canary:bf16`` / ``canary:mxfp4``."""
 
     id: str = Field(min_length=1)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sm121.core.errors import Sm121Error
-from sm121.core.redaction import redact
+from sm121.core import errors, redaction
 
 # What is installed is found without PYTHONPATH and the working directory: in the folders of
 # packages, or by what an editable install left there.
@@ -53,7 +52,7 @@ print(json.dumps({"version": version, "folder": str(folder)}))
 """
 
 
-class NoAnswer(Sm121Error):
+class NoAnswer(errors.Sm121Error):
     """An interpreter that was asked something did not answer. The message names it and says why."""
 
 
@@ -84,7 +83,7 @@ def ask(
     lines = run.stdout.strip().splitlines()
     if run.returncode != 0 or not lines:
         last = (run.stderr.strip().splitlines() or ["no message"])[-1]
-        raise NoAnswer(f"{python} ended with {run.returncode}: {redact(last)[:200]}")
+        raise NoAnswer(f"{python} ended with {run.returncode}: {redaction.redact(last)[:200]}")
     try:
         return json.loads(lines[-1])  # a sitecustomize may print before it
     except ValueError as error:

@@ -1,25 +1,23 @@
 """The options that the suite adds to pytest's, as ``fixtures/options.toml`` has them."""
 
-from sm121.core import data_file
-from sm121.core.arguments import Argument
-from sm121.core.data_file import DataTable
+from sm121.core import arguments, data_file
 
 
-class Marker(DataTable):
+class Marker(data_file.DataTable):
     """A marker beside those of levels and architectures."""
 
     name: str
     help: str
 
 
-class Group(DataTable):
+class Group(data_file.DataTable):
     """Options that stand together in ``pytest --help``."""
 
     title: str
-    option: tuple[Argument, ...]
+    option: tuple[arguments.Argument, ...]
 
 
-class OptionsFile(DataTable):
+class OptionsFile(data_file.DataTable):
     """What ``fixtures/options.toml`` says."""
 
     group: tuple[Group, ...]
@@ -31,6 +29,6 @@ def file() -> OptionsFile:
     return data_file.load("options.toml", OptionsFile)
 
 
-def every() -> dict[str, Argument]:
+def every() -> dict[str, arguments.Argument]:
     """The options by their names, ``--arch`` first."""
     return {option.name: option for group in file().group for option in group.option}

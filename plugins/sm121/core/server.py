@@ -11,12 +11,9 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from sm121.core import bounded, errors, redaction, verdict
 from sm121.core.arguments import one_line
-from sm121.core.bounded import transport
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.errors import UsageError
-from sm121.core.redaction import REDACTED
-from sm121.core.verdict import NotRun
 
 if TYPE_CHECKING:
     import openai
@@ -57,7 +54,7 @@ class Endpoint:
             "timeout": timeout_s,
             "max_retries": 0,
             "http_client": openai.DefaultHttpxClient(
-                timeout=timeout_s, trust_env=False, transport=transport(_library_of(openai))
+                timeout=timeout_s, trust_env=False, transport=bounded.transport(_library_of(openai))
             ),
         }
 
@@ -69,7 +66,7 @@ class Endpoint:
             headers={"Authorization": f"Bearer {self.api_key}"},
             timeout=timeout_s,
             trust_env=False,
-            transport=transport(httpx),
+            transport=bounded.transport(httpx),
         )
 
     def page(self, path: str, *, timeout_s: float = 10.0) -> str | None:
@@ -94,7 +91,7 @@ def context_of(models: dict[str, Any], name: str) -> int | None:
 def require_context(context: int | None, prompt: int, answer: int) -> None:
     """Raise `NotRun` for what a context (None: not known) is too short for; all in tokens."""
     if context is not None and prompt + answer > context:
-        raise NotRun(
+        raise verdict.NotRun(
             f"a prompt of {prompt} tokens and {answer} of its answer need a context of "
             f"{prompt + answer} tokens; the server has {context} (vLLM: --max-model-len)"
         )
@@ -106,21 +103,21 @@ def root_of(url: str, option: str) -> str:
     scheme, _, rest = url.partition("://")
     expected = "expected http://HOST:PORT, with or without /v1"
     if "@" in rest:
-        raise UsageError(
-            f"{option} {scheme}://{REDACTED}@{rest.rpartition('@')[2]}: {expected}, and no user or "
-            "password in it, which would be in every report: give the server's key by the "
-            "variable SM121_API_KEY, with --api-key-file or with --api-key"
+        raise errors.UsageError(
+            f"{option} {scheme}://{redaction.REDACTED}@{rest.rpartition('@')[2]}: {expected}, and "
+            "no user or password in it, which would be in every report: give the server's key by "
+            "the variable SM121_API_KEY, with --api-key-file or with --api-key"
         )
     if "?" in rest or "#" in rest:
         path = rest.partition("?")[0].partition("#")[0]
-        raise UsageError(f"{option} {scheme}://{path}: {expected}, and nothing behind it")
+        raise errors.UsageError(f"{option} {scheme}://{path}: {expected}, and nothing behind it")
     parts = urlsplit(url)
     try:
         port_is_valid = parts.port is None or parts.port > 0
     except ValueError:
         port_is_valid = False
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_valid:
-        raise UsageError(f"{option} {url}: {expected}")
+        raise errors.UsageError(f"{option} {url}: {expected}")
     return url.rstrip("/").removesuffix("/v1")
 
 

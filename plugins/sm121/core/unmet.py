@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sm121.core.numbers import apart
-from sm121.core.verdict import Severity
+from sm121.core import numbers, verdict
 
 #: Two measured numbers are near each other within this factor.
 _FACTOR = 2.0
@@ -58,13 +57,13 @@ class Fact:
     @property
     def requirement(self) -> str:
         """What is required, with its number."""
-        limit = "" if self.limit is None else f" {apart(self.limit, None)}{self._unit}"
+        limit = "" if self.limit is None else f" {numbers.apart(self.limit, None)}{self._unit}"
         return f"{self.required}{limit}"
 
     @property
     def observation(self) -> str:
         """What was observed, with its number and the evidence."""
-        value = "" if self.value is None else f"{apart(self.value, self.limit)}{self._unit}"
+        value = "" if self.value is None else f"{numbers.apart(self.value, self.limit)}{self._unit}"
         observed = " ".join(filter(None, (value, self.observed))) or "none"
         return f"{observed} ({self.evidence})" if self.evidence else observed
 
@@ -98,7 +97,7 @@ class Unmet(AssertionError):
     ``never_waived``: what it is that no waiver tolerates, such as "a crash"."""
 
     def __init__(
-        self, *facts: Fact, severity: Severity | None = None, never_waived: str = ""
+        self, *facts: Fact, severity: verdict.Severity | None = None, never_waived: str = ""
     ) -> None:
         super().__init__(*facts)
         self.facts, self.severity, self.never_waived = facts, severity, never_waived

@@ -8,10 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from sm121.core import data_file
-from sm121.core.data_file import DataTable
-from sm121.core.errors import UsageError
-from sm121.core.unmet import Fact
+from sm121.core import data_file, errors, unmet
 
 
 def _one_test(test: str) -> str:
@@ -28,7 +25,7 @@ def _one_test(test: str) -> str:
 MOST_DAYS = 90
 
 
-class Waiver(DataTable):
+class Waiver(data_file.DataTable):
     """One tolerated failure. ``test`` is the id of one test, with its parameters if it has some."""
 
     test: Annotated[str, AfterValidator(_one_test)]
@@ -40,7 +37,7 @@ class Waiver(DataTable):
     issue: str = Field(pattern=r"^https?://\S+$")
     expires: datetime.date
 
-    def names(self, fact: Fact, facts: Sequence[Fact]) -> bool:
+    def names(self, fact: unmet.Fact, facts: Sequence[unmet.Fact]) -> bool:
         """Whether it is about this fact of its test. `facts`: all that does not hold there."""
         only = len({each.case for each in facts}) == 1
         named = only if self.case is None else self.case == fact.case
@@ -51,7 +48,7 @@ class Waiver(DataTable):
         return today > self.expires
 
 
-class _WaiverFile(DataTable):
+class _WaiverFile(data_file.DataTable):
     waiver: tuple[Waiver, ...] = ()
 
 
@@ -64,7 +61,7 @@ def load(path: Path | None) -> tuple[Waiver, ...]:
     latest = datetime.date.today() + datetime.timedelta(days=MOST_DAYS)
     for waiver in waivers:
         if waiver.expires > latest:
-            raise UsageError(
+            raise errors.UsageError(
                 f"--waivers {source}: {waiver.test}: expires {waiver.expires}: expected a day "
                 f"within {MOST_DAYS} days, by {latest}"
             )

@@ -13,10 +13,9 @@ import httpx
 from sm121.core.server import Endpoint, Server
 from sm121.engines.attached import json_of
 from sm121.engines.capabilities import Capabilities
-from sm121.evidence import metrics
+from sm121.evidence import metrics, signatures
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.log_lines import clean, moment, read_raw_lines
-from sm121.evidence.signatures import known_engines, load_signatures
 
 #: A line is in the file so soon after what it speaks of.
 _WRITTEN_WITHIN_S = 3.0
@@ -44,7 +43,7 @@ def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
     """Why a log proves nothing about an attached server; None when it is that server's. Version and
     model must be the server's, the start in it that of the server's process where the server tells
     it, and the log must grow with requests that are sent here. `can`: of `detection.detect`."""
-    if can.engine not in known_engines():
+    if can.engine not in signatures.known_engines():
         return (
             f"the server at {server.endpoint.base_url} does not say which engine it is, so that "
             "its log cannot be read; name it with --engine"
@@ -178,7 +177,7 @@ def _rate_follows(
     mark = f"sm121-{uuid.uuid4().hex}"
     growth = _Growth(log)
     tokens = _complete(http, endpoint.served_name, mark, words)
-    rates = [signature.regex for signature in load_signatures(engine).of("prompt_rate")]
+    rates = [signature.regex for signature in signatures.load_signatures(engine).of("prompt_rate")]
 
     def has_it(text: str) -> bool:
         parts = (

@@ -10,10 +10,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from sm121.core import builds, data_file
+from sm121.core import builds, data_file, errors, verdict
 from sm121.core.data_file import DataTable
-from sm121.core.errors import UsageError
-from sm121.core.verdict import NotRun, Severity
 from sm121.core.versions import Versions, release, within
 
 #: Everything a test may ask for. A new one must be answered in the file of every engine.
@@ -78,7 +76,7 @@ class Deviation(DataTable):
     ]  # fmt: skip
     versions: Versions
     #: What its failure would be.
-    severity: Severity = Severity.COURTESY
+    severity: verdict.Severity = verdict.Severity.COURTESY
     seen: str = Field(min_length=3)
     source: str = Field(min_length=3)
     #: Of `unpublished_event`: their types.
@@ -97,7 +95,7 @@ class Bug(DataTable):
     versions: Versions
     #: It is of this build alone (a row of ``fixtures/builds.toml``), whose release is in the range.
     build: str | None = None
-    severity: Severity
+    severity: verdict.Severity
     what: str = Field(min_length=3)
     #: The issue or the change upstream.
     source: str = Field(min_length=3)
@@ -183,7 +181,7 @@ class Capabilities:
     def require(self, *names: Name) -> None:
         """Go on only if the server can do all of that. Raises NotRun: what it cannot, and why."""
         for reason in filter(None, map(self.missing, names)):
-            raise NotRun(reason)
+            raise verdict.NotRun(reason)
 
     def structured(self, name: Literal["json_schema", "regex", "choice"], value: Any) -> Any:
         """The part of a body that asks for structured output. Raises NotRun: the server cannot."""
@@ -273,7 +271,7 @@ def of(
     where neither tells its release. Raises UsageError: the suite has no file of such an engine."""
     files = shipped()
     if engine not in files:
-        raise UsageError(f"--engine {engine}: expected one of {', '.join(files)}")
+        raise errors.UsageError(f"--engine {engine}: expected one of {', '.join(files)}")
     return Capabilities(files[engine], version, identity or builds.identity(version), offers)
 
 

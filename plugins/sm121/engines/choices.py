@@ -12,7 +12,6 @@ from packaging.version import Version
 from pydantic import Field
 
 from sm121.core import builds, data_file
-from sm121.core.data_file import DataTable
 from sm121.core.versions import release
 
 #: Options that decide together, by the kind of the question that was asked of the release.
@@ -23,7 +22,7 @@ DECIDING = {
 _LAYOUT = "VLLM_KV_CACHE_LAYOUT"
 
 
-class Answer(DataTable):
+class Answer(data_file.DataTable):
     """A question to a release, and what it said."""
 
     #: ``nothing`` (no arguments), ``attention``, ``experts``, ``option``, ``configuration NAME``.
@@ -50,7 +49,7 @@ class Answer(DataTable):
     lines: tuple[int, ...] = ()
 
 
-class Release(DataTable):
+class Release(data_file.DataTable):
     """One release of the engine."""
 
     version: str
@@ -64,7 +63,7 @@ class Release(DataTable):
     answers: tuple[Answer, ...]
 
 
-class Choices(DataTable):
+class Choices(data_file.DataTable):
     """The content of such a file."""
 
     schema_version: Literal[1]

@@ -4,8 +4,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sm121.core import builds
-from sm121.core.errors import UsageError
+from sm121.core import builds, errors
 from sm121.engines.protocol import Engine, TellsOptions
 
 
@@ -31,6 +30,6 @@ def look(engine: Engine, python: str, environment: Mapping[str, str]) -> Install
     """The engine of an interpreter in that environment. Raises UsageError: there is none."""
     version, options = engine.check_interpreter(python, environment), None
     if not builds.is_settled(version) and isinstance(engine, TellsOptions):
-        with contextlib.suppress(UsageError):  # a parser that cannot be asked tells nothing
+        with contextlib.suppress(errors.UsageError):  # a parser that cannot be asked tells nothing
             options = engine.options(python, environment)
     return Installed(version, options)

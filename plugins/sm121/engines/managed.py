@@ -18,11 +18,10 @@ from typing import IO, Any
 import psutil
 
 from sm121.compilation.caches import COMPILERS, CompileCaches
+from sm121.core import errors, redaction
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.errors import Sm121Error
-from sm121.core.redaction import redact_file, secrets_of
 from sm121.core.server import Endpoint, Server
-from sm121.engines import api_key, ports, stale
+from sm121.engines import api_key, ports, protocol, stale
 from sm121.engines.memory import Memory
 from sm121.engines.process_tree import (
     RUN_ID,
@@ -35,10 +34,8 @@ from sm121.engines.process_tree import (
     send,
     tree,
 )
-from sm121.engines.protocol import Engine
 from sm121.engines.starting import Activity, ReadinessProbe, StartPhase
-from sm121.evidence.failure import Cause, classify
-from sm121.evidence.process_snapshot import snapshot
+from sm121.evidence import failure, process_snapshot
 from sm121.evidence.progress import startup_progress
 
 _POLL_S = 0.1
@@ -90,11 +87,11 @@ class StopReport:
         return not remains and self.crash is None
 
 
-class ServerError(Sm121Error):
+class ServerError(errors.Sm121Error):
     """A managed server failed: `what` happened, without the cause; the `cause` by its log; the
     `log`."""
 
-    def __init__(self, what: str, cause: Cause, log: Path) -> None:
+    def __init__(self, what: str, cause: failure.Cause, log: Path) -> None:
         self.what = what
         self.cause = cause
         self.log = log
@@ -135,7 +132,7 @@ class ManagedServer:
     compiles gets beyond the limit; `added`: to its environment."""
 
     configuration: ServerConfiguration
-    engine: Engine
+    engine: protocol.Engine
     limits: StartLimits
     directory: Path
     run_id: str
@@ -266,16 +263,16 @@ class ManagedServer:
         if not self.log.is_file():
             return
         environment = dict(self.configuration.environment)
-        hidden = {self._api_key, *self.other_secrets(), *secrets_of(environment)}
+        hidden = {self._api_key, *self.other_secrets(), *redaction.secrets_of(environment)}
         try:
-            redact_file(self.log, hidden)
+            redaction.redact_file(self.log, hidden)
         except OSError as error:
             why = error.strerror or error
             self.notify(StartPhase(f"{self.log.name} may show secrets: {why}"))
 
     def look_at_tree(self) -> list[dict[str, Any]]:
         """The tree as it is now. When no process of it lives, the tree as it was last seen."""
-        if now := snapshot(self.processes()):
+        if now := process_snapshot.snapshot(self.processes()):
             self.last_tree = now
         return self.last_tree
 
@@ -402,7 +399,7 @@ class ManagedServer:
         raise self._failed(ServerTimedOut, message)
 
     def _raise_exited(self, exit_status: int) -> None:
-        cause = classify(self.log, exit_status)
+        cause = failure.classify(self.log, exit_status)
         kind = PortTaken if cause.kind == "port" else ServerExited
         raise kind(
             f"the server ended with status {exit_status} during start-up "
@@ -412,7 +409,7 @@ class ManagedServer:
         )
 
     def _failed(self, kind: type[StartError], what: str) -> StartError:
-        return kind(f"{what}; last progress: {self.progress}", classify(self.log), self.log)
+        return kind(f"{what}; last progress: {self.progress}", failure.classify(self.log), self.log)
 
     def _note_progress(self, progress: str | None) -> None:
         if progress is not None and progress != self.progress:

@@ -8,11 +8,9 @@ import psutil
 
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
-from sm121.engines.devices import DeviceLock
+from sm121.engines import devices, registry, starting
 from sm121.engines.life import ManagedLife
 from sm121.engines.managed import ManagedServer, StartError, StartLimits, StopReport
-from sm121.engines.registry import engine
-from sm121.engines.starting import StartPhase
 
 
 @dataclass(frozen=True)
@@ -40,13 +38,13 @@ class ServerPool:
     limits: StartLimits
     directory: Path
     run_id: str
-    notify: Callable[[str, StartPhase], None]
+    notify: Callable[[str, starting.StartPhase], None]
     before_stop: Callable[[], None] = lambda: None
     on_stop: Callable[[str, StopReport], None] = lambda _name, _report: None
     hidden: Callable[[], Collection[str]] = tuple
     on_cold: Callable[[float], None] = lambda _seconds: None
     added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {}
-    device: DeviceLock | None = None
+    device: devices.DeviceLock | None = None
 
     _current: tuple[ManagedServer, Server] | None = field(init=False, default=None)
     _starting: ManagedServer | None = field(init=False, default=None)
@@ -70,7 +68,7 @@ class ServerPool:
             raise self._failures[configuration.key].with_traceback(None)
         managed = ManagedServer(
             configuration,
-            engine(configuration.engine),
+            registry.engine(configuration.engine),
             self.limits,
             self.directory,
             self.run_id,

@@ -14,14 +14,10 @@ import psutil
 from packaging.version import Version
 from pydantic import Field, model_validator
 
-from sm121.compilation import jit
-from sm121.compilation.caches import CompileCaches
-from sm121.compilation.jit import FlashInferModules, JitModule
-from sm121.core import builds, data_file
+from sm121.compilation import caches, jit
+from sm121.core import builds, data_file, engine_settings, printable
 from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
-from sm121.core.engine_settings import Needs
-from sm121.core.printable import some_of
 from sm121.core.versions import Versions, release, within
 from sm121.engines import choices
 from sm121.engines.memory import neighbours
@@ -143,11 +139,11 @@ class Preflight:
     environment: Mapping[str, str]
     _: KW_ONLY
     #: What the machine must have; what is None or empty is not checked.
-    needs: Needs
+    needs: engine_settings.Needs
     #: Where the disk must have room. It need not exist yet.
     directory: Path
     #: What the engine's FlashInfer has compiled (default: in its cache, of any version).
-    modules: FlashInferModules | None = None
+    modules: jit.FlashInferModules | None = None
     engine: str = "vllm"
     #: Of the engine that will be started (`builds.identity`); None where that is not known.
     version: str | None = None
@@ -207,10 +203,10 @@ class Preflight:
     def _jit(self, architecture: _Architecture) -> Iterator[PreflightFinding]:
         if not (needed := jit.needed(self.needs, self.arguments, self.environment)):
             return
-        cache = CompileCaches.of(self.environment).flashinfer
-        modules = self.modules or FlashInferModules(None, cache)
+        cache = caches.CompileCaches.of(self.environment).flashinfer
+        modules = self.modules or jit.FlashInferModules(None, cache)
         if wrong := _of_others(modules.folder, architecture):
-            others = some_of(sorted(folder.name for folder in wrong), 5)
+            others = printable.some_of(sorted(folder.name for folder in wrong), 5)
             codes = ", ".join(architecture.codes)
             yield _of("jit_cache_of_others", it=architecture, codes=codes, others=others, m=modules)
         missing = modules.missing(needed, architecture.codes, architecture.number)
@@ -218,7 +214,7 @@ class Preflight:
             return
         state = "cold" if len(missing) == len(needed) else "incomplete"
         version = f" of FlashInfer {modules.version}" if modules.version else ""
-        names = some_of([module.module for module in missing], 5)
+        names = printable.some_of([module.module for module in missing], 5)
         cpu_s = sum(module.cpu_s for module in missing)
         minutes, folder = cpu_s / 60, modules.folder
         yield _of(
@@ -228,7 +224,7 @@ class Preflight:
         yield from self._tools(names)
 
     def _compilers(
-        self, missing: Sequence[JitModule], names: str, cpu_s: float
+        self, missing: Sequence[jit.JitModule], names: str, cpu_s: float
     ) -> Iterator[PreflightFinding]:
         """Whether the memory is enough for the compilers beside the weights, and so the time."""
         text = self.environment.get("MAX_JOBS", "").strip()

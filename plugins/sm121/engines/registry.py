@@ -1,12 +1,11 @@
 """The engines that the suite can start, by the name that ``--engine`` takes."""
 
 from sm121.core.errors import UsageError
-from sm121.engines.llama_cpp import LlamaCpp
-from sm121.engines.protocol import Engine
-from sm121.engines.sglang import SGLang
-from sm121.engines.vllm import Vllm
+from sm121.engines import llama_cpp, protocol, sglang, vllm
 
-_ENGINES: dict[str, Engine] = {engine.name: engine for engine in (Vllm(), SGLang(), LlamaCpp())}
+_ENGINES: dict[str, protocol.Engine] = {
+    engine.name: engine for engine in (vllm.Vllm(), sglang.SGLang(), llama_cpp.LlamaCpp())
+}
 
 
 def names() -> tuple[str, ...]:
@@ -14,13 +13,13 @@ def names() -> tuple[str, ...]:
     return tuple(_ENGINES)
 
 
-def register(engine: Engine) -> None:
+def register(engine: protocol.Engine) -> None:
     """Add an engine, or replace the one of the same name. Call it from a conftest.py or from a
     plugin that is loaded with ``-p``: before the options are read."""
     _ENGINES[engine.name] = engine
 
 
-def engine(name: str) -> Engine:
+def engine(name: str) -> protocol.Engine:
     """The engine of that name. Raises UsageError: the suite cannot start such an engine."""
     if name not in _ENGINES:
         raise UsageError(

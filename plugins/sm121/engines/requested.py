@@ -19,10 +19,8 @@ from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
 from sm121.core.redaction import is_secret_name, redact
 from sm121.core.verdict import Invalid
 from sm121.engines import registry as engines
-from sm121.evidence import variables
+from sm121.evidence import signatures, variables
 from sm121.evidence.kernel_path import KernelPath, RequestReport
-from sm121.evidence.signatures import load_signatures
-from sm121.evidence.variables import Registry
 
 
 class RequestState(StrEnum):
@@ -120,7 +118,7 @@ class RequestRules(DataTable):
     """What is known of one engine's arguments and variables."""
 
     engine: str
-    registry: tuple[Registry, ...] = ()
+    registry: tuple[variables.Registry, ...] = ()
     request: Entries[RequestRule]
 
 
@@ -367,7 +365,7 @@ def _unknown_variables(
     configuration: ServerConfiguration, environment: Mapping[str, str], rules: RequestRules
 ) -> tuple[dict[str, RequestReport], set[str]]:
     """Reports of variables without effect, by name; and those of which nothing was learned."""
-    harmless = load_signatures(configuration.engine).is_harmless_env
+    harmless = signatures.load_signatures(configuration.engine).is_harmless_env
     start_variables = dict(configuration.environment)
     concerned = [
         registry

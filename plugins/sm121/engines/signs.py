@@ -9,7 +9,6 @@ import httpx
 import psutil
 
 from sm121.core import data_file
-from sm121.core.data_file import DataTable
 from sm121.core.server import Endpoint
 from sm121.engines.attached import CLOCK_SLACK_S, AttachedProcesses, json_in
 from sm121.evidence import metrics
@@ -26,13 +25,13 @@ _BOUND = {"random_seed (/server_info)", "random_seed (/get_server_info)", *_CREA
 _WITHHELD = (401, 403, 404, 410)
 
 
-class _Page(DataTable):
+class _Page(data_file.DataTable):
     path: str
     fields: tuple[str, ...]
     source: str
 
 
-class _Pages(DataTable):
+class _Pages(data_file.DataTable):
     schema_version: int
     helpers: tuple[str, ...]
     page: tuple[_Page, ...]

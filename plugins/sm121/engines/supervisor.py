@@ -24,8 +24,7 @@ from typing import IO
 
 import psutil
 
-from sm121.core.files import write_text
-from sm121.core.lock_file import SERVERS, open_lock, try_lock
+from sm121.core import files, lock_file
 from sm121.engines.process_tree import RUN_ID, become_subreaper, end
 from sm121.engines.stale import OWNER
 
@@ -68,8 +67,8 @@ class _Supervisor:
     def run(self) -> int:
         become_subreaper()
         with contextlib.suppress(OSError):  # it cannot be written: nobody takes it
-            self._lock = open_lock(self._status.parent / SERVERS)
-            try_lock(self._lock, fcntl.LOCK_SH)
+            self._lock = lock_file.open_lock(self._status.parent / lock_file.SERVERS)
+            lock_file.try_lock(self._lock, fcntl.LOCK_SH)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which then stops us
         signal.signal(signal.SIGTERM, self._on_sigterm)
         server = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, start_new_session=True)
@@ -247,7 +246,7 @@ class _Supervisor:
 
     def _write(self, content: dict[str, object]) -> None:
         try:
-            write_text(json.dumps(content), self._status)
+            files.write_text(json.dumps(content), self._status)
         except OSError as error:  # a full disk: the server is watched, and ended, all the same
             if not self._could_not_write:
                 _say(f"{self._status}: cannot be written: {error.strerror or error}")

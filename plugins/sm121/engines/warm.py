@@ -15,9 +15,8 @@ from pathlib import Path
 from sm121.compilation import jit
 from sm121.compilation.caches import CompileCaches
 from sm121.compilation.jit import FlashInferModules, JitModule
-from sm121.core.errors import UsageError
+from sm121.core import errors, unmet
 from sm121.core.profile import Profile
-from sm121.core.unmet import Fact
 from sm121.engines import installed, preflight, registry
 
 _LINE_EVERY_S = 10.0
@@ -55,7 +54,7 @@ class Warmth:
         answer."""
         architectures = {item.name: item for item in preflight.load_preflight().architecture}
         if not profile.engine.needs.jit_modules or profile.arch not in architectures:
-            raise UsageError(
+            raise errors.UsageError(
                 f"profile {profile.name}: nothing of FlashInfer is compiled for it (expected "
                 "engine.needs.jit_modules and a GPU's architecture); --profile names another one"
             )
@@ -80,7 +79,7 @@ class Warmth:
             )
         }
         if strange := sorted(set(names) - set(by_name)):
-            raise UsageError(f"module {strange[0]}: expected one of {', '.join(by_name)}")
+            raise errors.UsageError(f"module {strange[0]}: expected one of {', '.join(by_name)}")
         wanted = [by_name[name] for name in names or by_name]
         modules = FlashInferModules.of(python, environment)
         codes, number = architecture.codes, architecture.number
@@ -148,5 +147,5 @@ class Warmth:
             return "\n    ".join([f"status {process.returncode}", *lines[-_LINES:]])
         library = Path(json.loads(lines[-1])["library"])
         if self.modules.missing([module], self.codes, self.number):
-            return str(Fact(f"{module.module} for {', '.join(self.codes)}", f"{library}"))
+            return str(unmet.Fact(f"{module.module} for {', '.join(self.codes)}", f"{library}"))
         return None

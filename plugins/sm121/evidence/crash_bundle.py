@@ -16,9 +16,7 @@ from typing import Any
 from pydantic import AliasChoices, Field
 
 from sm121.core.files import write_text
-from sm121.evidence import process_snapshot
-from sm121.evidence.failure import Cause
-from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence import failure, kernel_messages, process_snapshot
 
 #: A longer log is kept by its beginning and its end; the whole one stays where it is.
 _WHOLE_LOG_BYTES = 24 << 20
@@ -35,7 +33,7 @@ class Unavailable(Exception):
     """A part that is not to be had; the message says why."""
 
 
-class BundleIndex(Cause):
+class BundleIndex(failure.Cause):
     """The whole of bundle.json."""
 
     schema_version: int = 1
@@ -58,14 +56,14 @@ class Evidence:
     """What is known. None or empty where it is not, with the reason in ``missing`` if there is one
     that is better than the general one."""
 
-    cause: Cause
+    cause: failure.Cause
     what: str
     test: str | None = None
     log: Path | None = None
     exit_status: int | None = None
     exits: list[dict[str, Any]] = field(default_factory=list)
     tree: list[dict[str, Any]] = field(default_factory=list)
-    kernel: KernelMessages = field(default_factory=KernelMessages)
+    kernel: kernel_messages.KernelMessages = field(default_factory=kernel_messages.KernelMessages)
     cgroup_before: Mapping[str, int] | str = "not read before"
     cgroup_after: Mapping[str, int] | str = "not read"
     memory: Mapping[str, Any] | None = None

@@ -16,8 +16,7 @@ from typing import Any, Literal
 import psutil
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
-from sm121.core import digest, interpreter
-from sm121.core.architecture import opened_nvml
+from sm121.core import architecture, digest, interpreter
 from sm121.core.data_file import Record
 from sm121.core.redaction import redact, redact_arguments, redact_environment, secrets_of
 from sm121.evidence import engine_probe
@@ -348,7 +347,7 @@ def gpus(unknown: dict[str, str]) -> tuple[list[GpuRecord] | None, str | None]:
     """The GPUs and the driver's version. (None, None) without NVML."""
     nvml: Any = import_module("pynvml")
     try:
-        with opened_nvml():
+        with architecture.opened_nvml():
             driver = _ask(nvml, nvml.nvmlSystemGetDriverVersion)
             count: int = _ask(nvml, nvml.nvmlDeviceGetCount) or 0
             handles = [_ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]

@@ -15,9 +15,8 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries, Record, Regex
-from sm121.evidence import log_lines
+from sm121.evidence import log_lines, signatures
 from sm121.evidence.log_lines import LogLine
-from sm121.evidence.signatures import LinePattern
 
 Kind = Literal[
     "oom", "illegal_memory_access", "illegal_instruction", "unsupported_arch", "no_kernel",
@@ -61,7 +60,7 @@ class Cause(Record):
     """Not part of any file."""
 
 
-class FailureSignature(LinePattern):
+class FailureSignature(signatures.LinePattern):
     """A line that says why a server is dead."""
 
     kind: Kind

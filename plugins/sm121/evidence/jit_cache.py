@@ -5,16 +5,14 @@ is missing from a cache that was empty before proves that nothing of it ran."""
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from sm121.compilation import libraries
-from sm121.compilation.architecture import GB10
-from sm121.core.data_file import Record
-from sm121.core.errors import UsageError
+from sm121.compilation import architecture, libraries
+from sm121.core import data_file, errors
 from sm121.evidence.kernel_profile import Part, part_of
 
 _FOLDERS_OF_ALL = ("cached_ops", "cache", "generated")
 
 
-class JitModule(Record):
+class JitModule(data_file.Record):
     """One compiled module."""
 
     name: str
@@ -29,13 +27,13 @@ class JitModule(Record):
     """When, in seconds since 1970."""
 
 
-def read(places: Iterable[Path], gpu: int = GB10) -> list[JitModule]:
+def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule]:
     """The modules under some cache folders, by name. FlashInfer's are shared libraries in a folder
     of their name; Triton's are cubins. Raises UsageError: a place does not exist."""
     chosen = list(places)
     for folder in chosen:
         if not folder.exists():
-            raise UsageError(f"{folder}: expected a folder of compiled modules")
+            raise errors.UsageError(f"{folder}: expected a folder of compiled modules")
     modules: dict[tuple[str, str], JitModule] = {}
     for file in libraries.files_of(chosen):
         if file.suffix == ".o":

@@ -9,8 +9,7 @@ from typing import Any, get_args
 
 from pydantic import Field
 
-from sm121.core.data_file import Record
-from sm121.core.redaction import redact
+from sm121.core import data_file, redaction
 from sm121.evidence import log_lines
 from sm121.evidence.failure import FailureReader, load_failures
 from sm121.evidence.log_lines import LogLine
@@ -30,7 +29,7 @@ _PROFILER_HINT = "] Executing '"
 _PROFILER_SPEAKS = re.compile(r"^\[\d/\d\] Executing '\w+' stats report")
 
 
-class RequestReport(Record):
+class RequestReport(data_file.Record):
     """Something that was asked for, and what became of it (`sm121.engines.requested`)."""
 
     by: str
@@ -43,7 +42,7 @@ class RequestReport(Record):
     message: str
 
 
-class KernelPath(Record):
+class KernelPath(data_file.Record):
     """The ``path`` object of verdict.json. None where the log is silent."""
 
     attention: str | None = None
@@ -365,5 +364,5 @@ def _merge(states: list[_ServerState]) -> KernelPath:
         if kind is not None and excerpts is not None and result.failure is None:
             result.failure = kind
             result.evidence["failure"] = excerpts
-    result.evidence = {name: redact(line) for name, line in result.evidence.items()}
+    result.evidence = {name: redaction.redact(line) for name, line in result.evidence.items()}
     return result

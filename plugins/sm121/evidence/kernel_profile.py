@@ -19,10 +19,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from sm121.core import data_file
+from sm121.core import data_file, verdict
 from sm121.core.data_file import DataTable, Entries, Pattern, Record, Regex
 from sm121.core.errors import UsageError
-from sm121.core.verdict import NotRun
 
 Part = Literal["attention", "moe", "dense", "quantise", "other"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -253,7 +252,7 @@ def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
     read the report; UsageError: the report has no kernels."""
     nsys = shutil.which("nsys")
     if nsys is None:
-        raise NotRun(
+        raise verdict.NotRun(
             f"{report}: nsys is not on PATH; it comes with CUDA, or as the package nsight-systems"
         )
     command = [
@@ -263,10 +262,10 @@ def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NotRun(f"{report}: nsys stats did not answer ({error})") from error
+        raise verdict.NotRun(f"{report}: nsys stats did not answer ({error})") from error
     if run.returncode != 0:
         last = ((run.stderr or run.stdout).strip().splitlines() or ["no message"])[-1]
-        raise NotRun(f"{report}: nsys stats ended with {run.returncode}: {last[:300]}")
+        raise verdict.NotRun(f"{report}: nsys stats ended with {run.returncode}: {last[:300]}")
     return read_nsys(run.stdout, report)
 
 

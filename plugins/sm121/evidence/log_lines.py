@@ -13,7 +13,6 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from sm121.core import data_file
-from sm121.core.data_file import DataTable, Regex
 
 LINE_LIMIT = 65_536
 """Characters kept of one physical line. vLLM's configuration line is about 8,000 long."""
@@ -35,10 +34,10 @@ _ANSI = re.compile(
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 #: A pattern, perhaps in pieces.
-_Form = Annotated[Regex, BeforeValidator("".join)]
+_Form = Annotated[data_file.Regex, BeforeValidator("".join)]
 
 
-class _Forms(DataTable):
+class _Forms(data_file.DataTable):
     """The content of ``fixtures/log-lines.toml``."""
 
     container: _Form

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from sm121.core.files import write_text
-from sm121.core.redaction import redact, secrets_of
-from sm121.evidence import cgroup, crash_bundle, kernel_messages, process_snapshot
-from sm121.evidence.crash_bundle import Evidence
-from sm121.evidence.failure import Cause, ended
+from sm121.core import files, redaction
+from sm121.evidence import cgroup, crash_bundle, failure, kernel_messages, process_snapshot
 
 _LOOK_BACK_S = 600.0
 
@@ -21,13 +18,13 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -
     """Write a bundle beside the server's status file in the report directory, and name it in
     verdict.json. ``names``: of the server's processes, by pid; ``suite``: its pid, or empty."""
     directory = status.parent
-    secrets = secrets_of(os.environ)
+    secrets = redaction.secrets_of(os.environ)
     kernel = kernel_messages.since(time.monotonic() - _LOOK_BACK_S)
     named = kernel.killed({int(suite)}) if suite.isdecimal() else []
     says = f"; the kernel says: {named[-1]}" if named else ""
-    cause = ended("suite_killed", named[-3:], kernel=says)
+    cause = failure.ended("suite_killed", named[-3:], kernel=says)
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    evidence = Evidence(
+    evidence = crash_bundle.Evidence(
         cause=cause,
         what="the suite died",
         log=Path("/proc/self/fd/1").resolve(),  # what the server says goes where we say it
@@ -43,12 +40,12 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -
         },
     )
     bundle = crash_bundle.write(
-        evidence, directory / crash_bundle.FOLDER, lambda text: redact(text, secrets)
+        evidence, directory / crash_bundle.FOLDER, lambda text: redaction.redact(text, secrets)
     )
     _note(directory / "verdict.json", cause, bundle)
 
 
-def _note(file: Path, cause: Cause, bundle: Path) -> None:
+def _note(file: Path, cause: failure.Cause, bundle: Path) -> None:
     """Add the crash to verdict.json as it is: the run that wrote it has the same version."""
     if not file.is_file():
         return
@@ -56,4 +53,4 @@ def _note(file: Path, cause: Cause, bundle: Path) -> None:
     crash = {**cause.model_dump(include={"kind", "summary", "owner"}), "test": None}
     report["crashes"].append({**crash, "bundle": str(bundle.relative_to(file.parent))})
     report["reason"] = f"the run has not finished: {cause.summary}"
-    write_text(json.dumps(report, indent=2) + "\n", file)
+    files.write_text(json.dumps(report, indent=2) + "\n", file)

@@ -7,13 +7,12 @@ from importlib.resources import files
 
 from pydantic import Field, model_validator
 
-from sm121.core import interpreter
-from sm121.core.data_file import DataTable
+from sm121.core import data_file, interpreter
 
 _ASKED_OF = ("PATH", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "HOME", "LD_LIBRARY_PATH")
 
 
-class Registry(DataTable):
+class Registry(data_file.DataTable):
     """Where the variables with one prefix are listed."""
 
     prefix: str = Field(pattern=r"^[A-Z][A-Z0-9]*_$")

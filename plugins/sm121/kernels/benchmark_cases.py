@@ -4,9 +4,8 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from sm121.core import architecture
+from sm121.core import architecture, errors
 from sm121.core import profile as profiles
-from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.kernels.protocol import Operation
 
@@ -64,7 +63,7 @@ def of_target(
     try:
         name = profiles.for_architecture(arch or _detected() or "")
         depths = (profile or profiles.load(name)).performance.depths
-    except UsageError:
+    except errors.UsageError:
         depths = DEPTHS
     return select(depths, full=at_full_size(full_shapes))
 

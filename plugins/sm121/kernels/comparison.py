@@ -11,16 +11,14 @@ import torch
 from pydantic import PositiveFloat
 from torch import Tensor
 
-from sm121.core import data_file
-from sm121.core.data_file import DataTable
-from sm121.core.unmet import Fact
+from sm121.core import data_file, unmet
 from sm121.kernels.protocol import Declaration
 
 Measure = Literal["max", "rms", "slope", "bias"]
 MEASURES: tuple[Measure, ...] = ("max", "rms", "slope", "bias")
 
 
-class KernelTolerance(DataTable):
+class KernelTolerance(data_file.DataTable):
     """What an operation's output may be away from the oracle."""
 
     operation: str
@@ -91,10 +89,10 @@ class Errors:
     bias: float
     where: tuple[int, int]
 
-    def beyond(self, limit: KernelTolerance) -> list[Fact]:
+    def beyond(self, limit: KernelTolerance) -> list[unmet.Fact]:
         """One fact for each measure that is beyond its tolerance; NaN always is."""
         return [
-            Fact(
+            unmet.Fact(
                 f"{measure} of the error at most",
                 value=getattr(self, measure),
                 limit=getattr(limit, measure),

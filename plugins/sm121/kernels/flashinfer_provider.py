@@ -21,7 +21,6 @@ from pydantic import Field
 from torch import Tensor
 
 from sm121.core import data_file
-from sm121.core.data_file import DataTable
 from sm121.core.verdict import NotRun
 from sm121.kernels.paging import Paging
 from sm121.kernels.planning import Call, PlanningProvider, in_fp8, padded
@@ -39,14 +38,14 @@ _TILE_OF = "select_tile_mn_for_sm120"
 _WORKSPACE = 128 << 20
 
 
-class _Api(DataTable):
+class _Api(data_file.DataTable):
     name: str
     argument: str | None = None
     since: str = Field(pattern=r"^\d+(\.\d+)+$")
     source: str = Field(min_length=3)
 
 
-class _ApiData(DataTable):
+class _ApiData(data_file.DataTable):
     #: Whose wheels were read for the rows.
     releases: tuple[str, ...]
     api: tuple[_Api, ...]

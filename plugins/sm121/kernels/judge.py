@@ -15,10 +15,8 @@ from typing import IO, Any
 
 import torch
 
-from sm121.core.errors import UsageError
-from sm121.core.verdict import Inapplicable, Invalid, NotRun
-from sm121.kernels import benchmarks, checks, clocks, problems, registry
-from sm121.kernels.protocol import declaration
+from sm121.core import errors, verdict
+from sm121.kernels import benchmarks, checks, clocks, problems, protocol, registry
 
 _PACKAGES = ("vllm", "flashinfer")
 _SIZE_BYTES = 8
@@ -51,8 +49,8 @@ def _tactics(name: str, operation: Any) -> list[str]:
     listed = getattr(provider, "tactics", None)
     names = list(listed(operation)) if listed is not None else []
     if not names:
-        declared = declaration(provider)
-        raise NotRun(f"provider {declared.name} lists no autotune tactics of {operation}")
+        declared = protocol.declaration(provider)
+        raise verdict.NotRun(f"provider {declared.name} lists no autotune tactics of {operation}")
     return names
 
 
@@ -60,7 +58,7 @@ def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
     """Seconds of each round and what they were held against; of no rounds the output is judged.
     Raises Invalid where the number is of a call that did not do its work."""
     provider = _provider(name)
-    device = declaration(provider).device
+    device = protocol.declaration(provider).device
     clock, peak = clocks.clock_of(device), benchmarks.bandwidth(device)
     timed = benchmarks.build(provider, case)
     count = rounds[0] if device == "cpu" else rounds[1]
@@ -100,7 +98,7 @@ _QUESTIONS = {
 def _answer(question: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
     try:
         return {"answer": _QUESTIONS[question](*arguments)}  # type: ignore[operator]
-    except (Inapplicable, Invalid, NotRun, UsageError) as error:
+    except (verdict.Inapplicable, verdict.Invalid, verdict.NotRun, errors.UsageError) as error:
         return {"raised": type(error).__name__, "text": str(error)}
     except checks.DeviceFault as error:
         return {"raised": "DeviceFault", "text": str(error)}

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sm121.core.unmet import Fact
-from sm121.kernels import cases
-from sm121.kernels.comparison import describe
+from sm121.kernels import cases, comparison
 from sm121.oracles import mxfp4, mxfp8
 
 
@@ -39,12 +38,12 @@ def midpoints(case: cases.QuantiseCase) -> NDArray[np.float64]:
 
 def wrong_shapes(output: Any, shape: torch.Size, form: str) -> list[Fact]:
     if not (isinstance(output, tuple) and len(output) == 2):
-        return [Fact("elements and scales", describe(output))]
+        return [Fact("elements and scales", comparison.describe(output))]
     rows, k = shape
     width, dtype = (k // 2, torch.uint8) if form == "mxfp4" else (k, torch.float8_e4m3fn)
     required = (((rows, width), dtype), ((rows, k // mxfp4.BLOCK), torch.uint8))
     return [
-        Fact(f"{dtype} {shape}", describe(part))
+        Fact(f"{dtype} {shape}", comparison.describe(part))
         for part, (shape, dtype) in zip(output, required, strict=True)
         if not isinstance(part, Tensor) or (tuple(part.shape), part.dtype) != (shape, dtype)
     ]

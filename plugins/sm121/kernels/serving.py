@@ -9,7 +9,6 @@ from typing import Any, Literal, get_args
 from pydantic import Field, model_validator
 
 from sm121.core import architecture, data_file
-from sm121.core.data_file import DataTable
 from sm121.evidence.kernel_path import KernelPath
 from sm121.kernels import registry
 from sm121.kernels.protocol import Operation
@@ -19,7 +18,7 @@ Fact = Literal["moe", "attention", "dtype", "kv_cache_dtype", "requantised"]
 """Values of the path that say which kernel serves an operation."""
 
 
-class Rule(DataTable):
+class Rule(data_file.DataTable):
     """Who judges some operations, on the paths that are like this."""
 
     operations: tuple[Operation, ...] = Field(min_length=1)
@@ -58,7 +57,7 @@ class Rule(DataTable):
         )
 
 
-class _ServingFile(DataTable):
+class _ServingFile(data_file.DataTable):
     #: By engine; of an operation the first one that decides counts.
     engine: dict[str, tuple[Rule, ...]]
     #: What names the kernel of an operation; `dtype` where nothing else does.

@@ -6,11 +6,8 @@ from typing import Any
 
 from sm121.core.unmet import Fact, facts_of, of
 from sm121.core.verdict import Inapplicable, NotRun
-from sm121.kernels.benchmark_cases import BenchmarkCase
-from sm121.kernels.cases import Case
+from sm121.kernels import benchmark_cases, cases, protocol, serving
 from sm121.kernels.child import Child, DeviceFault, Ended
-from sm121.kernels.protocol import Operation
-from sm121.kernels.serving import Choice
 
 _ROUNDS = (5, 20)
 """Of a timed call, on a CPU and on a GPU."""
@@ -21,22 +18,22 @@ _TACTIC_S = 180.0
 class Kernels:
     """The kernels under test."""
 
-    choices: Mapping[Operation, Choice]
+    choices: Mapping[protocol.Operation, serving.Choice]
     child_of: Callable[[str], Child]
     """Where the provider of a name runs. Raises NotRun: it would be another build's kernels."""
-    judged: tuple[Operation, str] | None = None
+    judged: tuple[protocol.Operation, str] | None = None
     """What the running test judges, and by which provider."""
 
-    def wrong(self, case: Case) -> list[Fact]:
+    def wrong(self, case: cases.Case) -> list[Fact]:
         name, child = self._provider(case.operation)
         return _ask(child, "check", name, case)
 
-    def wrong_replayed(self, case: Case) -> list[Fact]:
+    def wrong_replayed(self, case: cases.Case) -> list[Fact]:
         """What is wrong with a CUDA graph of an operation; empty when it holds."""
         name, child = self._provider(case.operation)
         return _ask(child, "replay", name, case)
 
-    def wrong_with_a_tactic(self, case: Case, limit_s: float = _TACTIC_S) -> list[Fact]:
+    def wrong_with_a_tactic(self, case: cases.Case, limit_s: float = _TACTIC_S) -> list[Fact]:
         """What is wrong with any autotune tactic; empty when all of them hold. Each has a process
         of its own, so that one that crashes or hangs takes nothing else along."""
         operation = case.operation
@@ -52,7 +49,7 @@ class Kernels:
             wrong += of(f"tactic {tactic}", facts)
         return wrong
 
-    def time(self, case: BenchmarkCase, benchmark: Any) -> None:
+    def time(self, case: benchmark_cases.BenchmarkCase, benchmark: Any) -> None:
         """Time a case, and replay the rounds as pytest-benchmark's, what they were held against in
         its extra_info. Raises Invalid: the number is of a call that did not do its work."""
         name, child = self._provider(case.operation)
@@ -71,7 +68,7 @@ class Kernels:
         benchmark.extra_info |= answer["extra"]
         benchmark.pedantic(advance, setup=stand, rounds=len(rounds))
 
-    def _provider(self, operation: Operation) -> tuple[str, Child]:
+    def _provider(self, operation: protocol.Operation) -> tuple[str, Child]:
         choice = self.choices[operation]
         if choice.nothing is not None:
             raise Inapplicable(choice.nothing)
@@ -81,7 +78,7 @@ class Kernels:
         return choice.provider, self.child_of(choice.provider)
 
 
-def _ask(child: Child, question: str, name: str, case: Case) -> list[Fact]:
+def _ask(child: Child, question: str, name: str, case: cases.Case) -> list[Fact]:
     try:
         return _facts(child.ask(question, name, case))
     except (Ended, DeviceFault) as error:

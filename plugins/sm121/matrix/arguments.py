@@ -3,11 +3,9 @@
 import contextlib
 from pathlib import Path
 
-from sm121.core import digest
+from sm121.core import digest, errors
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.errors import UsageError
-from sm121.engines import registry
-from sm121.engines.protocol import ChecksArguments
+from sm121.engines import protocol, registry
 from sm121.matrix.plan import CellPlan
 
 
@@ -17,7 +15,7 @@ def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration, cache: Pat
     UsageError: it refuses one; names axis, value, and the engine's message."""
     space = plan.space
     engine = registry.engine(space.engine)
-    if not isinstance(engine, ChecksArguments):
+    if not isinstance(engine, protocol.ChecksArguments):
         return
     lines = {"the baseline": plan.arguments(space.baseline)}
     for axis in space.axes:
@@ -34,7 +32,7 @@ def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration, cache: Pat
     answers = engine.check_arguments(under_test.python, list(lines.values()), environment)
     for name, message in zip(lines, answers, strict=True):
         if message is not None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"matrix {space.file.name}: {name}: {engine.name} "
                 f"{space.version or ''} refuses it: {message}"
             )

@@ -12,11 +12,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sm121.core import data_file
+from sm121.core import data_file, engine_settings, errors, level_settings
 from sm121.core.data_file import DataTable, Pattern
-from sm121.core.engine_settings import ReleaseSetting
-from sm121.core.errors import UsageError
-from sm121.core.level_settings import GoldenBound
 from sm121.core.versions import Versions, release, within
 from sm121.evidence.kernel_path import KernelPath
 
@@ -53,7 +50,7 @@ class Expected(DataTable):
         return bool(self.path or self.must_see)
 
 
-class Setting(ReleaseSetting):
+class Setting(engine_settings.ReleaseSetting):
     """What one engine is given for a value. Nothing at all where it is the engine's default."""
 
     engine: str
@@ -73,7 +70,7 @@ class AxisValue(DataTable):
     #: Fallbacks of the log (ids of ``fixtures/signatures``) that belong to the value.
     fallbacks: tuple[str, ...] = ()
     #: Answers of this value are other numbers; null: those of the baseline's dtype.
-    bound: GoldenBound | None = None
+    bound: level_settings.GoldenBound | None = None
     #: By how much it may be slower than the baseline; null: the profile's own threshold.
     may_be_slower: _Fraction | None = None
     #: Seconds that it adds to a start, for the prediction.
@@ -243,12 +240,12 @@ class Space:
     def _refuse_contradictions(self) -> None:
         where = f"matrix {self.file.name}"
         if (rule := self.excluded(self.baseline)) is not None:
-            raise UsageError(
+            raise errors.UsageError(
                 f"{where}: the baseline itself is ruled out for {self.engine} by {rule}"
             )
         for ((axis, value),) in self.choices(1):
             if self.completion({axis: value}) is None:
-                raise UsageError(
+                raise errors.UsageError(
                     f"{where}: no combination is left with {axis}={value}; its incompatibilities "
                     "contradict each other: "
                     f"{'; '.join(str(r) for r in self.rules if axis in r.when)}"

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from sm121.core.files import write_text
-from sm121.core.level_settings import MatrixPlan
-from sm121.matrix.axes import Cell, Space
-from sm121.matrix.outcome import CellRecord
+from sm121.core import files, level_settings
+from sm121.matrix import axes, outcome
 
 _KEPT = 500
 
@@ -53,7 +51,7 @@ class Durations:
         cells = [d["cell_s"] for d in self._earlier.values() if "cell_s" in d]
         return (median(boots), median(cells)) if boots and cells else None
 
-    def learn(self, records: Iterable[CellRecord]) -> None:
+    def learn(self, records: Iterable[outcome.CellRecord]) -> None:
         """Keep the durations of these cells."""
         for record in records:
             if record.resumed or not record.steps:
@@ -68,14 +66,14 @@ class Durations:
         self._earlier = dict(list(self._earlier.items())[-_KEPT:])
         with contextlib.suppress(OSError):  # a folder that cannot be written costs a prediction
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(json.dumps(self._earlier, indent=1) + "\n", self._file)
+            files.write_text(json.dumps(self._earlier, indent=1) + "\n", self._file)
 
 
 def predict(
-    space: Space,
-    cells: Sequence[Cell],
+    space: axes.Space,
+    cells: Sequence[axes.Cell],
     keys: Sequence[str],
-    plan: MatrixPlan,
+    plan: level_settings.MatrixPlan,
     durations: Durations | None = None,
     running: str | None = None,
 ) -> Prediction:
@@ -110,7 +108,7 @@ def duration(seconds: float) -> str:
 
 
 def spent(
-    records: Sequence[CellRecord], references: Sequence[CellRecord] = ()
+    records: Sequence[outcome.CellRecord], references: Sequence[outcome.CellRecord] = ()
 ) -> Mapping[str, float]:
     """What the cells of this run took: boots, seconds of boots, seconds in all. `references`: the
     baseline where it was started to compare with and is no cell of the run."""

@@ -14,26 +14,20 @@ from pathlib import Path
 
 import httpx
 
-from sm121.answers import agreement, golden, sanity
+from sm121.answers import agreement, golden, log_probabilities, sanity
 from sm121.answers.golden import GoldenFile
-from sm121.answers.log_probabilities import dtype_of
 from sm121.answers.prompts import PromptSet, continuations
 from sm121.checkpoint.identity import is_here
 from sm121.client.completions import Asker, Refused, Request
+from sm121.core import errors, files, level_settings, numbers
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.errors import Sm121Error
-from sm121.core.files import write_text
-from sm121.core.level_settings import GoldenBound, MatrixPlan
-from sm121.core.numbers import number
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Invalid, NotRun, Undecided
-from sm121.engines import requested
-from sm121.engines.managed import ServerError
+from sm121.engines import managed, requested
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment
-from sm121.matrix.axes import Expected, Space, identity
-from sm121.matrix.covering import Planned
+from sm121.matrix import axes, covering
 from sm121.matrix.outcome import (
     AnswerDifference,
     CellOutcome,
@@ -43,9 +37,8 @@ from sm121.matrix.outcome import (
     StepName,
     worst,
 )
-from sm121.measure import counters, statistics
+from sm121.measure import counters, measurement, statistics
 from sm121.measure.cells import MeasuredCell, MeasuredServer
-from sm121.measure.measurement import Invalidity
 from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.plan import Plan
 from sm121.run.harness import Harness
@@ -88,8 +81,8 @@ class Examiner:
     """Runs cells, one after the other, and compares them with the baseline."""
 
     harness: Harness
-    space: Space
-    settings: MatrixPlan
+    space: axes.Space
+    settings: level_settings.MatrixPlan
     #: Where records, bundles and the baseline's answers are written.
     directory: Path
     #: None until the baseline has answered.
@@ -116,7 +109,7 @@ class Examiner:
 
     def examine(
         self,
-        planned: Planned,
+        planned: covering.Planned,
         configuration: ServerConfiguration | None,
         *,
         isolating: bool = False,
@@ -128,7 +121,7 @@ class Examiner:
         self._steps, self._step = [], "start"
         start = configuration or ServerConfiguration("attached", "", "", "", "")
         record = CellRecord(
-            id=identity(self.space, planned.cell),
+            id=axes.identity(self.space, planned.cell),
             values=dict(planned.cell),
             why=list(planned.why),
             configuration=start.key,
@@ -141,9 +134,9 @@ class Examiner:
         try:
             server = self._start(record, configuration)
             self._after_start(record, server)
-        except ServerError as error:
+        except managed.ServerError as error:
             self._died(record, error, started=server is not None)
-        except Sm121Error as error:
+        except errors.Sm121Error as error:
             outcome = CellOutcome.NOT_RUN if isinstance(error, NotRun) else CellOutcome.INVALID
             self._done(self._step, time.monotonic(), outcome, _first_line(error))
         record.steps = self._steps
@@ -281,7 +274,7 @@ class Examiner:
             asker,
             self.prompts,
             model=golden.Identity(served_name=server.endpoint.served_name),
-            dtype=dtype_of(server, self.profile),
+            dtype=log_probabilities.dtype_of(server, self.profile),
             engine=server.engine,
             engine_version=server.version,
             configuration="baseline",
@@ -347,8 +340,8 @@ class Examiner:
                 slower = self._compare(again.rate, self.baseline.rate, record.values)
                 record.rate = rate = max((rate, again.rate), key=lambda one: one.ratio or 0.0)
         return CellOutcome.SLOWER if slower else CellOutcome.PASS, (
-            f"{rate.metric} {number(rate.value)} tok/s, the baseline has "
-            f"{number(self.baseline.rate.value)}: {rate.ratio:.3f} of it "
+            f"{rate.metric} {numbers.number(rate.value)} tok/s, the baseline has "
+            f"{numbers.number(self.baseline.rate.value)}: {rate.ratio:.3f} of it "
             f"[{rate.ci_low:.3f}, {rate.ci_high:.3f}]; {rate.allowed:.0%} less allowed"
         )
 
@@ -357,7 +350,7 @@ class Examiner:
         what it died of is raised: a dead server has no disturbed rate."""
         try:
             metric, samples, against = self._measure(record, server)
-        except Sm121Error:
+        except errors.Sm121Error:
             self.harness.check_alive(after_failure=True)
             raise
         failed = any(item.reason == _FAILED for item in against)
@@ -384,7 +377,7 @@ class Examiner:
 
     def _measure(
         self, record: CellRecord, server: Server
-    ) -> tuple[str, list[float], list[Invalidity]]:
+    ) -> tuple[str, list[float], list[measurement.Invalidity]]:
         """A few rates of one stream: name, samples, and what speaks against them."""
         settings = self.settings
         names = ("rounds", "short_rounds", "warm_up_requests", "drift_bound", "second_clock_bound")
@@ -403,7 +396,7 @@ class Examiner:
 
     # -------------------------------------------------------------------------------------- rules
 
-    def _bound(self, values: Mapping[str, str]) -> GoldenBound:
+    def _bound(self, values: Mapping[str, str]) -> level_settings.GoldenBound:
         """The widest of its values' own bounds; else that of the baseline's dtype."""
         bounds = [
             bound
@@ -439,7 +432,7 @@ class Examiner:
             )
         )
 
-    def _died(self, record: CellRecord, error: ServerError, *, started: bool) -> None:
+    def _died(self, record: CellRecord, error: managed.ServerError, *, started: bool) -> None:
         """A start that fails with a reason of the engine's own is FAIL; everything else CRASH."""
         record.log = error.log.name
         refused = not started and error.cause.kind == "config"
@@ -454,7 +447,7 @@ class Examiner:
         step: StepName = "alive" if started else "start"
         self._done(step, time.monotonic(), outcome, message, record.bundle)
 
-    def _cause(self, record: CellRecord, error: ServerError) -> Cause:
+    def _cause(self, record: CellRecord, error: managed.ServerError) -> Cause:
         """What the run finds out while there is something left of the server; each end is looked
         at once."""
         if error.log in self._bundled:
@@ -472,11 +465,11 @@ class Examiner:
             shutil.copy(log, folder / "server.log")
         for name, content in (("cell.json", record), ("cause.json", cause)):
             text = self.harness.redact(content.model_dump_json(indent=2))
-            write_text(f"{text}\n", folder / name)
+            files.write_text(f"{text}\n", folder / name)
         return str(folder.relative_to(self.directory.parent))
 
 
-def _unmet(expected: Expected, where: str, path: KernelPath, text: str | None) -> list[str]:
+def _unmet(expected: axes.Expected, where: str, path: KernelPath, text: str | None) -> list[str]:
     """What of the expectation the evidence does not show. ``text`` is the log, None without one."""
     wrong = []
     for name, pattern in expected.path.items():

@@ -9,16 +9,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import Field
 
-from sm121.core.data_file import Record
-from sm121.core.errors import UsageError
-from sm121.core.files import write_text
-from sm121.core.numbers import number
+from sm121.core import data_file, errors, files, numbers
 from sm121.core.printable import printable
-from sm121.matrix import cost
+from sm121.matrix import cost, isolation
 from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
 from sm121.matrix.covering import Array, coverage, parse_strength
 from sm121.matrix.covering import build as build_array
-from sm121.matrix.isolation import FailingSet, smallest
 from sm121.matrix.outcome import CellOutcome, CellRecord
 
 PairState = Literal["works", "broken", "incompatible", "unknown"]
@@ -32,7 +28,7 @@ _LONGEST = 300
 MARKDOWN = "FEATURE_MATRIX.md"
 
 
-class CoverageReport(Record):
+class CoverageReport(data_file.Record):
     """Combinations of so many values."""
 
     strength: int
@@ -44,7 +40,7 @@ class CoverageReport(Record):
     incompatible: int
 
 
-class FailingSetReport(Record):
+class FailingSetReport(data_file.Record):
     """Values that fail together."""
 
     values: dict[str, str]
@@ -55,7 +51,7 @@ class FailingSetReport(Record):
     text: str
 
 
-class MatrixFile(Record):
+class MatrixFile(data_file.Record):
     """The whole of matrix.json."""
 
     schema_version: int = 1
@@ -94,7 +90,7 @@ def build(
     space: Space,
     array: Array,
     records: Sequence[CellRecord],
-    sets: Sequence[FailingSet],
+    sets: Sequence[isolation.FailingSet],
     *,
     profile: str,
     predicted: str | None = None,
@@ -212,7 +208,7 @@ def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> s
         counted=counted,
         incomplete=incomplete(file),
         unexplained=unexplained(file),
-        number=number,
+        number=numbers.number,
         duration=cost.duration,
         columns=[choice for (choice,) in space.choices(1)],
         signs={choice: _SIGN[state] for choice, state in pairs(space, file).items()},
@@ -241,7 +237,7 @@ def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
     for part in parts[1:]:
         for name in ("axes_file", "engine", "version", "options", "strength", "profile"):
             if getattr(part, name) != getattr(first, name):
-                raise UsageError(f"the shards' matrices are of another {name}")
+                raise errors.UsageError(f"the shards' matrices are of another {name}")
     file = AxesFile.model_validate(first.axes_file)
     space = Space(file, first.engine, first.version, first.options)
     array = build_array(space, parse_strength(str(first.strength)))
@@ -253,7 +249,7 @@ def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
             records[key] = record
     order = {identity(space, p.cell): index for index, p in enumerate(array.cells)}
     cells = sorted(records.values(), key=lambda r: (r.isolating, order.get(r.id, len(order))))
-    sets = smallest(space, cells, lambda _cell: None)
+    sets = isolation.smallest(space, cells, lambda _cell: None)
     whole = build(space, array, cells, sets, profile=first.profile)
     totals = {key: sum(part.spent.get(key, 0.0) for part in parts) for key in first.spent}
     return space, whole.model_copy(update={"spent": totals})
@@ -277,5 +273,5 @@ def write(
     it, said in FEATURE_MATRIX.md."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(as_json(space, file), indent=2, ensure_ascii=False)
-    write_text(redact(text) + "\n", folder / "matrix.json")
-    write_text(redact(markdown(space, file, command=command)), folder / MARKDOWN)
+    files.write_text(redact(text) + "\n", folder / "matrix.json")
+    files.write_text(redact(markdown(space, file, command=command)), folder / MARKDOWN)

@@ -13,7 +13,6 @@ from sm121.matrix import cost, covering, feature_matrix, isolation, outlook, sta
 from sm121.matrix.axes import Cell, identity, label
 from sm121.matrix.covering import Planned
 from sm121.matrix.examine import Baseline, Examiner
-from sm121.matrix.isolation import FailingSet
 from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.plan import CellPlan
 from sm121.run.harness import Harness
@@ -49,7 +48,7 @@ class MatrixLevel:
         self.records: list[CellRecord] = []
         #: Starts of the baseline that are no cell of this run's: others were compared with them.
         self.references: list[CellRecord] = []
-        self.sets: list[FailingSet] = []
+        self.sets: list[isolation.FailingSet] = []
         self.predicted: cost.Prediction | None = None
         self.resumed_from: str | None = None
         self._is_part = is_part
@@ -128,7 +127,7 @@ class MatrixLevel:
         file = self.directory / feature_matrix.MARKDOWN
         require_none([Fact("no failing set", f"{one}") for one in self.sets], evidence=file)
 
-    def _found(self, sets: Sequence[FailingSet]) -> None:
+    def _found(self, sets: Sequence[isolation.FailingSet]) -> None:
         """Keep what is known; a test that runs out of time has written it."""
         self.sets = list(sets)
         self.write()

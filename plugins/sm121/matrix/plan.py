@@ -3,10 +3,8 @@
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
-from sm121.core import builds
+from sm121.core import builds, errors, level_settings
 from sm121.core.configuration import environment_items
-from sm121.core.errors import UsageError
-from sm121.core.level_settings import MatrixPlan
 from sm121.core.profile import Profile
 from sm121.matrix import axes, covering
 from sm121.matrix.axes import Cell, Space
@@ -21,7 +19,7 @@ class CellPlan:
 
     profile: Profile
     #: The profile's ``[matrix]``.
-    settings: MatrixPlan
+    settings: level_settings.MatrixPlan
     space: Space
     array: Array
     #: In the order in which they are run, the baseline first; empty with ``--matrix none``.
@@ -61,10 +59,10 @@ class CellPlan:
         return " ".join(words)
 
 
-def settings_of(profile: Profile) -> MatrixPlan:
+def settings_of(profile: Profile) -> level_settings.MatrixPlan:
     """The profile's ``[matrix]``. Raises UsageError: it has none."""
     if profile.matrix is None:
-        raise UsageError(f"profile {profile.name} has no [matrix]")
+        raise errors.UsageError(f"profile {profile.name} has no [matrix]")
     return profile.matrix
 
 

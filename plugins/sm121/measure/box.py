@@ -17,10 +17,8 @@ import numpy as np
 import psutil
 from pydantic import Field, ValidationError
 
-from sm121.core.data_file import Record
+from sm121.core import data_file, level_settings, verdict
 from sm121.core.errors import Sm121Error
-from sm121.core.level_settings import Box
-from sm121.core.verdict import Verdict
 from sm121.engines import device_memory
 from sm121.measure import gpu_load
 from sm121.measure.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
@@ -45,7 +43,7 @@ class BoxState(StrEnum):
     UNKNOWN = "UNKNOWN"
 
 
-class Device(Record):
+class Device(data_file.Record):
     """What the device can do at the moment."""
 
     device: str
@@ -70,7 +68,7 @@ class Device(Record):
     power_limit_default_w: float | None = None
 
 
-class Reading(Record):
+class Reading(data_file.Record):
     """One look at the machine."""
 
     device: Device | None
@@ -161,11 +159,11 @@ class Judgement:
     state: BoxState
     reason: str
     #: Verdicts on what is timed that do not stand. A machine that became faster refutes no PASS.
-    refuted: frozenset[Verdict] = frozenset()
+    refuted: frozenset[verdict.Verdict] = frozenset()
 
 
 def judge(
-    reference: Box | None,
+    reference: level_settings.Box | None,
     before: Reading | None,
     after: Reading | None = None,
     *,
@@ -191,9 +189,9 @@ def judge(
         )
     changes, slower = _changes(reference, before, after)
     if defects or changes:
-        refuted = {Verdict.FAIL, Verdict.INCONCLUSIVE}
+        refuted = {verdict.Verdict.FAIL, verdict.Verdict.INCONCLUSIVE}
         if defects or slower:
-            refuted.add(Verdict.PASS)
+            refuted.add(verdict.Verdict.PASS)
         else:
             changes.append("it became faster: what was measured before was on the slower machine")
         return Judgement(BoxState.DEGRADED, "; ".join(defects + changes), frozenset(refuted))
@@ -212,7 +210,7 @@ def judge(
     )
 
 
-def capped(reference: Box | None, reading: Reading) -> str | None:
+def capped(reference: level_settings.Box | None, reading: Reading) -> str | None:
     """How far a clock is capped that the machine is not unfit for; None where it is not."""
     least = reference.sm_clock_uncapped_mhz if reference is not None else None
     clock = reading.device.sm_clock_mhz if reading.device is not None else None
@@ -224,7 +222,7 @@ def capped(reference: Box | None, reading: Reading) -> str | None:
     )
 
 
-def _defects(reference: Box, reading: Reading, *, load: bool) -> list[str]:
+def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> list[str]:
     defects = []
     required: list[tuple[str, float | None, Any, str]] = [
         ("available memory", reading.memory_available_gib, reference.memory_available_gib, "GiB")
@@ -279,7 +277,7 @@ def _power_cap(device: Device) -> list[str]:
 
 
 def _changes(
-    reference: Box, before: Reading | None, after: Reading | None
+    reference: level_settings.Box, before: Reading | None, after: Reading | None
 ) -> tuple[list[str], bool]:
     """By how much the device changed, where that is more than is allowed; and whether something
     became slower."""

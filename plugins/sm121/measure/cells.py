@@ -9,18 +9,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sm121.client.connection import Patience
+from sm121.client import connection, timed_process
 from sm121.client.timed import TimedBatch, TimedRequest, completion
 from sm121.client.timed_answer import Clock, TimedAnswer
-from sm121.client.timed_process import TimedProcess
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint, require_context
-from sm121.measure import counters, timing, validity
-from sm121.measure.counters import Counters
-from sm121.measure.measurement import Invalidity
+from sm121.measure import counters, measurement, timing, validity
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
-from sm121.measure.validity import Findings
 
 #: Is given a line for people: what is measured, how far it is, how long it will take.
 Show = Callable[[str], None]
@@ -39,14 +35,14 @@ class MeasuredServer:
     """A server, the client that measures it, and the plan. `MeasuredServer.open` makes one."""
 
     endpoint: Endpoint
-    sender: TimedProcess
+    sender: timed_process.TimedProcess
     prompts: Prompts
     plan: Plan
     #: Raw records are written below it.
     directory: Path
     show: Show = lambda _line: None
     #: What speaks against every number of this server: its kernel path is not the required one.
-    invalid: list[Invalidity] = field(default_factory=list)
+    invalid: list[measurement.Invalidity] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
     #: Requests that it was asked to run at the same time; None: it chooses itself.
     slots: int | None = None
@@ -65,14 +61,15 @@ class MeasuredServer:
     @contextmanager
     def open(
         cls, endpoint: Endpoint, plan: Plan, directory: Path, *, show: Show = lambda _line: None,
-        invalid: Iterable[Invalidity] = (), unproven: Iterable[str] = (), natural: bool = False,
+        invalid: Iterable[measurement.Invalidity] = (), unproven: Iterable[str] = (),
+        natural: bool = False,
     ) -> "Iterator[MeasuredServer]":  # fmt: skip
         """Start a client for the server at `endpoint`, and find out what kind of prompts it takes.
         `plan`: lengths, depths and bounds; `directory`: of raw records; `show`: is given lines of
         progress; `invalid`: what speaks against every number of this server; `unproven`: what of it
         cannot be checked; `natural`: ask for what follows fixed natural texts, as of each server
         that drafts. Raises Sm121Error: it takes neither token ids nor text."""
-        with TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
+        with timed_process.TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
             natural = natural or counters.counts_drafts(endpoint)
             prompts = Prompts(endpoint, plan.measuring.vocabulary, natural)
             findings = [*invalid], [*unproven]
@@ -81,10 +78,10 @@ class MeasuredServer:
             yield server
 
     @property
-    def patience(self) -> Patience:
+    def patience(self) -> connection.Patience:
         """How long a request may take, and how long it may be silent."""
         measuring = self.plan.measuring
-        return Patience(measuring.request_within_s, measuring.silent_within_s)
+        return connection.Patience(measuring.request_within_s, measuring.silent_within_s)
 
     def cell(self, depth: int, concurrency: int = 1) -> "MeasuredCell":
         """The cell of a depth and a number of streams. It is measured once, with all its rounds."""
@@ -161,7 +158,7 @@ class MeasuredCell:
     #: What was asked and answered since somebody looked at what was said.
     unread: list[tuple[TimedRequest, TimedAnswer]] = field(default_factory=list)
     #: What speaks against each of its numbers.
-    doubts: Findings = field(default_factory=Findings)
+    doubts: validity.Findings = field(default_factory=validity.Findings)
     _batches: list[TimedBatch] = field(default_factory=list)
 
     @property
@@ -287,10 +284,10 @@ class MeasuredCell:
         self._write()
         return self
 
-    def findings(self, *, failures: bool) -> Findings:
+    def findings(self, *, failures: bool) -> validity.Findings:
         """What speaks against any number of this cell. `failures`: whether a request that failed
         does."""
-        findings = Findings(
+        findings = validity.Findings(
             [*self.doubts.invalid, *self.server.invalid],
             [*self.doubts.unproven, *self.server.unproven],
         )
@@ -385,7 +382,7 @@ class MeasuredCell:
             self._batches += batches
         return replace(batches[-1], answers=[a for batch in batches for a in batch.answers])
 
-    def _account(self, before: Counters | None, sent: list[TimedAnswer]) -> None:
+    def _account(self, before: counters.Counters | None, sent: list[TimedAnswer]) -> None:
         clock = timing.clock_of(sent) or "chunks"
         tokens = sum(validity.tokens_of(answer, clock) for answer in sent)
         after = counters.fetch_settled(self.server.endpoint, before, tokens)

@@ -5,7 +5,6 @@ import platform
 from typing import Any
 
 from sm121.core import data_file
-from sm121.core.data_file import DataTable, Regex
 from sm121.evidence import environment
 
 #: What an update or a setting changes of the same machine.
@@ -37,10 +36,10 @@ def identity(attached_to: str | None = None) -> dict[str, Any]:
     return {**dict(_identity()), "attached_to": attached_to}
 
 
-class _Fault(DataTable):
+class _Fault(data_file.DataTable):
     id: str
     arch: tuple[str, ...]
-    regex: Regex
+    regex: data_file.Regex
     message: str
     remedy: str
     source: str

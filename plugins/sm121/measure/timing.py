@@ -7,7 +7,6 @@ from statistics import median
 
 from sm121.client.timed_answer import Arrival, Clock, TimedAnswer
 from sm121.measure import decoding
-from sm121.measure.decoding import Window
 
 #: A failed request took for ever, and a failed stream had no rate.
 NEVER = math.inf
@@ -61,7 +60,7 @@ def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
     return [(b - a) / 1e6 for a, b in itertools.pairwise(stamps)]
 
 
-def window(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> Window | None:
+def window(answer: TimedAnswer, clock: Clock, tokens: int | None = None) -> decoding.Window | None:
     """The part of an answer that its decode rate is taken from; None for one without a token, or
     one that failed. `tokens`: look at the answer only up to the chunk with its so many-th token."""
     chunks = arrivals(answer, clock) if answer.ok else []

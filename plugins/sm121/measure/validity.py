@@ -11,9 +11,8 @@ from scipy import special
 from sm121.client.timed import TimedBatch
 from sm121.client.timed_answer import Clock, TimedAnswer
 from sm121.core.level_settings import Measuring
+from sm121.measure import decoding, measurement
 from sm121.measure.counters import Counters
-from sm121.measure.decoding import Window, moments
-from sm121.measure.measurement import Invalidity
 from sm121.measure.timing import arrivals, ttft_ms, window
 
 #: Between clocks that do not step, in seconds; NTP slews by 500 ppm at most.
@@ -42,13 +41,13 @@ _DRIFT_RISK = 1e-4
 class Findings:
     """What speaks against the numbers of a cell, and what could not be looked at."""
 
-    invalid: list[Invalidity] = field(default_factory=list)
+    invalid: list[measurement.Invalidity] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
 
     def against(self, reason: str, evidence: str) -> None:
         """Something speaks against them; the same reason counts once."""
         if all(item.reason != reason for item in self.invalid):
-            self.invalid.append(Invalidity(reason=reason, evidence=evidence))
+            self.invalid.append(measurement.Invalidity(reason=reason, evidence=evidence))
 
     def not_checked(self, what: str) -> None:
         """There was no means to look at it."""
@@ -259,7 +258,7 @@ def check_drafts(
     """What the server's counters say of drafts against the prompts, and against the stream: a step
     sends one token and those that it accepted, and nothing after the end of an answer."""
     drafts, accepted = ((delta or {}).get(name, 0.0) for name in ("drafts", "accepted_tokens"))
-    several = sum(tokens_of(a, clock) - len(moments(arrivals(a, clock))) for a in answers)
+    several = sum(tokens_of(a, clock) - len(decoding.moments(arrivals(a, clock))) for a in answers)
     if delta is None and several > len(answers):
         findings.not_checked(
             "speculation: several tokens come at once, and no counter says whether they are drafted"
@@ -393,7 +392,7 @@ def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float |
     if beginning is None or whole is None or not beginning.rate:
         return None
     steps = whole.steps - beginning.steps
-    rest = Window(beginning.end, whole.end, answer.asked_tokens - tokens, steps=steps)
+    rest = decoding.Window(beginning.end, whole.end, answer.asked_tokens - tokens, steps=steps)
     if not rest.enough or not rest.rate:
         return None
     of_steps = beginning.steps / beginning.ns * rest.ns / max(steps, 1)

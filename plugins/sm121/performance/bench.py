@@ -7,9 +7,7 @@ from statistics import median
 from typing import Any
 
 from sm121.answers.log_probabilities import bound_for
-from sm121.client.completions import Asker
-from sm121.client.timed import chat
-from sm121.client.timed_answer import TimedAnswer
+from sm121.client import completions, timed, timed_answer
 from sm121.core.arguments import at_once
 from sm121.core.level_settings import TimedChats
 from sm121.core.profile_fields import Gate
@@ -19,11 +17,9 @@ from sm121.core.verdict import Inapplicable, Inconclusive, NotRun, Severity, Und
 from sm121.engines import requested
 from sm121.measure import counters, gate, metrics, timing, validity
 from sm121.measure.cells import MeasuredCell, MeasuredServer, Show
-from sm121.measure.counters import Drafted
 from sm121.measure.measurement import Invalidity, Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.measure.plan import Plan
-from sm121.measure.validity import Findings
 from sm121.performance.recorder import Recorder
 from sm121.performance.timed_texts import TimedTexts
 from sm121.run.harness import Harness
@@ -158,7 +154,7 @@ def texts_of(server: Server, harness: Harness, plan: Plan) -> TimedTexts:
         bound = bound_for(profile.correctness.agreement, server, profile, "agreement")
     except NotRun:
         bound = None
-    asker = Asker(server, timeout_s=measuring.request_within_s)
+    asker = completions.Asker(server, timeout_s=measuring.request_within_s)
     return TimedTexts(asker, bound, measuring.vocabulary)
 
 
@@ -234,11 +230,11 @@ class PerformanceChecks:
         real ones, since a model does not answer random tokens. Their prefix may therefore come from
         a cache; the time that this saves is small beside the reasoning."""
         server, rounds = self.bench.server, self.bench.plan.measuring.concurrency_rounds
-        findings = Findings(list(server.invalid), list(server.unproven))
+        findings = validity.Findings(list(server.invalid), list(server.unproven))
         samples, reasoning, retries = [], [], 0
         for number in range(rounds):
             question = questions[number % len(questions)]
-            request = chat(server.endpoint.served_name, question, tokens)
+            request = timed.chat(server.endpoint.served_name, question, tokens)
             server.show(f"time to the first visible text: {number + 1}/{rounds}")
             answer = server.sender.run([request], patience=server.patience).answers[0]
             visible_ms = timing.visible_ms(answer)
@@ -307,15 +303,15 @@ class PerformanceChecks:
             raise Unmet(fact, severity=Severity.BLOCKER)
 
     def _timed_chats(
-        self, chats: TimedChats, cell: MeasuredCell, findings: Findings
-    ) -> list[TimedAnswer]:
+        self, chats: TimedChats, cell: MeasuredCell, findings: validity.Findings
+    ) -> list[timed_answer.TimedAnswer]:
         """The chats that are long enough, a round of the cell before each. Raises Inconclusive: too
         few are, and nothing speaks against them."""
         server, rounds = self.bench.server, self.bench.plan.measuring.concurrency_rounds
-        answers: list[TimedAnswer] = []
+        answers: list[timed_answer.TimedAnswer] = []
         for number in range(2 * rounds):
             question = chats.questions[number % len(chats.questions)]
-            request = chat(server.endpoint.served_name, question, chats.at_most, greedy=False)
+            request = timed.chat(server.endpoint.served_name, question, chats.at_most, greedy=False)
             cell.gather(len(cell.long) + 1)
             server.show(f"chats as users have them: {len(answers) + 1}/{rounds}")
             before = counters.fetch_quiet(server.endpoint)
@@ -329,7 +325,7 @@ class PerformanceChecks:
         length = f"with {chats.at_least} tokens or more by usage"
         raise Inconclusive(f"{len(answers)} of {2 * rounds} chats ended {length}")
 
-    def acceptance(self, drafted: Drafted, position: int) -> None:
+    def acceptance(self, drafted: counters.Drafted, position: int) -> None:
         """acceptance@P, in percent of the drafts. Raises Inapplicable: drafts are shorter, or
         nothing tells the places apart; NotRun: nothing was accepted there."""
         accepted = drafted.by_position
@@ -344,7 +340,7 @@ class PerformanceChecks:
         share = 100.0 * accepted[position - 1] / drafted.drafts
         self.once(f"acceptance@{position}", "%", share, higher_is_better=True)
 
-    def accepted_length(self, drafted: Drafted) -> None:
+    def accepted_length(self, drafted: counters.Drafted) -> None:
         """accepted_length, in tokens of a step."""
         self.once(
             "accepted_length", "tokens", drafted.accepted_length or 1.0, higher_is_better=True

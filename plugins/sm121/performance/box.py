@@ -8,15 +8,12 @@ from typing import Any
 
 import psutil
 
-from sm121.core import architecture
-from sm121.core.errors import Sm121Error
+from sm121.core import architecture, errors
 from sm121.core.verdict import Verdict
 from sm121.engines.attached import AttachedProcesses
-from sm121.measure import box, roofline
+from sm121.measure import box, measurement, roofline, stream_bandwidth
 from sm121.measure.box import BoxState, CpuUse, Reading
-from sm121.measure.measurement import COUNTED
 from sm121.measure.roofline import Ceiling, Traffic
-from sm121.measure.stream_bandwidth import read_bandwidth
 from sm121.run.harness import Harness
 from sm121.run.verdict_file import BESIDE, TestReport
 
@@ -92,7 +89,7 @@ class RunBox:
         if not healthy or file.box.state != BoxState.DEGRADED:
             return
         message = f"the box is DEGRADED: {file.box.reason}"
-        timed = {name: m for name, m in file.metrics.items() if m.unit not in COUNTED}
+        timed = {name: m for name, m in file.metrics.items() if m.unit not in measurement.COUNTED}
         gated = {name: metric for name, metric in timed.items() if metric.gated}
         for name in timed.keys() - gated.keys():
             if timed[name].verdict is Verdict.PASS:
@@ -125,8 +122,8 @@ class RunBox:
         size = max(int(needed_bytes), 1 << 16)
         if size not in self._by_size:
             try:
-                self._by_size[size] = read_bandwidth(size).best_gb_s
-            except Sm121Error:
+                self._by_size[size] = stream_bandwidth.read_bandwidth(size).best_gb_s
+            except errors.Sm121Error:
                 return None
         return max(self._by_size[size], best)
 
@@ -152,7 +149,7 @@ class RunBox:
                 return None, least
             cost = roofline.cost(profile, profile.under_test, depth, self.model, more, path)
             return cost, least
-        except Sm121Error:
+        except errors.Sm121Error:
             return None
 
     def ceiling(self, cost: Traffic | None) -> Ceiling | None:

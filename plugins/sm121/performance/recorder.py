@@ -10,13 +10,10 @@ from sm121.core.profile_fields import Gate
 from sm121.core.unmet import Fact, Unmet, noted
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
 from sm121.measure import gate, machine, metrics, roofline, statistics
-from sm121.measure.gate import Decision, More
 from sm121.measure.measurement import Invalidity, Measurement
-from sm121.measure.statistics import Estimate
 from sm121.performance.box import RunBox
-from sm121.run import beside
+from sm121.run import beside, verdict_file
 from sm121.run.harness import Harness
-from sm121.run.verdict_file import MetricReport
 
 #: The part of the kernel path that determines speed.
 _SPEED_PATH = ("attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4")
@@ -27,7 +24,7 @@ class Recorded:
     """A measurement of this run with its verdict and the reason for it."""
 
     measurement: Measurement
-    estimate: Estimate | None
+    estimate: statistics.Estimate | None
     verdict: Verdict
     fact: Fact | None
     """What is required and was measured; None where nothing is required."""
@@ -58,7 +55,7 @@ class Recorder:
     def record(
         self,
         measurement: Measurement,
-        more: More | None = None,
+        more: gate.More | None = None,
         *,
         maximum_rounds: int | None = None,
         store: Callable[[Recorded], None] = lambda _recorded: None,
@@ -175,7 +172,7 @@ class Recorder:
         return self.model or self.harness.profile.model.id
 
     def _against_roofline(
-        self, measurement: Measurement, estimate: Estimate | None, threshold: Gate | None
+        self, measurement: Measurement, estimate: statistics.Estimate | None, threshold: Gate | None
     ) -> tuple[dict[str, Any], str | None]:
         """What bounds a decode rate and how much of that was reached, as `MetricReport` has it;
         and what is wrong when it is too high."""
@@ -209,15 +206,15 @@ class Recorder:
 def _report(
     measurement: Measurement,
     threshold: Gate | None,
-    estimate: Estimate | None,
-    decision: Decision | None,
+    estimate: statistics.Estimate | None,
+    decision: gate.Decision | None,
     verdict: Verdict,
     memory: dict[str, Any],
-) -> MetricReport:
+) -> verdict_file.MetricReport:
     thresholds = {
         name: getattr(threshold, name, None) for name in ("minimum", "target", "stretch", "at_most")
     }
-    return MetricReport(
+    return verdict_file.MetricReport(
         value=statistics.finite(estimate.value) if estimate else None,
         unit=measurement.unit,
         ci_low=statistics.finite(estimate.ci_low) if estimate else None,

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from sm121.answers import exam
-from sm121.api import cases
+from sm121.api import cases, exams, sampled
 from sm121.api.cases import Judge
 from sm121.api.client import Api
-from sm121.api.exams import Candidate
-from sm121.api.sampled import Sampler
 from sm121.api.sdk import Sdk
 from sm121.core.profile import Profile
 from sm121.core.server import Server
@@ -76,9 +74,9 @@ def _seed_of_samples(conformance: Session) -> int:
 
 
 @pytest.fixture
-def sampler(api: Api, _seed_of_samples: int) -> Sampler:
+def sampler(api: Api, _seed_of_samples: int) -> sampled.Sampler:
     """The server under test, asked for samples."""
-    return Sampler(api, _seed_of_samples)
+    return sampled.Sampler(api, _seed_of_samples)
 
 
 @pytest.fixture
@@ -106,6 +104,6 @@ def judge(
 
 
 @pytest.fixture
-def candidate(conformance: Session, api: Api, judge: Judge, profile: Profile) -> Candidate:
+def candidate(conformance: Session, api: Api, judge: Judge, profile: Profile) -> exams.Candidate:
     """The server under test in the exam of its profile."""
-    return Candidate(api, judge, exam.of(profile), conformance.remark)
+    return exams.Candidate(api, judge, exam.of(profile), conformance.remark)

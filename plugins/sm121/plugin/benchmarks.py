@@ -13,23 +13,19 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from sm121.core.errors import Sm121Error
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict, worst
-from sm121.measure import machine
-from sm121.measure.gate import More
+from sm121.measure import gate, machine
 from sm121.measure.measurement import Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorded, Recorder, host_of
 from sm121.plugin.stash import LEVEL
-from sm121.regression import trend
-from sm121.regression.measured import MeasuredHistory
-from sm121.run import details
-from sm121.run.details import Details, Samples
-from sm121.run.verdict_file import TestReport
+from sm121.regression import measured, trend
+from sm121.run import details, verdict_file
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 _SECONDS = {"s": 1.0, "ms": 1e-3}
 #: The history that the regression level compares this run with.
-HISTORY = pytest.StashKey[MeasuredHistory]()
+HISTORY = pytest.StashKey[measured.MeasuredHistory]()
 
 
 @dataclass
@@ -54,7 +50,7 @@ class MetricRecorder:
     def __call__(
         self,
         measurement: Measurement,
-        more: More | None = None,
+        more: gate.More | None = None,
         *,
         maximum_rounds: int | None = None,
         part: bool = False,
@@ -128,10 +124,10 @@ def record_metric(
     return MetricRecorder(conformance.recorder, benchmark, metric_clock)
 
 
-def history_of(config: pytest.Config, session: Session) -> MeasuredHistory:
+def history_of(config: pytest.Config, session: Session) -> measured.MeasuredHistory:
     """What has been measured so far, to be held against pytest-benchmark's storage."""
     compared = config.getoption("benchmark_compare")
-    return MeasuredHistory(
+    return measured.MeasuredHistory(
         session.recorder,
         config.getoption("benchmark_storage"),
         config.invocation_params.dir,
@@ -182,7 +178,7 @@ def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
         benchmarks.quiet = True
 
 
-def keep_history(config: pytest.Config, session: Session, known: Details) -> None:
+def keep_history(config: pytest.Config, session: Session, known: details.Details) -> None:
     """Put the history of each metric into the report, before this run is added to it."""
     if not session.recorder.recorded:
         return
@@ -195,7 +191,7 @@ def keep_history(config: pytest.Config, session: Session, known: Details) -> Non
         known.findings = [printable(line) for line in config.stash[HISTORY].findings]
 
 
-def samples(session: Session) -> dict[str, Samples]:
+def samples(session: Session) -> dict[str, details.Samples]:
     """The raw samples of each metric, for the report."""
     recorder = session.recorder
     return {
@@ -218,5 +214,5 @@ def decide_comparison(config: pytest.Config, session: Session) -> None:
         name = f"--benchmark-compare-fail::{line.split(':')[0][:80]}"
         name += f" #{number}" if name in session.ledger else ""  # two checks of one benchmark
         session.ledger.decide(
-            TestReport(id=name, level="regression", verdict=Verdict.FAIL, message=line)
+            verdict_file.TestReport(id=name, level="regression", verdict=Verdict.FAIL, message=line)
         )

@@ -12,10 +12,7 @@ import pytest
 from _pytest.config import builtin_plugins
 
 from sm121.checkpoint.identity import is_of_shape
-from sm121.core import architecture, data_file, own_tests
-from sm121.core.arguments import Argument, Effect
-from sm121.core.data_file import DataTable
-from sm121.core.errors import UsageError
+from sm121.core import architecture, arguments, data_file, errors, own_tests
 from sm121.core.profile import Profile
 from sm121.core.verdict import Severity
 from sm121.evidence import environment
@@ -28,7 +25,7 @@ from sm121.session.settings import Settings
 from sm121.stress import soak
 
 
-class _CertificateFile(DataTable):
+class _CertificateFile(data_file.DataTable):
     harmless: frozenset[str]
     selects: frozenset[str]
     may_be_left_out: frozenset[str]
@@ -46,7 +43,7 @@ class Given:
 
     name: str
     value: str
-    effect: Effect
+    effect: arguments.Effect
 
 
 def _data() -> _CertificateFile:
@@ -63,11 +60,11 @@ def start(config: pytest.Config) -> NoReturn:
     is_own_run = config.inipath == own_tests.settings()
     try:
         certified_run.start(own_tests.given(words) if is_own_run else words)
-    except UsageError as error:
+    except errors.UsageError as error:
         raise pytest.UsageError(str(error)) from error
 
 
-def given(config: pytest.Config, own: Mapping[str, Argument]) -> list[Given]:
+def given(config: pytest.Config, own: Mapping[str, arguments.Argument]) -> list[Given]:
     """The options whose value is none of their defaults. `own`: the suite's, by pytest's names."""
     actions: dict[str, list[object]] = {}
     names: dict[str, str] = {}
@@ -100,7 +97,7 @@ def _same(value: object, default: object) -> bool:
     return (value == default and type(value) is type(default)) or str(value) == str(default)
 
 
-def _effect(dest: str, value: object, own: Mapping[str, Argument]) -> Effect:
+def _effect(dest: str, value: object, own: Mapping[str, arguments.Argument]) -> arguments.Effect:
     data = _data()
     if dest in own:
         return own[dest].effect
@@ -129,7 +126,7 @@ def refuse_options(options: Sequence[Given]) -> None:
     ]
     if wrong:
         names = dict.fromkeys(f"{each.name} {each.value}"[:80] for each in wrong)
-        raise UsageError(
+        raise errors.UsageError(
             f"--certify with {', '.join(names)}: expected a run as the profile "
             "says; leave these out, or put what they say into a profile of your own (--profile)"
         )
@@ -147,7 +144,7 @@ def refuse(
         *_changed_tests(own_tests.folder()),
     ]
     if wrong:
-        raise UsageError(f"--certify: {'; '.join(wrong)}")
+        raise errors.UsageError(f"--certify: {'; '.join(wrong)}")
 
 
 def _wrong_waivers(settings: Settings, tests: Sequence[pytest.Item]) -> list[str]:

@@ -9,13 +9,11 @@ from typing import Any
 import psutil
 import pytest
 
-from sm121.core.errors import UsageError
+from sm121.core import errors, unmet
 from sm121.core.printable import printable
-from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
-from sm121.plugin import terminal, workers
+from sm121.plugin import stash, terminal, workers
 from sm121.plugin.selection import architectures_asked_for
-from sm121.plugin.stash import PROGRESS, SETTINGS
 from sm121.report import merging
 from sm121.run import directory as report_directory
 from sm121.run import merge, verdict_file
@@ -45,7 +43,7 @@ class Controller:
         """Open the controller's session in the run that a worker has opened. Returns: None when no
         worker has a test of a level, or when the session is open already. Raises UsageError: the
         choices contradict each other."""
-        settings = self.config.stash[SETTINGS]
+        settings = self.config.stash[stash.SETTINGS]
         shared = report_directory.is_shared(settings.report_dir, self.name)
         if self.session is not None or not shared:
             return None
@@ -57,7 +55,7 @@ class Controller:
             directory.lock.close()
             return None
         if self.config.option.dist != "loadgroup":
-            raise UsageError(
+            raise errors.UsageError(
                 f"--dist {self.config.option.dist}: expected -n N alone: what needs a server is "
                 "for one worker, and a test that kills its worker is not tried again"
             )
@@ -94,7 +92,7 @@ class Controller:
 
     def begun(self, nodeid: str) -> None:
         """A worker begins a test."""
-        if (progress := self.config.stash.get(PROGRESS, None)) is not None:
+        if (progress := self.config.stash.get(stash.PROGRESS, None)) is not None:
             progress.begin("", nodeid)
 
     def take(self, report: pytest.TestReport) -> None:
@@ -105,7 +103,7 @@ class Controller:
         if content is not None:
             decision = TestReport.model_validate(content)
             self._decide(session, decision)
-            if (progress := self.config.stash.get(PROGRESS, None)) is not None:
+            if (progress := self.config.stash.get(stash.PROGRESS, None)) is not None:
                 progress.end(decision, asked=True, name=report.nodeid)
         elif report.failed and report.when not in ("setup", "call", "teardown"):
             self._worker_died_in(session, report)
@@ -163,7 +161,7 @@ def handed_over(session: Session, *, closed: bool) -> dict[str, Any]:
 
 
 def _died(name: str, error: str) -> TestReport:
-    fact = Fact("each worker ends its part", f"beside its tests: {error}", name)
+    fact = unmet.Fact("each worker ends its part", f"beside its tests: {error}", name)
     return TestReport.of(f"{BESIDE}worker {name}", "smoke", fact)
 
 

@@ -6,32 +6,27 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from sm121.compilation import gb10
-from sm121.compilation.gb10 import Compilation
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
 from sm121.engines import registry as engines
 from sm121.engines.protocol import Program
 from sm121.evidence.kernel_profile import KernelProfile
-from sm121.kernels import benchmark_cases, builds, cases, child, registry, serving
-from sm121.kernels.child import Child
+from sm121.kernels import benchmark_cases, builds, cases, child, registry, serving, under_test
 from sm121.kernels.protocol import Operation
-from sm121.kernels.serving import Choice
-from sm121.kernels.under_test import Kernels
-from sm121.plugin import selection
-from sm121.plugin.stash import LEVEL, SETTINGS
+from sm121.plugin import selection, stash
 from sm121.run import decode_profile as decode
 from sm121.session import target
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 #: The processes in which kernels are judged.
-CHILDREN = pytest.StashKey[list[Child]]()
+CHILDREN = pytest.StashKey[list[child.Child]]()
 
 
 def end_processes_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """End the processes of the kernels: the next server needs the memory of their devices."""
-    following = nextitem.stash.get(LEVEL, None) if nextitem is not None else None
-    if item.stash.get(LEVEL, None) == "kernel" and following != "kernel":
+    following = nextitem.stash.get(stash.LEVEL, None) if nextitem is not None else None
+    if item.stash.get(stash.LEVEL, None) == "kernel" and following != "kernel":
         end_processes(item.config)
 
 
@@ -44,7 +39,7 @@ def end_processes(config: pytest.Config) -> None:
 def parametrize(metafunc: pytest.Metafunc) -> None:
     """Parametrize a test over the cases that its marker asks for, as ``case``."""
     if metafunc.definition.get_closest_marker("kernel_benchmarks") is not None:
-        settings = metafunc.config.stash[SETTINGS]
+        settings = metafunc.config.stash[stash.SETTINGS]
         chosen = benchmark_cases.of_target(
             settings.arch, settings.profile, full_shapes=settings.full_shapes
         )
@@ -59,12 +54,12 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             f"{metafunc.definition.nodeid}: kernel_cases({group!r}): expected one of "
             + ", ".join(cases.GROUPS)
         )
-    full = benchmark_cases.at_full_size(metafunc.config.stash[SETTINGS].full_shapes)
+    full = benchmark_cases.at_full_size(metafunc.config.stash[stash.SETTINGS].full_shapes)
     metafunc.parametrize("case", cases.select(group, full=full), ids=str)
 
 
 @pytest.fixture(scope="session")
-def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Kernels]:
+def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under_test.Kernels]:
     """The provider of ``--kernel-provider``, or of each operation the one that has the kernel of
     the path. They run in the engine's interpreter."""
     settings = conformance.settings
@@ -72,15 +67,15 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Kerne
         raise NotRun(obstacle)
     processes = _Processes(conformance)
     pytestconfig.stash[CHILDREN] = [processes.here, processes.engine]
-    yield Kernels(_choices(conformance), functools.cache(processes.of))
+    yield under_test.Kernels(_choices(conformance), functools.cache(processes.of))
     end_processes(pytestconfig)
 
 
-def _choices(conformance: Session) -> dict[Operation, Choice]:
+def _choices(conformance: Session) -> dict[Operation, serving.Choice]:
     settings, path = conformance.settings, conformance.path_to_judge()
     name = settings.kernel_provider
     return {
-        operation: Choice(None, provider=name)
+        operation: serving.Choice(None, provider=name)
         if name is not None
         else serving.choices(settings.engine, conformance.arch, path, operation)[0]
         for operation in serving.OPERATIONS
@@ -103,9 +98,9 @@ class _Processes:
             configuration = conformance.managed_configuration(conformance.profile.under_test)
             self._python = configuration.python
             self._environment = conformance.engine_environment(configuration)
-        self.engine = Child(self._python, self._environment, None, self.here.workers)
+        self.engine = child.Child(self._python, self._environment, None, self.here.workers)
 
-    def of(self, provider: str) -> Child:
+    def of(self, provider: str) -> child.Child:
         """Where a provider runs. Raises NotRun: its kernels are another build's."""
         is_foreign = provider not in registry.NAMES  # it imports what pytest's process imports
         names = self.here.ask("packages", provider) if is_foreign else registry.packages(provider)
@@ -155,7 +150,7 @@ def decode_profile(conformance: Session, server: Server) -> KernelProfile:
 
 
 @pytest.fixture(scope="session")
-def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) -> Compilation:
+def compilation(conformance: Session, tmp_path_factory: pytest.TempPathFactory) -> gb10.Compilation:
     """Compiling for GB10. NotRun without nvcc and cuobjdump, with what pip would install."""
     compiler = gb10.find(conformance.engine_interpreter, tmp_path_factory.mktemp("compilation"))
     conformance.file.environment["compilation"] = {

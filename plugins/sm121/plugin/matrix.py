@@ -5,12 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from sm121.core import profile
-from sm121.core.errors import UsageError
-from sm121.core.verdict import NotRun
+from sm121.core import errors, profile, verdict
 from sm121.engines.installed import Installed
-from sm121.matrix.arguments import refuse_arguments
-from sm121.matrix.axes import identity
+from sm121.matrix import arguments, axes
 from sm121.matrix.level import MatrixLevel
 from sm121.matrix.plan import CellPlan, make_plan, space_of
 from sm121.plugin.stash import LEVEL, SETTINGS
@@ -19,7 +16,7 @@ from sm121.session.session import Session
 
 _PLAN = pytest.StashKey[CellPlan | None]()
 _MATRIX = pytest.StashKey[MatrixLevel]()
-_REFUSED = pytest.StashKey[UsageError]()
+_REFUSED = pytest.StashKey[errors.UsageError]()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
@@ -31,7 +28,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize(
         "cell",
         cells or [None],
-        ids=[identity(plan.space, p.cell) for p in cells] if plan and cells else ["no-cells"],
+        ids=[axes.identity(plan.space, p.cell) for p in cells] if plan and cells else ["no-cells"],
     )
 
 
@@ -40,7 +37,7 @@ def _plan(config: pytest.Config) -> CellPlan | None:
     if _PLAN not in config.stash:
         try:
             config.stash[_PLAN] = _make_plan(config)
-        except UsageError as error:  # raised later, where pytest shows it as a usage error
+        except errors.UsageError as error:  # raised later, where pytest shows it as a usage error
             config.stash[_PLAN] = None
             config.stash[_REFUSED] = error
     return config.stash[_PLAN]
@@ -57,11 +54,11 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
     strength, axes_file = config.getoption("--matrix"), config.getoption("--matrix-axes")
     if chosen.matrix is None:
         if any(option not in (None, "none") for option in (axes_file, strength)):
-            raise UsageError(f"--matrix: profile {chosen.name} has no [matrix]")
+            raise errors.UsageError(f"--matrix: profile {chosen.name} has no [matrix]")
         return None
     engine = Installed()
     if settings.base_url is None:
-        with contextlib.suppress(UsageError):  # shown to the user when the run is opened
+        with contextlib.suppress(errors.UsageError):  # shown to the user when the run is opened
             engine = target.installed_engine(settings, chosen)
     return make_plan(
         chosen.judging(settings.configuration, engine.identity, engine.options),
@@ -87,7 +84,7 @@ def refuse_wrong_arguments(
     plan = _plan_to_run(config, session, items)
     if plan is not None:
         under_test = session.managed_configuration(session.profile.under_test)
-        refuse_arguments(plan, under_test, session.settings.root / ".cache")
+        arguments.refuse_arguments(plan, under_test, session.settings.root / ".cache")
 
 
 def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
@@ -124,11 +121,11 @@ def _level(config: pytest.Config, session: Session) -> MatrixLevel:
     if _MATRIX not in config.stash:
         plan = _plan(config)
         if session.attached is not None:
-            raise NotRun("the matrix starts its own servers; run without --base-url")
+            raise verdict.NotRun("the matrix starts its own servers; run without --base-url")
         if session.pool is None:
-            raise NotRun(session.target.obstacle or "no server can be started here")
+            raise verdict.NotRun(session.target.obstacle or "no server can be started here")
         if plan is None:
-            raise NotRun(f"profile {session.profile.name} has no [matrix]")
+            raise verdict.NotRun(f"profile {session.profile.name} has no [matrix]")
         config.stash[_MATRIX] = MatrixLevel(
             session,
             plan,

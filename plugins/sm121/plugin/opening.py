@@ -11,11 +11,9 @@ from sm121.plugin import certificate, kernels, planning, selection, terminal, wo
 from sm121.plugin.stash import CRASHES, ID, LEVEL, SESSION, SETTINGS, SHARD, SIGNALS
 from sm121.run import directory
 from sm121.run.target import Target
-from sm121.session.crashes import CrashDesk
-from sm121.session.opening import prepare
+from sm121.session import crashes, opening, signals
 from sm121.session.session import Session
 from sm121.session.settings import Settings
-from sm121.session.signals import Signals
 from sm121.session.target import resolve
 
 _NO_LEVEL = (
@@ -42,7 +40,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     config.stash[planning.TARGET] = chosen
     if config.option.collectonly:
         return None
-    session = prepare(
+    session = opening.prepare(
         settings,
         chosen,
         [(item.stash[ID], item.stash[LEVEL]) for item in tests],
@@ -51,8 +49,8 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
         verbose=config.option.verbose > 0,
     )
     config.stash[SESSION] = session
-    config.stash[CRASHES] = CrashDesk(session)
-    config.stash[SIGNALS] = Signals(session)
+    config.stash[CRASHES] = crashes.CrashDesk(session)
+    config.stash[SIGNALS] = signals.Signals(session)
     session.deselected = selection.missed(config, chosen.arch)
     collected = config.stash[selection.COLLECTED]
     session.collected = collected
@@ -68,7 +66,7 @@ def open_empty(config: pytest.Config) -> None:
     settings = config.stash[SETTINGS]
     try:
         chosen = _target(config, settings, [])
-        session = prepare(
+        session = opening.prepare(
             settings,
             dataclasses.replace(chosen, obstacle=chosen.obstacle or _NO_LEVEL),
             say=functools.partial(terminal.say, config),

@@ -8,16 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from sm121.core import digest
-from sm121.core.errors import Sm121Error
+from sm121.core import digest, errors, profile_fields
 from sm121.core.printable import printable
-from sm121.core.profile_fields import LEVELS
 from sm121.core.unmet import Fact, Unmet, facts_of, noted, steady, text
 from sm121.core.verdict import Inapplicable, NotRun, Severity, Undecided, Verdict
 from sm121.core.waivers import Waiver
-from sm121.engines import capabilities
-from sm121.engines.capabilities import Bug
-from sm121.engines.managed import ServerError
+from sm121.engines import capabilities, managed
 from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED
@@ -45,12 +41,12 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
         return f"the run was ended: {session.aborted[1]}"
     if session.distrusted is not None:
         return session.distrusted
-    if item.stash[LEVEL] == LEVELS[0]:
+    if item.stash[LEVEL] == profile_fields.LEVELS[0]:
         return None
     failed = [
         test
         for test in session.ledger
-        if test.level == LEVELS[0]
+        if test.level == profile_fields.LEVELS[0]
         and test.verdict is Verdict.FAIL
         and not test.excused
         and not test.id.startswith(BESIDE)
@@ -60,9 +56,9 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
     return None
 
 
-def crash(error: BaseException) -> ServerError | UnderLoad | RanOutOfTime | None:
+def crash(error: BaseException) -> managed.ServerError | UnderLoad | RanOutOfTime | None:
     """The error, when it means that the server may have failed; None for any other."""
-    if isinstance(error, ServerError | UnderLoad):
+    if isinstance(error, managed.ServerError | UnderLoad):
         return error
     if isinstance(error, pytest.fail.Exception) and str(error).startswith(_TIMEOUT):
         return RanOutOfTime(str(error).splitlines()[0])
@@ -192,7 +188,7 @@ def _own(call: pytest.CallInfo[None], report: pytest.TestReport) -> list[Fact]:
     if call.excinfo is None:  # a strict xfail that passed
         return [Fact("", str(report.longrepr))]
     error, kind = call.excinfo.value, call.excinfo.type.__qualname__
-    if isinstance(error, AssertionError | Sm121Error):
+    if isinstance(error, AssertionError | errors.Sm121Error):
         return [_without_reprs(fact) for fact in facts_of(error)]
     if _is_an_answer(error):
         body = json.dumps(steady(getattr(error, "body", None)), default=str)
@@ -227,7 +223,7 @@ def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> tuple[st
     return first[: _MESSAGE_LENGTH - len(also)] + also, "; ".join(filter(None, (explanation, note)))
 
 
-def _bugs(session: Session, item: pytest.Item) -> list[Bug]:
+def _bugs(session: Session, item: pytest.Item) -> list[capabilities.Bug]:
     engine = session.file.engine
     if engine.name not in capabilities.shipped():
         return []

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sm121.core import profile
+from sm121.core import profile, unmet
 from sm121.core.server import Server
-from sm121.core.unmet import Unmet, facts_of
 from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
@@ -95,9 +94,9 @@ def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) 
         bench.last_look(session.recorder, unless_latest=True)
     except NotRun:
         return  # no rate was measured
-    except (Unmet, Undecided) as failure:
+    except (unmet.Unmet, Undecided) as failure:
         verdict = failure.verdict if isinstance(failure, Undecided) else Verdict.FAIL
-        facts = [fact.mapped(session.redact) for fact in facts_of(failure)]
+        facts = [fact.mapped(session.redact) for fact in unmet.facts_of(failure)]
         session.ledger.decide(
             TestReport.of(f"{BESIDE}last look", "performance", *facts, verdict=verdict)
         )

@@ -8,10 +8,9 @@ from typing import TypeAlias
 import pytest
 
 from sm121.compilation.jit import FlashInferModules
-from sm121.core import architecture, interpreter
+from sm121.core import architecture, interpreter, profile_fields
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.profile import FULL, Profile
-from sm121.core.profile_fields import LEVELS
 from sm121.engines import choices, preflight
 from sm121.kernels import serving
 from sm121.matrix import outlook
@@ -71,8 +70,8 @@ def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
         rows.append(_row(profile, name, costs))
         sums.append(f"- {name}: {_sum(profile, costs)}")
         bases.append(timings.source)
-    lines += ["", "| plan | checks | " + " | ".join(LEVELS) + " | minutes |"]
-    lines += ["|---|---:|" + "---:|" * len(LEVELS) + "---:|", *rows, "", *sums]
+    lines += ["", "| plan | checks | " + " | ".join(profile_fields.LEVELS) + " | minutes |"]
+    lines += ["|---|---:|" + "---:|" * len(profile_fields.LEVELS) + "---:|", *rows, "", *sums]
     return [*lines, "", _basis(profile, next((base for base in bases if base), None))]
 
 
@@ -124,7 +123,7 @@ def _row(profile: Profile, name: str, costs: dict[str, Forecast]) -> str:
     total = f"{sum(cost.seconds for cost in costs.values()) / 60:.1f}"
     if profile.costs is None:
         minutes, total = dict.fromkeys(minutes, "?"), "?"
-    each = [minutes.get(level, "-") for level in LEVELS]
+    each = [minutes.get(level, "-") for level in profile_fields.LEVELS]
     checks = sum(cost.checks for cost in costs.values())
     return f"| {name} | {checks} | " + " | ".join(each) + f" | {total} |"
 

@@ -12,7 +12,6 @@ from sm121.core.printable import printable
 from sm121.plugin.options import is_own_run
 from sm121.plugin.stash import ID, LEVEL, STARTS
 from sm121.run import details
-from sm121.run.details import Details, FailureDetail
 from sm121.session.session import Session
 
 #: Options that do not matter when one test is run again: where output goes, and selections. ``-m``
@@ -30,7 +29,7 @@ _WITH_A_SERVER = frozenset({"server", "servers"})
 _WITHOUT_A_SERVER = frozenset({"kernels", "compilation"})
 
 
-def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> Details:
+def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> details.Details:
     """Note what is known before the first test: the command, and what each test requires."""
     by_id = {item.stash[ID]: item for item in items if ID in item.stash}
 
@@ -40,7 +39,7 @@ def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
         return _line(session, config, [*words, "--engine-debug"])
 
     session.again = again
-    return Details(
+    return details.Details(
         command=_line(session, config, _arguments(config)),
         requirements={
             item.nodeid: " ".join(text.split())
@@ -51,13 +50,13 @@ def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
 
 
 def note_failure(
-    session: Session, known: Details, item: pytest.Item, report: pytest.TestReport
+    session: Session, known: details.Details, item: pytest.Item, report: pytest.TestReport
 ) -> None:
     """Keep the text of a failure, and write it at once."""
     file, line, _ = item.location
     known.failures = [failure for failure in known.failures if failure.id != item.nodeid]
     known.failures.append(
-        FailureDetail(
+        details.FailureDetail(
             id=item.nodeid,
             text=details.shortened(session.redact(report.longreprtext)),
             sections={

@@ -10,9 +10,8 @@ from typing import Any, get_args
 import pytest
 from _pytest.mark.expression import Expression
 
-from sm121.core import profile
+from sm121.core import errors, profile
 from sm121.core.architecture import CPU, GPUS, NAMES
-from sm121.core.errors import UsageError
 from sm121.core.level_settings import Ability
 from sm121.core.profile import PlanRow, Profile
 from sm121.core.profile_fields import LEVELS
@@ -150,7 +149,7 @@ def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> N
     row = chosen.plan(settings.plan)
     for module in {item.module for item in items if isinstance(item, pytest.Function)}:
         if wrong := strange_names(row, module):
-            raise UsageError(
+            raise errors.UsageError(
                 f"profile {chosen.name}: key plans.{settings.plan}.tests: expected names of tests "
                 f"or markers in {module.__name__}.py, got {', '.join(wrong)}"
             )
@@ -182,7 +181,7 @@ def _certifies(config: pytest.Config) -> Profile | None:
         return None
     try:
         return resolve(settings, architectures_asked_for(expression)).profile
-    except UsageError:  # said to the user when the run is opened
+    except errors.UsageError:  # said to the user when the run is opened
         return None
 
 

@@ -9,8 +9,7 @@ import pytest
 from sm121.plugin.matrix import plan_of_items
 from sm121.plugin.stash import LEVEL, SETTINGS, SHARD
 from sm121.plugin.workers import CONFIGURATION, GROUP, UNDER_TEST
-from sm121.run.shards import EVERYWHERE, parse
-from sm121.run.verdict_file import ShardReport, ShardTest
+from sm121.run import shards, verdict_file
 
 
 def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -18,13 +17,13 @@ def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
     tests = [item for item in items if LEVEL in item.stash]
     for item in tests:
         item.stash[GROUP] = _group(config, item)
-    shard = parse(config.getoption("--shard"))
+    shard = shards.parse(config.getoption("--shard"))
     if shard is None:
         return
-    whole = [ShardTest(id=t.nodeid, level=t.stash[LEVEL]) for t in tests]
-    config.stash[SHARD] = ShardReport(index=shard.index, of=shard.of, tests=whole)
+    whole = [verdict_file.ShardTest(id=t.nodeid, level=t.stash[LEVEL]) for t in tests]
+    config.stash[SHARD] = verdict_file.ShardReport(index=shard.index, of=shard.of, tests=whole)
     groups = shard.groups(item.stash[GROUP] for item in tests)
-    items[:] = [item for item in items if item.stash.get(GROUP, EVERYWHERE) in groups]
+    items[:] = [item for item in items if item.stash.get(GROUP, shards.EVERYWHERE) in groups]
 
 
 def lines(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
@@ -46,7 +45,7 @@ def _group(config: pytest.Config, item: pytest.Item) -> str:
     planned = callspec.params.get("cell") if callspec is not None else None
     plan = plan_of_items(config)
     if planned is None or plan is None:
-        return EVERYWHERE
+        return shards.EVERYWHERE
     started_with = plan.arguments(planned.cell), plan.environment(planned.cell)
     if started_with == plan.under_test(config.stash[SETTINGS].configuration):
         return UNDER_TEST

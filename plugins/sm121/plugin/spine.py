@@ -36,9 +36,7 @@ from sm121.plugin import (
     workers,
 )
 from sm121.plugin.controller import Controller, handed_over
-from sm121.plugin.selection import WHY_NOT
-from sm121.run import details
-from sm121.run.verdict_file import NOT_RUN
+from sm121.run import details, verdict_file
 from sm121.session import certified_run, forecast, last_word
 from sm121.session.session import Session
 from sm121.session.signals import Signals
@@ -264,7 +262,7 @@ def pytest_runtest_protocol(
     if stash.SESSION not in item.config.stash or stash.LEVEL not in item.stash:
         return (yield)
     item.config.stash[stash.SIGNALS].again()
-    bar, can_run = item.config.stash.get(stash.PROGRESS, None), WHY_NOT not in item.stash
+    bar, can_run = item.config.stash.get(stash.PROGRESS, None), selection.WHY_NOT not in item.stash
     if bar is not None and can_run:
         bar.begin(item.stash[stash.LEVEL], item.stash[stash.ID])
     runs = can_run and outcomes.why_not(item.config.stash[stash.SESSION], item) is None
@@ -301,7 +299,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     stress.end_with_its_level(item, session)
     item.config.stash[stash.CRASHES].after_abort()
     if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
-        pytest.skip(f"{NOT_RUN}{why}")
+        pytest.skip(f"{verdict_file.NOT_RUN}{why}")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other plugins have changed the report

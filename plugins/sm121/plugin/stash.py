@@ -4,25 +4,21 @@ import pytest
 
 from sm121.plugin.progress import Progress
 from sm121.report.stored import StoredReport
-from sm121.run.details import Details
-from sm121.run.verdict_file import ShardReport, TestReport
-from sm121.session.crashes import CrashDesk
-from sm121.session.session import Session
-from sm121.session.settings import Settings
-from sm121.session.signals import Signals
+from sm121.run import details, verdict_file
+from sm121.session import crashes, session, settings, signals
 
 # With the config.
-SETTINGS = pytest.StashKey[Settings]()
+SETTINGS = pytest.StashKey[settings.Settings]()
 #: The session, from the end of the collection on. Absent without tests of a level.
-SESSION = pytest.StashKey[Session]()
-CRASHES = pytest.StashKey[CrashDesk]()
-SIGNALS = pytest.StashKey[Signals]()
+SESSION = pytest.StashKey[session.Session]()
+CRASHES = pytest.StashKey[crashes.CrashDesk]()
+SIGNALS = pytest.StashKey[signals.Signals]()
 #: What the report shows beside verdict.json.
-DETAILS = pytest.StashKey[Details]()
+DETAILS = pytest.StashKey[details.Details]()
 #: The whole report, after it was written.
 REPORT = pytest.StashKey[StoredReport]()
 #: Which part of a run this is, with --shard.
-SHARD = pytest.StashKey[ShardReport]()
+SHARD = pytest.StashKey[verdict_file.ShardReport]()
 #: While tests run, where this process shows how far they are.
 PROGRESS = pytest.StashKey[Progress]()
 
@@ -32,7 +28,7 @@ LEVEL = pytest.StashKey[str]()
 ID = pytest.StashKey[str]()
 APPLIES_TO = pytest.StashKey[frozenset[str]]()
 #: A test's result so far.
-FINDING = pytest.StashKey[TestReport]()
+FINDING = pytest.StashKey[verdict_file.TestReport]()
 #: How many measurements had been recorded when a test began.
 MEASURED = pytest.StashKey[int]()
 #: Known deviations of the engine that the test has excused.

@@ -6,23 +6,22 @@ from sm121.core.server import Server
 from sm121.engines.capabilities import Capabilities
 from sm121.plugin.stash import LEVEL
 from sm121.session.session import Session
-from sm121.stress import soak
-from sm121.stress.level import Stress
+from sm121.stress import level, soak
 
-_STRESS = pytest.StashKey[tuple[Server, Stress]]()
+_STRESS = pytest.StashKey[tuple[Server, level.Stress]]()
 
 
 @pytest.fixture
 def stress(
     conformance: Session, pytestconfig: pytest.Config, server: Server, capabilities: Capabilities
-) -> Stress:
+) -> level.Stress:
     """The server under load (see `Stress`); one for as long as the server lives."""
     current = pytestconfig.stash.get(_STRESS, None)
     if current is not None and current[0] is server:
         return current[1]
     if current is not None:
         current[1].close()
-    made = Stress(conformance, server, capabilities)
+    made = level.Stress(conformance, server, capabilities)
     pytestconfig.stash[_STRESS] = (server, made)
     return made
 

@@ -9,16 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from sm121 import __version__
-from sm121.core import architecture
+from sm121.core import architecture, redaction
 from sm121.core.printable import printable
-from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.core.verdict import Verdict
-from sm121.plugin import planning
-from sm121.plugin.selection import DESELECTED
+from sm121.plugin import planning, selection
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
-from sm121.report import findings, headline
-from sm121.report.rows import counts_shown
-from sm121.report.stored import StoredReport
+from sm121.report import findings, headline, rows, stored
 from sm121.run.fingerprint import profile_label
 from sm121.session.session import Session
 
@@ -61,9 +57,9 @@ def header(config: pytest.Config) -> list[str]:
             f"engine: attached at {settings.base_url}, log {settings.server_log or 'unknown'}"
         )
     else:
-        variables = redact_environment(dict(settings.engine_environment))
+        variables = redaction.redact_environment(dict(settings.engine_environment))
         extra = [
-            *redact_arguments(settings.engine_arguments),
+            *redaction.redact_arguments(settings.engine_arguments),
             *(f"{key}={value}" for key, value in variables.items()),
         ]
         lines.append(
@@ -143,7 +139,7 @@ def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
     for reason, ids in reasons.items():
         terminal.write_line(f"would not run: {len(ids)} ({ids[0]}{' ...' if len(ids) > 1 else ''})")
         terminal.write_line(f"  because: {reason}")
-    removed = [*config.stash.get(DESELECTED, dict[str, frozenset[str]]())]
+    removed = [*config.stash.get(selection.DESELECTED, dict[str, frozenset[str]]())]
     if removed:
         terminal.write_line(f"would not run: {len(removed)} deselected ({removed[0]} ...)")
     for line in planning.whole(config, items):
@@ -210,7 +206,7 @@ def _few(terminal: pytest.TerminalReporter, what: str, lines: Sequence[str], mos
         _say(terminal, f"{what}: {remaining} more {'are' if remaining > 1 else 'is'} in the report")
 
 
-def _what_did_not_hold(terminal: pytest.TerminalReporter, report: StoredReport) -> None:
+def _what_did_not_hold(terminal: pytest.TerminalReporter, report: stored.StoredReport) -> None:
     """The crashes with the lines that say why, and the gravest findings: each reason once."""
     crashes = findings.same(report.crashes, lambda crash: (crash.kind, crash.summary))
     for position, (crash, *others) in enumerate(crashes[:_MOST_LINES]):
@@ -253,7 +249,7 @@ def _levels_table(session: Session, width: int) -> str:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("level", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    columns = counts_shown(session.file.levels.values())
+    columns = rows.counts_shown(session.file.levels.values())
     for name in columns:
         table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
     for name, level in session.file.levels.items():

@@ -9,8 +9,7 @@ import pytest
 from sm121.core import architecture
 from sm121.measure import turns
 from sm121.measure.turns import Turn, Turns
-from sm121.plugin.stash import LEVEL, SESSION, SETTINGS
-from sm121.plugin.terminal import say
+from sm121.plugin import stash, terminal
 from sm121.session.session import Session
 
 _TURNS = pytest.StashKey[Turns]()
@@ -19,9 +18,9 @@ _TURNS = pytest.StashKey[Turns]()
 def needs(item: pytest.Item) -> Turn:
     """How a test uses the machine."""
     return turns.needed(
-        item.stash[LEVEL],
+        item.stash[stash.LEVEL],
         is_benchmark="benchmark" in getattr(item, "fixturenames", ()),
-        has_gpu_servers=_has_gpu_servers(item.config.stash[SESSION]),
+        has_gpu_servers=_has_gpu_servers(item.config.stash[stash.SESSION]),
     )
 
 
@@ -43,7 +42,7 @@ def turn(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
     try:
         yield
     finally:
-        last = nextitem is None or LEVEL not in nextitem.stash
+        last = nextitem is None or stash.LEVEL not in nextitem.stash
         machine_turns.end_test(None if last or nextitem is None else needs(nextitem))
 
 
@@ -61,13 +60,13 @@ def end(config: pytest.Config) -> None:
 
 
 def _takes_turns(config: pytest.Config) -> bool:
-    return config.stash[SETTINGS].worker is None and not config.getoption("share_machine")
+    return config.stash[stash.SETTINGS].worker is None and not config.getoption("share_machine")
 
 
 def _turns(config: pytest.Config) -> Turns:
     if _TURNS not in config.stash:
         try:
-            config.stash[_TURNS] = Turns(lambda line: say(config, "turn", line))
+            config.stash[_TURNS] = Turns(lambda line: terminal.say(config, "turn", line))
         except OSError as error:
             raise pytest.UsageError(
                 f"{error.filename}: expected a lock file of this user, by which runs of the suite "

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sm121.core.files import write_text
-from sm121.core.profile_fields import LEVELS
+from sm121.core import files, profile_fields
 from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.session.session import Session
 
@@ -56,7 +55,7 @@ def write_groups(session: Session, items: Iterable[pytest.Item]) -> None:
     """Write for the controller which of the items must run in one worker."""
     groups = {item.nodeid: group for item in items if (group := _group(item)) is not None}
     try:
-        write_text(json.dumps(groups, indent=1), session.directory / _FILE)
+        files.write_text(json.dumps(groups, indent=1), session.directory / _FILE)
     except OSError as error:
         session.cannot_write(error)
 
@@ -83,7 +82,7 @@ def _group(item: pytest.Item) -> str | None:
 
 def _needs_order(item: pytest.Item) -> bool:
     """Whether a test of a level must be in the worker that has the server."""
-    if not any(item.get_closest_marker(level) for level in LEVELS):
+    if not any(item.get_closest_marker(level) for level in profile_fields.LEVELS):
         return False
     names = set(getattr(item, "fixturenames", ()))
     return bool(names & _SERVERS) or not names & _ALONE

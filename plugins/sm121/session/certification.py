@@ -3,10 +3,8 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from sm121.core import architecture, data_file, digest
-from sm121.core.data_file import DataTable
+from sm121.core import architecture, data_file, digest, profile_fields
 from sm121.core.profile import Profile
-from sm121.core.profile_fields import Level
 from sm121.core.verdict import Severity, Verdict, worst
 from sm121.run.verdict_file import VerdictFile
 
@@ -14,7 +12,7 @@ from sm121.run.verdict_file import VerdictFile
 Inventory = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
-class _InventoryFile(DataTable):
+class _InventoryFile(data_file.DataTable):
     smoke: dict[str, tuple[str, ...]]
     kernel: dict[str, tuple[str, ...]]
     correctness: dict[str, tuple[str, ...]]
@@ -97,7 +95,7 @@ _Gaps = Iterator[tuple[Verdict, str]]
 
 
 def _gaps_of_levels(
-    file: VerdictFile, levels: Sequence[Level], inapplicable: Collection[str]
+    file: VerdictFile, levels: Sequence[profile_fields.Level], inapplicable: Collection[str]
 ) -> _Gaps:
     for level in levels:
         tests = [test for test in file.tests if test.level == level]

@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from sm121.core import data_file, own_tests
-from sm121.core.data_file import DataTable
-from sm121.core.errors import UsageError
+from sm121.core import data_file, errors, own_tests
 from sm121.session import fingerprinting
 
 OPTION = "--certify"
 
 
-class _Variables(DataTable):
+class _Variables(data_file.DataTable):
     names: frozenset[str]
     prefixes: tuple[str, ...]
 
@@ -54,7 +52,7 @@ def start(given: Sequence[str]) -> NoReturn:
     """Begin a certified run, which takes this process and its signals. `given`: the caller's
     arguments of pytest. Raises UsageError: PYTHONPATH is set, by which other code may run."""
     if os.environ.get("PYTHONPATH"):
-        raise UsageError(
+        raise errors.UsageError(
             f"{OPTION} with the variable PYTHONPATH: expected none; put the engine's into the "
             "table engine.environment of a profile of your own (--profile)"
         )

@@ -20,7 +20,6 @@ from sm121.engines.managed import (
     StartError,
 )
 from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
-from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Cause, classify
 from sm121.run.verdict_file import CrashReport
 from sm121.session.session import Session
@@ -122,7 +121,7 @@ class CrashDesk:
 
     def _gather(
         self, test: str | None, error: Exception | Dead | None, managed: ManagedServer | None
-    ) -> Evidence:
+    ) -> crash_bundle.Evidence:
         """Collect everything that is known at this moment. Nothing is stopped."""
         session = self._session
         dying = self._is_dying(error)
@@ -147,7 +146,7 @@ class CrashDesk:
             )
         observer = session.observer
         configuration = managed.configuration if managed is not None else None
-        return Evidence(
+        return crash_bundle.Evidence(
             cause=cause,
             what=_what(error),
             test=test,
@@ -179,7 +178,7 @@ class CrashDesk:
         wait_s = DYING_S if lost or isinstance(error, ServerError | Dead) else 0.0
         return life.ended_since(self._test_began, wait_s=wait_s)
 
-    def _tell(self, evidence: Evidence, happened: str = "") -> None:
+    def _tell(self, evidence: crash_bundle.Evidence, happened: str = "") -> None:
         """Write the bundle, note it in verdict.json, and print one line. `happened`: in words
         without the cause; nothing where the cause says it."""
         session, cause = self._session, evidence.cause
@@ -213,7 +212,7 @@ class CrashDesk:
         )
         session.say("crash", printable(session.redact(line)))
 
-    def _replace_server(self, evidence: Evidence) -> None:
+    def _replace_server(self, evidence: crash_bundle.Evidence) -> None:
         session = self._session
         if xids := evidence.kernel.xids:
             session.distrusted = (

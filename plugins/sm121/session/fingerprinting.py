@@ -7,7 +7,6 @@ from pathlib import Path
 
 from sm121.checkpoint.identity import identity
 from sm121.core import data_file, digest, profile
-from sm121.core.profile import Profile
 from sm121.core.redaction import is_secret_name, redact_arguments
 from sm121.engines.installed import Installed
 from sm121.evidence import environment
@@ -69,7 +68,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
     )
 
 
-def is_shipped(chosen: Profile, engine: Installed | None = None) -> bool:
+def is_shipped(chosen: profile.Profile, engine: Installed | None = None) -> bool:
     """Whether a profile is the one of its name that comes with the suite, whichever of its
     configurations is judged, of whichever engine."""
     engine = engine or Installed()
@@ -94,7 +93,7 @@ def provider(session: Session) -> str | None:
     return f"{name} {digest.of_files(Path(spec.origin).parent, [Path(spec.origin)])}"
 
 
-def _axes(settings: Settings, chosen: Profile) -> str | None:
+def _axes(settings: Settings, chosen: profile.Profile) -> str | None:
     if chosen.matrix is None:
         return None
     return digest.of(axes.load(settings.axes or chosen.matrix.axes).model_dump(mode="json"))

@@ -9,12 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sm121.core import data_file
-from sm121.core.data_file import DataTable
+from sm121.core import data_file, profile_fields
 from sm121.core.profile import Costs, Profile
-from sm121.core.profile_fields import LEVELS
-from sm121.measure import gate, machine
-from sm121.measure.box import BoxState
+from sm121.measure import box, gate, machine
 from sm121.measure.plan import Plan
 from sm121.run import verdict_file
 
@@ -40,7 +37,7 @@ class Check:
     streams: int | None = None
 
 
-class _Row(DataTable):
+class _Row(data_file.DataTable):
     """What a check of a level asks of a server, on average. Tokens, answers, seconds."""
 
     prompt: float = 0
@@ -163,7 +160,7 @@ def timed(report: Path, profile: Profile, plan: str) -> Timed:
         fingerprint = run.fingerprint
         if fingerprint is None or (run.profile, fingerprint.machine) != (profile.name, identity):
             continue
-        if run.box.before and run.box.before.device and run.box.state != BoxState.DEGRADED:
+        if run.box.before and run.box.before.device and run.box.state != box.BoxState.DEGRADED:
             gb_s = gb_s or run.box.before.device.bandwidth_best_gb_s
         if fingerprint.configuration != profile.under_test or not run.finished:
             continue
@@ -183,7 +180,7 @@ def of(
     every = list(checks)
     forecasts: dict[str, Forecast] = {}
     started = {name for check in every if check.id in seconds for name in check.servers}
-    for level in LEVELS:
+    for level in profile_fields.LEVELS:
         of_level = [check for check in every if check.level == level]
         if not of_level:
             continue

@@ -5,16 +5,14 @@ from pathlib import Path
 
 from sm121.core.files import write_text
 from sm121.report import junit, page, stored, summary
-from sm121.report.stored import StoredReport
 from sm121.run import details
-from sm121.run.details import Details
 from sm121.session.session import Session
 
 #: Bytes of a step's summary: GitHub refuses all of a longer one.
 _LONGEST_SUMMARY = 1 << 20
 
 
-def write_report(session: Session, known: Details) -> StoredReport:
+def write_report(session: Session, known: details.Details) -> stored.StoredReport:
     """Write details.json, summary.md, junit.xml, report.html and the summary of a GitHub job, of a
     closed session. ``known`` is shown beside verdict.json."""
     details.write(known, session.directory)

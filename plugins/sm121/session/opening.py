@@ -10,31 +10,23 @@ from typing import IO
 
 import psutil
 
-from sm121.core import architecture
+from sm121.core import architecture, verdict
 from sm121.core.profile import FULL, Profile
 from sm121.core.server import Server
-from sm121.core.verdict import Verdict
-from sm121.engines import devices, registry, stale
+from sm121.engines import devices, pool, process_tree, protocol, registry, stale, start_progress
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.device_memory import ServerMemoryReader
 from sm121.engines.kept_log import KeptLog
 from sm121.engines.managed import StartLimits
-from sm121.engines.pool import ServerPool
-from sm121.engines.process_tree import RUN_ID
-from sm121.engines.protocol import Program
-from sm121.engines.start_progress import StartProgress
-from sm121.evidence import environment
-from sm121.evidence.resources import ResourceSampler
+from sm121.evidence import environment, resources
 from sm121.measure import machine
 from sm121.run import directory as report_directory
 from sm121.run.target import Target
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
-from sm121.session import fingerprinting
+from sm121.session import crashes, fingerprinting, signals
 from sm121.session import target as targets
-from sm121.session.crashes import CrashDesk
 from sm121.session.session import Session
 from sm121.session.settings import Settings
-from sm121.session.signals import give_time
 
 
 def _print(what: str, line: str) -> None:
@@ -44,7 +36,7 @@ def _print(what: str, line: str) -> None:
 def open_session(settings: Settings) -> Session:
     """The session of a script: see `prepare`. A crash leaves a bundle, as in a run of pytest."""
     session = prepare(settings)
-    CrashDesk(session)
+    crashes.CrashDesk(session)
     return session
 
 
@@ -86,7 +78,7 @@ def prepare(
         )
     if chosen.obstacle is None and chosen.profile is not None:
         _prepare_engine(session, chosen.profile)
-    os.environ[RUN_ID] = run_id
+    os.environ[process_tree.RUN_ID] = run_id
     return session
 
 
@@ -143,7 +135,7 @@ def _verdict_file(
         engine=engine,
         certificate_levels=list(profile.certify.levels) if settings.certify and profile else None,
         tests=[
-            TestReport(id=name, level=level, verdict=Verdict.NOT_RUN, message="not reached")
+            TestReport(id=name, level=level, verdict=verdict.Verdict.NOT_RUN, message="not reached")
             for name, level in tests
         ],
     )
@@ -183,7 +175,7 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
     record = environment.record(
         # A program has no Python packages: record those of the suite's environment.
         sys.executable
-        if isinstance(registry.engine(settings.engine), Program)
+        if isinstance(registry.engine(settings.engine), protocol.Program)
         else settings.engine_python,
         arguments=arguments,
         environment=variables,
@@ -209,7 +201,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
     session.configurations = targets.configurations(
         settings, profile, notify=lambda line: session.say("canary", line)
     )
-    session.pool = ServerPool(
+    session.pool = pool.ServerPool(
         limits=StartLimits(
             ready_s=profile.engine.ready_within_s.value,
             stalled_s=profile.engine.stalled_after_s,
@@ -218,10 +210,10 @@ def _make_pool(session: Session, profile: Profile) -> None:
         ),
         directory=session.directory,
         run_id=session.run_id,
-        notify=StartProgress(
+        notify=start_progress.StartProgress(
             lambda name, line: session.say(f"server {name}", line), begins=session.verbose
         ),
-        on_cold=give_time,
+        on_cold=signals.give_time,
         added=session.bound_compilers,
         before_stop=session.judge_errors,
         on_stop=session.server_stopped,
@@ -235,8 +227,8 @@ def _make_pool(session: Session, profile: Profile) -> None:
 
 def _sampler(
     session: Session, profile: Profile, processes: Callable[[], list[psutil.Process]]
-) -> ResourceSampler:
-    sampler = ResourceSampler(
+) -> resources.ResourceSampler:
+    sampler = resources.ResourceSampler(
         processes,
         held=ServerMemoryReader(gpu=profile.arch != architecture.CPU).read,
         floor_bytes=profile.stress.memory_floor_gib.value * 2**30,

@@ -7,13 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import IO
 
-from sm121.core.architecture import CPU
-from sm121.core.files import write_text
+from sm121.core import architecture, files
 from sm121.core.redaction import secrets_of
 from sm121.core.verdict import NotRun, Severity, Verdict
-from sm121.engines import registry
+from sm121.engines import protocol, registry
 from sm121.engines.attached import AttachedProcesses
-from sm121.engines.protocol import Program
 from sm121.evidence import cgroup, kernel_messages, silent_errors
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.resources import ResourceSampler
@@ -21,15 +19,13 @@ from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
 from sm121.regression import measured
 from sm121.report import summary
-from sm121.run import served, verdict_file
-from sm121.run.harness import Harness
-from sm121.run.verdict_file import StartReport, TestReport, VerdictFile
+from sm121.run import harness, served, verdict_file
 from sm121.session import against, certification
 from sm121.session.settings import Settings
 
 
 @dataclass(kw_only=True)
-class Session(Harness):
+class Session(harness.Harness):
     """One run of the suite, with or without pytest."""
 
     settings: Settings
@@ -43,7 +39,7 @@ class Session(Harness):
     #: Ids of all tests of levels that were collected.
     collected: Collection[str] = ()
     #: Whether a test that is not in this run was asked for.
-    asks_for: Callable[[TestReport], bool] = lambda _test: True
+    asks_for: Callable[[verdict_file.TestReport], bool] = lambda _test: True
     #: Ids of tests that no certificate needs: other architectures, or beyond the model's ability.
     inapplicable: set[str] = field(default_factory=set)
     interrupted: bool = False
@@ -88,7 +84,7 @@ class Session(Harness):
     def engine_interpreter(self) -> str:
         """The interpreter that imports the engine. Raises NotRun: the engine is a program."""
         engine = registry.engine(self.settings.engine)
-        if isinstance(engine, Program):
+        if isinstance(engine, protocol.Program):
             raise NotRun(f"{engine.program} is a program: no interpreter imports it")
         return self.settings.engine_python
 
@@ -99,7 +95,7 @@ class Session(Harness):
         self.file.duration_s = round(time.monotonic() - self.started, 3)
         if self.pool is not None:
             self.file.starts = [
-                StartReport(
+                verdict_file.StartReport(
                     configuration=start.configuration,
                     key=start.key,
                     startup_s=start.startup_s,
@@ -117,7 +113,7 @@ class Session(Harness):
             verdict, written_at = self.summarised
             is_due = self.file.finished or time.monotonic() - written_at > 1.0
             if is_due or verdict is not self.file.verdict:
-                write_text(summary.markdown(self.file), self.directory / "summary.md")
+                files.write_text(summary.markdown(self.file), self.directory / "summary.md")
                 self.summarised = self.file.verdict, time.monotonic()
         except OSError as error:
             self.cannot_write(error)
@@ -149,7 +145,7 @@ class Session(Harness):
         cannot be read is one too, and stands in a certificate. A crash's is in its bundle."""
         if self.target.obstacle is not None:
             return
-        uses_gpu, attached = self.target.arch != CPU, self.attached
+        uses_gpu, attached = self.target.arch != architecture.CPU, self.attached
         if attached is None or AttachedProcesses(attached.endpoint.base_url).here:
             kernel = kernel_messages.since(self.started)
         else:
@@ -210,7 +206,7 @@ class Session(Harness):
             for entry in worse:
                 self.ledger.decide(entry)
 
-    def worse_than_trusted(self, file: VerdictFile) -> list[TestReport]:
+    def worse_than_trusted(self, file: verdict_file.VerdictFile) -> list[verdict_file.TestReport]:
         """What of a file of this run is worse than in the trusted run and shows in no test."""
         trusted, now = self.settings.against, measured.of_this_run(self.recorder)
         assert trusted is not None

@@ -14,8 +14,7 @@ from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, Profile
 from sm121.core.server import root_of
 from sm121.core.waivers import Waiver
-from sm121.engines import capabilities, devices, registry
-from sm121.engines.protocol import Program
+from sm121.engines import capabilities, devices, protocol, registry
 from sm121.kernels import registry as kernel_providers
 from sm121.measure.plan import Plan, Sizes
 from sm121.oracles.formats import Rounding
@@ -378,7 +377,7 @@ def _hypothesis(option: Option, started_in: Path) -> Hypothesis | None:
 
 def _program(option: Option, engine: str, base_url: str | None) -> str:
     binary, program = option("--engine-binary"), registry.engine(engine)
-    if not isinstance(program, Program):
+    if not isinstance(program, protocol.Program):
         if binary:
             raise UsageError(f"--engine-binary: {engine} is started by --engine-python")
         return _interpreter(option("--engine-python"))

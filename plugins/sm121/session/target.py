@@ -9,19 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast, get_args
 
-from sm121.core import architecture, profile
-from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.core import architecture, configuration, profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.server import Server
-from sm121.engines import attached_log, installed, registry
+from sm121.engines import attached_log, installed, protocol, registry
 from sm121.engines.attached import attach, several_processes
 from sm121.engines.detection import detect
-from sm121.engines.installed import Installed
-from sm121.engines.protocol import Profiling
-from sm121.evidence.kernel_path import read_log
-from sm121.evidence.requirement import contradictions
-from sm121.evidence.signatures import known_engines
+from sm121.evidence import kernel_path, requirement, signatures
 from sm121.run.target import Target
 from sm121.session.settings import Settings
 
@@ -45,7 +40,7 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     chosen = settings.profile
     if chosen is None and (obstacle is None or settings.base_url is not None):
         chosen = profile.load(profile.for_architecture(arch, settings.engine))
-    engine = Installed()
+    engine = installed.Installed()
     if chosen is not None and settings.base_url is None:
         if obstacle is None:
             with contextlib.suppress(UsageError):  # raised again when the run is opened
@@ -62,13 +57,13 @@ def judging_attached(settings: Settings, target: Target, attached: Server) -> Ta
     assert chosen is not None
     path = None
     if attached.log is not None and attached.reader is not None:
-        path = read_log(attached.log, attached.reader)
-    engine = Installed(attached.version, build=path.build if path is not None else None)
+        path = kernel_path.read_log(attached.log, attached.reader)
+    engine = installed.Installed(attached.version, build=path.build if path is not None else None)
     judging = chosen.judging(settings.configuration, engine.identity)
     decided = settings.configuration is not None or judging.under_test in judging.fastest
     if path is not None and attached.log is not None and not decided:
         differing = {
-            name: len(contradictions(judging.path_of(name), path, attached.log, name))
+            name: len(requirement.contradictions(judging.path_of(name), path, attached.log, name))
             for name in dict.fromkeys([judging.under_test, *judging.configurations])
         }
         likest = min(differing, key=lambda name: differing[name])
@@ -110,7 +105,7 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
     required = settings.served_name or (name if settings.certify else None)
     server = attach(url, api_key=settings.api_key, served_name=required, default_name=name, log=log)
     can = detect(server, settings.attached_engine)
-    if can.engine in known_engines():
+    if can.engine in signatures.known_engines():
         server = dataclasses.replace(server, reader=can.engine)
     if log is not None and (doubt := attached_log.doubt(server, can, log)) is not None:
         server = dataclasses.replace(server, log=None, why_no_log=doubt)
@@ -119,7 +114,7 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
 
 def configurations(
     settings: Settings, chosen: Profile, *, notify: Callable[[str], None]
-) -> dict[str, ServerConfiguration]:
+) -> dict[str, configuration.ServerConfiguration]:
     """The profile's server configurations with the user's arguments added. Builds the canary where
     the profile names it and it is missing. Raises UsageError: the model is not available."""
     model = settings.model or chosen.model.id
@@ -131,14 +126,14 @@ def configurations(
     profiled = settings.nsys and shutil.which("nsys")
     nsys = str(settings.report_dir / "kernels") if profiled else None
     return {
-        name: ServerConfiguration(
+        name: configuration.ServerConfiguration(
             name=name,
             engine=settings.engine,
             python=settings.engine_python,
             model=model,
             served_name=settings.served_name or chosen.model.served_name,
             arguments=(*chosen.engine.arguments, *configured.arguments, *settings.engine_arguments),
-            environment=environment_items(
+            environment=configuration.environment_items(
                 chosen.engine.environment, configured.environment, dict(settings.engine_environment)
             ),
             debug=settings.engine_debug,
@@ -159,7 +154,7 @@ def profiler_mode(settings: Settings, chosen: Profile) -> str:
 def _traces(settings: Settings, chosen: Profile) -> str | None:
     """Folder of the engine's profiler; None when it is not used, or when the user configured it."""
     engine = registry.engine(settings.engine)
-    if profiler_mode(settings, chosen) == "off" or not isinstance(engine, Profiling):
+    if profiler_mode(settings, chosen) == "off" or not isinstance(engine, protocol.Profiling):
         return None
     if any(argument.startswith("--profiler-config") for argument in settings.engine_arguments):
         return None
@@ -168,7 +163,7 @@ def _traces(settings: Settings, chosen: Profile) -> str | None:
     return str(settings.report_dir / "traces")
 
 
-def installed_engine(settings: Settings, chosen: Profile) -> Installed:
+def installed_engine(settings: Settings, chosen: Profile) -> installed.Installed:
     """The engine that will be started. Raises UsageError: there is none, or it does not answer."""
     engine = registry.engine(settings.engine)
     return installed.look(engine, settings.engine_python, start_environment(settings, chosen))
@@ -179,7 +174,7 @@ def start_environment(
 ) -> dict[str, str]:
     """The environment of a start: this process's, the profile's, a configuration's, the user's."""
     layers = (chosen.engine.environment, configured or {}, dict(settings.engine_environment))
-    return {**os.environ, **dict(environment_items(*layers))}
+    return {**os.environ, **dict(configuration.environment_items(*layers))}
 
 
 def _gguf(root: Path) -> Path:

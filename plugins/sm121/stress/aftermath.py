@@ -9,8 +9,7 @@ import psutil
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 from sm121.measure import counters
-from sm121.stress import capacity
-from sm121.stress.fault import Fault
+from sm121.stress import capacity, fault
 
 _ZOMBIE_FOR_S = 2.0
 _IDLE_WITHIN_S = 15.0
@@ -18,7 +17,7 @@ _IDLE_WITHIN_S = 15.0
 _NO_BLOCKS, _NO_USAGE = 1.5, 0.01
 
 
-def not_idle(endpoint: Endpoint) -> Fault | None:
+def not_idle(endpoint: Endpoint) -> fault.Fault | None:
     """Requests or KV blocks kept after the last answer; None: none, or nothing says so."""
     deadline, most_usage = time.monotonic() + _IDLE_WITHIN_S, _NO_USAGE
     with contextlib.suppress(NotRun):  # the server does not say
@@ -34,11 +33,11 @@ def not_idle(endpoint: Endpoint) -> Fault | None:
         if time.monotonic() > deadline:
             observed = ", ".join(f"{name} {value:g}" for name, value in busy.items())
             required = f"0 within {_IDLE_WITHIN_S:.0f} s of the last answer"
-            return Fault("not_idle", f"required {required}, seen {observed}")
+            return fault.Fault("not_idle", f"required {required}, seen {observed}")
         time.sleep(0.2)
 
 
-def zombies(processes: Callable[[], Iterable[psutil.Process]]) -> Fault | None:
+def zombies(processes: Callable[[], Iterable[psutil.Process]]) -> fault.Fault | None:
     """Children of the server's tree that ended and are not waited for, but for a moment."""
     first = _dead_children(processes())
     if not first:
@@ -48,7 +47,7 @@ def zombies(processes: Callable[[], Iterable[psutil.Process]]) -> Fault | None:
     if not still:
         return None
     listed = ", ".join(f"pid {pid}, a child of {parent}" for pid, parent in still[:5])
-    return Fault("zombie", f"required none, seen {len(still)}: {listed}")
+    return fault.Fault("zombie", f"required none, seen {len(still)}: {listed}")
 
 
 def _dead_children(processes: Iterable[psutil.Process]) -> list[tuple[int, str]]:

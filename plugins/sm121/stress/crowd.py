@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
-from sm121.core.level_settings import AgreementBound
-from sm121.core.verdict import NotRun
+from sm121.core import level_settings, verdict
 from sm121.engines.capabilities import Capabilities, Name
 from sm121.stress import checks
 from sm121.stress.fault import Fault, UnderLoad
@@ -73,7 +72,7 @@ class Crowd:
     shapes: Shapes
     client: LoadClient
     capabilities: Capabilities
-    bound: AgreementBound
+    bound: level_settings.AgreementBound
     tokens: int
     #: Kinds that the server does not serve, with its refusal.
     refused: dict[str, str] = field(default_factory=dict)
@@ -124,7 +123,7 @@ class Crowd:
         served = enumerate(filter(None, groups))
         shifted = [group[n % _PROMPTS :] + group[: n % _PROMPTS] for n, group in served]
         if not shifted:
-            raise NotRun(f"the server refuses every kind of request: {self.refused}")
+            raise verdict.NotRun(f"the server refuses every kind of request: {self.refused}")
         return [job for turn in zip(*shifted, strict=True) for job in turn]
 
     def _with_alone(self, kind: str, make: Callable[[int], Job]) -> list[Job]:

@@ -3,12 +3,10 @@ of a crash bundle comes from here where the server's own log has no cause."""
 
 from dataclasses import dataclass
 
-from sm121.core import data_file
-from sm121.core.data_file import DataTable
-from sm121.core.errors import Sm121Error
+from sm121.core import data_file, errors
 
 
-class FaultKinds(DataTable):
+class FaultKinds(data_file.DataTable):
     """The whole file."""
 
     gravest: tuple[str, ...]
@@ -35,7 +33,7 @@ class Fault:
         return f"{self.kind}: {self.text}"
 
 
-class UnderLoad(Sm121Error, AssertionError):
+class UnderLoad(errors.Sm121Error, AssertionError):
     """The server did not stand a load. ``faults``: the gravest kinds first, then in order."""
 
     def __init__(self, load: str, faults: list[Fault], count: int) -> None:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sm121.client.load import Job, JobOutcome, LoadResult
-from sm121.core.server import Endpoint
-from sm121.core.unmet import Fact
+from sm121.core import server, unmet
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.measure import counters
 from sm121.stress.shapes import Shapes
@@ -32,7 +31,7 @@ class Joining:
     for how long prompts join; `context`: most tokens of a prompt and its answer."""
 
     shapes: Shapes
-    endpoint: Endpoint
+    endpoint: server.Endpoint
     most: int
     lasts_s: float
     context: int
@@ -83,7 +82,7 @@ class Joining:
             raise NotRun("how many requests ran is not known: /metrics has no counter of them")
         if missing := self.missing():
             raise Inconclusive(
-                Fact(
+                unmet.Fact(
                     f"1 to {self.most} requests running, one of them joining",
                     f"never {', '.join(map(str, missing))} by the server's counters: it runs fewer "
                     "at once than it was asked to (--max-num-seqs, or a KV cache that is too "

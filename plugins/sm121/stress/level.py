@@ -17,21 +17,17 @@ from sm121.answers.prompts import continuations
 from sm121.client.completions import Asker
 from sm121.client.connection import Patience
 from sm121.client.load import Job, LoadClient, LoadResult
-from sm121.core import architecture
-from sm121.core.files import write_text
-from sm121.core.level_settings import AgreementBound
+from sm121.core import architecture, files, level_settings
 from sm121.core.server import Server, require_context
 from sm121.core.verdict import Inconclusive, NotRun, Verdict
 from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters, growth
-from sm121.measure.growth import Growth
 from sm121.performance.bench import requested_slots, slots
 from sm121.run.harness import Harness
 from sm121.stress import aftermath, capacity, checks, memory, restart, shapes, soak, throughput
 from sm121.stress.crowd import Crowd, size
 from sm121.stress.fault import Fault, UnderLoad
 from sm121.stress.joining import LONGEST, Joining
-from sm121.stress.shapes import Arrival, Shapes
 from sm121.stress.timeline import Timeline
 
 #: More load where the memory is undecided.
@@ -56,7 +52,7 @@ class Stress:
         harness: Harness,
         server: Server,
         capabilities: Capabilities,
-        bound: AgreementBound | None = None,
+        bound: level_settings.AgreementBound | None = None,
     ) -> None:
         has_ids = capabilities.can("token_ids")
         capabilities.require("completions", "ignore_eos", *(() if has_ids else ("logprob_ids",)))
@@ -75,7 +71,7 @@ class Stress:
             stop=lambda: harness.aborted,
         )
         self._asker = Asker(server)
-        self.shapes = Shapes(
+        self.shapes = shapes.Shapes(
             model=server.endpoint.served_name,
             prompts=continuations().prompts,
             ask=self._asker.ask,
@@ -92,7 +88,7 @@ class Stress:
         )
         tokens = int(sizes.answer_tokens.value)
         self._crowd = Crowd(self.shapes, self.client, capabilities, bound, tokens)
-        self._growths: list[Growth] = []
+        self._growths: list[growth.Growth] = []
         #: Index of the first sample that memory is judged by.
         self._steady_from: int | None = None
         harness.observer = self  # before the first load: also that one may end in a crash
@@ -165,7 +161,7 @@ class Stress:
         compared = f"only the first {throughput.TOKENS} tokens are compared"
         self._harness.remark(f"long generation: {compared}, since the engine gives no token ids")
 
-    def arriving(self, kind: Arrival) -> None:
+    def arriving(self, kind: shapes.Arrival) -> None:
         """Requests of all lengths, arriving in one of the ways in which users do."""
         count = int(self._sizes.mixed_requests.value)
         self._play(
@@ -296,7 +292,7 @@ class Stress:
                 now = time.monotonic()
                 next_memory = now + max(_KEEP_MEMORY_EVERY_S, _KEEP_MEMORY_COST * (now - began))
             text = json.dumps(record, indent=2) + "\n"
-            write_text(self._harness.redact(text), self._harness.directory / "soak.json")
+            files.write_text(self._harness.redact(text), self._harness.directory / "soak.json")
 
         soak.run(duration_s, play, write, self._say)
         if failed:
@@ -414,7 +410,7 @@ class Stress:
     def _read_throughput(self) -> throughput.ThroughputReading:
         return throughput.read(self.client, self.shapes, self._bound, self._processes)
 
-    def _judge_growth(self, first: int) -> list[Growth]:
+    def _judge_growth(self, first: int) -> list[growth.Growth]:
         samples = self.timeline.since(first)
         if not samples or not any(sample.processes for sample in samples):
             return []

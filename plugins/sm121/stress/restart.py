@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
-from sm121.core.level_settings import AgreementBound
+from sm121.core import level_settings, verdict
 from sm121.core.unmet import Fact, Unmet, require
-from sm121.core.verdict import Inconclusive
 from sm121.engines.capabilities import Deviation
 from sm121.run.harness import Harness
 from sm121.stress import checks
@@ -24,7 +23,7 @@ def under_load(
     client: LoadClient,
     jobs: Sequence[Job],
     concurrency: int,
-    bound: AgreementBound,
+    bound: level_settings.AgreementBound,
     before_stop: Callable[[], None],
     learned_within_s: float,
     excuse: Deviation | None = None,
@@ -58,7 +57,7 @@ def under_load(
     if faults := checks.faults(again.run(once, concurrency=concurrency), bound):
         raise UnderLoad("after the restart", faults, len(once))
     if not 0 < broken_off < len(jobs):
-        raise Inconclusive(
+        raise verdict.Inconclusive(
             "required a server that was stopped while requests were under way, seen: "
             f"{broken_off} of {len(jobs)} broken off"
         )

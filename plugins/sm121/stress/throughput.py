@@ -11,10 +11,8 @@ from pathlib import Path
 import psutil
 
 from sm121.client.load import LoadClient
-from sm121.core.level_settings import AgreementBound
-from sm121.core.verdict import Inconclusive, NotRun
-from sm121.stress import checks
-from sm121.stress.fault import Fault, UnderLoad
+from sm121.core import level_settings, verdict
+from sm121.stress import checks, fault
 from sm121.stress.shapes import Shapes
 
 #: Requests of a reading, and tokens of each.
@@ -43,7 +41,7 @@ class ThroughputReading:
 
 
 def read(
-    client: LoadClient, shapes: Shapes, bound: AgreementBound, processes: Processes
+    client: LoadClient, shapes: Shapes, bound: level_settings.AgreementBound, processes: Processes
 ) -> ThroughputReading:
     """Take a reading. `processes`: of the server's tree; none where it is attached. Raises
     UnderLoad: an answer is wrong; NotRun: the answers do not come as streams."""
@@ -52,14 +50,14 @@ def read(
     load = client.run(jobs, concurrency=1)
     ended = _CpuTimes.now(processes())
     if wrong := checks.faults(load, bound):
-        raise UnderLoad("one request at a time", wrong, len(jobs))
+        raise fault.UnderLoad("one request at a time", wrong, len(jobs))
     rates = [
         (o.received - 1) / (o.last - o.first)
         for o in load.outcomes
         if o.first is not None and o.last is not None and o.last > o.first
     ]
     if not rates:
-        raise NotRun("no rate: the answers came in one piece")
+        raise verdict.NotRun("no rate: the answers came in one piece")
     server = ended.server - began.server
     other_s = (ended.all - began.all) - server - (ended.suite - began.suite)
     available = (ended.at - began.at) * (psutil.cpu_count() or 1)
@@ -105,8 +103,8 @@ def compare(
         f"({allowed:.0%} below the {before.rate:.1f} before the load), seen {after.rate:.1f}"
     )
     if after.other_load > max_other_load and (waited or not on_cpu):
-        raise Inconclusive(f"{text}, {beside}")
-    raise UnderLoad("after the load", [Fault("slower_after_load", text)], 0)
+        raise verdict.Inconclusive(f"{text}, {beside}")
+    raise fault.UnderLoad("after the load", [fault.Fault("slower_after_load", text)], 0)
 
 
 @dataclass(frozen=True)

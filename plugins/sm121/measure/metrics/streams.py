@@ -6,15 +6,11 @@ from statistics import median
 from typing import ClassVar
 
 from sm121.client.timed_answer import Clock, TimedAnswer
-from sm121.core.unmet import Fact, Unmet
-from sm121.core.verdict import NotRun
-from sm121.measure import decoding, timing
-from sm121.measure.cells import MeasuredCell
-from sm121.measure.decoding import Window
+from sm121.core import unmet, verdict
+from sm121.measure import cells, decoding, timing, validity
 from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.measure.statistics import median_or_none
-from sm121.measure.validity import Findings
 
 #: A rate of several streams below this share of what its neighbours make expect is a dip; between
 #: captured sizes 17 to 25 % were lost (dendro-logic).
@@ -32,11 +28,11 @@ class StreamsRate(Metric):
     unit: ClassVar[Unit] = "tok/s"
     higher_is_better: ClassVar[bool] = True
 
-    def name(self, cell: MeasuredCell) -> str:
+    def name(self, cell: cells.MeasuredCell) -> str:
         """``tg32_c4@d0``."""
         return f"tg{cell.tokens_together}{cell.suffix}@d{cell.depth}"
 
-    def samples(self, cell: MeasuredCell) -> list[float]:
+    def samples(self, cell: cells.MeasuredCell) -> list[float]:
         """One of each round whose streams decoded at the same time."""
         clock = cell.counted_by
         if cell.queued:
@@ -44,7 +40,9 @@ class StreamsRate(Metric):
         windows = [common_windows(answers, clock) or [] for answers in self._together(cell)]
         return [sum(window.rate for window in each) for each in windows]
 
-    def examine(self, cell: MeasuredCell, measurement: Measurement, findings: Findings) -> None:
+    def examine(
+        self, cell: cells.MeasuredCell, measurement: Measurement, findings: validity.Findings
+    ) -> None:
         """Add the rate of each stream, and tell a dip between the numbers of streams measured so
         far. Raises NotRun: the streams decoded together in fewer than half of the rounds; Unmet:
         the server was asked to run them together, and never ran more than half of them."""
@@ -60,8 +58,8 @@ class StreamsRate(Metric):
             most = max(_most_at_once(answers, cell.counted_by) for answers in cell.long)
             if cell.server.slots_sure and 2 * most <= cell.concurrency:
                 side_by_side = f"{cell.concurrency} streams side by side, as the server was asked"
-                raise Unmet(Fact(side_by_side, f"{most} at most", evidence=why))
-            raise NotRun(why)
+                raise unmet.Unmet(unmet.Fact(side_by_side, f"{most} at most", evidence=why))
+            raise verdict.NotRun(why)
         super().examine(cell, measurement, findings)
         clock = cell.counted_by
         measurement.extra = {
@@ -75,7 +73,7 @@ class StreamsRate(Metric):
             measurement.remarks += dips(rates)
 
     @staticmethod
-    def _together(cell: MeasuredCell) -> list[list[TimedAnswer]]:
+    def _together(cell: cells.MeasuredCell) -> list[list[TimedAnswer]]:
         """The rounds in which all streams decode half of their tokens together, or one failed."""
         clock, together = cell.counted_by, []
         for answers in cell.long:
@@ -86,7 +84,7 @@ class StreamsRate(Metric):
         return together
 
 
-def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[Window] | None:
+def common_windows(answers: Sequence[TimedAnswer], clock: Clock) -> list[decoding.Window] | None:
     """Of streams side by side, the part in which all of them decode; None where there is none."""
     if not answers or not all(answer.ok for answer in answers):
         return None

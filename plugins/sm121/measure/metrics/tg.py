@@ -7,9 +7,8 @@ from statistics import fmean, median
 from typing import ClassVar
 
 from sm121.client.timed_answer import Clock, TimedAnswer
-from sm121.measure import timing, validity
+from sm121.measure import gate, timing, validity
 from sm121.measure.cells import MeasuredCell
-from sm121.measure.gate import STEADY_LOOK
 from sm121.measure.measurement import Measurement, Unit
 from sm121.measure.metrics import Metric
 from sm121.measure.statistics import median_or_none
@@ -106,7 +105,7 @@ class DecodeRate(Metric):
     def gather_at_the_end(self, cell: MeasuredCell, rounds: int) -> None:
         """Where a gate looked at as many answers of all lengths, those of this length may be the
         slow ones."""
-        readings = STEADY_LOOK if self.of(cell).rounds >= STEADY_LOOK else 0
+        readings = gate.STEADY_LOOK if self.of(cell).rounds >= gate.STEADY_LOOK else 0
         cell.gather(rounds, readings=readings, tokens=self.tokens)
 
     def _track(self, cell: MeasuredCell, rates: Sequence[float]) -> list[float]:
