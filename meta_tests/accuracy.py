@@ -32,8 +32,7 @@ from sm121.core.server import Endpoint
 from sm121.core.verdict import Verdict
 from sm121.measure import gate, metrics, timing, validity
 from sm121.measure.cells import MeasuredCell, MeasuredServer
-from sm121.measure.metrics.pp import PrefillRate
-from sm121.measure.metrics.tg import DecodeRate
+from sm121.measure.metrics import pp, tg
 from sm121.measure.plan import Plan
 from sm121.measure.prompts import Prompts
 
@@ -141,9 +140,9 @@ def measure_clean() -> dict[str, Any]:
         options = ("--rate", str(rate), "--jitter", str(jitter), "--interval-jitter", "0.02")
         with timed_server(*options) as server:
             cell = our_cell(server.base_url, plan, 5)
-        found = DecodeRate(32).of(cell)
+        found = tg.DecodeRate(32).of(cell)
         everything = [
-            *found.invalid, *PrefillRate().of(cell).invalid,
+            *found.invalid, *pp.PrefillRate().of(cell).invalid,
             *metrics.find("ttft", quantile=0.99).of(cell).invalid,
         ]  # fmt: skip
         wrong += [f"run {number}, {rate:g} tok/s, jitter {jitter}: {item}" for item in everything]
@@ -242,7 +241,7 @@ class Said:
 def sm121(url: str, _folder: Path) -> Said:
     measuring = Measuring(short_rounds=2, silent_within_s=2.0)
     cell = our_cell(url, Plan(512, (16, TOKENS), (0,), measuring), 8)
-    found, first = DecodeRate(TOKENS).of(cell), metrics.find("ttft", quantile=0.5).of(cell)
+    found, first = tg.DecodeRate(TOKENS).of(cell), metrics.find("ttft", quantile=0.5).of(cell)
     refused = ", ".join(sorted({item.reason for item in found.invalid})) or None
     return Said(_middle(found.samples), _middle(first.samples), refused)
 

@@ -8,12 +8,9 @@ import report_runs
 
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
-from sm121.regression import ab_file
+from sm121.regression import ab_file, change
 from sm121.regression.ab import Visit
-from sm121.regression.ab_file import AbFile
-from sm121.regression.change import Change
 from sm121.run import details, verdict_file
-from sm121.run.details import Samples
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import VerdictFile
 
@@ -21,10 +18,10 @@ _MACHINE = {"cpu_model": "20 cores, constructed", "gpu": "NVIDIA GB10", "gpus": 
 _NAME = "tests/test_correctness.py::"
 
 
-def _samples(middle: float, seed: int, **fields) -> Samples:
+def _samples(middle: float, seed: int, **fields) -> details.Samples:
     chance = random.Random(seed)
     values = [middle * (1 + chance.gauss(0, 0.006)) for _ in range(24)]
-    return Samples(samples=values, **fields)
+    return details.Samples(samples=values, **fields)
 
 
 def _finish(folder: Path, run: VerdictFile, rates: dict[str, float], *, seed: int) -> None:
@@ -76,11 +73,11 @@ def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin")
 
     def outcome(metric, unit, a, ratio, low, high, verdict, allowed=0.05):
         better = unit == "tok/s"
-        return Change(
+        return change.Change(
             metric, unit, better, a, a * ratio, ratio, low, high, 3, allowed, Verdict(verdict)
         )
 
-    record = AbFile(
+    record = ab_file.AbFile(
         sides=("", text),
         visits=[visit("A", "FLASHINFER_CUTLASS_MXFP4_MXFP8"), visit("B", "MARLIN")],
         outcomes=[

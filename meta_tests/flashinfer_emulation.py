@@ -18,8 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sm121.kernels.flashinfer_provider import FlashInferIdentityProvider, FlashInferProvider
-from sm121.kernels.torch_provider import TorchProvider
+from sm121.kernels import flashinfer_provider, torch_provider
 
 BLOCK, TILE, BLOCKS = 32, 128, 4
 """Elements a scale; rows and scales of a tile of scales."""
@@ -36,7 +35,7 @@ class Emulation:
 
     version = "0.7.2"
     capability = (12, 1)
-    quantiser = TorchProvider()
+    quantiser = torch_provider.TorchProvider()
     tile = (128, 128)
 
     @functools.cached_property
@@ -324,11 +323,11 @@ class _Emulated:
         return self._emulation.core
 
 
-class EmulatedProvider(_Emulated, FlashInferProvider):
+class EmulatedProvider(_Emulated, flashinfer_provider.FlashInferProvider):
     pass
 
 
-class IdentityProvider(_Emulated, FlashInferIdentityProvider):
+class IdentityProvider(_Emulated, flashinfer_provider.FlashInferIdentityProvider):
     pass
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from sm121.cli import progress
 from sm121.run import verdict_file
-from sm121.run.verdict_file import VerdictFile
 
 ROOT = Path(__file__).resolve().parents[1]
 _HEAD = """# Honest runs against each other
@@ -64,7 +63,7 @@ def _run(folder: Path, plan: str, against: Path | None = None) -> Path:
     return folder
 
 
-def _row(number: int, run: VerdictFile, minutes: float) -> str:
+def _row(number: int, run: verdict_file.VerdictFile, minutes: float) -> str:
     held = run.against
     assert held is not None
     wrong = [*held.new, *held.changed, *held.missing, *held.path, *held.worse]
@@ -76,7 +75,7 @@ def _row(number: int, run: VerdictFile, minutes: float) -> str:
     )
 
 
-def _most(run: VerdictFile) -> str:
+def _most(run: verdict_file.VerdictFile) -> str:
     there = run.against.measured if run.against is not None else {}
     changes = {
         name: 100 * (here.value / there[name].value - 1)

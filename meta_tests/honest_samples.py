@@ -25,8 +25,7 @@ import test_samples
 from model_faults import PROFILE, ROOT, SabotagedServer
 
 from sm121.answers import prompts
-from sm121.api.client import Api
-from sm121.api.sampled import Sampler
+from sm121.api import client, sampled
 from sm121.api.speculation import Speculation
 from sm121.checkpoint import canary
 from sm121.client.completions import Asker
@@ -46,7 +45,7 @@ ROUNDS, POWER = "|---|---|---:|---|---|---:|", "|---|---:|---:|---:|---:|---:|"
 def failures(server: Server, seed: int) -> list[str]:
     """What the tests of a round say that do not pass."""
     can, texts = detect(server), []
-    sampler = Sampler(Api(server.endpoint, can), seed)
+    sampler = sampled.Sampler(client.Api(server.endpoint, can), seed)
     checks = [functools.partial(test_samples.hold, t, sampler) for t in test_samples.TESTS]
     if counters.drafted(server.endpoint) is not None:
         bound, texts_of = PROFILE.correctness.agreement, prompts.continuations()
@@ -97,7 +96,7 @@ def judged(job: tuple[str, float, int]) -> tuple[int, list[int]]:
     test, factor, runs = job
     name, generator, sent = _parameter(test), np.random.default_rng(), list[int]()
 
-    class Scripted(Api):
+    class Scripted(client.Api):
         def complete(self, prompt: str | list[str], **options: Any) -> dict[str, Any]:
             body = {"prompt": prompt, "model": "m", "max_tokens": 16, "temperature": 0.0} | options
             if name == "top_k" and body.get(name, -1) > 0:
@@ -112,7 +111,7 @@ def judged(job: tuple[str, float, int]) -> tuple[int, list[int]]:
         sent.clear()
         api = Scripted(Endpoint("", "", "m"), capabilities.of("vllm", "0.32.0"))
         try:
-            test_samples.hold(test, Sampler(api, secrets.randbits(32)))
+            test_samples.hold(test, sampled.Sampler(api, secrets.randbits(32)))
         except (Unmet, NotRun) as fact:
             wrong += isinstance(fact, Unmet)
         prompt_counts.append(sum(sent))

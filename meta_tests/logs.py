@@ -5,14 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sm121.evidence.kernel_path import KernelPath, LogReader
-from sm121.evidence.log_lines import join_wrapped
+from sm121.evidence import kernel_path, log_lines
 
 
-def read_lines(lines: Iterable[str], engine: str = "vllm") -> KernelPath:
+def read_lines(lines: Iterable[str], engine: str = "vllm") -> kernel_path.KernelPath:
     """As `sm121.evidence.kernel_path.read_log`, of the lines of a log."""
-    reader = LogReader(engine)
-    for line in join_wrapped(lines):
+    reader = kernel_path.LogReader(engine)
+    for line in log_lines.join_wrapped(lines):
         reader.take(line)
     return reader.path()
 

@@ -11,16 +11,12 @@ from pathlib import Path
 
 import report_runs
 
-from sm121.core import profile
-from sm121.core.unmet import Fact
+from sm121.core import profile, unmet
 from sm121.core.verdict import Verdict
-from sm121.regression import ab_file
+from sm121.regression import ab_file, change
 from sm121.regression.ab import Visit
-from sm121.regression.ab_file import AbFile
-from sm121.regression.change import Change
 from sm121.report import references
-from sm121.run import details, verdict_file
-from sm121.run.fingerprint import Fingerprint
+from sm121.run import details, fingerprint, verdict_file
 from sm121.run.verdict_file import ChangeReport, MetricReport, TestReport, VerdictFile
 
 ROOT = Path(__file__).parent.parent
@@ -154,7 +150,7 @@ def pair(folder: Path) -> list[tuple[str, Path]]:
         run = verdict_file.read(directory / "verdict.json")
         run.metrics = published(source)
         _of(run, source)
-        run.fingerprint = Fingerprint(
+        run.fingerprint = fingerprint.Fingerprint(
             profile="p1", profile_shipped=True, model="m1", machine={"gpu": "NVIDIA GB10"}
         )
         if source == _BEFORE:
@@ -176,7 +172,7 @@ def _hold(test: TestReport, rate: MetricReport) -> None:
 
 
 def _below(test: TestReport, value: float, limit: float) -> None:
-    fact = Fact("at least", about="tg32@d0", value=value, limit=limit, unit="tok/s")
+    fact = unmet.Fact("at least", about="tg32@d0", value=value, limit=limit, unit="tok/s")
     test.message, test.unmet = str(fact), [fact]
 
 
@@ -192,15 +188,15 @@ def ab(folder: Path) -> Path:
     verdict_file.write(run, folder / "verdict.json")
     one, two = h200(0), h200(1)
 
-    def compared(name: str) -> Change:
+    def compared(name: str) -> change.Change:
         a, b = one[name], two[name]
-        return Change(
+        return change.Change(
             name, "tok/s", True, a.value, b.value, b.value / a.value, b.ci_low / a.ci_high,
             b.ci_high / a.ci_low, 1, 0.05,
             Verdict.PASS if b.ci_low / a.ci_high > 0.95 else Verdict.INCONCLUSIVE,
         )  # fmt: skip
 
-    record = AbFile(
+    record = ab_file.AbFile(
         sides=("", "the same build, started again on another machine"),
         visits=[Visit(side, path=_H200, requested=[], log=f"server-{side}.log") for side in "AB"],
         outcomes=[

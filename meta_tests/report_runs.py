@@ -20,9 +20,8 @@ from sm121.matrix.feature_matrix import FailingSetReport, MatrixFile
 from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord
 from sm121.measure.growth import Growth
 from sm121.regression import trend
-from sm121.run import details, verdict_file
+from sm121.run import details, stored_run, verdict_file
 from sm121.run.details import Details, FailureDetail
-from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import (
     BoxReport,
     ChangeReport,
@@ -125,8 +124,8 @@ def _details(run: VerdictFile, decode: float) -> Details:
         "e2e_p99": {**gaussian(2900.0, 0.05, 480, "ms", 0.99), "failures": 6},
     }
 
-    def stored(value: float) -> StoredMetric:
-        return StoredMetric("tg32@d0", "tok/s", True, None, (value,), value)
+    def stored(value: float) -> stored_run.StoredMetric:
+        return stored_run.StoredMetric("tg32@d0", "tok/s", True, None, (value,), value)
 
     history = [
         past_runs.stored_run(

@@ -11,10 +11,8 @@ from sm121.api import cases, harmony, invariants, sampling, schema, stream, tool
 from sm121.api.cases import Case
 from sm121.api.client import Api, Refused
 from sm121.client.exchange import Exchange
-from sm121.core import data_file, profile
-from sm121.core.errors import UsageError
+from sm121.core import data_file, errors, profile, verdict
 from sm121.core.server import NO_KEY, Endpoint
-from sm121.core.verdict import Inapplicable, NotRun
 from sm121.engines import capabilities
 
 REQUEST = {"model": "canary", "prompt": "The capital of France is"}
@@ -267,7 +265,7 @@ def test_what_becomes_of_a_case(name, answers, kind, fails):
 def test_a_server_that_asks_for_no_key_is_not_asked_with_a_wrong_one():
     endpoint = Endpoint("http://127.0.0.1:1", NO_KEY, "canary")
     for name in ("wrong-key", "wrong-key-chat"):
-        with pytest.raises(Inapplicable, match="attached without --api-key"):
+        with pytest.raises(verdict.Inapplicable, match="attached without --api-key"):
             cases.judge(Api(endpoint, capabilities.of("vllm", None)), case(name), " Paris.")
     assert "leave out --api-key" in judged(case("wrong-key"), WELL, WELL).fact.observed
 
@@ -295,7 +293,7 @@ TOOL_CHECKS = (tools.called_every_time, tools.named, tools.required, tools.resul
 @from_data
 def test_a_server_that_says_it_has_no_tool_parser_is_not_judged(check, engine, said):
     refusal = answer(400, {"error": {"message": said, "type": "x", "param": None, "code": 400}})
-    with pytest.raises(NotRun, match="reads tool calls when started with --"):
+    with pytest.raises(verdict.NotRun, match="reads tool calls when started with --"):
         asked_for_a_tool(refusal, check, engine)
 
 
@@ -412,7 +410,7 @@ def test_every_case_says_why_and_none_comes_twice():
     ],
 )
 def test_a_bad_file_of_cases_is_one_line(text, said):
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(errors.UsageError, match=said) as caught:
         data_file.parse(text, cases.CaseFile, "api cases mine.toml")
     assert "\n" not in str(caught.value)
 

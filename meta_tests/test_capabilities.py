@@ -9,8 +9,7 @@ from loopback import JsonHandler, serving
 
 from sm121.api.client import Api
 from sm121.api.guarded_client import GuardedClient
-from sm121.core import data_file, profile
-from sm121.core.errors import UsageError
+from sm121.core import data_file, errors, profile
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
 from sm121.engines import capabilities, detection
@@ -89,7 +88,7 @@ def test_the_user_knows_better(answering):
     server = answering({"/v1/models": owned_by("vllm"), "/props": {"build_info": "b7"}})
     found = detection.detect(server, "llama-cpp")
     assert (found.engine, found.version) == ("llama-cpp", "b7")
-    with pytest.raises(UsageError, match=r"expected one of .*llama-cpp.*vllm"):
+    with pytest.raises(errors.UsageError, match=r"expected one of .*llama-cpp.*vllm"):
         detection.detect(server, "ollama")
 
 
@@ -103,7 +102,7 @@ def test_every_engine_answers_to_everything_and_says_why():
 @from_data
 def test_a_bad_file_of_an_engine_is_one_line(old, new, said):
     assert old in VLLM
-    with pytest.raises(UsageError, match=said) as caught:
+    with pytest.raises(errors.UsageError, match=said) as caught:
         data_file.parse(VLLM.replace(old, new, 1), capabilities.EngineFile, "mine.toml")
     assert "mine.toml" in str(caught.value) and "\n" not in str(caught.value)
 

@@ -17,17 +17,14 @@ from false_greens import engine
 from whole_run import CPU, PATH, gated, waive, waiver_file, whole
 
 from sm121.checkpoint.identity import contradiction, identity, is_of_shape
-from sm121.core import own_tests, profile, waivers
-from sm121.core.profile_fields import LEVELS
+from sm121.core import own_tests, profile, profile_fields, waivers
 from sm121.core.verdict import Verdict
 from sm121.plugin import certificate, selection
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.report import badge, summary
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import CrashReport, EngineReport, MetricReport, VerdictFile
-from sm121.session import certification, certified_run
-from sm121.session.fingerprinting import is_shipped
-from sm121.session.opening import open_session
+from sm121.session import certification, certified_run, fingerprinting, opening
 from sm121.session.settings import Settings
 
 
@@ -333,11 +330,11 @@ def test_tests_of_levels_that_are_not_asked_for_are_left_out():
     """The matrix takes hours, and the certificate of a profile need not cover it."""
     for certify in (True, False):
         config = a_run(asking("smoke", "performance"), certify=certify)
-        items = [Item(name, name) for name in LEVELS]
+        items = [Item(name, name) for name in profile_fields.LEVELS]
         selection.note_deselected(config, [Item("by -m", "kernel")])
         selection.leave_out(config, items)
         left = [item.stash[ID] for item in items]
-        assert left == (["smoke", "performance"] if certify else [*LEVELS])
+        assert left == (["smoke", "performance"] if certify else [*profile_fields.LEVELS])
         assert len(config.gone) == (5 if certify else 0)
         said = selection.left_out(config)
         assert len(said) == len(config.gone)
@@ -396,7 +393,7 @@ def test_the_path_is_judged_where_no_test_of_the_kernel_level_does(tmp_path, sai
             engine_python=str(engine.HERE / "fake_python.py"), report_dir=tmp_path / f"{certify}",
         )  # fmt: skip
         with engine.environment({**engine.VARIABLES, "SM121_META_ARGUMENTS": ""}):  # noqa: SIM117
-            with open_session(chosen) as session:
+            with opening.open_session(chosen) as session:
                 session.server()
                 if said:
                     engine.tell(session, f"do=print&text={quote(said)}")
@@ -413,10 +410,10 @@ def test_an_own_profile_under_a_shipped_name_shows_as_that(tmp_path):
     same, other = tmp_path / "same.toml", tmp_path / "other.toml"
     same.write_text(text)
     other.write_text(text.replace("repeats = 3", "repeats = 1"))
-    assert is_shipped(profile.load(str(same)))
+    assert fingerprinting.is_shipped(profile.load(str(same)))
     mine = profile.load(str(other))
-    assert mine.name == "cpu-tiny-gpt-oss" and not is_shipped(mine)
-    assert is_shipped(CPU.model_copy(update={"under_test": "bfloat16"}))
+    assert mine.name == "cpu-tiny-gpt-oss" and not fingerprinting.is_shipped(mine)
+    assert fingerprinting.is_shipped(CPU.model_copy(update={"under_test": "bfloat16"}))
     for own, said in ((True, "cpu-tiny-gpt-oss, digest 12"), (False, "(not the shipped one)")):
         file = whole(fingerprint=Fingerprint(profile="12", profile_shipped=own,
                                              options={"--rounds": "9"}, waivers="w"))  # fmt: skip

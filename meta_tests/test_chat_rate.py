@@ -3,18 +3,17 @@
 import pytest
 from data_rows import from_data
 
-from sm121.core.level_settings import Measuring, TimedChats
+from sm121.core import level_settings, unmet
 from sm121.core.profile_fields import Gate
 from sm121.core.server import Endpoint
-from sm121.core.unmet import Unmet
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Severity
 from sm121.measure.cells import MeasuredServer
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 
 RATE = 400
-PLAN = Plan(512, (32, 128), (0,), Measuring(rounds=2, silent_within_s=2))
-CHATS = TimedChats(questions=("Why?", "How?"), share=0.9, source="test")
+PLAN = Plan(512, (32, 128), (0,), level_settings.Measuring(rounds=2, silent_within_s=2))
+CHATS = level_settings.TimedChats(questions=("Why?", "How?"), share=0.9, source="test")
 
 #: A server that is as fast for chats of 512 tokens and more as for anything; those that are not.
 MORE = pytest.mark.slow("another way to the same end")
@@ -63,7 +62,7 @@ def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
 
 @pytest.mark.parametrize("options", SLOW)
 def test_a_slow_chat_fails_whatever_greedy_completions_reach(time_chats, options):
-    with pytest.raises(Unmet) as caught:
+    with pytest.raises(unmet.Unmet) as caught:
         time_chats(*options)
     (fact,) = caught.value.facts
     assert fact.limit == pytest.approx(0.9 * RATE, rel=0.05) and fact.value < 0.95 * fact.limit
@@ -79,7 +78,7 @@ def test_a_server_that_drafts_has_its_gate_in_chats(time_chats, minimum):
     drafts = ("--trap", "speculative", "--chat-slower", "2")
     gate = minimum and Gate(metric="tg32@d0", unit="tok/s", minimum=minimum, source="test")
     if minimum is not None and minimum > RATE / 2:
-        with pytest.raises(Unmet, match="chats of a server that drafts are as fast"):
+        with pytest.raises(unmet.Unmet, match="chats of a server that drafts are as fast"):
             time_chats(*drafts, gate=gate)
     else:
         measurement = time_chats(*drafts, gate=gate)

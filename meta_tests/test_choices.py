@@ -8,13 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from sm121.core import builds
+from sm121.core import builds, versions
 from sm121.core import profile as profiles
-from sm121.core.builds import Build
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.engine_settings import Needs
 from sm121.core.profile import Profile
-from sm121.core.versions import within
 from sm121.engines import choices
 from sm121.engines.choices import Choices, Release
 from sm121.engines.preflight import Preflight, PreflightFinding
@@ -83,7 +81,7 @@ def test_the_profile_asks_no_release_for_what_it_refuses() -> None:
 @pytest.mark.parametrize(
     "build", [row for row in builds.shipped() if row.engine == "vllm"], ids=lambda row: row.name
 )
-def test_the_profile_asks_no_build_for_what_its_parser_refuses(build: Build) -> None:
+def test_the_profile_asks_no_build_for_what_its_parser_refuses(build: builds.Build) -> None:
     identity = f"{build.release}+{build.name}"
     profile, base = profiles.load("sm121-gpt-oss-120b"), release(identity)
     asked = [own for c in profile.configurations.values() if (own := c.at(identity))]
@@ -153,7 +151,7 @@ def test_the_matrix_asks_no_release_for_what_it_refuses() -> None:
                 for setting in own.settings:
                     if setting.engine != "vllm" or setting.build is not None:
                         continue
-                    if not within(item.version, setting.versions):
+                    if not versions.within(item.version, setting.versions):
                         continue
                     # CUTLASS is not asked for without the activations that it needs.
                     arguments = [*setting.arguments]
@@ -179,7 +177,7 @@ def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value: 
         (answer,) = answers
         lines = "\n".join(everything.lines[place] for place in answer.lines)
         seen = all(re.search(p, lines) for p in own.expected.must_see + setting.expected.must_see)
-        takes = within(item.version, setting.versions)
+        takes = versions.within(item.version, setting.versions)
         assert (bool(answer.linear), seen) == (takes, takes), (item.version, answer)
         assert "lm_head" not in (answer.linear or "")
 
@@ -191,7 +189,7 @@ def test_fp8_kv_cache_is_taken_with_both_attentions() -> None:
                 assert (answer.kv_cache_dtype, answer.kind) == ("fp8", "attention")
         asked = [a for a in item.answers if "--kv-cache-dtype" in a.arguments]
         taken = {a.attention for a in asked}
-        sinks = item.version != "0.14.0" and within(item.version, ">=0.28")
+        sinks = item.version != "0.14.0" and versions.within(item.version, ">=0.28")
         assert taken >= {"TRITON_ATTN", *(["FLASHINFER"] if sinks else [])}, item.version
 
 

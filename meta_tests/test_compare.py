@@ -12,7 +12,6 @@ from data_rows import from_data
 from sm121.cli import main
 from sm121.core.errors import UsageError
 from sm121.report import comparison
-from sm121.report.comparison import Source
 from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
 
@@ -206,7 +205,7 @@ ASKED = {"profile": "p1", "profile_shipped": True, "model": "m1", "provider": "t
          "options": {}, "machine": {"gpu": "GB10"}}  # fmt: skip
 
 
-def compared(tmp_path, **changed) -> list[Source]:
+def compared(tmp_path, **changed) -> list[comparison.Source]:
     sources = []
     for name, fields in (("one", {}), ("two", changed)):
         known = {"profile": "gb10", "fingerprint": Fingerprint(**{**ASKED, **fields})}

@@ -35,9 +35,7 @@ from sm121.compilation.build import BuildOutcome, without_architectures
 from sm121.compilation.device_code import Image
 from sm121.compilation.libraries import CodeState
 from sm121.compilation.sass import UnreadableSass
-from sm121.core import data_file
-from sm121.core.data_file import DataFileError
-from sm121.core.errors import Sm121Error, UsageError
+from sm121.core import data_file, errors
 from sm121.core.unmet import text
 from sm121.core.verdict import NotRun
 
@@ -113,7 +111,7 @@ def test_spellings_of_an_architecture(text):
 
 @pytest.mark.parametrize("text", ["", "12.1b", "sm121x", "twelve", "1", "12.1a 12.0f"])
 def test_what_is_no_architecture_is_refused(text):
-    with pytest.raises(UsageError, match="expected the form"):
+    with pytest.raises(errors.UsageError, match="expected the form"):
         arch(text)
 
 
@@ -231,7 +229,7 @@ source = "meta test"
 
 @from_data
 def test_a_mistake_in_the_probes_is_named(old, new, message):
-    with pytest.raises(DataFileError, match=f"probes.toml: key.*{message}"):
+    with pytest.raises(data_file.DataFileError, match=f"probes.toml: key.*{message}"):
         data_file.parse(PROBE.replace(old, new, 1), probes.ProbeData, "probes.toml")
 
 
@@ -595,7 +593,7 @@ def test_an_nvcc_that_makes_another_architecture_is_caught(disassembler, tmp_pat
     liar = executable(
         tmp_path / "nvcc", f'while [ "$1" != -o ]; do shift; done; cp "{TRAPPED_MOE}.fatbin" "$2"'
     )
-    with pytest.raises(Sm121Error, match=r"required of nvcc: sm_121a; seen: sm_121$"):
+    with pytest.raises(errors.Sm121Error, match=r"required of nvcc: sm_121a; seen: sm_121$"):
         probes.compile_probe(
             probes.probe("cvt_e2m1x2"), arch("121a"),
             toolchain.Tools(toolchain.Compiler(liar, tmp_path, "0"), disassembler, tmp_path), {},

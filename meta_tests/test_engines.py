@@ -11,20 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from sm121.client.completions import parse
+from sm121.client import completions, timed
 from sm121.client.connection import Patience
-from sm121.client.timed import TimedClient, completion
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
-from sm121.engines import devices, registry
-from sm121.engines.llama_cpp import LlamaCpp
-from sm121.engines.protocol import ChecksArguments, Engine, Program
+from sm121.engines import devices, llama_cpp, protocol, registry
 from sm121.engines.sglang import SGLang
 from sm121.engines.vllm import Vllm
 from sm121.matrix import axes
 from tools import side_by_side
 
-ENGINES: list[Engine] = [Vllm(), SGLang(), LlamaCpp()]
+ENGINES: list[protocol.Engine] = [Vllm(), SGLang(), llama_cpp.LlamaCpp()]
 
 
 def configuration(engine: str, **changes) -> ServerConfiguration:
@@ -52,12 +49,12 @@ def test_a_command_line_without_a_secret(engine):
     assert "very-secret" in environment.values() and environment["OWN"] == "2"
     for name in ("--host", "--port", "--api-key"):
         assert name in engine.reserved_arguments
-    assert isinstance(engine, ChecksArguments)
+    assert isinstance(engine, protocol.ChecksArguments)
 
 
 def test_the_registry_has_all_of_them():
     assert registry.names() == ("vllm", "sglang", "llama-cpp")
-    assert isinstance(registry.engine("llama-cpp"), Program)
+    assert isinstance(registry.engine("llama-cpp"), protocol.Program)
     with pytest.raises(UsageError, match="expected one of vllm, sglang, llama-cpp"):
         registry.engine("tgi")
 
@@ -78,7 +75,7 @@ def test_llama_servers_own_parser_is_asked(tmp_path):
         "    if word == '--colour':\n"
         "        print('error: invalid argument: --colour', file=sys.stderr); sys.exit(1)\n",
     )
-    engine = LlamaCpp()
+    engine = llama_cpp.LlamaCpp()
     assert engine.check_interpreter(fake, os.environ) == "1.2.3"
     assert engine.check_arguments(fake, [["-c", "1"], ["--colour"]], os.environ) == [
         None,
@@ -281,8 +278,8 @@ def test_a_connection_that_the_server_closed_is_opened_again():
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        request = completion("m", "p", prompt_tokens=1, tokens=1, stream=False)
-        async with server, TimedClient(f"http://127.0.0.1:{port}", "key") as client:
+        request = timed.completion("m", "p", prompt_tokens=1, tokens=1, stream=False)
+        async with server, timed.TimedClient(f"http://127.0.0.1:{port}", "key") as client:
             batch = await client.run([request] * 3, concurrency=1, patience=Patience(5.0, 5.0))
         await asyncio.sleep(0.1)
         assert drop or served == 3
@@ -297,7 +294,7 @@ def test_log_probabilities_as_llama_server_writes_them():
     item = {"id": 7, "token": " a", "logprob": -0.5,
             "top_logprobs": [{"id": 7, "token": " a", "logprob": -0.5},
                              {"id": 9, "token": " b", "logprob": -1.5}]}  # fmt: skip
-    answer = parse({"choices": [{"text": " a", "logprobs": {"content": [item]}}]})
+    answer = completions.parse({"choices": [{"text": " a", "logprobs": {"content": [item]}}]})
     assert answer.positions is not None
     (position,) = answer.positions
     assert position.token == "token_id:7" and position.log_probability == -0.5

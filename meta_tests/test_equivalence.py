@@ -12,14 +12,12 @@ from servers import configuration
 
 from sm121.answers import agreement
 from sm121.client.completions import Asker, Completion, Position, Request, malformed, parse
-from sm121.core import vocabulary
-from sm121.core.level_settings import AgreementBound
+from sm121.core import level_settings, verdict, vocabulary
 from sm121.core.server import Endpoint, Server
-from sm121.core.verdict import NotRun
 from sm121.evidence import metrics
 
-EXACT = AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
-NOISY = AgreementBound(max_abs=0.2, mean_abs=0.1, fork=0.1, source="a test")
+EXACT = level_settings.AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
+NOISY = level_settings.AgreementBound(max_abs=0.2, mean_abs=0.1, fork=0.1, source="a test")
 
 
 def at(token: int, p: float = 0.6, **others: float) -> Position:
@@ -241,7 +239,7 @@ def _server(engine: str, version: str | None) -> Server:
 def test_what_is_missing_is_a_failure_of_vllm_and_not_run_for_others():
     with pytest.raises(AssertionError, match="required: token ids"):
         Asker(_server("vllm", "0.32.0")).need(None, "token ids")
-    with pytest.raises(NotRun, match="token ids"):
+    with pytest.raises(verdict.NotRun, match="token ids"):
         Asker(_server("openai-compatible", None)).need(None, "token ids")
 
 
@@ -253,7 +251,7 @@ def test_a_context_that_is_too_short_is_no_fault(context, tokens, prompt, error,
         said["ids"], said["places"] = said["ids"][:tokens], said["places"][:tokens]
         said["text"] = bytes(said["ids"]).decode()
 
-    kind = NotRun if error == "NOT_RUN" else AssertionError
+    kind = verdict.NotRun if error == "NOT_RUN" else AssertionError
     ends = pytest.raises(kind, match=reason) if error else nullcontext()
     with scripted(cut, context=context) as server, ends:
         Asker(server).ask_together([Request((97,) * prompt, 12)])

@@ -10,10 +10,7 @@ from data_rows import from_data
 from scripted_chats import Said, Script, reader, script_of, scripted
 
 from sm121.answers import exam
-from sm121.api import rendering
-from sm121.api.cases import Judge
-from sm121.api.client import Api
-from sm121.api.exams import Candidate
+from sm121.api import cases, client, exams, rendering
 from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
@@ -47,8 +44,8 @@ def sits(
     """A server in a section of the exam; the remarks."""
     remarks: list[str] = []
     with scripted(script, **options) as endpoint:
-        api = Api(endpoint, capabilities.of(*engine))
-        candidate = Candidate(api, Judge(api, remarks.append, {}), own, remarks.append)
+        api = client.Api(endpoint, capabilities.of(*engine))
+        candidate = exams.Candidate(api, cases.Judge(api, remarks.append, {}), own, remarks.append)
         if section == "document":
             candidate.recalls(8_000)
         else:

@@ -9,7 +9,7 @@ from data_rows import from_data
 from logs import read_lines
 
 from sm121.core.data_file import DataFileError, parse
-from sm121.evidence import death
+from sm121.evidence import death, log_lines
 from sm121.evidence.failure import (
     Cause,
     FailureSet,
@@ -20,7 +20,6 @@ from sm121.evidence.failure import (
     load_failures,
 )
 from sm121.evidence.kernel_messages import KernelMessages
-from sm121.evidence.log_lines import clean
 
 DATA = Path(__file__).parent / "data"
 ERROR = "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] "
@@ -60,7 +59,7 @@ def test_every_case_reaches_its_own_entry() -> None:
     missed = [
         name
         for name, lines in CASES.items()
-        if not any(entries[name].search(clean(line)) for line in lines)
+        if not any(entries[name].search(log_lines.clean(line)) for line in lines)
     ]
     assert missed == []
 

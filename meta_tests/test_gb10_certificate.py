@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from sm121.core import profile
-from sm121.kernels import registry, serving
-from sm121.kernels.protocol import declaration
+from sm121.kernels import protocol, registry, serving
 from sm121.run import served
 from sm121.session import certification
 
@@ -83,7 +82,7 @@ def _judged(own: profile.Profile, operation: str) -> tuple[str, str | None]:
         return operation, choice.why
     module, maker, _ = registry._PROVIDERS[choice.provider]
     provider = getattr(importlib.import_module(f"sm121.kernels.{module}"), maker)
-    if why := declaration(provider).absent.get(operation):
+    if why := protocol.declaration(provider).absent.get(operation):
         return f"does not apply: {why}", None
     there = hasattr(provider, operation)
     return f"provider {choice.provider}: {operation}", None if there else f"it has no {operation}"

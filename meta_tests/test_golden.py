@@ -11,16 +11,15 @@ from data_rows import from_data
 from sm121.answers import golden
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Completion, Position, Request, ids_of
+from sm121.core import level_settings, unmet
 from sm121.core.errors import UsageError
-from sm121.core.level_settings import GoldenBound
-from sm121.core.unmet import text
 
 PROMPTS = PromptSet(
     schema_version=1,
     name="two",
     prompts=(Prompt(name="one", text="a", tokens=4), Prompt(name="two", text="b", tokens=4)),
 )
-BOUND = GoldenBound(
+BOUND = level_settings.GoldenBound(
     max_abs=0.1, mean_abs=0.05, fork=0.1, mean_divergence=1e-3, top1_at_least=0.7, source="meta"
 )
 PROMPT_IDS = {"a": (1,), "b": (2, 3)}
@@ -101,7 +100,7 @@ def test_small_differences_everywhere_are_seen_by_the_divergence():
     drifted = {key: [at(p, 0.6, q=0.21) for p in ids] for key, ids in
                (("a", (10, 11, 12, 13)), ("b", (20, 21, 22, 23)))}  # fmt: skip
     tight = BOUND.model_copy(update={"mean_divergence": 1e-6, "mean_abs": 1.0})
-    assert "KL divergence" in text(compare(drifted).beyond(tight))
+    assert "KL divergence" in unmet.text(compare(drifted).beyond(tight))
 
 
 def test_two_attractors_are_followed_from_the_golden_token():
@@ -210,7 +209,7 @@ def test_another_text_of_the_same_tokens_is_a_difference():
             return dataclasses.replace(super().ask(request), text="a\ufffd")
 
     found = golden.compare(record(Engine(TRUSTED)), Mangled(TRUSTED), PROMPTS, BOUND, {})
-    assert "prompt 'one': the same tokens: " in text(found.beyond(BOUND))
+    assert "prompt 'one': the same tokens: " in unmet.text(found.beyond(BOUND))
 
 
 def test_an_engine_that_lists_the_chosen_token_alone_is_compared():
@@ -223,7 +222,7 @@ def test_an_engine_that_lists_the_chosen_token_alone_is_compared():
 def test_a_divergence_of_nothing_is_no_agreement():
     nothing = golden.GoldenComparison((), ())
     assert math.isnan(nothing.mean_divergence)
-    assert "KL divergence" in text(nothing.beyond(BOUND))
+    assert "KL divergence" in unmet.text(nothing.beyond(BOUND))
 
 
 def test_what_the_files_would_prove_is_said_where_they_are_not_at_hand(canary_bf16):

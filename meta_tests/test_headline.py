@@ -11,8 +11,7 @@ import report_runs
 import terminal_samples
 from data_rows import from_data
 
-from sm121.core.redaction import redact
-from sm121.core.unmet import Fact
+from sm121.core import redaction, unmet
 from sm121.core.verdict import Verdict
 from sm121.plugin import reporting
 from sm121.report import badge, headline, junit, page, stored, summary
@@ -111,7 +110,7 @@ CRASH = CrashReport(
             "FAIL: answers do not hold against the oracle in 3 checks (first: 0.3 nats) (and 1 "
             "more check)"),
         (run_of(ended("test_decode", Verdict.INVALID, metrics=["tg32@d0"],
-                      unmet=[Fact("", "second_clock: 40 against 47", "tg32@d0")]),
+                      unmet=[unmet.Fact("", "second_clock: 40 against 47", "tg32@d0")]),
                 metrics={"tg32@d0": rate(47.3, Verdict.INVALID)}),
             "INVALID: decode tg32@d0 counts neither way: second_clock: 40 against 47"),
         (run_of(ended("test_decode", Verdict.INCONCLUSIVE),
@@ -390,7 +389,7 @@ def test_run_again_has_the_arguments_of_an_engine(b, tmp_path):
 
 def test_no_quote_hides_a_secret_in_a_command(tmp_path):
     key = "it's-a-Secret-7"
-    session = SimpleNamespace(redact=lambda text: redact(text, {key}))
+    session = SimpleNamespace(redact=lambda text: redaction.redact(text, {key}))
     line = reporting._line(session, started(tmp_path), ["--api-key", key, f"--engine-env=A={key}"])
     assert "Secret-7" not in line
     assert shlex.split(line)[3:] == ["--api-key", "[redacted]", "--engine-env=A=[redacted]"]

@@ -18,19 +18,14 @@ import openai
 import pytest
 from data_rows import from_data
 
-from sm121.client import exchange
+from sm121.client import exchange, load, timed
 from sm121.client.connection import Patience
-from sm121.client.load import Job, LoadClient
-from sm121.client.timed import TimedClient, TimedRequest
 from sm121.core import bounded
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, root_of
 from sm121.engines.attached import attach
-from sm121.evidence import metrics
-from sm121.evidence.failure import classify
-from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.evidence import failure, kernel_path, metrics
 from sm121.measure import counters, validity
-from sm121.measure.validity import Findings
 from sm121.regression.ab import parse_sides
 from sm121.session import settings
 
@@ -191,8 +186,8 @@ def test_json_without_a_bottom_is_no_answer(serve):
     with pytest.raises(UsageError, match="not a list of models"):
         attach(endpoint.base_url, api_key=None, served_name=None, default_name="canary", log=None)
     assert exchange.send(endpoint, "GET", "/version", timeout_s=5.0).parsed() is None
-    job = Job("one", {"model": "m", "prompt": "p"}, 8)
-    outcome = LoadClient(endpoint, Patience(20.0, 10.0)).run([job]).outcomes[0]
+    job = load.Job("one", {"model": "m", "prompt": "p"}, 8)
+    outcome = load.LoadClient(endpoint, Patience(20.0, 10.0)).run([job]).outcomes[0]
     assert outcome.problem is not None
     assert outcome.problem[0] == "bad_stream"
 
@@ -221,8 +216,8 @@ def test_the_timed_client_takes_neither_packed_nor_endless_answers(serve, answer
     endpoint = serve(answer)
 
     async def ask():
-        request = TimedRequest("/v1/completions", b"{}", 8, 4)
-        async with TimedClient(endpoint.base_url, endpoint.api_key) as client:
+        request = timed.TimedRequest("/v1/completions", b"{}", 8, 4)
+        async with timed.TimedClient(endpoint.base_url, endpoint.api_key) as client:
             return await client.run([request], concurrency=1, patience=Patience(20.0, 10.0))
 
     assert says in str(asyncio.run(ask()).answers[0].error)
@@ -237,8 +232,8 @@ def test_the_timed_client_takes_neither_packed_nor_endless_answers(serve, answer
     ],
 )
 def test_the_load_client_takes_neither_packed_nor_endless_answers(serve, answer, streamed, says):
-    job = Job("one", {"model": "m", "prompt": "p", "stream": streamed}, 8)
-    result = LoadClient(serve(answer), Patience(20.0, 10.0)).run([job])
+    job = load.Job("one", {"model": "m", "prompt": "p", "stream": streamed}, 8)
+    result = load.LoadClient(serve(answer), Patience(20.0, 10.0)).run([job])
     assert says in str(result.outcomes[0].problem)
 
 
@@ -263,7 +258,7 @@ def test_what_is_no_number_is_unknown_and_said(no_number):
     delta = after.since(before)
     assert "running" not in delta
     assert "generated" not in delta, "what was there before is not known"
-    findings = Findings()
+    findings = validity.Findings()
     validity.check_counters(delta, [], "token_ids", findings)
     said = "\n".join(findings.unproven)
     assert "other clients: /metrics says no number of the requests that are running" in said
@@ -291,7 +286,7 @@ NAME = "vllm:num_requests_running"
 def test_what_can_be_read_is_parsed_in_bounded_time(text):
     began = time.process_time()
     counters.read(text)
-    metrics.with_metrics(KernelPath(), text)
+    metrics.with_metrics(kernel_path.KernelPath(), text)
     metrics.total(text, NAME)
     assert time.process_time() - began < 5.0
 
@@ -302,7 +297,7 @@ def test_numbers_are_read_as_before():
     assert (before.no_number, after.no_number) == (frozenset(), frozenset())
     delta = after.since(before)
     assert (delta["running"], delta["generated"]) == (2.0, 60.0)
-    findings = Findings()
+    findings = validity.Findings()
     validity.check_counters(delta, [], "token_ids", findings)
     assert "2 requests run or wait" in findings.invalid[0].evidence
 
@@ -491,7 +486,7 @@ def test_the_middle_of_a_long_log_is_read(tmp_path: Path):
             core + b"ERROR 11-20 10:19:39 [core.py:1] EngineCore encountered a fatal error.\n"
         )
     assert log.stat().st_size > 96 << 20
-    path = read_log(log, "vllm")
+    path = kernel_path.read_log(log, "vllm")
     assert path.attention == "TRITON_ATTN"
     assert path.failure == "illegal_memory_access"
-    assert classify(log, 1).kind == "illegal_memory_access"
+    assert failure.classify(log, 1).kind == "illegal_memory_access"

@@ -9,8 +9,7 @@ import pytest
 import torch
 from data_rows import from_data
 
-from sm121.core.errors import UsageError
-from sm121.core.verdict import NotRun
+from sm121.core import errors, verdict
 from sm121.kernels import cases, checks, comparison, problems, registry
 from sm121.kernels.torch_provider import TorchProvider
 from sm121.oracles import moe
@@ -162,7 +161,7 @@ def test_what_a_provider_lacks_is_not_run():
     class Bare:
         name = "bare"
 
-    with pytest.raises(NotRun, match="bare has no route"):
+    with pytest.raises(verdict.NotRun, match="bare has no route"):
         checks.check(Bare(), problems.build(cases.GROUPS["routing"][1]))
 
 
@@ -174,7 +173,7 @@ def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
             raise RuntimeError(self.words)
 
     strided = next(case for case in cases.GROUPS["routing"] if case.strided)
-    with pytest.raises(NotRun, match="refuses strided inputs: expected contiguous"):
+    with pytest.raises(verdict.NotRun, match="refuses strided inputs: expected contiguous"):
         checks.check(Refuses(), problems.build(strided))
     with pytest.raises(RuntimeError, match="expected contiguous"):
         checks.check(Refuses(), problems.build(cases.GROUPS["routing"][1]))
@@ -186,7 +185,7 @@ def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
 
 @from_data
 def test_a_wrong_provider_name_is_one_line(name, said):
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(errors.UsageError) as error:
         registry.load(name)
     assert said in str(error.value)
     assert "\n" not in str(error.value)

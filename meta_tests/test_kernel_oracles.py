@@ -8,7 +8,6 @@ import torch
 
 from sm121.core.errors import UsageError
 from sm121.kernels import block_scales, cases, comparison, problems
-from sm121.kernels.cases import MoeCase
 from sm121.kernels.protocol import Declaration, declaration
 from sm121.oracles import attention, moe, mxfp4, mxfp8, rounding
 from sm121.oracles.formats import CHOICES, EXACT, ROUND_INPUTS, Rounding
@@ -247,7 +246,7 @@ def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
     scales = [
         tolerances.found_block_scales(case, clean())
         for case in cases.select("moe_block_scales", full=False)
-        if isinstance(case, MoeCase) and not case.name.startswith("real-")
+        if isinstance(case, cases.MoeCase) and not case.name.startswith("real-")
         for clean in tolerances.CLEAN
     ]
     assert tolerances.broken_promises(found, scales) == []

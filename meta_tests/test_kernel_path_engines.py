@@ -11,10 +11,9 @@ from data_rows import from_data
 from logs import lines_of, proofs, read_lines
 
 from sm121 import cli
+from sm121.evidence import log_lines, signatures
 from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
-from sm121.evidence.log_lines import clean
 from sm121.evidence.progress import startup_progress
-from sm121.evidence.signatures import known_engines, load_signatures
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 SERVER_ARGS = (
@@ -98,12 +97,12 @@ def test_line_of_another_engine_proves_nothing(line: str, engine: str) -> None:
 
 @pytest.mark.parametrize(("engine", "lines"), [("sglang", SGLANG), ("llama-cpp", LLAMA)])
 def test_every_signature_of_the_engine_is_exercised(engine: str, lines: list) -> None:
-    cleaned = [clean(line) for line in (*(line for line, _, _ in lines), *ON_A_CPU)]
-    cleaned.append(clean("Disabling CUDA graph capture for native FP4 KV cache"))
-    cleaned.append(clean(NO_AMX))
+    cleaned = [log_lines.clean(line) for line in (*(line for line, _, _ in lines), *ON_A_CPU)]
+    cleaned.append(log_lines.clean("Disabling CUDA graph capture for native FP4 KV cache"))
+    cleaned.append(log_lines.clean(NO_AMX))
     unreached = [
         entry.id
-        for entry in load_signatures(engine).signature
+        for entry in signatures.load_signatures(engine).signature
         if entry.field != "progress" and not any(entry.search(line) for line in cleaned)
     ]
     assert unreached == []
@@ -190,7 +189,7 @@ def test_command_reads_the_log_of_any_engine(
     answer = json.loads(capsys.readouterr().out)
     assert (answer["engine"], answer["attention"]) == ("sglang", "triton")
     assert cli.main(["path", str(log), "--engine", "tgi"]) == 4
-    assert ", ".join(known_engines()) in capsys.readouterr().err
+    assert ", ".join(signatures.known_engines()) in capsys.readouterr().err
 
 
 def test_command_reads_metrics_and_a_jit_cache(
@@ -269,7 +268,7 @@ def test_a_file_is_read_as_its_lines_are(tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     for text in texts():
         log.write_text(text)
-        for engine in known_engines():
+        for engine in signatures.known_engines():
             read, lines = read_log(log, engine), read_lines(text.split("\n"), engine)
             # Where the last start begins is known of a file only.
             of_a_file: dict[str, dict[str, int]] = {"begins": {}, "ends": {}}

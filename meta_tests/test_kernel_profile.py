@@ -14,11 +14,10 @@ import pytest
 from data_rows import from_data
 
 from sm121 import cli
-from sm121.core import profile
-from sm121.core.data_file import DataFileError, parse
+from sm121.core import data_file, profile
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
-from sm121.evidence import kernel_profile, profiler
+from sm121.evidence import kernel_profile, profiler, requirement
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import (
     KernelNames,
@@ -32,7 +31,6 @@ from sm121.evidence.kernel_profile import (
 )
 from sm121.evidence.kernel_proof import moe_variant, requantised, with_kernels
 from sm121.evidence.profiler import profile_decode
-from sm121.evidence.requirement import kernel_contradictions, untold_of_kernels
 
 GB10 = profile.load("sm121-gpt-oss-120b").kernel_path
 CPU = profile.load("cpu-tiny-gpt-oss").kernel_path
@@ -240,7 +238,7 @@ def test_table_of_nsys_is_read_the_same_way(tmp_path: Path) -> None:
     assert shares == pytest.approx(
         {"attention": 0.05, "moe": 0.6, "dense": 0.3, "quantise": 0.05, "other": 0}
     )
-    assert kernel_contradictions(GB10, REAL, seen) == []
+    assert requirement.kernel_contradictions(GB10, REAL, seen) == []
 
 
 @pytest.mark.parametrize("text", ["", "SKIPPED: no CUDA kernel data", NSYS.splitlines()[2]])
@@ -291,8 +289,8 @@ SHARED = (WRITE, "merge_attn_states_kernel", "_copy_page_indices_kernel", "_fwd_
 
 def judged(path: KernelPath, seen: KernelProfile, required=GB10, layers: int | None = None):
     return (
-        kernel_contradictions(required, path, seen, layers),
-        untold_of_kernels(required, path, seen, layers),
+        requirement.kernel_contradictions(required, path, seen, layers),
+        requirement.untold_of_kernels(required, path, seen, layers),
     )
 
 
@@ -399,7 +397,7 @@ def test_cpu_operators_of_another_path_fail() -> None:
     path = KernelPath(moe="CPU", attention="CPU_ATTN")
     assert judged(path, gpu(*right, "vllm::moe_forward"), CPU) == ([], [])
     for names in (right[1:], (right[0], right[2]), (*right, "aten::scaled_dot_product_attention")):
-        assert kernel_contradictions(CPU, path, gpu(*names))
+        assert requirement.kernel_contradictions(CPU, path, gpu(*names))
 
 
 # ------------------------------------------------------------- real tables of a GB10, cut names
@@ -657,8 +655,8 @@ def test_command_names_variant_layers_and_what_the_log_says_wrongly(
 
 @from_data
 def test_wrong_file_of_names_is_refused(text: str, expected: str) -> None:
-    with pytest.raises(DataFileError, match=expected):
-        parse(text, KernelNames, "names.toml")
+    with pytest.raises(data_file.DataFileError, match=expected):
+        data_file.parse(text, KernelNames, "names.toml")
 
 
 def test_server_without_a_profiler_is_not_run(

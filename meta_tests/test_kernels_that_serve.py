@@ -5,7 +5,6 @@ from data_rows import from_data
 
 from sm121.core import data_file, profile
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.data_file import DataFileError
 from sm121.core.verdict import Inapplicable, NotRun, Verdict
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.kernels import cases, serving
@@ -155,7 +154,7 @@ def test_what_was_shown_is_not_overruled():
 @from_data
 def test_a_wrong_row_is_one_line(rule, said):
     text = f'[component]\n[[engine.vllm]]\noperations = ["route"]\nsource = "here"\n{rule}\n'
-    with pytest.raises(DataFileError, match=said) as error:
+    with pytest.raises(data_file.DataFileError, match=said) as error:
         data_file.parse(text, serving._ServingFile, "serving.toml")
     assert "\n" not in str(error.value)
 

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sm121.client.completions import parse
-from sm121.core.server import context_of
-from sm121.core.verdict import NotRun
+from sm121.core import server, verdict
 from sm121.engines import capabilities
 from sm121.session.session import Session
 from sm121.stress.shapes import BAD_REQUESTS, Shapes
@@ -35,7 +34,7 @@ def test_a_program_is_imported_by_no_interpreter():
         return Session.engine_interpreter.fget(SimpleNamespace(settings=settings))
 
     assert interpreter("vllm") == "/p"
-    with pytest.raises(NotRun, match="llama-server is a program"):
+    with pytest.raises(verdict.NotRun, match="llama-server is a program"):
         interpreter("llama-cpp")
 
 
@@ -67,8 +66,8 @@ def test_every_bad_request_is_a_case():
 
 def test_the_context_stands_in_the_list_of_models():
     entries = [{"id": "other", "meta": {"n_ctx": 1}}, {"id": "m", "meta": {"n_ctx": 4608}}]
-    assert context_of({"data": entries}, "m") == 4608
-    assert context_of({"data": entries}, "none") is None
+    assert server.context_of({"data": entries}, "m") == 4608
+    assert server.context_of({"data": entries}, "none") is None
 
 
 def test_the_page_has_no_path_of_this_machine():

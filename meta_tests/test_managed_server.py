@@ -16,7 +16,7 @@ from data_rows import from_data
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
-from sm121.engines import managed, ports, registry
+from sm121.engines import managed, ports, process_tree, registry
 from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import (
     ManagedServer,
@@ -26,7 +26,6 @@ from sm121.engines.managed import (
     ServerTimedOut,
     StartLimits,
 )
-from sm121.engines.process_tree import SERVER_ID, marked
 
 FAULT_SERVER = Path(__file__).parent / "fault_server.py"
 
@@ -85,7 +84,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ManagedServer]]:
 
 
 def nothing_left(server: ManagedServer) -> bool:
-    return not marked(SERVER_ID, server._server_id)
+    return not process_tree.marked(process_tree.SERVER_ID, server._server_id)
 
 
 def test_serves_and_stops_clean(make):

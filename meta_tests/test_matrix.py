@@ -15,15 +15,13 @@ import pytest
 from data_rows import from_data
 
 from sm121 import cli
-from sm121.core import data_file, profile
+from sm121.core import data_file, profile, verdict
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.server import Endpoint, Server
-from sm121.core.verdict import NotRun
-from sm121.engines import pool
+from sm121.engines import managed, pool
 from sm121.engines.attached import attach
 from sm121.engines.life import ServerDied
-from sm121.engines.managed import StartError, StartLimits
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.matrix import (
@@ -769,7 +767,7 @@ def test_cells_are_examined_on_attached_servers(tmp_path, matrix_profile, serve_
     record = first.examine(first.plan.cells[0])
     assert record.outcome is CellOutcome.PASS and record.rate is not None, record
     cell = covering.Planned({**first.space.baseline, "window": "half"}, ("mine",))
-    with pytest.raises(NotRun, match="cannot be compared with itself"):
+    with pytest.raises(verdict.NotRun, match="cannot be compared with itself"):
         attached_level(tmp_path / "alone", own, serve_cell, "--window", "half").examine(cell)
     second = attached_level(
         tmp_path / "second", own, serve_cell, "--window", "half", baseline=first.baseline
@@ -808,7 +806,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
         def start(self):
             starts.append("start")
             if len(starts) == 1:
-                raise StartError("no", Cause(kind="oom", summary="s", owner="o"), self.log)
+                raise managed.StartError("no", Cause(kind="oom", summary="s", owner="o"), self.log)
             return SimpleNamespace(startup_s=1.0)
 
         def stop(self):
@@ -817,10 +815,10 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(pool, "ManagedServer", Once)
     own = ServerConfiguration("n", "vllm", "python", "m", "canary", (), ())
-    servers = pool.ServerPool(limits=StartLimits(1, 1, 1), directory=tmp_path, run_id="r",
-                              notify=lambda *_words: None)  # fmt: skip
+    limits, silent = managed.StartLimits(1, 1, 1), lambda *_words: None
+    servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="r", notify=silent)
     for _ in range(2):
-        with pytest.raises(StartError):
+        with pytest.raises(managed.StartError):
             servers.get(own)
     assert starts == ["start"]
     servers.forget(own)

@@ -15,8 +15,7 @@ from sm121.client.timed import LagWatch, TimedBatch, completion, steps
 from sm121.client.timed_answer import Arrival, Chunk, TimedAnswer, read_answer
 from sm121.core.level_settings import Measuring
 from sm121.core.server import NO_KEY, Endpoint
-from sm121.measure import counters, decoding, timing, validity
-from sm121.measure.cells import is_flat
+from sm121.measure import cells, counters, decoding, timing, validity
 from sm121.measure.metrics import pp, tg
 from sm121.measure.prompts import Prompts
 from sm121.measure.validity import Findings
@@ -364,10 +363,10 @@ def test_drift_is_found_and_not_imagined(noise):
 
 
 def test_warm_is_flat_and_not_just_lucky():
-    assert not is_flat([3.0], 0.1)
-    assert not is_flat([9.0, 3.0], 0.1)
-    assert is_flat([9.0, 3.0, 3.1], 0.1)
-    assert not is_flat([3.0, 9.0, 9.0], 0.1), "slower than it was: not warm, or not alone"
+    assert not cells.is_flat([3.0], 0.1)
+    assert not cells.is_flat([9.0, 3.0], 0.1)
+    assert cells.is_flat([9.0, 3.0, 3.1], 0.1)
+    assert not cells.is_flat([3.0, 9.0, 9.0], 0.1), "slower than it was: not warm, or not alone"
 
 
 def test_the_client_ends_with_its_parent(timed_server):

@@ -12,15 +12,12 @@ from data_rows import from_data
 
 from sm121.core.engine_settings import Needs
 from sm121.core.verdict import Verdict
-from sm121.engines import device_memory, memory
+from sm121.engines import device_memory, memory, preflight, process_tree
 from sm121.engines.device_memory import ServerMemory, ServerMemoryReader
 from sm121.engines.managed import ManagedServer, StopReport
 from sm121.engines.memory import DeviceUse, Memory
-from sm121.engines.preflight import Preflight
-from sm121.engines.process_tree import Survivor
 from sm121.evidence.failure import classify_lines
-from sm121.plugin import kernels, outcomes
-from sm121.plugin.stash import LEVEL
+from sm121.plugin import kernels, outcomes, stash
 from sm121.regression.ab_run import AbRun
 from sm121.session import crashes
 from sm121.session.session import Session
@@ -54,7 +51,7 @@ def test_a_neighbour_on_the_gpu_is_named_before_the_start_and_at_the_failure(
     monkeypatch.setattr(device_memory, "read", lambda: device)
     monkeypatch.setattr(psutil, "process_iter", lambda _names: people)
     monkeypatch.setattr(memory, "_namespace", lambda: memory._OF_THE_MACHINE)
-    found = Preflight("cpu", [], {}, needs=Needs(), directory=Path()).findings()
+    found = preflight.Preflight("cpu", [], {}, needs=Needs(), directory=Path()).findings()
     assert [NEIGHBOURS in each.message for each in found] == ([True] if "4711" in gib else [])
     processes[0, 77] = 60 * GIB
     cause = crashes._beside_others(classify_lines([f"RuntimeError: {line}"], 1), {77})
@@ -275,7 +272,7 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     """Also one in the middle, and when the next one of its name ended well."""
     run = object.__new__(Session)
     run.stops, run.file = {}, SimpleNamespace(tests=[])
-    left = (Survivor(4711, "running", "VLLM::EngineCore"),)
+    left = (process_tree.Survivor(4711, "running", "VLLM::EngineCore"),)
     run.note_stop("marlin", StopReport(0, left, False, 100 * GIB, 1.0, log="server-marlin.log"))
     run.note_stop("marlin", StopReport(0, (), True, 0, 1.0, log="server-marlin-2.log"))
     assert not run.stops["server-marlin.log"].clean and run.stops["server-marlin-2.log"].clean
@@ -288,7 +285,7 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
 def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity, gated):
     failed = SimpleNamespace(id=identity, level="smoke", verdict=Verdict.FAIL, excused=False)
     session = SimpleNamespace(ledger=[failed], aborted=None, distrusted=None)
-    why = outcomes.why_not(session, SimpleNamespace(stash={LEVEL: "matrix"}))
+    why = outcomes.why_not(session, SimpleNamespace(stash={stash.LEVEL: "matrix"}))
     if gated:
         assert why is not None and "the smoke level failed" in why
     else:
@@ -368,7 +365,7 @@ def test_the_kernel_level_gives_device_memory_back(level, following, ended):
     closed: list[None] = []
     process = SimpleNamespace(close=lambda: closed.append(None))
     config = SimpleNamespace(stash={kernels.CHILDREN: [process]})
-    item = SimpleNamespace(stash={LEVEL: level}, config=config)
-    after = SimpleNamespace(stash={LEVEL: following}) if following else None
+    item = SimpleNamespace(stash={stash.LEVEL: level}, config=config)
+    after = SimpleNamespace(stash={stash.LEVEL: following}) if following else None
     kernels.end_processes_after_the_level(item, after)
     assert len(closed) == ended

@@ -6,8 +6,7 @@ import pytest
 
 from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core.level_settings import Measuring
-from sm121.measure import metrics
-from sm121.measure.cells import MeasuredCell
+from sm121.measure import cells, metrics
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 
@@ -38,11 +37,11 @@ def ours(tmp_path, monkeypatch):
     metrics.by_key.cache_clear()
 
 
-def cell() -> MeasuredCell:
+def cell() -> cells.MeasuredCell:
     """Three answers of eight tokens, 10 ms apart, but for one gap of 25 ms."""
     plan = Plan(4, (8,), (0,), Measuring(rounds=3))
     server = SimpleNamespace(plan=plan, invalid=[], unproven=[], slots=None)
-    measured = MeasuredCell(server, 0)
+    measured = cells.MeasuredCell(server, 0)
     for start_ms in (0, 1000, 2000):
         answer = TimedAnswer(int(start_ms * 1e6), status=200, asked_tokens=8, asked_prompt=4)
         stamps = [start_ms + 100 + 10 * i + 15 * (i > 5) for i in range(8)]

@@ -9,8 +9,7 @@ from _pytest.config.argparsing import Parser
 from data_rows import from_data
 
 from sm121 import cli
-from sm121.core import own_options
-from sm121.core.errors import UsageError
+from sm121.core import errors, own_options
 from sm121.plugin import options
 from sm121.regression.ab import parse_sides
 from sm121.session import settings
@@ -70,7 +69,7 @@ def test_wrong_engine_args_are_one_line(text, line, tmp_path):
 
 @from_data
 def test_one_word_of_two_is_refused_with_what_was_taken_for_the_other(words, expected):
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(errors.UsageError) as refused:
         parse_sides(words)
     assert expected in str(refused.value) and "--ab '' '--flag'" in str(refused.value)
 

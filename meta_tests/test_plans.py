@@ -11,13 +11,8 @@ import pytest
 from data_rows import from_data
 
 from sm121.compilation import jit
-from sm121.compilation.jit import FlashInferModules
-from sm121.core import data_file, profile
-from sm121.core.data_file import DataFileError, parse
-from sm121.core.engine_settings import Needs
-from sm121.core.errors import UsageError
+from sm121.core import data_file, engine_settings, errors, profile, profile_fields
 from sm121.core.profile import FULL, Costs, Profile
-from sm121.core.profile_fields import LEVELS, Gate
 from sm121.core.verdict import Verdict
 from sm121.engines import choices
 from sm121.measure import gate, machine
@@ -46,7 +41,7 @@ def level_module(level: str):
 
 @pytest.fixture(scope="module")
 def level_modules():
-    return {level: level_module(level) for level in LEVELS}
+    return {level: level_module(level) for level in profile_fields.LEVELS}
 
 
 def test_every_shipped_profile_has_the_plans():
@@ -64,19 +59,19 @@ def test_a_shipped_plan_names_tests_that_there_are(name, plan, level_modules):
 def planned(**rows) -> Profile:
     own = "\n".join(f"{key} = {json.dumps(value)}" for key, value in rows.items())
     text = CPU.replace("\n[certify]", f'\n[plans.nightly]\npurpose = "a try"\n{own}\n\n[certify]')
-    return parse(text, Profile, "cpu.toml")
+    return data_file.parse(text, Profile, "cpu.toml")
 
 
 @from_data
 def test_a_wrong_row_is_refused_when_the_profile_is_loaded(rows, said):
-    with pytest.raises(DataFileError, match=said):
+    with pytest.raises(data_file.DataFileError, match=said):
         planned(**rows)
 
 
 def test_a_profile_cannot_make_full_smaller():
     text = CPU.replace("[plans.quick]", "[plans.full]").replace("plans.quick", "plans.full")
-    with pytest.raises(DataFileError, match=r"plans.full: expected another name"):
-        parse(text, Profile, "cpu.toml")
+    with pytest.raises(data_file.DataFileError, match=r"plans.full: expected another name"):
+        data_file.parse(text, Profile, "cpu.toml")
 
 
 def test_a_plan_asks_by_name_and_by_marker():
@@ -116,7 +111,7 @@ def test_gates_that_depths_leave_without_a_number_are_named():
 
 
 def test_an_unknown_plan_names_those_that_there_are():
-    with pytest.raises(UsageError, match="--plan nightly: expected one of profile cpu"):
+    with pytest.raises(errors.UsageError, match="--plan nightly: expected one of profile cpu"):
         profile.load("cpu-tiny-gpt-oss").plan("nightly")
 
 
@@ -242,7 +237,7 @@ def test_several_metrics_of_a_cell_cost_one_cell():
 
 
 def test_a_gate_costs_the_rounds_that_a_decision_takes():
-    gated = Gate(metric="tg32@d0", unit="tok/s", minimum=5, source="a test")
+    gated = profile_fields.Gate(metric="tg32@d0", unit="tok/s", minimum=5, source="a test")
     own = costing()
     measured = own.performance.model_copy(update={"gates": (gated,)})
     rate = Check("1", "performance", depth=0, tokens=32)
@@ -323,7 +318,7 @@ def test_a_run_says_at_its_head_what_it_asks_and_how_long_that_takes(run_pytest,
 
 def facts_of_a_start(tmp_path, **needs) -> list[str]:
     own = profile.load("cpu-tiny-gpt-oss")
-    engine = own.engine.model_copy(update={"needs": Needs(**needs)})
+    engine = own.engine.model_copy(update={"needs": engine_settings.Needs(**needs)})
     own = own.model_copy(update={"engine": engine})
     chosen = Target("cpu", profile=own, obstacle=None)
     return [*planning._start(Settings(profile=own, report_dir=tmp_path), chosen)]
@@ -405,7 +400,7 @@ def test_the_bound_is_of_this_machine_where_a_run_has_measured_it(tmp_path, stat
 def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
     """The same modules, asked of GB10: none is built, then each."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
-    monkeypatch.setattr(FlashInferModules, "of", lambda *_: FlashInferModules("0.7", cache))
+    monkeypatch.setattr(jit.FlashInferModules, "of", lambda *_: jit.FlashInferModules("0.7", cache))
     cache = tmp_path / ".cache" / "flashinfer"
     own = profile.load("sm121-gpt-oss-120b")
     chosen = Target("sm121", profile=own, obstacle=None)

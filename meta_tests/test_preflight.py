@@ -9,8 +9,7 @@ import pytest
 from data_rows import from_data
 
 from sm121.compilation.jit import FlashInferModules, bounding_variables
-from sm121.core import profile
-from sm121.core.data_file import DataFileError, parse
+from sm121.core import data_file, profile
 from sm121.core.engine_settings import Needs
 from sm121.engines.preflight import Preflight, PreflightData, PreflightFinding, load_preflight
 
@@ -415,7 +414,7 @@ message = "m"
 remedy = "r"
 source = "s"
 """
-    assert parse(text, PreflightData, "mine.toml").rule[0].id == "one"
-    with pytest.raises(DataFileError, match=expected) as error:
-        parse(text.replace(old, new), PreflightData, "mine.toml")
+    assert data_file.parse(text, PreflightData, "mine.toml").rule[0].id == "one"
+    with pytest.raises(data_file.DataFileError, match=expected) as error:
+        data_file.parse(text.replace(old, new), PreflightData, "mine.toml")
     assert "mine.toml" in str(error.value)

@@ -11,10 +11,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from sm121.core.errors import UsageError
-from sm121.core.files import write_text
-from sm121.engines import stale
-from sm121.engines.process_tree import RUN_ID, SERVER_ID
+from sm121.core import errors, files
+from sm121.engines import process_tree, stale
 from sm121.run import directory
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -22,7 +20,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 def test_a_directory_is_one_runs_own(tmp_path):
     first = directory.take(tmp_path / "report")
-    with pytest.raises(UsageError, match="another run is using it"):
+    with pytest.raises(errors.UsageError, match="another run is using it"):
         directory.take(tmp_path / "report")
     first.lock.close()
     directory.take(tmp_path / "report").lock.close()
@@ -33,7 +31,7 @@ def test_workers_of_one_run_share_a_directory_and_nobody_else_does(tmp_path):
     held = [directory.take(report, "one"), directory.take(report, "one")]
     assert directory.is_shared(report, "one") and not directory.is_shared(report, "two")
     for share in (None, "two"):
-        with pytest.raises(UsageError, match="another run is using it"):
+        with pytest.raises(errors.UsageError, match="another run is using it"):
             directory.take(report, share)
     for taken in held:
         taken.lock.close()
@@ -53,7 +51,7 @@ def test_nothing_of_an_earlier_run_is_overwritten(tmp_path):
 
 def test_a_folder_that_is_no_report_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UsageError, match=r"seen: thesis\.tex"):
+    with pytest.raises(errors.UsageError, match=r"seen: thesis\.tex"):
         directory.take(tmp_path)
 
 
@@ -63,10 +61,10 @@ def test_files_are_never_written_through_a_link(tmp_path):
     report = tmp_path / "report"
     report.mkdir()
     (report / ".verdict.json.draft").symlink_to(victim)
-    write_text("theirs", report / "verdict.json")
+    files.write_text("theirs", report / "verdict.json")
     assert victim.read_text() == "mine" and (report / "verdict.json").read_text() == "theirs"
     (report / ".lock").symlink_to(victim)
-    with pytest.raises(UsageError):
+    with pytest.raises(errors.UsageError):
         directory.take(report)
     assert victim.read_text() == "mine"
 
@@ -77,7 +75,7 @@ def server_of():
     started = []
 
     def start(owner: str, run: str) -> subprocess.Popen:
-        marks = {SERVER_ID: f"{run}/1", RUN_ID: run, stale.OWNER: owner}
+        marks = {process_tree.SERVER_ID: f"{run}/1", process_tree.RUN_ID: run, stale.OWNER: owner}
         process = subprocess.Popen(SLEEP, env={**os.environ, **marks})
         started.append(process)
         time.sleep(0.3)

@@ -6,9 +6,8 @@ import pytest
 from data_rows import from_data
 from whole_run import waiver_file
 
-from sm121.core import data_file, digest, profile
+from sm121.core import data_file, digest, profile, profile_fields
 from sm121.core.errors import UsageError
-from sm121.core.profile_fields import LEVELS, Gate
 from sm121.run.fingerprint import Fingerprint, profile_label
 
 CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
@@ -176,10 +175,10 @@ def test_a_mistake_of_a_parent_names_the_parent(tmp_path):
 
 def test_a_gate_has_one_direction_and_ordered_grades():
     good = {"metric": "tg32@d0", "unit": "tok/s", "source": "meta test"}
-    Gate(**good, minimum=52, target=58, stretch=61)
+    profile_fields.Gate(**good, minimum=52, target=58, stretch=61)
     for bad in ({}, {"minimum": 1, "at_most": 2}, {"minimum": 58, "target": 52}):
         with pytest.raises(ValueError, match="expected"):
-            Gate(**good, **bad)
+            profile_fields.Gate(**good, **bad)
 
 
 def test_the_numbers_of_the_original_documents():
@@ -240,7 +239,7 @@ def test_a_waiver_is_narrow_and_ends(tmp_path, test, days, expected):
 def test_what_the_shipped_profiles_certify():
     """The GB10 everything; the others what can be had where they are for."""
     asked = {name: profile.load(name).certify for name in profile.shipped()}
-    assert asked["sm121-gpt-oss-120b"].levels == LEVELS
+    assert asked["sm121-gpt-oss-120b"].levels == profile_fields.LEVELS
     assert asked["sm121-gpt-oss-120b"].box == "QUALIFIED"
     server = ("smoke", "kernel", "correctness", "stress")
     assert asked["sm90-tiny-gpt-oss"].levels == server

@@ -9,14 +9,12 @@ from types import SimpleNamespace
 import pytest
 from data_rows import from_data
 
-from sm121.core import profile
+from sm121.core import profile, verdict
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.verdict import NotRun
 from sm121.engines.vllm import Vllm
 from sm121.evidence.kernel_profile import KernelProfile, _profile, _Sum, shortened
 from sm121.run import decode_profile
-from sm121.session import target
-from sm121.session.session import Session
+from sm121.session import session, target
 
 CPU = profile.load("cpu-tiny-gpt-oss")
 GB10 = profile.load("sm121-gpt-oss-120b")
@@ -146,11 +144,11 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path: Path
         _follow_log=lambda: None, _metrics_of=lambda _: None,
     )  # fmt: skip
     asked = SimpleNamespace(reader="vllm", log=None, configuration=configuration())
-    path = Session.kernel_path(run, asked)
+    path = session.Session.kernel_path(run, asked)
     assert path.requantised == ["qkv", "o", "lm_head"]
     assert path.evidence["requantised"].startswith("trace: 72 calls of dense Marlin in 8 passes")
     asked.configuration = dataclasses.replace(configuration(), name="baseline")
-    assert Session.kernel_path(run, asked).requantised is None
+    assert session.Session.kernel_path(run, asked).requantised is None
 
 
 @from_data
@@ -162,8 +160,8 @@ def test_what_cannot_be_profiled_is_not_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NotRun, match=expected):
+    with pytest.raises(verdict.NotRun, match=expected):
         take(stub(tmp_path, **run_changes), server(**server_changes))
     attached = SimpleNamespace(configuration=None, engine="openai-compatible", managed=False)
-    with pytest.raises(NotRun, match="sm121 path --trace"):
+    with pytest.raises(verdict.NotRun, match="sm121 path --trace"):
         take(stub(tmp_path), attached)

@@ -13,11 +13,9 @@ from data_rows import from_data
 from test_against import OWN, a_run, stored
 from whole_run import waiver_file, whole
 
-from sm121.core import waivers
-from sm121.core.unmet import Fact
+from sm121.core import unmet, waivers
 from sm121.plugin import outcomes
-from sm121.run import verdict_file
-from sm121.run.stored_run import StoredMetric
+from sm121.run import stored_run, verdict_file
 from sm121.run.verdict_file import TestReport
 from sm121.session import against
 from sm121.session.session import Session
@@ -181,7 +179,7 @@ def test_a_waiver_tolerates_the_failure_of_one_parameter(attached, tmp_path):
     assert any("https://example.org/1" in test["message"] for test in file["tests"])
 
 
-FRANCE, GERMANY = (Fact("the capital", "x", country) for country in ("France", "Germany"))
+FRANCE, GERMANY = (unmet.Fact("the capital", "x", country) for country in ("France", "Germany"))
 EMPTY = replace(FRANCE, required="an answer")
 
 
@@ -288,7 +286,7 @@ def test_a_peak_of_memory_is_compared_where_the_same_was_asked_before(level, tmp
     trusted = against.load(
         str(stored(a_run(("a", "PASS", "", "smoke")), tmp_path / "run")), tmp_path
     )
-    peak = StoredMetric("memory_peak_gib", "GiB", False, None, (4.82,), 4.82)
+    peak = stored_run.StoredMetric("memory_peak_gib", "GiB", False, None, (4.82,), 4.82)
     trusted.runs[-1].metrics[peak.name] = peak
     now = {**trusted.metrics, peak.name: replace(peak, samples=(9.77,), value=9.77)}
     run = a_run(("a", "PASS", "", level))

@@ -11,9 +11,8 @@ import past_runs
 import pytest
 from data_rows import from_data
 
-from sm121.core import profile
+from sm121.core import level_settings, profile
 from sm121.core.errors import UsageError
-from sm121.core.level_settings import Regression
 from sm121.core.verdict import Verdict
 from sm121.regression import trend as regression
 from sm121.regression.change import Change
@@ -21,7 +20,7 @@ from sm121.run import stored_run
 from sm121.run.stored_run import StoredMetric, StoredRun
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "gb10-stand-in-verdict.json"
-LIMITS = Regression(metrics={"startup_s": 0.2})
+LIMITS = level_settings.Regression(metrics={"startup_s": 0.2})
 CONTEXT = {
     "machine": {"cpu_model": "c", "gpu": "NVIDIA GB10", "attached_to": None},
     "profile": "sm121-gpt-oss-120b",

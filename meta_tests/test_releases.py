@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 from data_rows import from_data
 
-from sm121.core import builds, profile
+from sm121.core import builds, engine_settings, profile
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.engine_settings import Needs
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities, preflight
@@ -209,7 +208,7 @@ def test_what_goes_by_release_goes_by_the_builds_base():
     assert can.can("regex") and can.deviation("wrong-key", "no_error_object")
     assert can.bugs("tests/test_correctness.py::test_regex_is_kept")
     assert not capabilities.of("vllm", SOURCE_BUILD).bugs("test_regex_is_kept")
-    quiet = {"needs": Needs(), "directory": Path()}
+    quiet = {"needs": engine_settings.Needs(), "directory": Path()}
     for version in (BUILD, "0.33.0"):
         variables = {"VLLM_MXFP4_BACKEND": "CUTLASS"}
         start = preflight.Preflight("sm121", (), variables, version=version, **quiet)

@@ -18,13 +18,10 @@ from data_rows import from_data
 
 from sm121.cli import main
 from sm121.client.timed_answer import Chunk, TimedAnswer
-from sm121.core import data_file, lenient
+from sm121.core import data_file, lenient, numbers, unmet
 from sm121.core.errors import UsageError
-from sm121.core.numbers import number
-from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
-from sm121.evidence import log_lines
-from sm121.evidence.crash_bundle import BundleIndex
+from sm121.evidence import crash_bundle, log_lines
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.report import (
     charts,
@@ -99,7 +96,7 @@ def test_a_run_in_which_everything_fails_is_still_a_page_that_opens(runs):
         )
         found.run.tests.append(test)
         if count % 5 == 0:
-            test.verdict, test.unmet = Verdict.FAIL, [Fact("0", f"{count}" + "x" * 500)]
+            test.verdict, test.unmet = Verdict.FAIL, [unmet.Fact("0", f"{count}" + "x" * 500)]
             failure = details.FailureDetail(id=test.id, text="y" * 20_000, reproduce="pytest")
             found.details.failures.append(failure)
     text = page.html(found)
@@ -321,7 +318,7 @@ def test_the_summary_is_short(runs, kind):
     ],
 )  # fmt: skip
 def test_a_number_is_digits_that_can_be_copied(value, shown):
-    assert number(value) == shown
+    assert numbers.number(value) == shown
     assert not shown or float(shown) == pytest.approx(value, rel=5e-4)
 
 
@@ -361,7 +358,7 @@ def test_axes_hold_data_and_gates_and_a_far_roofline_is_a_label(runs):
     found.run.metrics, found.run.arch = only, "sm90"
     one = _decode(found)
     low, high = one.figure["layout"]["yaxis"]["range"]
-    assert 30 < low < 46.5 and 61 < high < 70 and f"begins at {number(low)}" in one.note
+    assert 30 < low < 46.5 and 61 < high < 70 and f"begins at {numbers.number(low)}" in one.note
 
 
 def test_gates_have_their_number_beside_them(runs):
@@ -670,7 +667,7 @@ def test_a_bundle_that_nobody_listed_is_a_crash(runs, tmp_path):
 @pytest.mark.parametrize("folder", ["leak", "oom-cgroup", "stopped"])
 def test_the_sample_bundles_of_the_docs_are_of_this_version(folder):
     text = (ROOT / "docs" / "bundles" / folder / "bundle.json").read_text("utf-8")
-    assert BundleIndex.model_validate_json(text).kind
+    assert crash_bundle.BundleIndex.model_validate_json(text).kind
 
 
 @from_data

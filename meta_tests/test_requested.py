@@ -7,8 +7,7 @@ from data_rows import from_data
 from logs import read_lines
 from servers import configuration
 
-from sm121.core.data_file import DataFileError, parse
-from sm121.core.profile import load, shipped
+from sm121.core import data_file, profile
 from sm121.engines import requested
 from sm121.engines.requested import RequestRules, compare, different, load_requests
 from sm121.evidence import variables
@@ -120,7 +119,7 @@ def test_what_did_not_run_as_asked_is_named(
 @from_data
 def test_both_configurations_of_gb10(name: str, moe: str, wrong: tuple[str, ...]) -> None:
     """As the profile asks for them, on the log that each should write and on the other's."""
-    gb10 = load("sm121-gpt-oss-120b").judging(name, "0.33.0")
+    gb10 = profile.load("sm121-gpt-oss-120b").judging(name, "0.33.0")
     own = gb10.configurations[name]
     asked = configuration(*gb10.engine.arguments, *own.arguments)
     environment = {"VLLM_KV_CACHE_LAYOUT": own.environment["VLLM_KV_CACHE_LAYOUT"]}
@@ -401,10 +400,10 @@ def test_secret_values_are_not_shown() -> None:
 
 @from_data
 def test_wrong_request_file_is_named(text: str, expected: str) -> None:
-    with pytest.raises(DataFileError, match=re.escape(expected)):
-        parse(text, RequestRules, "requests.toml")
+    with pytest.raises(data_file.DataFileError, match=re.escape(expected)):
+        data_file.parse(text, RequestRules, "requests.toml")
 
 
 def test_shipped_engines_have_their_rules() -> None:
-    assert shipped()
+    assert profile.shipped()
     assert {load_requests(name).engine for name in ("vllm", "sglang", "llama-cpp")}

@@ -5,14 +5,12 @@ from types import SimpleNamespace
 import pytest
 from data_rows import from_data
 
-from sm121.core.errors import Sm121Error
-from sm121.core.profile import Profile
+from sm121.core import errors, profile
 from sm121.core.profile import load as load_profile
 from sm121.core.profile import shipped as shipped_profiles
 from sm121.core.verdict import Invalid, Verdict
 from sm121.evidence.kernel_path import KernelPath
-from sm121.measure import roofline
-from sm121.measure.measurement import Measurement
+from sm121.measure import measurement, roofline
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
 from sm121.run.verdict_file import MetricReport
@@ -65,7 +63,7 @@ def test_the_canary_is_computed_from_its_own_config(canary_bf16, canary_mxfp4):
 
 def test_a_model_that_is_not_known_has_no_ceiling():
     assert roofline.read_config("somebody/something") is None
-    with pytest.raises(Sm121Error, match="hidden_size"):
+    with pytest.raises(errors.Sm121Error, match="hidden_size"):
         roofline.traffic({}, depth=0, formats=roofline.formats({}))
 
 
@@ -159,7 +157,7 @@ def measured(
         device = SimpleNamespace(device="cuda:0", bandwidth_best_gb_s=bandwidth)
         box.before = SimpleNamespace(device=device)
     samples = [rate + 0.01 * (at % 3) for at in range(20)]
-    sampled = Measurement(
+    sampled = measurement.Measurement(
         name=metric, unit="tok/s", samples=samples, higher_is_better=True, clock="token_ids"
     )
     said = ""
@@ -241,7 +239,7 @@ def test_a_share_is_null_where_nothing_says_what_is_read():
     assert measured(115.0, more=("--quantization", "fp8"))[0].verdict is Verdict.INVALID
 
 
-def unreachable(own: Profile) -> list[str]:
+def unreachable(own: profile.Profile) -> list[str]:
     """Gates of configurations that are asked by name, above what any healthy machine allows."""
     config, found = roofline.read_config(own.model.id), []
     for name, each in configurations.judged(own) if config is not None else ():

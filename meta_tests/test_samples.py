@@ -8,8 +8,7 @@ from fault_proxy import SAMPLING as FAULTS
 from scripted_sampler import sampling
 
 from sm121.answers import promised
-from sm121.api import sampled
-from sm121.api.client import Api
+from sm121.api import client, sampled
 from sm121.api.sampled import Sampler
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker
@@ -37,7 +36,7 @@ def hold(test: str, sampler: Sampler) -> None:
 
 def check(test: str, change, seed: int, engine: str = "vllm") -> None:
     with sampling(change, seed) as endpoint:
-        hold(test, Sampler(Api(endpoint, capabilities.of(engine, "0.32.0")), seed))
+        hold(test, Sampler(client.Api(endpoint, capabilities.of(engine, "0.32.0")), seed))
 
 
 @pytest.mark.parametrize("test", TESTS)
@@ -144,7 +143,7 @@ def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
     """A tighter one leaves out the edge, a looser one takes in others, in as many samples as are
     asked for: see `Sampler._cuts`."""
     with sampling(lambda body: body, 1) as endpoint:
-        sampler = Sampler(Api(endpoint, capabilities.of("vllm", "0.32.0")), 1)
+        sampler = Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 1)
         cases = [(cut, case) for cut in sampled._CUTS for _, case in sampler._cuts(cut)]
         tops = sampler._tops
     for cut, (count, value, text, edge) in cases:

@@ -7,8 +7,7 @@ import pytest
 from data_rows import from_data
 
 from sm121.answers.served_rounding import rounding_of
-from sm121.core import profile
-from sm121.core.engine_settings import PathValues
+from sm121.core import engine_settings, profile
 from sm121.core.verdict import NotRun
 from sm121.engines.requested import read_arguments
 from sm121.evidence.kernel_path import KernelPath
@@ -21,7 +20,7 @@ def read(server, path, required=None) -> str:
     row = SERVERS[server]
     options = read_arguments(row["arguments"].split())
     evidence = KernelPath.model_validate(row["path"] | (path or {}))
-    return rounding_of(options, required or PathValues(), evidence, GPT_OSS).formats
+    return rounding_of(options, required or engine_settings.PathValues(), evidence, GPT_OSS).formats
 
 
 @from_data

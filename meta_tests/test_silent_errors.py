@@ -11,9 +11,7 @@ from data_rows import from_data
 from false_greens.engine import VARIABLES, environment, script
 from false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, STACK, stack
 
-from sm121.evidence import kernel_messages
-from sm121.evidence.failure import load_failures
-from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence import failure, kernel_messages
 from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
 
 DATA = Path(__file__).parent / "data"
@@ -90,7 +88,7 @@ def test_the_kernel_reports_an_error(kind):
     clean, variants = REPORTED[kind]
     lines = [f"[    9.123456] {message}" for _, message in variants.values()]
     healthy = [f"[    9.123456] {clean[1]}"] * (clean[0] != "cpu" or kind == "ecc")
-    messages = KernelMessages((*lines, *healthy))
+    messages = kernel_messages.KernelMessages((*lines, *healthy))
     assert [*messages.xids, *messages.host_faults] == lines
     reported = of_the_kernel([*lines, *lines])
     certain = kind in ("xid", "ecc")
@@ -119,7 +117,7 @@ def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
 
 
 def test_each_accepted_error_has_a_reason_and_no_row_accepts_all():
-    for row in load_failures().accepted:
+    for row in failure.load_failures().accepted:
         assert row.regex.search("an error") is None, row.id
 
 

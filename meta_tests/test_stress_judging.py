@@ -10,20 +10,16 @@ from data_rows import from_data
 
 from sm121.client.completions import Completion, Position
 from sm121.client.load import Job, JobOutcome, LoadResult
-from sm121.core import profile
-from sm121.core.errors import UsageError
-from sm121.core.level_settings import AgreementBound
+from sm121.core import errors, level_settings, profile
 from sm121.core.redaction import redact
 from sm121.core.verdict import Verdict
 from sm121.evidence import crash_bundle, death, kernel_messages
-from sm121.evidence.crash_bundle import Evidence
 from sm121.evidence.failure import Basis, Cause
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.measure import growth
-from sm121.stress import checks, memory, shapes, soak
-from sm121.stress.timeline import Sample
+from sm121.stress import checks, memory, shapes, soak, timeline
 
-EXACT = AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
+EXACT = level_settings.AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
 ALONE = Completion("abcd", "length", (1, 2, 3, 4), (9,), None, None, 4, 1)
 MIB = 2**20
 
@@ -59,10 +55,10 @@ def test_one_step_is_no_leak():
     assert found.verdict is Verdict.PASS, found
 
 
-def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[Sample]:
+def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[timeline.Sample]:
     """A second each, ten requests in each of them; the processes stay as they are."""
     return [
-        Sample(
+        timeline.Sample(
             at_s=float(n), completed=10 * n, processes=1, rss_bytes=2 * GIB, pss_bytes=2 * GIB,
             handles=50, device_bytes=device(n) if device is not None else None,
             available_bytes=100 * GIB - n * taken, cache_usage=None, running=None, waiting=None,
@@ -76,7 +72,7 @@ GIB = 2**30
 LIMITS = profile.load("cpu-tiny-gpt-oss").stress
 
 
-def verdicts(samples: list[Sample], machine: int | None) -> dict[str, Verdict]:
+def verdicts(samples: list[timeline.Sample], machine: int | None) -> dict[str, Verdict]:
     found = memory.judged(samples, LIMITS, machine_bytes=machine)
     return {item.quantity.removeprefix("bytes of the "): item.verdict for item in found}
 
@@ -177,7 +173,7 @@ def test_a_bad_request_is_not_excused_by_a_stop():
     assert found.kind == "bad_request_accepted"
 
 
-NOISY = AgreementBound(max_abs=0.5, mean_abs=0.1, fork=0.25, source="a test")
+NOISY = level_settings.AgreementBound(max_abs=0.5, mean_abs=0.1, fork=0.25, source="a test")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +255,7 @@ def test_durations(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "30", "-3s", "0s", "2 weeks"])
 def test_a_wrong_duration_is_one_line(text):
-    with pytest.raises(UsageError, match="expected a duration"):
+    with pytest.raises(errors.UsageError, match="expected a duration"):
         soak.parse_duration(text)
 
 
@@ -313,7 +309,7 @@ def test_kernel_messages_before_the_start_are_left_out():
 def test_a_bundle_is_written_whatever_is_missing_and_holds_no_secret(tmp_path):
     log = tmp_path / "server.log"
     log.write_text("started with key sk-0123456789abcdefghij\nHF_TOKEN=hf_0123456789abcdefghij\n")
-    evidence = Evidence(cause=SIGKILL_GUESS, what="the server ended", log=log)
+    evidence = crash_bundle.Evidence(cause=SIGKILL_GUESS, what="the server ended", log=log)
     folder = crash_bundle.write(evidence, tmp_path / "crashes", lambda t: redact(t, ("started",)))
     index = json.loads((folder / "bundle.json").read_text())
     assert folder.name == "1-oom" and index["class"] == "oom"
@@ -328,7 +324,7 @@ def test_a_bundle_is_written_whatever_is_missing_and_holds_no_secret(tmp_path):
 
 def test_a_bundle_that_cannot_be_written_goes_elsewhere(tmp_path):
     (tmp_path / "crashes").write_text("a file where the folder should be")
-    evidence = Evidence(cause=SIGKILL_GUESS, what="the server ended")
+    evidence = crash_bundle.Evidence(cause=SIGKILL_GUESS, what="the server ended")
     folder, why = crash_bundle.write_somewhere(evidence, tmp_path / "crashes", lambda text: text)
     assert (folder / "bundle.json").is_file() and why and not folder.is_relative_to(tmp_path)
 
@@ -339,7 +335,7 @@ def test_a_huge_log_keeps_its_beginning_and_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(crash_bundle, "_LOG_TAIL_BYTES", 100)
     log = tmp_path / "server.log"
     log.write_text("first\n" + "noise\n" * 10_000 + "last\n")
-    evidence = Evidence(cause=SIGKILL_GUESS, what="x", log=log)
+    evidence = crash_bundle.Evidence(cause=SIGKILL_GUESS, what="x", log=log)
     folder = crash_bundle.write(evidence, tmp_path / "crashes", lambda text: text)
     text = (folder / "server.log").read_text()
     assert text.startswith("first") and text.endswith("last\n") and "bytes left out" in text
@@ -348,7 +344,7 @@ def test_a_huge_log_keeps_its_beginning_and_its_end(tmp_path, monkeypatch):
 def test_flashinfers_log_is_one_for_each_process(tmp_path):
     (tmp_path / "api-7.log").write_text("of the worker\n")
     (tmp_path / "api-8.log").write_text("of somebody else\n")
-    evidence = Evidence(
+    evidence = crash_bundle.Evidence(
         cause=SIGKILL_GUESS, what="x",
         exits=[{"pid": 7, "name": "worker", "status": -9}, {"pid": 9, "status": 0}],
         environment={"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_LOGDEST": f"{tmp_path}/api-%i.log"},

@@ -10,14 +10,10 @@ from data_rows import from_data
 
 from sm121.client.connection import Patience
 from sm121.client.load import Job, LoadClient
-from sm121.core import profile
+from sm121.core import level_settings, profile, profile_fields, unmet, verdict
 from sm121.core.arguments import at_once
 from sm121.core.configuration import ServerConfiguration
-from sm121.core.level_settings import AgreementBound
-from sm121.core.profile_fields import Sourced
 from sm121.core.server import Server
-from sm121.core.unmet import Fact
-from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines import capabilities
 from sm121.evidence.kernel_path import KernelPath
 from sm121.plugin import outcomes
@@ -25,12 +21,12 @@ from sm121.stress.fault import UnderLoad
 from sm121.stress.joining import LONGEST, SHORTEST
 from sm121.stress.level import Stress
 
-EXACT = AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
+EXACT = level_settings.AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
 CPU = profile.load("cpu-tiny-gpt-oss")
 SIZES = {
-    "joining_s": Sourced(value=1.5, source="a test"),
-    "stalled_after_s": Sourced(value=3, source="a test"),
-    "request_within_s": Sourced(value=20, source="a test"),
+    "joining_s": profile_fields.Sourced(value=1.5, source="a test"),
+    "stalled_after_s": profile_fields.Sourced(value=3, source="a test"),
+    "request_within_s": profile_fields.Sourced(value=20, source="a test"),
 }
 NEIGHBOUR = pytest.mark.slow("its neighbour proves the same, as far as one case can")
 
@@ -144,10 +140,10 @@ def test_a_long_answer_is_compared_to_its_end(level, fault, text):
 def test_what_no_counter_showed_is_not_green(level, monkeypatch):
     monkeypatch.setattr("sm121.stress.joining._MORE_S", 1.0)
     uncounted, _ = level("uncounted")
-    with pytest.raises(NotRun, match="has no counter"):
+    with pytest.raises(verdict.NotRun, match="has no counter"):
         uncounted.joining()
     fewer, _ = level("fewer")
-    with pytest.raises(Inconclusive, match=r"never [^:]*6, 7, 8 .*--max-num-seqs"):
+    with pytest.raises(verdict.Inconclusive, match=r"never [^:]*6, 7, 8 .*--max-num-seqs"):
         fewer.joining()
 
 
@@ -177,7 +173,7 @@ def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash,
         ),
     )
     item = SimpleNamespace(stash={outcomes.ID: test})
-    lost = Fact("no fault", "6: connection", "a prompt of 401 tokens joins 5 that decode")
+    lost = unmet.Fact("no fault", "6: connection", "a prompt of 401 tokens joins 5 that decode")
     said, _ = outcomes._message(session, item, [lost])
     assert ("known of mxfp4: " in said and "spark-vllm-mxfp4-docker/issues/7" in said) is named, (
         said

@@ -16,18 +16,15 @@ from data_rows import from_data
 
 from sm121.client.connection import Patience
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
-from sm121.core import profile
-from sm121.core.level_settings import AgreementBound
+from sm121.core import level_settings, profile, verdict
 from sm121.core.server import Endpoint, Server
-from sm121.core.verdict import Inconclusive, NotRun
 from sm121.engines import capabilities
-from sm121.plugin.stash import LEVEL
-from sm121.plugin.stress import end_with_its_level
+from sm121.plugin import stash, stress
 from sm121.run.verdict_file import EngineReport, VerdictFile
 from sm121.stress import checks, memory, restart, throughput
 from sm121.stress.level import Stress
 
-EXACT = AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
+EXACT = level_settings.AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
 
 ENDPOINT = Endpoint("http://127.0.0.1:9", "key", "canary")
 JOB = Job("x", {"prompt": "x"}, 4)
@@ -115,8 +112,8 @@ def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thre
         make()
     assert run.observer is not None and run.observer.client.under_way() == []
     assert sampling() == 0
-    item = SimpleNamespace(config=SimpleNamespace(stash={}), stash={LEVEL: "performance"})
-    end_with_its_level(item, run)
+    item = SimpleNamespace(config=SimpleNamespace(stash={}), stash={stash.LEVEL: "performance"})
+    stress.end_with_its_level(item, run)
     assert run.observer is None, "a later level's bundle shows nothing of this server"
 
 
@@ -204,7 +201,7 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
     if decided:
         level.restarted_under_load()
     else:
-        with pytest.raises(Inconclusive, match="0 of 2000 broken off"):
+        with pytest.raises(verdict.Inconclusive, match="0 of 2000 broken off"):
             level.restarted_under_load()
 
 
@@ -228,9 +225,9 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
         level.brim()
         level.unruly()
         level.nothing_kept()
-        with pytest.raises(NotRun, match="memory is not known here"):
+        with pytest.raises(verdict.NotRun, match="memory is not known here"):
             level.memory_holds(more=False)
-        with pytest.raises(NotRun, match="is not restarted"):
+        with pytest.raises(verdict.NotRun, match="is not restarted"):
             level.restarted_under_load()
         level.close()
         assert level.under_way() == []

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sm121.core import unmet
+from sm121.core import unmet, verdict
 from sm121.core.unmet import Fact, Unmet, facts_of, require, require_each, require_none
-from sm121.core.verdict import Inconclusive
 from sm121.run.verdict_file import TestReport
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,7 +56,7 @@ def test_what_is_raised_carries_its_facts():
     with pytest.raises(Unmet) as raised:
         require_none([Fact("1", "2"), Fact("3", "4")], evidence="server.log")
     assert str(raised.value) == "required: 1, seen: 2; required: 3, seen: 4 (server.log)"
-    error = Inconclusive(Fact("1", "2"), Fact("3", "4"))
+    error = verdict.Inconclusive(Fact("1", "2"), Fact("3", "4"))
     assert str(error) == "required: 1, seen: 2; required: 3, seen: 4" and len(facts_of(error)) == 2
     require(True, 1, 2)
     require_none([])

@@ -10,8 +10,7 @@ import pytest
 from servers import configuration
 
 from sm121.engines.requested import compare, different, load_requests
-from sm121.evidence import variables
-from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.evidence import kernel_path, variables
 from sm121.evidence.variables import Registry
 
 DATA = Path(__file__).parent / "data"
@@ -27,7 +26,7 @@ def test_registry_is_the_installed_engines_own() -> None:
     assert "VLLM_KV_CACHE_LAYOUT" in known
     assert "VLLM_MXFP4_BACKEND" not in known
     asked = {"VLLM_MXFP4_BACKEND": "marlin", "VLLM_KV_CACHE_LAYOUT": "HND"}
-    reports = compare(configuration(**asked), KernelPath(kv_layout="LBHNC"), asked)
+    reports = compare(configuration(**asked), kernel_path.KernelPath(kv_layout="LBHNC"), asked)
     assert [report.state for report in reports] == ["not_applicable", "resolved"]
 
 
@@ -40,7 +39,7 @@ def test_sources_stand_for_a_registry(tmp_path: Path) -> None:
     (package / "csrc" / "a.cu").write_text('auto y = getenv("FLASHINFER_FROM_C");\n')
     environment = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
     asked = {"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_FROM_C": "1", "FLASHINFER_NOBODY": "1"}
-    found = compare(configuration(**asked), KernelPath(), {**environment, **asked})
+    found = compare(configuration(**asked), kernel_path.KernelPath(), {**environment, **asked})
     assert [report.by for report in found] == ["FLASHINFER_NOBODY=1"]
 
 
@@ -62,12 +61,12 @@ def test_registry_that_cannot_be_read_proves_nothing(tmp_path: Path) -> None:
     assert answer["VLLM_"].problem is not None
     assert "broken" in answer["VLLM_"].problem
     own = dataclasses.replace(configuration(), environment=(("VLLM_X", "1"),))
-    assert compare(own, KernelPath(), environment) == []
+    assert compare(own, kernel_path.KernelPath(), environment) == []
 
 
 def test_log_of_a_real_engine_that_ignored_what_was_asked() -> None:
     """vLLM 0.32 on a CPU, started with an attention backend of a GPU and a fork's variable."""
-    path = read_log(DATA / "vllm-0.32-cpu-asked-otherwise.log")
+    path = kernel_path.read_log(DATA / "vllm-0.32-cpu-asked-otherwise.log")
     asked = configuration("--attention-backend", "TRITON_ATTN", VLLM_MXFP4_BACKEND="marlin")
     wrong = different(compare(asked, path, {"VLLM_MXFP4_BACKEND": "marlin"}))
     assert len(wrong) == 2, wrong

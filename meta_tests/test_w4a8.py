@@ -17,9 +17,8 @@ from flashinfer_emulation import EmulatedProvider, Emulation
 from packaging.version import Version
 
 from sm121.core.verdict import NotRun
-from sm121.kernels import cases, checks, problems
+from sm121.kernels import cases, checks, problems, protocol
 from sm121.kernels.flashinfer_provider import api_data, since
-from sm121.kernels.protocol import declaration
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -70,9 +69,9 @@ def test_the_emulation_passes_at_real_width(group, name):
 
 def test_a_tactic_that_adds_by_atomics_passes_and_is_not_held_to_its_bits():
     provider = EmulatedProvider()
-    assert "fused_moe" in declaration(provider).deterministic
+    assert "fused_moe" in protocol.declaration(provider).deterministic
     fixed = provider.with_tactic("0,1")
-    assert "fused_moe" not in declaration(fixed).deterministic
+    assert "fused_moe" not in protocol.declaration(fixed).deterministic
     for group, name in (("moe_token_counts", "tokens-129"), ("moe_activation", "no-biases")):
         assert checks.check(fixed, problems.build(case_of(group, name))) == []
 
@@ -96,7 +95,7 @@ class On(Emulation):
 @pytest.mark.parametrize("capability", [(10, 0), (10, 3), (12, 0), (12, 1)])
 def test_mxfp8_activations_where_they_are(capability):
     provider = EmulatedProvider(On(*capability))
-    assert declaration(provider).activations == "mxfp8"
+    assert protocol.declaration(provider).activations == "mxfp8"
     assert checks.check(provider, problems.build(case_of("moe_token_counts", "tokens-5"))) == []
 
 
@@ -110,7 +109,7 @@ def test_experts_that_an_architecture_lacks_are_not_run(capability):
 
 def test_hopper_has_bfloat16_activations():
     provider = EmulatedProvider(On(9, 0))
-    assert declaration(provider).activations == "bfloat16"
+    assert protocol.declaration(provider).activations == "bfloat16"
     with pytest.raises(NotRun, match=r"no flashinfer\.fused_moe\.interleave_moe_weights_for_sm90"):
         checks.check(provider, problems.build(case_of("moe_token_counts", "tokens-5")))
 

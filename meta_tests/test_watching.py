@@ -16,12 +16,9 @@ from data_rows import from_data
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
-from sm121.engines import pool, registry
-from sm121.engines.life import ManagedLife
+from sm121.engines import life, pool, registry
 from sm121.engines.managed import ManagedServer
-from sm121.evidence import death
-from sm121.evidence.failure import Cause
-from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence import death, failure, kernel_messages
 from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory
 
@@ -185,8 +182,8 @@ worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]
 pathlib.Path({ready!r}).write_text(str(worker.pid))
 time.sleep(600)
 """
-VAGUE = Cause(kind="engine_dead", summary="the engine is dead", owner="the engine")
-NO_KERNEL = KernelMessages()
+VAGUE = failure.Cause(kind="engine_dead", summary="the engine is dead", owner="the engine")
+NO_KERNEL = kernel_messages.KernelMessages()
 
 
 @pytest.mark.parametrize(
@@ -238,8 +235,8 @@ def test_a_helper_that_was_sent_home_is_no_death(monkeypatch, status, at, answer
     managed = SimpleNamespace(
         was_stopped=False, exit_status=None, exits=lambda: exits, pids_when_ready=frozenset()
     )
-    monkeypatch.setattr(ManagedLife, "answers", lambda _life: answers)
-    assert ManagedLife(managed).ended_since(10.0) is ended
+    monkeypatch.setattr(life.ManagedLife, "answers", lambda _life: answers)
+    assert life.ManagedLife(managed).ended_since(10.0) is ended
 
 
 def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):

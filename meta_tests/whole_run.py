@@ -4,10 +4,9 @@ import datetime
 from pathlib import Path
 from typing import Any
 
-from sm121.core import profile
+from sm121.core import profile, verdict
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate
-from sm121.core.verdict import Severity, Verdict
 from sm121.evidence.kernel_path import KernelPath
 from sm121.run.verdict_file import BoxReport, EngineReport, MetricReport, TestReport, VerdictFile
 from sm121.session import certification
@@ -63,8 +62,8 @@ def waive(file: VerdictFile, *names: str, severity: str = "blocker") -> None:
     """The tests whose names these are part of failed, and waivers say that this is known."""
     for test in file.tests:
         if any(name in test.id for name in names):
-            test.verdict, test.waived = Verdict.FAIL, True
-            test.severity = Severity(severity)
+            test.verdict, test.waived = verdict.Verdict.FAIL, True
+            test.severity = verdict.Severity(severity)
     judge(file)
 
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from scripted_answers import Break, Json, answer, scripted, write_tokenizer
 
-from sm121.answers import golden
-from sm121.answers.equivalence import Continuations
+from sm121.answers import equivalence, golden
 from sm121.answers.prompts import continuations
 from sm121.client.completions import Asker
 from sm121.core.level_settings import AgreementBound, GoldenBound
@@ -141,11 +140,11 @@ def _asker(place: Place, server: Server) -> Asker:
 
 
 def _in_batches(place: Place, server: Server) -> None:
-    Continuations(continuations(), BOUND, _asker(place, server)).equal_in_a_batch()
+    equivalence.Continuations(continuations(), BOUND, _asker(place, server)).equal_in_a_batch()
 
 
 def _token_by_token(place: Place, server: Server) -> None:
-    Continuations(continuations(), BOUND, _asker(place, server)).equal_token_by_token()
+    equivalence.Continuations(continuations(), BOUND, _asker(place, server)).equal_token_by_token()
 
 
 def _against_itself(place: Place, server: Server) -> None:

@@ -14,15 +14,11 @@ from certificate_tricks import HONEST, ROOT, TRICKS, Tried, tried
 from whole_run import gated, judge, waive, waiver_file, whole
 
 from sm121.checkpoint.identity import identity
-from sm121.core import profile, waivers
-from sm121.core.errors import UsageError
-from sm121.evidence import environment
-from sm121.evidence.environment import EnvironmentRecord, PackagesRecord, SourceRecord
-from sm121.evidence.kernel_path import KernelPath
+from sm121.core import errors, profile, waivers
+from sm121.evidence import environment, kernel_path
 from sm121.report import comparison, merging
-from sm121.run import merge, resume, verdict_file
+from sm121.run import ledger, merge, resume, verdict_file
 from sm121.run.fingerprint import Fingerprint, profile_label
-from sm121.run.ledger import Ledger
 from sm121.run.verdict_file import (
     CrashReport,
     EngineReport,
@@ -33,7 +29,6 @@ from sm121.run.verdict_file import (
     VerdictFile,
 )
 from sm121.session import certification, fingerprinting
-from sm121.session.fingerprinting import is_shipped
 
 from . import Case, Outcome, Place
 
@@ -74,7 +69,7 @@ def _compared(place: Place, name: str, **changed: Any) -> Outcome:
         sources.append(comparison.read(path))
     try:
         comparison.refuse_mixed(sources)
-    except UsageError as error:
+    except errors.UsageError as error:
         return Outcome("refused", str(error))
     return Outcome("PASS", "beside each other")
 
@@ -94,7 +89,7 @@ def _named(place: Place, changed: bool) -> Outcome:
         text = text.replace("repeats = 3", "repeats = 1")
     file = place.tmp_path / "mine.toml"
     file.write_text(text)
-    mine = is_shipped(profile.load(str(file)))
+    mine = fingerprinting.is_shipped(profile.load(str(file)))
     label = profile_label(_CPU, Fingerprint(profile="12ab", profile_shipped=mine))
     return Outcome("PASS" if mine else "another profile", label)
 
@@ -278,7 +273,7 @@ def _excused_case(name: str, test: str, expected: str) -> Case:
 def _waived(place: Place, test: str, days: int) -> Outcome:
     try:
         waivers.load(waiver_file(place.tmp_path, test, days=days))
-    except UsageError as error:
+    except errors.UsageError as error:
         return Outcome("refused", str(error))
     return Outcome("PASS", "accepted")
 
@@ -310,7 +305,7 @@ def _resumed(
     earlier.mkdir(parents=True)
     before = run(**changed)
     before.metrics = {"kernel:moe": MetricReport(value=9e9, unit="tok/s", verdict="PASS")}
-    before.engine.path = KernelPath(moe="TRITON")
+    before.engine.path = kernel_path.KernelPath(moe="TRITON")
     verdict_file.write(before, earlier / "verdict.json")
     if edit is not None:
         raw = json.loads((earlier / "verdict.json").read_text())
@@ -319,7 +314,7 @@ def _resumed(
     now.tests = [TestReport(id="one", level="kernel", verdict="NOT_RUN")]
     remarks: list[str] = []
     harness = SimpleNamespace(
-        directory=directory, file=now, ledger=Ledger(now), save=lambda: None,
+        directory=directory, file=now, ledger=ledger.Ledger(now), save=lambda: None,
         remark=remarks.append,
     )  # fmt: skip
     taken = resume.take_over(harness, may)
@@ -328,10 +323,10 @@ def _resumed(
 
 
 def _computing(cuda: str | None = None, **packages: str) -> dict[str, str]:
-    engine = SourceRecord(version="0.33.0", sha="abc")
-    return fingerprinting.sources(EnvironmentRecord.model_construct(
+    engine = environment.SourceRecord(version="0.33.0", sha="abc")
+    return fingerprinting.sources(environment.EnvironmentRecord.model_construct(
         git_shas={"vllm": engine}, cuda_version=cuda,
-        engine_packages=PackagesRecord(packages=packages | {"black": "26.1"}),
+        engine_packages=environment.PackagesRecord(packages=packages | {"black": "26.1"}),
     ))  # fmt: skip
 
 
@@ -368,7 +363,7 @@ def _merged(
         (folders[-1] / "verdict.json").write_text(json.dumps({**raw, **edit}))
     try:
         shards = merging.read(folders)
-    except UsageError as error:
+    except errors.UsageError as error:
         return Outcome("refused", str(error))
     whole = merge.merge_shards({f"shards/{s.part.index}": s.file for s in shards})
     return Outcome(whole.verdict.value, whole.reason, whole.exit_status, bool(whole.certified))

@@ -5,11 +5,9 @@ from statistics import median
 
 from sm121.core.level_settings import Measuring
 from sm121.core.server import Endpoint
-from sm121.measure import metrics
-from sm121.measure.cells import MeasuredCell, MeasuredServer
+from sm121.measure import cells, metrics, plan
 from sm121.measure.measurement import Measurement
 from sm121.measure.metrics.tg import DecodeRate
-from sm121.measure.plan import Plan
 
 from . import Case, Outcome, Place
 
@@ -17,20 +15,20 @@ from . import Case, Outcome, Place
 MINIMUM, BELOW, ABOVE = 200.0, 196.0, 204.0
 #: Required of the slowest time to the first token, in milliseconds; an honest one has a quarter.
 AT_MOST_MS = 300.0
-PLAN = Plan(
+PLAN = plan.Plan(
     256, (32, 128), (0,), Measuring(rounds=3, short_rounds=2, silent_within_s=2.0)
 )  # fmt: skip
 
 
-Read, Ask = Callable[[MeasuredCell], Measurement], Callable[[Place], Outcome]
+Read, Ask = Callable[[cells.MeasuredCell], Measurement], Callable[[Place], Outcome]
 
 
 def measured(place: Place, options: tuple[str, ...], read: Read, **texts: bool) -> Measurement:
     server = place.timed_server(*options)
     records = place.tmp_path / f"records-{server.base_url.rpartition(':')[2]}"
     endpoint = Endpoint(server.base_url, "none", "gpt-oss-120b")
-    with MeasuredServer.open(endpoint, PLAN, records, **texts) as opened:
-        return read(MeasuredCell(opened, 0).gather(PLAN.measuring.rounds))
+    with cells.MeasuredServer.open(endpoint, PLAN, records, **texts) as opened:
+        return read(cells.MeasuredCell(opened, 0).gather(PLAN.measuring.rounds))
 
 
 def judged(*options: str, rate: float, tokens: int = 32, **texts: bool) -> Ask:
@@ -52,7 +50,7 @@ def waited(*options: str) -> Ask:
     """The slowest time to the first token against what is required of it."""
 
     def ask(place: Place) -> Outcome:
-        def read(cell: MeasuredCell) -> Measurement:
+        def read(cell: cells.MeasuredCell) -> Measurement:
             found = metrics.find("ttft", quantile=0.99).of(cell)
             errors = [answer.error for answer in [*cell.answers, *cell.short] if answer.error]
             return found.model_copy(update={"remarks": [*errors, *found.remarks]})

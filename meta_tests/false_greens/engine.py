@@ -24,8 +24,7 @@ from sm121.evidence.kernel_path import read_log
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.performance.bench import Bench, PerformanceChecks
 from sm121.run.verdict_file import TestReport, VerdictFile
-from sm121.session import target
-from sm121.session.opening import open_session
+from sm121.session import opening, target
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
@@ -57,7 +56,7 @@ def script(place: Place, name: str, doing: Doing, **settings: object) -> Outcome
         profile=profile.load("cpu-tiny-gpt-oss"), engine_python=str(HERE / "fake_python.py"),
         report_dir=place.tmp_path / name, root=ROOT,
     )  # fmt: skip
-    with open_session(dataclasses.replace(chosen, **settings)) as session:
+    with opening.open_session(dataclasses.replace(chosen, **settings)) as session:
         session.ledger.decide(TestReport(id="script::check", level="smoke", verdict=Verdict.PASS))
         doing(session)
     file = session.file

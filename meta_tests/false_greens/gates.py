@@ -15,7 +15,6 @@ from sm121.measure import gate
 from sm121.regression import measured, trend
 from sm121.regression.change import Change
 from sm121.run import stored_run
-from sm121.run.stored_run import StoredMetric
 from tools import gate_errors
 
 _LEVEL = "tests/test_performance.py"
@@ -172,8 +171,8 @@ def _baseline(**changes: Any) -> Step:
     return judge
 
 
-def _rate(name: str, unit: str, values: Sequence[float]) -> StoredMetric:
-    return StoredMetric(name, unit, unit == "tok/s", None, (*values,), values[0])
+def _rate(name: str, unit: str, values: Sequence[float]) -> stored_run.StoredMetric:
+    return stored_run.StoredMetric(name, unit, unit == "tok/s", None, (*values,), values[0])
 
 
 def _judged(change: Change) -> Outcome:

@@ -11,8 +11,7 @@ from stress_faults import profile_text
 
 from sm121.core import profile
 from sm121.core.verdict import worst
-from sm121.stress import aftermath, memory
-from sm121.stress.timeline import Sample
+from sm121.stress import aftermath, memory, timeline
 
 from . import Case, Outcome, Place
 from .engine import attached_engine
@@ -32,7 +31,7 @@ def _load(
         noise, samples = random.Random(1), []
         for second in range(60):
             kept = int(1024 * (kept_kib(per_s * second) + noise.uniform(0, 64)))
-            samples.append(Sample(
+            samples.append(timeline.Sample(
                 at_s=float(second), completed=per_s * second, processes=1, rss_bytes=2 * _GIB,
                 pss_bytes=2 * _GIB + (0 if device else kept), handles=50,
                 device_bytes=None if device else 8 * _GIB, available_bytes=100 * _GIB - kept,

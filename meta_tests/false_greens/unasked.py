@@ -13,32 +13,28 @@ from scripted_sampler import Json, sampling
 from test_measuring_traps import opened
 
 from false_greens import Case, Outcome, Place
-from sm121.answers import prompts
-from sm121.answers.equivalence import Continuations
-from sm121.api.client import Api
-from sm121.api.sampled import Cut, Sampler
+from sm121.answers import equivalence, prompts
+from sm121.api import client, sampled
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker
-from sm121.core.level_settings import AgreementBound
+from sm121.core import level_settings, unmet, verdict
 from sm121.core.server import Endpoint, Server
-from sm121.core.unmet import Unmet
-from sm121.core.verdict import NotRun
 from sm121.engines import capabilities
 from sm121.measure.cells import MeasuredCell
 from sm121.measure.metrics.streams import StreamsRate
 
 Step = Callable[[Place], Outcome]
 ITEM = "17 What a build no longer does is no check that could not run"
-BOUND = AgreementBound(max_abs=0.1, mean_abs=0.1, fork=0.1, source="a meta test")
+BOUND = level_settings.AgreementBound(max_abs=0.1, mean_abs=0.1, fork=0.1, source="a meta test")
 
 
 def decided(ask: Callable[[], object]) -> Outcome:
     """What a run would say of a check: one that was not run reds nothing."""
     try:
         ask()
-    except Unmet as failure:
+    except unmet.Unmet as failure:
         return Outcome("FAIL", str(failure))
-    except NotRun as reason:
+    except verdict.NotRun as reason:
         return Outcome("PASS, not run", str(reason))
     return Outcome("PASS", "it held")
 
@@ -48,7 +44,7 @@ def cached(*hits: float | None) -> Step:
 
     def ask(_place: Place) -> Outcome:
         with scripted() as server:
-            asked = Continuations(prompts.continuations(), BOUND, Asker(server))
+            asked = equivalence.Continuations(prompts.continuations(), BOUND, Asker(server))
             counts = iter(hits)
             return decided(
                 lambda: asked.equal_from_the_prefix_cache(lambda: next(counts), is_on=True)
@@ -72,7 +68,7 @@ def again(cost: float = 0.0, change: Callable[[Json], None] | None = None) -> St
             cache.add(key)
 
         with scripted(serve) as server:
-            asked = Continuations(prompts.continuations(), BOUND, Asker(server))
+            asked = equivalence.Continuations(prompts.continuations(), BOUND, Asker(server))
             check = asked.equal_from_the_prefix_cache if change else asked.hits_save_time
             return decided(lambda: check(lambda: next(counts)))
 
@@ -134,7 +130,7 @@ def drafts(method: str, step: int) -> Step:
     return ask
 
 
-def samples(cut: Cut | None, share: float) -> Step:
+def samples(cut: sampled.Cut | None, share: float) -> Step:
     """A server that leaves out the log-probabilities of some sampled answers."""
     draw = random.Random(3)
 
@@ -144,7 +140,7 @@ def samples(cut: Cut | None, share: float) -> Step:
 
     def ask(_place: Place) -> Outcome:
         with sampling(lacking, 7) as endpoint:
-            sampler = Sampler(Api(endpoint, capabilities.of("vllm", "0.32.0")), 7)
+            sampler = sampled.Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 7)
             return decided(lambda: (
                 sampler.follows_the_temperature() if cut is None else sampler.keeps_the_cut(cut)
             ))  # fmt: skip
