@@ -30,6 +30,19 @@ def from_data(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.parametrize(names, values)(test)
 
 
+def table(module: str, name: str) -> Any:
+    """What the file of a module's rows has under a name that is no test's. A list is a tuple."""
+    rows = _tables(module)[name]
+    if isinstance(rows, dict):
+        return {key: _frozen(row) for key, row in rows.items()}
+    return _frozen(rows)
+
+
+def text_file(name: str) -> str:
+    """A text of ``data/texts/``."""
+    return (ROWS.parent / "texts" / name).read_text("utf-8")
+
+
 @cache
 def _tables(module: str) -> dict[str, list[dict[str, Any]]]:
     return tomllib.loads((ROWS / f"{module}.toml").read_text("utf-8"))

@@ -1,5 +1,5 @@
 """A small OpenAI-compatible server with known faults. A tool for the meta tests: no engine at all.
-``python fault_server.py --port PORT --fault NAME``; the names are the keys of FAULTS."""
+``python fault_server.py --port PORT --fault NAME``; the names are in ``data/fault-server.toml``."""
 
 import argparse
 import os
@@ -7,35 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 from loopback import JsonHandler
 
-FAULTS = {
-    "created": "none: its list of models is as published",
-    "none": "serves",
-    "exit-0": "ends with status 0 after a second of start-up",
-    "exit-oom": "says that memory is short, and ends with status 1",
-    "compiles": "compiles a module for six seconds, then serves",
-    "compiles-one-file": "has a compiler run for seven seconds, which adds a file at its end",
-    "compiles-then-hangs": "compiles a module for two seconds, then only says that it loads",
-    "never-ready": "goes on loading, and /health says 503",
-    "silent": "neither logs nor works nor serves",
-    "health-only": "/health says 200, a completion never comes",
-    "html": "answers everything with a web page",
-    "no-models": "answers /v1/models with something else",
-    "dripping": "answers /v1/models a byte at a time, for minutes",
-    "another-model": "serves another model",
-    "whole-name": "names its model as a hub does, by owner and name",
-    "stubborn": "ignores SIGTERM",
-    "orphan": "leaves a daemon that ignores SIGTERM",
-    "zombie": "does not reap a child",
-    "bare": "has neither /health nor /version, as no OpenAI-compatible server must",
-    "old": "says that it is vLLM 0.29.0",
-    "no-metrics": "answers /metrics with status 500",
-    "dies-later": "ends by SIGKILL at the second completion",
-}
+FAULTS = tomllib.loads((Path(__file__).parent / "data" / "fault-server.toml").read_text("utf-8"))
 MODEL = "canary"
 NAMES = {"another-model": "llama-3-8b", "whole-name": f"openai/{MODEL}"}
 

@@ -9,21 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+from data_rows import text_file
+
 from sm121.cli import progress
 from sm121.run import verdict_file
 
 ROOT = Path(__file__).resolve().parents[1]
-_HEAD = """# Honest runs against each other
-
-Made by `python meta_tests/honest_pairs.py --plan {plan}`. Do not edit.
-
-One build of {engine}, the canary, {pairs} pairs: each run of plan {plan} is held against the one
-before it (`--against`). A run that is worse than an equal one would be a false alarm: {passed} of
-{pairs} are "no worse".
-
-| pair | verdict | checks that ran | known | worse, new or missing | most changed | minutes |
-|---:|---|---:|---:|---|---|---:|
-"""
+_HEAD = text_file("honest-pairs.md")
 
 
 def main() -> int:

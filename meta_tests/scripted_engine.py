@@ -30,22 +30,7 @@ from loopback import JsonHandler
 
 MODEL = "canary"
 #: What vLLM 0.32 and the suite's probe print on a CPU, after the seconds since the epoch.
-START = """\
-(APIServer pid={pid}) INFO {at} [api_utils.py:347]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version {version}
-(APIServer pid={pid}) INFO {at} [api_utils.py:286] non-default args: {{'model': '{path}', \
-'served_model_name': ['{model}']}}
-(EngineCore pid=2) INFO {at} [core.py:133] Initializing a V1 LLM engine (v{version}) with config: \
-model='{path}', speculative_config=None, dtype=torch.float32, load_format=auto, \
-device_config=cpu, enforce_eager=True, served_model_name={model}, enable_prefix_caching=True
-(Worker pid=3) INFO {at} [unquantized.py:364] Using CPU Unquantized MoE backend out of potential \
-backends: ['CPU'].
-(Worker pid=3) INFO {at} [unquantized.py:529] Using CPUUnquantizedExperts MoE backend
-(Worker pid=3) INFO {at} [sm121_probe.py:40] Resolved attention backend: {attention} \
-(Impl), 4 layers; in all 4 with sinks, 2 with a window
-(EngineCore pid=2) INFO {at} [utils.py:347] Using LBHNC KV cache layout.
-(APIServer pid={pid}) INFO {at} [entry.py:140] Starting vLLM server on http://127.0.0.1:{port}
-INFO:     Application startup complete.
-"""
+START = (Path(__file__).parent / "data" / "texts" / "start-of-vllm.log").read_text("utf-8")
 
 
 def lines_of_a_start(

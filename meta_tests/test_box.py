@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 
 from sm121.core import profile
 from sm121.measure import box, gpu_load, machine, stream_bandwidth
@@ -307,13 +307,7 @@ def test_a_gpu_that_does_not_settle_is_unsteady(monkeypatch, how):
 SAMPLES = json.dumps({"tg32@d0": [53.0, 53.2, 52.9, 53.1, 53.05]})
 
 
-GATE = """
-[[performance.gates]]
-metric = "tg32@d0"
-unit = "tok/s"
-minimum = 30
-source = "the test"
-"""
+GATE = text_file("one-gate.toml")
 
 
 @pytest.fixture

@@ -4,20 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from data_rows import text_file
 
 pytest.importorskip("tools")
 from tools import budgets
 
-SETTINGS = """
-[tool.sm121-budgets]
-module = 8
-function = 4
-dialect = ["found"]
-[tool.sm121-budgets.folders]
-package = {path = "package", lines = 12, lines_target = 10, dialect = 0, dialect_target = 0}
-[tool.sm121-budgets.longer]
-"package/long.py" = 9
-"""
+SETTINGS = text_file("budgets.toml")
 MODULE = "def f() -> int:\n    matches = 1\n    return matches\n"
 FAULTS = {
     "total": ("other.py", "x = 1\n" * 7, "package 13 lines; limit 12; target 10: TOO MUCH"),

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 
 from sm121 import cli
 from sm121.compilation import (
@@ -180,17 +180,7 @@ def test_plain_sm121_moe_gemm_compiled_here(compiler, disassembler, tmp_path):
 
 
 def test_a_guard_that_can_be_passed_is_no_trap(compile_probe, disassembler):
-    guarded = """
-        code for sm_121a
-        Function : asserting
-        /*0000*/                   ISETP.NE.AND P0, PT, R0, RZ, PT ;
-        /*0010*/               @P0 BPT.TRAP 0x1 ;
-        /*0020*/                   EXIT ;
-        Function : branching
-        /*0000*/              @!P0 BRA 0x20 ;
-        /*0010*/                   BPT.TRAP 0x1 ;
-        /*0020*/                   EXIT ;
-    """
+    guarded = text_file("guarded.sass")
     kernels = list(sass.parse(guarded.splitlines(), "made up"))
     assert [kernel.name for kernel in kernels] == ["asserting", "branching"]
     assert not any(kernel.only_traps for kernel in kernels)
@@ -216,15 +206,7 @@ def test_a_source_that_does_not_compile_is_broken_not_refused(compile_probe, tmp
     assert built.outcome is BuildOutcome.BROKEN and "mma_sm120.hpp" in built.reason
 
 
-PROBE = """
-refusal = "not supported"
-[[probe]]
-name = "p"
-tier = "probes"
-must_see = ["QMMA"]
-outcomes = { 121a = "hardware" }
-source = "meta test"
-"""
+PROBE = text_file("one-probe.toml")
 
 
 @from_data

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 from logs import read_lines
 
 from sm121.core.data_file import DataFileError, parse
@@ -224,22 +224,7 @@ def test_real_endings_of_the_cpu_engine(name: str, exit_code: int, kind: str, sa
     assert says in cause.summary
 
 
-ENTRY = """[markers]
-ready = ['ready']
-stopped = ['stopped']
-fatal = ['fatal']
-engine_process = ['core']
-engine_frame = ['core']
-[[failure]]
-id = "one"
-kind = "{kind}"
-rank = 10
-hint = ["x"]
-regex = '{regex}'
-owner = "me"
-source = "here, log"
-{more}
-"""
+ENTRY = text_file("one-failure.toml")
 
 
 @from_data

@@ -2,26 +2,11 @@
 
 import catalogue_rows
 import pytest
+from data_rows import table
 from false_greens import Case, Place, cases
 
 #: Some seconds each, and another case of the same item stays.
-LONG = {
-    "--depths 0", "SIGSEGV after the last look of a script", "it crashes while it is stopped",
-    "an ERROR that nobody knows", "two servers write into one log",
-    "three events when the third token is there",
-    "a stream that is faster than the engine from its first token to its last",
-    "a log of another version, which grows with our requests",
-    "other attention, which its answers name, behind a proxy without metrics",
-    "counters of drafts that are there after the first request alone",
-    "between two rounds of a measurement, where its metrics are withheld",
-    "an Eagle3 drafter that never drafts", "an MTP drafter that never drafts",
-    "SIGSEGV after a test of the smoke level; a later test gets a fresh server",
-    "an illegal memory access that is survived", "a fallback after the log was cut",
-    "a fallback is logged after the path was judged", "-o python_functions=test_health",
-    "log-probabilities drift with each token that is decoded", "the text of another request",
-    "the ids and the text of another request",
-    "after a fork the answer of another request, and no prompt ids to ask again from",
-}  # fmt: skip
+LONG = table(__name__, "LONG")
 
 
 def _case(case: Case) -> object:

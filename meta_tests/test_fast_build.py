@@ -10,6 +10,7 @@ import fast_build_mutants
 import kernel_mutants
 import pytest
 import torch
+from data_rows import from_data
 from flashinfer_emulation import EmulatedProvider, Emulation, Identity, IdentityProvider
 
 from sm121.core.verdict import NotRun
@@ -64,16 +65,7 @@ def test_identity_passes(group):
         assert checks.check(provider, kernel_mutants.problem(group, case)) == [], case
 
 
-@pytest.mark.parametrize(
-    ("name", "fits"),
-    [
-        ("FP8 cache: cut off, not rounded", "a cache of cut values"),
-        ("FP8 cache: bfloat16 where FP8 is promised", "a cache of bfloat16 values"),
-        ("MXFP4 linear: scales by floor for ceil", "MXFP4 activations by ocp-floor"),
-        ("identity where computed scales are promised", "E4M3 activations with scales of one"),
-        ("computed scales where identity is promised", "MXFP8 activations"),
-    ],
-)
+@from_data
 def test_the_format_that_a_kernel_has_in_truth_is_named(name, fits):
     make, groups = fast_build_mutants.MUTANTS[name]
     case = next(iter(kernel_mutants.small(groups[0])))

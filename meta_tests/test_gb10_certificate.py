@@ -10,6 +10,7 @@ import inspect
 from pathlib import Path
 
 import pytest
+from data_rows import table
 
 from sm121.core import profile
 from sm121.kernels import protocol, registry, serving
@@ -20,24 +21,7 @@ ROOT = Path(__file__).parents[1]
 #: As the effort's build is judged: no release reaches what a certificate asks.
 GB10 = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
 #: The operation that a test of the kernel level asks of the provider; the rest may be any.
-OPERATIONS = {
-    "test_mxfp4_decodes_exactly": "mxfp4_dequantize",
-    "test_mxfp4_decodes_any_bytes_exactly": "mxfp4_dequantize",
-    "test_mxfp4_encodes_by_its_rule": "mxfp4_quantize",
-    "test_mxfp8_encodes_by_its_rule": "mxfp8_quantize",
-    "test_any_finite_values_are_encoded_by_the_rule": "mxfp8_quantize",
-    "test_routing_takes_top_k_then_softmax": "route",
-    "test_moe_at_every_token_count": "fused_moe",
-    "test_moe_under_every_routing": "fused_moe",
-    "test_moe_reads_every_block_scale": "fused_moe",
-    "test_moe_activation_is_the_clamped_swiglu": "fused_moe",
-    "test_prefill_attention": "prefill_attention",
-    "test_prefill_attention_sinks": "prefill_attention",
-    "test_decode_attention": "decode_attention",
-    "test_decode_attention_sinks": "decode_attention",
-    "test_cuda_graph_replay_equals_eager": "fused_moe",
-    "test_kernel_speed": "lm_head",
-}
+OPERATIONS = table(__name__, "OPERATIONS")
 
 
 def _bound(own: profile.Profile) -> str | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 
 from sm121.client import exchange, load, timed
 from sm121.client.connection import Patience
@@ -237,16 +237,7 @@ def test_the_load_client_takes_neither_packed_nor_endless_answers(serve, answer,
     assert says in str(result.outcomes[0].problem)
 
 
-METRICS = """# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{{engine="0"}} {running}
-# TYPE vllm:num_requests_waiting gauge
-vllm:num_requests_waiting{{engine="0"}} 0.0
-# TYPE vllm:generation_tokens_total counter
-vllm:generation_tokens_total{{engine="0"}} {generated}
-vllm:generation_tokens_total{{engine="1"}} 1.0
-# TYPE vllm:prefix_cache_hits_total counter
-vllm:prefix_cache_hits_total{{engine="0"}} {generated}
-"""
+METRICS = text_file("metrics-of-two-engines.txt")
 
 
 @pytest.mark.parametrize("no_number", ["NaN", "+Inf", "-Inf", "nan"])

@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table, text_file
 from logs import lines_of, proofs, read_lines
 
 from sm121.core.data_file import DataFileError, parse
@@ -195,22 +195,7 @@ def test_capture_outweighs_eager_setting() -> None:
     assert path.cuda_graphs is True
 
 
-WRAPPERS = [
-    "\x1b[1;36m(EngineCore_DP0 pid=9)\x1b[0;0m INFO 11-28 15:27:47 {}",
-    "^[[0;36m(EngineCore_DP0 pid=9)^[[0;0m INFO 01-27 00:31:44 {}",
-    "[1;36m(EngineCore_DP0 pid=9)[0;0m INFO 09-30 18:36:53 {}",
-    "Aug 18 22:22:14 spark vllm[18]: (Worker_TP0 pid=18) INFO 08-18 22:22:14 {}",
-    "(EngineCore pid=5) \x1b[36m(RayWorkerProc pid=7, ip=192.0.2.11)\x1b[0m (Worker_TP1 "
-    "pid=7) INFO 06-20 01:23:34 {}",
-    "46:(Worker pid=90) INFO 09-23 07:05:04 {}",
-    "server.log:46:(Worker pid=90) INFO 09-23 07:05:04 {}",
-    "vllm-1  | (EngineCore pid=1) INFO 03-10 15:49:42 {}",
-    "2026-03-10T15:49:42.123456789Z (EngineCore pid=1) INFO 03-10 15:49:42 {}",
-    "2026-03-10T15:49:42.1Z stdout F (EngineCore pid=1) INFO 03-10 15:49:42 {}",
-    '{{"log":"(EngineCore pid=1) INFO 03-10 15:49:42 {}\\n","stream":"stdout"}}',
-    "INFO 2026-01-30 13:11:39.808 {}",
-    "{}",
-]
+WRAPPERS = table(__name__, "WRAPPERS")
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -341,15 +326,7 @@ def test_every_signature_file_loads() -> None:
             assert load_signatures(name).engine == name
 
 
-ENTRY = """engine = "vllm"
-[[signature]]
-id = "one"
-field = "{field}"
-hint = ["Using"]
-regex = '{regex}'
-source = "here, log"
-{more}
-"""
+ENTRY = text_file("one-signature.toml")
 
 
 @from_data

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 from logs import read_lines
 
 from sm121 import cli
@@ -20,15 +20,7 @@ DATA = Path(__file__).parent / "data"
 GB10 = DATA / "gb10"
 LOGS = sorted(path.stem for path in GB10.glob("*.log"))
 
-CONFIGURATION = {
-    "speculative": "none",
-    "kv_cache_dtype": "fp8",
-    "dtype": "bfloat16",
-    "load_format": "fastsafetensors",
-    "quantization": "mxfp4",
-    "context": 131072,
-    "prefix_caching": True,
-}
+CONFIGURATION = table(__name__, "CONFIGURATION")
 SERVED = CONFIGURATION | {
     "attention": "FLASHINFER",
     "moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
@@ -49,17 +41,7 @@ SHOWN: dict[str, dict[str, object]] = {
     "issue5_illegal_address": CONFIGURATION | {"failure": "illegal_memory_access"},
     "issue22_unknown_argument": {"failure": "config"},
 }
-EVIDENCE = {
-    "attention": "Using AttentionBackendEnum.FLASHINFER backend.",
-    "moe": "[MXFP4] Using backend: CUTLASS (--mxfp4-backend)",
-    "native_fp4": "[MXFP4] Using backend: CUTLASS (--mxfp4-backend)",
-    "kv_layout": "Using HND KV cache layout for FLASHINFER backend.",
-    "requantised": "[MXFP4] lm_head quantized: torch.Size([201088, 2880]) BF16",
-    "moe_variant": "JIT-compiling 1 unfused MoE module(s) for SM121: [(64, 128)]",
-    "cuda_graphs": "Graph capturing finished in 6 secs",
-    "context": "max_seq_len=131072",
-    "kv_cache_dtype": "kv_cache_dtype=fp8",
-}
+EVIDENCE = table(__name__, "EVIDENCE")
 
 PREFIXES: dict[str, str] = tomllib.loads((DATA / "prefixes.toml").read_text("utf-8"))
 #: Around a line, where before it is not enough.
@@ -152,14 +134,7 @@ def test_the_end_of_the_run_before_is_not_this_one(shown: int) -> None:
     assert stated(path) == SHOWN["unfused_0804_profiled"]
 
 
-NSYS = [
-    "Generating '/tmp/nsys-report-6fcf.qdstrm'",
-    "[1/8] [========================100%] server.nsys-rep",
-    "[6/8] Executing 'cuda_gpu_kern_sum' stats report",
-    " 18.2  123456789  4536  168000.0  void marlin_moe_wna16::Marlin<__nv_bfloat16>",
-    "Using 'MARLIN' Mxfp4 MoE backend.",
-    "RuntimeError: CUDA error: an illegal memory access was encountered",
-]
+NSYS = table(__name__, "NSYS")
 
 
 @pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
@@ -215,16 +190,7 @@ def test_a_start_is_followed() -> None:
         assert phase in phases
 
 
-ASKED = {
-    "--attention-backend FLASHINFER": "resolved",
-    "--mxfp4-backend CUTLASS": "resolved",
-    "--mxfp4-layers moe,qkv,o,lm_head": "not_proven",
-    "--kv-cache-dtype fp8": "resolved",
-    "--max-model-len 131072": "resolved",
-    "--enable-prefix-caching true": "resolved",
-    "--load-format fastsafetensors": "resolved",
-    "--quantization mxfp4": "resolved",
-}
+ASKED = table(__name__, "ASKED")
 
 
 @pytest.mark.parametrize("name", ["unfused_0804_profiled", "eugr_version", "crash_tile_128x128"])

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 
 from sm121 import cli
 from sm121.core import data_file, profile, verdict
@@ -171,26 +171,7 @@ def test_a_wrong_axes_file_is_one_line(text, why):
     assert "\n" not in str(seen.value)
 
 
-_ONLY_ONE = """
-[axes.only]
-title = "without a choice"
-baseline = "here"
-[axes.only.values.here]
-settings = [{ engine = "vllm", source = "the test" }]
-[axes.only.values.there]
-settings = [{ engine = "sglang", source = "the test" }]
-unproven = "the test"
-
-[[incompatible]]
-when = { only = "here", dtype = "bfloat16", seqs = "1" }
-reason = "why"
-source = "the test"
-
-[[incompatible]]
-when = { only = "there", graphs = "compiled" }
-reason = "why"
-source = "the test"
-"""
+_ONLY_ONE = text_file("axis-without-a-choice.toml")
 
 
 def test_a_rule_about_an_axis_without_a_choice_counts():
@@ -211,19 +192,7 @@ def test_one_axis_alone_has_each_value():
 
 
 def test_what_is_switched_is_seen_or_said_to_be_unseen():
-    text = (
-        SHIPPED["cpu"]
-        + """
-[axes.mine]
-title = "of the test"
-baseline = "off"
-[axes.mine.values.off]
-settings = [{ engine = "vllm", source = "the test" }]
-[axes.mine.values.on]
-settings = [{ engine = "vllm", arguments = ["--mine"], source = "the test" }]
-expected = { must_not_see = ["falling back"] }
-"""
-    )
+    text = SHIPPED["cpu"] + "\n" + text_file("axis-unproven.toml")
     with pytest.raises(UsageError, match=r"axes\.mine.*values\.on: vllm: expected evidence"):
         load_text(text, "mine.toml")
     reason = "no line of the log names it"

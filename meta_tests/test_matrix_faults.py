@@ -4,16 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 
-_HEAD = """schema_version = 1
-name = "one"
-description = "one axis, a fault in each value"
-
-[axes.way]
-title = "way"
-baseline = "usual"
-"""
+_HEAD = text_file("one-axis.toml")
 
 
 def one_axis(folder: Path, **values: str) -> Path:

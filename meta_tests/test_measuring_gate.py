@@ -4,21 +4,14 @@ these need a machine that is not busy with something else."""
 from statistics import median
 
 import pytest
+from data_rows import text_file
 
 from sm121.session.settings import _counts
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.alone]
 
 LEVEL = "tests/test_performance.py"
-SHORTER = """
-schema_version = 1
-name = "shorter"
-description = "fewer streams, shorter answers"
-extends = "sm121-gpt-oss-120b"
-correctness.max_answer_tokens = 16
-performance.generated_tokens = [32, 48]
-performance.measuring.concurrency = [2, 10]
-"""
+SHORTER = text_file("shorter.toml")
 
 
 def judge(run_pytest, server, *options):

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import psutil
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 
 from sm121.client.timed import LagWatch, TimedBatch, completion, steps
 from sm121.client.timed_answer import Arrival, Chunk, TimedAnswer, read_answer
@@ -415,21 +415,7 @@ def test_a_short_answer_does_not_say_how_late_its_first_chunk_was():
     assert not findings.invalid, findings
 
 
-TWO_PLACES = """
-schema_version = 1
-name = "two-places"
-description = "two at a time, five ask"
-extends = "cpu-tiny-gpt-oss"
-without = ["box"]
-engine.arguments = ["--max-num-seqs", "2"]
-
-[performance.measuring]
-concurrency = [2, 5]
-# Others work on the CPU that this is run on, and what is looked at is not a number.
-client_lag_bound = 0.9
-drift_bound = 0.9
-warm_bound = 0.9
-"""
+TWO_PLACES = text_file("two-places.toml")
 
 
 @pytest.mark.slow("a whole run; the streams themselves are judged above")

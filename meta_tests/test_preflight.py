@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 
 from sm121.compilation.jit import FlashInferModules, bounding_variables
 from sm121.core import data_file, profile
@@ -399,21 +399,7 @@ class TestBound:
 
 @from_data
 def test_wrong_data_is_refused(old: str, new: str, expected: str) -> None:
-    text = """
-[[architecture]]
-name = "sm121"
-target = "12.1"
-codes = ["121a"]
-bare = "b"
-[[rule]]
-id = "one"
-arch = ["sm121"]
-severity = "error"
-arguments = '--x'
-message = "m"
-remedy = "r"
-source = "s"
-"""
+    text = text_file("one-rule.toml")
     assert data_file.parse(text, PreflightData, "mine.toml").rule[0].id == "one"
     with pytest.raises(data_file.DataFileError, match=expected) as error:
         data_file.parse(text.replace(old, new), PreflightData, "mine.toml")

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import pytest
 import report_runs
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121.cli import main
 from sm121.client.timed_answer import Chunk, TimedAnswer
@@ -799,16 +799,7 @@ def test_the_test_log_is_the_documents_template_filled_in(runs, tmp_path, capsys
     assert main([*arguments, "--baseline", str(runs["pass"])]) == 0
     text = capsys.readouterr().out
     assert text.startswith("# Test Log: MXFP4 lm\\_head\n\nDate: 2026-01-12\nBranch: feature/x\n")
-    for part in (
-        "## Level 1: Smoke Test",
-        "## Level 1.5: Kernel Path Validation",
-        "- Observed kernels:",
-        "## Level 3: Stress Test",
-        "| Metric | Baseline | This Feature | Delta |",
-        "| tg32@d0 | 54.1 \\(53.29 to 54.64\\) | 47.3 \\(46.59 to 47.77\\) | -12.6% |",
-        "## Level 6: Combinatorial Test",
-        "- **NEEDS FIXES**",
-    ):
+    for part in table(__name__, "PARTS_OF_THE_TEST_LOG"):
         assert part in text, part
     for _ in range(2):
         assert main([*arguments, "--output", str(tmp_path)]) == 0

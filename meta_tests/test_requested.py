@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 from logs import read_lines
 from servers import configuration
 
@@ -45,17 +45,7 @@ def states(path: KernelPath, *arguments: str, **environment: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that knows what 0.18 knew, so that no interpreter is asked."""
-    names = {
-        "VLLM_": {
-            "VLLM_KV_CACHE_LAYOUT",
-            "VLLM_ATTENTION_BACKEND",
-            "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8",
-            "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS",
-            "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16",
-            "VLLM_MXFP4_USE_MARLIN",
-        },
-        "FLASHINFER_": {"FLASHINFER_CUDA_ARCH_LIST"},
-    }
+    names = table(__name__, "VARIABLES")
 
     def ask(_python, _environment, registries):
         return {
@@ -66,37 +56,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variables, "ask", ask)
 
 
-FULFILLED = [
-    ("--attention-backend", "FLASHINFER"),
-    ("--attention-backend=flashinfer",),
-    ("--attention_backend", "FLASHINFER"),
-    ("--attention-config.backend", "FLASHINFER"),
-    ("--attention-config", '{"backend": "FLASHINFER"}'),
-    ("--moe-backend", "flashinfer_cutlass"),
-    ("--quantization-config", '{"moe":{"activation":"mxfp8"}}'),
-    ("--quantization", "mxfp4"),
-    ("--dtype", "bfloat16"),
-    ("--enable-prefix-caching",),
-    ("--compilation-config", '{"cudagraph_mode": "FULL_AND_PIECEWISE"}'),
-    ("-cc.cudagraph_mode=FULL",),
-    ("--no-enforce-eager", "--attention-backend", "FLASHINFER"),
-]
-
-BROKEN = [
-    (("--attention-backend", "TRITON_ATTN"), "attention", "FLASHINFER"),
-    (("--attention-backend", "FLASHINFER", "--attention-backend=FLASH_ATTN"), "attention", None),
-    (("--moe-backend", "marlin"), "moe", "FLASHINFER_CUTLASS_MXFP4_MXFP8"),
-    (("--moe-backend", "b12x"), "moe", None),
-    (("--quantization-config", '{"moe":{"activation":"bf16"}}'), "moe", None),
-    (("--enforce-eager",), "cuda_graphs", "True"),
-    (("--compilation-config.cudagraph_mode", "NONE"), "cuda_graphs", "True"),
-    (("--no-enable-prefix-caching",), "prefix_caching", "True"),
-    (("--kv-cache-dtype", "fp8"), "kv_cache_dtype", None),
-    (("--speculative-config", '{"method": "eagle3", "model": "m"}'), "speculative", "none"),
-    (("--load-format", "fastsafetensors"), "load_format", None),
-    (("--dtype", "half"), "dtype", "bfloat16"),
-    (("--quantization", "fp8"), "quantization", "gpt_oss_mxfp4"),
-]
+FULFILLED = table(__name__, "FULFILLED")
 
 
 @pytest.mark.parametrize("arguments", FULFILLED, ids=" ".join)
@@ -105,7 +65,7 @@ def test_what_ran_as_asked_is_no_difference(arguments: tuple[str, ...]) -> None:
     assert states(path, *arguments) == ["resolved"]
 
 
-@pytest.mark.parametrize(("arguments", "field", "resolved"), BROKEN)
+@from_data
 def test_what_did_not_run_as_asked_is_named(
     arguments: tuple[str, ...], field: str, resolved: str | None
 ) -> None:

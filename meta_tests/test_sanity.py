@@ -3,18 +3,11 @@
 import math
 
 import pytest
+from data_rows import table
 
 from sm121.answers import prompts, sanity
 
-GOOD = [
-    "The capital of France is Paris. It lies on the Seine, and more than two million people live "
-    "in it; ten million more live around it. Its oldest bridge is called the new bridge.",
-    "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26",
-    "Wait!!! Really?! Yes... no!",
-    "for (int i = 0; i < 10; ++i) { a[i] = b[i] + c[i]; }\nreturn a[0] + a[1] + a[2] + a[3];",
-    "yes yes yes, no no no, and then again yes yes yes",
-    "",
-]
+GOOD = table(__name__, "GOOD")
 
 
 @pytest.mark.parametrize("text", GOOD)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import servers
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121.client.connection import Patience
 from sm121.client.load import Job, LoadClient
@@ -87,31 +87,20 @@ def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
         assert all(SHORTEST <= entry["prompt_tokens"] <= LONGEST for entry in lost), lost
 
 
-CROWDS = (
-    ("none", None),
-    ("neighbours", r"anothers_answer: request \d+ \(.*completion.*seen that to"),
-    ("neighbours-of-80", r"a crowd of 80 requests: .*anothers_answer: request"),
-    ("neighbours-in-chats", r"anothers_answer: request \d+ \(.*chat.*seen that to"),
-    ("neighbours-in-responses", r"anothers_answer: request \d+ \(response.*seen that to"),
-    ("neighbours-in-choices", r"anothers_answer: request \d+ \(choice.*seen that to choice"),
-    ("neighbours-in-two", r"anothers_answer: request \d+ \(two completions"),
-    ("forgets-logit_bias", r": request \d+ \(changed completion 1"),
-    ("forgets-presence_penalty", r": request \d+ \(changed completion 1"),
-    ("forgets-bad_words", r": request \d+ \(changed completion 2"),
-    ("forgets-stop", r": request \d+ \(changed completion 3"),
-    ("forgets-top_k", r"corrupted_answer: request \d+ \((sampled|two) completion"),
-)
+CROWDS = table(__name__, "CROWDS")
 
 
 @pytest.mark.parametrize(
-    ("fault", "text", "fork"),
+    ("crowd", "fork"),
     [
-        pytest.param(*crowd, fork, marks=[NEIGHBOUR] * (number > 7 or (number > 1 and fork > 0)))
+        pytest.param(crowd, fork, marks=[NEIGHBOUR] * (number > 7 or (number > 1 and fork > 0)))
         for number, crowd in enumerate(CROWDS)
-        for fork in ((0,) if crowd[0] == "forgets-top_k" else (0, 0.1))
+        for fork in ((0,) if crowd["fault"] == "forgets-top_k" else (0, 0.1))
     ],
+    ids=lambda value: value["fault"] if isinstance(value, dict) else None,
 )
-def test_each_answer_in_a_crowd_is_its_own(level, fault, text, fork):
+def test_each_answer_in_a_crowd_is_its_own(level, crowd, fork):
+    fault, text = crowd["fault"], crowd.get("text")
     crowded, shown = level(fault, bound=EXACT.model_copy(update={"fork": fork}))
     for times in (2, 10):
         holds = text is None or (times == 2 and ("of-80" in fault or "forgets" in fault))

@@ -6,7 +6,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121 import cli
 from sm121.checkpoint import canary
@@ -14,27 +14,7 @@ from sm121.oracles import mxfp4
 from tools import synthetic
 from tools.synthetic import Synthetic
 
-LAYER = {  # openai/gpt-oss-120b, model.safetensors.index.json and the headers of its files
-    "input_layernorm.weight": ("BF16", (2880,)),
-    "mlp.experts.down_proj_bias": ("BF16", (128, 2880)),
-    "mlp.experts.down_proj_blocks": ("U8", (128, 2880, 90, 16)),
-    "mlp.experts.down_proj_scales": ("U8", (128, 2880, 90)),
-    "mlp.experts.gate_up_proj_bias": ("BF16", (128, 5760)),
-    "mlp.experts.gate_up_proj_blocks": ("U8", (128, 5760, 90, 16)),
-    "mlp.experts.gate_up_proj_scales": ("U8", (128, 5760, 90)),
-    "mlp.router.bias": ("BF16", (128,)),
-    "mlp.router.weight": ("BF16", (128, 2880)),
-    "post_attention_layernorm.weight": ("BF16", (2880,)),
-    "self_attn.k_proj.bias": ("BF16", (512,)),
-    "self_attn.k_proj.weight": ("BF16", (512, 2880)),
-    "self_attn.o_proj.bias": ("BF16", (2880,)),
-    "self_attn.o_proj.weight": ("BF16", (2880, 4096)),
-    "self_attn.q_proj.bias": ("BF16", (4096,)),
-    "self_attn.q_proj.weight": ("BF16", (4096, 2880)),
-    "self_attn.sinks": ("BF16", (64,)),
-    "self_attn.v_proj.bias": ("BF16", (512,)),
-    "self_attn.v_proj.weight": ("BF16", (512, 2880)),
-}
+LAYER = table(__name__, "LAYER")
 
 
 def whole(layers: int = 36, shape: str = "gpt-oss-120b", twin: canary.Twin = "mxfp4") -> Synthetic:
