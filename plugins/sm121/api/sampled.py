@@ -80,8 +80,8 @@ class Sampler:
             evidence = f"logarithms of how much likelier, by a factor of both: {ratios}"
             facts.append(Fact("samples as both temperatures promise", "others", evidence=evidence))
         for kind, value, text, samples in cases:
-            about, shown = f"temperature, {kind}", f"{value:g} after {text!r}"
-            facts += _compared(about, samples, lambda top: (top, ()), shown, value)
+            about, label = f"temperature, {kind}", f"{value:g} after {text!r}"
+            facts += _compared(about, samples, lambda top: (top, ()), label, value)
         self._hold(facts)
 
     def keeps_the_cut(self, cut: Cut) -> None:

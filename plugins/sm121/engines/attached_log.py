@@ -119,7 +119,7 @@ class _Growth:
         self._log = log
         self._at = log.stat().st_size
         #: All that has come.
-        self._seen = ""
+        self._appended = ""
 
     def more(self) -> str:
         size = self._log.stat().st_size
@@ -127,8 +127,8 @@ class _Growth:
             file.seek(self._at if size >= self._at else 0)
             read = file.read(8 << 20)
         self._at = (self._at if size >= self._at else 0) + len(read)
-        self._seen += read.decode("utf-8", "replace")
-        return self._seen
+        self._appended += read.decode("utf-8", "replace")
+        return self._appended
 
     def has(self, wanted: Callable[[str], bool], within_s: float) -> bool:
         deadline = time.monotonic() + within_s

@@ -172,10 +172,10 @@ class ManagedLife:
                 return f"process {name} ({pid}) of the server ended by {by}"
             if name.startswith(_OF_ENGINES):
                 return f"process {name} ({pid}) of the engine ended with status {status}"
-        gone = {pid for pid in self._needed if pid in ended or not psutil.pid_exists(pid)}
-        new = gone - self._ends_judged
-        self._ends_judged |= gone
+        ended_pids = {pid for pid in self._needed if pid in ended or not psutil.pid_exists(pid)}
+        new = ended_pids - self._ends_judged
+        self._ends_judged |= ended_pids
         if new and not self.answers(_ANSWERS_WITHIN_S):
-            shown = ", ".join(str(pid) for pid in sorted(new))
-            return f"of the server's processes {shown} ended, and it serves nothing"
+            listed = ", ".join(str(pid) for pid in sorted(new))
+            return f"of the server's processes {listed} ended, and it serves nothing"
         return None

@@ -59,9 +59,9 @@ class Memory:
     def now(cls) -> "Memory":
         """Read it."""
         lines = _meminfo()
-        held = sum(lines.get(name, 0) for name in _HELD) if _HELD[0] in lines else None
+        in_use = sum(lines.get(name, 0) for name in _HELD) if _HELD[0] in lines else None
         shared = sum(lines.get(name, 0) for name in _SHARED)
-        return cls(lines["MemAvailable"] + _waiting(), held, shared, _device_use())
+        return cls(lines["MemAvailable"] + _waiting(), in_use, shared, _device_use())
 
     def missing(self, later: "Memory", *, slack: int) -> int:
         """What has certainly not come back, beyond ``slack``; 0 when it has. Memory that living
@@ -101,24 +101,25 @@ class Memory:
     def _losses(self, later: "Memory") -> list[tuple[int, int, str]]:
         """Of each memory: bytes that are gone and held by nobody for certain, bytes that are gone
         and not known to be held by anybody, and the memory's name."""
-        gone = self.available - later.available
-        gone -= max(0, (later.held or 0) - (self.held or 0))
-        certain = gone - max(0, later.shared - self.shared)
+        decrease = self.available - later.available
+        decrease -= max(0, (later.held or 0) - (self.held or 0))
+        certain = decrease - max(0, later.shared - self.shared)
         system = "memory of the machine"
-        known = self.held is not None and later.held is not None
+        is_known = self.held is not None and later.held is not None
         before, after = self.device, later.device
         if before is None or after is None:
-            return [_loss(certain, gone, system, known=known)]
-        shown = before.held is not None and after.held is not None
-        on_device = max(0, (after.held or 0) - (before.held or 0)) if shown else 0
+            return [_loss(certain, decrease, system, known=is_known)]
+        is_shown = before.held is not None and after.held is not None
+        on_device = max(0, (after.held or 0) - (before.held or 0)) if is_shown else 0
         device = "device memory"
         if before.used is None or after.used is None:  # unified: a device's holders hold the system
-            lost = (certain - on_device, gone - on_device)
-            return [_loss(*lost, device, known=known and shown)]
+            lost = (certain - on_device, decrease - on_device)
+            return [_loss(*lost, device, known=is_known and is_shown)]
         used = after.used - before.used - on_device
         return [
-            _loss(certain, gone, system, known=known), _loss(used, used, device, known=shown)
-        ]  # fmt: skip
+            _loss(certain, decrease, system, known=is_known),
+            _loss(used, used, device, known=is_shown),
+        ]
 
 
 def neighbours(server: Collection[int] | None = None) -> str | None:
@@ -146,8 +147,8 @@ def _loss(certain: int, gone: int, where: str, *, known: bool) -> tuple[int, int
 
 
 def _meminfo() -> Mapping[str, int]:
-    found = re.findall(r"^(\S+):\s+(\d+) kB$", _MEMINFO.read_text("ascii"), re.MULTILINE)
-    return {name: int(kib) * 1024 for name, kib in found}
+    pairs = re.findall(r"^(\S+):\s+(\d+) kB$", _MEMINFO.read_text("ascii"), re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in pairs}
 
 
 def _waiting() -> int:
@@ -159,11 +160,11 @@ def _waiting() -> int:
 
 
 def _device_use() -> DeviceUse | None:
-    seen = device_memory.read()
-    if seen is None:
+    reading = device_memory.read()
+    if reading is None:
         return None
-    held = seen.held() if _namespace() == _OF_THE_MACHINE else None
-    return DeviceUse(sum(seen.used) if seen.used is not None else None, held)
+    in_use = reading.held() if _namespace() == _OF_THE_MACHINE else None
+    return DeviceUse(sum(reading.used) if reading.used is not None else None, in_use)
 
 
 def _namespace() -> str:

@@ -157,8 +157,8 @@ class Preflight:
 
     def _unsorted(self) -> Iterator[PreflightFinding]:
         yield from self._room()
-        known = load_preflight().architecture
-        architecture = next((item for item in known if item.name == self.arch), None)
+        architectures = load_preflight().architecture
+        architecture = next((item for item in architectures if item.name == self.arch), None)
         if architecture is not None:
             yield from self._arch_lists(architecture)
             yield from self._jit(architecture)

@@ -85,7 +85,7 @@ def remove() -> list[tuple[str, list[Survivor]]]:
     """End what `find` finds; what it was, by run id. A supervisor that lives is given time to write
     down what happened, and to end its server itself."""
     deadline = time.monotonic() + _SUPERVISED_WITHIN_S
-    while any(_is_supervised(found) for found in find().values()):
+    while any(_is_supervised(processes) for processes in find().values()):
         if time.monotonic() >= deadline:
             break
         time.sleep(0.5)

@@ -17,7 +17,7 @@ class _Start:
     phase: str
     #: When the phase began, a line was last shown, and the start began.
     since: float
-    shown: float
+    line_at: float
     began: float
 
 
@@ -50,10 +50,10 @@ class StartProgress:
                 self._show(name, line)
             return
         start = self._starts[name]
-        if now - start.shown >= _LONG_S:
+        if now - start.line_at >= _LONG_S:
             took = now - start.since
             before = f"{start.phase} took {took:.0f} s, now " if took >= _LONG_S else ""
             self._show(name, f"{before}{line}, {now - start.began:.0f} s since the start")
-            start.shown = now
+            start.line_at = now
         if line != start.phase:
             start.phase, start.since = line, now

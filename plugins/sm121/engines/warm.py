@@ -80,11 +80,11 @@ class Warmth:
         }
         if strange := sorted(set(names) - set(by_name)):
             raise errors.UsageError(f"module {strange[0]}: expected one of {', '.join(by_name)}")
-        wanted = [by_name[name] for name in names or by_name]
+        needed = [by_name[name] for name in names or by_name]
         modules = FlashInferModules.of(python, environment)
         codes, number = architecture.codes, architecture.number
-        missing = modules.missing(wanted, codes, number)
-        return cls(python, environment, modules, tuple(wanted), tuple(missing), codes, number)
+        missing = modules.missing(needed, codes, number)
+        return cls(python, environment, modules, tuple(needed), tuple(missing), codes, number)
 
     def jobs(self, module: JitModule) -> str:
         """How many compile jobs at a time: what the environment says, else what fits without a

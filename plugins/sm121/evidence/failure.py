@@ -181,7 +181,7 @@ class FailureReader:
         self._bare_hints = {log_lines.without_digits(hint) for hint, _ in self._hints}
         self._first: dict[int, _Hit] = {}
         self._weak: _Hit | None = None
-        self._told: _Hit | None = None
+        self._latest: _Hit | None = None
         self._last: str | bytes | None = None
         self.ready = False
         """The log says that the server served."""
@@ -204,12 +204,12 @@ class FailureReader:
         if self._is_stop(text):
             self.stopped = True
             return
-        if self._told is not None:
-            detail = self._told.entry.detail
+        if self._latest is not None:
+            detail = self._latest.entry.detail
             if detail is not None and detail.match(text):
-                self._told.summary = log_lines.cut(f"{self._told.summary} {text.strip()}")
+                self._latest.summary = log_lines.cut(f"{self._latest.summary} {text.strip()}")
                 return
-            self._told = None
+            self._latest = None
         if not self.stopped and self._is_fatal(text):
             if self.ready and self._went_on and not self._fatal:
                 self._first.pop(_GENERIC_RANK, None)
@@ -224,7 +224,7 @@ class FailureReader:
         elif hit.entry.rank not in self._first and not (
             self.stopped and hit.entry.rank >= _GENERIC_RANK
         ):
-            self._first[hit.entry.rank] = self._told = hit
+            self._first[hit.entry.rank] = self._latest = hit
             self._went_on = False
 
     def read(self, log: Path) -> None:

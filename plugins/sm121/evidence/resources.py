@@ -57,14 +57,14 @@ class ResourceSampler(threading.Thread):
     ) -> None:
         super().__init__(name="sm121-resources", daemon=True)
         self._processes = processes
-        self._held = held
+        self._read_memory = held
         self._ended = threading.Event()
         self._previous: dict[int, float] = {}
         self.resources = Resources(interval_s=interval_s)
         self._floor = floor_bytes
         self._on_floor = on_floor
         self._on_trouble = on_trouble
-        self._told = False
+        self._trouble_reported = False
         #: The last ones, as (time.monotonic, resident bytes, bytes available).
         self.history: deque[tuple[float, int, int]] = deque(maxlen=3600)
 
@@ -73,8 +73,8 @@ class ResourceSampler(threading.Thread):
             try:
                 self.sample()
             except Exception as error:  # noqa: BLE001 - the next sample looks at the floor again
-                if not self._told:
-                    self._told = True
+                if not self._trouble_reported:
+                    self._trouble_reported = True
                     self._on_trouble(
                         "the memory of the server's processes was not sampled all of the time "
                         f"({type(error).__name__}: {error})"
@@ -113,9 +113,9 @@ class ResourceSampler(threading.Thread):
         self._previous = times
 
     def _look_at_all(self, pids: Collection[int], resident: int) -> None:
-        if self._held is None:
+        if self._read_memory is None:
             return
-        totals, memory = self.resources, self._held(pids, resident)
+        totals, memory = self.resources, self._read_memory(pids, resident)
         if memory.source != totals.memory_source:  # peaks are of one way to know it
             totals.device_peak_bytes = totals.memory_peak_bytes = None
             totals.memory_source = memory.source

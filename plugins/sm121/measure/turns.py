@@ -48,11 +48,11 @@ class Turns:
         name = f"sm121-{os.getuid()}-turn"
         self._queue = open_lock(folder / f"{name}-door.lock")
         self._machine = open_lock(folder / f"{name}.lock")
-        self.held: Turn | None = None
+        self.current: Turn | None = None
 
     def take(self, turn: Turn) -> None:
         """Wait for a turn. A turn of the other kind that is held is released first."""
-        if self.held is turn:
+        if self.current is turn:
             return
         self.release()
         since = time.monotonic()
@@ -64,7 +64,7 @@ class Turns:
                     self._say(self._waiting(turn, reported - since))
                 time.sleep(_POLL_S)
         fcntl.flock(self._queue, fcntl.LOCK_UN)
-        self.held = turn
+        self.current = turn
         if turn is Turn.ALONE:
             self._machine.seek(0)
             self._machine.truncate()
@@ -74,18 +74,18 @@ class Turns:
     def end_test(self, following: Turn | None) -> None:
         """Release the machine, unless the test measured and the following one does too, or there is
         none (None): a run's measurements belong together, with its last look at the machine."""
-        if self.held is Turn.SHARED or following is Turn.SHARED:
+        if self.current is Turn.SHARED or following is Turn.SHARED:
             self.release()
 
     def release(self) -> None:
         """Let other runs work."""
-        if self.held is not None:
+        if self.current is not None:
             fcntl.flock(self._machine, fcntl.LOCK_UN)
-            self.held = None
+            self.current = None
 
     def close(self) -> None:
         """Release the machine, and take no more turns."""
-        self.held = None
+        self.current = None
         self._machine.close()
         self._queue.close()
 

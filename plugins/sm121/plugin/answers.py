@@ -153,11 +153,11 @@ class _Progress:
 
     def __init__(self, conformance: Session) -> None:
         self._conformance = conformance
-        self._said = time.monotonic()
+        self._progress_at = time.monotonic()
 
     def __call__(self, done: int, of: int) -> None:
-        if time.monotonic() - self._said > _SAY_EVERY_S:
-            self._said = time.monotonic()
+        if time.monotonic() - self._progress_at > _SAY_EVERY_S:
+            self._progress_at = time.monotonic()
             self._conformance.say("oracle", f"{done} of {of} passes of a layer")
 
 

@@ -122,12 +122,12 @@ def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
     """Where the oracle cannot judge, the answers of a trusted run do. Where the profile asks for a
     soak, one held (how long it was is seen before the start). Each kernel that served was computed
     against the oracle."""
-    held, certify = {t.id for t in file.tests if t.verdict is Verdict.PASS}, profile.certify
+    passed, certify = {t.id for t in file.tests if t.verdict is Verdict.PASS}, profile.certify
     why = profile.correctness.cannot.get("oracle")
-    if why is not None and "correctness" in certify.levels and _GOLDEN not in held:
+    if why is not None and "correctness" in certify.levels and _GOLDEN not in passed:
         gap = "the answers were not held against a golden file (--golden PATH), and no oracle"
         yield Verdict.NOT_RUN, f"{gap}: {why}"
-    if certify.soak_s and SOAK not in held:
+    if certify.soak_s and SOAK not in passed:
         yield Verdict.NOT_RUN, f"no soak held (--soak {certify.soak_s:g}s)"
     for each in file.engine.served if "kernel" in certify.levels else ():
         if each.judged is False:

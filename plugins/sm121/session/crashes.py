@@ -46,7 +46,7 @@ class CrashDesk:
         session.on_crash = self.after_crash
         session.on_unwritten = self.after_unwritten
         #: Logs of servers already reported: all tests that want such a server have its error.
-        self._told: set[Path] = set()
+        self._reported: set[Path] = set()
         #: When the running test began, by ``time.monotonic``.
         self._test_began = 0.0
 
@@ -75,9 +75,9 @@ class CrashDesk:
     def after_error(self, test: str, error: Exception) -> None:
         """A test ended with an error which means that its server may have failed."""
         if isinstance(error, ServerError):
-            if error.log in self._told:
+            if error.log in self._reported:
                 return
-            self._told.add(error.log)
+            self._reported.add(error.log)
         managed = self._managed
         evidence = self._gather(test, error, managed)
         self._tell(evidence, _happened(error, ended=evidence.exit_status is not None))

@@ -267,8 +267,8 @@ def _checked(
 
 
 def _reference(option: Option) -> Path | None:
-    what = "a checkpoint folder with config.json, or the file that `sm121 golden` made of one"
-    return _checked(option, "--reference", lambda path: (path / "config.json").is_file(), what)
+    expected = "a checkpoint folder with config.json, or the file that `sm121 golden` made of one"
+    return _checked(option, "--reference", lambda path: (path / "config.json").is_file(), expected)
 
 
 def _rounding(option: Option) -> Rounding | None:
