@@ -4,7 +4,6 @@ from sm121.core.level_settings import MatrixPlan
 from sm121.core.profile import Profile
 from sm121.matrix import cost, covering
 from sm121.matrix.axes import Space, identity
-from sm121.matrix.covering import Array, Coverage
 from sm121.matrix.plan import CellPlan, make_plan, settings_of, space_of
 
 _MOST_STRENGTH = 3
@@ -79,12 +78,12 @@ def of_run(plan: CellPlan) -> list[str]:
     ]
 
 
-def _coverage(space: Space, array: Array) -> Coverage:
+def _coverage(space: Space, array: covering.Array) -> covering.Coverage:
     number = array.strength if isinstance(array.strength, int) else 2
     return covering.coverage(space, [p.cell for p in array.cells], min(number, len(space.axes)))
 
 
-def _hours(space: Space, array: Array, settings: MatrixPlan) -> float:
+def _hours(space: Space, array: covering.Array, settings: MatrixPlan) -> float:
     cells = [planned.cell for planned in array.cells]
     keys = [str((space.arguments(cell), space.environment(cell))) for cell in cells]
     return cost.predict(space, cells, keys, settings).seconds / 3600

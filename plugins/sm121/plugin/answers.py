@@ -18,28 +18,22 @@ from sm121.answers import (
     published,
     served_rounding,
 )
-from sm121.answers.accuracy import Output, Question
 from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.log_probabilities import OracleReference, bound_for
-from sm121.answers.oracle_file import OracleFile
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker
-from sm121.core.errors import UsageError
-from sm121.core.level_settings import AgreementBound, GoldenBound
-from sm121.core.model_folder import folder_of
+from sm121.core import errors, level_settings, model_folder, verdict
 from sm121.core.profile import Profile
 from sm121.core.server import Server
-from sm121.core.verdict import Inapplicable
 from sm121.engines.capabilities import Capabilities
 from sm121.evidence import metrics
 from sm121.measure import counters
-from sm121.session import certification
+from sm121.session import certification, signals
 from sm121.session.session import Session
-from sm121.session.signals import own_time
 
 _GOLDEN = pytest.StashKey[GoldenFile]()
-_ORACLE = pytest.StashKey[OracleFile]()
+_ORACLE = pytest.StashKey[oracle_file.OracleFile]()
 _SAY_EVERY_S = 15.0
 _SAID_NO_TOKENIZER = (
     "token ids were not held against their text: no tokenizer.json of the served model is at hand; "
@@ -54,11 +48,11 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
     if profile is not None and profile.correctness.exam is not None:
         exam.load(profile.correctness.exam)
     if settings.questions is not None:
-        accuracy.load(settings.questions, Question, "--questions")
+        accuracy.load(settings.questions, accuracy.Question, "--questions")
     if settings.questions_baseline is not None:
         if settings.questions is None:
-            raise UsageError("--questions-baseline: expected --questions beside it")
-        accuracy.load(settings.questions_baseline, Output, "--questions-baseline")
+            raise errors.UsageError("--questions-baseline: expected --questions beside it")
+        accuracy.load(settings.questions_baseline, accuracy.Output, "--questions-baseline")
     if settings.scores is not None:
         published.refuse_without_harness(settings.scores)
     if settings.oracle is not None:
@@ -99,7 +93,7 @@ def _served_folder(session: Session) -> Path | None:
     if session.attached is not None or session.target.profile is None or not session.configurations:
         return None
     under_test = session.managed_configuration(session.profile.under_test)
-    return folder_of(under_test.model, os.environ | dict(under_test.environment))
+    return model_folder.folder_of(under_test.model, os.environ | dict(under_test.environment))
 
 
 def _identity(session: Session) -> Identity:
@@ -138,7 +132,7 @@ def reference(
         rounding = served_rounding.served_rounding(server, profile, path, config)
     if checkpoint is not None:
         folder = settings.root / ".cache" / "oracle"
-        with own_time():
+        with signals.own_time():
             file = oracle_file.kept_or_made(
                 checkpoint, rounding, folder, _Progress(conformance), anew=settings.certify
             )
@@ -186,13 +180,13 @@ def speculation(
     conformance: Session,
     asker: Asker,
     server: Server,
-    agreement_bound: AgreementBound,
+    agreement_bound: level_settings.AgreementBound,
     capabilities: Capabilities,
 ) -> Speculation:
     """The server under test as one that speculates. Raises Inapplicable: it does not."""
     method = conformance.kernel_path(server).speculative
     if method == "none" or (method is None and counters.drafted(server.endpoint) is None):
-        raise Inapplicable(
+        raise verdict.Inapplicable(
             "the server under test does not speculate; the profile's configurations that do: "
             f"{', '.join(speculating(conformance.profile)) or 'none'} (--configuration NAME)"
         )
@@ -215,20 +209,20 @@ def speculating(profile: Profile) -> list[str]:
 
 
 @pytest.fixture
-def agreement_bound(server: Server, profile: Profile) -> AgreementBound:
+def agreement_bound(server: Server, profile: Profile) -> level_settings.AgreementBound:
     """What the profile accepts between two answers of one server."""
     return bound_for(profile.correctness.agreement, server, profile, "agreement")
 
 
 @pytest.fixture
-def attempts(agreement_bound: AgreementBound) -> int:
+def attempts(agreement_bound: level_settings.AgreementBound) -> int:
     """How often a request may be repeated until it repeats itself: where the engine promises equal
     tokens once, else often enough for two tokens that are equally likely within the noise."""
     return 1 if agreement_bound.fork == 0 else 3
 
 
 @pytest.fixture
-def golden_bound(server: Server, profile: Profile) -> GoldenBound:
+def golden_bound(server: Server, profile: Profile) -> level_settings.GoldenBound:
     """What the profile accepts against a golden file."""
     return bound_for(profile.correctness.golden, server, profile, "golden")
 

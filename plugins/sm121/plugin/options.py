@@ -4,17 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from sm121.core import architecture, own_options, own_tests
+from sm121.core import architecture, errors, own_options, own_tests, profile_fields
 from sm121.core.arguments import Argument, did_you_mean
-from sm121.core.errors import UsageError
-from sm121.core.profile_fields import LEVELS
 from sm121.engines import capabilities
 from sm121.kernels import registry as kernel_providers
 from sm121.matrix import covering
 from sm121.plugin import certificate
 from sm121.run import shards
 from sm121.session import settings
-from sm121.session.settings import Settings, Worker
 
 
 class _AnyWords(int):
@@ -72,7 +69,7 @@ def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
 def markers() -> list[str]:
     """All markers, as pytest shows them: for levels, for architectures, and the others."""
     return [
-        *(f"{name}: tests of the {name} level" for name in LEVELS),
+        *(f"{name}: tests of the {name} level" for name in profile_fields.LEVELS),
         *(
             f"{name}: tests that apply to {name} (set by applies_to, not by hand)"
             for name in architecture.NAMES
@@ -82,17 +79,17 @@ def markers() -> list[str]:
     ]
 
 
-def read(config: pytest.Config) -> Settings:
+def read(config: pytest.Config) -> settings.Settings:
     """The settings from the command line, validated. Raises UsageError: an option is wrong."""
     if not __debug__:
-        raise UsageError(
+        raise errors.UsageError(
             "python -O (PYTHONOPTIMIZE) drops assertions, and with them what the suite requires: "
             "expected a run without it"
         )
     given_to_worker = getattr(config, "workerinput", None)
     worker = None
     if given_to_worker is not None and "sm121_run" in given_to_worker:
-        worker = Worker(
+        worker = settings.Worker(
             str(given_to_worker["workerid"]),
             str(given_to_worker["sm121_run"]),
             int(given_to_worker["workercount"]),
