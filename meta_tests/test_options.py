@@ -63,7 +63,7 @@ def test_engine_args_are_words_as_a_recipe_has_them(text, words, tmp_path):
 )
 def test_wrong_engine_args_are_one_line(text, line, tmp_path):
     given = vars(parser().optparser.parse_args(["--engine-args", text]))
-    with pytest.raises(UsageError, match=line):
+    with pytest.raises(errors.UsageError, match=line):
         settings.read(lambda name: given[name.lstrip("-").replace("-", "_")], tmp_path)
 
 
