@@ -39,6 +39,7 @@ lint: $(VENV)/.installed docs ## ruff, mypy, the layers, the documentation, the 
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(PY) -m tools.budgets
+	$(PY) -m tools.sentences
 
 reference: $(VENV)/.installed ## the generated pages of the documentation
 	$(PY) -m sm121 reference docs
