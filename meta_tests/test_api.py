@@ -396,19 +396,7 @@ def test_every_case_says_why_and_none_comes_twice():
     assert len(tiers) == 3 and min(tiers.values()) >= 5, tiers
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "answer_within_s"),
-        ('answer_within_s = 1\nplain = {}\n[[case]]\nid = "a"\nteir = "x"', "teir"),
-        (
-            "answer_within_s = 1\nplain = {}\n"
-            + '[[case]]\nid = "a"\ntier = "implied"\nexpect = "either"\npath = "/"\nwhy = "why"\n'
-            * 2,
-            "a given twice",
-        ),
-    ],
-)
+@from_data
 def test_a_bad_file_of_cases_is_one_line(text, said):
     with pytest.raises(errors.UsageError, match=said) as caught:
         data_file.parse(text, cases.CaseFile, "api cases mine.toml")

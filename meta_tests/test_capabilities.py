@@ -44,22 +44,7 @@ def owned_by(owner: str) -> dict[str, object]:
     return {"object": "list", "data": [{"id": "canary", "owned_by": owner}]}
 
 
-@pytest.mark.parametrize(
-    ("bodies", "engine", "version"),
-    [
-        ({"/v1/models": owned_by("vllm"), "/version": {"version": "0.33.0"}}, "vllm", "0.33.0"),
-        (
-            {"/v1/models": owned_by("sglang"), "/get_server_info": {"version": "0.5.23"}},
-            "sglang",
-            "0.5.23",
-        ),
-        ({"/v1/models": owned_by("me"), "/props": {"build_info": "b9"}}, "llama-cpp", "b9"),
-        ({"/v1/models": owned_by("llamacpp")}, "llama-cpp", None),
-        ({"/v1/models": owned_by("somebody")}, "openai", None),
-        ({"/v1/models": ["nonsense"]}, "openai", None),
-        ({}, "openai", None),
-    ],
-)
+@from_data
 def test_an_attached_server_is_recognised(answering, bodies, engine, version):
     found = detection.detect(answering(bodies))
     assert (found.engine, found.version) == (engine, version)

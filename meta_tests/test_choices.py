@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 
 from sm121.core import builds, versions
 from sm121.core import profile as profiles
@@ -122,22 +123,13 @@ def test_what_a_release_chooses_is_what_the_profile_expects(version: str) -> Non
     assert seen > sum(each.at(version) is not None for each in profile.configurations.values())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "environment", "words"),
-    [
-        (FLASHINFER, {}, "vLLM 0.24.0 refuses --attention-backend FLASHINFER"),
-        (["--moe-backend", "flashinfer_cutlass"], {}, "refuses --moe-backend flashinfer_cutlass"),
-        ([], {"VLLM_KV_CACHE_LAYOUT": "LBHNC"}, "Valid options: ['NHD', 'HND']"),
-        (["--moe-backend", "unheard_of"], {}, "was never asked for --moe-backend"),
-        (["--unheard-of", "1"], {}, "was never asked for --unheard-of"),
-    ],
-)
+@from_data
 def test_a_planted_configuration_is_seen(
-    arguments: list[str], environment: dict[str, str], words: str
+    arguments: tuple[str, ...], environment: dict[str, str], words: str
 ) -> None:
     profile = profiles.load("sm121-gpt-oss-120b")
     planted = profile.configurations["stock"].model_copy(
-        update={"arguments": tuple(arguments), "environment": environment}
+        update={"arguments": arguments, "environment": environment}
     )
     bad = profile.model_copy(update={"configurations": {"planted": planted}})
     assert any(words in line for line in asked_for_in_vain(bad))
@@ -300,22 +292,11 @@ def test_of_a_build_its_parser_is_known_and_not_its_kernels() -> None:
     assert found("0.14.0", FLASHINFER)
 
 
-@pytest.mark.parametrize(
-    ("version", "arguments"),
-    [
-        ("0.28.0", FLASHINFER),
-        ("0.24.0", ["--attention-backend", "TRITON_ATTN"]),
-        ("0.24.0", []),
-        ("0.99.0", FLASHINFER),
-        ("0.1.dev16581+g0a1b2c3", FLASHINFER),
-        ("a1b2c3", FLASHINFER),
-        (None, FLASHINFER),
-    ],
-)
+@from_data
 def test_nothing_is_said_of_what_is_taken_or_not_known(
-    version: str | None, arguments: list[str]
+    version: str | None, arguments: tuple[str, ...]
 ) -> None:
-    assert found(version, arguments) == []
+    assert found(version, [*arguments]) == []
 
 
 def test_nothing_is_said_of_another_architecture() -> None:

@@ -280,23 +280,11 @@ def test_architectures_among_arguments_are_replaced():
 # ----------------------------------------------------------------------------- libraries, installed
 
 
-@pytest.mark.parametrize(
-    ("entries", "state", "named"),
-    [
-        ([entry(SASS, "121a")], CodeState.FULL, "sm_121a"),
-        ([entry(SASS, "120f"), entry(SASS, "90a")], CodeState.FULL, "sm_120f"),
-        ([entry(SASS, "120")], CodeState.PLAIN, "sm_120 runs on sm_121, without its FP4"),
-        ([entry(SASS, "90a"), entry(SASS, "80")], CodeState.OTHER, "seen: sm_80, sm_90a"),
-        ([entry(SASS, "120a")], CodeState.OTHER, "seen: sm_120a"),
-        ([entry(PTX, "90a")], CodeState.OTHER, "compute_90a (PTX)"),
-        ([entry(PTX, "90")], CodeState.PTX_ONLY, "only PTX"),
-        ([entry(SASS, "90"), entry(PTX, "90")], CodeState.PTX_ONLY, "has compute_90 (PTX), sm_90"),
-        ([], CodeState.HOST, "no device code"),
-    ],
-)
+@from_data
 def test_a_library_is_judged_by_its_architectures(tmp_path, entries, state, named):
-    report = libraries.judge(library(tmp_path / "lib.so", *entries))
-    assert report.state is state and named in report.reason
+    code = [entry(SASS if kind == "sass" else PTX, arch) for kind, arch in map(str.split, entries)]
+    report = libraries.judge(library(tmp_path / "lib.so", *code))
+    assert report.state is CodeState[state] and named in report.reason
 
 
 @from_data

@@ -223,35 +223,11 @@ def test_vllm_on_the_cpu_cuts_what_it_caches(group):
 # The choice
 
 
-@pytest.mark.parametrize(
-    ("path", "arch", "expected"),
-    [
-        (
-            KernelPath(attention="FLASHINFER", kv_cache_dtype="fp8", requantised=["qkv", "o"]),
-            "sm121",
-            {
-                "decode_attention_fp8": "flashinfer",
-                "mxfp4_linear": "vllm",
-                "mxfp4_quantize": "flashinfer",
-            },
-        ),
-        (
-            KernelPath(attention="TRITON_ATTN", kv_cache_dtype="fp8_e4m3", requantised=[]),
-            "sm90",
-            {"decode_attention_fp8": "vllm"},
-        ),
-        (KernelPath(attention="FLASH_ATTN", kv_cache_dtype="bfloat16"), "sm90", {}),
-        (
-            KernelPath(attention="CPU_ATTN", kv_cache_dtype="fp8", dtype="float32"),
-            "cpu",
-            {"decode_attention_fp8": "vllm-cpu-float32"},
-        ),
-    ],
-)
+@from_data
 def test_the_provider_follows_what_is_rounded(path, arch, expected):
     judged = {}
     for operation in ("decode_attention_fp8", "mxfp4_linear", "mxfp4_quantize"):
-        (choice,) = serving.choices("vllm", arch, path, operation)
+        (choice,) = serving.choices("vllm", arch, KernelPath(**path), operation)
         if choice.nothing is None and (arch != "cpu" or choice.provider):
             judged[operation] = choice.provider
     assert judged == expected

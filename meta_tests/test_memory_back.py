@@ -27,11 +27,11 @@ GIB = 2**30
 
 
 def at(
-    *, available: int = 100, taken: int | None = 10, shared: int = 0, used: int | None = None,
+    *, available: int = 100, taken: int | str = 10, shared: int = 0, used: int | None = None,
     held: int | None = None, gpu: bool = True,
 ) -> Memory:  # fmt: skip
-    def size(value: int | None) -> int | None:
-        return None if value is None else value * GIB
+    def size(value: int | str | None) -> int | None:
+        return value * GIB if isinstance(value, int) else None
 
     device = DeviceUse(size(used), size(held)) if gpu else None
     return Memory(available * GIB, size(taken), shared * GIB, device)
@@ -60,34 +60,9 @@ def test_a_neighbour_on_the_gpu_is_named_before_the_start_and_at_the_failure(
     assert memory.neighbours({77}) is None, "the server's pids are others there"
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "missing", "doubt"),
-    [
-        # Without a GPU: what processes of the machine hold is theirs, in whichever container.
-        (at(gpu=False), at(available=95, taken=15, gpu=False), 0, False),
-        (at(gpu=False), at(available=95, gpu=False), 5, False),
-        # A file in memory, or locked pages: whose they are is not known.
-        (at(gpu=False), at(available=83, shared=17, gpu=False), 0, True),
-        (at(gpu=False), at(available=63, shared=17, gpu=False), 20, False),
-        (at(taken=None, gpu=False), at(available=95, taken=None, gpu=False), 0, True),
-        # A GPU of its own: another process, or pytest itself, took 2 GiB meanwhile.
-        (at(used=4, held=3), at(used=6, held=5), 0, False),
-        (at(used=4, held=3), at(used=6, held=3), 2, False),
-        # In a container the others are not seen.
-        (at(used=4), at(used=6), 0, True),
-        (at(used=4), at(used=4), 0, False),
-        (at(used=4), at(used=4, available=90), 10, False),
-        (at(used=4), at(used=4, available=90, taken=20), 0, False),
-        # Unified memory (GB10): what others hold on the device is no process's of the system.
-        (at(held=3), at(available=90, held=13), 0, False),
-        (at(held=3), at(available=90, held=3), 10, False),
-        (at(held=3), at(available=90, held=3, taken=20), 0, False),
-        (at(held=3), at(available=90, held=3, shared=10), 0, True),
-        (at(), at(available=90), 0, True),
-        (at(), at(available=90, taken=20), 0, False),
-    ],
-)
+@from_data
 def test_memory_that_others_hold_is_not_missing(before, after, missing, doubt):
+    before, after = at(**before), at(**after)
     assert before.missing(after, slack=GIB) == missing * GIB
     assert (before.doubt(after, slack=GIB) is not None) is doubt
 
@@ -195,7 +170,6 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
     if held in (100, None):
         driver.nvmlDeviceGetGraphicsRunningProcesses = lambda _handle: []
     monkeypatch.setitem(sys.modules, "pynvml", driver)
-    monkeypatch.setenv("PATH", "")  # no nvidia-smi
     tree = ServerDeviceMemory()
     assert tree.used({7, 8}) == held and source in tree.source
 

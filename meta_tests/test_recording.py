@@ -179,35 +179,15 @@ def test_a_waiver_tolerates_the_failure_of_one_parameter(attached, tmp_path):
     assert any("https://example.org/1" in test["message"] for test in file["tests"])
 
 
-FRANCE, GERMANY = (unmet.Fact("the capital", "x", country) for country in ("France", "Germany"))
-EMPTY = replace(FRANCE, required="an answer")
+CAPITALS = {name: unmet.Fact("the capital", "x", name) for name in ("France", "Germany", "Spain")}
+CAPITALS["nowhere"] = unmet.Fact("the capital", "x")
+CAPITALS["empty"] = replace(CAPITALS["France"], required="an answer")
 
 
-@pytest.mark.parametrize(
-    ("more", "facts", "tolerated"),
-    [
-        ([""], [FRANCE], True),
-        ([""], [FRANCE, FRANCE], True),
-        ([""], [FRANCE, GERMANY], False),
-        (['case = "France"'], [FRANCE], True),
-        (['case = "France"'], [EMPTY], True),
-        (['case = "France"'], [GERMANY], False),
-        (['case = "France"'], [FRANCE, GERMANY], False),
-        (['case = "France"\nkind = "the capital"'], [FRANCE], True),
-        (['case = "France"\nkind = "the capital"'], [EMPTY], False),
-        (['case = "France"\nkind = "the capital"'], [FRANCE, EMPTY], False),
-        (['kind = "the capital"'], [FRANCE, GERMANY], False),
-        (['case = "the capital"'], [replace(FRANCE, about="")], True),
-        (['case = "France"', 'case = "Germany"'], [FRANCE, GERMANY], True),
-        (
-            ['case = "France"', 'case = "Germany"'],
-            [FRANCE, GERMANY, replace(FRANCE, about="Spain")],
-            False,
-        ),
-    ],
-)
+@from_data
 def test_a_waiver_of_a_case_hides_no_other_one(tmp_path, more, facts, tolerated):
-    """`more` are the waivers of the test, a line each."""
+    """`more` are the waivers of the test, a line each; `facts` names some of `CAPITALS`."""
+    facts = [CAPITALS[name] for name in facts]
     loaded = [w for each in more for w in waivers.load(waiver_file(tmp_path, "t.py::t", more=each))]
     session = SimpleNamespace(settings=SimpleNamespace(waivers=loaded))
     finding = TestReport.of("t.py::t", "smoke", *facts)

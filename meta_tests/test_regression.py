@@ -248,15 +248,7 @@ def test_sixty_honest_runs_have_no_trend(noise, fields):
         assert first_red("itl" if fields else "tg32@d0", scatter, **fields) is None, seed
 
 
-@pytest.mark.parametrize(
-    ("context", "why"),
-    [
-        ({"machine": {**CONTEXT["machine"], "gpu": "NVIDIA H200"}}, "another machine (gpu"),
-        ({"path": {"attention": "FLASHINFER", "moe": "MARLIN"}}, "the kernel path was moe"),
-        ({"profile": "sm90"}, "the profile was"),
-        ({"plan": {"prompt_tokens": 512, "depths": [0]}}, "the measuring plan was prompt_tokens"),
-    ],
-)
+@from_data
 def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
     (reason,) = run(1, **context).unlike(CONTEXT)
     assert why in reason

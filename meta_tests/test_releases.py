@@ -127,24 +127,7 @@ def test_a_build_of_no_known_release_may_take_any_path_and_gets_what_its_parser_
 BUILD = "0.14.0+mxfp4"
 
 
-@pytest.mark.parametrize(
-    ("version", "options", "build", "identity"),
-    [
-        ("0.14.0rc1.dev375+g8409484b4", None, None, BUILD),
-        ("0.14.0rc1.dev374+gaf090071b.d20260206", None, None, BUILD),
-        ("0.1.dev12770+g045293d82.d20260810", None, None, BUILD),
-        ("0.1.dev12774+g459541683", None, None, BUILD),
-        ("0.1.dev12999+gfeedfac", {"--mxfp4-backend", "--model"}, None, BUILD),
-        ("0.14.0", {"--mxfp4-layers"}, None, BUILD),
-        (None, None, "mxfp4", BUILD),
-        ("0.16.0rc2.dev1+gfeedfac", {"--mxfp4-backend"}, None, "0.16.0+mxfp4"),
-        ("0.14.0", {"--model"}, None, "0.14.0"),
-        ("0.33.0", None, None, "0.33.0"),
-        (SOURCE_BUILD, {"--moe-backend"}, None, None),
-        ("0.1.dev12770+g0452", None, None, None),
-        (None, None, None, None),
-    ],
-)
+@from_data
 def test_a_build_is_known_by_its_commit_its_parser_or_its_log(version, options, build, identity):
     assert builds.identity(version, options, build) == identity
     own = GB10.judging(None, identity, options)

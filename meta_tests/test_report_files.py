@@ -435,19 +435,7 @@ def test_what_was_not_held_against_anything_is_measured_not_passed(runs):
     assert ">PASS<" in text.partition("<code>tg32@d0</code>")[2].partition("</tr>")[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "short"),
-    [
-        ("mxfp8_quantize_kernel", "mxfp8_quantize_kernel"),
-        (
-            "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int, "
-            "int, int>, cutlass::gemm::collective::Mma<(anonymous namespace)::X>>>(Params)",
-            "cutlass::device_kernel",
-        ),
-        ("x" * 300, "x" * 55 + "\u2026"),
-        ("a::" * 30 + "deep::kernel(int)", "a::" * 14 + "deep::kernel"),
-    ],
-)
+@from_data
 def test_a_long_name_of_a_kernel_is_folded(runs, name, short):
     assert short_names.kernel(name) == short
     found = stored.read(runs["pass"])

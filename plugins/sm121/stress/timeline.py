@@ -1,6 +1,5 @@
 """Samples a server's memory once a second: processes, device, machine, KV cache."""
 
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -57,10 +56,6 @@ class ServerDeviceMemory:
         if by_process is not None:
             self.source = "NVML, by process"
             return by_process
-        by_tool = self._from_tool(pids)
-        if by_tool is not None:
-            self.source = "nvidia-smi --query-compute-apps"
-            return by_tool
         if reading.used is None:
             self.source = (
                 "MemAvailable: NVML has no answer, so device memory is the system's "
@@ -74,25 +69,6 @@ class ServerDeviceMemory:
         # In a container the pids are other ones. Others may hold some of it.
         self.source = "NVML, of the whole GPU"
         return reading.used[0]
-
-    @staticmethod
-    def _from_tool(pids: set[int]) -> int | None:
-        command = ["nvidia-smi", "--query-compute-apps=pid,used_memory"]
-        try:
-            answer = subprocess.run(
-                [*command, "--format=csv,noheader,nounits"],
-                capture_output=True,
-                text=True,
-                timeout=10,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return None
-        total = None
-        for line in answer.stdout.splitlines():
-            pid, _, used = line.partition(",")
-            if pid.strip().isdecimal() and int(pid) in pids and used.strip().isdecimal():
-                total = (total or 0) + int(used) * 2**20
-        return total
 
 
 class Timeline(threading.Thread):
