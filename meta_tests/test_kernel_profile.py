@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121 import cli
 from sm121.core import data_file, profile
@@ -27,7 +27,6 @@ from sm121.evidence.kernel_profile import (
     read,
     read_nsys,
     read_trace,
-    table,
 )
 from sm121.evidence.kernel_proof import moe_variant, requantised, with_kernels
 from sm121.evidence.profiler import profile_decode
@@ -35,25 +34,9 @@ from sm121.evidence.profiler import profile_decode
 GB10 = profile.load("sm121-gpt-oss-120b").kernel_path
 CPU = profile.load("cpu-tiny-gpt-oss").kernel_path
 
-MARLIN = (
-    "void marlin_moe_wna16::Marlin<__nv_bfloat16, 1125899906909960l, 256, 1, 8, 8>(int4 const*)"
-)
-CUTLASS = (
-    "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::"
-    "GroupProblemShape<cute::tuple<long, long, long>>, cutlass::gemm::collective::CollectiveMma<"
-    "cutlass::gemm::MainloopSm120ArrayTmaWarpSpecializedBlockScaled<2, 2>, cutlass::float_e2m1_t>>>"
-)
-GATED = CUTLASS.replace("BlockScaled<2, 2>", "BlockScaledGated<2, 1>")
-QUANTISE = (
-    "void tensorrt_llm::kernels::quantize_with_block_size<"
-    "(tensorrt_llm::BlockScaleQuantizationType)2, __nv_bfloat16, 32, true>(int, int, "
-    "int, int, __nv_bfloat16 const*, float const*)"
-)
-ATTENTION = (
-    "void flashinfer::BatchPrefillWithPagedKVCacheKernel<flashinfer::KernelTraits<(flashinfer::"
-    "MaskMode)1, 16u, 1u, 1u, 4u, 4u>>(flashinfer::PagedParams)"
-)
-DENSE = "std::enable_if<true, void>::type internal::gemvx::kernel<int, int, __nv_bfloat16, float>"
+KERNELS = table(__name__, "KERNELS")
+MARLIN, CUTLASS, QUANTISE, ATTENTION, DENSE, DENSE_MARLIN, WRITE, FLASH, BF16 = KERNELS.values()
+GATED = KERNELS["GATED"] = CUTLASS.replace("BlockScaled<2, 2>", "BlockScaledGated<2, 1>")
 
 NAMES: dict[str, list[str]] = tomllib.loads(
     (Path(__file__).parent / "data" / "kernel-names.toml").read_text("utf-8")
@@ -78,7 +61,8 @@ def trace(tmp_path: Path) -> Callable[..., Path]:
 
 
 def gpu(*names: str) -> KernelProfile:
-    sums = [(name, kernel_profile._Sum(1, 1e-3)) for name in names]
+    """`names`: of kernels, or keys of `KERNELS`."""
+    sums = [(KERNELS.get(name, name), kernel_profile._Sum(1, 1e-3)) for name in names]
     return kernel_profile._profile("gpu", Path("trace.json"), 4, sums)
 
 
@@ -271,19 +255,8 @@ def test_nsys_report_is_read_by_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyP
 CUTLASS_RAN = (CUTLASS, QUANTISE, ATTENTION, DENSE)
 MARLIN_RAN = (MARLIN, ATTENTION, DENSE)
 TRITON_RAN = ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1", ATTENTION, DENSE)
-DENSE_MARLIN = "void marlin::Marlin<(long)1125899906909960, (long)562949953487106>(int4 const*)"
-WRITE = "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, unsigned char>(int)"
-FLASH = (
-    "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::"
-    "CollectiveMainloopFwdSm90<2>>>>(flash::Params)"
-)
-#: A kernel of each attention backend, and one that several use.
-OF_ATTENTION = {
-    "FLASHINFER": (ATTENTION, "kernel_mha", "fmhaSm100fKernel_QkvBfloat16OBfloat16H64PagedKv"),
-    "TRITON_ATTN": ("kernel_unified_attention", "kernel_unified_attention_3d"),
-    "FLASH_ATTN": (FLASH, "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<64>>()"),
-    "triton": ("_fwd_grouped_kernel_stage1", "_fwd_kernel_stage1"),
-}
+#: A kernel of each attention backend, and those that several use.
+OF_ATTENTION = table(__name__, "OF_ATTENTION")
 SHARED = (WRITE, "merge_attn_states_kernel", "_copy_page_indices_kernel", "_fwd_kernel")
 
 
@@ -294,38 +267,12 @@ def judged(path: KernelPath, seen: KernelProfile, required=GB10, layers: int | N
     )
 
 
-@pytest.mark.parametrize(
-    ("moe", "names"),
-    [
-        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", CUTLASS_RAN),
-        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", (*CUTLASS_RAN, DENSE_MARLIN)),
-        ("MARLIN", MARLIN_RAN),
-        ("BATCHED_MARLIN", MARLIN_RAN),
-        ("TRITON", TRITON_RAN),
-    ],
-)
+@from_data
 def test_kernels_of_the_path_pass(moe: str, names: tuple[str, ...]) -> None:
     assert judged(KernelPath(moe=moe, attention="FLASHINFER"), gpu(*names)) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("moe", "names", "expected"),
-    [
-        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", MARLIN_RAN, "a kernel of moe_marlin ran: void marlin"),
-        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", MARLIN_RAN, "must see a kernel .*Sm120Array"),
-        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", (*CUTLASS_RAN, MARLIN), "a kernel of moe_marlin ran"),
-        ("FLASHINFER_CUTLASS_MXFP4_MXFP8", (CUTLASS, ATTENTION, DENSE), "must see .*quantize"),
-        ("MARLIN", CUTLASS_RAN, "MARLIN, a kernel of moe_cutlass_sm120 ran"),
-        ("MARLIN", CUTLASS_RAN, "MARLIN, no kernel of it ran"),
-        ("MARLIN", (*MARLIN_RAN, "fused_moe_kernel"), "a kernel of moe_triton_fused ran"),
-        ("TRITON", MARLIN_RAN, "must see a kernel '_matmul_ogs_"),
-        ("TRITON", ("fused_moe_kernel", ATTENTION), "must see a kernel '_matmul_ogs_"),
-        ("MARLIN", (MARLIN, DENSE), "must have kernels of attention"),
-        ("MARLIN", (ATTENTION, DENSE), "must have kernels of moe"),
-        ("EMULATION", (DENSE, ATTENTION), "no kernel of the moe backend EMULATION is known"),
-        (None, MARLIN_RAN, "no evidence shows the moe backend"),
-    ],
-)
+@from_data
 def test_kernels_of_another_path_fail(
     moe: str | None, names: tuple[str, ...], expected: str
 ) -> None:
@@ -490,32 +437,19 @@ def test_cut_names_are_untold_and_contradict_nothing(name: str) -> None:
 def decoded(marlin: dict[str, int], steps: int | None = 16, layers: int = 36) -> KernelProfile:
     times = layers * (steps or 16)
     rows = {CUTLASS: 2 * times, QUANTISE: times, ATTENTION: times, WRITE: times, DENSE: times}
-    rows |= {name: calls * (steps or 16) for name, calls in marlin.items()}
+    rows |= {KERNELS.get(name, name): calls * (steps or 16) for name, calls in marlin.items()}
     sums = [(name, kernel_profile._Sum(calls, calls * 1e-5)) for name, calls in rows.items()]
     return kernel_profile._profile("gpu", Path("t.json"), steps, sums)
 
 
-BF16 = "nvjet_sm121_tst_8x64_64x16_4x1_v_bz_bias_TNN"
 ALL = ["qkv", "o", "lm_head"]
 
 
-@pytest.mark.parametrize(
-    ("calls", "proven"),
-    [
-        ({DENSE_MARLIN: 73}, ALL),
-        ({DENSE_MARLIN: 37, DENSE_MARLIN + "2": 36}, ALL),
-        ({DENSE_MARLIN: 72, BF16: 1}, ["qkv", "o"]),
-        ({DENSE_MARLIN: 1, BF16: 72}, ["lm_head"]),
-        ({BF16: 73}, []),
-        ({DENSE_MARLIN: 36, BF16: 37}, None),
-        ({DENSE_MARLIN: 37, BF16: 36}, None),
-        ({DENSE_MARLIN: 71}, None),
-        ({"void cutlass_scaled_mm_fp8<...>": 73}, None),
-        ({BF16: 36, "void cutlass_scaled_mm_fp8<...>": 37}, None),
-        ({}, None),
-    ],
-)
-def test_calls_a_token_prove_the_layers(calls: dict[str, int], proven: list[str] | None) -> None:
+@from_data
+def test_calls_a_token_prove_the_layers(
+    calls: dict[str, int], proven: tuple[str, ...] | None
+) -> None:
+    proven = None if proven is None else [*proven]
     assert requantised(decoded(calls), 36) == proven
     assert requantised(decoded({n: c * 24 // 36 for n, c in calls.items()}, layers=24), 36) is None
     unmarked = decoded(calls, steps=None)
@@ -583,24 +517,7 @@ def test_variant_is_named_by_whole_names_and_helpers() -> None:
 MXFP4 = GB10.model_copy(update={"requantised": tuple(ALL), "moe_variant": ("unfused",)})
 
 
-@pytest.mark.parametrize(
-    ("calls", "wrong", "untold"),
-    [
-        ({DENSE_MARLIN: 73}, "", ""),
-        (
-            {DENSE_MARLIN: 72, BF16: 1},
-            "requantised: required qkv, o, lm_head, seen .*1152 calls",
-            "",
-        ),
-        ({BF16: 73}, "requantised: .*0 calls of dense Marlin in 16 passes.*no layer", ""),
-        ({DENSE_MARLIN: 36, BF16: 37}, "", "requantised: .*do not tell"),
-        (
-            {DENSE_MARLIN: 73, GATED: 36},
-            "moe_variant: required unfused, seen .*BlockScaledGated",
-            "",
-        ),
-    ],
-)
+@from_data
 def test_configuration_is_held_to_layers_and_variant(calls, wrong: str, untold: str) -> None:
     found = judged(REAL, decoded(calls), MXFP4, 36)
     for lines, expected in zip(found, (wrong, untold), strict=True):
@@ -612,7 +529,7 @@ def test_configuration_is_held_to_layers_and_variant(calls, wrong: str, untold: 
 
 
 def test_table_shows_parts_and_kernels() -> None:
-    text = table(gpu(*CUTLASS_RAN, "a|b`c"), rows=2)
+    text = kernel_profile.table(gpu(*CUTLASS_RAN, "a|b`c"), rows=2)
     assert "| moe | 20.0% | 1.000 | 1 |" in text
     assert "4 decode steps" in text
     assert "3 more" in text
