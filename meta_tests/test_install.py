@@ -10,18 +10,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from data_rows import table
 
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parent.parent
-ENGINE = {
-    "vllm": "0.33.0",
-    "torch": "2.11.0",
-    "flashinfer-python": "0.7.2",
-    # vLLM brings both; the suite must be content with the ones that are there.
-    "numpy": "1.26.4",
-    "scipy": "1.13.1",
-}
+ENGINE = table(__name__, "ENGINE")
 OFFLINE = ("install", "--no-index", "--find-links")
 NO_NETWORK = {
     "PIP_INDEX_URL": "http://127.0.0.1:9/simple",

@@ -7,7 +7,7 @@ from pathlib import Path
 import kernel_mutants
 import pytest
 import torch
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121.core import errors, verdict
 from sm121.kernels import cases, checks, comparison, problems, registry
@@ -25,12 +25,7 @@ MOE = [m for m in kernel_mutants.MUTANTS if set(m.groups) & set(kernel_mutants.M
 
 
 #: Mutants that only a large batch or all groups show: some seconds each. Others like them stay.
-LARGE = (
-    "320: scales of neighbouring blocks", "320: 2 % too large", "scales of the tile before",
-    "tiles of scales in the other order", "not at a tile", "activations saturate at 20",
-    "fused_moe: scale x 1.01", "expert 126 for 127", "fused_moe: wrong only for M >= 320",
-    "window + 1", "fused_moe: wrong only for M = 96", "fused_moe: wrong only above row 32",
-)  # fmt: skip
+LARGE = table(__name__, "LARGE")
 
 
 #: Of W4A8's others every fifth stays.

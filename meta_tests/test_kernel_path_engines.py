@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 from logs import lines_of, proofs, read_lines
 
 from sm121 import cli
@@ -16,46 +16,19 @@ from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 from sm121.evidence.progress import startup_progress
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
-SERVER_ARGS = (
-    "[2026-06-07 11:57:02] server_args=ServerArgs(model_path='m', dtype='bfloat16', "
-    "load_format='safetensors', quantization='mxfp4', kv_cache_dtype='fp8_e4m3', "
-    "attention_backend='triton', moe_runner_backend='flashinfer_mxfp4', "
-    "speculative_algorithm='EAGLE3', disable_cuda_graph=True, x=1)"
-)
+SERVER_ARGS = table(__name__, "SERVER_ARGS")
 
 # As 0.5.23 logged it (shortened).
-SERVER_DICT = (
-    "[2026-11-23 19:15:33] server_args={'model_path': 'm', 'load_format': 'safetensors', "
-    "'dtype': 'bfloat16', 'quantization': 'mxfp4', 'kv_cache_dtype': 'fp8_e4m3', "
-    "'served_model_name': 'n', 'attention_backend': 'torch_native', "
-    "'decode_attention_backend': None, 'disable_cuda_graph': True, "
-    "'speculative_algorithm': None, 'speculative_moe_runner_backend': 'triton', "
-    "'moe_runner_backend': 'triton_kernel'}"
-)
+SERVER_DICT = table(__name__, "SERVER_DICT")
 
-NO_AMX = (
-    "[2026-11-23 19:15:30] The current platform does not support Intel AMX, will fallback to "
-    "torch_native backend."
-)
+NO_AMX = table(__name__, "NO_AMX")
 
-WEIGHTS_LOADED = (
-    "[2026-06-07 11:57:43 TP0] Load weight end. type=GptOssForCausalLM, dtype=torch.bfloat16, "
-    "quant=mxfp4, avail mem=50.00 GB, mem usage=63.00 GB."
-)
+WEIGHTS_LOADED = table(__name__, "WEIGHTS_LOADED")
 
 LINES = lines_of("engine-lines.toml")
 SGLANG, LLAMA = (proofs(LINES[engine]["proves"]) for engine in ("sglang", "llama-cpp"))
-ON_A_CPU = [
-    "0.00.002.211 I cmn  common_param: system_info: n_threads = 1 (n_threads_batch = 1) / 2 | "
-    "CPU : SSE3 = 1 | REPACK = 1 | ",
-    "0.01.238.191 I load_tensors:   CPU_Mapped model buffer size =   204.99 MiB",
-]
-ON_A_GPU = [
-    "system_info: n_threads = 10 (n_threads_batch = 10) / 20 | CUDA : ARCHS = 1210 | "
-    "BLACKWELL_NATIVE_FP4 = 1 | CPU : NEON = 1 | ",
-    "load_tensors:   CPU_Mapped model buffer size =   586.82 MiB",
-    "load_tensors:        CUDA0 model buffer size = 59851.68 MiB",
-]
+ON_A_CPU = table(__name__, "ON_A_CPU")
+ON_A_GPU = table(__name__, "ON_A_GPU")
 
 
 @pytest.mark.parametrize(("line", "field", "value"), SGLANG)
@@ -108,10 +81,7 @@ def test_every_signature_of_the_engine_is_exercised(engine: str, lines: list) ->
     assert unreached == []
 
 
-QUOTED = (
-    "Using 'MARLIN' Mxfp4 MoE backend. Using HND KV cache layout. torch.OutOfMemoryError: CUDA out "
-    "of memory. Unknown vLLM environment variable detected: VLLM_FOO NVRM: Xid (PCI:0): 13, pid=1"
-)
+QUOTED = table(__name__, "QUOTED")
 
 
 @from_data

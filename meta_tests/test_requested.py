@@ -313,23 +313,11 @@ def test_variables_that_images_set_are_no_request() -> None:
 
 
 #: Of the environments of images: NGC's, eugr's, and what vLLM's own build reads.
-OF_IMAGES = (
-    "VLLM_VERSION", "VLLM_FLASH_ATTN_SRC_DIR", "VLLM_BASE_DIR", "VLLM_CUTLASS_SRC_DIR",
-    "VLLM_PRECOMPILED_WHEEL_COMMIT", "VLLM_VERSION_OVERRIDE", "VLLM_CPU_AVX512BF16",
-    "VLLM_XPU_AOT_DEVICES", "VLLM_REQUIRE_RUST_FRONTEND", "VLLM_REF",
-)  # fmt: skip
+OF_IMAGES = table(__name__, "OF_IMAGES")
 #: Kubernetes sets them in every pod beside a service that is named vllm, or vllm-server.
-OF_SERVICES = (
-    "VLLM_SERVICE_HOST", "VLLM_SERVICE_PORT", "VLLM_SERVICE_PORT_HTTP", "VLLM_PORT_8000_TCP",
-    "VLLM_PORT_8000_TCP_ADDR", "VLLM_PORT_8000_TCP_PROTO", "VLLM_PORT_8000_UDP",
-    "VLLM_SERVER_SERVICE_HOST", "VLLM_SERVER_PORT",
-)  # fmt: skip
+OF_SERVICES = table(__name__, "OF_SERVICES")
 #: What reads like them, and is a mistake.
-NOT_OF_IMAGES = (
-    "VLLM_SERVICE", "VLLM_SERVICE_HOSTS", "VLLM_SERVICE_PORTS", "VLLM_PORT_8000", "VLLM_HOST_TCP",
-    "VLLM_VERSION_CHECK", "VLLM_FLASH_ATTN_SRC", "VLLM_CPU_AVX512BF16_MOE", "VLLM_REFRESH",
-    "VLLM_FLASH_ATTN_VERSIONS", "VLLM_MXFP4_BACKEND",
-)  # fmt: skip
+NOT_OF_IMAGES = table(__name__, "NOT_OF_IMAGES")
 
 
 def test_what_a_build_was_told_is_no_mistake_of_the_server() -> None:
