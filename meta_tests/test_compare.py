@@ -16,44 +16,11 @@ from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
 
 #: The documents' figures of llama.cpp, as llama-bench -o json writes them.
-LLAMA_BENCH = [
-    {
-        "build_commit": "f5acfb2ff", "model_type": "gpt-oss 120B MXFP4 MoE", "n_prompt": prompt,
-        "n_gen": generated, "n_depth": depth, "avg_ts": rate, "stddev_ts": deviation,
-        "samples_ts": [rate] * 5,
-    }
-    for prompt, generated, depth, rate, deviation in (
-        (2048, 0, 0, 2449.83, 10.27),
-        (0, 32, 0, 57.85, 0.44),
-        (2048, 0, 4096, 2293.59, 8.99),
-        (0, 32, 4096, 54.81, 0.30),
-    )
-]  # fmt: skip
+DATA = Path(__file__).parent / "data"
+LLAMA_BENCH = (DATA / "llama-bench.json").read_text("utf-8")
 
 
-def spread(mean: float) -> dict:
-    return {"mean": mean, "std": 0.1, "values": [mean - 0.1, mean, mean + 0.1]}
-
-
-LLAMA_BENCHY = {
-    "version": "0.4.0", "timestamp": "2026-11-20", "latency_mode": "api", "latency_ms": 1.0,
-    "model": "gpt-oss-120b", "prefix_caching_enabled": False, "max_concurrency": 2,
-    "benchmarks": [
-        {
-            "concurrency": streams, "context_size": depth, "prompt_size": 2048,
-            "response_size": tokens, "is_context_prefill_phase": phase,
-            "pp_throughput": spread(4663.7), "tg_throughput": spread(rate),
-            "e2e_ttft": spread(450.0),
-        }
-        for streams, depth, tokens, phase, rate in (
-            (1, 0, 32, False, 33.55),
-            (1, 0, 128, False, 33.1),
-            (1, 4096, 32, True, 99.0),
-            (1, 4096, 32, False, 32.63),
-            (2, 0, 32, False, 60.0),
-        )
-    ],
-}  # fmt: skip
+LLAMA_BENCHY = (DATA / "llama-benchy.json").read_text("utf-8")
 
 
 def verdict(**metrics) -> dict:
@@ -89,10 +56,10 @@ def files(tmp_path):
     run = tmp_path / "vllm"
     run.mkdir()
     (run / "verdict.json").write_text(json.dumps(OURS))
-    (tmp_path / "llama-cpp.json").write_text(json.dumps(LLAMA_BENCH))
-    lines = "\n".join(json.dumps(item) for item in LLAMA_BENCH)
+    (tmp_path / "llama-cpp.json").write_text(LLAMA_BENCH)
+    lines = "\n".join(json.dumps(item) for item in json.loads(LLAMA_BENCH))
     (tmp_path / "llama-cpp.jsonl").write_text(lines + "\n")
-    (tmp_path / "benchy.json").write_text(json.dumps(LLAMA_BENCHY))
+    (tmp_path / "benchy.json").write_text(LLAMA_BENCHY)
     early = OURS | {"schema_version": 0, "metrics": {"tg32@d0": {"value": 29.1, "unit": "tok/s"}}}
     (tmp_path / "early.json").write_text(json.dumps(early))
     return tmp_path
@@ -194,7 +161,7 @@ def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
 def test_the_published_figures_stand_beside_others(tmp_path, capsys):
     """What the effort's documents have of GB10, with its scatter, in one table."""
     file = tmp_path / "mine.json"
-    file.write_text(json.dumps(LLAMA_BENCH))
+    file.write_text(LLAMA_BENCH)
     assert main(["compare", "published", str(file)]) == 0
     table = capsys.readouterr().out
     assert "| tg32 | llama.cpp | 57.85 ± 0.44 | tok/s |" in table

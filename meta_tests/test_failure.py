@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from data_rows import from_data, text_file
+from data_rows import from_data, table, text_file
 from logs import read_lines
 
 from sm121.core.data_file import DataFileError, parse
@@ -239,24 +239,7 @@ SERVES = "INFO:     Application startup complete."
 MATMUL = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
 SWEPT = [{"pid": 7, "name": "VLLM::EngineCor", "status": -9}]
 #: An exception ends the engine's core, and the engine itself then kills what is left.
-SWEPT_UP = {
-    "start": [*AFTERMATH[:1], ERROR + MATMUL, *AFTERMATH[1:]],
-    "serving": [
-        SERVES,
-        ERROR + "EngineCore encountered a fatal error.",
-        ERROR + "Traceback (most recent call last):",
-        ERROR + MATMUL,
-        "(APIServer pid=1) ERROR 11-20 10:19:40 [async_llm.py:1] EngineDeadError: see above",
-        "INFO:     Shutting down",
-    ],
-    "sglang": [
-        SERVES,
-        "[2026-01-01 10:00:00] Scheduler hit an exception: Traceback (most recent call last):",
-        '  File "/x/a.py", line 3, in f',
-        MATMUL,
-        "[2026-01-01 10:00:00] Received sigquit from a child process.",
-    ],
-}
+SWEPT_UP = table(__name__, "SWEPT_UP")
 
 
 @pytest.mark.parametrize("exit_code", [1, -9, None])

@@ -136,32 +136,10 @@ def test_whoever_says_what_is_judged_is_judged_by_it(tmp_path):
     assert other.judging(identity="0.14.0+mxfp4").under_test == "mxfp4"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            'name = "ours"\nextends = "sm122"',
-            "mine.toml: key extends: .*sm122: expected a file or one of cpu-tiny",
-        ),
-        (
-            'name = "ours"\nextends = 3',
-            "key extends: expected the name or path of a profile, got 3",
-        ),
-        ('extends = "sm121-gpt-oss-120b"', "key name: required key is missing"),
-        ('name = "ours"\nextends = "mine.toml"', "expected no circle, got .*mine.toml -> .*mine"),
-        (THREE_LINES + "[engine]\nstaled_after_s = 1", "key engine.staled_after_s: unknown key"),
-        (THREE_LINES.replace("30", '"x"'), "mine.toml: key performance.gates.tg32@d0.minimum: "),
-        (THREE_LINES.replace(', source = "users"', ""), "tg32@d0.source: required key is miss"),
-        (THREE_LINES + "engine.ready_within_s = { value = 9 }", "ready_within_s.source: required"),
-        (THREE_LINES + 'without = ["matrx"]', "key without: expected keys of the parent, got 'mat"),
-        (THREE_LINES + 'without = ["under_test"]', "key under_test: required key is missing"),
-        (
-            'without = ["matrix"]\n' + CPU,
-            "key extends: expected the name or path of a profile, got None",
-        ),
-    ],
-)
-def test_a_mistake_in_extending_names_file_and_key(tmp_path, text, expected):
+@from_data
+def test_a_mistake_in_extending_names_file_and_key(tmp_path, text, more, change, expected):
+    """`more` is added to `THREE_LINES`, `change` replaced in them."""
+    text = (text or THREE_LINES).replace("[CPU]", CPU).replace(*change or ("", "")) + (more or "")
     with pytest.raises(UsageError, match=expected) as caught:
         profile.load(written(tmp_path, text=text))
     assert "mine.toml: key" in str(caught.value) and "\n" not in str(caught.value)

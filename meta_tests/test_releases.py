@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121.core import builds, engine_settings, profile
 from sm121.core.configuration import ServerConfiguration
@@ -257,19 +257,7 @@ def test_a_sick_attached_server_matches_nothing(tmp_path, asked, lines, said):
     assert said in "; ".join(wrong)
 
 
-OPENAPI = {
-    "paths": {"/v1/responses": {}},
-    "components": {
-        "schemas": {
-            name: {"properties": {key: {} for key in fields}}
-            for name, fields in {
-                "CompletionRequest": ("return_token_ids", "structured_outputs", "bad_words"),
-                "ChatCompletionRequest": ("return_token_ids",),
-                "ResponsesRequest": ("tools",),
-            }.items()
-        }
-    },
-}
+OPENAPI = table(__name__, "OPENAPI")
 
 
 def test_a_build_of_a_checkout_is_asked_what_it_can():
