@@ -63,7 +63,8 @@ class PastRun:
         file, build = self.run.file, builds.named(self.run.file.engine.identity)
         name = f"{file.engine.name} {build.name}" if build is not None else file.engine.name
         plan = file.fingerprint.plan if file.fingerprint is not None else ""
-        return (name, file.engine.configuration or "", file.engine.model, file.profile, plan)
+        model = file.engine.model.rstrip("/").rpartition("/")[2]
+        return (name, file.engine.configuration or "", model, file.profile, plan)
 
     @property
     def when(self) -> str:
@@ -257,7 +258,7 @@ def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
     for machine, path in arguments:
         for file in _files(path):
             try:
-                past = _read(file, machine, path)
+                past = _read(file, machine, path, path if len(arguments) == 1 else path.parent)
             except UsageError as error:
                 if file == path:
                     raise
@@ -281,8 +282,8 @@ def _files(path: Path) -> Iterable[Path]:
     return sorted(file for file in files if not folders & {*file.parents})
 
 
-def _read(file: Path, machine: str | None, root: Path) -> PastRun:
-    name = printable(file.name if file == root else file.relative_to(root).as_posix())
+def _read(file: Path, machine: str | None, root: Path, base: Path) -> PastRun:
+    name = printable(file.name if file == root else file.relative_to(base).as_posix())
     directory = stored_run.folder_of(file)
     if directory.is_dir():
         run = stored_run.read(directory)
