@@ -60,10 +60,13 @@ def plant(base, folder: Path, machines: dict[str, list[dict]], seed: int = 1) ->
 def _measured(run, known, name, value):
     higher, unit = name in _HIGHER, "tok/s" if name in _HIGHER else "ms"
     run.metrics[name] = MetricReport(
-        value=value, unit=unit, rounds=5, minimum=52.0 if name == "tg32@d0" else None,
+        value=value,
+        unit=unit,
+        rounds=5,
+        minimum=52.0 if name == "tg32@d0" else None,
         verdict=Verdict.FAIL if name == "tg32@d0" and value < 52 else Verdict.PASS,
         roofline=value / 74 if name.startswith("tg") else None,
-    )  # fmt: skip
+    )
     quantile = 0.99 if name.endswith("p99") else 0.5
     known.samples[name] = Samples(
         unit=unit, higher_is_better=higher, quantile=quantile, samples=[value] * 5, taken=5

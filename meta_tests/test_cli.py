@@ -60,6 +60,9 @@ def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(installed.parent)}
     helped = subprocess.run(
         [sys.executable, "-m", "sm121", "--help"],
-        env=environment, capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert "  history " in helped.stdout and "ablation" not in helped.stdout

@@ -71,8 +71,11 @@ def main() -> int:
         for sentence in longer if options.long else ():
             print(f"     {words(sentence)}: {sentence}")
     share = 100 * long / total
-    above = [f"{word}: {found[word]} times, limit {limit}"
-             for word, limit in limits["words"].items() if found[word] > limit]  # fmt: skip
+    above = [
+        f"{word}: {found[word]} times, limit {limit}"
+        for word, limit in limits["words"].items()
+        if found[word] > limit
+    ]
     if share > limits["long_percent"]:
         above.append(f"{share:.1f} % of sentences are long, limit {limits['long_percent']}")
     print(f"{long} of {total}, {share:.1f} % (limit {limits['long_percent']} %)")

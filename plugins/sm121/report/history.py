@@ -179,11 +179,6 @@ class History:
             lines.append(Line(label or f"{key[0]}, {key[-1]}", tuple(runs), limits))
         return lines
 
-    @property
-    def red(self) -> list[Line]:
-        """The series whose last run is red."""
-        return [line for line in self.lines if line.runs[-1].is_red]
-
     @cached_property
     def steps(self) -> list[Step]:
         """All changes of level, those that are red first, then the latest."""
