@@ -75,6 +75,9 @@ QUIET = "nothing is red, worse than at its best, flaky, or apart from its like"
         pytest.param(
             {"a1": healthy(8) + [{"slow": 1.07}] * 2 + healthy(2)}, QUIET, id="two-slow-starts"
         ),
+        pytest.param(
+            {"a1": healthy(8) + [{"slow": 1.1}] * 8 + healthy(8)}, QUIET, id="fixed-again"
+        ),
         pytest.param({"a1": healthy(3)}, "not judged, 6 runs with numbers show", id="few"),
         pytest.param({"a1": [{"slow": 1.08}] * 8 + healthy(8)}, QUIET, id="faster"),
     ],

@@ -73,7 +73,8 @@ class PastRun:
 
 
 class Step(NamedTuple):
-    """A change of level. ``run`` is the first with the new one, ``is_red``: worse than allowed."""
+    """A change of level. ``run`` is the first with the new one, ``is_red``: worse than allowed,
+    ``stands``: the last level is so, too."""
 
     series: str
     metric: StoredMetric
@@ -81,6 +82,7 @@ class Step(NamedTuple):
     before: float
     after: float
     is_red: bool
+    stands: bool
 
 
 class Flaky(NamedTuple):
@@ -118,9 +120,10 @@ class Line:
             runs, levels = self.levels(name)
             metric = runs[-1].run.metrics[name]
             for (_, _, before), (start, _, after) in itertools.pairwise(levels):
-                worse = 1 - after / before if metric.higher_is_better else after / before - 1
-                is_red = worse > self.limits.allowed(name)
-                steps.append(Step(self.label, metric, runs[start], before, after, is_red))
+                ratios = (after / before, levels[-1][2] / before)
+                worse = [1 - r if metric.higher_is_better else r - 1 for r in ratios]
+                is_red, stands = (each > self.limits.allowed(name) for each in worse)
+                steps.append(Step(self.label, metric, runs[start], before, after, is_red, stands))
         return steps
 
     @cached_property
