@@ -29,8 +29,9 @@ _SUFFIXES = (".json", ".csv", ".yaml", ".yml")
 #: The metric of each column, unless most runs have another one whose name begins so.
 _COLUMNS = {"tg": "tg32@d0", "pp": "pp2048@d0", "ttft": "ttft_p50"}
 _COUNTS_NOT = (Verdict.INVALID, Verdict.INCONCLUSIVE)
-#: A machine is apart by so much, by chance as seldom, over all comparisons; and runs that tell it.
-_APART, _CHANCE, _FEWEST = 0.01, 0.001, 3
+#: A machine is apart by so much, and by so many times what the others differ among themselves (one
+#: of 20 alike once in 100 times); by chance as seldom, over all comparisons; and runs that tell it.
+_APART, _SPREADS, _CHANCE, _FEWEST = 0.035, 3.5, 0.001, 3
 
 
 @dataclass(frozen=True)
@@ -224,8 +225,9 @@ class History:
 
 def _beside(runs: Sequence[PastRun], name: str) -> Iterator[tuple[PastRun, float, float]]:
     """Of each machine the last run, the ratio of its level of a metric to the others', and the
-    chance of it by Welch's test: 1 where they differ by no more than one run from the next. A value
-    is taken relative to its build on all machines that ran it, which hides a share of the noise."""
+    chance of it by Welch's test: 1 where they differ by no more than one run from the next, or than
+    the others among themselves. A value is taken relative to its build on all machines that ran it,
+    which hides a share of the noise."""
     by_build: dict[object, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
     for past in runs:
         if (value := past.run.metrics[name].value) > 0.0:
@@ -243,7 +245,9 @@ def _beside(runs: Sequence[PastRun], name: str) -> Iterator[tuple[PastRun, float
         a, b = (each * np.sqrt(len(relative) / (len(relative) - 1)) for each in noise)
         off = float(np.mean(logs) - np.mean(rest))
         test = stats.ttest_ind_from_stats(off, a, len(logs), 0.0, b, len(rest), equal_var=False)
-        is_apart = abs(off) > max(_APART, np.hypot(a, b) / np.sqrt(2))
+        others = [float(np.mean(its)) for other, its in relative.items() if other != machine]
+        spread = float(np.std(others, ddof=1)) if len(others) > 1 else 0.0
+        is_apart = abs(off) > max(_APART, _SPREADS * spread, np.hypot(a, b) / np.sqrt(2))
         last = next(past for past in reversed(runs) if past.machine == machine)
         yield last, float(np.exp(off)), float(test.pvalue) if is_apart else 1.0
 
