@@ -22,6 +22,7 @@ from sm121.api import (
 )
 from sm121.api.sdk import PROMPT
 from sm121.client.completions import Asker
+from sm121.core.level_settings import PRICES
 from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
@@ -112,6 +113,13 @@ def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mi
 def test_each_part_is_rounded_as_the_kernel_path_says(asker, reference, conformance):
     """What is quantised beyond the checkpoint is, by its own rule, and is in all layers."""
     conformance.remark(f"oracle: {log_probabilities.roundings_are_absent(asker, reference)}")
+
+
+@pytest.mark.ability("oracle")
+@pytest.mark.parametrize("metric", PRICES)
+def test_rounding_costs_what_the_profile_allows(price_of_rounding, metric):
+    """The distance from the checkpoint's own mathematics is what its rounding may cost."""
+    price_of_rounding(metric)
 
 
 @pytest.mark.ability("oracle")

@@ -122,6 +122,7 @@ def two_prompts() -> Iterator[list[int]]:
             stack.enter_context(mock.patch.object(module, "prompts", lambda: prompts))
         long = ("long", prompts[0][1][:4])
         stack.enter_context(mock.patch.object(oracle_file, "long_prompt", lambda: long))
+        stack.enter_context(mock.patch.object(oracle_file, "exams", dict))
         stack.enter_context(mock.patch.object(oracle_file, "GENERATED", 1))
         stack.enter_context(mock.patch.object(oracle_file, "SMALL_MISTAKES", {}))
         yield tokens

@@ -165,8 +165,8 @@ def _golden(options: argparse.Namespace) -> int:
         print(line, end=end, file=sys.stderr, flush=True)
 
     partial = options.output.with_name(f"{options.output.name}.partial")
-    device = options.device
-    made = oracle_file.make(options.checkpoint, rounding, device=device, kept=partial, say=bar)
+    depths, device = map(int, options.depth), options.device
+    made = oracle_file.make(options.checkpoint, rounding, depths, device, kept=partial, say=bar)
     oracle_file.save(made, options.output)
     print(f"{options.output}: {made.seconds / 60:.1f} minutes, {peak:.1f} GiB of memory")
     return 0

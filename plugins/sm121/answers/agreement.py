@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from sm121.client.completions import Completion, Position, ids_of
 from sm121.core.level_settings import AgreementBound
@@ -17,6 +18,7 @@ from sm121.core.unmet import Fact
 #: More forks than this in one answer are no accident of rounding.
 MOST_FORKS = 6
 
+_Token = TypeVar("_Token", str, int)
 Positions = Sequence[Position]
 Resume = Callable[[tuple[int, ...]], Positions | None]
 
@@ -152,7 +154,7 @@ def same_tokens(judged: Completion, other: Completion) -> Fact | None:
     return Fact(f"the text {judged.text!r}", f"{other.text!r}")
 
 
-def divergence(p: Mapping[str, float], q: Mapping[str, float]) -> float:
+def divergence(p: Mapping[_Token, float], q: Mapping[_Token, float]) -> float:
     """KL(p || q) over what both name and one class for all else: at most the whole divergence. The
     engines tell the most likely tokens only; the classes are the tokens that both tell, and the
     rest. Coarser classes can only make the divergence smaller. NaN without common tokens."""

@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,11 +21,11 @@ from pydantic import Field
 from sm121 import __version__
 from sm121.checkpoint.identity import identity
 from sm121.core import data_file, digest
-from sm121.core.data_file import Record
+from sm121.core.data_file import DataTable, Record
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.lock_file import open_lock
-from sm121.oracles.formats import EXACT, W4A8, Rounding
+from sm121.oracles.formats import CHECKPOINT, EXACT, W4A8, Rounding
 
 if TYPE_CHECKING:
     from sm121.oracles.gpt_oss import Layer, Weights
@@ -55,13 +55,13 @@ class Scored(Record):
     """A prompt of T tokens."""
 
     tokens: int
-    #: log p of each token that really follows, [T - 1]; of the long prompt none.
+    #: log p of each token that really follows, [T - 1]; of a long prompt none.
     following: list[float]
-    #: After each token of the prompt; of the long prompt after the last one.
+    #: After each token of the prompt; of a long prompt after the last one.
     places: list[Place]
     #: The most likely tokens one after the other, and the places where they are chosen.
-    generated: list[int]
-    generated_places: list[Place]
+    generated: list[int] = Field(default=[])
+    generated_places: list[Place] = Field(default=[])
 
 
 class OracleFile(Record):
@@ -89,6 +89,14 @@ class OracleFile(Record):
     #: By the formats of a server that rounds something else than it should, and by each of
     #: `ROUNDING_PROMPTS`: the same.
     other_roundings: dict[str, dict[str, list[float]]] = Field(default={})
+    #: What the checkpoint's own mathematics says, which rounds nothing: of `exams`, of long prompts
+    #: of other lengths, and of `prompts` where the file rounds.
+    exact: dict[str, Scored] = Field(default={})
+
+    @property
+    def unrounded(self) -> dict[str, Scored]:
+        """What the checkpoint's own mathematics says of each text, by its name."""
+        return self.exact if self.rounding != CHECKPOINT else {**self.prompts, **self.exact}
 
     def wrong(self, mistake: str) -> dict[str, list[float]]:
         """What a model with a small mistake, or with another rounding, says of its prompts."""
@@ -104,11 +112,30 @@ def prompts() -> list[tuple[str, list[int]]]:
     return [(entry["name"], entry["token_ids"]) for entry in json.loads(text)["prompts"]]
 
 
-def long_prompt() -> tuple[str, list[int]]:
-    """A prompt of `LONG_PROMPT_TOKENS`, with a name: the longest of `prompts`, over and over."""
+def long_prompt(tokens: int = LONG_PROMPT_TOKENS) -> tuple[str, list[int]]:
+    """A prompt of so many tokens, with a name: the longest of `prompts`, over and over."""
     name, longest = max(prompts(), key=lambda prompt: len(prompt[1]))
-    ids = longest * (LONG_PROMPT_TOKENS // len(longest) + 1)
-    return f"{name}, over and over", ids[:LONG_PROMPT_TOKENS]
+    ids = longest * (tokens // len(longest) + 1)
+    return f"{name}, over and over", ids[:tokens]
+
+
+class ExamText(DataTable):
+    """The facts of an exam as one chat, each question with its right answer behind it."""
+
+    token_ids: tuple[int, ...]
+    #: By question: the first token of its answer, and the one behind the last.
+    answers: dict[str, tuple[int, int]]
+
+    @property
+    def name(self) -> str:
+        """What tells it from other texts."""
+        return f"exam {digest.of([self.token_ids])[:12]}"
+
+
+def exams() -> dict[str, ExamText]:
+    """The text of each shipped exam, by its name."""
+    text = (files("sm121.fixtures") / "answers" / "right-answers.json").read_text("utf-8")
+    return {name: ExamText.model_validate(table) for name, table in json.loads(text).items()}
 
 
 def _with_window(weights: "Weights", shift: int) -> "Weights":
@@ -147,15 +174,16 @@ SMALL_MISTAKES: "dict[str, tuple[Change, tuple[str, ...]]]" = {
 def make(
     checkpoint: Path,
     rounding: Rounding = EXACT,
-    *,
+    depths: Iterable[int] = (),
     device: str = "cpu",
+    *,
     kept: Path | None = None,
     say: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> OracleFile:
     """Compute what the oracle says of a checkpoint that is served in some formats, by default its
-    own, on a device of PyTorch. A computation that was stopped goes on in the folder ``kept``;
-    ``say`` is called with the steps done and the steps in all. Raises what
-    `sm121.oracles.scores.score` raises."""
+    own, on a device of PyTorch; at these depths too, in tokens. A computation that was stopped goes
+    on in the folder ``kept``; ``say`` is called with the steps done and the steps in all. Raises
+    what `sm121.oracles.scores.score` raises."""
     import torch
 
     from sm121.oracles import scores
@@ -165,7 +193,8 @@ def make(
     size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
     dtype = torch.float64 if size <= _SMALL else torch.float32
     fixed, (long_name, long_ids) = dict(prompts()), long_prompt()
-    texts = _texts(fixed, long_ids, rounding)
+    texts, exact = _texts(fixed, long_ids, rounding), _exact_texts(fixed, rounding, depths)
+    texts += exact.values()
     each = iter(scores.score(checkpoint, texts, dtype=dtype, device=device, cache=kept, say=say))
     scored, *by_way = (
         {name: _scored(next(each), len(ids)) for name, ids in fixed.items()} for _ in (None, *ways)
@@ -199,7 +228,21 @@ def make(
             other: {name: _numbers(next(each)) for name in ROUNDING_PROMPTS}
             for other in rounding.others
         },
+        exact={name: _exactly(next(each), name, text) for name, text in exact.items()},
     )
+
+
+def _exact_texts(
+    fixed: dict[str, list[int]], formats: Rounding, depths: Iterable[int]
+) -> "dict[str, Text]":
+    from sm121.oracles.scores import Text
+
+    named = {name: tuple(ids) for name, ids in fixed.items() if formats != EXACT}
+    named |= {text.name: text.token_ids for text in exams().values()}
+    deep = {f"{tokens} tokens": tuple(long_prompt(tokens)[1]) for tokens in depths}
+    return {name: Text(ids) for name, ids in named.items()} | {
+        name: Text(ids, whole=False, more=GENERATED) for name, ids in deep.items()
+    }
 
 
 def _ways(formats: Rounding) -> dict[str, Rounding]:
@@ -237,14 +280,21 @@ def _texts(fixed: dict[str, list[int]], long_ids: list[int], formats: Rounding) 
     ]
 
 
+def _exactly(scores: "Scores", name: str, text: "Text") -> Scored:
+    scored = _scored(scores, len(text.ids))
+    return scored.model_copy(update={"places": []}) if name.startswith("exam") else scored
+
+
 def _scored(scores: "Scores", tokens: int) -> Scored:
-    assert scores.generated_top_ids is not None and scores.generated_top is not None
+    ids, values = scores.generated_top_ids, scores.generated_top
     return Scored(
         tokens=tokens,
         following=_numbers(scores),
         places=_places(scores.top_ids.tolist(), scores.top.tolist()),
         generated=list(scores.generated),
-        generated_places=_places(scores.generated_top_ids.tolist(), scores.generated_top.tolist()),
+        generated_places=(
+            [] if ids is None or values is None else _places(ids.tolist(), values.tolist())
+        ),
     )
 
 
@@ -342,7 +392,9 @@ def kept_or_made(
         fcntl.flock(lock, fcntl.LOCK_EX)
         if file.is_file() and not anew:
             try:
-                return load(file)
+                if (stored := load(file)).exact:
+                    return stored
+                file.unlink()  # of before, without the checkpoint's own mathematics
             except UsageError:  # of another release, or half of one: it is made anew
                 file.unlink()
         partial = None if anew else file.with_suffix(".partial")

@@ -61,6 +61,8 @@ class Completion:
     """Of the prompt's tokens from the second on."""
     completion_tokens: int | None
     prompt_tokens: int | None
+    #: The tokens that it tells before each of the prompt's from the second on, by their ids.
+    prompt_tops: tuple[Mapping[int, float], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class Request:
     tokens: int
     top: int = 5
     prompt_log_probabilities: bool = False
+    #: So many of the likeliest tokens at each place of the prompt, beside its own.
+    prompt_top: int = 0
     #: Requests of one salt share the prefix cache, others do not (vLLM's ``cache_salt``).
     salt: str | None = None
     #: Where the answer may end: by default it goes on past the end of its text.
@@ -91,7 +95,7 @@ class Request:
         if self.top:
             body["logprobs"] = self.top
         if self.prompt_log_probabilities:
-            body["prompt_logprobs"] = 0
+            body["prompt_logprobs"] = self.prompt_top
         if self.salt is not None:
             body["cache_salt"] = self.salt
         return body
@@ -237,6 +241,7 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
     ids = [choice["token_ids"] for choice in choices if choice.get("token_ids") is not None]
     positions = [p for choice in choices for p in _positions(choice.get("logprobs"))]
     prompt_ids = next((c["prompt_token_ids"] for c in choices if c.get("prompt_token_ids")), None)
+    tops = _of_prompt(choices[0].get("prompt_logprobs"), prompt_ids)
     generated = tuple(token for group in ids for token in group) if ids else None
     reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
     usage: dict[str, Any] = next(
@@ -249,9 +254,12 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
         ids=generated or (ids_of(positions) if positions else None),
         prompt_ids=None if prompt_ids is None else tuple(prompt_ids),
         positions=tuple(positions) or None,
-        prompt_log_probabilities=_of_prompt(choices[0].get("prompt_logprobs"), prompt_ids),
+        prompt_log_probabilities=None
+        if tops is None or prompt_ids is None
+        else tuple(top.get(t, math.nan) for t, top in zip(prompt_ids[1:], tops, strict=True)),
         completion_tokens=usage.get("completion_tokens"),
         prompt_tokens=usage.get("prompt_tokens"),
+        prompt_tops=tops,
     )
 
 
@@ -397,15 +405,14 @@ def _position(item: Mapping[str, Any]) -> Position:
 
 def _of_prompt(
     entries: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None
-) -> tuple[float, ...] | None:
-    """vLLM's ``prompt_logprobs``; a token without its own log-probability has NaN."""
+) -> tuple[Mapping[int, float], ...] | None:
+    """vLLM's ``prompt_logprobs``, from the second token on."""
     if entries is None or ids is None or len(entries) != len(ids):
         return None
-    values = []
-    for token, entry in zip(ids[1:], entries[1:], strict=True):
-        value = (entry or {}).get(str(token))
-        values.append(_number(value["logprob"]) if value else math.nan)
-    return tuple(values)
+    return tuple(
+        {int(token): _number(value["logprob"]) for token, value in (entry or {}).items() if value}
+        for entry in entries[1:]
+    )
 
 
 def _number(value: Any) -> float:

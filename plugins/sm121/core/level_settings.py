@@ -1,5 +1,6 @@
 """What a profile requires at each level: gates, answers, loads, the box, the certificate."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -112,6 +113,24 @@ class GoldenBound(AgreementBound):
     top1_at_least: Annotated[float, Field(gt=0, le=1)]
 
 
+#: What a server's rounding costs against the checkpoint's own mathematics, by metric: its unit, and
+#: whether higher is better.
+PRICES: dict[str, tuple[Literal["nats", "%"], bool]] = {
+    "price_kl": ("nats", False),
+    "price_likeliest": ("%", True),
+    "price_right_answer": ("nats", True),
+}
+
+
+class Price(DataTable):
+    """What a server may cost that rounds so."""
+
+    #: All that it rounds beyond the checkpoint, as ``--rounding`` takes it.
+    rounding: str = Field(min_length=2)
+    #: Of `PRICES`, at a depth too (``price_kl@d8192``).
+    gates: tuple[Gate, ...] = Field(min_length=1)
+
+
 class RequiredShare(Statement):
     """A share of answers that must be right."""
 
@@ -168,6 +187,8 @@ class Correctness(DataTable):
     agreement: dict[Dtype, AgreementBound] = Field(default={})
     #: By dtype: against a golden file.
     golden: dict[Dtype, GoldenBound] = Field(default={})
+    #: A price without a row is measured, and not gated.
+    prices: tuple[Price, ...] = ()
     #: Configurations that must answer as the one under test does (``--slow``: a start for each).
     same_answers: tuple[ConfigurationName, ...] = ()
     #: Of the questions of ``--questions``.
@@ -272,7 +293,17 @@ class Regression(DataTable):
     #: And by so much from start to start: one start in four was 7 % slower on an H200. Whether what
     #: is worse by less is the build's or the start's, one run cannot tell.
     starts_differ_by: Annotated[float, Field(ge=0, lt=1)] = 0.08
+    #: How much worse a price of rounding may be than in an earlier run, in its own unit.
+    prices: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={"price_kl": 0.0005, "price_likeliest": 2.0, "price_right_answer": 0.05}
+    )
+    #: Whether a price that correctness.prices has may be paid for speed: it is no regression then.
+    price_allowed: bool = False
     source: str = Field(min_length=3, default="MXFP4 v2 benchmark plan, level 5: 5 %")
+
+    def of_price(self, metric: str) -> float:
+        """How much worse that price may be, in its unit; infinite where it may be paid for."""
+        return math.inf if self.price_allowed else self.prices.get(metric.partition("@")[0], 0.0)
 
     def of_starts(self, metric: str, unit: str) -> float:
         """By how much this metric may differ from start to start; 0 of what is no rate or time."""

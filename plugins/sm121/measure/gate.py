@@ -344,6 +344,10 @@ def _look(
 ) -> tuple[Decision | None, int]:
     """The decision on the rounds so far, and the number of rounds for the next decision."""
     samples = measurement.samples
+    if measurement.is_mean:
+        estimate = statistics.estimate_mean(samples)
+        decision = decide([estimate.value], gate, maximum_rounds=1)
+        return decision and replace(decision, estimate=estimate), bound
     if measurement.is_tail:
         assert measurement.quantile is not None
         decision = decide_tail(
@@ -366,6 +370,8 @@ def estimate_of(measurement: Measurement) -> Estimate | None:
     """The value of a measurement and its interval; None without a sample that is a number."""
     if not measurement.samples or any(math.isnan(sample) for sample in measurement.samples):
         return None
+    if measurement.is_mean:
+        return statistics.estimate_mean(measurement.samples)
     if measurement.quantile is None or measurement.quantile == 0.5:
         return statistics.estimate(measurement.samples)
     return statistics.estimate_quantile(measurement.samples, measurement.quantile)

@@ -8,9 +8,9 @@ from pydantic import Field
 from sm121.client.timed_answer import Clock
 from sm121.core.data_file import DataTable, Record
 
-Unit = Literal["tok/s", "ms", "s", "GiB", "%", "tokens"]
+Unit = Literal["tok/s", "ms", "s", "GiB", "%", "tokens", "nats"]
 #: Units of what is counted: how fit the machine is changes nothing of it.
-COUNTED = ("%", "tokens")
+COUNTED = ("%", "tokens", "nats")
 #: Units of values that exist once in a run (a start, a peak, what was accepted of all drafts). They
 #: have one sample.
 EXISTS_ONCE = ("s", "GiB", *COUNTED)
@@ -39,6 +39,8 @@ class Measurement(Record):
     clock: Clock | None = None
     #: The quantile that is asked of the samples; None: the samples' median is the value.
     quantile: float | None = None
+    #: Its value is the mean of the samples, one of each fixed text, and decides as it is.
+    is_mean: bool = False
     invalid: list[Invalidity] = Field(default_factory=list)
     #: What there was no means to check. It makes nothing INVALID.
     unproven: list[str] = Field(default_factory=list)

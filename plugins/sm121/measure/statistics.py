@@ -47,6 +47,19 @@ def estimate(samples: Sequence[float]) -> Estimate:
     )
 
 
+def estimate_mean(samples: Sequence[float]) -> Estimate:
+    """The mean and its interval, by the percentile bootstrap over the samples; with an infinite
+    sample, or one alone, there is no interval. Raises ValueError: no samples, or one is no
+    number."""
+    values = _sorted(samples)
+    count, mean = len(values), float(values.mean())
+    if count == 1 or not np.isfinite(mean):
+        return Estimate(mean, None, None, None, count)
+    means = np.random.default_rng(0).choice(values, (_RESAMPLES, count)).mean(axis=1)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Estimate(mean, float(low), float(high), CONFIDENCE, count)
+
+
 @functools.cache
 def median_ranks(count: int) -> tuple[int, float]:
     """The rank r for which [r-th smallest, r-th largest] of ``count`` samples covers the median

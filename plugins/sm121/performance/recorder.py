@@ -49,6 +49,8 @@ class Recorder:
     harness: Harness
     model: str | None = None
     box: RunBox | None = None
+    #: Beside the profile's: of prices, which depend on how the server rounds.
+    gates: dict[str, Gate] = field(default_factory=dict)
     #: The recorded measurements so far, in order.
     recorded: list[Recorded] = field(default_factory=list)
 
@@ -67,7 +69,8 @@ class Recorder:
         noise allows no decision; Unmet: the gate failed."""
         file = self.harness.file
         bound = maximum_rounds or measurement.rounds if more else measurement.rounds
-        threshold = self.harness.profile.gate(measurement.name)
+        name = measurement.name
+        threshold = self.gates.get(name) or self.harness.profile.gate(name)
         decision = None
         if threshold is not None and measurement.valid and measurement.samples:
             decision, measurement = gate.decide_measurement(measurement, threshold, more, bound)

@@ -1,12 +1,15 @@
 """Fixtures for the tests of answers."""
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
 from sm121.answers import (
     accuracy,
@@ -14,6 +17,7 @@ from sm121.answers import (
     golden,
     log_probabilities,
     oracle_file,
+    price,
     prompts,
     published,
     served_rounding,
@@ -24,11 +28,18 @@ from sm121.answers.log_probabilities import OracleReference, bound_for
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker
 from sm121.core import errors, level_settings, model_folder, verdict
+from sm121.core.level_settings import PRICES
 from sm121.core.profile import Profile
 from sm121.core.server import Server
+from sm121.core.unmet import Fact, Unmet
 from sm121.engines.capabilities import Capabilities
 from sm121.evidence import metrics
 from sm121.measure import counters
+from sm121.measure.measurement import Measurement
+from sm121.oracles.formats import EXACT, Rounding
+from sm121.plugin.benchmarks import MetricRecorder, ReplayClock
+from sm121.regression.ab import MetricOfStart
+from sm121.run.verdict_file import MetricReport
 from sm121.session import certification, signals
 from sm121.session.session import Session
 
@@ -121,25 +132,108 @@ def reference(
 ) -> OracleReference:
     """What the oracle says of the served checkpoint, and the tolerance for what the server rounds.
     It is computed where it is not there yet; that time is not the test's."""
-    settings, file = conformance.settings, pytestconfig.stash.get(_ORACLE, None)
-    checkpoint = None
-    if file is None:
-        checkpoint = log_probabilities.checkpoint_of(server, settings.reference)
-    rounding = settings.rounding
-    if rounding is None:
-        config = {} if checkpoint is None else json.loads((checkpoint / "config.json").read_bytes())
-        path = conformance.kernel_path(server)
-        rounding = served_rounding.served_rounding(server, profile, path, config)
-    if checkpoint is not None:
-        folder = settings.root / ".cache" / "oracle"
-        with signals.own_time():
-            file = oracle_file.kept_or_made(
-                checkpoint, rounding, folder, _Progress(conformance), anew=settings.certify
-            )
-        pytestconfig.stash[_ORACLE] = file
-    assert file is not None
+    rounding = _rounding(conformance, server)
+    file = _oracle(pytestconfig, conformance, server, rounding)
     oracle_file.refuse_other_rounding(file, rounding)
     return log_probabilities.reference_for(file, server, profile)
+
+
+def _rounding(conformance: Session, server: Server) -> Rounding:
+    settings, model = conformance.settings, {}
+    if settings.rounding is not None:
+        return settings.rounding
+    if settings.oracle is None:
+        checkpoint = log_probabilities.checkpoint_of(server, settings.reference)
+        model = json.loads((checkpoint / "config.json").read_bytes())
+    path = conformance.kernel_path(server)
+    return served_rounding.served_rounding(server, conformance.profile, path, model)
+
+
+def _oracle(
+    config: pytest.Config, conformance: Session, server: Server, rounding: Rounding
+) -> oracle_file.OracleFile:
+    settings, progress = conformance.settings, _Progress(conformance)
+    if _ORACLE not in config.stash:
+        checkpoint = log_probabilities.checkpoint_of(server, settings.reference)
+        folder, anew = settings.root / ".cache" / "oracle", settings.certify
+        with signals.own_time():
+            made = oracle_file.kept_or_made(checkpoint, rounding, folder, progress, anew=anew)
+        config.stash[_ORACLE] = made
+    return config.stash[_ORACLE]
+
+
+#: How the server rounds, if that is known, and what `price.measure` says of it.
+Priced = tuple[Rounding | None, dict[str, list[float]], dict[str, str]]
+_PRICED = pytest.StashKey[Priced]()
+
+
+def _priced(
+    config: pytest.Config, conformance: Session, server: Server, depths: Sequence[int]
+) -> Priced:
+    settings, exam_name = conformance.settings, conformance.profile.correctness.exam
+    rounding = None
+    with contextlib.suppress(verdict.NotRun):  # the tests against the oracle say why
+        rounding = _rounding(conformance, server)
+    file = _oracle(config, conformance, server, rounding or EXACT)
+    price.refuse_rounded(file, settings.oracle or Path("the reference"))
+    asker = Asker(server, checkpoint=settings.reference)
+    return rounding, *price.measure(asker, file, exam_name, depths)
+
+
+def price_of(
+    config: pytest.Config, conformance: Session, server: Server
+) -> dict[str, MetricOfStart]:
+    """What the rounding of a side of ``--ab`` costs; nothing where no reference was named and the
+    profile has no prices."""
+    settings, prices = conformance.settings, conformance.profile.correctness.prices
+    if not (settings.oracle or settings.reference or prices):
+        return {}
+    try:
+        _, samples, _ = _priced(config, conformance, server, ())
+    except (verdict.NotRun, AssertionError, errors.Sm121Error) as why:
+        conformance.remark(f"A/B: the price of rounding was not measured: {why}")
+        return {}
+    return {name: MetricOfStart(fmean(of), *PRICES[name]) for name, of in samples.items()}
+
+
+@pytest.fixture
+def price_of_rounding(
+    pytestconfig: pytest.Config,
+    conformance: Session,
+    server: Server,
+    metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is made
+    benchmark: BenchmarkFixture,
+) -> Callable[[str], None]:
+    """Measures what the server's rounding costs, once for all of `PRICES`, and decides on one."""
+    recorder, engine = conformance.recorder, conformance.file.engine
+    limits, prices = conformance.profile.regression, conformance.profile.correctness.prices
+    if _PRICED not in pytestconfig.stash:
+        pytestconfig.stash[_PRICED] = _priced(pytestconfig, conformance, server, price.DEPTHS)
+    rounding, samples, reasons = pytestconfig.stash[_PRICED]
+    engine.rounding = rounding.formats if rounding else None
+    recorder.gates, engine.price_allowed = price.gates(prices, rounding), limits.price_allowed
+    if limits.price_allowed and rounding != EXACT and not recorder.gates:
+        raise Unmet(Fact("a price in correctness.prices for", f"{engine.rounding}: none"))
+
+    def decide(metric: str) -> None:
+        unit, higher = PRICES[metric]
+        record, failed = MetricRecorder(recorder, benchmark, metric_clock), list[Fact]()
+        for name in (each for each in {**reasons, **samples} if each.partition("@")[0] == metric):
+            if name in reasons:
+                conformance.file.metrics[name] = MetricReport(value=None, unit=unit)
+                conformance.remark(f"{name} was not measured: {reasons[name]}", at_once=False)
+                continue
+            one = Measurement(name=name, unit=unit, samples=samples[name], higher_is_better=higher)
+            try:
+                record(one.model_copy(update={"is_mean": True}), part=name != metric)
+            except Unmet as unmet:
+                failed += unmet.facts
+        if failed:
+            raise Unmet(*failed)
+        if metric in reasons:
+            raise verdict.Inapplicable(reasons[metric])
+
+    return decide
 
 
 class _Progress:

@@ -84,6 +84,8 @@ class MetricRecorder:
 
 
 def _duration(measurement: Measurement, sample: float) -> float:
+    if measurement.unit == "nats":  # a perplexity, which is positive
+        return math.exp(min(700.0, -sample if measurement.higher_is_better else sample))
     if measurement.unit in _SECONDS:
         return sample * _SECONDS[measurement.unit]
     if measurement.higher_is_better:

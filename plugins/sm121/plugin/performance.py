@@ -12,6 +12,7 @@ from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 from sm121.performance.box import RunBox
+from sm121.plugin import answers
 from sm121.plugin.benchmarks import HISTORY, MetricRecorder, history_of
 from sm121.plugin.stash import LEVEL, PROGRESS, SESSION, SETTINGS
 from sm121.plugin.terminal import say
@@ -137,7 +138,7 @@ def measured_history(conformance: Session, pytestconfig: pytest.Config) -> Measu
 
 
 @pytest.fixture(scope="session")
-def ab_run(conformance: Session, box: RunBox) -> AbRun:
+def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> AbRun:
     """A against B, started in turns."""
     assert box is not None  # read before the first start
     settings, profile = conformance.settings, conformance.profile
@@ -159,4 +160,5 @@ def ab_run(conformance: Session, box: RunBox) -> AbRun:
         pairs=settings.ab_pairs,
         hypothesis=settings.hypothesis,
         obstacle=conformance.target.obstacle,
+        price=functools.partial(answers.price_of, pytestconfig, conformance),
     )

@@ -186,7 +186,8 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
     page = session.directory / "report.html"
     report_file = page if page.is_file() else session.directory / "verdict.json"
     _say(terminal, f"report: {report_file}", whole=True)
-    conclusion = headline.of(file)
+    if (conclusion := headline.of(file)).price:
+        _say(terminal, conclusion.price)
     if report is not None and (then := headline.action(report)) is not None:
         _say(terminal, f"{then.kind}: {then.text}", whole=True)
     terminal.write_line(printable(str(conclusion)), bold=True, **_COLOURS[file.verdict])

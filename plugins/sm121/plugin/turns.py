@@ -17,9 +17,10 @@ _TURNS = pytest.StashKey[Turns]()
 
 def needs(item: pytest.Item) -> Turn:
     """How a test uses the machine."""
+    fixtures = {*getattr(item, "fixturenames", ())}
     return turns.needed(
         item.stash[stash.LEVEL],
-        is_benchmark="benchmark" in getattr(item, "fixturenames", ()),
+        is_benchmark="benchmark" in fixtures and "price_of_rounding" not in fixtures,  # not timed
         has_gpu_servers=_has_gpu_servers(item.config.stash[stash.SESSION]),
     )
 

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from sm121.answers import facts
 from sm121.core import architecture
 from sm121.core.configuration import environment_items
 from sm121.core.files import write_text
+from sm121.core.level_settings import PRICES
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict, worst
@@ -56,6 +57,8 @@ class AbRun:
     pairs: int = 3
     hypothesis: Hypothesis | None = None
     obstacle: str | None = None
+    #: What the rounding of a side's server costs.
+    price: Callable[[Server], Mapping[str, MetricOfStart]] = lambda _server: {}
     visits: list[Visit] = field(default_factory=list)
 
     #: What came of it, good or bad: it is done once, whoever asks.
@@ -64,6 +67,7 @@ class AbRun:
     _lives: dict[str, AttachedLife] = field(default_factory=dict)
     #: Read the log of a side that is a URL.
     _errors: dict[str, ErrorReader] = field(default_factory=dict)
+    _prices: dict[str, Mapping[str, MetricOfStart]] = field(default_factory=dict)
     #: Prompts of known answers that A knew at its first visit.
     _answered: frozenset[str] | None = None
 
@@ -97,7 +101,8 @@ class AbRun:
             if pair + 1 < least:
                 continue
             limits = self.harness.profile.regression
-            allowed = {**_ALLOWED, **limits.metrics}
+            prices = {name: limits.of_price(name) for name in PRICES}
+            allowed = {**_ALLOWED, **limits.metrics, **prices}
             outcomes = trend.compare_starts(
                 self.visits, allowed, default=limits.threshold, looks=self._looks
             )
@@ -204,6 +209,9 @@ class AbRun:
             self._check(visit, server, side)
             try:
                 visit.metrics = self._measure(name, server)
+                if name not in self._prices:  # of each start the same
+                    self._prices[name] = self.price(server)
+                visit.metrics.update(self._prices[name])
             finally:  # of a server that has died, its death is what is said
                 self.harness.check_alive()
             if server.why_cold:
@@ -360,7 +368,7 @@ class AbRun:
 
     def _write(self, outcomes: list[Change], why: str | None = None) -> None:
         """What is known so far, in ab.json and among the metrics. `why`: it does not count."""
-        for outcome in outcomes:
+        for outcome in (each for each in outcomes if each.difference is None):
             rate, allowed = outcome.higher_is_better, outcome.allowed or 0.0
             self.harness.file.metrics[f"ab:{outcome.metric}"] = MetricReport(
                 value=statistics.finite(outcome.ratio),

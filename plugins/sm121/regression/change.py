@@ -26,7 +26,7 @@ class Change:
     ci_high: float | None = None
     #: So many runs, or pairs of starts, make A.
     pairs: int = 1
-    #: How much worse B may be, as a fraction; None where nothing says.
+    #: How much worse B may be, as a fraction, or as `difference`; None where nothing says.
     allowed: float | None = None
     verdict: Verdict = Verdict.NOT_RUN
     #: The whole of it in a sentence.
@@ -35,6 +35,8 @@ class Change:
     note: str = ""
     a_interval: str = ""
     b_interval: str = ""
+    #: How much worse B is in its own unit, of what has no ratio.
+    difference: float | None = None
 
     @property
     def holds(self) -> bool:
@@ -81,12 +83,15 @@ class Change:
     @property
     def fact(self) -> Fact:
         """What does not hold of it."""
+        value, times, unit = self.worse, 100, "%"
+        if self.difference is not None:
+            value, times, unit = self.difference, 1, self.unit
         return Fact(
             "worse than before by at most",
             about=self.metric,
-            value=None if self.worse is None else 100 * self.worse,
-            limit=100 * (self.allowed or 0.0),
-            unit="%",
+            value=None if value is None else times * value,
+            limit=times * (self.allowed or 0.0),
+            unit=unit,
             evidence=self.text.removeprefix(f"{self.metric}: "),
         )
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from sm121.core.verdict import Verdict
+from sm121.regression import priced
 from sm121.regression.ab_file import AbFile
 from sm121.report import forest, metric_names, rows
 from sm121.report.forest import Forest
@@ -39,10 +40,14 @@ class AbSection:
         by = {
             verdict: [each for each in outcomes if each.verdict is verdict] for verdict in Verdict
         }
+        sides = ({o.metric: o.a for o in outcomes}, {o.metric: o.b for o in outcomes})
+        trade = f"; B is {text}" if (text := priced.trade(*sides)) else ""
         if worse := by[Verdict.FAIL]:
             change = f"{metric_names.words(worse[0].metric)} {worse[0].percent} {worse[0].bounds}"
-            return f"B is worse than A in {len(worse)} of {len(outcomes)} metrics: {change.strip()}"
+            change = f"{worse[0].text}" if worse[0].difference is not None else change.strip()
+            return f"B is worse than A in {len(worse)} of {len(outcomes)} metrics: {change}{trade}"
         summary = f"B is no worse than A in {len(by[Verdict.PASS])} of {len(outcomes)} metrics"
+        summary += trade
         undecided = len(outcomes) - len(by[Verdict.PASS])
         return summary + (f", {undecided} undecided" if undecided else "")
 

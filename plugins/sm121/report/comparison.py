@@ -17,8 +17,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sm121.core import profile
 from sm121.core.errors import UsageError
-from sm121.core.level_settings import Regression
+from sm121.core.level_settings import PRICES, Regression
 from sm121.core.verdict import Severity, Verdict
+from sm121.regression import priced
 from sm121.report import metric_names
 from sm121.report.rows import shown
 from sm121.run import stored_run, verdict_file
@@ -359,9 +360,31 @@ def markdown(sources: Sequence[Source]) -> str:
         grades=[severity.value for severity in Severity],
         proven=proven,
         parts=[part for part in KERNELS if any(part in source.kernels for source in proven)],
+        trades=trades(sources),
         clocks=sorted({r.report.clock for s in sources for r in s.rows if r.report.clock}),
         nothing=_NOTHING,
     )  # fmt: skip
+
+
+def trades(sources: Sequence[Source]) -> list[str]:
+    """What each later run is faster or slower than the first, what its rounding costs beside that
+    one's, and whether that is a regression: a line each, of those that have both."""
+    lines = []
+    runs = [(source.name, source.run) for source in sources if source.run is not None]
+    values = [{name: metric.value for name, metric in run.metrics.items()} for _, run in runs]
+    for (name, run), now in list(zip(runs, values, strict=True))[1:]:
+        is_allowed = {"price_allowed": run.engine.price_allowed}
+        limits = limits_of(run.profile)[0].model_copy(update=is_allowed)
+        worse = [
+            metric
+            for metric in PRICES
+            if (a := values[0].get(metric)) is not None and (b := now.get(metric)) is not None
+            if not priced.change_of(metric, a, b, limits.of_price(metric)).holds
+        ]
+        if text := priced.trade(values[0], now):
+            word = f"FAIL ({', '.join(worse)})" if worse else "PASS"
+            lines.append(f"{name} beside {runs[0][0]}: {text}: {word}")
+    return lines
 
 
 def csv_text(sources: Sequence[Source]) -> str:

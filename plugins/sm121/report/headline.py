@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm121.core import unmet
+from sm121.core.level_settings import PRICES
 from sm121.core.numbers import apart, number
 from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict, worst
 from sm121.measure import gate, statistics
 from sm121.measure.box import BoxState
+from sm121.regression.priced import is_price
 from sm121.report import findings, metric_names
 from sm121.report.stored import StoredReport
 from sm121.run.verdict_file import (
@@ -33,7 +35,9 @@ _ORACLE = "oracle"
 #: What a metric without a gate is said to do.
 _COUNTS = {Verdict.INVALID: "counts neither way", Verdict.INCONCLUSIVE: "is not decided"}
 #: How more of a unit is called where less is better.
-_MORE = {"GiB": "larger", "%": "worse", "tokens": "worse"}
+_MORE = {"GiB": "larger", "%": "worse", "tokens": "worse", "nats": "worse"}
+#: Parts of a rounding for people.
+_PARTS = {"kv": "KV cache", "experts": "experts' inputs"}
 #: Before the ids of what ``--against`` has found, and of those that are about the path.
 _AGAINST = "--against::"
 _AGAINST_PATH = f"{_AGAINST}path "
@@ -51,6 +55,8 @@ class Headline:
     reservations: tuple[str, ...] = ()
     #: Of a certified run: that, and with how many waivers.
     certificate: str = ""
+    #: What is rounded beyond the checkpoint, and what that costs; empty where nothing measured it.
+    price: str = ""
 
     @property
     def word(self) -> str:
@@ -87,7 +93,7 @@ def of(run: VerdictFile) -> Headline:
     reservations = tuple(_reservations(run)) if run.verdict is Verdict.PASS else ()
     question = f" (asked: {run.question}?)" if run.question else ""
     certificate = run.certificate if run.certified else ""
-    return Headline(run.verdict, _said(run) + question, reservations, certificate)
+    return Headline(run.verdict, _said(run) + question, reservations, certificate, _price(run))
 
 
 def lead(run: VerdictFile) -> TestReport | None:
@@ -118,6 +124,23 @@ def action(report: StoredReport) -> Action | None:
     alone = detail.reproduce if detail is not None and not whole else None
     command = alone or report.details.command
     return Action(_AGAIN, command) if command else None
+
+
+def _price(run: VerdictFile) -> str:
+    measured = {name: run.metrics[name] for name in PRICES if name in run.metrics}
+    costs = [
+        f"{metric_names.words(name)} {number(each.value)}"
+        + (f" [{number(each.ci_low)}, {number(each.ci_high)}]" if each.ci_low is not None else "")
+        + f" {each.unit}"
+        for name, each in measured.items()
+        if each.value is not None
+    ]
+    parts: dict[str, list[str]] = {}
+    for part, _, form in (item.partition("=") for item in (run.engine.rounding or "").split(",")):
+        parts.setdefault(form.partition("-")[0].upper(), []).append(_PARTS.get(part, part))
+    to = ", ".join(f"{', '.join(names)} to {form}" for form, names in parts.items() if form)
+    none = "nothing" if run.engine.rounding else "not known"
+    return f"Rounded beyond the checkpoint: {to or none}; {', '.join(costs)}" if costs else ""
 
 
 def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
@@ -261,12 +284,14 @@ def _change(bad: _Bad) -> _Told:
     maybe = "may be" if change.verdict is Verdict.INCONCLUSIVE else "is"
     before, now = (number(value) or "no number" for value in (change.before, change.here))
     values = f"{before} → {now} {change.unit}"
-    allowed = f"{_percent(change.allowed)} allowed"
-    paths = bad.run.against.path if bad.run.against is not None else []
+    limit = f"{number(change.allowed)} {change.unit}"
+    allowed = f"{limit if is_price(change.metric) else _percent(change.allowed)} allowed"
+    against = bad.run.against
+    paths = against.path if against is not None else []
     path = f"; another kernel path ran ({brief(paths[0], _LITTLE)})" if paths else ""
     sentence = (
         f"{_named(change.metric)} {maybe} {_by(change)} {change.beside} ({values}; {allowed})"
-        f"{more}{path}"
+        f"{more}{path}{f'; {against.trade}' if against and against.trade else ''}"
     )
     names = [each.metric for each in changes]
     about = [

@@ -15,6 +15,9 @@ _LONG = {
     "tg_chat": "chats as users have them",
     "startup_s": "start of the server",
     "memory_peak_gib": "peak memory of the server",
+    "price_kl": "mean KL",
+    "price_likeliest": "likeliest token",
+    "price_right_answer": "right answers",
 }
 
 

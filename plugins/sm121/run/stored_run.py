@@ -260,7 +260,8 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
         metrics[name] = StoredMetric.of(name, report.value, report, samples)
         if report.verdict is not Verdict.PASS:
             reasons.append(f"its {name} was {report.verdict}")
-        if not all(0.0 < value < math.inf for value in (report.value, *samples.samples)):
+        low = -math.inf if report.unit == "nats" else 0.0
+        if not all(low < value < math.inf for value in (report.value, *samples.samples)):
             reasons.append(f"its {name} holds a 0, or what is no number")
     if not metrics:
         return None

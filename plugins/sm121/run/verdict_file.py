@@ -50,8 +50,10 @@ class EngineReport(Record):
     name: str
     version: str | None = None
     identity: str | None = None
-    """The release, with the build that is based on it (``0.14.0+mxfp4``); null where neither is
-    known."""
+    """The release, with the build based on it (``0.14.0+mxfp4``); null where neither is known."""
+    rounding: str | None = None
+    """Beyond the checkpoint, as ``--rounding`` takes it; null where nothing shows it."""
+    price_allowed: bool = False
     managed: bool
     base_url: str | None = None
     unwatched: str | None = None
@@ -277,7 +279,7 @@ class ChangeReport(Record):
     worse: float | None
     """A fraction: 0.1 for 10 % worse; null where there is no ratio."""
     allowed: float
-    """As ``worse``."""
+    """As ``worse``; in ``unit`` where that is null."""
     beside: str
     """What it is held against, in words: "the trusted run", "5 stored runs", "A"."""
     verdict: Verdict
@@ -332,15 +334,17 @@ class AgainstReport(Record):
     """Names of metrics that are worse than allowed, and too few samples say so."""
     metrics: list[str] = Field(default_factory=list)
     """The other metrics of both runs."""
+    trade: str = ""
+    """How much faster it is, and what its rounding costs; empty where not both were measured."""
     measured: dict[str, MetricReport] = Field(default_factory=dict)
     """What the trusted run measured, where both did."""
 
     def __str__(self) -> str:
-        how = "no worse" if self.no_worse else "worse"
-        others, unjudged = ", ".join(self.not_asked), " and ".join(self.unjudged)
+        unjudged, others = " and ".join(self.unjudged), ", ".join(self.not_asked)
         not_compared = f" ({others} not compared)" if others else ""
         not_judged = f" ({unjudged} not judged)" if unjudged else ""
-        return f"{how} than {self.run}{not_compared}{not_judged}"
+        how = f"{'no ' * self.no_worse}worse than {self.run}{not_compared}{not_judged}"
+        return f"{how}; {self.trade}" if self.trade else how
 
 
 class VerdictFile(Record):

@@ -18,7 +18,7 @@ from sm121.core.unmet import Fact, alike, same_kind
 from sm121.core.verdict import Verdict
 from sm121.measure import machine
 from sm121.measure.box import BoxState
-from sm121.regression import trend
+from sm121.regression import priced, trend
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric, StoredRun
@@ -231,6 +231,8 @@ def judge(
             add(name, Fact("", text), verdict)
     report.differs = _differs(before, run)
     report.measured = {name: before.metrics[name] for name in run.metrics if name in before.metrics}
+    values = ({n: m.value for n, m in each.items()} for each in (report.measured, run.metrics))
+    report.trade = priced.trade(*values)
     report.no_worse = not worse and not report.new and not report.changed
     return worse
 

@@ -1,0 +1,302 @@
+"""What a server's rounding costs is measured against the checkpoint's own mathematics, and speed
+that is bought with it is red unless the profile allows the price."""
+
+import math
+
+import pytest
+import torch
+from test_against import OWN, a_run
+from test_rounding_faults import _slow
+
+from sm121.answers import log_probabilities, oracle_file, price
+from sm121.answers.oracle_file import ExamText
+from sm121.client.completions import Completion, Position, name_of
+from sm121.core.errors import UsageError
+from sm121.core.level_settings import PRICES, Price, Regression
+from sm121.core.profile_fields import Gate
+from sm121.core.verdict import Verdict
+from sm121.measure import gate
+from sm121.measure.measurement import Measurement
+from sm121.oracles import scores
+from sm121.oracles.formats import EXACT, Rounding
+from sm121.regression import priced, trend
+from sm121.regression.ab import MetricOfStart, Visit
+from sm121.regression.ab_file import AbFile
+from sm121.report import comparison, headline, summary
+from sm121.report.ab_section import AbSection
+from sm121.run.stored_run import StoredMetric, StoredRun
+from sm121.run.verdict_file import MetricReport
+from sm121.session import against
+from tools import roundings
+from tools.roundings import DENSE
+
+KL, LIKELIEST, RIGHT = PRICES
+DEPTH = 40
+
+
+@pytest.fixture(scope="module")
+def checkpoint(canary_bf16, tmp_path_factory):
+    """The canary with the tokens of two prompts and of its exam alone."""
+    patch = pytest.MonkeyPatch()
+    every, exam = dict(oracle_file.prompts()), oracle_file.exams()["canary"]
+    texts = {name: every[name][:90] for name in ("capitals", "tool call", "mixture of 300")}
+    tokens = sorted({*range(0, 100_000, 50), *exam.token_ids}.union(*texts.values()))
+    prompts = [(name, [tokens.index(token) for token in ids]) for name, ids in texts.items()]
+    few = ExamText(token_ids=map(tokens.index, exam.token_ids), answers=exam.answers)
+    for module in (oracle_file, log_probabilities):
+        patch.setattr(module, "prompts", lambda: prompts)
+    patch.setattr(oracle_file, "exams", lambda: {"canary": few})
+    patch.setattr(oracle_file, "GENERATED", 3)
+    patch.setattr(oracle_file, "SMALL_MISTAKES", {})
+    long = prompts[0][1] * 4
+    patch.setattr(oracle_file, "long_prompt", lambda tokens=4: ("long", long[:tokens]))
+    folder = tmp_path_factory.mktemp("checkpoint") / "canary"
+    yield roundings.with_few_tokens(canary_bf16, folder, tokens)
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint):
+    return oracle_file.make(checkpoint, depths=[DEPTH])
+
+
+class Server:
+    """A server of a checkpoint with a rounding, by the oracle that rounds so."""
+
+    def __init__(self, checkpoint, way, shift=0.0):
+        self.checkpoint, self.way, self.shift = checkpoint, way, shift
+
+    def ask(self, request):
+        text = scores.Text(request.prompt, rounding=self.way, more=request.tokens)
+        (says,) = scores.score(self.checkpoint, [text], dtype=torch.float32)
+        following = tuple(value + self.shift for value in says.following.tolist())
+        tops, generated = (
+            [dict(zip(*row, strict=True)) for row in zip(ids.tolist(), of.tolist(), strict=True)]
+            for ids, of in [
+                (says.top_ids, says.top),
+                (says.generated_top_ids, says.generated_top),
+            ]
+        )
+        named = [{name_of(token): value for token, value in top.items()} for top in generated]
+        positions = tuple(Position(*next(iter(top.items())), top) for top in named)
+        return Completion("", None, None, None, positions, following, None, None, tops[:-1])
+
+    def need(self, value, name):
+        return value
+
+    def positions(self, answer):
+        return answer.positions
+
+
+def means(samples):
+    return {name: sum(values) / len(values) for name, values in samples.items()}
+
+
+@pytest.fixture(scope="module")
+def paid(reference, checkpoint, tmp_path_factory):
+    """What a server costs: one that rounds by itself, or that loads a twin of the checkpoint."""
+    done = {}
+
+    def pay(formats, twin=False):
+        if (formats, twin) not in done:
+            folder, way = checkpoint, Rounding.parse(formats).computed_in("bf16")
+            if twin:
+                folder = tmp_path_factory.mktemp("twin") / "canary"
+                roundings.dense_twin(checkpoint, folder)
+                way = EXACT.computed_in("bf16")
+            samples, _ = price.measure(Server(folder, way), reference, "canary", [DEPTH])
+            done[formats, twin] = samples
+        return done[formats, twin]
+
+    return pay
+
+
+def test_the_original_costs_about_nothing(paid):
+    """BF16 arithmetic alone, in prompts, answers and at a depth."""
+    honest = means(paid("checkpoint"))
+    assert 0 <= honest[KL] < 1e-3 and honest[LIKELIEST] > 98 and abs(honest[RIGHT]) < 0.05
+    assert honest[f"{KL}@d{DEPTH}"] < 2e-3
+
+
+FAST = {"the twin of a fast server": (DENSE, True), "all dense layers in MXFP4": (DENSE, False)}
+FAST |= {name: (name, False) for name in ("kv=fp8", "lm_head=mxfp4-even", "qkv=mxfp4-even")}
+LIMITS = Regression(prices={KL: 2e-4, LIKELIEST: 1.0, RIGHT: 0.05})
+ALLOWING = LIMITS.model_copy(update={"price_allowed": True})
+
+
+def metric(name, samples):
+    unit, higher = PRICES[name]
+    return StoredMetric(name, unit, higher, None, tuple(samples), sum(samples) / len(samples))
+
+
+def decided(name, samples, **limit):
+    unit, higher = PRICES[name]
+    fields = {"name": name, "unit": unit, "samples": samples, "higher_is_better": higher}
+    required = Gate(metric=name, unit=unit, source="this test", **limit)
+    return gate.decide_measurement(Measurement(**fields, is_mean=True), required, None, 1)[0]
+
+
+@pytest.mark.parametrize("name", _slow(FAST, ["the twin of a fast server"]))
+def test_what_a_fast_server_rounds_is_seen_and_red(paid, name):
+    """Its price is above the original's by far; it is a regression unless it is allowed, and is
+    above a gate that the original passes."""
+    fast, honest = paid(*FAST[name]), paid("checkpoint")
+    assert means(fast)[KL] > 10 * means(honest)[KL] and means(fast)[RIGHT] < means(honest)[RIGHT]
+    history = [StoredRun("before", None, {KL: metric(KL, honest[KL])})]
+    for limits, verdict in ((LIMITS, Verdict.FAIL), (ALLOWING, Verdict.PASS)):
+        (change,) = trend.compare({KL: metric(KL, fast[KL])}, history, limits)
+        assert change.verdict is verdict, change.text
+        (same,) = trend.compare({KL: metric(KL, honest[KL])}, history, limits)
+        assert same.verdict is Verdict.PASS
+    limit = (means(fast)[KL] + means(honest)[KL]) / 2
+    assert decided(KL, fast[KL], at_most=limit).verdict is Verdict.FAIL
+    assert decided(KL, honest[KL], at_most=limit).verdict is Verdict.PASS
+    declared = decided(KL, fast[KL], at_most=1.05 * means(fast)[KL])
+    assert declared.verdict is Verdict.PASS
+    assert declared.estimate.ci_low < means(fast)[KL] < declared.estimate.ci_high
+    if FAST[name][1]:  # the same mathematics as a server that rounds by itself
+        assert means(fast) == pytest.approx(means(paid(DENSE)), rel=1e-3, abs=1e-6)
+
+
+def test_a_price_has_a_sign(reference, checkpoint):
+    """Right answers that are less likely are worse, and those that are likelier are not."""
+    for shift, verdict in ((-0.1, Verdict.FAIL), (0.1, Verdict.PASS)):
+        server = Server(checkpoint, EXACT, shift)
+        samples, _ = price.measure(server, reference, "canary", ())
+        decision = decided(RIGHT, samples[RIGHT], minimum=-0.05)
+        assert decision.verdict is verdict and decision.estimate.value * shift > 0
+        assert means(samples)[KL] < 1e-6  # of the same server
+        now, before = metric(RIGHT, samples[RIGHT]), metric(RIGHT, [0.0] * 6)
+        assert priced.compare(now, [before], LIMITS).verdict is verdict
+    steps = [metric(KL, [0.001 + 0.00015 * n]) for n in range(4)]  # each is allowed, not all
+    assert priced.compare(steps[1], steps[:1], LIMITS).verdict is Verdict.PASS
+    assert priced.compare(steps[3], steps[:3], LIMITS).verdict is Verdict.FAIL
+
+
+def test_no_number_is_no_price(reference, checkpoint):
+    """Log-probabilities that are none, and likely tokens of which none is the checkpoint's."""
+    (place, *_), top = reference.prompts["capitals"].places, {}
+    for value in (math.nan, math.inf, -math.inf, 0.5):
+        top = {place.ids[0]: value}
+        assert price._divergence((place, top)) == math.inf
+    others = {max(place.ids) + n: math.log(0.05) for n in range(1, 20)}
+    assert price._divergence((place, others)) > 13 and price._likeliest((place, others)) == 0
+    assert decided(KL, [0.0, math.inf], at_most=1.0).verdict is Verdict.FAIL
+
+
+def test_what_was_not_measured_says_why(reference, checkpoint):
+    server = Server(checkpoint, EXACT)
+    samples, reasons = price.measure(server, reference, "another", [DEPTH, 8192])
+    assert f"{KL}@d{DEPTH}" in samples and RIGHT not in samples
+    assert "no right answers of exam another" in reasons[RIGHT]
+    assert "sm121 golden --depth 8192" in reasons[f"{KL}@d8192"]
+    assert not reasons.keys() & samples.keys()
+    honest = StoredRun("before", None, {KL: metric(KL, [0.001])})
+    assert "was measured in before" in trend.missing({}, honest)[0]
+
+
+def test_a_reference_that_rounds_has_the_checkpoint_beside(reference, checkpoint):
+    """And one that has not is refused: of a release before."""
+    rounded = oracle_file.make(checkpoint, Rounding.parse("lm_head=mxfp4-even"))
+    price.refuse_rounded(rounded, "FILE")
+    for name, scored in rounded.unrounded.items():
+        assert scored.following == pytest.approx(reference.unrounded[name].following, abs=1e-6)
+    before = rounded.model_copy(update={"exact": {}})
+    with pytest.raises(UsageError, match=r"FILE rounds lm_head=mxfp4-even .* checkpoint's own"):
+        price.refuse_rounded(before, "FILE")
+
+
+def test_a_price_is_that_of_a_rounding():
+    """Of no other one, in any order of its parts."""
+    required = Gate(metric=KL, unit="nats", at_most=0.1, source="this test")
+    prices = [Price(rounding="kv=fp8,lm_head=mxfp4-ceil", gates=[required])]
+    assert price.gates(prices, Rounding.parse("lm_head=mxfp4-ceil,kv=fp8")) == {KL: required}
+    for other in (None, EXACT, Rounding.parse("kv=fp8"), Rounding.parse("kv=fp8,o=mxfp4-ceil")):
+        assert price.gates(prices, other) == {}
+
+
+# In a run: its first lines, beside a trusted one, and in `sm121 compare`.
+
+HONEST = {"tg32@d0": 30.0, KL: 0.0001, LIKELIEST: 99.9, RIGHT: -0.001}
+PAID = {"tg32@d0": 48.0, KL: 0.012, LIKELIEST: 97.2, RIGHT: -0.02}
+
+
+def run_of(values, **engine):
+    metrics = {
+        name: MetricReport(
+            value=value, unit=PRICES.get(name, ("tok/s",))[0], rounds=20, verdict=Verdict.PASS,
+            ci_low=0.9 * value, ci_high=1.1 * value,
+        )
+        for name, value in values.items()
+    }  # fmt: skip
+    run = a_run(("tests/test_smoke.py::a", "PASS", ""), metrics=metrics)
+    return run.model_copy(update={"engine": run.engine.model_copy(update=engine)})
+
+
+def stored_metrics(values):
+    return {
+        name: StoredMetric(name, *PRICES.get(name, ("tok/s", True)), None, (value,) * 9, value)
+        for name, value in values.items()
+    }
+
+
+@pytest.mark.parametrize(("now", "limits", "worse"), [
+    (PAID, LIMITS, [KL, LIKELIEST]),
+    (PAID, ALLOWING, []),
+    (HONEST, LIMITS, []),
+    (HONEST | {"tg32@d0": 48.0}, LIMITS, []),
+    (HONEST | {KL: 0.0006}, LIMITS, [KL]),
+    ({"tg32@d0": 48.0}, ALLOWING, [KL, LIKELIEST, RIGHT]),
+])  # fmt: skip
+def test_speed_for_quality_beside_a_trusted_run(now, limits, worse):
+    """Red with both numbers; green where the profile allows it; a price that is not measured any
+    more is red either way."""
+    before, run = run_of(HONEST), run_of(now)
+    trusted = against.Trusted((StoredRun("trusted", before, stored_metrics(HONEST)),), "0")
+    profile = OWN.model_copy(update={"regression": limits})
+    found = against.judge(run, trusted, profile, stored_metrics(now), lambda _: True)
+    assert [test.id.removeprefix(against.PREFIX) for test in found] == worse
+    assert run.against.no_worse == (not worse)
+    if now is PAID:
+        assert "1.6 times as fast (tg32@d0 30 → 48 tok/s)" in str(run.against)
+        assert f"{KL} 0.0001 → 0.012 nats, {LIKELIEST} 99.9 → 97.2 %" in str(run.against)
+
+
+def test_speed_for_quality_in_compare():
+    """Its section says what became faster, what it costs and whether that is red."""
+    for engine, word in (({}, f"FAIL ({KL}, {LIKELIEST})"), ({"price_allowed": True}, "PASS")):
+        runs = {"honest": run_of(HONEST), "fast": run_of(PAID, **engine)}
+        sources = [comparison._own(name, run) for name, run in runs.items()]
+        text = comparison.markdown(sources)
+        assert "fast beside honest: 1.6 times as fast (tg32@d0 30 → 48 tok/s), at a price" in text
+        assert text.split("## Speed and its price")[1].split("\n")[2].endswith(f": {word}")
+    without = [comparison._own(name, run_of({"tg32@d0": 30.0})) for name in "ab"]
+    assert "price" not in comparison.markdown(without)
+
+
+def test_speed_for_quality_in_ab():
+    visits = [
+        Visit(side, {n: MetricOfStart(v, *PRICES.get(n, ("tok/s", True))) for n, v in of.items()})
+        for side, of in (("A", HONEST), ("B", PAID), ("B", PAID), ("A", HONEST))
+    ]
+    for limits, verdict in ((LIMITS, Verdict.FAIL), (ALLOWING, Verdict.PASS)):
+        allowed = {name: limits.of_price(name) for name in PRICES}
+        changes = trend.compare_starts(visits, allowed, default=0.05)
+        by_name = {change.metric: change for change in changes}
+        assert by_name[KL].verdict is verdict and by_name[KL].fact.unit == "nats"
+        section = AbSection(AbFile(sides=("", "x"), outcomes=changes)).headline
+        assert "B is 1.6 times as fast" in section
+
+
+@pytest.mark.parametrize(("rounding", "words"), [
+    (f"{DENSE},kv=fp8", "qkv, o, lm_head to MXFP4, KV cache to FP8"),
+    ("experts=mxfp8-identity", "experts' inputs to MXFP8"),
+    ("checkpoint", "nothing"),
+    (None, "not known"),
+])  # fmt: skip
+def test_the_first_lines_say_what_is_rounded(rounding, words):
+    run = run_of(PAID, rounding=rounding)
+    line = f"Rounded beyond the checkpoint: {words}; mean KL 0.012 [0.0108, 0.0132] nats, likeliest"
+    assert str(headline.of(run).price).startswith(line)
+    assert line in summary.markdown(run).replace("\\", "")
+    assert headline.of(run_of({"tg32@d0": 30.0}, rounding=rounding)).price == ""

@@ -1,0 +1,58 @@
+"""A price of rounding beside an earlier one. Speed that is bought with quality is a regression,
+unless the profile allows that."""
+
+from collections.abc import Mapping, Sequence
+
+from sm121.core.level_settings import PRICES, Regression
+from sm121.core.numbers import number
+from sm121.core.verdict import Verdict
+from sm121.regression.change import Change
+from sm121.run.stored_run import StoredMetric
+
+Values = Mapping[str, float | None]
+
+
+def is_price(metric: str) -> bool:
+    """Whether a metric is one of `PRICES`, at any depth."""
+    return metric.partition("@")[0] in PRICES
+
+
+def compare(now: StoredMetric, earlier: Sequence[StoredMetric], limits: Regression) -> Change:
+    """This run's price against the best of the stored runs, so that nothing gets worse step by
+    step."""
+    before = (max if now.higher_is_better else min)(metric.value for metric in earlier)
+    return change_of(now.name, before, now.value, limits.of_price(now.name), len(earlier))
+
+
+def change_of(metric: str, before: float, now: float, limit: float, runs: int = 1) -> Change:
+    """A price that was and is so high. `limit`: how much worse it may be, in its unit; where it is
+    infinite, a price beyond what the profile has for it fails by its own test."""
+    unit, higher = PRICES[metric.partition("@")[0]]
+    worse = before - now if higher else now - before
+    how = f"{number(abs(worse))} {'worse' if worse > 0 else 'better'}; {number(limit)} allowed"
+    return Change(
+        metric, unit, higher, before, now, difference=worse, pairs=runs, allowed=limit,
+        verdict=Verdict.FAIL if worse > limit else Verdict.PASS,
+        text=f"{metric}: {number(now)} {unit} against {number(before)}, {how}",
+    )  # fmt: skip
+
+
+def trade(before: Values, now: Values) -> str:
+    """How much faster it is, and what that costs: ``1.6 times as fast (...), at a price: ...``;
+    empty unless both have a rate and a price."""
+    both = {
+        name: (a, b)
+        for name, b in now.items()
+        if b is not None and (a := before.get(name)) is not None
+    }
+    rates = [name for name in both if name.startswith("tg") and "_" not in name and both[name][0]]
+    costs = [
+        f"{name} {number(both[name][0])} → {number(both[name][1])} {PRICES[name][0]}"
+        for name in PRICES
+        if name in both
+    ]
+    if not rates or not costs:
+        return ""
+    a, b = both[rates[0]]
+    speed = f"{b / a:.2g} times as fast ({rates[0]} {number(a)} → {number(b)} tok/s)"
+    return f"{speed}, at a price: {', '.join(costs)}"
