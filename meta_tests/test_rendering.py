@@ -69,6 +69,7 @@ def test_harmonys_own_rendering_is_right(case):
 @from_data
 def test_another_rendering_is_seen_and_named(case, old, new, said):
     text = decode(rendering.rendered(rendering.named(case), TODAY))
+    old = old.replace("TODAY", TODAY)
     assert old in text
     with pytest.raises(AssertionError) as caught:
         hold(case, encode(text.replace(old, new)))

@@ -124,7 +124,7 @@ def test_a_refused_stream_says_why(server):
 
 def test_nobody_else_opens_connections_or_reads_events():
     """But for `Endpoint`, whose clients whoever asks something simple of a server uses."""
-    own = re.compile(r"aiohttp|httpx\.(Async)?Client\(|[\"']data: ?[\"']")
+    own = re.compile(r"(import|from) aiohttp|httpx\.(Async)?Client\(|[\"']data: ?[\"']")
     allowed = {PACKAGE / "core" / "server.py", *(PACKAGE / "client").glob("*.py")}
     files = set(PACKAGE.rglob("*.py")) - allowed
     assert [path for path in files if own.search(path.read_text("utf-8"))] == []
