@@ -174,7 +174,7 @@ def _priced(
     rounding = None
     with contextlib.suppress(verdict.NotRun):  # the tests against the oracle say why
         rounding = _rounding(conformance, server)
-    file = _oracle(config, conformance, server, rounding or EXACT)
+    file = _oracle(config, conformance, server, rounding if depths and rounding else EXACT)
     price.refuse_rounded(file, settings.oracle or Path("the reference"))
     asker = Asker(server, checkpoint=settings.reference)
     return rounding, *price.measure(asker, file, exam_name, depths)
@@ -183,15 +183,17 @@ def _priced(
 def price_of(
     config: pytest.Config, conformance: Session, server: Server
 ) -> dict[str, MetricOfStart]:
-    """What the rounding of a side of ``--ab`` costs; nothing where no reference was named and the
-    profile has no prices."""
-    settings, prices = conformance.settings, conformance.profile.correctness.prices
-    if not (settings.oracle or settings.reference or prices):
-        return {}
+    """What the rounding of a side of ``--ab`` costs. Nothing where no reference was named, and none
+    is shipped: to make one takes minutes."""
+    settings = conformance.settings
     try:
+        if not (settings.oracle or settings.reference) and not oracle_file.shipped(
+            log_probabilities.checkpoint_of(server)
+        ):
+            raise verdict.NotRun("name the checkpoint, or a file of sm121 golden: --reference PATH")
         _, samples, _ = _priced(config, conformance, server, ())
     except (verdict.NotRun, AssertionError, errors.Sm121Error) as why:
-        conformance.remark(f"A/B: the price of rounding was not measured: {why}")
+        conformance.remark(f"A/B: the price of rounding was not measured: {why}", at_once=False)
         return {}
     return {name: MetricOfStart(fmean(of), *PRICES[name]) for name, of in samples.items()}
 
