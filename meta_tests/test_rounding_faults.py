@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import rounding_faults
@@ -13,7 +14,11 @@ from test_oracle_file import Asked  # noqa: E402
 
 from sm121.answers import log_probabilities, oracle_file  # noqa: E402
 from sm121.answers.oracle_file import OracleFile  # noqa: E402
+from sm121.core.server import Endpoint, Server  # noqa: E402
+from sm121.core.unmet import Unmet  # noqa: E402
 from sm121.core.verdict import NotRun  # noqa: E402
+from sm121.evidence.kernel_path import KernelPath  # noqa: E402
+from sm121.matrix import oracle  # noqa: E402
 from sm121.oracles.formats import Rounding  # noqa: E402
 from tools import roundings  # noqa: E402
 
@@ -60,6 +65,25 @@ def judged(checkpoints, tmp_path_factory):
         return failures
 
     return judge
+
+
+@pytest.mark.parametrize("cached", ["cut off", "nothing"])
+def test_a_cell_of_the_matrix_is_held_against_the_oracle(
+    checkpoints, monkeypatch, cached, tmp_path
+):
+    """A server that cuts off is what vLLM on a CPU is meant to be; one without FP8 is red."""
+    server = Server(Endpoint("http://127.0.0.1:1", "", "m"), True, "vllm", None, None, None, None)
+    row = {"formats": "kv=fp8", "cached": cached}
+    answers = rounding_faults.answers(row, checkpoints[0], tmp_path / "twin", "exact")
+    path = KernelPath(version="0.32.0", attention="CPU_ATTN", moe="CPU", kv_cache_dtype="fp8")
+    harness = SimpleNamespace(profile=roundings.PROFILE, kernel_path=lambda _server: path)
+    monkeypatch.setattr(log_probabilities, "checkpoint_of", lambda _server: checkpoints[0])
+    monkeypatch.setattr(oracle, "Asker", lambda _server: Asked(answers))
+    if cached == "cut off":
+        assert oracle.agrees(harness, server, tmp_path).startswith("kv=fp8-cut; 2 other roundings")
+    else:
+        with pytest.raises(Unmet, match=r"rounded as kv=fp8-cut.* kv=checkpoint"):
+            oracle.agrees(harness, server, tmp_path)
 
 
 def _slow(names, quick):

@@ -36,6 +36,7 @@ from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.server import Server
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import Inapplicable, NotRun
+from sm121.engines.detection import detect
 from sm121.engines.managed import ManagedServer, StartLimits
 from sm121.engines.vllm import Vllm
 from sm121.oracles import gpt_oss, rounding
@@ -196,19 +197,17 @@ def _scaled(weights: gpt_oss.Weights, part: str, factor: float) -> gpt_oss.Weigh
 
 
 def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) -> str:
-    """The first of `SIZES` by which a part may not be too large in an honest server of a dtype."""
+    """The first of `SIZES` by which a part may not be too large in a server of a dtype."""
     to = reference(file, dtype)
-    prompts = dict(oracle_file.prompts())
-    noisy = file.rounded.get(dtype) or {n: file.prompts[n].following for n in prompts}
-    says = small_oracle.next_token_log_probabilities
-    right = {name: says(weights, ids) for name, ids in prompts.items()}
+    own = weights.rounding  # its weights are in float32, and so is what is computed with them
+    way = own if dtype == "float32" else own.computed_in(dtype)
+    server = dataclasses.replace(weights, rounding=way)
     for size in (0.0, *SIZES):
         with _times(part, 1 + size) as change:
-            wrong = {name: says(change(weights), ids) for name, ids in prompts.items()}
-        values = {
-            tuple(ids): (torch.tensor(noisy[name]) + (wrong[name] - right[name])).tolist()
-            for name, ids in prompts.items()
-        }
+            values = {
+                tuple(ids): small_oracle.next_token_log_probabilities(change(server), ids).tolist()
+                for _, ids in oracle_file.prompts()
+            }
         if failed := failures(Told(values), to):
             assert size, f"{dtype}, {file.rounding}: an honest server fails {failed}"
             return f"{part} {size:.1%}"
@@ -362,7 +361,7 @@ def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
             red += any(text.startswith("Unmet") for text in failed)
             texts |= {*failed}
             print(f"round {len(seconds)}, seed {seed}, {seconds[-1]:.0f} s: {failed}", flush=True)
-        version = server.version
+        version = detect(server).identity
     cells = ["; ".join(t for t in sorted(texts) if t.startswith(k)) for k in ("Unmet", "NotRun")]
     wrong, unasked = (cell.replace("|", "\\|") or "nothing" for cell in cells)
     return (

@@ -427,7 +427,7 @@ is named by its group of cases (`sm121.kernels.cases`). The first number is that
 sees the most, the second that of the case that sees the least; a defect in every call is caught by
 the first. Not in it: cases of full size, outputs of millions, and outputs and rows that are as good
 as zero by design (sinks of +30 and +90). The measures are those of `sm121.kernels.comparison`, the
-tolerances those of `fixtures/kernels/tolerances.toml`:
+tolerances those of `fixtures/kernels/tolerances.toml`; the oracle's are [here](rounding.md):
 
 | operation | output | max | rms | slope | bias | why |
 |---|---|---:|---:|---:|---:|---|

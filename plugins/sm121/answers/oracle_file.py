@@ -338,11 +338,14 @@ def load(path: Path) -> OracleFile:
     return file
 
 
-def shipped(checkpoint: Path) -> OracleFile | None:
+def shipped(checkpoint: Path, formats: str = "checkpoint") -> OracleFile | None:
     """What the suite has of the canary's BF16 twin, which takes two cores a minute to make; None of
-    any other checkpoint, and with other prompts."""
-    text = (files("sm121.fixtures") / "canary" / "oracle.json").read_text("utf-8")
-    file = OracleFile.model_validate_json(text)
+    any other checkpoint, in other formats than it has, and with other prompts."""
+    name = "oracle.json" if formats == "checkpoint" else f"oracle-{formats}.json"
+    shipped_file = files("sm121.fixtures") / "canary" / name
+    if not shipped_file.is_file():
+        return None
+    file = OracleFile.model_validate_json(shipped_file.read_text("utf-8"))
     fits = (identity(str(checkpoint)), _prompts_digest()) == (file.checkpoint, file.prompts_digest)
     return file if fits else None
 
@@ -379,7 +382,7 @@ def kept_or_made(
     where they are kept; it is made where there is none. Where nothing can be written, it is made
     and not kept. `anew`: what is kept is not believed: anybody may have written it. Raises what
     `make` raises."""
-    of_the_canary = None if anew or rounding.formats != "checkpoint" else shipped(checkpoint)
+    of_the_canary = None if anew else shipped(checkpoint, rounding.formats)
     if of_the_canary is not None:
         return of_the_canary
     file = folder / f"{_key(checkpoint, rounding.formats)}.json"

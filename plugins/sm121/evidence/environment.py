@@ -407,6 +407,12 @@ def host(root: Path = Path("/")) -> HostRecord:
     )
 
 
+def cpu_flags(root: Path = Path("/")) -> str:
+    """The flags of this machine's CPU, as /proc/cpuinfo lists them; empty where it lists none."""
+    match = re.search(r"(?m)^flags\s*:\s*(.+)$", _read(root / "proc/cpuinfo") or "")
+    return match[1] if match else ""
+
+
 def _cpu_model(root: Path) -> str | None:
     text = _read(root / "proc/cpuinfo") or ""
     # x86 has "model name"; ARM (GB10) has only part numbers, which are its name then.

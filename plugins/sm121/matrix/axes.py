@@ -6,6 +6,7 @@ applicable there, with the reason."""
 import functools
 import itertools
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -15,6 +16,7 @@ from pydantic import Field, model_validator
 from sm121.core import data_file, engine_settings, errors, level_settings
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.versions import Versions, release, within
+from sm121.evidence.environment import cpu_flags
 from sm121.evidence.kernel_path import KernelPath
 
 #: A cell: a value for each axis, by name.
@@ -49,11 +51,31 @@ class Expected(DataTable):
         """Whether something must be seen; that something is not seen proves nothing."""
         return bool(self.path or self.must_see)
 
+    def unmet(self, where: str, path: KernelPath, log: str | None) -> list[str]:
+        """What of it the evidence does not show. `where`: the value; `log`: None without one."""
+        wrong = []
+        for name, pattern in self.path.items():
+            observed = getattr(path, name)
+            if not re.fullmatch(pattern, str(observed), re.I):
+                line = path.evidence.get(name, "no line of the log shows it")
+                wrong.append(f"{where}: required {name} {pattern}, seen {observed} ({line})")
+        if log is None:
+            return wrong
+        for pattern in self.must_see:
+            if not re.search(pattern, log):
+                wrong.append(f"{where}: must see {pattern!r}, no line of the log matches")
+        for pattern in self.must_not_see:
+            if match := re.search(f".*{pattern}.*", log):
+                wrong.append(f"{where}: must not see {pattern!r}, seen: {match[0].strip()[:200]}")
+        return wrong
+
 
 class Setting(engine_settings.ReleaseSetting):
     """What one engine is given for a value. Nothing at all where it is the engine's default."""
 
     engine: str
+    #: Of the flags of /proc/cpuinfo, one that the machine must have: ``avx512f|amx_tile``.
+    cpu: Pattern | None = None
     #: What this engine's log must show, beside what the value's own ``expected`` says.
     expected: Expected = Expected()
 
@@ -71,6 +93,8 @@ class AxisValue(DataTable):
     fallbacks: tuple[str, ...] = ()
     #: Answers of this value are other numbers; null: those of the baseline's dtype.
     bound: level_settings.GoldenBound | None = None
+    #: Whether its answers are held against the oracle, too, which rounds as the server does.
+    oracle: bool = False
     #: By how much it may be slower than the baseline; null: the profile's own threshold.
     may_be_slower: _Fraction | None = None
     #: Seconds that it adds to a start, for the prediction.
@@ -232,7 +256,9 @@ class Space:
         fitting = [
             setting
             for setting in value.settings
-            if setting.engine == self.engine and setting.fits(self.version, self.options)
+            if setting.engine == self.engine
+            and setting.fits(self.version, self.options)
+            and (setting.cpu is None or re.search(rf"\b({setting.cpu})\b", cpu_flags()))
         ]
         # A build's own knob goes before that of everybody.
         return min(fitting, key=lambda setting: setting.build is None, default=None)

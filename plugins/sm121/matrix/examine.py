@@ -26,8 +26,8 @@ from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Invalid, NotRun, Undecided
 from sm121.engines import managed, requested
 from sm121.evidence.failure import Cause
-from sm121.evidence.kernel_path import KernelPath, mistaken_environment
-from sm121.matrix import axes, covering
+from sm121.evidence.kernel_path import mistaken_environment
+from sm121.matrix import axes, covering, oracle
 from sm121.matrix.outcome import (
     AnswerDifference,
     CellOutcome,
@@ -87,6 +87,8 @@ class Examiner:
     directory: Path
     #: None until the baseline has answered.
     baseline: Baseline | None = None
+    #: Where files of `sm121 golden` are kept.
+    oracles: Path = Path(".cache/oracle")
     _steps: list[Step] = field(default_factory=list)
     #: The check that is under way.
     _step: StepName = "start"
@@ -172,6 +174,8 @@ class Examiner:
             ("drafts", self._drafts, CellOutcome.FAIL),
             ("alive", self._alive, CellOutcome.CRASH),
         ]
+        if any(self.space.value(axis, record.values[axis]).oracle for axis in self.space.axes):
+            checks.insert(-2, ("oracle", self._oracle, CellOutcome.FAIL))
         for name, check, outcome in checks:
             began, self._step = time.monotonic(), name
             try:
@@ -211,7 +215,7 @@ class Examiner:
         if not server.managed and server.log is None:
             raise NotRun(f"nothing shows which path it took: {server.why_no_log}")
         path = self.harness.kernel_path(server)
-        record.path = {name: getattr(path, name) for name in _SHOWN}
+        record.path |= {name: getattr(path, name) for name in _SHOWN}
         wrong = list(path.differences)
         accepted = {*self.profile.kernel_path.accepted_fallbacks}
         text = server.log.read_text("utf-8", "replace") if server.log is not None else ""
@@ -221,7 +225,7 @@ class Examiner:
             setting = self.space.settings[axis][record.values[axis]]
             where = f"{axis}={record.values[axis]}"
             for expected in (value.expected, setting.expected):
-                wrong += _unmet(expected, where, path, text if server.log is not None else None)
+                wrong += expected.unmet(where, path, text if server.log is not None else None)
         for name in path.fallbacks:
             if name not in accepted:
                 wrong.append(
@@ -304,6 +308,11 @@ class Examiner:
             )  # fmt: skip
             if judged.disagreement is not None:
                 return f"{len(prompts)} at the same time: {prompt.name!r}: {judged.disagreement}"
+        return None
+
+    def _oracle(self, record: CellRecord, server: Server) -> str | None:
+        """Answers against the oracle, which rounds as the path shows that the server does."""
+        record.path["oracle"] = oracle.agrees(self.harness, server, self.oracles)
         return None
 
     def _drafts(self, record: CellRecord, server: Server) -> str | None:
@@ -467,25 +476,6 @@ class Examiner:
             text = self.harness.redact(content.model_dump_json(indent=2))
             files.write_text(f"{text}\n", folder / name)
         return str(folder.relative_to(self.directory.parent))
-
-
-def _unmet(expected: axes.Expected, where: str, path: KernelPath, text: str | None) -> list[str]:
-    """What of the expectation the evidence does not show. ``text`` is the log, None without one."""
-    wrong = []
-    for name, pattern in expected.path.items():
-        observed = getattr(path, name)
-        if not re.fullmatch(pattern, str(observed), re.I):
-            line = path.evidence.get(name, "no line of the log shows it")
-            wrong.append(f"{where}: required {name} {pattern}, seen {observed} ({line})")
-    if text is None:
-        return wrong
-    for pattern in expected.must_see:
-        if not re.search(pattern, text):
-            wrong.append(f"{where}: must see {pattern!r}, no line of the log matches")
-    for pattern in expected.must_not_see:
-        if match := re.search(f".*{pattern}.*", text):
-            wrong.append(f"{where}: must not see {pattern!r}, seen: {match[0].strip()[:200]}")
-    return wrong
 
 
 def _first_line(error: Exception) -> str:

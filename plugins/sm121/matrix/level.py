@@ -56,7 +56,10 @@ class MatrixLevel:
         self._durations = cost.Durations((cache or self.directory) / file)
         fingerprint = self._made_of()
         self._state = state.StateFile(self.directory, fingerprint)
-        self._examiner = Examiner(harness, plan.space, plan.settings, self.directory, baseline)
+        oracles = (cache or self.directory) / "oracle"
+        self._examiner = Examiner(
+            harness, plan.space, plan.settings, self.directory, baseline, oracles
+        )
         if resume is not None:
             self.records, source = state.take_over(resume, fingerprint, self.directory)
             if not self.records:

@@ -10,7 +10,7 @@ from sm121.core.data_file import Record
 from sm121.matrix.axes import Choice
 
 StepName = Literal[
-    "start", "path", "answers", "equivalence", "stress", "drafts", "alive", "performance"
+    "start", "path", "answers", "equivalence", "stress", "oracle", "drafts", "alive", "performance"
 ]
 
 
