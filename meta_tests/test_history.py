@@ -11,6 +11,7 @@ import past_runs
 import planted_runs
 import pytest
 from planted_runs import CHECK, DECODE, healthy, plant
+from test_against import a_run
 
 from sm121 import cli
 from sm121.report import history
@@ -85,6 +86,17 @@ QUIET = "nothing is red, worse than at its best, flaky, or apart from its like"
 def test_a_healthy_twin_is_not_blamed(base, tmp_path, capsys, runs, words):
     assert cli.main(["history", str(plant(base, tmp_path, runs))]) == 0
     assert capsys.readouterr().out.rpartition("\n\n")[2].startswith(words)
+
+
+def test_two_machines_that_fail_in_one_second_are_two_runs(tmp_path):
+    """Without a metric; a copy of a run is the same run."""
+    folders = [tmp_path / name for name in ("one", "other", "copy of one")]
+    for folder, name in zip(folders, "aba", strict=True):
+        folder.mkdir()
+        run = a_run((f"tests/test_smoke.py::{name}", "FAIL", "why"))
+        (folder / "verdict.json").write_text(run.model_dump_json(), "utf-8")
+    past = history.read([(None, tmp_path)])
+    assert [run.is_red for run in past.runs] == [True, True]
 
 
 def test_a_creep_and_a_red_check_of_the_last_run_are_told(base, tmp_path, capsys):

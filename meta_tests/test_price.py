@@ -2,6 +2,7 @@
 that is bought with it is red unless the profile allows the price."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,15 +11,17 @@ from test_rounding_faults import _slow
 
 from sm121.answers import log_probabilities, oracle_file, price
 from sm121.answers.oracle_file import ExamText
-from sm121.client.completions import Completion, Position, name_of
+from sm121.client.completions import Completion, Position, Refused, name_of
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Price, Regression
 from sm121.core.profile_fields import Gate
-from sm121.core.verdict import Verdict
+from sm121.core.unmet import Fact, Unmet
+from sm121.core.verdict import NotRun, Verdict
 from sm121.measure import gate
 from sm121.measure.measurement import Measurement
 from sm121.oracles import scores
 from sm121.oracles.formats import EXACT, Rounding
+from sm121.plugin import answers
 from sm121.regression import priced, trend
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_file import AbFile
@@ -69,7 +72,7 @@ class Server:
     def ask(self, request):
         text = scores.Text(request.prompt, rounding=self.way, more=request.tokens)
         (says,) = scores.score(self.checkpoint, [text], dtype=torch.float32)
-        following = tuple(value + self.shift for value in says.following.tolist())
+        following = tuple(min(0.0, value + self.shift) for value in says.following.tolist())
         tops, generated = (
             [dict(zip(*row, strict=True)) for row in zip(ids.tolist(), of.tolist(), strict=True)]
             for ids, of in [
@@ -184,6 +187,47 @@ def test_no_number_is_no_price(reference, checkpoint):
     assert decided(KL, [0.0, math.inf], at_most=1.0).verdict is Verdict.FAIL
 
 
+@pytest.mark.parametrize("served", [lambda _: 0.0, lambda p: min(0.0, p + 0.4), lambda p: p / 20])
+def test_probabilities_above_one_together_are_none(reference, checkpoint, served):
+    """As of a vocabulary of which a part was summed: the price would be nothing, or a gain. The
+    honest server's are none above."""
+    place = max(reference.prompts["capitals"].places, key=lambda place: -place.values[0])
+    honest = dict(zip(place.ids, place.values, strict=True))
+    assert price._divergence((place, honest)) < 1e-6
+    lies = {token: served(value) for token, value in honest.items()}
+    assert price._divergence((place, lies)) == math.inf
+    (text,) = oracle_file.exams().values()
+    scored = reference.unrounded[text.name]
+    for above, count in ((0.0, 0), (2.0, len(text.answers))):
+        told = (Completion("", None, None, None, None, (above,) * len(scored.following), 1, 1),)
+        asker = Server(checkpoint, EXACT)
+        asker.ask = lambda _request, told=told: told[0]
+        assert price._right_answers(asker, text, scored).count(-math.inf) == count
+
+
+@pytest.mark.parametrize(("before", "now"), [
+    (0.1, math.nan), (math.inf, math.inf), (0.1, math.inf), (math.nan, 0.1),
+])  # fmt: skip
+def test_no_number_is_worse_than_any(before, now):
+    for limit in (0.01, math.inf):
+        assert priced.change_of(KL, before, now, limit).verdict is Verdict.FAIL
+        assert priced.change_of(KL, 0.1, 0.1, limit).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("wrong", [
+    {"metric": "price_kll", "unit": "nats", "at_most": 1.0},
+    {"metric": KL, "unit": "nats", "minimum": 0.0},
+    {"metric": RIGHT, "unit": "%", "minimum": -0.1},
+    {"metric": "tg32@d0", "unit": "tok/s", "minimum": 1.0},
+])  # fmt: skip
+def test_a_gate_that_would_never_be_red_is_refused(wrong):
+    with pytest.raises(ValueError, match="expected one of price_kl in nats: at_most"):
+        Price(rounding="checkpoint", gates=[wrong | {"source": "this test"}])
+    Price(rounding="checkpoint", gates=[
+        {"metric": f"{KL}@d8192", "unit": "nats", "at_most": 1.0, "source": "this test"},
+    ])  # fmt: skip
+
+
 def test_what_was_not_measured_says_why(reference, checkpoint):
     server = Server(checkpoint, EXACT)
     samples, reasons = price.measure(server, reference, "another", [DEPTH, 8192])
@@ -286,6 +330,64 @@ def test_speed_for_quality_in_ab():
         assert by_name[KL].verdict is verdict and by_name[KL].fact.unit == "nats"
         section = AbSection(AbFile(sides=("", "x"), outcomes=changes)).headline
         assert "B is 1.6 times as fast" in section
+
+
+@pytest.mark.parametrize(("error", "is_red"), [
+    (Unmet(Fact("12 tokens", "11 ids")), True),
+    (Unmet(Fact("prompt_logprobs with every answer")), True),
+    (Refused(500, "CUDA error"), True),
+    (Refused(400, "Requested prompt logprobs of 20, which is greater than max allowed: 5"), False),
+    (NotRun("the engine sends none"), False),
+    (UsageError("FILE rounds"), False),
+])  # fmt: skip
+def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, is_red):
+    """What a side cannot tell is a remark; what it tells wrongly is red."""
+    remarks = []
+
+    def priced_by(*_):
+        raise error
+
+    monkeypatch.setattr(answers, "_priced", priced_by)
+    settings = SimpleNamespace(oracle="FILE", reference=None)
+    side = SimpleNamespace(settings=settings, remark=lambda line, **_: remarks.append(line))
+    if is_red:
+        with pytest.raises(type(error)):
+            answers.price_of(None, side, None)
+    else:
+        assert answers.price_of(None, side, None) == {} and len(remarks) == 1
+
+
+@pytest.mark.parametrize(("gated", "samples", "error"), [
+    (KL, {KL: [0.1]}, None),
+    (KL, {KL: [0.1], f"{KL}@d8192": [math.inf]}, Unmet),
+    (LIKELIEST, {KL: [0.1]}, None),
+    (LIKELIEST, {KL: [math.inf, 0.1]}, Unmet),
+    (f"{KL}@d8192", {KL: [0.1], f"{KL}@d8192": [0.1]}, None),
+    (f"{KL}@d8192", {KL: [0.1]}, NotRun),
+    (f"{KL}@d4096", {KL: [0.1]}, NotRun),
+])  # fmt: skip
+def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error):
+    """Of a depth that the reference has not; nor is a price that is no number, gated or not."""
+    unit, higher = PRICES[gated.partition("@")[0]]
+    required = {"minimum" if higher else "at_most": 1.0, "unit": unit, "source": "this test"}
+    prices = [Price(rounding="checkpoint", gates=[{"metric": gated, **required}])]
+    of = SimpleNamespace(prices=prices)
+    conformance = SimpleNamespace(
+        recorder=SimpleNamespace(gates={}), remark=lambda *_, **__: None,
+        file=SimpleNamespace(engine=SimpleNamespace(), metrics={}),
+        profile=SimpleNamespace(regression=LIMITS, correctness=of),
+    )  # fmt: skip
+    monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
+    reasons = {f"{KL}@d8192": "the reference has no depth 8192"}
+    reasons = {name: why for name, why in reasons.items() if name not in samples}
+    config = SimpleNamespace(stash={answers._PRICED: (EXACT, samples, reasons)})
+    fixture = answers.price_of_rounding._get_wrapped_function()
+    decide = fixture(config, conformance, None, None, None)
+    if error is None:
+        decide(KL)
+    else:
+        with pytest.raises(error):
+            decide(KL)
 
 
 @pytest.mark.parametrize(("rounding", "words"), [

@@ -114,16 +114,19 @@ def _right_answers(asker: Asker, text: ExamText, scored: Scored) -> list[float]:
     nats."""
     answer = asker.ask(Request(tuple(text.token_ids), 1, prompt_log_probabilities=True))
     served = asker.need(answer.prompt_log_probabilities, "prompt_logprobs")
-    changes = [b - a for a, b in zip(scored.following, served, strict=True)]
-    changes = [change if math.isfinite(change) else -math.inf for change in changes]
+    pairs = zip(scored.following, served, strict=True)
+    changes = [b - a if -math.inf < b <= _ROUNDING else -math.inf for a, b in pairs]
     return [math.fsum(changes[first - 1 : last - 1]) for first, last in text.answers.values()]
 
 
 def _divergence(pair: _Pair) -> float:
     """KL(checkpoint || server) over the tokens that both tell and one class for all else, which is
-    at most the whole divergence. Infinite where a log-probability is no number."""
+    at most the whole divergence. Infinite where a log-probability is no number, or where what the
+    server tells is likelier than 1 together: as if that cost nothing."""
     expected, served = dict(zip(pair[0].ids, pair[0].values, strict=True)), pair[1]
     if not all(-math.inf < value <= _ROUNDING for value in served.values()):
+        return math.inf
+    if math.fsum(map(math.exp, served.values())) > 1.0 + 2.0 * _ROUNDING:
         return math.inf
     return agreement.divergence(expected, served) if expected.keys() & served else _APART
 

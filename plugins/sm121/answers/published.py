@@ -98,6 +98,8 @@ def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> I
         values, total = results["results"][score.task], results["n-samples"][score.task]
         if score.metric not in values:
             raise NotRun(f"expected the metric {score.metric}, lm_eval gives {[*values]}")
+        if total["effective"] < score.questions:
+            raise NotRun(f"expected {score.questions} questions, lm_eval asked {total['effective']}")
         return accuracy.interval_of(
             round(values[score.metric] * total["effective"]), total["effective"]
         )

@@ -130,6 +130,17 @@ class Price(DataTable):
     #: Of `PRICES`, at a depth too (``price_kl@d8192``).
     gates: tuple[Gate, ...] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _of_prices(self) -> "Price":
+        for gate in self.gates:
+            unit, higher = PRICES.get(gate.metric.partition("@")[0], ("", False))
+            if gate.unit != unit or (gate.minimum is not None) is not higher:
+                rows = [
+                    f"{n} in {u}: {'minimum' if h else 'at_most'}" for n, (u, h) in PRICES.items()
+                ]
+                raise ValueError(f"expected one of {'; '.join(rows)}, not {gate.metric}")
+        return self
+
 
 class RequiredShare(Statement):
     """A share of answers that must be right."""

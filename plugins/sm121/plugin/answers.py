@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
 from sm121.answers.log_probabilities import OracleReference, bound_for
 from sm121.api.speculation import Speculation
-from sm121.client.completions import Asker
+from sm121.client.completions import Asker, Refused
 from sm121.core import errors, level_settings, model_folder, verdict
 from sm121.core.level_settings import PRICES
 from sm121.core.profile import Profile
@@ -184,7 +185,8 @@ def price_of(
     config: pytest.Config, conformance: Session, server: Server
 ) -> dict[str, MetricOfStart]:
     """What the rounding of a side of ``--ab`` costs. Nothing where no reference was named, and none
-    is shipped: to make one takes minutes."""
+    is shipped: to make one takes minutes. Raises Unmet: an answer is malformed; Refused: the server
+    is at fault."""
     settings = conformance.settings
     try:
         if not (settings.oracle or settings.reference) and not oracle_file.shipped(
@@ -192,7 +194,9 @@ def price_of(
         ):
             raise verdict.NotRun("name the checkpoint, or a file of sm121 golden: --reference PATH")
         _, samples, _ = _priced(config, conformance, server, ())
-    except (verdict.NotRun, AssertionError, errors.Sm121Error) as why:
+    except errors.Sm121Error as why:
+        if isinstance(why, Refused) and why.status >= 500:
+            raise
         conformance.remark(f"A/B: the price of rounding was not measured: {why}", at_once=False)
         return {}
     return {name: MetricOfStart(fmean(of), *PRICES[name]) for name, of in samples.items()}
@@ -220,6 +224,10 @@ def price_of_rounding(
     def decide(metric: str) -> None:
         unit, higher = PRICES[metric]
         record, failed = MetricRecorder(recorder, benchmark, metric_clock), list[Fact]()
+        gated = [each for each in recorder.gates if each.partition("@")[0] == metric]
+        unmeasured = [
+            f"{each}: {reasons.get(each, 'no such depth')}" for each in gated if each not in samples
+        ]
         for name in (each for each in {**reasons, **samples} if each.partition("@")[0] == metric):
             if name in reasons:
                 conformance.file.metrics[name] = MetricReport(value=None, unit=unit)
@@ -230,8 +238,12 @@ def price_of_rounding(
                 record(one.model_copy(update={"is_mean": True}), part=name != metric)
             except Unmet as unmet:
                 failed += unmet.facts
+            if name not in recorder.gates and not math.isfinite(fmean(samples[name])):
+                failed.append(Fact("log-probabilities that are numbers", "some are none", name))
         if failed:
             raise Unmet(*failed)
+        if unmeasured:
+            raise verdict.NotRun("; ".join(unmeasured))
         if metric in reasons:
             raise verdict.Inapplicable(reasons[metric])
 

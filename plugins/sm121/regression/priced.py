@@ -1,6 +1,7 @@
 """A price of rounding beside an earlier one. Speed that is bought with quality is a regression,
 unless the profile allows that."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from sm121.core.level_settings import PRICES, Regression
@@ -26,13 +27,14 @@ def compare(now: StoredMetric, earlier: Sequence[StoredMetric], limits: Regressi
 
 def change_of(metric: str, before: float, now: float, limit: float, runs: int = 1) -> Change:
     """A price that was and is so high. `limit`: how much worse it may be, in its unit; where it is
-    infinite, a price beyond what the profile has for it fails by its own test."""
+    infinite, a price beyond what the profile has for it fails by its own test. What is no number is
+    worse than any."""
     unit, higher = PRICES[metric.partition("@")[0]]
     worse = before - now if higher else now - before
     how = f"{number(abs(worse))} {'worse' if worse > 0 else 'better'}; {number(limit)} allowed"
     return Change(
         metric, unit, higher, before, now, difference=worse, pairs=runs, allowed=limit,
-        verdict=Verdict.FAIL if worse > limit else Verdict.PASS,
+        verdict=Verdict.PASS if math.isfinite(now) and worse <= limit else Verdict.FAIL,
         text=f"{metric}: {number(now)} {unit} against {number(before)}, {how}",
     )  # fmt: skip
 

@@ -267,7 +267,8 @@ def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
                 left_out.append(printable(str(error)))
                 continue
             values = tuple(report.value for report in past.run.file.metrics.values())
-            runs.setdefault((past.when, past.engine, past.verdict, values), past)
+            checks = tuple(past.checks.items())
+            runs.setdefault((past.when, past.engine, past.machine, checks, values), past)
     if not runs:
         paths = some_of([str(path) for _, path in arguments], 3)
         why = f" ({left_out[0]})" if left_out else ""
