@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from scripted_chats import scripted
 
 from sm121.answers import accuracy, published
 from sm121.core import profile
+from sm121.core.server import Endpoint
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import Inconclusive, NotRun
 
@@ -113,3 +115,25 @@ def test_a_published_score_is_green_and_half_of_it_is_red(score):
               for share in (published, published / 2)]  # fmt: skip
     verdicts = [share.against(score.at_least).value for share in shares]
     assert verdicts == ["PASS", "FAIL"], [str(share) for share in shares]
+
+
+@pytest.mark.parametrize(("asked", "is_score"), [(24, True), (23, False), (6, False), (0, False)])
+def test_a_score_of_fewer_questions_is_none(monkeypatch, tmp_path, asked, is_score):
+    """All right, of a data set that is a part of the one that was published."""
+
+    def run(_command, **_):
+        folder = tmp_path / SCORE.task
+        folder.mkdir()
+        results = {SCORE.task: {SCORE.metric: 1.0}}
+        counts = {SCORE.task: {"original": asked, "effective": asked}}
+        text = json.dumps({"results": results, "n-samples": counts})
+        (folder / "results_1.json").write_text(text)
+        return SimpleNamespace(status=0, output="")
+
+    monkeypatch.setattr(published.child, "run", run)
+    endpoint = Endpoint("http://127.0.0.1:9", "key", "canary")
+    if is_score:
+        published.judge(CANARY, Path(sys.executable), endpoint, tmp_path, str)
+    else:
+        with pytest.raises(NotRun, match=f"expected 24 questions, lm_eval asked {asked}"):
+            published.judge(CANARY, Path(sys.executable), endpoint, tmp_path, str)

@@ -99,7 +99,9 @@ def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> I
         if score.metric not in values:
             raise NotRun(f"expected the metric {score.metric}, lm_eval gives {[*values]}")
         if total["effective"] < score.questions:
-            raise NotRun(f"expected {score.questions} questions, lm_eval asked {total['effective']}")
+            raise NotRun(
+                f"expected {score.questions} questions, lm_eval asked {total['effective']}"
+            )
         return accuracy.interval_of(
             round(values[score.metric] * total["effective"]), total["effective"]
         )
