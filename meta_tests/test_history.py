@@ -88,6 +88,15 @@ def test_a_healthy_twin_is_not_blamed(base, tmp_path, capsys, runs, words):
     assert capsys.readouterr().out.rpartition("\n\n")[2].startswith(words)
 
 
+@pytest.mark.parametrize("name", ["verdict.json", "night-1.json", "red.verdict.json"])
+@pytest.mark.parametrize("verdict", ["FAIL", "PASS"])
+def test_a_red_run_is_red_by_any_name(tmp_path, name, verdict):
+    run = a_run(("tests/test_smoke.py::a", verdict, "why"))
+    (tmp_path / name).write_text(run.model_dump_json(), "utf-8")
+    (past,) = history.read([(None, tmp_path)]).runs
+    assert past.verdict is run.verdict and past.is_red is (verdict == "FAIL")
+
+
 def test_two_machines_that_fail_in_one_second_are_two_runs(tmp_path):
     """Without a metric; a copy of a run is the same run."""
     folders = [tmp_path / name for name in ("one", "other", "copy of one")]

@@ -357,6 +357,27 @@ def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, 
         assert answers.price_of(None, side, None) == {} and len(remarks) == 1
 
 
+@pytest.mark.parametrize(("status", "body", "error"), [
+    (400, "Requested prompt logprobs of 20, which is greater than max allowed: 5", NotRun),
+    (400, "prompt_logprobs: a bad request", Refused),
+    (500, "greater than max allowed", Refused),
+])  # fmt: skip
+def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body, error):
+    """Its --max-logprobs is smaller: that is no fault, and any other refusal is one."""
+
+    def refuse(*_):
+        raise Refused(status, body)
+
+    for name in ("_rounding", "_oracle", "Asker"):
+        monkeypatch.setattr(answers, name, lambda *_, **__: EXACT)
+    monkeypatch.setattr(answers.price, "refuse_rounded", lambda *_: None)
+    monkeypatch.setattr(answers.price, "measure", refuse)
+    settings = SimpleNamespace(oracle=None, reference=None)
+    profile = SimpleNamespace(correctness=SimpleNamespace(exam="canary"))
+    with pytest.raises(error):
+        answers._priced(None, SimpleNamespace(settings=settings, profile=profile), None, ())
+
+
 @pytest.mark.parametrize(("gated", "samples", "error"), [
     (KL, {KL: [0.1]}, None),
     (KL, {KL: [0.1], f"{KL}@d8192": [math.inf]}, Unmet),

@@ -178,7 +178,12 @@ def _priced(
     file = _oracle(config, conformance, server, rounding if depths and rounding else EXACT)
     price.refuse_rounded(file, settings.oracle or Path("the reference"))
     asker = Asker(server, checkpoint=settings.reference)
-    return rounding, *price.measure(asker, file, exam_name, depths)
+    try:
+        return rounding, *price.measure(asker, file, exam_name, depths)
+    except Refused as refusal:
+        if refusal.status == 400 and "max allowed" in str(refusal):
+            raise verdict.NotRun(f"--max-logprobs 20 shows it: {refusal}") from refusal
+        raise
 
 
 def price_of(

@@ -305,7 +305,9 @@ def _read(file: Path, machine: str | None, root: Path, base: Path) -> PastRun:
         if report.value is not None and report.verdict not in _COUNTS_NOT
         for quantile in (metric_names.fraction(key),)
     }
-    return _past(name, file, StoredRun(name, verdict, metrics), machine)
+    is_judged = verdict.verdict is not Verdict.NOT_RUN  # in a verdict.json of another name
+    of_suite = verdict.verdict if is_judged else None
+    return _past(name, file, StoredRun(name, verdict, metrics), machine, of_suite)
 
 
 def _past(
