@@ -306,6 +306,21 @@ def test_speed_for_quality_beside_a_trusted_run(now, limits, worse):
         assert f"{KL} 0.0001 → 0.012 nats, {LIKELIEST} 99.9 → 97.2 %" in str(run.against)
 
 
+@pytest.mark.parametrize(("before", "now", "is_named"), [
+    ({"tg32@d0": 30.0}, PAID, True),
+    (HONEST, HONEST, False),
+    ({"tg32@d0": 30.0}, {"tg32@d0": 30.0}, False),
+])  # fmt: skip
+def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
+    """Of an earlier release: it is no reason for red, and a price is not called compared."""
+    run, runs = run_of(now), (StoredRun("old", run_of(before), stored_metrics(before)),)
+    trusted = against.Trusted(runs, "0")
+    assert against.judge(run, trusted, OWN, stored_metrics(now), lambda _: True) == []
+    assert [
+        "price of rounding: not measured in old, not compared"
+    ] * is_named == run.against.differs
+
+
 def test_speed_for_quality_in_compare():
     """Its section says what became faster, what it costs and whether that is red."""
     for engine, word in (({}, f"FAIL ({KL}, {LIKELIEST})"), ({"price_allowed": True}, "PASS")):

@@ -230,6 +230,8 @@ def judge(
         if verdict is not Verdict.PASS:
             add(name, Fact("", text), verdict)
     report.differs = _differs(before, run)
+    if any(map(priced.is_price, metrics)) and not any(map(priced.is_price, trusted.metrics)):
+        report.differs.append(f"price of rounding: not measured in {trusted.name}, not compared")
     report.measured = {name: before.metrics[name] for name in run.metrics if name in before.metrics}
     values = ({n: m.value for n, m in each.items()} for each in (report.measured, run.metrics))
     report.trade = priced.trade(*values)
