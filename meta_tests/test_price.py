@@ -127,6 +127,14 @@ LIMITS = Regression(prices={KL: 2e-4, LIKELIEST: 1.0, RIGHT: 0.05})
 ALLOWING = LIMITS.model_copy(update={"price_allowed": True})
 
 
+def conformance_of(prices, limits):
+    return SimpleNamespace(
+        recorder=SimpleNamespace(gates={}), remark=lambda *_, **__: None,
+        file=SimpleNamespace(engine=SimpleNamespace(), metrics={}),
+        profile=SimpleNamespace(regression=limits, correctness=SimpleNamespace(prices=prices)),
+    )  # fmt: skip
+
+
 def metric(name, samples):
     unit, higher = PRICES[name]
     return StoredMetric(name, unit, higher, None, tuple(samples), sum(samples) / len(samples))
@@ -372,6 +380,31 @@ def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, 
         assert answers.price_of(None, side, None) == {} and len(remarks) == 1
 
 
+@pytest.mark.parametrize(("formats", "limits", "is_red"), [
+    ("kv=fp8", ALLOWING, True),
+    ("kv=fp8", LIMITS, False),
+    ("kv=fp8,o=mxfp4-even", ALLOWING, True),
+    (None, ALLOWING, True),
+    ("checkpoint", ALLOWING, False),
+])  # fmt: skip
+def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
+    """Each price that is allowed: of one without a gate nothing would be red. `KL` has one."""
+    way, gate_of = formats and Rounding.parse(formats), {"unit": "nats", "source": "this test"}
+    row = Price(rounding="kv=fp8", gates=[{"metric": KL, "at_most": 1.0, **gate_of}])
+    conformance = conformance_of([row], limits)
+    monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
+    config = SimpleNamespace(stash={answers._PRICED: (way, {KL: [0.1], RIGHT: [-5.0]}, {})})
+    fixture = answers.price_of_rounding._get_wrapped_function()
+    decide = fixture(config, conformance, None, None, None)
+    if formats in ("kv=fp8", "checkpoint"):
+        decide(KL)
+    if is_red:
+        with pytest.raises(Unmet, match=RIGHT):
+            decide(RIGHT)
+    else:
+        decide(RIGHT)
+
+
 @pytest.mark.parametrize(("status", "body", "error"), [
     (400, "Requested prompt logprobs of 20, which is greater than max allowed: 5", NotRun),
     (400, "prompt_logprobs: a bad request", Refused),
@@ -407,12 +440,7 @@ def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error
     unit, higher = PRICES[gated.partition("@")[0]]
     required = {"minimum" if higher else "at_most": 1.0, "unit": unit, "source": "this test"}
     prices = [Price(rounding="checkpoint", gates=[{"metric": gated, **required}])]
-    of = SimpleNamespace(prices=prices)
-    conformance = SimpleNamespace(
-        recorder=SimpleNamespace(gates={}), remark=lambda *_, **__: None,
-        file=SimpleNamespace(engine=SimpleNamespace(), metrics={}),
-        profile=SimpleNamespace(regression=LIMITS, correctness=of),
-    )  # fmt: skip
+    conformance = conformance_of(prices, LIMITS)
     monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
     reasons = {f"{KL}@d8192": "the reference has no depth 8192"}
     reasons = {name: why for name, why in reasons.items() if name not in samples}
