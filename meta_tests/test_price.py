@@ -247,6 +247,20 @@ def test_what_was_not_measured_says_why(reference, checkpoint):
     assert "was measured in before" in trend.missing({}, honest)[0]
 
 
+def test_a_context_shorter_than_the_exam_loses_that_alone(reference, checkpoint):
+    server, exam = Server(checkpoint, EXACT), oracle_file.exams()["canary"]
+    ask = server.ask
+
+    def short(request):
+        if request.prompt == exam.token_ids:
+            raise NotRun("its context is 200 tokens")
+        return ask(request)
+
+    server.ask = short
+    samples, reasons = price.measure(server, reference, "canary", ())
+    assert {*samples} == {KL, LIKELIEST} and reasons[RIGHT] == "its context is 200 tokens"
+
+
 def test_a_reference_that_rounds_has_the_checkpoint_beside(reference, checkpoint):
     """And one that has not is refused: of a release before."""
     rounded = oracle_file.make(checkpoint, Rounding.parse("lm_head=mxfp4-even"))

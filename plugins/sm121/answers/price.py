@@ -59,7 +59,10 @@ def measure(
     if text is None or text.name not in file.unrounded:
         reasons[right] = f"the reference has no right answers of exam {exam}"
     else:
-        samples[right] = _right_answers(asker, text, file.unrounded[text.name])
+        try:
+            samples[right] = _right_answers(asker, text, file.unrounded[text.name])
+        except NotRun as why:  # its context is shorter than the exam
+            reasons[right] = str(why)
     for depth in depths:
         scored = file.unrounded.get(f"{depth} tokens")
         try:
