@@ -1,6 +1,7 @@
 """What a server's rounding costs is measured against the checkpoint's own mathematics, and speed
 that is bought with it is red unless the profile allows the price."""
 
+import contextlib
 import math
 from types import SimpleNamespace
 
@@ -466,6 +467,25 @@ def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error
     else:
         with pytest.raises(error):
             decide(KL)
+
+
+@pytest.mark.parametrize(("rows", "rounding", "error"), [
+    (("kv=fp8",), "kv=fp8", None),
+    (("kv=fp8",), "checkpoint", NotRun),
+    (("checkpoint",), "qkv=mxfp4-even", NotRun),
+    (("checkpoint",), None, NotRun),
+    ((), "checkpoint", None),  # a profile that gates no price
+])  # fmt: skip
+def test_a_rounding_that_no_row_has_is_not_green(monkeypatch, rows, rounding, error):
+    limit = {"metric": KL, "unit": "nats", "at_most": 1.0, "source": "this test"}
+    prices = [Price(rounding=row, gates=[limit]) for row in rows]
+    monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
+    served = rounding and Rounding.parse(rounding)
+    config = SimpleNamespace(stash={answers._PRICED: (served, {KL: [0.1]}, {})})
+    fixture = answers.price_of_rounding._get_wrapped_function()
+    decide = fixture(config, conformance_of(prices, LIMITS), None, None, None)
+    with pytest.raises(error, match="has no row") if error else contextlib.nullcontext():
+        decide(KL)
 
 
 @pytest.mark.parametrize(("rounding", "words"), [

@@ -96,6 +96,18 @@ def test_what_is_not_on_this_machine_is_named(harness, tmp_path, monkeypatch):
         assert f"hf download --repo-type dataset {score.dataset}" in str(caught.value)
 
 
+def test_a_server_that_hangs_is_not_green(tmp_path):
+    """The Python that is asked waits as long as a harness does for such a server."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    score = SCORE.model_copy(update={"within_s": 1.0})
+    correctness = CANARY.correctness.model_copy(update={"scores": (score,)})
+    target = CANARY.model_copy(update={"correctness": correctness})
+    with pytest.raises(Inconclusive, match="done in 1 s"):
+        judged(capital, python, tmp_path, target)
+
+
 def test_a_python_without_the_harness_is_named_at_once(run_pytest):
     status, run = run_pytest("tests/test_correctness.py", "--scores", sys.executable)
     assert status == 4 and "pip install 'lm_eval[api]'" in run.output, run.output

@@ -60,6 +60,9 @@ def judge(
         except NotRun as error:
             reasons.append(f"{about}: {error}")
             continue
+        except child.TookTooLong as error:  # a server that hangs, or is slower than was thought
+            undecided.append(Fact(f"done in {score.within_s:.0f} s", f"{error}", about))
+            continue
         remark(f"{about}: {share or 'no answers'}; {score.source}")
         fact = Fact(f"at least {score.at_least:.1%}", f"{share}", about, evidence=f"{folder}")
         verdict = share.against(score.at_least) if share is not None else Verdict.FAIL
@@ -74,7 +77,7 @@ def judge(
 
 def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> Interval | None:
     """The share of right answers; None: the server ended the run. Raises NotRun: something is
-    missing here, or it took too long."""
+    missing here; TookTooLong."""
     log, tasks = folder / f"{score.task}.log", Path(f"{files('sm121.fixtures') / 'scores'}")
     command: list[str | Path] = [
         python, "-m", "lm_eval", "--model", "local-chat-completions",
@@ -89,7 +92,7 @@ def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> I
     folder.mkdir(exist_ok=True)
     try:
         ended = child.run(command, timeout_s=score.within_s, environment=environment, folder=tasks)
-    except (OSError, child.TookTooLong) as error:
+    except OSError as error:
         raise NotRun(f"{python}: {error}") from error
     write_text(ended.output.replace(endpoint.api_key, "[redacted]"), log)
     results_files = sorted((folder / score.task).rglob("results_*.json"))

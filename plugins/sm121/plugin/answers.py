@@ -251,6 +251,9 @@ def price_of_rounding(
             raise verdict.NotRun("; ".join(unmeasured))
         if metric in reasons:
             raise verdict.Inapplicable(reasons[metric])
+        if prices and not recorder.gates:
+            rounds = f"rounding {engine.rounding}" if engine.rounding else "what does not show"
+            raise verdict.NotRun(f"measured, and correctness.prices has no row for {rounds}")
 
     return decide
 
