@@ -405,8 +405,9 @@ def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, 
 def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
     """Each price that is allowed: of one without a gate nothing would be red. `KL` has one."""
     way, gate_of = formats and Rounding.parse(formats), {"unit": "nats", "source": "this test"}
-    row = Price(rounding="kv=fp8", gates=[{"metric": KL, "at_most": 1.0, **gate_of}])
-    conformance = conformance_of([row], limits)
+    gates = [{"metric": KL, "at_most": 1.0, **gate_of}]
+    rows = [Price(rounding=row, gates=gates) for row in ("kv=fp8", "checkpoint")]
+    conformance = conformance_of(rows, limits)
     monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
     config = SimpleNamespace(stash={answers._PRICED: (way, {KL: [0.1], RIGHT: [-5.0]}, {})})
     fixture = answers.price_of_rounding._get_wrapped_function()
@@ -433,7 +434,6 @@ def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body
 
     for name in ("_rounding", "_oracle", "Asker"):
         monkeypatch.setattr(answers, name, lambda *_, **__: EXACT)
-    monkeypatch.setattr(answers.price, "refuse_rounded", lambda *_: None)
     monkeypatch.setattr(answers.price, "measure", refuse)
     settings = SimpleNamespace(oracle=None, reference=None)
     profile = SimpleNamespace(correctness=SimpleNamespace(exam="canary"))
@@ -500,3 +500,14 @@ def test_the_first_lines_say_what_is_rounded(rounding, words):
     assert str(headline.of(run).price).startswith(line)
     assert line in summary.markdown(run).replace("\\", "")
     assert headline.of(run_of({"tg32@d0": 30.0}, rounding=rounding)).price == ""
+
+
+def test_a_rounding_of_a_price_that_is_none_is_refused_at_once(run_pytest, tmp_path):
+    (tmp_path / "p.toml").write_text(
+        'name = "p"\nextends = "cpu-tiny-gpt-oss"\n[[correctness.prices]]\nrounding = "kv=fp9"\n'
+        f'gates = [{{metric = "{KL}", unit = "nats", at_most = 1, source = "this test"}}]\n'
+    )
+    status, run = run_pytest("--profile", str(tmp_path / "p.toml"), "tests/test_smoke.py")
+    assert status == 4 and "correctness.prices: rounding 'kv=fp9': expected" in run.output, (
+        run.output
+    )

@@ -34,7 +34,7 @@ class Rounding:
     experts: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Rounding":
+    def parse(cls, text: str, origin: str = "--rounding") -> "Rounding":
         """The formats of a list such as ``qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8``, in exact
         arithmetic; ``checkpoint`` for none. Raises UsageError: it says what is possible."""
         chosen: dict[str, str] = {}
@@ -43,7 +43,7 @@ class Rounding:
             if value not in CHOICES.get(key, ()) or key in chosen:
                 possible = "; ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items())
                 raise UsageError(
-                    f"--rounding {part.strip()!r}: expected {CHECKPOINT!r} or a list of {possible}"
+                    f"{origin} {part.strip()!r}: expected {CHECKPOINT!r} or a list of {possible}"
                 )
             chosen[key] = value
         return cls(**chosen)

@@ -57,8 +57,11 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
     """Read the files that options and the profile name, before anything is started. Raises
     UsageError: a file is not what was expected, or is about another model."""
     settings, profile = session.settings, session.target.profile
-    if profile is not None and profile.correctness.exam is not None:
-        exam.load(profile.correctness.exam)
+    if profile is not None:
+        if profile.correctness.exam is not None:
+            exam.load(profile.correctness.exam)
+        for row in profile.correctness.prices:
+            Rounding.parse(row.rounding, f"profile {profile.name}: correctness.prices: rounding")
     if settings.questions is not None:
         accuracy.load(settings.questions, accuracy.Question, "--questions")
     if settings.questions_baseline is not None:
@@ -69,6 +72,7 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
         published.refuse_without_harness(settings.scores)
     if settings.oracle is not None:
         config.stash[_ORACLE] = oracle = oracle_file.load(settings.oracle)
+        price.refuse_rounded(oracle, settings.oracle)
         if settings.rounding is not None:
             oracle_file.refuse_other_rounding(oracle, settings.rounding)
         if (folder := _served_folder(session)) is not None:
@@ -176,7 +180,6 @@ def _priced(
     with contextlib.suppress(verdict.NotRun):  # the tests against the oracle say why
         rounding = _rounding(conformance, server)
     file = _oracle(config, conformance, server, rounding if depths and rounding else EXACT)
-    price.refuse_rounded(file, settings.oracle or Path("the reference"))
     asker = Asker(server, checkpoint=settings.reference)
     try:
         return rounding, *price.measure(asker, file, exam_name, depths)
