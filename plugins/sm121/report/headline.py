@@ -126,11 +126,15 @@ def action(report: StoredReport) -> Action | None:
     return Action(_AGAIN, command) if command else None
 
 
+def _fixed(value: float | None) -> str:
+    return number(None if value is None else round(value, 4) + 0.0)
+
+
 def _price(run: VerdictFile) -> str:
     measured = {name: run.metrics[name] for name in PRICES if name in run.metrics}
     costs = [
-        f"{metric_names.words(name)} {number(each.value)}"
-        + (f" [{number(each.ci_low)}, {number(each.ci_high)}]" if each.ci_low is not None else "")
+        f"{metric_names.words(name)} {_fixed(each.value)}"
+        + (f" [{_fixed(each.ci_low)}, {_fixed(each.ci_high)}]" if each.ci_low is not None else "")
         + f" {each.unit}"
         for name, each in measured.items()
         if each.value is not None
