@@ -136,6 +136,14 @@ def conformance_of(prices, limits):
     )  # fmt: skip
 
 
+def deciding(monkeypatch, conformance, priced):
+    """What decides on a price that was measured."""
+    monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
+    fixture = answers.price_of_rounding._get_wrapped_function()
+    config = SimpleNamespace(stash={answers._PRICED: priced})
+    return fixture(config, conformance, None, None, None)
+
+
 def metric(name, samples):
     unit, higher = PRICES[name]
     return StoredMetric(name, unit, higher, None, tuple(samples), sum(samples) / len(samples))
@@ -408,10 +416,7 @@ def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
     gates = [{"metric": KL, "at_most": 1.0, **gate_of}]
     rows = [Price(rounding=row, gates=gates) for row in ("kv=fp8", "checkpoint")]
     conformance = conformance_of(rows, limits)
-    monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
-    config = SimpleNamespace(stash={answers._PRICED: (way, {KL: [0.1], RIGHT: [-5.0]}, {})})
-    fixture = answers.price_of_rounding._get_wrapped_function()
-    decide = fixture(config, conformance, None, None, None)
+    decide = deciding(monkeypatch, conformance, (way, {KL: [0.1], RIGHT: [-5.0]}, {}))
     if formats in ("kv=fp8", "checkpoint"):
         decide(KL)
     if is_red:
@@ -456,12 +461,9 @@ def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error
     required = {"minimum" if higher else "at_most": 1.0, "unit": unit, "source": "this test"}
     prices = [Price(rounding="checkpoint", gates=[{"metric": gated, **required}])]
     conformance = conformance_of(prices, LIMITS)
-    monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
     reasons = {f"{KL}@d8192": "the reference has no depth 8192"}
     reasons = {name: why for name, why in reasons.items() if name not in samples}
-    config = SimpleNamespace(stash={answers._PRICED: (EXACT, samples, reasons)})
-    fixture = answers.price_of_rounding._get_wrapped_function()
-    decide = fixture(config, conformance, None, None, None)
+    decide = deciding(monkeypatch, conformance, (EXACT, samples, reasons))
     if error is None:
         decide(KL)
     else:
@@ -479,11 +481,8 @@ def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error
 def test_a_rounding_that_no_row_has_is_not_green(monkeypatch, rows, rounding, error):
     limit = {"metric": KL, "unit": "nats", "at_most": 1.0, "source": "this test"}
     prices = [Price(rounding=row, gates=[limit]) for row in rows]
-    monkeypatch.setattr(answers, "MetricRecorder", lambda *_: lambda *_, **__: None)
     served = rounding and Rounding.parse(rounding)
-    config = SimpleNamespace(stash={answers._PRICED: (served, {KL: [0.1]}, {})})
-    fixture = answers.price_of_rounding._get_wrapped_function()
-    decide = fixture(config, conformance_of(prices, LIMITS), None, None, None)
+    decide = deciding(monkeypatch, conformance_of(prices, LIMITS), (served, {KL: [0.1]}, {}))
     with pytest.raises(error, match="has no row") if error else contextlib.nullcontext():
         decide(KL)
 
