@@ -294,3 +294,14 @@ def test_each_other_rounding_is_told_by_its_part(served):
             absent(served, other)
     assert 0.0 < computed_tolerance(served, "float32").mean_abs < 0.01
     assert computed_tolerance(served, "bf16").mean_abs < 0.2
+
+
+def test_a_rounding_of_a_price_that_is_none_is_refused_at_once(run_pytest, tmp_path):
+    (tmp_path / "p.toml").write_text(
+        'name = "p"\nextends = "cpu-tiny-gpt-oss"\n[[correctness.prices]]\nrounding = "kv=fp9"\n'
+        'gates = [{metric = "price_kl", unit = "nats", at_most = 1, source = "this test"}]\n'
+    )
+    status, run = run_pytest("--profile", str(tmp_path / "p.toml"), "tests/test_smoke.py")
+    assert status == 4 and "correctness.prices: rounding 'kv=fp9': expected" in run.output, (
+        run.output
+    )
