@@ -16,6 +16,7 @@ from loopback import serving
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.engine_settings import KernelPathRequirement
+from sm121.core.level_settings import Regression
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Undecided
 from sm121.engines import requested
@@ -125,7 +126,7 @@ def _compared(
         profile=SimpleNamespace(
             under_test="base",
             path_of=lambda _name, _requested: KernelPathRequirement(moe=required, source="meta"),
-            regression=SimpleNamespace(metrics={}, threshold=0.05),
+            regression=Regression(),
         ),
     )  # fmt: skip
     parsed = ab.parse_sides(sides)
