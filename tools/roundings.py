@@ -394,8 +394,8 @@ def main() -> int:
         row, green = rounds(options.rounds, options.most, options.minutes)
         put([row], ROUNDS_HEAD, options.output)
         return int(not green)
-    for rows in configurations(options.layers):
-        put(rows, CONFIGURATIONS_HEAD, options.output)
+    rows = [row for shape in configurations(options.layers) for row in shape]
+    put(rows, CONFIGURATIONS_HEAD, options.output)
     return 0
 
 
