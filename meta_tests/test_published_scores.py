@@ -64,6 +64,8 @@ def test_a_right_server_has_its_score(harness, tmp_path):
     assert "24 of 24 right: 100.0%" in remarks[0] and len(requests) == SCORE.questions
     assert {r["reasoning_effort"] for r in requests} == {"high"}
     assert {r["max_tokens"] for r in requests} == {SCORE.answer_tokens}
+    assert {(r["temperature"], r["top_p"]) for r in requests} == {(1.0, 1.0)}
+    assert not any(r.get("stop") for r in requests)
     kept = [file.name for file in (tmp_path / "scores").rglob("*") if file.is_file()]
     assert any(name.startswith("samples_") for name in kept), kept
 

@@ -79,14 +79,18 @@ def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> I
     """The share of right answers; None: the server ended the run. Raises NotRun: something is
     missing here; TookTooLong."""
     log, tasks = folder / f"{score.task}.log", Path(f"{files('sm121.fixtures') / 'scores'}")
+    # As OpenAI samples; no stop words of a task, since reasoning may hold them.
+    sampling = {
+        "reasoning_effort": score.effort, "max_gen_toks": score.answer_tokens, "do_sample": True,
+        "temperature": 1.0, "top_p": 1.0, "until": [],
+    }  # fmt: skip
     command: list[str | Path] = [
         python, "-m", "lm_eval", "--model", "local-chat-completions",
         "--model_args", f"model={endpoint.served_name},num_concurrent={_AT_ONCE},max_retries=2,"
         f"timeout={score.within_s:.0f},base_url={endpoint.base_url}/v1/chat/completions",
         "--tasks", score.task, "--include_path", tasks, "--limit", f"{score.questions}",
         "--apply_chat_template", "--log_samples", "--output_path", folder / score.task,
-        "--gen_kwargs", f"reasoning_effort={score.effort},temperature=1.0,top_p=1.0,"
-        f"max_gen_toks={score.answer_tokens}",
+        "--gen_kwargs", json.dumps(sampling),
     ]  # fmt: skip
     environment = os.environ | _ENVIRONMENT | {"OPENAI_API_KEY": endpoint.api_key}
     folder.mkdir(exist_ok=True)
