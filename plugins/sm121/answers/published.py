@@ -80,7 +80,7 @@ def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> I
     missing here; TookTooLong."""
     log, tasks = folder / f"{score.task}.log", Path(f"{files('sm121.fixtures') / 'scores'}")
     # As OpenAI samples; no stop words of a task, since reasoning may hold them.
-    sampling = {
+    sampling: dict[str, object] = {
         "reasoning_effort": score.effort, "max_gen_toks": score.answer_tokens, "do_sample": True,
         "temperature": 1.0, "top_p": 1.0, "until": [],
     }  # fmt: skip
