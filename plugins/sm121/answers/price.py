@@ -17,7 +17,7 @@ from sm121.core.profile_fields import Gate
 from sm121.core.verdict import NotRun
 from sm121.oracles.formats import Rounding
 
-#: Tokens in which the depth is that are looked for in a reference, beside the short prompts.
+#: Depths in tokens at which the price is measured too, where the reference has them.
 DEPTHS = (8192, 32768)
 #: Likeliest tokens that the server tells of each place: as many as the reference has.
 _TOP = 20
@@ -37,7 +37,7 @@ def refuse_rounded(file: OracleFile, origin: Path) -> None:
     if not file.unrounded:
         raise UsageError(
             f"{origin} rounds {file.rounding} and lacks the checkpoint's own mathematics (rounding "
-            f"checkpoint), which its price is held against; make it anew: sm121 golden CHECKPOINT "
+            f"checkpoint), with which a price is compared; make it anew: sm121 golden CHECKPOINT "
             f"--rounding {file.rounding} -o FILE"
         )
 

@@ -21,8 +21,11 @@ from sm121.core.verdict import Inconclusive, NotRun, Verdict
 
 #: Questions at once: a GB10 serves four in little more than the time of one.
 _AT_ONCE = 4
-#: Nothing is downloaded, and the server is reached without a proxy.
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "no_proxy": "*"}
+#: Nothing is downloaded, and the server is reached without a proxy. Progress bars would fill what
+#: is kept of the output, before the harness says why it ended.
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "no_proxy": "*", "TQDM_DISABLE": "1",
+}  # fmt: skip
 _INSTALL = "expected a Python with lm-evaluation-harness: pip install 'lm_eval[api]'"
 #: What the harness prints of a server that does not answer, and of a data set that is not there.
 _SERVER = ("API request failed", "aiohttp.client_exceptions")
@@ -98,7 +101,10 @@ def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> I
         ended = child.run(command, timeout_s=score.within_s, environment=environment, folder=tasks)
     except OSError as error:
         raise NotRun(f"{python}: {error}") from error
-    write_text(ended.output.replace(endpoint.api_key, "[redacted]"), log)
+    output = ended.output
+    if endpoint.asks_for_a_key:
+        output = output.replace(endpoint.api_key, "[redacted]")
+    write_text(output, log)
     results_files = sorted((folder / score.task).rglob("results_*.json"))
     if ended.status == 0 and results_files:
         results = json.loads(results_files[-1].read_text("utf-8"))
