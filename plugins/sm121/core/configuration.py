@@ -9,6 +9,18 @@ _MODEL = "{model}"
 
 
 @dataclass(frozen=True)
+class Span:
+    """How a server is started that spans ``count`` machines. ``commands``: of each other node, in
+    the order of ranks, what runs Python there; ``address``: of this machine, as the others reach
+    it (None: all of them are this machine)."""
+
+    launcher: str
+    count: int
+    commands: tuple[tuple[str, ...], ...] = ()
+    address: str | None = None
+
+
+@dataclass(frozen=True)
 class ServerConfiguration:
     """One distinct start-up of an engine. Equal configurations share one server. ``arguments`` and
     ``environment`` are what comes on top of what the engine module adds itself (address, key,
@@ -29,6 +41,8 @@ class ServerConfiguration:
     traces: str | None = None
     #: Path of the report of Nsight Systems, without its ending. None: not started under it.
     nsys: str | None = None
+    #: None: the server is on this machine alone.
+    span: Span | None = None
     key: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -40,6 +54,8 @@ class ServerConfiguration:
             parts = (*parts, "profiler")
         if self.nsys is not None:
             parts = (*parts, "nsys")
+        if self.span is not None:
+            parts = (*parts, [self.span.launcher, self.span.count, self.span.commands])
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         object.__setattr__(self, "key", digest[:12])
 

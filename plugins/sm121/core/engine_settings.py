@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from sm121.core import builds, extending
 from sm121.core.data_file import DataTable, Pattern
@@ -33,6 +33,31 @@ class Needs(DataTable):
     jit_modules: tuple[str, ...] = ()
     #: What is resident while they are compiled, where GPU and host share one memory.
     weights_gib: Positive | None = None
+
+
+Launcher = Literal["nnodes", "ray"]
+#: What carries bytes between ranks, as NCCL calls it; gloo between CPUs.
+Transport = Literal["IB", "RoCE", "gloo", "P2P", "SHM", "Socket"]
+
+
+class Nodes(extending.Statement):
+    """Of a server that spans machines. Its arguments for that come from here."""
+
+    count: Annotated[int, Field(ge=2)]
+    tensor_parallel: Annotated[int, Field(ge=2)]
+    #: Where ``--launcher`` names no other.
+    launcher: Launcher = "nnodes"
+    #: Any of these may carry the bytes; with another one the path is wrong.
+    transports: tuple[Transport, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _equal_shares(self) -> "Nodes":
+        if self.tensor_parallel % self.count:
+            raise ValueError(
+                f"tensor_parallel: expected a multiple of count ({self.count}): each node has as "
+                f"many ranks; got {self.tensor_parallel}"
+            )
+        return self
 
 
 class EngineSettings(DataTable):

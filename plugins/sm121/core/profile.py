@@ -18,6 +18,7 @@ from sm121.core.engine_settings import (
     EngineSettings,
     KernelPathRequirement,
     Model,
+    Nodes,
     values_set,
 )
 from sm121.core.errors import UsageError
@@ -136,6 +137,8 @@ class Profile(DataTable):
     arch: str
     model: Model
     engine: EngineSettings
+    #: The machines that its server spans; None: one.
+    nodes: Nodes | None = None
     #: The configuration that is judged, and the one that must still work beside it. Of ``fastest``
     #: the first one that the build has is judged instead.
     under_test: str

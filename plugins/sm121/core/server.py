@@ -128,6 +128,19 @@ def _library_of(openai: Any) -> Any:
 
 
 @dataclass(frozen=True)
+class Node:
+    """One machine of a server that spans several. ``name``: as its user calls it; ``log``: of its
+    rank, None where the suite has no access to it."""
+
+    rank: int
+    name: str
+    log: Path | None = None
+
+    def __str__(self) -> str:
+        return f"node {self.rank} ({self.name})"
+
+
+@dataclass(frozen=True)
 class Server:
     """A server that answers. ``log`` is None where the suite has no access to it, or where it is
     not proven to be this server's."""
@@ -144,6 +157,8 @@ class Server:
     #: What its start compiled, a line for each cache; empty: its caches were warm.
     compiled: tuple[str, ...] = ()
     why_no_log: str = "the attached server's log is not known; give --server-log"
+    #: By rank; empty: it is on one machine.
+    nodes: tuple[Node, ...] = ()
 
     def context_tokens(self) -> int | None:
         """Most tokens of a prompt and its answer: by the arguments of its start, or else by its own

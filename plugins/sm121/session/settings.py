@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from sm121.core import architecture, profile, waivers
+from sm121.core.engine_settings import Launcher
 from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, Profile
 from sm121.core.server import root_of
@@ -58,6 +59,12 @@ class Settings:
     base_url: str | None = None
     api_key: str | None = None
     server_log: Path | None = None
+    #: Of an attached server that spans machines, those of its other nodes.
+    node_logs: tuple[Path, ...] = ()
+    #: How a server that spans machines is started, where the user says so.
+    launcher: str | None = None
+    node_commands: tuple[tuple[str, ...], ...] = ()
+    master_address: str | None = None
     model: str | None = None
     served_name: str | None = None
     kernel_provider: str | None = None
@@ -121,6 +128,7 @@ def read(option: Option, started_in: Path) -> Settings:
     _refuse_conflicts(option, base_url)
     if (duration := option("--soak")) is not None:
         soak.parse_duration(duration)
+    logs = _server_logs(option, ab, base_url, chosen)
     oracle = _path(option, "--reference")
     oracle = oracle.absolute() if oracle is not None and oracle.is_file() else None
     return Settings(
@@ -134,7 +142,11 @@ def read(option: Option, started_in: Path) -> Settings:
         engine_debug=option("--engine-debug"),
         base_url=base_url,
         api_key=_api_key(option) if base_url else None,
-        server_log=_server_log(option, ab, base_url),
+        server_log=next(iter(logs), None),
+        node_logs=logs[1:],
+        launcher=_launcher(option, chosen, base_url),
+        node_commands=_node_commands(option, chosen),
+        master_address=option("--master-addr"),
         model=_model(option, base_url),
         served_name=option("--served-model-name") or (base_url and option("--model")),
         kernel_provider=_provider(option),
@@ -193,13 +205,58 @@ def _profile_and_engine(option: Option, base_url: str | None) -> tuple[Profile |
     return chosen, started
 
 
-def _server_log(option: Option, ab: tuple[Side, Side] | None, base_url: str | None) -> Path | None:
-    log = _path(option, "--server-log")
-    if log is None and ab is not None and base_url == ab[0].url:
-        log = ab[0].log
-    if log is not None and not log.is_file():
-        raise UsageError(f"--server-log {log}: expected the log file of the server")
-    return log
+def _server_logs(
+    option: Option,
+    ab: tuple[Side, Side] | None,
+    base_url: str | None,
+    chosen: Profile | None,
+) -> tuple[Path, ...]:
+    """Of an attached server: one, or one of each node; empty where none is known."""
+    logs = tuple(Path(path) for path in option("--server-log"))
+    if not logs and ab is not None and base_url == ab[0].url and ab[0].log is not None:
+        logs = (ab[0].log,)
+    for log in logs:
+        if not log.is_file():
+            raise UsageError(f"--server-log {log}: expected the log file of the server")
+    count = chosen.nodes.count if chosen is not None and chosen.nodes is not None else 1
+    if logs and len({log.resolve() for log in logs}) != count:
+        whose = "of the server" if count == 1 else f"of each of its {count} nodes, rank 0 first"
+        listed = ", ".join(map(str, logs))
+        raise UsageError(f"--server-log: expected {count}, the log {whose}; got {listed}")
+    return logs
+
+
+def _launcher(option: Option, chosen: Profile | None, base_url: str | None) -> str | None:
+    """Raises UsageError: no such launcher, or no server to launch on several machines."""
+    given = ("--launcher", "--node-command", "--master-addr")
+    named = [name for name in given if option(name)]
+    if named and (base_url or chosen is None or chosen.nodes is None):
+        why = "an attached server is never started" if base_url else "expected a --profile of nodes"
+        raise UsageError(f"{', '.join(named)}: {why}")
+    launcher: str | None = option("--launcher")
+    if launcher not in (None, *get_args(Launcher)):
+        expected = " or ".join(get_args(Launcher))
+        raise UsageError(f"--launcher {launcher}: expected {expected}")
+    return launcher
+
+
+def _node_commands(option: Option, chosen: Profile | None) -> tuple[tuple[str, ...], ...]:
+    """Raises UsageError: they are no commands, or not one of each other node."""
+    commands = []
+    for text in option("--node-command"):
+        try:
+            words = tuple(shlex.split(text))
+        except ValueError as error:
+            raise UsageError(f"--node-command {text}: {error}") from error
+        if not words:
+            raise UsageError("--node-command: expected a command that runs Python on a node")
+        commands.append(words)
+    others = chosen.nodes.count - 1 if chosen is not None and chosen.nodes is not None else 0
+    if commands and len(commands) != others:
+        raise UsageError(
+            f"--node-command: expected {others}, one of each other node; got {len(commands)}"
+        )
+    return tuple(commands)
 
 
 def _environment(option: Option) -> tuple[tuple[str, str], ...]:

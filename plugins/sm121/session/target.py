@@ -12,7 +12,7 @@ from typing import cast, get_args
 from sm121.core import architecture, configuration, profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
-from sm121.core.server import Server
+from sm121.core.server import Node, Server
 from sm121.engines import attached_log, installed, protocol, registry
 from sm121.engines.attached import attach, several_processes
 from sm121.engines.detection import detect
@@ -95,7 +95,13 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
     UsageError: the server does not answer, or is not the one that was asked for."""
     if settings.base_url is None:
         return None
-    return attach_to(settings.base_url, settings.server_log, settings, chosen)
+    server = attach_to(settings.base_url, settings.server_log, settings, chosen)
+    if chosen.nodes is None:
+        return server
+    logs = (server.log, *settings.node_logs, *[None] * chosen.nodes.count)[: chosen.nodes.count]
+    names = [str(log or settings.base_url) for log in logs]
+    nodes = tuple(Node(rank, names[rank], log) for rank, log in enumerate(logs))
+    return dataclasses.replace(server, nodes=nodes)
 
 
 def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -> Server:
@@ -122,6 +128,7 @@ def configurations(
         model = str(_canary(model.removeprefix(_CANARY), settings.root, notify))
     elif Path(model).exists():
         model = str(Path(model).absolute())
+    span = span_of(settings, chosen)
     traces = _traces(settings, chosen)
     profiled = settings.nsys and shutil.which("nsys")
     nsys = str(settings.report_dir / "kernels") if profiled else None
@@ -132,7 +139,12 @@ def configurations(
             python=settings.engine_python,
             model=model,
             served_name=settings.served_name or chosen.model.served_name,
-            arguments=(*chosen.engine.arguments, *configured.arguments, *settings.engine_arguments),
+            arguments=(
+                *chosen.engine.arguments,
+                *configured.arguments,
+                *_parallel(chosen, span),
+                *settings.engine_arguments,
+            ),
             environment=configuration.environment_items(
                 chosen.engine.environment, configured.environment, dict(settings.engine_environment)
             ),
@@ -140,9 +152,36 @@ def configurations(
             speaking_worker=chosen.engine.speaking_worker,
             traces=traces if name == chosen.under_test else None,
             nsys=nsys if traces and name == chosen.under_test else None,
+            span=span,
         )
         for name, configured in chosen.configurations.items()
     }
+
+
+def span_of(settings: Settings, chosen: Profile) -> configuration.Span | None:
+    """The machines that a server of the profile is started on; None: this one alone. Raises
+    UsageError: nobody says how the others are reached."""
+    nodes = chosen.nodes
+    if nodes is None:
+        return None
+    launcher = settings.launcher or nodes.launcher
+    commands = settings.node_commands
+    if launcher == "nnodes" and not commands:
+        if chosen.arch != architecture.CPU:
+            raise UsageError(
+                f"profile {chosen.name}: its server spans {nodes.count} machines: expected "
+                "--node-command 'ssh HOST PYTHON' for each other one, or --launcher ray"
+            )
+        commands = ((settings.engine_python,),) * (nodes.count - 1)
+    return configuration.Span(launcher, nodes.count, commands, settings.master_address)
+
+
+def _parallel(chosen: Profile, span: configuration.Span | None) -> tuple[str, ...]:
+    """The arguments of a server that spans machines, as far as all of its ranks have them."""
+    if span is None or chosen.nodes is None:
+        return ()
+    backend = ("--distributed-executor-backend", "ray") if span.launcher == "ray" else ()
+    return ("--tensor-parallel-size", str(chosen.nodes.tensor_parallel), *backend)
 
 
 def profiler_mode(settings: Settings, chosen: Profile) -> str:
