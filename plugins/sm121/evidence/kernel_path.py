@@ -3,7 +3,7 @@ was asked for proves nothing, nor does a line that says ``auto``. None: the log 
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,13 +17,16 @@ from sm121.evidence.signatures import Signature, SignatureField, known_engines, 
 
 _NO_SINGLE_VALUE = (
     *("unknown_env", "fallback", "silent_fallback", "weights"),
-    *("progress", "fact", "prompt_rate"),
+    *("progress", "fact", "prompt_rate", "channels"),
 )
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
 _DETECTED_IN = 4 << 20
 _OF_TARGET_ONLY = frozenset({"attention", "moe", "native_fp4"})
-_TYPES: dict[str, Callable[[Any], Any]] = {"context": int, "requantised": lambda layer: [layer]}
+_TYPES: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("context", "rank", "world_size"), int),
+    "requantised": lambda layer: [layer],
+}
 _ANOTHER_RUN = range(2, 180 * 24 * 60)  # minutes; more is the turn of a year
 _PROFILER_HINT = "] Executing '"
 _PROFILER_SPEAKS = re.compile(r"^\[\d/\d\] Executing '\w+' stats report")
@@ -106,6 +109,18 @@ class KernelPath(data_file.Record):
     model: str | None = Field(default=None, exclude=True)
     served_model: str | None = Field(default=None, exclude=True)
     """What the server loaded, and by which name it serves it; not part of ``path`` either."""
+    rank: int | None = Field(default=None, exclude=True)
+    world_size: int | None = Field(default=None, exclude=True)
+    group: str | None = Field(default=None, exclude=True)
+    """What the ranks' process group is made by: ``nccl``, ``gloo``."""
+    graph_sizes: str | None = Field(default=None, exclude=True)
+    """The graphs that a rank is to capture: ``PIECEWISE=51 (largest=512), FULL=35 (largest=64)``."""
+    channels: list[str] = Field(default_factory=list, exclude=True)
+    """What NCCL's channels to other ranks go through: ``NET/IB/0``, ``NET/Socket/0``, ``P2P/IPC``."""
+    network: str | None = Field(default=None, exclude=True)
+    """NCCL's network between nodes: ``IB``, ``IBext_v10``, ``Socket``."""
+    rdma_devices: str | None = Field(default=None, exclude=True)
+    """Those that NCCL found, which need not carry anything: ``[0]rocep1s0f1:1/RoCE``."""
     begins: dict[str, int] = Field(default_factory=dict, exclude=True)
     """Container to the number of the physical line with which its last start begins."""
     ends: dict[str, int] = Field(default_factory=dict, exclude=True)
@@ -129,6 +144,7 @@ class _ServerState:
     best: dict[str, list[_Candidate]] = field(default_factory=dict)
     unknown_env: dict[str, str] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
+    channels: dict[str, str] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     opened: bool = False
@@ -163,8 +179,8 @@ class _ServerState:
         excerpt = log_lines.cut(line.text, around=match.start())
         if signature.field == "fact":
             self.facts.add(signature.id)
-        elif signature.field in ("unknown_env", "weights"):
-            values = self.weights if signature.field == "weights" else self.unknown_env
+        elif signature.field in ("unknown_env", "weights", "channels"):
+            values: dict[str, str] = getattr(self, signature.field)
             if len(values) < _LIST_LIMIT:
                 values.setdefault(" ".join(str(value).split()), excerpt)
         elif signature.field == "fallback":
@@ -198,7 +214,16 @@ class _ServerState:
 
     @property
     def spoke(self) -> bool:
-        return bool(self.best or self.weights or self.unknown_env or self.fallbacks)
+        lists = (self.weights, self.unknown_env, self.fallbacks, self.channels)
+        return bool(self.best or any(lists))
+
+
+def _over(own: _ServerState, common: _ServerState) -> _ServerState:
+    """A worker's state, and where it is silent the common one."""
+    of_all = {name: values for name, values in common.best.items() if name != "rank"}
+    merged = replace(own, facts=own.facts | common.facts, best=of_all | own.best)
+    merged.channels = own.channels or common.channels
+    return merged
 
 
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
@@ -217,6 +242,7 @@ class LogReader:
 
     def __init__(self, engine: str, *, one_run: bool = False) -> None:
         self._states: dict[str, _ServerState] = {}
+        self._workers: dict[tuple[str, str], _ServerState] = {}
         self._one_run = one_run
         self._hints = [
             (hint, entry)
@@ -249,9 +275,14 @@ class LogReader:
                         # It was restarted, or the log begins in the run before.
                         state = _ServerState(began=line.number, since=line.stamp)
                         states[line.container] = state
+                        for key in [key for key in self._workers if key[0] == line.container]:
+                            del self._workers[key]
                     state.failures = FailureReader()
                     state.opened = True
                 state.take(entry, line)
+                if len(self._workers) < _LIST_LIMIT:
+                    key = (line.container, line.worker)
+                    self._workers.setdefault(key, _ServerState()).take(entry, line)
         state.failures.feed(line)
 
     def read(self, path: Path) -> None:
@@ -275,6 +306,16 @@ class LogReader:
         path.begins = {n: state.began for n, state in self._states.items() if state.began}
         path.ends = {n: state.ended for n, state in self._states.items() if state.stale}
         return path
+
+    def workers(self) -> dict[str, KernelPath]:
+        """What the lines of each worker prove, by its id and the address of its node (``7``,
+        ``7 10.0.0.2``); what no worker printed holds for all of them, where they are silent."""
+        paths = {}
+        for (container, worker), state in self._workers.items():
+            if worker:
+                both = [state, self._workers.get((container, ""), _ServerState())]
+                paths[worker] = _merge([_over(*both)])
+        return paths
 
 
 def search_last_start(
@@ -352,6 +393,7 @@ def _merge(states: list[_ServerState]) -> KernelPath:
         for field_name, lines, observed in (
             ("unknown_env", state.unknown_env, result.unknown_env),
             ("weights", state.weights, result.weights),
+            ("channels", state.channels, result.channels),
             ("fallbacks", state.fallbacks, result.fallbacks),
             ("silent_fallbacks", state.silent, result.silent_fallbacks),
         ):

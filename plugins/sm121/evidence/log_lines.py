@@ -83,6 +83,9 @@ class LogLine:
     """Of its own clock, as ``02-24 19:04:56``; None where it does not say, or another node does."""
     process: str = field(default="", compare=False)
     """Name of the process that printed it, as ``EngineCore_DP0``; empty where it does not say."""
+    worker: str = field(default="", compare=False)
+    """Of the worker that printed it, its id and the address of its node, as ``7`` and
+    ``7 10.0.0.2``: a worker has another name before it knows its rank. Empty: no worker did."""
     number: int = field(default=0, compare=False)
     """Of the physical line that it begins with, where `read_new_lines` gives it."""
 
@@ -96,18 +99,20 @@ def clean(raw: str) -> LogLine:
     """One physical line without colours and wrappers."""
     text = _CONTROL.sub("", _ANSI.sub("", raw)) if not raw.isprintable() or "[" in raw else raw
     container, level, file, stamp, process = "", None, None, None, ""
-    bare, elsewhere = True, False
+    bare, node, worker = True, None, ""
     if text.startswith('{"'):
         text, level = _json_message(text)
     for _ in range(10):  # a Ray worker under an engine core under journald is four deep
         before = text
         if match := _FORMS.process.match(text):
-            elsewhere = elsewhere or match["node"] is not None
+            node = match["node"] or node
             process = match["name"] or process
+            if pid := match["rank_pid"] or ("Worker" in process and match["pid"]):
+                worker = f"{pid} {node or ''}".strip()
             text, bare = text[match.end() :], False
         elif match := _FORMS.header.match(text) or _FORMS.logging.match(text):
             level = _LEVELS[match["level"]]
-            file, stamp = match["file"], None if elsewhere else match["stamp"]
+            file, stamp = match["file"], match["stamp"] if node is None else None
             text, bare = text[match.end() :], False
             break
         elif match := _FORMS.stamp.match(text):
@@ -137,6 +142,7 @@ def clean(raw: str) -> LogLine:
         bare=bare,
         stamp=stamp,
         process=process,
+        worker=worker,
     )
 
 

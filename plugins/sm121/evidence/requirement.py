@@ -19,7 +19,7 @@ COMPARED = (
 )
 
 
-def _accepted(required: PathValues, name: str) -> tuple[str, ...] | None:
+def accepted_values(required: PathValues, name: str) -> tuple[str, ...] | None:
     """The accepted values of a field, as text; None: any. Of ``requantised`` each layer counts: a
     log shows some, and what it does not show is left to a profile of the kernels."""
     value = getattr(required, name, None)
@@ -34,7 +34,7 @@ def not_shown(required: PathValues, path: KernelPath) -> list[str]:
     silent = [
         name
         for name in COMPARED
-        if (accepted := _accepted(required, name)) is not None
+        if (accepted := accepted_values(required, name)) is not None
         and "auto" not in accepted
         and getattr(path, name) is None
     ]
@@ -49,7 +49,7 @@ def contradictions(
     `MUST_BE_SHOWN` that it does not show. The log is searched from its last start on."""
     findings = []
     for name in COMPARED:
-        accepted = _accepted(required, name)
+        accepted = accepted_values(required, name)
         resolved = getattr(path, name)
         if accepted is None or (resolved is None and name not in MUST_BE_SHOWN):
             continue
@@ -59,7 +59,7 @@ def contradictions(
             resolved = ", ".join(resolved_values) if isinstance(resolved, list) else resolved
             findings.append(f"{name}: required {' or '.join(accepted)}, seen {resolved} ({line})")
     for name, others in path.also.items():
-        allowed = {*(_accepted(required, name) or ())}
+        allowed = {*(accepted_values(required, name) or ())}
         for value in others:
             if value not in allowed and f"{name}={value}" not in required.accepted_also:
                 line = path.evidence.get(f"{name}_also", "no line")

@@ -17,11 +17,13 @@ SignatureField = Literal[
     "dtype", "load_format", "quantization", "prefix_caching", "block_size", "context",
     "requantised", "moe_variant", "moe_tiles", "weights", "unknown_env", "fallback",
     "silent_fallback", "version", "build", "asked", "model", "served_model", "prompt_rate",
-    "progress", "fact",
+    "progress", "fact", "rank", "world_size", "group", "graph_sizes", "channels", "network",
+    "rdma_devices",
 ]  # fmt: skip
 """What a signature speaks of. A ``fact`` is no result of its own: other signatures lean on it.
 ``asked`` is what the server was asked for. A ``prompt_rate`` counts the tokens of the last
-seconds."""
+seconds. Of a rank: its number, how many there are, what their ``group`` is made by, and what NCCL
+says of its ``channels`` to other ranks."""
 
 
 class LinePattern(DataTable):

@@ -1,0 +1,135 @@
+"""The kernel path of each rank of a server that spans machines: one for each rank, from one log or
+from one log a node, and equal on all of them."""
+
+import ast
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sm121.core import data_file
+from sm121.core.engine_settings import PathValues
+from sm121.evidence.kernel_path import KernelPath, LogReader
+from sm121.evidence.requirement import COMPARED, MUST_BE_SHOWN, accepted_values
+
+#: Equal on all ranks, beside what a profile may require.
+_EQUAL = (*COMPARED, "native_fp4", "block_size", "graph_sizes", "group", "version")
+#: Arguments that name a node, or only what its first rank serves.
+_OF_A_NODE = (
+    *("node_rank", "headless", "host", "port", "master_addr", "master_port", "api_key"),
+    *("served_model_name", "enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"),
+    *("middleware", "api_server_count", "model_tag", "enable_prompt_tokens_details"),
+    *("uvicorn_log_level", "disable_uvicorn_access_log", "enable_log_requests"),
+)
+
+
+class RankPath(data_file.Record):
+    """What one rank runs, by the log of its node."""
+
+    rank: int | None
+    """None: no line says which rank it is."""
+    node: str
+    """The node's name, or the address that its lines carry."""
+    path: KernelPath
+
+    def __str__(self) -> str:
+        return f"rank {'?' if self.rank is None else self.rank} on {self.node}"
+
+
+def read_ranks(
+    logs: Sequence[tuple[str, Path]], engine: str, *, one_run: bool = False
+) -> list[RankPath]:
+    """The path of each rank that `logs` show, by rank. `logs`: a node's name and its log; of one
+    log for several nodes a line's address names the node. What the first rank of a node says holds
+    for its others where they are silent: vLLM says most of it once a node. Raises OSError."""
+    found: list[RankPath] = []
+    for name, log in logs:
+        reader = LogReader(engine, one_run=one_run)
+        reader.read(log)
+        of_node: dict[str, list[RankPath]] = {}
+        for worker, path in reader.workers().items():
+            node = worker.partition(" ")[2] or name
+            of_node.setdefault(node, []).append(RankPath(rank=path.rank, node=node, path=path))
+        for ranks in of_node.values():
+            ranks.sort(key=_order)
+            first = ranks[0].path
+            for other in ranks[1:]:
+                for field in _EQUAL:
+                    if getattr(other.path, field) is None and field != "group":
+                        setattr(other.path, field, getattr(first, field))
+        found += (each for ranks in of_node.values() for each in ranks if _computes(each.path))
+    return sorted(found, key=_order)
+
+
+def _order(each: RankPath) -> int:
+    return 1 << 30 if each.rank is None else each.rank
+
+
+def _computes(path: KernelPath) -> bool:
+    """Whether it is a worker's path: a start may have other processes with such a name."""
+    return path.rank is not None or path.attention is not None or bool(path.channels)
+
+
+def contradictions(
+    ranks: Sequence[RankPath], required: PathValues, world_size: int
+) -> Iterator[str]:
+    """What differs between ranks, and a size of the world that is another one; a line each, with
+    rank and node."""
+    for each in ranks:
+        size = each.path.world_size
+        if size is not None and size != world_size:
+            yield f"world size of {each}: required {world_size}, seen {size}"
+    for field in _EQUAL:
+        yield from _unequal(ranks, field, accepted_values(required, field))
+    yield from _unequal_arguments(ranks)
+
+
+def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:
+    """What is not proven since the logs do not show it, a line each."""
+    numbers = [each.rank for each in ranks]
+    lines = [
+        f"rank {number}: no line of the logs is of it; give the log of its node"
+        for number in range(world_size)
+        if number not in numbers
+    ]
+    lines += [
+        f"rank {n}: two logs show it" for n in {*numbers} if n is not None and numbers.count(n) > 1
+    ]
+    for field in MUST_BE_SHOWN[:2]:
+        silent = [str(each) for each in ranks if getattr(each.path, field) is None]
+        if silent:
+            lines.append(f"{field} of {', '.join(silent)}: no line shows it")
+    return lines
+
+
+def _unequal(
+    ranks: Sequence[RankPath], field: str, accepted: Collection[str] | None
+) -> Iterator[str]:
+    shown = [each for each in ranks if getattr(each.path, field) is not None]
+    values = {str(getattr(each.path, field)) for each in shown}
+    if len(values) < 2:
+        return
+    fit = [each for each in shown if str(getattr(each.path, field)) in (accepted or ())]
+    like = (fit or shown)[0]
+    for each in shown:
+        value, other = getattr(each.path, field), getattr(like.path, field)
+        if value != other:
+            line = each.path.evidence.get(field, "no line")
+            yield f"{field} of {each}: {value}, of {like}: {other} ({line})"
+
+
+def _unequal_arguments(ranks: Sequence[RankPath]) -> Iterator[str]:
+    shown = [(each, _arguments(each.path)) for each in ranks if each.path.asked]
+    for each, arguments in shown[1:]:
+        like, first = shown[0]
+        for name in sorted({*arguments, *first}):
+            value, other = arguments.get(name, "not set"), first.get(name, "not set")
+            if value != other:
+                yield f"argument {name} of {each}: {value}, of {like}: {other}"
+
+
+def _arguments(path: KernelPath) -> Mapping[str, Any]:
+    values: Any = {}
+    with contextlib.suppress(ValueError, SyntaxError):
+        values = ast.literal_eval(path.asked or "{}")
+    return {name: value for name, value in values.items() if name not in _OF_A_NODE}

@@ -1,0 +1,120 @@
+"""What carries the bytes between the ranks of a server: by the lines of NCCL's channels, by the
+network that NCCL chose, by gloo's line, or by the counters of the RDMA ports. What NCCL only found
+proves nothing."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from sm121.core import data_file
+from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.ranks import RankPath
+
+_COUNTER = "ports/*/counters/port_*_data"
+_WORD_BYTES = 4  # of those counters, by the InfiniBand specification
+REMEDY = "start all ranks with NCCL_DEBUG=INFO"
+_LIST = re.compile(r"\[\d+\]\s*\{?(?:\[\d+\]\s*)?([\w.-]+):\d+/(\w+)")
+
+
+class Transport(data_file.Record):
+    """What carries the bytes of one rank."""
+
+    kinds: list[str]
+    """``RoCE``, ``IB``, ``Socket``, ``P2P``, ``SHM``, ``gloo``; a plugin's own name."""
+    devices: int | None = None
+    """RDMA devices with a channel; None where nothing shows it."""
+    evidence: str
+    """The line, or what the counters counted."""
+
+
+def of_path(path: KernelPath) -> Transport | None:
+    """What the lines of a rank prove; None: nothing. A channel decides over the chosen network."""
+    links = _LIST.findall(path.rdma_devices or "")
+    rdma = links[0][1] if links else "IB"
+    if path.channels:
+        kinds = sorted({_kind(channel, rdma) for channel in path.channels})
+        # A line of a kind that may be wrong is the evidence, if there is one.
+        worst = next((c for c in path.channels if _kind(c, rdma) != rdma), path.channels[0])
+        carrying = {
+            channel.split("/")[2] for channel in path.channels if _kind(channel, rdma) == rdma
+        }
+        return Transport(
+            kinds=kinds,
+            devices=len(carrying) or None,
+            evidence=path.evidence[f"channels.{worst}"],
+        )
+    if path.network is not None:
+        return Transport(
+            kinds=[_kind(f"NET/{path.network}", rdma)],
+            devices=len(links) if len(links) == 1 else None,
+            evidence=path.evidence["network"],
+        )
+    if path.group == "gloo":
+        return Transport(kinds=["gloo"], evidence=path.evidence["group"])
+    return None
+
+
+def _kind(channel: str, rdma: str) -> str:
+    net, _, name = channel.partition("/")
+    if net != "NET":
+        return net
+    name = name.partition("/")[0]
+    return rdma if re.fullmatch(r"IB(ext)?(_v\d+)?", name) else name
+
+
+def by_counters(counted: Mapping[str, int], least: int) -> Transport:
+    """What the counters of the RDMA ports prove of the bytes of a prompt. `counted`: bytes by
+    device, of one node; `least`: bytes that its ranks had to exchange at the least."""
+    total = sum(counted.values())
+    shown = (
+        ", ".join(f"{device} {count:,} B" for device, count in sorted(counted.items())) or "none"
+    )
+    return Transport(
+        kinds=["RoCE"] if total >= least else ["Socket"],
+        devices=sum(count >= least / 100 for count in counted.values()) or None,
+        evidence=f"RDMA ports counted {shown} during a prompt that needs {least:,} B",
+    )
+
+
+def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[str, int]:
+    """Bytes sent and received by each RDMA device of a machine; empty where it has none."""
+    counters: dict[str, int] = {}
+    for file in root.glob(f"*/{_COUNTER}"):
+        device = file.relative_to(root).parts[0]
+        counters[device] = counters.get(device, 0) + _WORD_BYTES * int(file.read_text("ascii"))
+    return counters
+
+
+def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by device between two readings; a device without a reading before counts nothing."""
+    return {device: max(0, after[device] - before[device]) for device in after if device in before}
+
+
+def least_bytes(tokens: int, hidden: int, collectives: int) -> int:
+    """Half of what each of two ranks sends for a prompt, in bytes: `collectives` sums a token of
+    `hidden` values of two bytes."""
+    return tokens * hidden * 2 * collectives // 2
+
+
+def contradictions(
+    ranks: Sequence[RankPath],
+    carried: Mapping[int, Transport],
+    accepted: Collection[str],
+) -> list[str]:
+    """Where bytes go another way than is accepted, a line each. `carried`: by index in `ranks`."""
+    return [
+        f"transport of {ranks[index]}: required {' or '.join(accepted)}, seen {', '.join(wrong)} "
+        f"({transport.evidence})"
+        for index, transport in carried.items()
+        if (wrong := [kind for kind in transport.kinds if kind not in accepted])
+    ]
+
+
+def remarks(ranks: Sequence[RankPath], carried: Mapping[int, Transport], devices: int) -> list[str]:
+    """Where fewer RDMA devices carry than a node has, a line each. `devices`: of a node."""
+    return [
+        f"{ranks[index]}: {transport.devices} of {devices} RDMA devices carry bytes, so that a part "
+        f"of the link's rate is not used ({transport.evidence})"
+        for index, transport in carried.items()
+        if transport.devices is not None and transport.devices < devices
+    ]
