@@ -11,10 +11,9 @@ from sm121.kernels import cases, serving
 from sm121.kernels.under_test import Kernels
 from sm121.report import summary
 from sm121.run import merge, served
+from sm121.run.engine_report import EngineReport, ServedKernel
 from sm121.run.verdict_file import (
-    EngineReport,
     JudgedKernel,
-    ServedKernel,
     ShardReport,
     ShardTest,
     TestReport,

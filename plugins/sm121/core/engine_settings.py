@@ -49,6 +49,8 @@ class Nodes(extending.Statement):
     launcher: Launcher = "nnodes"
     #: Any of these may carry the bytes; with another one the path is wrong.
     transports: tuple[Transport, ...] = Field(min_length=1)
+    #: RDMA devices of a node that carry bytes when the whole link is used.
+    devices: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="after")
     def _equal_shares(self) -> "Nodes":

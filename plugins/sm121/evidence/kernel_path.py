@@ -114,9 +114,9 @@ class KernelPath(data_file.Record):
     group: str | None = Field(default=None, exclude=True)
     """What the ranks' process group is made by: ``nccl``, ``gloo``."""
     graph_sizes: str | None = Field(default=None, exclude=True)
-    """The graphs that a rank is to capture: ``PIECEWISE=51 (largest=512), FULL=35 (largest=64)``."""
+    """The graphs that a rank is to capture: ``PIECEWISE=51 (largest=512), FULL=35 (...)``."""
     channels: list[str] = Field(default_factory=list, exclude=True)
-    """What NCCL's channels to other ranks go through: ``NET/IB/0``, ``NET/Socket/0``, ``P2P/IPC``."""
+    """What NCCL's channels to other ranks go through: ``NET/IB/0``, ``NET/Socket/0``, ``SHM``."""
     network: str | None = Field(default=None, exclude=True)
     """NCCL's network between nodes: ``IB``, ``IBext_v10``, ``Socket``."""
     rdma_devices: str | None = Field(default=None, exclude=True)

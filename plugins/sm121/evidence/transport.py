@@ -113,8 +113,8 @@ def contradictions(
 def remarks(ranks: Sequence[RankPath], carried: Mapping[int, Transport], devices: int) -> list[str]:
     """Where fewer RDMA devices carry than a node has, a line each. `devices`: of a node."""
     return [
-        f"{ranks[index]}: {transport.devices} of {devices} RDMA devices carry bytes, so that a part "
-        f"of the link's rate is not used ({transport.evidence})"
+        f"{ranks[index]}: {transport.devices} of {devices} RDMA devices carry bytes: a part of the "
+        f"link's rate is not used ({transport.evidence})"
         for index, transport in carried.items()
         if transport.devices is not None and transport.devices < devices
     ]

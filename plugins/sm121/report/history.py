@@ -22,8 +22,9 @@ from sm121.regression import trend
 from sm121.regression.change import Change
 from sm121.report import comparison, metric_names
 from sm121.run import stored_run, verdict_file
+from sm121.run.engine_report import EngineReport
 from sm121.run.stored_run import StoredMetric, StoredRun
-from sm121.run.verdict_file import EngineReport, VerdictFile
+from sm121.run.verdict_file import VerdictFile
 
 _SUFFIXES = (".json", ".csv", ".yaml", ".yml")
 #: The metric of each column, unless most runs have another one whose name begins so.

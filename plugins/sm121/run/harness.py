@@ -28,8 +28,9 @@ from sm121.evidence import kernel_proof, metrics, requirement
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.silent_errors import ErrorReader, SilentError
+from sm121.evidence.transport import Transport
 from sm121.measure import roofline
-from sm121.run import beside, served, verdict_file
+from sm121.run import beside, served, spanning, verdict_file
 from sm121.run.record import RunRecord
 from sm121.run.target import Target
 
@@ -80,6 +81,8 @@ class Harness(RunRecord):
     _judged_at: dict[Path, int | None] = field(default_factory=dict)
     _errors: dict[Path, ErrorReader] = field(default_factory=dict)
     _under_test: Server | None = None
+    #: What the RDMA ports of this machine counted during a prompt.
+    _counted: Transport | None = None
 
     @property
     def profile(self) -> Profile:
@@ -252,6 +255,7 @@ class Harness(RunRecord):
         configuration = server.configuration
         name = configuration.name if configuration is not None else self.profile.under_test
         wrong = self._contradictions(server, name)
+        self._note_nodes(server)
         silent = requirement.not_shown(self.profile.path_of(name), self.kernel_path(server))
         if self.profile.model.digest is not None and configuration is None:
             silent.append("the model's digest (the attached server's files are not known)")
@@ -260,6 +264,29 @@ class Harness(RunRecord):
             self.remark(line, at_once=False)
         self._judged_paths.setdefault(name, (server, set()))[1].update(wrong)
         return wrong
+
+    def spanned(self, server: Server) -> spanning.Spanned | None:
+        """What the ranks of a server show that spans machines; None: it is on one."""
+        nodes, configuration = self.profile.nodes, server.configuration
+        if nodes is None:
+            return None
+        name = configuration.name if configuration is not None else self.profile.under_test
+        required = self.profile.path_of(name)
+        judged = spanning.look(server, nodes, required, self._counted)
+        if len(judged.carried) < len(judged.ranks) and self._counted is None:
+            config = roofline.read_config(self.file.engine.model) or {}
+            self._counted = spanning.count_a_prompt(server, nodes, config)
+            judged = spanning.look(server, nodes, required, self._counted)
+        return judged
+
+    def _note_nodes(self, server: Server) -> None:
+        if (judged := self.spanned(server)) is None:
+            return
+        self.file.engine.nodes = judged.rows()
+        for line in judged.remarks:
+            self.remark(line, at_once=False)
+        for line in judged.silent:
+            self.unproven(line)
 
     def judge_paths_again(self) -> None:
         """Judge each path that was judged before by what the log says now."""
@@ -324,6 +351,8 @@ class Harness(RunRecord):
         patterns = requested.patterns(configuration) if configuration is not None else ()
         required = self.profile.path_of(name, patterns)
         wrong = requirement.contradictions(required, path, server.log, name)
+        if (judged := self.spanned(server)) is not None:
+            wrong += judged.wrong
         if configuration is None:  # another machine's or container's files may not be those here
             return wrong
         stated, variables = self.profile.model, os.environ | dict(configuration.environment)

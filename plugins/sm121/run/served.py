@@ -11,7 +11,8 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.kernels import serving
 from sm121.kernels.protocol import Operation
 from sm121.kernels.serving import Choice
-from sm121.run.verdict_file import ServedKernel, TestReport, VerdictFile
+from sm121.run.engine_report import ServedKernel
+from sm121.run.verdict_file import TestReport, VerdictFile
 
 _JUDGED = (Verdict.PASS, Verdict.FAIL)
 

@@ -18,9 +18,10 @@ from sm121.measure import machine, statistics
 from sm121.measure.box import BoxState
 from sm121.run import details, verdict_file
 from sm121.run.details import Details, Samples
+from sm121.run.engine_report import EngineReport
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.merge import contradiction
-from sm121.run.verdict_file import BESIDE, EngineReport, MetricReport, TestReport, VerdictFile
+from sm121.run.verdict_file import BESIDE, MetricReport, TestReport, VerdictFile
 
 #: What two runs of pytest-benchmark must share to be compared, and how it is called.
 _CONTEXT = {

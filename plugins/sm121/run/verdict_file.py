@@ -15,57 +15,13 @@ from sm121.core.profile import FULL
 from sm121.core.profile_fields import LEVELS
 from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Severity, Verdict, worst
-from sm121.evidence.kernel_path import KernelPath
-from sm121.evidence.kernel_profile import KernelProfile
 from sm121.measure.box import Reading
 from sm121.measure.growth import Growth
+from sm121.run.engine_report import EngineReport
 from sm121.run.fingerprint import Fingerprint
 
 NAME = "verdict.json"
 SCHEMA_VERSION = 2
-
-
-class ServedKernel(Record):
-    """A kernel of the path that was served, and whether anything held it against the oracle."""
-
-    operation: str
-    """As the kernel level names it: ``fused_moe``, ``decode_attention``, ..."""
-    component: str
-    """The value of the path that names the kernel."""
-    backend: str | None
-    """That value; null where nothing shows it."""
-    provider: str | None = None
-    """Whose calls are this kernel's; null where no provider has it."""
-    judged: bool | None = None
-    """Null where the path has no kernel for the operation."""
-    cases: int = 0
-    """So many of the provider's cases passed or failed."""
-    why: str = ""
-    """Why it was not judged, or need not be."""
-
-
-class EngineReport(Record):
-    """The engine under test. Null where the evidence does not show a value."""
-
-    name: str
-    version: str | None = None
-    identity: str | None = None
-    """The release, with the build based on it (``0.14.0+mxfp4``); null where neither is known."""
-    rounding: str | None = None
-    """Beyond the checkpoint, as ``--rounding`` takes it; null where nothing shows it."""
-    price_allowed: bool = False
-    managed: bool
-    base_url: str | None = None
-    unwatched: str | None = None
-    """Why a restart of the attached server may go unnoticed; null where each one shows."""
-    model: str
-    configuration: str | None = None
-    startup_s: float | None = None
-    path: KernelPath = Field(default_factory=KernelPath)
-    kernels: KernelProfile | None = None
-    """Kernels of some decode steps, those of the longest time; null where none were profiled."""
-    served: list[ServedKernel] = Field(default_factory=list)
-    """The kernels of the path by operation, and which of them the numerics judged."""
 
 
 class BoxReport(Record):

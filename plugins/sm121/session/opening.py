@@ -21,8 +21,9 @@ from sm121.engines.managed import StartLimits
 from sm121.evidence import environment, resources
 from sm121.measure import machine
 from sm121.run import directory as report_directory
+from sm121.run.engine_report import EngineReport
 from sm121.run.target import Target
-from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
+from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import crashes, fingerprinting, signals
 from sm121.session import target as targets
 from sm121.session.session import Session

@@ -1,0 +1,67 @@
+"""What verdict.json says of the engine under test."""
+
+from pydantic import Field
+
+from sm121.core.data_file import Record
+from sm121.evidence.kernel_path import KernelPath
+from sm121.evidence.kernel_profile import KernelProfile
+from sm121.evidence.transport import Transport
+
+
+class ServedKernel(Record):
+    """A kernel of the path that was served, and whether anything held it against the oracle."""
+
+    operation: str
+    """As the kernel level names it: ``fused_moe``, ``decode_attention``, ..."""
+    component: str
+    """The value of the path that names the kernel."""
+    backend: str | None
+    """That value; null where nothing shows it."""
+    provider: str | None = None
+    """Whose calls are this kernel's; null where no provider has it."""
+    judged: bool | None = None
+    """Null where the path has no kernel for the operation."""
+    cases: int = 0
+    """So many of the provider's cases passed or failed."""
+    why: str = ""
+    """Why it was not judged, or need not be."""
+
+
+class NodeReport(Record):
+    """One rank of a server that spans machines. Null where the evidence does not show a value."""
+
+    rank: int | None
+    node: str
+    """Its name, or its address, or the log that shows it."""
+    version: str | None = None
+    path: dict[str, str] = Field(default_factory=dict)
+    """Its own values of the kernel path."""
+    transport: Transport | None = None
+    """What carries its bytes to the other ranks."""
+    memory_available_gib: float | None = None
+
+
+class EngineReport(Record):
+    """The engine under test. Null where the evidence does not show a value."""
+
+    name: str
+    version: str | None = None
+    identity: str | None = None
+    """The release, with the build based on it (``0.14.0+mxfp4``); null where neither is known."""
+    rounding: str | None = None
+    """Beyond the checkpoint, as ``--rounding`` takes it; null where nothing shows it."""
+    price_allowed: bool = False
+    managed: bool
+    base_url: str | None = None
+    unwatched: str | None = None
+    """Why a restart of the attached server may go unnoticed; null where each one shows."""
+    model: str
+    configuration: str | None = None
+    startup_s: float | None = None
+    path: KernelPath = Field(default_factory=KernelPath)
+    kernels: KernelProfile | None = None
+    """Kernels of some decode steps, those of the longest time; null where none were profiled."""
+    nodes: list[NodeReport] = Field(default_factory=list)
+    """A row for each rank of a server that spans machines; empty: it is on one."""
+    served: list[ServedKernel] = Field(default_factory=list)
+    """The kernels of the path by operation, and which of them the numerics judged."""
