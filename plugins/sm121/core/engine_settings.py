@@ -40,6 +40,15 @@ Launcher = Literal["nnodes", "ray"]
 Transport = Literal["IB", "RoCE", "gloo", "P2P", "SHM", "Socket"]
 
 
+class Link(extending.Statement):
+    """What a token costs between machines at the least."""
+
+    #: Sums over all ranks that a token waits for.
+    collectives: Annotated[int, Field(ge=1)]
+    exchange_us: Positive
+    gb_s: Positive
+
+
 class Nodes(extending.Statement):
     """Of a server that spans machines. Its arguments for that come from here."""
 
@@ -51,6 +60,8 @@ class Nodes(extending.Statement):
     transports: tuple[Transport, ...] = Field(min_length=1)
     #: RDMA devices of a node that carry bytes when the whole link is used.
     devices: Annotated[int, Field(ge=1)] | None = None
+    #: None: what is between the machines is not counted in the bound of a rate.
+    link: Link | None = None
 
     @model_validator(mode="after")
     def _equal_shares(self) -> "Nodes":

@@ -13,7 +13,9 @@ from sm121.evidence.ranks import RankPath
 _COUNTER = "ports/*/counters/port_*_data"
 _WORD_BYTES = 4  # of those counters, by the InfiniBand specification
 REMEDY = "start all ranks with NCCL_DEBUG=INFO"
-_LIST = re.compile(r"\[\d+\]\s*\{?(?:\[\d+\]\s*)?([\w.-]+):\d+/(\w+)")
+#: Of NCCL's list: a device's number, and it, or those that were merged into it.
+_DEVICE = re.compile(r"\[(\d+)\](=\{[^}]*\}|[^\s\[]+)")
+_LINK = re.compile(r":\d+/(\w+)")
 
 
 class Transport(data_file.Record):
@@ -29,8 +31,9 @@ class Transport(data_file.Record):
 
 def of_path(path: KernelPath) -> Transport | None:
     """What the lines of a rank prove; None: nothing. A channel decides over the chosen network."""
-    links = _LIST.findall(path.rdma_devices or "")
-    rdma = links[0][1] if links else "IB"
+    listed = path.rdma_devices or ""
+    merged = {n: max(text.count("/"), text.count("+") + 1) for n, text in _DEVICE.findall(listed)}
+    rdma = next(iter(_LINK.findall(listed)), "IB")
     if path.channels:
         kinds = sorted({_kind(channel, rdma) for channel in path.channels})
         # A line of a kind that may be wrong is the evidence, if there is one.
@@ -40,13 +43,13 @@ def of_path(path: KernelPath) -> Transport | None:
         }
         return Transport(
             kinds=kinds,
-            devices=len(carrying) or None,
+            devices=sum(merged.get(number, 1) for number in carrying) or None,
             evidence=path.evidence[f"channels.{worst}"],
         )
     if path.network is not None:
         return Transport(
             kinds=[_kind(f"NET/{path.network}", rdma)],
-            devices=len(links) if len(links) == 1 else None,
+            devices=1 if list(merged.values()) == [1] else None,
             evidence=path.evidence["network"],
         )
     if path.group == "gloo":

@@ -3,6 +3,7 @@ decode one token of one stream, every active weight and the whole KV cache in th
 once. No clock and no kernel can do better; only speculative decoding can, and several streams.
 ``fixtures/formats.toml`` has the bits of formats."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -14,7 +15,7 @@ from typing import Any
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
-from sm121.core.engine_settings import PathValues
+from sm121.core.engine_settings import Nodes, PathValues
 from sm121.core.errors import Sm121Error
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate
@@ -65,6 +66,8 @@ class Traffic:
     router: float
     lm_head: float
     kv: float
+    #: Seconds between machines.
+    link_s: float = 0.0
 
     @property
     def total(self) -> float:
@@ -88,7 +91,7 @@ class Ceiling:
     @property
     def tok_s(self) -> float:
         """Tokens a second of one stream, without the tolerance."""
-        return self.gb_s * 1e9 / self.traffic.total
+        return 1.0 / (self.traffic.total / (self.gb_s * 1e9) + self.traffic.link_s)
 
     def share(self, rate: float) -> float:
         """How much of the bound was reached."""
@@ -155,7 +158,23 @@ def cost(
     each = {**own.lacking, **own.configurations}[name]
     arguments = (*own.engine.arguments, *each.arguments, *more)
     layout = served(config, arguments, own.path_of(name), path or KernelPath())
-    return traffic(config, depth=depth, formats=layout) if layout is not None else None
+    if layout is None:
+        return None
+    return spread(traffic(config, depth=depth, formats=layout), own.nodes, config)
+
+
+def spread(read: Traffic, nodes: Nodes | None, config: Mapping[str, Any]) -> Traffic:
+    """What each of `nodes` reads for a token, and the seconds that its bytes are between them; all
+    of it where there is one machine. The router is on each of them. `config`: of the model."""
+    if nodes is None:
+        return read
+    link, parts = nodes.link, ("experts", "attention", "lm_head", "kv")
+    each = {name: getattr(read, name) / nodes.count for name in parts}
+    exchanged = 2 * int(config["hidden_size"])  # values of two bytes
+    link_s = 0.0
+    if link is not None:
+        link_s = link.collectives * (link.exchange_us / 1e6 + exchanged / (link.gb_s * 1e9))
+    return dataclasses.replace(read, **each, link_s=link_s)
 
 
 def out_of_reach(
@@ -171,12 +190,13 @@ def out_of_reach(
     if (bound := Ceiling(read, rate, 1.0).tok_s) >= gate.minimum:
         return None
     names = (*own.configurations, *own.lacking)
-    costs = {name: each.total for name in names if (each := cost(own, name, depth, config))}
-    best, how = min(costs, key=costs.__getitem__, default=""), "it needs fewer bits, or speculation"
-    if best and rate * 1e9 / costs[best] >= gate.minimum:
+    costs = {name: each for name in names if (each := cost(own, name, depth, config))}
+    best = min(costs, key=lambda name: costs[name].total, default="")
+    how = "it needs fewer bits, or speculation"
+    if best and Ceiling(costs[best], rate, 1.0).tok_s >= gate.minimum:
         arguments = {**own.lacking, **own.configurations}[best].arguments
         options = [" ".join(pair) for pair in itertools.pairwise(arguments) if pair[0] in _OPTIONS]
-        how = f"configuration {best} ({' '.join(options)}) reads {costs[best] / 1e9:.2f}"
+        how = f"configuration {best} ({' '.join(options)}) reads {costs[best].total / 1e9:.2f}"
     where = "on this machine" if gb_s else "on the fastest healthy machine"
     reads = f"{read.total / 1e9:.2f} GB a token: at most {bound:.3g} tok/s {where}"
     return f"{reads} ({rate:.0f} GB/s); {how}"

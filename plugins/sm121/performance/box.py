@@ -145,6 +145,7 @@ class RunBox:
             return None
         try:
             least = roofline.traffic(self.model, depth=depth, formats=roofline.SMALLEST)
+            least = roofline.spread(least, profile.nodes, self.model)
             if started is None and path.moe is None:
                 return None, least
             cost = roofline.cost(profile, profile.under_test, depth, self.model, more, path)

@@ -1,0 +1,129 @@
+"""Each rank of a server on two machines has its path and its transport, and a fault names them."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data_rows import from_data
+
+from sm121.core import profile
+from sm121.core.server import Endpoint, Node, Server
+from sm121.evidence import transport
+from sm121.run import spanning
+
+WORDS: dict[str, Any] = tomllib.loads(
+    (Path(__file__).parent / "data" / "two-sparks.toml").read_text("utf-8")
+)
+OWN = profile.load("sm121x2-gpt-oss-120b").judging("stock", "0.33.0")
+
+
+def _changed(text: str, pattern: str, instead: str | dict[str, str]) -> str:
+    """`instead`: of a table the first whose key is in what matched."""
+
+    def one(match: re.Match[str]) -> str:
+        if isinstance(instead, str):
+            return match.expand(instead)
+        return match.expand(next(new for key, new in instead.items() if key in match[0]))
+
+    return re.sub(pattern, one, text, flags=re.M)
+
+
+def _rank(rank: int, launcher: str) -> str:
+    """The lines of a rank, as its launcher has them."""
+    pid, host, ip = 100 + rank, WORDS["hosts"][rank], WORDS["addresses"][rank]
+    text = WORDS["worker"].replace("{ip}", ip)
+    lines = text.replace("{rank}", str(rank)).replace("{peer}", str(1 - rank)).strip().splitlines()
+    ray = f"(EngineCore pid=90) (RayWorkerWrapper pid={pid}, ip={ip}) " if launcher == "ray" else ""
+    named = False
+    for index, line in enumerate(lines):
+        own = f"(Worker{f'_TP{rank}' if named else ''} pid={pid}) "
+        named = named or "is assigned as" in line
+        nccl = f"{host}:{pid}:{pid} [0] "
+        lines[index] = ray + {"V": "" if ray else own, "N": nccl}[line[0]] + line[2:]
+    return "\n".join(lines)
+
+
+def two_logs(folder: Path, launcher: str, ranks: Any = (), change: Any = ("x", "x")) -> Server:
+    """A server on two Sparks whose log, or logs, have a fault in the lines of `ranks`."""
+    texts = [_rank(0, launcher), _rank(1, launcher)]
+    if launcher == "nnodes":
+        texts[1] = WORDS["headless"].strip() + "\n" + texts[1]
+    texts = [_changed(text, *change) if n in ranks else text for n, text in enumerate(texts)]
+    texts[0] = WORDS["head"].strip() + "\n" + texts[0]
+    if launcher == "ray":
+        texts = ["\n".join(texts)]
+    nodes = []
+    for rank, text in enumerate(texts):
+        log = folder / f"node{rank}.log"
+        log.write_text(text + "\n", "utf-8")
+        nodes.append(Node(rank, f"spark{rank + 1}", log))
+    if launcher == "ray":
+        nodes.append(Node(1, "spark2"))
+    return Server(
+        Endpoint("http://10.0.0.1:8000", "none", "gpt-oss-120b"), False, "vllm", "0.33.0",
+        nodes[0].log, None, None, reader="vllm", nodes=tuple(nodes),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["nnodes", "ray"])
+@from_data
+def test_a_fault_of_a_rank_is_named(
+    name: str, launcher: str | None, ranks: Any, change: Any, wrong: Any, silent: Any, remark: Any,
+    by: str, tmp_path: Path,
+) -> None:  # fmt: skip
+    del name
+    if launcher not in (None, by):
+        pytest.skip("a fault of the other launcher's log")
+    assert OWN.nodes is not None
+    server = two_logs(tmp_path, by, ranks, change)
+    judged = spanning.look(server, OWN.nodes, OWN.path_of("stock"))
+    for lines, patterns in (
+        (judged.wrong, wrong), (judged.silent, silent), (judged.remarks, remark)
+    ):  # fmt: skip
+        patterns = patterns or ()
+        assert len(lines) == len(patterns), lines
+        assert all(any(re.search(each, line) for line in lines) for each in patterns), lines
+    names = ("spark1", "spark2") if by == "nnodes" else WORDS["addresses"]
+    assert all(any(node in line for node in names) for line in (*judged.wrong, *judged.remarks))
+
+
+def _counters(root: Path, values: dict[str, tuple[int, int]]) -> None:
+    for device, pair in values.items():
+        folder = root / device / "ports" / "1" / "counters"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, value in zip(("port_xmit_data", "port_rcv_data"), pair, strict=True):
+            (folder / name).write_text(f"{value}\n")
+
+
+#: Of 1,024 tokens of gpt-oss-120b: half of 37 sums of 2,880 values of two bytes each.
+LEAST = transport.least_bytes(1024, 2880, 37)
+
+
+@from_data
+def test_counters_tell_what_carried_a_prompt(
+    name: str, carried: Any, kinds: Any, devices: int | None, tmp_path: Path
+) -> None:
+    """`carried`: by device, its share of what a prompt costs."""
+    del name
+    _counters(tmp_path, dict.fromkeys(carried, (5_000_000_000, 7)))
+    before = transport.read_counters(tmp_path)
+    words = {device: int(2 * LEAST * share / 8) for device, share in carried.items()}
+    _counters(tmp_path, {device: (5_000_000_000 + n, 7 + n) for device, n in words.items()})
+    counted = transport.difference(before, transport.read_counters(tmp_path))
+    by = transport.by_counters(counted, LEAST)
+    assert (tuple(by.kinds), by.devices) == (tuple(kinds), devices), by
+
+
+def test_counters_speak_where_no_line_does_and_for_no_other_rank(tmp_path: Path) -> None:
+    assert OWN.nodes is not None
+    mute = [[0, 1], ("NCCL INFO .*", "NCCL version 2.28.9")]
+    server = two_logs(tmp_path, "nnodes", *mute)
+    for share, wrong in ((1.0, 0), (0.0, 2)):
+        counted = transport.by_counters({"rocep1s0f1": int(share * LEAST)}, LEAST)
+        judged = spanning.look(server, OWN.nodes, OWN.path_of("stock"), counted)
+        assert len(judged.wrong) == wrong and not judged.silent, judged
+    tcp = two_logs(tmp_path, "nnodes", [0, 1], (r"via NET/IB/\d", "via NET/Socket/0"))
+    rdma = transport.by_counters({"rocep1s0f1": 9 * LEAST}, LEAST)
+    assert len(spanning.look(tcp, OWN.nodes, OWN.path_of("stock"), rdma).wrong) == 2
