@@ -21,6 +21,16 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Rank:
+    """One node's part of a span; ``address`` and ``port``: where rank 0 gathers the others."""
+
+    number: int
+    count: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
 class ServerConfiguration:
     """One distinct start-up of an engine. Equal configurations share one server. ``arguments`` and
     ``environment`` are what comes on top of what the engine module adds itself (address, key,

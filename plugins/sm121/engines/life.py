@@ -12,6 +12,7 @@ import httpx
 import psutil
 
 from sm121.engines.managed import FATAL, ManagedServer, ServerError
+from sm121.engines.nodes import bounds
 from sm121.engines.starting import ask_for_a_token
 from sm121.evidence.failure import Cause, classify
 
@@ -83,7 +84,11 @@ class ManagedLife:
         that it had when it was ready; one that crashed counts also where another has taken its
         place."""
         may_have_ended = self._dead is None and not self.accounted
-        if may_have_ended and (end := self._end(asked_within_s)) is not None:
+        end = self._end(asked_within_s) if may_have_ended else None
+        fault = self.managed.fault(settle_s=0.0 if end is None else 3.0) if may_have_ended else None
+        if fault is not None:
+            self._dead = Dead(fault.what, fault.cause, time.monotonic(), fault.log)
+        elif end is not None:
             log, status = self.managed.log, self.managed.exit_status
             self._dead = Dead(end, classify(log, status), time.monotonic(), log)
         return self._dead or Alive()
@@ -147,6 +152,10 @@ class ManagedLife:
     def _unhealthy(self) -> str | None:
         if self.managed.endpoint is None:
             return "the server is not running"
+        if self.managed.configuration.span is not None:
+            within_s = bounds().token_within_s.value
+            served = self.answers(within_s)
+            return None if served else f"the server serves no token within {within_s:g} s"
         with self.managed.endpoint.http(timeout_s=10.0) as http:
             try:
                 status = http.get("/health").status_code

@@ -19,7 +19,7 @@ import psutil
 
 from sm121.compilation.caches import COMPILERS, CompileCaches
 from sm121.core import errors, redaction
-from sm121.core.configuration import ServerConfiguration
+from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.core.server import Endpoint, Server
 from sm121.engines import api_key, ports, protocol, stale
 from sm121.engines.memory import Memory
@@ -140,6 +140,8 @@ class ManagedServer:
     other_secrets: Callable[[], Collection[str]] = tuple
     on_cold: Callable[[float], None] = lambda _seconds: None
     added: Mapping[str, str] = field(default_factory=dict)
+    #: Its part of a server that spans machines; None: it is the whole.
+    rank: Rank | None = None
 
     progress: str = field(init=False, default="not started")
     #: When its process was started (``time.monotonic``), and its tree as it was before the stop.
@@ -184,9 +186,7 @@ class ManagedServer:
     def start(self) -> Server:
         """Start, and return when a token was served. Raises StartError: one of its subclasses;
         nothing is left running then."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        become_subreaper()
-        self._memory_before = Memory.now()
+        self._prepare()
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             try:
                 return self._start_once()
@@ -200,6 +200,31 @@ class ManagedServer:
                 self.stopped = self.stop()
                 raise
         raise AssertionError("unreachable")
+
+    def start_rank(self) -> None:
+        """Start a part that serves nobody itself, and do not wait for it."""
+        self._prepare()
+        self._launch()
+
+    def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
+        """What has befallen another node of it. `settle_s`: how long to wait for what they tell."""
+        del settle_s  # it has no other node
+        return None
+
+    def described(self) -> Mapping[str, tuple[Path | None, Any]]:
+        """Of each other node of it, by a name for files: its log, and what it told last."""
+        return {}
+
+    def _prepare(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        become_subreaper()
+        self._memory_before = Memory.now()
+
+    def _command(self) -> list[str]:
+        if self.rank is None:
+            return self.engine.command(self.configuration, port=self._port)
+        assert isinstance(self.engine, protocol.Spanning)
+        return self.engine.rank_command(self.configuration, port=self._port, rank=self.rank)
 
     @property
     def running(self) -> bool:
@@ -331,14 +356,14 @@ class ManagedServer:
         environment[RUN_ID] = self.run_id
         environment[SERVER_ID] = self._server_id
         environment[stale.OWNER] = stale.owner()
-        self._scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=_scratch_base()))
+        self._scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=scratch_base()))
         environment["TMPDIR"] = str(self._scratch)
         command = [
             *(sys.executable, "-m", "sm121.engines.supervisor"),
             *("--status", str(self._status_file)),
             *("--scratch", str(self._scratch)),
             *("--grace", str(self.limits.stop_s), "--"),
-            *self.engine.command(self.configuration, port=self._port),
+            *self._command(),
         ]
         self.launched, self._launched_at = time.monotonic(), time.time()
         self._supervisor = subprocess.Popen(
@@ -359,7 +384,10 @@ class ManagedServer:
         probe.start()
         try:
             while True:
-                if (exit_status := self.exit_status) is not None:
+                exit_status = self.exit_status
+                if fault := self.fault(settle_s=0.0 if exit_status is None else 3.0):
+                    raise fault
+                if exit_status is not None:
                     self._raise_exited(exit_status)
                 for line in activity.new_lines():
                     self._note_progress(startup_progress(line, self.engine.name))
@@ -508,7 +536,7 @@ def _ended(supervisor: subprocess.Popen[bytes], *, within_s: float) -> int:
             return supervisor.wait()
 
 
-def _scratch_base() -> str:
+def scratch_base() -> str:
     """Where temporary files go: vLLM puts unix sockets there, whose paths may have 107 bytes."""
     base = tempfile.gettempdir()
     return base if len(base) <= _LONGEST_SCRATCH_BASE else "/tmp"  # noqa: S108 - mkdtemp follows

@@ -11,6 +11,10 @@ from sm121.core.server import Server
 from sm121.engines import devices, registry, starting
 from sm121.engines.life import ManagedLife
 from sm121.engines.managed import ManagedServer, StartError, StartLimits, StopReport
+from sm121.engines.ray_cluster import RayServer
+from sm121.engines.spanning import SpanningServer
+
+_LAUNCHERS: Mapping[str, type[ManagedServer]] = {"nnodes": SpanningServer, "ray": RayServer}
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,8 @@ class ServerPool:
             self.stop()
         if configuration.key in self._failures:
             raise self._failures[configuration.key].with_traceback(None)
-        managed = ManagedServer(
+        span = configuration.span
+        managed = (ManagedServer if span is None else _LAUNCHERS[span.launcher])(
             configuration,
             registry.engine(configuration.engine),
             self.limits,

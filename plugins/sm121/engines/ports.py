@@ -5,10 +5,10 @@ import socket
 LOOPBACK = "127.0.0.1"
 
 
-def free_port() -> int:
+def free_port(host: str = LOOPBACK) -> int:
     """A port that was free a moment ago. Somebody may take it first: whoever binds it retries."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((LOOPBACK, 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 

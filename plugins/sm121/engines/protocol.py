@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from sm121.core.configuration import ServerConfiguration
+from sm121.core.configuration import Rank, ServerConfiguration
 
 
 class Engine(Protocol):
@@ -34,6 +34,17 @@ class Profiling(Protocol):
 
     def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
         """Whether the engine of that interpreter can, with `ServerConfiguration.traces`."""
+        ...
+
+
+@runtime_checkable
+class Spanning(Protocol):
+    """An engine whose server may span machines."""
+
+    def rank_command(
+        self, configuration: ServerConfiguration, *, port: int, rank: Rank
+    ) -> list[str]:
+        """As `Engine.command`, of one node's part."""
         ...
 
 

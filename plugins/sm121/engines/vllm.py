@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from sm121.core.configuration import ServerConfiguration
+from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.core.interpreter import imports
 from sm121.engines.python_engine import IN_ENGINE, PythonEngine, own_options
 
@@ -24,7 +24,8 @@ class Vllm(PythonEngine):
     #: file of arguments (--config) may have these among them, and nothing here would see it.
     reserved_arguments: tuple[str, ...] = (
         "--host", "--port", "--uds", "--root-path", "--api-key", "--model", "--served-model-name",
-        "--worker-cls", "--config",
+        "--worker-cls", "--config", "--nnodes", "--node-rank", "--master-addr", "--master-port",
+        "--headless",
     )  # fmt: skip
     reserved_variables: tuple[str, ...] = ("VLLM_API_KEY",)
 
@@ -50,6 +51,19 @@ class Vllm(PythonEngine):
             profiler |= {"profiler": "torch", "ignore_frontend": True}
             command += [_PROFILER_ARGUMENT, json.dumps(profiler)]
         return [*command, *configuration.given]
+
+    def rank_command(
+        self, configuration: ServerConfiguration, *, port: int, rank: Rank
+    ) -> list[str]:
+        """The command line of a node's part of a server that spans machines."""
+        command = self.command(configuration, port=port)
+        command += ["--nnodes", str(rank.count), "--node-rank", str(rank.number)]
+        command += ["--master-addr", rank.address, "--master-port", str(rank.port)]
+        if rank.number:  # api_server takes no heed of --headless
+            at = command.index("-m")
+            command[at : at + 2] = [str(IN_ENGINE / "sm121_serve.py")]
+            command.append("--headless")
+        return command
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
         """The suite's environment, the configuration's on top. The key stays off the command line,

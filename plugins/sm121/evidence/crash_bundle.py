@@ -8,8 +8,9 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ class Evidence:
     #: How to run again for a better stack.
     rerun: str = ""
     missing: dict[str, str] = field(default_factory=dict)
+    #: Of each other node of a server that spans machines, by the name of its files.
+    nodes: Mapping[str, tuple[Path | None, Any]] = field(default_factory=dict)
 
 
 def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
@@ -92,7 +95,7 @@ def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
 
 def _fill(folder: Path, evidence: Evidence, redact: Redact) -> None:
     parts: dict[str, dict[str, str]] = {}
-    for name, produce in _PARTS.items():
+    for name, produce in (*_PARTS.items(), *_of_nodes(evidence)):
         try:
             write_text(redact(produce(evidence)), folder / name)
             parts[name] = {"file": name}
@@ -250,6 +253,13 @@ _PARTS: dict[str, Callable[[Evidence], str]] = {
     "configuration.json": _field("configuration", "the server is attached: not known"),
     "flashinfer-api.log": _flashinfer,
 }
+
+
+def _of_nodes(evidence: Evidence) -> Iterator[tuple[str, Callable[[Evidence], str]]]:
+    for name, (log, told) in evidence.nodes.items():
+        yield f"{name}.json", partial(lambda told, _evidence: _json(told), told)
+        if log is not None:
+            yield f"{name}.log", partial(lambda log, _evidence: _whole_or_ends(log), log)
 
 
 def _readme(index: BundleIndex) -> str:

@@ -154,7 +154,7 @@ def ended(name: str, lines: list[str], *, basis: Basis = Basis.STATED, **words: 
     return Cause(
         kind=ending.kind,
         summary=ending.summary.format_map(words),
-        owner=ending.owner,
+        owner=ending.owner.format_map(words),
         remedy=ending.remedy,
         lines=lines,
         basis=basis,

@@ -65,6 +65,8 @@ class Harness(RunRecord):
     kept_log: KeptLog | None = None
     #: The servers that the suite starts; None when one is attached, or none can be started.
     pool: ServerPool | None = None
+    #: What each node of a server that spans machines is, by its name.
+    node_facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: How each server was stopped, by the name of its log.
     stops: dict[str, StopReport] = field(default_factory=dict)
     #: Why no further test runs, as (class, text); None while all is well.
@@ -282,7 +284,11 @@ class Harness(RunRecord):
     def _note_nodes(self, server: Server) -> None:
         if (judged := self.spanned(server)) is None:
             return
-        self.file.engine.nodes = judged.rows()
+        self.file.engine.nodes = rows = judged.rows()
+        for row in rows:
+            facts = (f for name, f in self.node_facts.items() if name.endswith(f"({row.node})"))
+            if (each := next(facts, None)) is not None:
+                row.memory_available_gib = each["available_bytes"] / 2**30
         for line in judged.remarks:
             self.remark(line, at_once=False)
         for line in judged.silent:

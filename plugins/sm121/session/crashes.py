@@ -130,7 +130,10 @@ class CrashDesk:
         exits = managed.exits() if managed is not None else []
         tree = managed.look_at_tree() if managed is not None else []
         cause = self._cause(error, managed if dying else None, tree)
-        if isinstance(error, ServerError) or dying or (managed and isinstance(error, Dead)):
+        fault = managed.fault() if managed is not None else None
+        if fault is not None:
+            cause = fault.cause
+        elif isinstance(error, ServerError) or dying or (managed and isinstance(error, Dead)):
             cause = death.cause_of(
                 cause,
                 exits=exits,
@@ -165,6 +168,7 @@ class CrashDesk:
             debug=session.settings.engine_debug,
             rerun=self._rerun(test),
             missing={} if managed is not None else self._missing(),
+            nodes=managed.described() if managed is not None else {},
         )
 
     def _is_dying(self, error: Exception | Dead | None) -> bool:

@@ -2,18 +2,31 @@
 
 import dataclasses
 import datetime
+import json
 import os
 import sys
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import IO
 
 import psutil
 
 from sm121.core import architecture, verdict
+from sm121.core.files import write_text
 from sm121.core.profile import FULL, Profile
 from sm121.core.server import Server
-from sm121.engines import devices, pool, process_tree, protocol, registry, stale, start_progress
+from sm121.engines import (
+    devices,
+    nodes,
+    pool,
+    process_tree,
+    protocol,
+    ray_cluster,
+    registry,
+    stale,
+    start_progress,
+)
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.device_memory import ServerMemoryReader
 from sm121.engines.kept_log import KeptLog
@@ -202,6 +215,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
     session.configurations = targets.configurations(
         settings, profile, notify=lambda line: session.say("canary", line)
     )
+    _look_at_nodes(session, profile)
     session.pool = pool.ServerPool(
         limits=StartLimits(
             ready_s=profile.engine.ready_within_s.value,
@@ -224,6 +238,22 @@ def _make_pool(session: Session, profile: Profile) -> None:
         else devices.lock(worker.id, worker.run, architecture.gpu_count()),
     )
     session.sampler = _sampler(session, profile, session.pool.processes)
+
+
+def _look_at_nodes(session: Session, profile: Profile) -> None:
+    """Note what each node of a server is that spans machines, in ``nodes.json``."""
+    under_test = session.configurations[profile.under_test]
+    if profile.nodes is None or under_test.span is None:
+        return
+    each = profile.nodes.tensor_parallel // profile.nodes.count
+    by_ray = under_test.span.launcher == "ray"
+    look = partial(ray_cluster.look, arch=profile.arch, ranks=each) if by_ray else nodes.look
+    for node, answer in look(under_test):
+        session.node_facts[str(node)] = answer.get("facts") or answer
+        for left in answer.get("leftovers", ()):
+            session.remark(f"{node}: a server of a dead run was ended: {left}")
+    text = session.redact(json.dumps(session.node_facts, indent=2))
+    write_text(text, session.directory / "nodes.json")
 
 
 def _sampler(

@@ -180,7 +180,8 @@ def _parallel(chosen: Profile, span: configuration.Span | None) -> tuple[str, ..
     """The arguments of a server that spans machines, as far as all of its ranks have them."""
     if span is None or chosen.nodes is None:
         return ()
-    backend = ("--distributed-executor-backend", "ray") if span.launcher == "ray" else ()
+    executor = "sm121_cpu_ray.CpuRayExecutor" if chosen.arch == architecture.CPU else "ray"
+    backend = ("--distributed-executor-backend", executor) if span.launcher == "ray" else ()
     return ("--tensor-parallel-size", str(chosen.nodes.tensor_parallel), *backend)
 
 

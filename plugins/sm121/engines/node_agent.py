@@ -1,0 +1,187 @@
+"""What another node of a server runs, without pytest: ``COMMAND -m sm121.engines.node_agent``.
+
+The first line of its standard input is a question in JSON; it answers in lines of JSON behind
+`MARK`. It looks at its machine (``look``), or starts a rank of the server as the suite starts one
+(``start``), and tells how that is. At the end of its standard input, or where nothing comes by it
+for ``lease_s``, it stops all that it has started."""
+
+import dataclasses
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sm121.core import digest, interpreter
+from sm121.core.configuration import Rank, ServerConfiguration
+from sm121.engines import registry, stale
+from sm121.engines.managed import ManagedServer, StartLimits, scratch_base
+from sm121.evidence import environment, kernel_messages, process_snapshot
+
+#: Before each answer: whatever else comes by the same way is not ours.
+MARK = "sm121-node "
+_EVERY_S = 1.0
+_MOST_PROCESSES, _MOST_LINES = 64, 50
+_LOG_PIECE, _MOST_LOG = 1 << 18, 64 << 20
+_REACH_EVERY_S, _REACH_WITHIN_S = 2.0, 2.0
+
+
+def facts(configuration: ServerConfiguration) -> dict[str, Any]:
+    """What this machine would start that configuration with."""
+    engine = registry.engine(configuration.engine)
+    folder, model = Path(configuration.model), None
+    if folder.is_dir():
+        model = digest.of_files(folder, (each for each in folder.iterdir() if each.is_file()))
+    record = environment.record(
+        configuration.python,
+        arguments=configuration.given,
+        environment=engine.environment(configuration, api_key=""),
+        workload={},
+    )
+    return {
+        "model": model,
+        "available_bytes": psutil.virtual_memory().available,
+        "record": record.model_dump(mode="json"),
+    }
+
+
+def bound_to(toward: str, configuration: ServerConfiguration) -> dict[str, str]:
+    """The variables that bind a rank to the link to an address. What the user gave stays."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((toward, 9))  # sends nothing: the kernel chooses the way
+        address = str(probe.getsockname()[0])
+    variables = {"VLLM_HOST_IP": address}
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            variables |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    chosen = {*dict(configuration.environment), *os.environ} - {"VLLM_HOST_IP"}
+    return {name: value for name, value in variables.items() if name not in chosen}
+
+
+def configuration_of(table: Mapping[str, Any]) -> ServerConfiguration:
+    """A configuration as JSON has it; its engine is that of this Python where it has one."""
+    fields = {**table, "arguments": tuple(table["arguments"])}
+    fields["environment"] = tuple((name, value) for name, value in table["environment"])
+    if interpreter.package(sys.executable, fields["engine"], os.environ) is not None:
+        fields["python"] = sys.executable
+    return ServerConfiguration(**fields)
+
+
+def tell(kind: str, content: object) -> None:
+    sys.stdout.write(f"{MARK}{json.dumps({kind: content})}\n")
+    sys.stdout.flush()
+
+
+def _look(question: Mapping[str, Any], configuration: ServerConfiguration) -> None:
+    leftovers = [f"{run}: {'; '.join(map(str, found))}" for run, found in stale.remove()]
+    reached = {str(port): _why_unreachable(host, port) for host, port in question["reach"]}
+    tell("facts", {**facts(configuration), "leftovers": leftovers, "unreachable": reached})
+
+
+def _why_unreachable(host: str, port: int) -> str | None:
+    try:
+        socket.create_connection((host, port), timeout=_REACH_WITHIN_S).close()
+    except OSError as error:
+        return error.strerror or str(error) or type(error).__name__
+    return None
+
+
+class _Telling:
+    """Tells of one rank until its standard input ends."""
+
+    def __init__(self, server: ManagedServer, question: Mapping[str, Any]) -> None:
+        self._server = server
+        self._beacon: tuple[str, int] = tuple(question["beacon"])
+        self._lease_s: float = question["lease_s"]
+        self._sent, self._reached_at = 0, 0.0
+        self._unreachable: str | None = None
+
+    def run(self) -> None:
+        heard = time.monotonic()
+        while time.monotonic() - heard < self._lease_s:
+            if select.select([0], [], [], _EVERY_S)[0]:
+                if not os.read(0, 4096):
+                    return
+                heard = time.monotonic()
+            self.tell_log()
+            self.tell_state()
+
+    def tell_log(self) -> None:
+        while self._sent < _MOST_LOG:
+            with self._server.log.open("rb") as log:
+                log.seek(self._sent)
+                piece = log.read(_LOG_PIECE)
+            if not piece:
+                return
+            self._sent += len(piece)
+            tell("log", piece.decode("utf-8", "replace"))
+
+    def tell_state(self) -> None:
+        now = time.monotonic()
+        if now - self._reached_at > _REACH_EVERY_S:
+            self._reached_at, self._unreachable = now, _why_unreachable(*self._beacon)
+        server = self._server
+        tree = process_snapshot.snapshot(server.processes())
+        kernel = kernel_messages.since(server.launched) if server.exits() else None
+        tell(
+            "state",
+            {
+                "exit_status": server.exit_status,
+                "exits": server.exits()[:_MOST_PROCESSES],
+                "tree": tree[:_MOST_PROCESSES],
+                "available_bytes": psutil.virtual_memory().available,
+                "unreachable": self._unreachable,
+                "kernel": kernel.of_note[-_MOST_LINES:] if kernel is not None else [],
+            },
+        )
+
+
+def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> None:
+    rank = Rank(**question["rank"])
+    added = {**bound_to(rank.address, configuration), **question["added"]}
+    with tempfile.TemporaryDirectory(prefix="sm121-node-", dir=scratch_base()) as folder:
+        server = ManagedServer(
+            configuration,
+            registry.engine(configuration.engine),
+            StartLimits(0.0, 0.0, question["stop_s"]),
+            Path(folder),
+            question["run"],
+            added=added,
+            rank=rank,
+        )
+        telling = _Telling(server, question)
+        try:
+            server.start_rank()
+            telling.run()
+        finally:
+            report = dataclasses.asdict(server.stop())
+        telling.tell_log()
+        tell("stopped", report)
+
+
+def _end(_number: int, _frame: object) -> None:
+    sys.exit(1)
+
+
+def main() -> int:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which then stops us
+    with open(0, "rb", buffering=0, closefd=False) as questions:
+        question = json.loads(questions.readline())
+    tell("host", socket.gethostname())
+    configuration = configuration_of(question["configuration"])
+    {"look": _look, "start": _start}[question["do"]](question, configuration)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""The other nodes of a server, each through the command that the user gave for it: what they are,
+before a start, and how their ranks are, while it serves."""
+
+import contextlib
+import dataclasses
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sm121.core import data_file, redaction
+from sm121.core.configuration import ServerConfiguration, Span
+from sm121.core.data_file import DataTable
+from sm121.core.errors import UsageError
+from sm121.core.profile_fields import Sourced
+from sm121.core.server import Node
+from sm121.engines import node_agent, process_tree
+from sm121.engines.ports import LOOPBACK, free_port
+
+#: Longest line that a node may write; a longer one is cut.
+_LONGEST = 1 << 21
+_AGENT = ("-m", "sm121.engines.node_agent")
+#: Options of ssh that have a value.
+_SSH_VALUES = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
+
+
+class NodesFile(DataTable):
+    """``fixtures/nodes.toml``."""
+
+    answers_within_s: Sourced
+    silent_after_s: Sourced
+    lease_s: Sourced
+    unreachable_after_s: Sourced
+    stopped_after_s: Sourced
+    token_within_s: Sourced
+    packages: tuple[str, ...]
+    variables: tuple[str, ...]
+    own_variables: frozenset[str]
+
+
+def bounds() -> NodesFile:
+    """What is waited for, and what must be equal."""
+    return data_file.load("nodes.toml", NodesFile)
+
+
+def name_of(command: Sequence[str], host: str | None = None) -> str:
+    """What the user calls the machine of a command: ssh's host, this machine, or its own name."""
+    if Path(command[0]).name == "ssh":
+        words = iter(command[1:])
+        for word in words:
+            if not word.startswith("-"):
+                return word.rpartition("@")[2]
+            if len(word) == 2 and word[1] in _SSH_VALUES:
+                next(words, None)
+    if host is not None and host != socket.gethostname():
+        return host
+    return "this machine" if host is not None else " ".join(command)
+
+
+def question(configuration: ServerConfiguration, kind: str, **more: object) -> dict[str, Any]:
+    """What a node is asked: ``look`` or ``start``."""
+    table = dataclasses.asdict(configuration)
+    fields = [each.name for each in dataclasses.fields(configuration) if each.init]
+    table = {name: table[name] for name in fields if name not in ("span", "nsys")}
+    return {"do": kind, "configuration": table, **more}
+
+
+class NodeProcess:
+    """The command of one node, and what it has told. `log`: where that of its rank goes."""
+
+    def __init__(
+        self,
+        rank: int,
+        command: Sequence[str],
+        asked: Mapping[str, Any],
+        log: Path | None = None,
+    ) -> None:
+        self.node = Node(rank, name_of(command), log)
+        self._command = command
+        self.last_line = ""
+        self.answers: dict[str, Any] = {}
+        self.heard_at = self.state_at = time.monotonic()
+        #: When it was first told, of a state that lasts: unreachable, and each stopped process.
+        self.since: dict[str, float] = {}
+        self.has_reached = False
+        try:
+            self._process = subprocess.Popen(
+                [*command, *_AGENT],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UsageError(f"{self.node}: {command[0]}: {error.strerror or error}") from error
+        self._reader = threading.Thread(target=self._read, daemon=True, name=f"sm121-{rank}")
+        self._reader.start()
+        self.say(json.dumps(asked) + "\n")
+
+    def say(self, text: str) -> None:
+        """To its standard input; nothing where it has ended."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(text.encode())
+            self._process.stdin.flush()
+        except (OSError, ValueError):
+            return  # its end is told by `exit_status`, with its last line
+
+    @property
+    def exit_status(self) -> int | None:
+        """Of the command; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """How its rank was a moment ago; empty before it tells."""
+        state: Mapping[str, Any] = self.answers.get("state") or {}
+        return state
+
+    def wait_for(self, kind: str, within_s: float) -> Any:
+        """An answer of that kind. Raises UsageError: none in time; the message names the node, and
+        has the last line that its command wrote."""
+        deadline = time.monotonic() + within_s
+        while kind not in self.answers:
+            ended = self.exit_status is not None and not self._reader.is_alive()
+            if ended or time.monotonic() >= deadline:
+                how = f"ended with {self.exit_status}" if ended else f"is silent for {within_s:g} s"
+                last = self.last_line or "it wrote nothing"
+                raise UsageError(f"{self.node} does not answer: its command {how}; last: {last}")
+            time.sleep(0.05)
+        return self.answers[kind]
+
+    def close(self, within_s: float) -> Mapping[str, Any] | None:
+        """Let it stop all that it has started; its report, None where none came in time."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # it has ended: nobody reads there
+            self._process.stdin.close()
+        try:
+            self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(5.0)
+        report: Mapping[str, Any] | None = self.answers.get("stopped")
+        return report
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            while line := lines.readline(_LONGEST):
+                self.heard_at = time.monotonic()
+                text = line.decode("utf-8", "replace").rstrip("\n")
+                mark, _, content = text.partition(node_agent.MARK)
+                try:
+                    answer = json.loads(content) if not mark and content else None
+                except ValueError:
+                    answer = None
+                if isinstance(answer, dict):
+                    self._note(answer)
+                elif text.strip():
+                    self.last_line = redaction.redact(text.strip())[:300]
+
+    def _note(self, answer: dict[str, Any]) -> None:
+        if "log" in answer:
+            if self.node.log is not None:
+                with self.node.log.open("a", encoding="utf-8") as log:
+                    log.write(answer["log"])
+            return
+        if "host" in answer:
+            name = name_of(self._command, answer["host"])
+            self.node = dataclasses.replace(self.node, name=name)
+        self.answers.update(answer)
+        if (state := answer.get("state")) is None:
+            return
+        self.state_at = time.monotonic()
+        lasting = {str(p["pid"]) for p in state["tree"] if p["status"] == "stopped"}
+        if state["unreachable"] is None:
+            self.has_reached = True
+        elif self.has_reached:
+            lasting.add("unreachable")
+        self.since = {key: self.since.get(key, self.state_at) for key in lasting}
+
+
+def master(span: Span) -> tuple[str, int]:
+    """Where rank 0 gathers the others. Raises UsageError: somebody holds that port, or this machine
+    has no such address."""
+    host, _, given = (span.address or LOOPBACK).partition(":")
+    if given and not given.isdecimal():
+        raise UsageError(f"--master-addr {span.address}: expected ADDRESS or ADDRESS:PORT")
+    if not process_tree.is_here(host):
+        raise UsageError(f"--master-addr {host}: expected an address of this machine")
+    if not given:
+        return host, free_port(host)
+    try:
+        socket.create_server((host, int(given))).close()
+    except OSError as error:
+        holders = process_tree.describe(process_tree.listeners(host, int(given)))
+        who = "; ".join(map(str, holders)) or "a process that is not seen from here (a container?)"
+        raise UsageError(
+            f"--master-addr {span.address}: the port cannot be used ({error.strerror}), held by "
+            f"{who}: an earlier server may be left there; end it, or give another port"
+        ) from error
+    return host, int(given)
+
+
+def look(configuration: ServerConfiguration) -> list[tuple[Node, dict[str, Any]]]:
+    """What each node would start a configuration with, rank 0 first. Raises UsageError, in one
+    line: a node does not answer, does not reach this machine, or has something else than rank 0."""
+    span, data = configuration.span, bounds()
+    assert span is not None
+    host, port = master(span)
+    with socket.create_server((host, port)):
+        asked = question(configuration, "look", reach=[[host, port]])
+        nodes = [NodeProcess(rank, command, asked) for rank, command in enumerate(span.commands, 1)]
+        try:
+            first = node_agent.facts(configuration)
+            looks = [(Node(0, "this machine"), first)]
+            for node in nodes:
+                answer = node.wait_for("facts", data.answers_within_s.value)
+                looks.append((node.node, answer))
+        finally:
+            for node in nodes:
+                node.close(5.0)
+    for named, answer in looks[1:]:
+        if why := answer["unreachable"][str(port)]:
+            raise UsageError(
+                f"{named} does not reach {host}:{port} of this machine ({why}): give --master-addr "
+                "an address, and a port if need be, that it reaches"
+            )
+        if wrong := differences(first, answer):
+            raise UsageError(f"{named} is not as this machine: {'; '.join(wrong[:5])}")
+    return looks
+
+
+def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What would make ranks unequal, a line each."""
+    values = [dict(_compared(each)) for each in (first, other)]
+    names = sorted({*values[0], *values[1]})
+    pairs = [(name, *(each.get(name) or "none" for each in values)) for name in names]
+    return [f"{name} {there}, expected {here}" for name, here, there in pairs if here != there]
+
+
+def _compared(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    data, record = bounds(), facts["record"]
+    packages = record["engine_packages"]["packages"] or {}
+    pairs = [(name, packages[name]) for name in data.packages if name in packages]
+    pairs += [(f"source of {name}", _text(made)) for name, made in record["git_shas"].items()]
+    gpus = [gpu["name"] for gpu in record["gpus"] or ()]
+    pairs += [("CUDA", record["cuda_version"]), ("GPUs", ", ".join(map(str, gpus)))]
+    pairs.append(("the model's files", facts["model"]))
+    for name, value in record["environment"].items():
+        if name.startswith(data.variables) and name not in data.own_variables:
+            pairs.append((name, value))
+    return pairs
+
+
+def _text(made: Mapping[str, Any]) -> str:
+    return " ".join(str(made[key]) for key in ("version", "sha", "changes") if made.get(key))
