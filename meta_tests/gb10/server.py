@@ -208,7 +208,10 @@ class Gb10(TimedServer):
 
     async def _connected(self, _app: web.Application) -> Any:
         async with aiohttp.ClientSession(
-            self.settings.behind, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False
+            self.settings.behind,
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
+            read_bufsize=64 << 20,  # an answer is one line, however many log-probabilities it has
         ) as self.session:
             self.before = _values(await self._behind())
             yield
