@@ -10,12 +10,14 @@ from data_rows import from_data
 
 from sm121.core import profile
 from sm121.core.server import Endpoint, Node, Server
+from sm121.evidence import ranks as rank_paths
 from sm121.evidence import transport
 from sm121.run import spanning
 
 WORDS: dict[str, Any] = tomllib.loads(
     (Path(__file__).parent / "data" / "two-sparks.toml").read_text("utf-8")
 )
+EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "h100-x2-transport.log"
 OWN = profile.load("sm121x2-gpt-oss-120b").judging("stock", "0.33.0")
 
 
@@ -127,3 +129,13 @@ def test_counters_speak_where_no_line_does_and_for_no_other_rank(tmp_path: Path)
     tcp = two_logs(tmp_path, "nnodes", [0, 1], (r"via NET/IB/\d", "via NET/Socket/0"))
     rdma = transport.by_counters({"rocep1s0f1": 9 * LEAST}, LEAST)
     assert len(spanning.look(tcp, OWN.nodes, OWN.path_of("stock"), rdma).wrong) == 2
+
+
+@pytest.mark.parametrize(("section", "kind"), [(1, "P2P"), (2, "Socket"), (3, "SHM")])
+def test_real_lines_of_nccl_tell_what_it_uses(section: int, kind: str, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(EVIDENCE.read_text("utf-8").split("\n$ ")[section], "utf-8")
+    paths = rank_paths.read_ranks([("host", log)], "vllm")
+    carried = [transport.of_path(each.path) for each in paths]
+    assert [each.rank for each in paths] == [0, 1]
+    assert [each.kinds for each in carried if each is not None] == [[kind], [kind]]

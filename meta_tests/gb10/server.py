@@ -33,6 +33,8 @@ HERE = Path(__file__).parent
 #: The effort's build, where a release is named.
 BUILD = "mxfp4"
 _BEGAN = time.time()
+#: Of what is behind it: no time limit, and lines with the log-probabilities of a whole answer.
+_BEHIND: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None), "read_bufsize": 64 << 20}
 #: What a faulty or a slower start does not change: the marker of FlashInfer's workspace.
 _WORKSPACE = "FLASHINFER_WORKSPACE_BASE"
 _COUNTED = {
@@ -207,12 +209,8 @@ class Gb10(TimedServer):
         return app
 
     async def _connected(self, _app: web.Application) -> Any:
-        async with aiohttp.ClientSession(
-            self.settings.behind,
-            timeout=aiohttp.ClientTimeout(total=None),
-            auto_decompress=False,
-            read_bufsize=64 << 20,  # an answer is one line, however many log-probabilities it has
-        ) as self.session:
+        one = aiohttp.ClientSession(self.settings.behind, auto_decompress=False, **_BEHIND)
+        async with one as self.session:
             self.before = _values(await self._behind())
             yield
 
