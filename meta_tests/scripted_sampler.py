@@ -94,6 +94,8 @@ def _entries(prompt: tuple[int, ...], output: tuple[int, ...]) -> Json:
 
 def answer(body: Json, generator: np.random.Generator) -> Json:
     """The JSON of an answer."""
+    if body.get("seed") is not None:
+        generator = np.random.default_rng(body["seed"])
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     choices = []
     for text, count in Counter(prompts * body.get("n", 1)).items():

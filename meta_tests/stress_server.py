@@ -228,7 +228,8 @@ class Server:
             return 400, "bad prompt or max_tokens"
         if said.get("temperature", 0) < 0:
             return 400, "temperature"
-        if isinstance(prompt, list) and not all(0 <= n < VOCABULARY for n in prompt):
+        ids = prompt if isinstance(prompt, list) else []
+        if not all(isinstance(n, int) and 0 <= n < VOCABULARY for n in ids):
             return 400, "token out of vocabulary"
         if len(ids_of(prompt)) + said.get("max_tokens", 1) > MAX_LENGTH:
             return 400, "longer than the context"

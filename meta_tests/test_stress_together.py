@@ -42,6 +42,7 @@ def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
         run = SimpleNamespace(
             profile=CPU.model_copy(update={"stress": CPU.stress.model_copy(update=SIZES)}),
             aborted=None, abort=lambda _text: None, pool=None, observer=None, arch="cpu",
+            remark=lambda _text: None,
             say=lambda _what, line: shown.append(line), processes=lambda: [],
             kernel_path=lambda _server: KernelPath(asked="{'max_num_seqs': 8}"),
         )  # fmt: skip

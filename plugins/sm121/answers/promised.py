@@ -44,10 +44,10 @@ def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
     return (top[token] - most) * (1 / factor - 1) / temperature + math.log(total / wrong)
 
 
-def evidence(top: Top, temperature: float) -> float:
-    """What a right sample tells against a temperature that is too high, in nats: a divergence."""
+def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
+    """What a right sample tells against a temperature that is off, in nats: a divergence."""
     probable = shares(top, temperature).items()
-    return -sum(share * log_ratio(top, token, temperature, OFF[0]) for token, share in probable)
+    return -sum(share * log_ratio(top, token, temperature, factor) for token, share in probable)
 
 
 def remaining(top: Top, cut: Cut, value: float) -> tuple[set[str], set[str]]:

@@ -26,6 +26,8 @@ TEXTS = (
 _MOST, _BATCH = 4096, 32
 #: Samples where nothing asks for more, and how cold they are where a penalty decides alone.
 _FEW, _COLD = 8, 0.01
+#: Samples of a request after one text, and texts that a seed is sampled after.
+_FAR, _FLAT = 16, 10
 #: Of each parameter a middle value, and those, or the range, that another one is drawn from.
 _RANGES = {
     "temperature": (0.8, 0.7, 1.4),
@@ -47,7 +49,10 @@ _NEUTRAL: dict[str, tuple[Name, float]] = {
 #: A bias that forces a token; and two which leave no other token than those that have them.
 _FORCED, _HIGH, _LOW = 100.0, 90.0, 50.0
 _PROMISED = "samples as the reported log-probabilities promise"
-_Samples = list[tuple[Position, ...]]
+#: The tokens of each answer.
+Samples = list[tuple[Position, ...]]
+#: Texts, options, and what is wrong with samples of one token with them.
+Case = tuple[list[str], Json, Callable[[Samples], list[Fact]]]
 
 
 @dataclass
@@ -65,7 +70,7 @@ class Sampler:
         ratios, cases, facts = dict.fromkeys(promised.OFF, 0.0), [], []
         for kind, value in self._values("temperature"):
             text = max(self._tops, key=lambda text: promised.evidence(self._tops[text], value))
-            cases.append((kind, value, text, _Samples()))
+            cases.append((kind, value, text, Samples()))
         while promised.RIGHT < max(ratios.values()) < promised.WRONG:
             if 2 * len(cases[0][3]) >= _MOST:
                 raise NotRun("after no text of the suite it is noticed to be off by a tenth")
@@ -132,6 +137,34 @@ class Sampler:
                     case, evidence = f"{name}, {kind}", f"{value:g} {about}: {tally}"
                     facts.append(Fact(_PROMISED, "others", case, evidence=evidence))
         self._hold(facts)
+
+    def far(self) -> dict[str, Case]:
+        """A temperature and a `top_p` that are far from 1, each after the text where few samples
+        tell it from 1; and a seed, whose samples are mostly the same again."""
+        drawn = random.Random(f"{self.seed} far")
+        cold, cut = (round(drawn.uniform(*ends), 3) for ends in ((0.25, 0.4), (0.4, 0.6)))
+        rule = functools.partial(promised.remaining, cut="top_p", value=cut)
+        tops, cases = self._tops, dict[str, Case]()
+        text = max(tops, key=lambda text: promised.evidence(tops[text], cold, 1 / cold))
+        cases["temperature"] = [text] * _FAR, {"temperature": cold}, functools.partial(
+            _compared, "temperature", rule=lambda top: (top, ()),
+            evidence=f"{cold:g} after {text!r}", temperature=cold,
+        )  # fmt: skip
+        beyond = {
+            text: sum(math.exp(top[one]) for one in rule(top)[1]) for text, top in tops.items()
+        }
+        if beyond[wide := max(beyond, key=lambda text: beyond[text])]:
+            cases["top_p"] = [wide] * _FAR, {"top_p": cut}, functools.partial(
+                _compared, "top_p", rule=rule, evidence=f"{cut:g} after {wide!r}", unlisted=False
+            )  # fmt: skip
+        same = {text: sum(math.exp(2 * log) for log in top.values()) for text, top in tops.items()}
+        flattest, options = sorted(same, key=lambda text: same[text])[:_FLAT], {"seed": self.seed}
+        if self.api.capabilities.can("seed"):
+            alone = self._ask(flattest, options)
+            repeated = functools.partial(_repeated, alone)
+            if not repeated(self._ask(flattest, options)):
+                cases["seed"] = flattest, options, repeated
+        return cases
 
     def _subtracted(self, name: str, value: float) -> Iterator[tuple[str, Tally]]:
         """A token that came twice, and one of the prompt, which is not counted."""
@@ -244,24 +277,14 @@ class Sampler:
         drawn = random.Random(f"{self.seed} {cut}").choice(cases)
         return [("middle", min(cases, key=lambda case: abs(case[1] - middle))), ("drawn", drawn)]
 
-    def _ask(self, texts: list[str], options: Json) -> _Samples:
-        """The tokens after each text; ``logit_bias`` is by their names. A token below the likeliest
-        ones is listed only where it was drawn, and is taken out: so the list is always the same."""
-        can = self.api.capabilities.can
-        self.api.capabilities.require("logprobs", "prompt_lists")
-        listed = 20 if can("top_logprobs_20") else 5
-        body: Json = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1, "logprobs": listed}
-        body |= {option: value for option, (name, value) in _NEUTRAL.items() if can(name)} | options
-        if bias := body.get("logit_bias"):
-            body["logit_bias"] = {f"{_id(token)}": each for token, each in bias.items()}
-        samples: _Samples = []
+    def _ask(self, texts: list[str], options: Json) -> Samples:
+        """The tokens after each text."""
+        body = self.body(options)
+        samples: Samples = []
         for start in range(0, len(texts), _BATCH):
             answer = self.api.complete(texts[start : start + _BATCH], **body)
             for choice in sorted(answer["choices"], key=lambda choice: choice["index"]):
-                samples.append(tuple(
-                    replace(p, top={t: v for t, v in p.top.items() if t != p.token or n <= listed})
-                    for p in parse({"choices": [choice]}).positions or () for n in [len(p.top)]
-                ))  # fmt: skip
+                samples.append(self.sample(parse({"choices": [choice]}).positions or ()))
         if missing := sum(len(sample) != body["max_tokens"] for sample in samples):
             fact = Fact(
                 "log-probabilities with each sample", f"{missing} of {len(samples)} lack them"
@@ -269,12 +292,34 @@ class Sampler:
             raise Unmet(fact) if "_tops" in vars(self) else NotRun(fact)  # greedily it had them
         return samples
 
+    def body(self, options: Json) -> Json:
+        """What is sent beside the texts; ``logit_bias`` is by the names of tokens. Raises NotRun:
+        the engine cannot do it."""
+        can = self.api.capabilities.can
+        self.api.capabilities.require("logprobs", "prompt_lists")
+        body: Json = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1, "logprobs": self._listed}
+        body |= {option: value for option, (name, value) in _NEUTRAL.items() if can(name)} | options
+        if bias := body.get("logit_bias"):
+            body["logit_bias"] = {f"{_id(token)}": each for token, each in bias.items()}
+        return body
+
+    def sample(self, positions: tuple[Position, ...]) -> tuple[Position, ...]:
+        """Without what is listed only where it was drawn: so the list is always the same."""
+        return tuple(
+            replace(p, top={t: v for t, v in p.top.items() if t != p.token or n <= self._listed})
+            for p in positions for n in [len(p.top)]
+        )  # fmt: skip
+
+    @property
+    def _listed(self) -> int:
+        return 20 if self.api.capabilities.can("top_logprobs_20") else 5
+
     def _hold(self, facts: list[Fact]) -> None:
         require_none(facts, f"seed {self.seed}; {promised.FALSE_ALARMS:g} false alarms a run")
 
 
 def _compared(
-    about: str, samples: _Samples, rule: Callable[[Top], tuple[Collection[str], Collection[str]]],
+    about: str, samples: Samples, rule: Callable[[Top], tuple[Collection[str], Collection[str]]],
     evidence: str, temperature: float = 1.0, *, edge: Collection[str] = (), unlisted: bool = True,
 ) -> list[Fact]:  # fmt: skip
     """What is wrong with one-token samples: tokens that must not come, and how often the likeliest
@@ -298,6 +343,16 @@ def _compared(
         Fact(_PROMISED, "others", f"{about}, {name}", evidence=f"{evidence}: {which}")
         for name, which in wrong.items()
     ]
+
+
+def _repeated(alone: Samples, samples: Samples) -> list[Fact]:
+    """What is wrong where more than half of the samples of a seed are not those it gave alone."""
+    pairs = [(a.token, b.token) for (a,), (b,) in zip(samples, alone * len(samples), strict=False)]
+    others = [f"{a} in place of {b}" for a, b in pairs if a != b]
+    if 2 * len(others) <= len(pairs):
+        return []
+    evidence = f"{len(others)} of {len(pairs)}, {others[0]}"
+    return [Fact("the samples that the seed gave alone", "others", "seed", evidence=evidence)]
 
 
 def _id(token: str) -> int:

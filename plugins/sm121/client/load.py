@@ -52,8 +52,10 @@ class Job:
 
     @property
     def choices(self) -> int:
-        """Answers to one request (``n``)."""
-        return int(self.body.get("n", 1))
+        """Answers to one request: to each of its texts ``n``."""
+        prompt = self.body.get("prompt")
+        texts = isinstance(prompt, list) and all(isinstance(each, str) for each in prompt)
+        return int(self.body.get("n", 1)) * (len(prompt) if prompt and texts else 1)
 
     @property
     def streamed(self) -> bool:

@@ -14,6 +14,7 @@ from sm121.core import level_settings, verdict
 from sm121.engines.capabilities import Capabilities, Name
 from sm121.stress import checks
 from sm121.stress.fault import Fault, UnderLoad
+from sm121.stress.samples import NAME, CrowdedSamples
 from sm121.stress.shapes import Shapes
 
 #: Requests at once for each place of the server; at least so many, and never more than a client
@@ -74,22 +75,32 @@ class Crowd:
     capabilities: Capabilities
     bound: level_settings.AgreementBound
     tokens: int
+    samples: CrowdedSamples
     #: Kinds that the server does not serve, with its refusal.
     refused: dict[str, str] = field(default_factory=dict)
     #: Texts of which a structured answer is one, by the job's name.
     _choices: dict[str, Sequence[str]] = field(default_factory=dict)
 
     def jobs(self, count: int) -> list[Job]:
-        """So many requests, of all kinds in turn; of neighbours each has another prompt. Raises
-        UnderLoad: one of them alone is not answered; NotRun: the server refuses all kinds."""
-        turns = itertools.islice(itertools.cycle(self._turns), count)
-        return [self.shapes.salted(job) for job in turns]
+        """So many requests, of all kinds in turn, and samples between them; of neighbours each has
+        another prompt. Raises UnderLoad: one of them alone is not answered; NotRun: the server
+        refuses all kinds."""
+        jobs = [*itertools.islice(itertools.cycle(self._turns), count)]
+        for number, job in enumerate(self.samples.jobs()):
+            jobs.insert(count // 3 + 2 * number, job)
+        if self.samples.lacking:
+            self.refused["samples"] = self.samples.lacking
+        return [self.shapes.salted(job) for job in jobs]
 
     def faults(self, load: LoadResult) -> list[Fault]:
         """Answers that are wrong, or another's."""
-        jobs = {outcome.job.name: outcome.job for outcome in load.outcomes}
-        faults = (self._fault(outcome, jobs.values()) for outcome in load.outcomes)
-        return [fault for fault in faults if fault is not None]
+        samples, others = list[JobOutcome](), list[JobOutcome]()
+        for outcome in load.outcomes:
+            is_sample = outcome.answer is not None and outcome.job.name.startswith(NAME)
+            (samples if is_sample else others).append(outcome)
+        jobs = {outcome.job.name: outcome.job for outcome in others}
+        faults = (self._fault(outcome, jobs.values()) for outcome in others)
+        return [fault for fault in faults if fault is not None] + self.samples.faults(samples)
 
     def _fault(self, outcome: JobOutcome, jobs: Iterable[Job]) -> Fault | None:
         job, answer = outcome.job, outcome.answer

@@ -5,6 +5,7 @@ stress.memory_holds() stress.close()."""
 
 import itertools
 import json
+import secrets
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,8 @@ import psutil
 
 from sm121.answers.log_probabilities import bound_for
 from sm121.answers.prompts import continuations
+from sm121.api.client import Api
+from sm121.api.sampled import Sampler
 from sm121.client.completions import Asker
 from sm121.client.connection import Patience
 from sm121.client.load import Job, LoadClient, LoadResult
@@ -28,6 +31,7 @@ from sm121.stress import aftermath, capacity, checks, memory, restart, shapes, s
 from sm121.stress.crowd import Crowd, size
 from sm121.stress.fault import Fault, UnderLoad
 from sm121.stress.joining import LONGEST, Joining
+from sm121.stress.samples import CrowdedSamples
 from sm121.stress.timeline import Timeline
 
 #: More load where the memory is undecided.
@@ -87,7 +91,9 @@ class Stress:
             on_floor=harness.abort,
         )
         tokens = int(sizes.answer_tokens.value)
-        self._crowd = Crowd(self.shapes, self.client, capabilities, bound, tokens)
+        sampler = Sampler(Api(server.endpoint, capabilities), secrets.randbits(30))
+        samples = CrowdedSamples(sampler, self.shapes)
+        self._crowd = Crowd(self.shapes, self.client, capabilities, bound, tokens, samples)
         self._growths: list[growth.Growth] = []
         #: Index of the first sample that memory is judged by.
         self._steady_from: int | None = None
