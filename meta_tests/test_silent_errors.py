@@ -143,8 +143,9 @@ def test_what_a_start_only_warned_of_is_no_error_once_it_serves(tmp_path, raised
 def test_a_flood_hides_no_error_and_lines_without_times_cannot_be_read(
     tmp_path, monkeypatch, stamp, count
 ):
+    boot = "[    0.5] boot" if stamp else "boot"
     for name, lines in (
-        ("dmesg", f"echo '{stamp}NVRM: Xid (PCI:1): 31'; seq -f '{stamp}%g' 5000"),
+        ("dmesg", f"echo '{boot}\n{stamp}NVRM: Xid (PCI:1): 31'; seq -f '{stamp}%g' 5000"),
         ("journalctl", "exit 1"),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
@@ -152,3 +153,31 @@ def test_a_flood_hides_no_error_and_lines_without_times_cannot_be_read(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     messages = kernel_messages.since(1.0)
     assert len(messages.xids) == count and (messages.unavailable is None) == bool(count)
+
+
+LOST = "its first line is of later than the start"
+
+
+@pytest.mark.parametrize(
+    ("dmesg", "journal", "unread"),
+    [
+        ("[    9.0] x", None, LOST),
+        ("[    9.0] x", "[    2.0] host kernel: x", LOST),
+        ("[    1.5] NVRM: Xid (PCI:1): 31", None, LOST),
+        ("[    0.5] boot", None, ""),
+        ("[    9.0] x", "[    0.5] host kernel: boot", ""),
+        ("", None, ""),
+    ],
+)
+def test_a_buffer_that_has_lost_its_beginning_proves_nothing(
+    tmp_path, monkeypatch, dmesg, journal, unread
+):
+    for name, line in (("dmesg", dmesg), ("journalctl", journal)):
+        (tmp_path / name).write_text(
+            "#!/bin/sh\n" + ("exit 1" if line is None else f"echo '{line}'")
+        )
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    messages = kernel_messages.since(1.0)
+    assert unread in (messages.unavailable or "") and bool(messages.unavailable) == bool(unread)
+    assert len(messages.xids) == ("Xid" in dmesg)

@@ -1,5 +1,6 @@
 """Who watches over a server and its machine goes on watching, whatever goes wrong meanwhile."""
 
+import contextlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import life, pool, registry
 from sm121.engines.managed import ManagedServer
+from sm121.engines.signs import SignReader, Signs
 from sm121.evidence import death, failure, kernel_messages
 from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory
@@ -265,3 +267,27 @@ def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
     assert list(kept.glob("crashes/*-suite_killed/bundle.json")), sorted(kept.rglob("*"))
     taken.lock.close()
     log.close()
+
+
+@pytest.mark.parametrize("step_s", [1.0, -1.0, 3600.0, None])
+def test_a_clock_that_is_set_makes_no_other_server(monkeypatch, step_s):
+    """A process is the same whatever the clock says; another one is not (None)."""
+
+    def child() -> psutil.Process:
+        started = children.enter_context(subprocess.Popen(["sleep", "60"]))
+        children.callback(started.kill)
+        return psutil.Process(started.pid)
+
+    own, booted = psutil.Process(), psutil.boot_time()
+    with contextlib.ExitStack() as children:
+        serving = [own, child()]
+        reader = SignReader(None, SimpleNamespace(
+            listening=lambda again: [own], below=lambda _of: [], large=lambda _share: {*serving},
+            find=lambda: [psutil.Process(each.pid) for each in serving],
+        ))  # fmt: skip
+        before = Signs(reader._living())
+        if step_s is None:
+            serving[1] = child()
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: booted + (step_s or 0.0))
+        changes = [*before.changes(Signs(reader._living()))]
+    assert bool(changes) == (step_s is None), changes

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -133,6 +134,13 @@ def has_ended(process: psutil.Process) -> bool:
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def began(process: psutil.Process) -> float:
+    """When a process began, in seconds since boot: no change of the clock moves that. Raises
+    OSError: it is gone."""
+    text = Path(f"/proc/{process.pid}/stat").read_text("utf-8", "replace")
+    return int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:

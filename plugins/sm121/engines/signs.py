@@ -1,5 +1,6 @@
 """What an attached server shows that differs between two processes, or two releases."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ import psutil
 
 from sm121.core import data_file
 from sm121.core.server import Endpoint
+from sm121.engines import process_tree
 from sm121.engines.attached import CLOCK_SLACK_S, AttachedProcesses, json_in
 from sm121.evidence import metrics
 
@@ -45,7 +47,7 @@ def _data() -> _Pages:
 class Signs:
     """What a server shows at one moment. Null and empty where it does not say."""
 
-    #: Pid and start (seconds since 1970) of who listens, and of what holds the server's memory.
+    #: Pid and start (seconds since boot) of who listens, and of what holds the server's memory.
     processes: frozenset[tuple[int, float]] = frozenset()
     #: By its own metrics, in seconds since 1970.
     started: float | None = None
@@ -187,7 +189,9 @@ class SignReader:
             self._needed = set(filter(_serves, self._processes.large(_LEAST_SHARE)))
         forked = {each for process in listening for each in self._processes.below(process)}
         needed = ({*listening} - forked) | (self._needed & {*tree})
-        return frozenset((each.pid, round(each.create_time(), 2)) for each in needed)
+        with contextlib.suppress(OSError):  # one has ended just now
+            return frozenset((each.pid, process_tree.began(each)) for each in needed)
+        return self._living()
 
 
 def _serves(process: psutil.Process) -> bool:

@@ -188,7 +188,7 @@ def _stacks(evidence: Evidence) -> str:
 
 def _kernel(evidence: Evidence) -> str:
     kernel = evidence.kernel
-    if kernel.unavailable:
+    if kernel.unavailable and not kernel.lines:
         raise Unavailable(kernel.unavailable)
     noted = kernel.of_note
     opening = [f"# {len(noted)} messages of note since the start"]

@@ -29,7 +29,7 @@ _MOST_LINES = 4000
 
 @dataclass(frozen=True)
 class KernelMessages:
-    """Messages since some moment. ``unavailable`` says why there are none to read."""
+    """Messages since some moment. ``unavailable`` says why there are none, or not all, to read."""
 
     lines: tuple[str, ...] = ()
     unavailable: str | None = None
@@ -65,7 +65,7 @@ class KernelMessages:
 
 def since(monotonic_s: float) -> KernelMessages:
     """The kernel's messages since a moment of ``time.monotonic``."""
-    reasons = []
+    reasons, messages = [], tuple[str, ...]()
     for name, command in _READERS:
         try:
             answer = subprocess.run(
@@ -79,9 +79,17 @@ def since(monotonic_s: float) -> KernelMessages:
         elif answer.stdout.strip() and not any(map(_STAMP.match, answer.stdout.splitlines())):
             cause = "its lines have no times"
         else:
-            return KernelMessages(tuple(_later(answer.stdout, monotonic_s)))
+            messages = messages or tuple(_later(answer.stdout, monotonic_s))
+            stamps = filter(None, map(_STAMP.match, answer.stdout.splitlines()))
+            if (first := next(stamps, None)) is None or _seconds(first) < monotonic_s:
+                return KernelMessages(tuple(_later(answer.stdout, monotonic_s)))
+            cause = "its first line is of later than the start: what was before it is lost"
         reasons.append(f"{name}: {cause}")
-    return KernelMessages(unavailable="; ".join(reasons))
+    return KernelMessages(messages, unavailable="; ".join(reasons))
+
+
+def _seconds(stamp: re.Match[str]) -> float:
+    return float(stamp[1] or stamp[2])
 
 
 def _later(text: str, monotonic_s: float) -> list[str]:
@@ -89,7 +97,7 @@ def _later(text: str, monotonic_s: float) -> list[str]:
     for line in text.splitlines():
         match = _STAMP.match(line)
         if match is not None:
-            later = float(match[1] or match[2]) >= monotonic_s
+            later = _seconds(match) >= monotonic_s
         if later:
             lines.append(line)
     noted = [x for x in lines[:-_MOST_LINES] if _OF_NOTE.search(x) or _HOST_FAULT.search(x)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import datetime
+import functools
 import json
 import os
 import sys
@@ -186,7 +187,8 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
             session.kept_log = KeptLog(session.attached.log, copy)
             session.attached = dataclasses.replace(session.attached, log=session.kept_log.path)
             session.judge_errors()
-    record = environment.record(
+    look = functools.partial(
+        environment.record,
         # A program has no Python packages: record those of the suite's environment.
         sys.executable
         if isinstance(registry.engine(settings.engine), protocol.Program)
@@ -201,8 +203,10 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
             **({} if settings.plan == FULL else {"plan": settings.plan}),
         },
     )
+    record = look()
     session.file.environment = record.model_dump(mode="json")
     session.file.fingerprint = fingerprinting.of(session, record, variables)
+    session.fingerprint_now = lambda: fingerprinting.of(session, look(), variables)
 
 
 def _make_pool(session: Session, profile: Profile) -> None:

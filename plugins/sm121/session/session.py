@@ -9,6 +9,7 @@ from typing import IO
 
 from sm121.core import architecture, files
 from sm121.core.redaction import secrets_of
+from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import protocol, registry
 from sm121.engines.attached import AttachedProcesses
@@ -20,6 +21,8 @@ from sm121.performance.recorder import Recorder
 from sm121.regression import measured
 from sm121.report import summary
 from sm121.run import harness, served, verdict_file
+from sm121.run.fingerprint import Difference, Fingerprint
+from sm121.run.verdict_file import TestReport
 from sm121.session import against, certification
 from sm121.session.settings import Settings
 
@@ -48,6 +51,8 @@ class Session(harness.Harness):
     #: The command that runs a test again with ``--engine-debug``, in the same way; without a test,
     #: all of the run. None where no command line began it.
     again: Callable[[str | None], str] | None = None
+    #: Makes the fingerprint of now; None where nothing can be started.
+    fingerprint_now: Callable[[], Fingerprint] | None = None
     #: The machine's state; None before it was looked at.
     box: RunBox | None = None
     #: What is not known because the kernel's messages cannot be read; None where they can.
@@ -174,6 +179,7 @@ class Session(harness.Harness):
         self.judge_errors()  # of an attached server, which is not stopped
         self.judge_kernel()
         self.stop()
+        self._judge_what_was_started()
         if self.settings.certify:
             self._judge_the_path()
         self.judge_paths_again()
@@ -186,6 +192,30 @@ class Session(harness.Harness):
         self.file.finished = self.ledger.complete and not self.interrupted
         self._hold_against()
         self.save()
+
+    def _judge_what_was_started(self) -> None:
+        """What computes, and the checkpoint, are at the end as they were when the run began: else a
+        part of it was judged of another build than it says."""
+        before, pool = self.file.fingerprint, self.pool
+        if before is None or self.fingerprint_now is None or pool is None or not pool.starts:
+            return
+        try:
+            others = before.differences(self.fingerprint_now())
+        except OSError as error:
+            others = [Difference("model's digest", "known", f"{error}")]
+        changed = [
+            f"{each.name} {each.one}, at the end {each.other}"
+            for each in others
+            if None not in each
+            and not f"{each.one}".startswith("hub:")
+            and (each.name == "model's digest" or each.name.startswith("version of "))
+            and each.name != "version of suite"
+        ]
+        if changed:
+            fact = Fact("what is judged stays as it was at the beginning", "; ".join(changed))
+            identity = f"{verdict_file.BESIDE}what was started"
+            decision = TestReport.of(identity, "smoke", fact, verdict=Verdict.INVALID)
+            self.ledger.decide(decision)
 
     def refuse_a_foreign_trusted_run(self) -> None:
         """Refuse ``--against`` a run that this one has nothing in common with. Raises UsageError:
