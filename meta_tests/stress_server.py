@@ -47,6 +47,12 @@ NEIGHBOURS = {
     "neighbours-in-chats": (16, "chat/completions"), "neighbours-in-responses": (16, "responses"),
     "neighbours-in-choices": (16, "choice"), "neighbours-in-two": (16, "two"),
 }  # fmt: skip
+#: What becomes of the text of a chat or a response from 16 requests at once.
+SPOILT: dict[str, Callable[[str], str]] = {
+    "no-text": lambda _text: "",
+    "junk-text": lambda text: "!" * len(text),
+    "loop-text": lambda _text: "the " * 20,
+}
 #: What becomes of an answer of more than 1,000 tokens.
 LONG: dict[str, Callable[[list[int]], list[int]]] = {
     "noise": lambda ids: [*ids[:300], *((n * 7 + 1) % len(SIGNS) for n in ids[300:])],
@@ -115,7 +121,7 @@ def answer_of(ids: list[int], tokens: int) -> list[int]:
 def choice_of(
     said: dict[str, Any], answered: dict[str, Any], ids: list[int], finish: str | None, index: int
 ) -> dict[str, Any]:
-    text = "".join(SIGNS[n] for n in ids)
+    text = said.get("spoilt", str)("".join(SIGNS[n] for n in ids))
     if "structured_outputs" in said:
         return {"text": answered["structured_outputs"]["choice"][1], "finish_reason": "stop"}
     if "messages" in said:
@@ -193,6 +199,8 @@ class Server:
             state.waiting -= 1
             state.running += 1
             answered = self.neighbour(request.path, said)
+            if state.running + state.waiting >= 16 and {"messages", "input"} & {*said}:
+                said["spoilt"] = SPOILT.get(state.fault, str)
             tokens = len(ids_of(said["prompt"])) + int(said.get("max_tokens", 16))
             held = (-(-tokens // BLOCK) + 2) * BLOCK
             try:

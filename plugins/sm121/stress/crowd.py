@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sm121.answers import sanity
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import level_settings, verdict
 from sm121.engines.capabilities import Capabilities, Name
@@ -122,6 +123,11 @@ class Crowd:
             if job.name in self._choices:
                 required = f"required one of {self._choices[job.name]}"
                 return Fault("corrupted_answer", f"{where}: {required}, seen {text!r}")
+            alone = job.alone.text if job.alone is not None else ""
+            signs = sanity.signs(text) if text else ["no text"]
+            if alone and signs and not sanity.signs(alone):
+                required = f"required an answer like {alone!r}"
+                return Fault("corrupted_answer", f"{where}: {required}, seen {text!r} ({signs[0]})")
         return fault
 
     def _is_answer_to(self, text: str, job: Job) -> bool:
