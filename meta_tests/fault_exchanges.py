@@ -150,6 +150,25 @@ def stale() -> Exchange:
     return hook
 
 
+def empty_but_the_first() -> Exchange:
+    """The first answer is right, and all later ones are empty, with their tokens counted
+    (vllm#31422: gpt-oss on two GPUs)."""
+    count = 0
+
+    def hook(request: Request, forward: Forward) -> Answer:
+        nonlocal count
+        answer, of_chats = forward(request), request.path == CHAT
+        count += of_chats or request.path == COMPLETIONS
+        empty: Json = {"content": None, "reasoning": "", "tool_calls": []}
+        if of_chats and count > 1:
+            return changed(answer, message(lambda said: said.update(empty)))
+        if request.path == COMPLETIONS and count > 1:
+            return changed(answer, choice(lambda said: said.update(text="")))
+        return answer
+
+    return hook
+
+
 @plainly
 def stop_included(request: Request, forward: Forward) -> Answer:
     body = request.body or {}

@@ -32,6 +32,7 @@ def _said(verdict: dict) -> str:
     asked = f" (asked: {verdict['question']}?)" if verdict["question"] else ""
     doubts = f" (not proven: {'; '.join(verdict['unproven'])})" if verdict["unproven"] else ""
     parts = [verdict["reason"] + asked + doubts, verdict["box"].get("reason") or ""]
+    parts += verdict["remarks"]
     parts += [f"{crash['kind']}: {crash['summary']}" for crash in verdict["crashes"]]
     parts += [test["message"] or "" for test in verdict["tests"] if test["verdict"] != "PASS"]
     return "\n".join(parts)

@@ -1,5 +1,6 @@
 """Each rank of a server on two machines has its path and its transport, and a fault names them."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 from data_rows import from_data
 
+from sm121 import cli
 from sm121.core import profile
 from sm121.core.server import Endpoint, Node, Server
 from sm121.evidence import ranks as rank_paths
@@ -139,3 +141,16 @@ def test_real_lines_of_nccl_tell_what_it_uses(section: int, kind: str, tmp_path:
     carried = [transport.of_path(each.path) for each in paths]
     assert [each.rank for each in paths] == [0, 1]
     assert [each.kinds for each in carried if each is not None] == [[kind], [kind]]
+
+
+def test_the_command_shows_each_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = two_logs(tmp_path, "nnodes", [1], ("'MARLIN'", "'TRITON'"))
+    logs = [str(node.log) for node in server.nodes]
+    assert cli.main(["path", *logs]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^rank 0 .*MARLIN, LBHNC, .*RoCE, 2 RDMA devices, vLLM 0.33.0$", text, re.M)
+    assert "moe of rank 1 on" in text
+    assert cli.main(["path", logs[0], "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [node["rank"] for node in answer["nodes"]] == [0]
+    assert any(line.startswith("rank 1: no line of the logs") for line in answer["unequal"])

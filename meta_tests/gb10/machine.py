@@ -104,6 +104,8 @@ class Machine:
     #: Of FlashInfer; None: the one that the release asks for.
     flashinfer: str | None = None
     warm: Sequence[str] = tuple(HEALTHY_ONE["warm"])
+    #: Another machine is beside it, and one server spans both.
+    two: bool = False
     #: What dmesg says, after a moment on the clock of the kernel's messages.
     kernel_log: str = ""
 
@@ -119,6 +121,11 @@ class Machine:
     def build(self) -> None:
         """NVML, the engine's environment, and what the machine is like."""
         self.folder.mkdir(parents=True)
+        if self.two:
+            text = self.profile.read_text("utf-8").replace('"sm121-gpt', '"sm121x2-gpt')
+            self.profile = self.folder / "two.toml"
+            self.profile.write_text(text, "utf-8")
+            self.settings = {"node_log": str(self.folder / "node1.log"), **self.settings}
         library = self.folder / "lib" / "libnvidia-ml.so.1"
         library.parent.mkdir(exist_ok=True)
         subprocess.run(
@@ -218,7 +225,10 @@ class Machine:
             try:
                 url = f"http://127.0.0.1:{port}"
                 _wait_for(url, process, log)
-                yield "--base-url", url, "--server-log", str(log), "--arch", "sm121"
+                logs = ["--server-log", str(log)]
+                if self.two and not self.settings.get("ray"):
+                    logs += ["--server-log", str(self.settings["node_log"])]
+                yield "--base-url", url, *logs, "--arch", "sm121"
             finally:
                 process.terminate()
                 process.wait(20)

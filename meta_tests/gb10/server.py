@@ -16,9 +16,6 @@ import re
 import subprocess
 import sys
 import time
-import tomllib
-from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,62 +23,18 @@ import aiohttp
 from aiohttp import web
 from timed_server import Pace, Plan, TimedServer
 
+from gb10.start_log import BUILD, Log, Settings, compiling, data
 from sm121.core.arguments import one_line
 from sm121.engines import choices
 
-HERE = Path(__file__).parent
-#: The effort's build, where a release is named.
-BUILD = "mxfp4"
 _BEGAN = time.time()
 #: Of what is behind it: no time limit, and lines with the log-probabilities of a whole answer.
 _BEHIND: dict[str, Any] = {"timeout": aiohttp.ClientTimeout(total=None), "read_bufsize": 64 << 20}
-#: What a faulty or a slower start does not change: the marker of FlashInfer's workspace.
-_WORKSPACE = "FLASHINFER_WORKSPACE_BASE"
 _COUNTED = {
     "vllm:generation_tokens_total": "generated", "vllm:prompt_tokens_total": "prompted",
     "vllm:prefix_cache_queries_total": "prompted", "vllm:prefix_cache_hits_total": "hits",
     "vllm:request_decode_time_seconds_sum": "decode_s", "vllm:num_requests_running": "running",
 }  # fmt: skip
-
-
-@dataclass
-class Settings:
-    """What the machine and its owner are like."""
-
-    release: str
-    #: What the build calls itself.
-    version: str
-    #: A real vLLM that serves the same model on the CPU, and its key.
-    behind: str
-    key: str
-    #: The NVML library's file.
-    state: str
-    #: Tokens per second of decode and prefill by depth, by the experts that were chosen.
-    rates: dict[str, list[tuple[int, float, float]]]
-    #: Seconds of the time line for each second here.
-    faster: float = 40.0
-    #: FlashInfer's modules that are compiled at the first start, and the seconds that each takes.
-    compiles: dict[str, float] = field(default_factory=dict)
-    #: What is wrong with its start: names of ``faults.toml``.
-    faults: list[str] = field(default_factory=list)
-    #: Factor on the rate of decode, half a minute after the first timed request.
-    drift: float = 1.0
-    #: So many seconds after the first timed request the engine's process dies; 0: never.
-    dies_after_s: float = 0.0
-    #: Its last words: a key of ``deaths``.
-    death: str = "illegal-address"
-    #: The build's start compiles what its caches lack.
-    cold: bool = False
-    #: What stands in front of each line, and of those of the engine's worker.
-    prefix: str = ""
-    worker: str = ""
-    #: Tokens a second that another client gets meanwhile, from the start on.
-    tenant_rate: float = 0.0
-
-    @classmethod
-    def load(cls) -> "Settings":
-        """From the file that GB10_SETTINGS names."""
-        return cls(**json.loads(Path(os.environ["GB10_SETTINGS"]).read_text("utf-8")))
 
 
 class Refused(Exception):
@@ -141,9 +94,9 @@ class Build:
             [word for pair in (asked | instead).items() for word in map(str, pair) if word]
         )
         self.options = asked | instead
-        data = _data("mxfp4.toml")
-        self.experts = next(row["rates"] for row in data["runs"] if self.fits(row))
-        self.lines = [line for line in data["lines"] if self.fits(line)]
+        words = data("mxfp4.toml")
+        self.experts = next(row["rates"] for row in words["runs"] if self.fits(row))
+        self.lines = [line for line in words["lines"] if self.fits(line)]
         self.streams = int(asked["--max-num-seqs"])
         self.values = {
             "arguments": {name[2:].replace("-", "_"): value for name, value in asked.items()},
@@ -190,6 +143,7 @@ class Gb10(TimedServer):
         self.session: aiohttp.ClientSession | None = None
         self.before: dict[str, float] = {}
         self.serving_since: float | None = None
+        self.is_lost = False
 
     def text_of(self, ids: list[int]) -> str:
         return "".join(chr(ord("!") + i) for i in ids)
@@ -216,6 +170,10 @@ class Gb10(TimedServer):
 
     @web.middleware
     async def _logged(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        while self.is_lost and request.path.startswith("/v1") and self.core.poll() is None:
+            await asyncio.sleep(0.1)
+        if self.is_lost and request.path.startswith("/v1"):
+            return web.json_response({"error": "EngineCore encountered an issue"}, status=500)
         answer = await handler(request)
         print(
             f"{self.settings.prefix}(APIServer pid={os.getpid()}) INFO:     127.0.0.1:40000 - "
@@ -320,11 +278,16 @@ class Gb10(TimedServer):
         return Plan(tokens, [int(second * 1e9) for second in at])
 
     def _die(self) -> None:
-        """With its last words."""
-        for line in _data("faults.toml")["deaths"][self.settings.death]:
+        """With its last words; of a lost node only after a time in which nothing is answered."""
+        if self.settings.hangs_s and not self.is_lost:
+            self.is_lost = True
+            asyncio.get_running_loop().call_later(self.settings.hangs_s, self._die)
+            return
+        for line in data("faults.toml")["deaths"][self.settings.death]:
             print(f"{self.settings.prefix}(EngineCore pid={self.core.pid}) {line}", flush=True)
         self.core.kill()
-        os._exit(1)
+        if not self.is_lost:
+            os._exit(1)
 
     def _late(self) -> bool:
         return self.serving_since is not None and time.monotonic() - self.serving_since > 30
@@ -364,46 +327,6 @@ def _values(text: str) -> dict[str, float]:
     return found
 
 
-class Log:
-    """The lines of a start, at their time on a faster clock."""
-
-    def __init__(self, settings: Settings, values: dict[str, Any], core: int) -> None:
-        self.settings, self.values = settings, values
-        self.engine = "EngineCore_DP0" if settings.release == BUILD else "EngineCore"
-        self.who = {
-            "api": f"(APIServer pid={os.getpid()}) ",
-            "core": f"({self.engine} pid={core}) {settings.worker}",
-            "bare": "",
-        }
-        self.began = time.monotonic()
-
-    def write(self, entry: dict[str, Any]) -> None:
-        left = self.began + entry["at"] / self.settings.faster - time.monotonic()
-        time.sleep(max(0.0, left))
-        if "module" in entry:
-            _compile(entry["module"], entry["seconds"])
-            self.began += entry["seconds"]  # compilers are not faster here
-        for role in ("api", "core", "bare", "bare_api", "bare_core"):
-            if role in entry:
-                self._say(role, entry[role])
-
-    def _say(self, role: str, template: str) -> None:
-        now = time.strftime("%m-%d %H:%M:%S")
-        self.values["logging"] = time.strftime("%Y-%m-%d %H:%M:%S,000")
-        text = re.sub(
-            r"\{(\w+)\}", lambda match: str(self.values.get(match[1], match[0])), template
-        )
-        for line in text.splitlines():
-            if not role.startswith("bare"):
-                level, bracket, rest = (
-                    line.partition("[")
-                    if line.startswith(("INFO ", "WARNING "))
-                    else ("INFO ", "", line)
-                )
-                line = f"{level}{now} {bracket}{rest}"
-            print(f"{self.settings.prefix}{self.who[role.removeprefix('bare_')]}{line}", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
@@ -425,10 +348,6 @@ _CORE = "import sys; sys.stdin.read()"
 _UNKNOWN = "WARNING [envs.py:2114] Unknown vLLM environment variable detected: {unknown}"
 
 
-def _data(name: str) -> dict[str, Any]:
-    return tomllib.loads((HERE / name).read_text("utf-8"))
-
-
 def _unknown_variables() -> set[str]:
     """As vLLM looks for them (``vllm/envs.py``, validate_environ)."""
     from vllm import envs
@@ -436,34 +355,11 @@ def _unknown_variables() -> set[str]:
     return {name for name in os.environ if name.startswith("VLLM_")} - {*envs.environment_variables}
 
 
-def _compiling(module: str, seconds: float, at: float) -> dict[str, Any]:
-    """A module of FlashInfer that is compiled at the first start: a file a second."""
-    return {"at": at, "module": module, "seconds": seconds}
-
-
-def _compile(module: str, seconds: float) -> None:
-    """What FlashInfer leaves in its cache while ninja compiles."""
-    base = Path(os.environ[_WORKSPACE]) / ".cache" / "flashinfer"
-    version = metadata.version("flashinfer-python")
-    folder = base / version / "121a" / "cached_ops" / module
-    folder.mkdir(parents=True, exist_ok=True)
-    outputs = [folder / f"{number}.cuda.o" for number in range(int(seconds))]
-    rules = [f"build {output}: cuda_compile x.cu" for output in outputs]
-    rules.append(f"build {folder}/{module}.so: link {' '.join(map(str, outputs))}")
-    if (folder / f"{module}.so").exists():
-        return
-    (folder / "build.ninja").write_text("\n".join(rules))
-    for output in outputs:
-        time.sleep(1)
-        output.touch()
-    (folder / f"{module}.so").touch()
-
-
 def _release(
     settings: Settings, arguments: list[str], values: dict[str, Any], log: Log
 ) -> tuple[Release, list[dict[str, Any]]]:
     """What a release makes of its command line, and the lines that are still to come."""
-    lines = _data("start.toml")["line"]
+    lines = data("start.toml")["line"]
     log.write(lines.pop(0))
     for name in sorted(_unknown_variables()):
         values["unknown"] = name
@@ -486,7 +382,7 @@ def _serve(settings: Settings, own: Any, others: list[str], core: subprocess.Pop
         "port": own.port, "pid": os.getpid(), "speculation": None, "load_format": "fastsafetensors",
         "arguments": {"model_tag": own.model, "host": own.host, "port": own.port},
     }  # fmt: skip
-    faults = {fault["name"]: fault for fault in _data("faults.toml")["fault"]}
+    faults = {fault["name"]: fault for fault in data("faults.toml")["fault"]}
     wrong = [faults[name] for name in settings.faults]
     log = Log(settings, values, core.pid)
     if settings.release == BUILD:
@@ -497,13 +393,15 @@ def _serve(settings: Settings, own: Any, others: list[str], core: subprocess.Pop
         lines = [line | {"at": line[at]} for line in release.lines if at in line]
     else:
         release, lines = _release(settings, others, values, log)
+    if log.two:
+        lines += [line for line in log.two["line"] if line.get("unless") != settings.release]
     with Path(settings.state).open("a", encoding="utf-8") as state:
         state.write(f"process {core.pid}\n")
     for fault in wrong:
         values |= fault.get("says", {})
         release.experts = fault.get("experts", release.experts)
         lines += fault.get("line", [])
-    lines += [_compiling(*module, at) for at, module in enumerate(settings.compiles.items(), 81)]
+    lines += [compiling(*module, at) for at, module in enumerate(settings.compiles.items(), 81)]
     for entry in sorted(lines, key=lambda line: line["at"]):
         log.write(entry)
         if "status" in entry:

@@ -146,6 +146,7 @@ def _vocabulary(options: argparse.Namespace) -> int:
 
 def _golden(options: argparse.Namespace) -> int:
     from sm121.answers import oracle_file
+    from sm121.measure import machine
     from sm121.oracles.formats import Rounding
 
     rounding = Rounding.parse(options.rounding)
@@ -157,7 +158,7 @@ def _golden(options: argparse.Namespace) -> int:
 
     def bar(done: int, of: int) -> None:
         nonlocal peak
-        peak = max(peak, _own_memory_gib())
+        peak = max(peak, machine.own_memory_gib())
         filled = "#" * (30 * done // of)
         end = "\r" if sys.stderr.isatty() and done < of else "\n"
         minutes = (time.monotonic() - begun) / 60
@@ -172,13 +173,8 @@ def _golden(options: argparse.Namespace) -> int:
     return 0
 
 
-def _own_memory_gib() -> float:
-    """Without the pages of files, as of the checkpoint, which others may have back."""
-    status = Path("/proc/self/status").read_text("utf-8")
-    return int(status.partition("RssAnon:")[2].split()[0]) / 2**20
-
-
 def _path(options: argparse.Namespace) -> int:
+    options.log = next(iter(options.logs), None)
     others = (options.metrics, options.trace, options.jit_cache)
     has_log = options.log is not None or any(other is not None for other in others)
     if has_log == (options.libraries is not None):
@@ -196,6 +192,7 @@ def _path(options: argparse.Namespace) -> int:
         shutil.copyfileobj(sys.stdin.buffer, copy)
         copy.flush()
         options.log = Path(copy.name)
+        options.logs = [options.log]
         return _path_of_files(options)
 
 
@@ -204,9 +201,10 @@ def _path_of_files(options: argparse.Namespace) -> int:
     from sm121.evidence import failure
     from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
     from sm121.report import glance
+    from sm121.run import spanning
 
     for file, noun in (
-        (options.log, "the log file of a server"),
+        *((log, "the log file of a server") for log in options.logs),
         (options.metrics, "the text of /metrics"),
         (options.trace, "a trace"),
     ):
@@ -249,13 +247,16 @@ def _path_of_files(options: argparse.Namespace) -> int:
         path = kernel_proof.with_kernels(path, profile, config.get("num_hidden_layers"))
         answer["kernels"] = profile.model_dump(mode="json")
     path = requested.of_log(path, engine)
+    nodes, unequal = spanning.of_logs(options.logs, engine)
+    answer |= {"nodes": [n.model_dump(mode="json") for n in nodes], "unequal": unequal}
     if options.log is None or options.json:
         print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
         return 0
     cause = failure.classify(options.log) if path.failure else None
     names = (engine, answer["identity"] or path.version, path.model)
     print(" ".join(name for name in names if name))
-    print(glance.table(glance.of_path(path, answer.get("contradictions", ()), cause)), end="")
+    rows = glance.of_path(path, answer.get("contradictions", ()), cause)
+    print(glance.table(rows + glance.of_nodes(nodes, unequal)), end="")
     return 0
 
 

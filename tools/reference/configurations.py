@@ -1,6 +1,6 @@
 """What each configuration of the GB10 profile reads for a token, and how fast it can be at most."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sm121.core import builds, profile
 from sm121.core.profile import Profile
@@ -11,6 +11,8 @@ from sm121.report import references
 from tools.reference.markdown import MADE_BY, cell, table
 
 PROFILE = "sm121-gpt-oss-120b"
+#: Of two machines: those configurations that somebody has served on two.
+TWO, ON_TWO = "sm121x2-gpt-oss-120b", ("mxfp4", "stock")
 #: GB/s of the data sheet.
 DATA_SHEET = 273.0
 
@@ -33,22 +35,22 @@ def read(own: Profile, depth: int) -> Traffic | None:
     return roofline.cost(own, own.under_test, depth, config) if config is not None else None
 
 
-def page() -> str:
-    """docs/tables/configurations.md."""
-    own, rows = profile.load(PROFILE), []
+def _rows(own: Profile, names: Iterable[str], suffix: str = "") -> Iterator[list[str]]:
     assert own.box is not None and own.box.healthy_gb_s is not None
-    least, most = own.box.healthy_gb_s.low, own.box.healthy_gb_s.high
+    rates = (own.box.healthy_gb_s.low, own.box.healthy_gb_s.high, DATA_SHEET)
     for name, each in judged(own):
         for depth in (min(own.performance.depths), max(own.performance.depths)):
+            if name not in names:
+                continue
             metric = f"tg32@d{depth}"
-            known = next((r for r in references.load().reference
-                          if name in r.configurations and metric in r.values), None)  # fmt: skip
+            known = next((r for r in references.load().reference if not suffix
+                          and name in r.configurations and metric in r.values), None)  # fmt: skip
             cost, gate = read(each, depth), each.gate(metric)
             gates = [g.metric for g in own.configurations[name].gates]
             asked = "" if metric in gates else ", of every build"
-            bounds = [Ceiling(cost, g, 1.0) if cost else None for g in (least, most, DATA_SHEET)]
-            rows.append([
-                f"`{name}`",
+            bounds = [Ceiling(cost, g, 1.0) if cost else None for g in rates]
+            yield [
+                f"`{name}`{suffix}",
                 str(depth),
                 f"{cost.total / 1e9:.2f}" if cost else "not known",
                 *(f"{bound.tok_s:.1f}" if bound else "" for bound in bounds),
@@ -56,7 +58,15 @@ def page() -> str:
                 f"{bounds[1].share(known.values[metric]):.0%}" if known and bounds[1] else "",
                 f"{gate.minimum:g}{asked}" if gate else "",
                 cell(known.source) if known else "",
-            ])  # fmt: skip
+            ]  # fmt: skip
+
+
+def page() -> str:
+    """docs/tables/configurations.md."""
+    own, two = profile.load(PROFILE), profile.load(TWO)
+    assert own.box is not None and own.box.healthy_gb_s is not None
+    least, most = own.box.healthy_gb_s.low, own.box.healthy_gb_s.high
+    rows = [*_rows(own, own.configurations), *_rows(two, ON_TWO, " on two Sparks")]
     shown = [f"{gb_s:g} GB/s" for gb_s in (least, most, DATA_SHEET)]
     header = ["configuration", "depth", "GB a token", *shown, "published", f"of {shown[1]}", "gate"]
     lines = [
@@ -67,7 +77,9 @@ def page() -> str:
         "configuration has, with what its kernels pad, and the KV cache of the tokens before the "
         f"request; a prompt of 2,048 adds 0.08 GB in BF16. Healthy machines read {least:g} to "
         f"{most:g} GB/s, the data sheet says {DATA_SHEET:g}. [Gates](../gates.md) above the bound "
-        "are said before a run; `make test` refuses one of a configuration that is asked by name.",
+        "are said before a run; `make test` refuses one of a configuration that is asked by name. "
+        "On two Sparks each memory reads its half, and the link adds what `[nodes.link]` of "
+        f"`{TWO}` counts ([two Sparks](../two-sparks.md)).",
         "",
         *table([*header, "source"], rows),
     ]

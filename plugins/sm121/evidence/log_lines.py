@@ -249,6 +249,13 @@ def read_raw_lines(path: Path) -> Iterator[bytes]:
         yield rest
 
 
+def has_rays_workers(path: Path) -> bool:
+    """Whether a log is one to which Ray brings the lines of workers on other nodes, by its first
+    megabytes. Raises OSError."""
+    with path.open("rb") as file:
+        return re.search(rb"\(RayWorker\w* pid=\d+, ip=", file.read(1 << 23)) is not None
+
+
 def without_digits(text: str) -> str:
     """A text as lines are compared by `read_new_lines`."""
     return text.translate(_NO_DIGITS)

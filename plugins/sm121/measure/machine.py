@@ -2,6 +2,7 @@
 
 import functools
 import platform
+from pathlib import Path
 from typing import Any
 
 from sm121.core import data_file
@@ -64,3 +65,9 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
         for name in dict.fromkeys([*one, *other])
         if one.get(name) != other.get(name)
     ]
+
+
+def own_memory_gib() -> float:
+    """Of this process, without the pages of files, which others may have back."""
+    status = Path("/proc/self/status").read_text("utf-8")
+    return int(status.partition("RssAnon:")[2].split()[0]) / 2**20

@@ -2,6 +2,7 @@
 is ``pytest --collect-only``: nothing is started. Its page has the facts of `_FACTS`, what would not
 run with the reason, and each plan of the profile with its minutes."""
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
@@ -268,4 +269,18 @@ def _certificate(settings: Settings, chosen: Target) -> Iterable[str]:
 
 
 #: What `sm121 plan` says before the plans, in this order.
-_FACTS: tuple[Fact, ...] = (_machine, _engine, _path, _gates, _start, _certificate)
+def _nodes(settings: Settings, chosen: Target) -> Iterable[str]:
+    """The machines of a server that spans several, and what must carry its bytes."""
+    profile = chosen.profile or settings.profile
+    if profile is None or (nodes := profile.nodes) is None:
+        return
+    how = "attached" if settings.base_url else f"by {settings.launcher or nodes.launcher}"
+    yield (
+        f"nodes: {nodes.count}, tensor parallel {nodes.tensor_parallel}, {how}; "
+        f"between them {' or '.join(nodes.transports)}"
+    )
+    for rank, words in enumerate(settings.node_commands, 1):
+        yield f"node {rank}: by {shlex.join(words)}"
+
+
+_FACTS: tuple[Fact, ...] = (_machine, _engine, _nodes, _path, _gates, _start, _certificate)

@@ -53,9 +53,8 @@ def header(config: pytest.Config) -> list[str]:
         + (", certify" if settings.certify else "")
     ]
     if settings.base_url:
-        lines.append(
-            f"engine: attached at {settings.base_url}, log {settings.server_log or 'unknown'}"
-        )
+        logs = ", ".join(map(str, filter(None, (settings.server_log, *settings.node_logs))))
+        lines.append(f"engine: attached at {settings.base_url}, log {logs or 'unknown'}")
     else:
         variables = redaction.redact_environment(dict(settings.engine_environment))
         extra = [
@@ -175,6 +174,8 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
             for test in session.ledger
         )
     ]
+    for node in file.engine.nodes:
+        _say(terminal, f"rank {node.rank} on {node.node}: {node}")
     most = _MOST_LINES if file.verdict is Verdict.PASS else 1
     _few(terminal, "not proven", file.unproven, most)
     _few(terminal, "waiver without a failure to waive", waivers, most)

@@ -6,6 +6,7 @@ from sm121.core.level_settings import Box
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure.box import Judgement, Reading
+from sm121.run.engine_report import NodeReport
 
 _SILENT = "not proven: the log does not say"
 _GRAPHS = {True: "captured", False: "off", None: _SILENT}
@@ -47,6 +48,12 @@ def of_path(
         rows += [("failed", f"{cause.kind}: {cause.summary}"), ("ask", cause.owner)]
         rows += [("remedy", cause.remedy)] if cause.remedy else []
     return rows
+
+
+def of_nodes(nodes: Iterable[NodeReport], unequal: Iterable[str] = ()) -> list[tuple[str, str]]:
+    """A row for each rank of a server that spans machines, and for each difference or gap."""
+    rows = [(f"rank {'?' if n.rank is None else n.rank}", f"{n.node}: {n}") for n in nodes]
+    return rows + [("ranks", line) for line in unequal]
 
 
 def _with(path: KernelPath, field: str, value: str | None) -> str:

@@ -5,7 +5,10 @@ from pydantic import Field
 from sm121.core.data_file import Record
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import KernelProfile
+from sm121.evidence.ranks import RankPath
 from sm121.evidence.transport import Transport
+
+_OF_A_RANK = ("attention", "moe", "kv_layout", "kv_cache_dtype", "graph_sizes")
 
 
 class ServedKernel(Record):
@@ -39,6 +42,22 @@ class NodeReport(Record):
     transport: Transport | None = None
     """What carries its bytes to the other ranks."""
     memory_available_gib: float | None = None
+
+    @classmethod
+    def of(cls, each: RankPath, carried: Transport | None) -> "NodeReport":
+        """The row of a rank. `carried`: None where nothing shows it."""
+        values = {name: getattr(each.path, name) for name in _OF_A_RANK}
+        path = {name: str(value) for name, value in values.items() if value is not None}
+        version = each.path.version
+        return cls(rank=each.rank, node=each.node, version=version, path=path, transport=carried)
+
+    def __str__(self) -> str:
+        by = self.transport
+        parts = [*self.path.values(), "+".join(by.kinds) if by else "transport not proven"]
+        parts += [f"{by.devices} RDMA devices"] if by and by.devices else []
+        parts += [f"vLLM {self.version}"] if self.version else []
+        parts += [f"{self.memory_available_gib:.0f} GiB"] if self.memory_available_gib else []
+        return ", ".join(parts)
 
 
 class EngineReport(Record):

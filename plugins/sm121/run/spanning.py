@@ -2,8 +2,9 @@
 bytes. A difference between ranks, or a wrong carrier, makes every number of it INVALID."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,20 +33,7 @@ class Spanned:
 
     def rows(self) -> list[NodeReport]:
         """A row for each rank, as the report shows it."""
-        return [
-            NodeReport(
-                rank=each.rank,
-                node=each.node,
-                version=each.path.version,
-                path={
-                    name: str(value)
-                    for name in ("attention", "moe", "kv_layout", "kv_cache_dtype", "graph_sizes")
-                    if (value := getattr(each.path, name)) is not None
-                },
-                transport=self.carried.get(index),
-            )
-            for index, each in enumerate(self.ranks)
-        ]
+        return [NodeReport.of(each, self.carried.get(n)) for n, each in enumerate(self.ranks)]
 
 
 def look(
@@ -71,6 +59,20 @@ def look(
     if nodes.devices is not None:
         judged.remarks += transport.remarks(of_ranks, carried, nodes.devices)
     return judged
+
+
+def of_logs(logs: Sequence[Path], engine: str) -> tuple[list[NodeReport], list[str]]:
+    """A row for each rank that the logs of a server show, and what differs or is missing; empty
+    where there is one rank. Raises OSError."""
+    of_ranks = ranks.read_ranks([(str(log), log) for log in logs], engine)
+    world = max([len(of_ranks), *(each.path.world_size or 0 for each in of_ranks)], default=0)
+    if world < 2:
+        return [], []
+    unequal = [
+        *ranks.contradictions(of_ranks, PathValues(), world),
+        *ranks.missing(of_ranks, world),
+    ]
+    return [NodeReport.of(each, transport.of_path(each.path)) for each in of_ranks], unequal
 
 
 def count_a_prompt(server: Server, nodes: Nodes, config: Mapping[str, Any]) -> Transport | None:

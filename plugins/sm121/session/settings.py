@@ -16,6 +16,7 @@ from sm121.core.profile import FULL, Profile
 from sm121.core.server import root_of
 from sm121.core.waivers import Waiver
 from sm121.engines import capabilities, devices, protocol, registry
+from sm121.evidence import log_lines
 from sm121.kernels import registry as kernel_providers
 from sm121.measure.plan import Plan, Sizes
 from sm121.oracles.formats import Rounding
@@ -219,6 +220,8 @@ def _server_logs(
         if not log.is_file():
             raise UsageError(f"--server-log {log}: expected the log file of the server")
     count = chosen.nodes.count if chosen is not None and chosen.nodes is not None else 1
+    if len(logs) == 1 < count and log_lines.has_rays_workers(logs[0]):
+        return logs
     if logs and len({log.resolve() for log in logs}) != count:
         whose = "of the server" if count == 1 else f"of each of its {count} nodes, rank 0 first"
         listed = ", ".join(map(str, logs))
