@@ -217,9 +217,7 @@ def _path_of_files(options: argparse.Namespace) -> int:
     answer: dict[str, Any] = {}
     if options.log is not None:
         if not path.evidence and path.version is None:
-            content = (
-                "nothing" if not options.log.stat().st_size else "no line that an engine writes"
-            )
+            content = "no line that an engine writes" if options.log.stat().st_size else "nothing"
             raise UsageError(f"expected the log of a server, from its start on; there is {content}")
         identity = builds.identity(path.version, build=path.build)
         answer = {"engine": engine, "version": path.version, "identity": identity}
@@ -253,8 +251,7 @@ def _path_of_files(options: argparse.Namespace) -> int:
         print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
         return 0
     cause = failure.classify(options.log) if path.failure else None
-    names = (engine, answer["identity"] or path.version, path.model)
-    print(" ".join(name for name in names if name))
+    print(*filter(None, (engine, answer["identity"] or path.version, path.model)))
     rows = glance.of_path(path, answer.get("contradictions", ()), cause)
     print(glance.table(rows + glance.of_nodes(nodes, unequal)), end="")
     return 0
