@@ -65,6 +65,12 @@ TEXTS: dict[str, Callable[[int, str], str]] = {
     "lost-text": lambda n, sign: "" if n == 500 else sign,
     "cut-text": lambda n, sign: "" if n > 1000 else sign,
 }
+#: What becomes of /metrics, and from which request on.
+PAGES: dict[str, dict[str, Any]] = {
+    "metrics-gone": {"status": 404}, "metrics-fail": {"status": 500}, "metrics-empty": {"text": ""},
+    "no-metrics": {"status": 404},
+}  # fmt: skip
+GONE_AT = dict.fromkeys(PAGES, 15) | {"no-metrics": 0}
 #: What makes another answer, but for what a server forgets from this request on.
 CHANGES = (
     "logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "bad_words",
@@ -157,6 +163,8 @@ class Server:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         state = self.state
+        if state.requests >= GONE_AT.get(state.fault, 10**9):
+            return web.Response(**PAGES[state.fault])
         labels = f'{{engine="0",model_name="{state.model}"}}'
         values = {
             "num_requests_running": state.running + state.kept_requests,

@@ -213,6 +213,18 @@ def test_no_waiver_stands_for_a_blocker_and_others_are_told(tmp_path):
     assert seen.reason == f"not certified: no certificate waives a gate or a blocker: {name}"
 
 
+@pytest.mark.parametrize("is_shipped", [True, False, None])
+def test_whose_profile_it_is_stands_on_the_certificate(tmp_path, is_shipped):
+    """Where it is not the shipped one: in the first line, on the badge and in the summary."""
+    file, by = whole(), "certified by profile cpu-tiny-gpt-oss, which is not the shipped one"
+    file.certificate_levels = ["smoke"]
+    file.fingerprint = Fingerprint(profile_shipped=is_shipped)
+    seen = certified(file)
+    (tmp_path / "verdict.json").write_text(seen.model_dump_json())
+    texts = seen.reason, badge.svg(tmp_path), summary.markdown(seen).replace("\\", "")
+    assert seen.certified and all((by in text) == (is_shipped is False) for text in texts), texts
+
+
 def test_only_a_waiver_of_a_blocker_is_refused_at_once(tmp_path):
     contract, blocker = Item("x::a", "correctness"), Item("x::b", "correctness")
     contract.severity = SimpleNamespace(args=["contract"])

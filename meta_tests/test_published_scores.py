@@ -151,3 +151,20 @@ def test_a_score_of_fewer_questions_is_none(monkeypatch, tmp_path, asked, is_sco
     else:
         with pytest.raises(NotRun, match=f"expected 24 questions, lm_eval asked {asked}"):
             published.judge(CANARY, Path(sys.executable), endpoint, tmp_path, str)
+
+
+@pytest.mark.parametrize(
+    ("ends", "error"),
+    [
+        ("TypeError: expected string or bytes-like object, got 'list'", Inconclusive),
+        ("AttributeError: 'int' object has no attribute 'strip'", Inconclusive),
+        ("KeyError: 'message'", Inconclusive),
+        ("ModuleNotFoundError: No module named 'langdetect'", NotRun),
+    ],
+)
+def test_an_answer_that_ends_the_harness_is_not_green(monkeypatch, tmp_path, ends, error):
+    ended = SimpleNamespace(status=1, output=ends)
+    monkeypatch.setattr(published.child, "run", lambda _command, **_: ended)
+    endpoint = Endpoint("http://127.0.0.1:9", "key", "canary")
+    with pytest.raises(error, match="lm_eval ended with status 1"):
+        published.judge(CANARY, Path(sys.executable), endpoint, tmp_path, str)

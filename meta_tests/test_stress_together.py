@@ -178,3 +178,18 @@ def test_a_bug_of_a_build_that_nobody_knows_is_refused():
     }  # fmt: skip
     with pytest.raises(ValueError, match=r"build: expected one of mxfp4, .*, got 'mxpf4'"):
         capabilities.Bug.model_validate(row)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["none", "metrics-gone"]
+    + [pytest.param(f, marks=NEIGHBOUR) for f in ("no-metrics", "metrics-fail", "metrics-empty")],
+)
+def test_counters_that_vanish_are_not_taken_for_idle(level, fault):
+    served, _ = level(fault)
+    with served._server.endpoint.http() as http:
+        served.timeline.sample(http)
+    served.concurrent()
+    wrong = pytest.raises(UnderLoad, match="required /metrics as before the load, seen none")
+    with wrong if "metrics-" in fault else nullcontext():
+        served.nothing_kept()

@@ -243,7 +243,7 @@ def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
     assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l"), "the cursor is there again"
     assert not re.search(r"teardowns\.py [.FEs]", shown), "no letters beside the line"
     _, plain = run_pytest(*arguments)
-    assert re.search(r"^\[..:..:..\] correctness: 3 checks", plain.output, re.M)
+    assert re.search(r"^\[..:..:..\] correctness: 4 checks", plain.output, re.M)
     failed = r"^\[..:..:..\] FAIL: \S+::test_skipped_then_failed: .*the teardown of a fixture fails"
     assert re.search(failed, plain.output, re.M)
     assert "\x1b" not in plain.output and "teardowns.py " not in plain.output

@@ -1,4 +1,5 @@
-"""A test that is skipped, and whose fixture then fails; and a strict xfail that passes."""
+"""A test that is skipped, and whose fixture then fails; one that fails, and whose fixture then is
+skipped; and a strict xfail that passes."""
 
 import pytest
 
@@ -22,3 +23,13 @@ def test_passes():
 @pytest.mark.xfail(reason="known", strict=True)
 def test_passes_unexpectedly():
     pass
+
+
+@pytest.fixture
+def skipping_teardown():
+    yield
+    pytest.skip("NOT_RUN: nothing to take down")
+
+
+def test_failed_then_skipped(skipping_teardown):
+    raise AssertionError("required: 4, seen: 5")

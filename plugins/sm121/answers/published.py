@@ -63,7 +63,7 @@ def judge(
         except NotRun as error:
             reasons.append(f"{about}: {error}")
             continue
-        except child.TookTooLong as error:  # a server that hangs, or is slower than was thought
+        except (child.TookTooLong, Inconclusive) as error:  # a server that hangs, or is slow
             undecided.append(Fact(f"done in {score.within_s:.0f} s", f"{error}", about))
             continue
         remark(f"{about}: {share or 'no answers'}; {score.source}")
@@ -123,4 +123,5 @@ def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> I
     if any(words in ended.output for words in _DATA):
         where = f"hf download --repo-type dataset {score.dataset}"
         raise NotRun(f"its data set is not on this machine: {where}")
-    raise NotRun(f"lm_eval ended with status {ended.status}: {log}")
+    lacks = "ModuleNotFoundError" in ended.output  # else an answer may have ended it
+    raise (NotRun if lacks else Inconclusive)(f"lm_eval ended with status {ended.status}: {log}")

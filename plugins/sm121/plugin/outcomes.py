@@ -89,7 +89,7 @@ def take(
     finding.seconds = round(finding.seconds + report.duration, 3)
     if "kernels" in getattr(item, "fixturenames", ()):
         finding.kernel = _asked(item) or finding.kernel or _of_case(item)
-    if report.skipped:
+    if report.skipped and finding.verdict in (Verdict.NOT_RUN, Verdict.PASS):
         finding.skipped = True
         finding.verdict = Verdict.NOT_RUN
         finding.message = _skip_reason(report)

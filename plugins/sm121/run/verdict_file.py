@@ -369,10 +369,13 @@ class VerdictFile(Record):
 
     @property
     def certificate(self) -> str:
-        """Whether it was certified, and with how many waivers: ``certified with 3 waivers``."""
+        """Whether it was certified, with how many waivers (``certified with 3 waivers``), and by
+        whose profile where that is not the shipped one."""
         waived = sum(test.waived for test in self.tests)
         waivers = f" with {waived} waiver{'s' * (waived > 1)}" if waived else ""
-        return f"certified{waivers}" if self.certified else "not certified"
+        foreign = self.fingerprint is not None and self.fingerprint.profile_shipped is False
+        by = f" by profile {self.profile}, which is not the shipped one" if foreign else ""
+        return f"certified{waivers}{by}" if self.certified else "not certified"
 
     def why(self) -> str:
         """One line on why a run has its verdict, so far as it went."""

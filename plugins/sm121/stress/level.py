@@ -344,6 +344,10 @@ class Stress:
     def nothing_kept(self) -> None:
         """No request, no KV block, no zombie."""
         checked = [aftermath.not_idle(self._server.endpoint), aftermath.zombies(self._processes)]
+        counted, endpoint = counters.read(self.metrics or "").values, self._server.endpoint
+        if counted and not any(counters.fetch(endpoint) for _ in range(3)):
+            lost = "required /metrics as before the load, seen none"
+            checked.append(Fault("not_idle", lost))
         faults = [fault for fault in checked if fault is not None]
         if faults:
             raise UnderLoad("after the load", faults, 0)
