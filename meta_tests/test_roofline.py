@@ -274,3 +274,15 @@ def test_a_target_of_the_projects_is_within_the_bound_of_what_reaches_it():
             cost = roofline.cost(own, own.under_test, depth, GPT_OSS)
             least = roofline.Ceiling(cost, own.box.healthy_gb_s.low, 1.0).tok_s
             assert (gate.stretch or gate.target) < least, gate.metric
+
+
+def test_two_machines_read_half_each_and_wait_for_the_link():
+    one = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
+    two = profile.load("sm121x2-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
+    of_one, of_two = (roofline.cost(own, "mxfp4", 0, GPT_OSS) for own in (one, two))
+    assert of_two.total - of_two.router == pytest.approx((of_one.total - of_one.router) / 2)
+    assert of_two.router == of_one.router  # it is on both
+    assert of_two.link_s == pytest.approx(37 * (2e-6 + 2 * 2880 / 25e9))
+    bounds = [roofline.Ceiling(each, 235.0, 1.0).tok_s for each in (of_one, of_two)]
+    assert bounds[1] == pytest.approx(1 / (of_two.total / 235e9 + of_two.link_s))
+    assert 75.96 < bounds[1] < 2 * bounds[0]  # the best that was published
