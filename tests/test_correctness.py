@@ -8,6 +8,7 @@ import pytest
 from sm121.answers import accuracy, golden, log_probabilities, oracle_file, prompts, published
 from sm121.api import (
     chats,
+    compatibility,
     defaults,
     endings,
     harmony,
@@ -284,6 +285,14 @@ def test_scores_are_as_published(server, profile, conformance):
     """The profile's scores (GPQA, AIME) are near the published ones, by their 95 % intervals."""
     python, folder = conformance.settings.scores, conformance.directory / "scores"
     published.judge(profile, python, server.endpoint, folder, conformance.remark)
+
+
+@pytest.mark.slow("asks OpenAI's 30 tool prompts five times, by chat and by Responses")
+@pytest.mark.ability("tool_scores")
+@pytest.mark.timeout(0)  # each score has its own limit
+def test_tools_are_called_as_published(api, profile, conformance):
+    """Tools are called in every try of OpenAI's compatibility test, by chat and by Responses."""
+    compatibility.judge(api, profile, conformance.directory / "scores", conformance.remark)
 
 
 # The protocol: parameters are obeyed, and answers say what they are.

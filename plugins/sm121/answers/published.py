@@ -53,10 +53,11 @@ def judge(
     """Each score of the profile, by its 95 % interval. `python`: has lm_eval; `folder`: for its
     files. Raises Unmet: a score is too low, or the server does not answer; Inconclusive: what is
     required lies in an interval; NotRun: the profile has no score, or one cannot be had here."""
-    if not profile.correctness.scores:
+    scores = [score for score in profile.correctness.scores if score.tries is None]
+    if not scores:
         raise NotRun(f"profile {profile.name} has no correctness.scores: name tasks of lm_eval")
     facts, undecided, reasons = list[Fact](), list[Fact](), list[str]()
-    for score in profile.correctness.scores:
+    for score in scores:
         about = f"{score.task}, effort {score.effort}"
         try:
             share = _measured(score, python, endpoint, folder)

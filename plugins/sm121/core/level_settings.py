@@ -79,7 +79,9 @@ class ToolCall(DataTable):
 
 #: What a target may not allow. A profile says so, with a reason; such tests are NOT_RUN. Without
 #: the oracle a certificate asks for a golden file (``--golden``).
-Ability = Literal["parallel_tool_calls", "oracle", "answer_length", "exam", "long_document"]
+Ability = Literal[
+    "parallel_tool_calls", "oracle", "answer_length", "exam", "long_document", "tool_scores"
+]
 
 
 class LogProbabilityTolerance(Statement):
@@ -161,6 +163,9 @@ class Score(RequiredShare):
     questions: Count
     answer_tokens: Count
     within_s: Positive
+    #: Of ``fixtures/scores/TASK.toml`` alone, which is no task of the harness: each question is
+    #: asked so often by chat and by Responses, and a tool must be called.
+    tries: Count | None = None
 
 
 class Band(Statement):
@@ -204,7 +209,7 @@ class Correctness(DataTable):
     same_answers: tuple[ConfigurationName, ...] = ()
     #: Of the questions of ``--questions``.
     accuracy: RequiredShare | None = None
-    #: Asked by the Python of ``--scores``.
+    #: Asked by the Python of ``--scores``; those with ``tries`` by the suite itself.
     scores: tuple[Score, ...] = ()
     #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
     mean_answer_tokens: Band | None = None
