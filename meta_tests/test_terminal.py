@@ -78,7 +78,10 @@ def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_s
 def going(now: list[float], every_s: float = 60.0, **given) -> tuple[Progress, io.StringIO]:
     """A run of two levels that is expected to take two minutes, and what it wrote."""
     written = io.StringIO()
-    costs = {"smoke": Forecast(checks=2, other_s=20), "kernel": Forecast(checks=4, other_s=100)}
+    costs = {
+        "smoke": Forecast(checks=3, unable=1, other_s=20),
+        "kernel": Forecast(checks=4, other_s=100),
+    }
     return Progress(written, costs, every_s=every_s, clock=lambda: now[0], **given), written
 
 
@@ -97,28 +100,28 @@ def test_the_line_says_level_test_what_is_waited_for_and_the_time():
     now = [0.0]
     progress, written = going(now)
     progress.begin("smoke", "tests/test_smoke.py::test_one")
-    assert progress.line() == "0:00, about 2:00 left | smoke 0/2 ended | test_one"
+    assert progress.line() == "0:00, about 2:00 left | smoke 0/3 ended | test_one"
     now[0] = 15.0
-    assert progress.line() == "0:15, about 1:50 left | smoke 0/2 ended | test_one for 0:15"
+    assert progress.line() == "0:15, about 1:53 left | smoke 0/3 ended | test_one for 0:15"
     now[0] = 30.0
-    progress.end(result("test_one", Verdict.PASS, seconds=30), asked=True)
+    progress.end(result("test_one", Verdict.PASS, seconds=30))
     progress.begin("smoke", "tests/test_smoke.py::test_two")
-    assert progress.line() == "0:30, about 1:50 left | smoke 1/2 ended | test_two"
+    assert progress.line() == "0:30, about 1:53 left | smoke 1/3 ended | test_two"
     now[0] = 50.0
     failed = result("test_two", Verdict.FAIL, "required: 1, seen: 2", seconds=20)
-    progress.end(failed, asked=True)
-    progress.end(result("test_three", Verdict.NOT_RUN), asked=False)
+    progress.end(failed)
+    progress.end(result("test_three", Verdict.NOT_RUN))
     # Smoke took 50 s, 20 s were expected: the rest takes longer, too, by 110/80.
     progress.begin("kernel", "tests/test_kernel.py::test_moe[marlin-M1]")
     said = "0:50, about 2:17 left | kernel 0/4 ended | test_moe[marlin-M1] | 1 FAIL"
     assert progress.line() == said
     assert without_clock(written) == [
-        "smoke: 2 checks, about 0:20; about 2:00 left of the run",
+        "smoke: 3 checks (1 cannot run), about 0:20; about 2:00 left of the run",
         "FAIL: tests/test_smoke.py::test_two: required: 1, seen: 2",
         "smoke: 1 PASS, 1 FAIL, 1 NOT_RUN, 0:50; about 2:17 left of the run",
         "kernel: 4 checks, about 2:17; about 2:17 left of the run",
     ]
-    progress.end(result("test_moe", Verdict.PASS, level="kernel"), asked=True)
+    progress.end(result("test_moe", Verdict.PASS, level="kernel"))
     progress.stop()
 
 
@@ -130,9 +133,20 @@ def test_at_the_end_nothing_is_left():
     for level, checks in (("smoke", 2), ("kernel", 4)):
         for number in range(checks):
             progress.begin(level, f"tests/test_{level}.py::test_{number}")
-            progress.end(result(f"test_{number}", Verdict.PASS, level=level), asked=True)
+            progress.end(result(f"test_{number}", Verdict.PASS, level=level))
     progress.stop()
     assert said[-1].endswith("kernel: 4 PASS, 0:00")
+
+
+def test_a_start_that_was_short_says_nothing_of_answers():
+    """A first run on another machine: of ten minutes for two starts it took twenty seconds."""
+    answers = Forecast(checks=10, starts_s=300, other_s=600)
+    pace = Pace({"smoke": Forecast(checks=2, starts_s=600, other_s=10), "correctness": answers})
+    pace.begin("smoke")
+    for _ in range(2):
+        pace.end("smoke", 10)
+    pace.begin("correctness")
+    assert 500 < pace.left() < 660
 
 
 def test_of_checks_that_did_not_run_nothing_is_learnt():
@@ -152,9 +166,9 @@ def test_workers_are_counted_together_and_the_longest_test_is_named():
     now[0] = 5.0
     progress.begin("", "tests/test_smoke.py::test_short")
     now[0] = 20.0
-    assert "| 0/6 ended | test_long for 0:20 and 1 more" in progress.line()
-    progress.end(result("test_long", Verdict.PASS, level="kernel"), asked=True)
-    assert "| 1/6 ended | test_short for 0:15" in progress.line()
+    assert "| 0/7 ended | test_long for 0:20 and 1 more" in progress.line()
+    progress.end(result("test_long", Verdict.PASS, level="kernel"))
+    assert "| 1/7 ended | test_short for 0:15" in progress.line()
     assert written.getvalue() == "", "levels are not told apart"
     progress.stop()
 
@@ -178,7 +192,7 @@ def test_failures_for_one_reason_are_one_line():
     progress, written = going([0.0])
     for name in ("test_one", "test_two"):
         progress.begin("smoke", f"tests/test_smoke.py::{name}")
-        progress.end(result(name, Verdict.FAIL, "the server ended"), asked=True)
+        progress.end(result(name, Verdict.FAIL, "the server ended"))
     assert written.getvalue().count("the server ended") == 1
     assert progress.line().endswith("2 FAIL")
 

@@ -104,7 +104,7 @@ class Controller:
             decision = TestReport.model_validate(content)
             self._decide(session, decision)
             if (progress := self.config.stash.get(stash.PROGRESS, None)) is not None:
-                progress.end(decision, asked=True, name=report.nodeid)
+                progress.end(decision, name=report.nodeid)
         elif report.failed and report.when not in ("setup", "call", "teardown"):
             self._worker_died_in(session, report)
 

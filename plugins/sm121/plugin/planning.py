@@ -40,12 +40,12 @@ def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) ->
     tests = [item for item in items if LEVEL in item.stash]
     if chosen.profile is None or not tests:
         return []
-    can = [item for item in tests if WHY_NOT not in item.stash]
     settings = config.stash[SETTINGS]
     timings = forecast.timed(settings.report_dir, chosen.profile, settings.plan)
-    costs = config.stash[COSTS] = _costs(config, chosen.profile, settings.plan, can, timings)
+    costs = config.stash[COSTS] = _costs(config, chosen.profile, settings.plan, tests, timings)
     counts = ", ".join(f"{level} {cost.checks}" for level, cost in costs.items())
-    lines = [f"plan {settings.plan}: {len(can)} checks ({counts}), {_about(chosen.profile, costs)}"]
+    about = _about(chosen.profile, costs)
+    lines = [f"plan {settings.plan}: {len(tests)} checks ({counts}), {about}"]
     lines += [f"cannot run: {len(ids)}: {why}" for why, ids in reasons(tests).items()]
     return [*lines, *_gates(settings, chosen)]
 
@@ -60,14 +60,12 @@ def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     profile = profile or settings.profile
     if profile is None:
         return lines
-    # What this machine cannot run for the target's sake alone is asked there all the same.
-    runnable = [item for item in items if item.stash.get(WHY_NOT, None) in (None, chosen.obstacle)]
     names = [*profile.plans, FULL] if settings.plan == FULL else [settings.plan]
     rows, sums, bases = [], [], []
     for name in names:
-        selected = [item for item in runnable if selection.is_asked(item, profile, name, settings)]
+        selected = [item for item in items if selection.is_asked(item, profile, name, settings)]
         timings = forecast.timed(settings.report_dir, profile, name)
-        costs = _costs(config, profile, name, selected, timings)
+        costs = _costs(config, profile, name, selected, timings, chosen.obstacle)
         rows.append(_row(profile, name, costs))
         sums.append(f"- {name}: {_sum(profile, costs)}")
         bases.append(timings.source)
@@ -88,8 +86,14 @@ def reasons(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
 
 
 def _costs(
-    config: pytest.Config, profile: Profile, name: str, items: Iterable[pytest.Item], timings: Timed
+    config: pytest.Config,
+    profile: Profile,
+    name: str,
+    items: Iterable[pytest.Item],
+    timings: Timed,
+    obstacle: str | None = None,
 ) -> dict[str, Forecast]:
+    """`obstacle`: of this machine alone; what it keeps from running is asked elsewhere."""
     settings = config.stash[SETTINGS]
     plan = Plan.of(profile, plan=name, sizes=settings.sizes)
     cells = matrix.plan_of_items(config)
@@ -104,6 +108,7 @@ def _costs(
             item.stash[ID],
             item.stash[LEVEL],
             frozenset(starting.intersection(getattr(item, "fixturenames", ()))),
+            item.stash.get(WHY_NOT, None) in (None, obstacle),
             *(selection.parameters(item).get(name) for name in ("depth", "tokens", "streams")),
         )
         for item in items
@@ -114,9 +119,12 @@ def _costs(
 def _about(profile: Profile, costs: dict[str, Forecast]) -> str:
     if profile.costs is None:
         return f"time unknown: profile {profile.name} has no [costs]"
-    timed, checks = (sum(getattr(c, key) for c in costs.values()) for key in ("timed", "checks"))
+    timed, checks, unable = (
+        sum(getattr(cost, key) for cost in costs.values()) for key in ("timed", "checks", "unable")
+    )
     seconds = sum(cost.seconds for cost in costs.values())
-    return f"about {duration(seconds)} ({timed} of {checks} were timed here before)"
+    basis = f"{timed} of {checks - unable} were timed here before"
+    return f"about {duration(seconds)} ({basis}{f'; {unable} cannot run' if unable else ''})"
 
 
 def _row(profile: Profile, name: str, costs: dict[str, Forecast]) -> str:

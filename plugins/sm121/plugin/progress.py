@@ -99,14 +99,14 @@ class Progress:
                 self._running.clear()
             self._running[test], self._waits = self._clock(), ""
 
-    def end(self, test: TestReport, *, asked: bool, name: str | None = None) -> None:
+    def end(self, test: TestReport, *, name: str | None = None) -> None:
         """A check has ended, with ``test`` as its result. Where pytest does not, a failure is shown
-        at once; those for the same reason are counted. ``asked``: it was not known from the start
-        that it cannot run; ``name``: under which it began, where that is not its id."""
+        at once; those for the same reason are counted. ``name``: under which it began, where that
+        is not its id."""
         with self._lock:
             self._waits = ""
             self._running.pop(name or test.id, None)
-            if asked and test.level in self._costs:
+            if test.level in self._costs:
                 self._pace.end(test.level, test.seconds if test.executed else None)
             verdict = test.counted
             self._verdicts[verdict] += 1
@@ -185,10 +185,11 @@ class Progress:
         self._level, self._level_began = level, self._clock()
         if level not in self._costs:
             return
-        checks, seconds = self._costs[level].checks, self._pace.whole(level)
-        about = f", about {clock_time(max(seconds, 1.0))}" if seconds else ""
+        cost, seconds = self._costs[level], self._pace.whole(level)
+        about = f" ({cost.unable} cannot run)" if cost.unable else ""
+        about += f", about {clock_time(max(seconds, 1.0))}" if seconds else ""
         remaining = self._left("; about {} left of the run")
-        self.say(level, f"{checks} check{'s'[: checks != 1]}{about}{remaining}")
+        self.say(level, f"{cost.checks} check{'s'[: cost.checks != 1]}{about}{remaining}")
 
     def _end_level(self) -> None:
         if self._level and self._of_level:

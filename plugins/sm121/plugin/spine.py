@@ -263,13 +263,13 @@ def pytest_runtest_protocol(
         return (yield)
     item.config.stash[stash.SIGNALS].again()
     bar, can_run = item.config.stash.get(stash.PROGRESS, None), selection.WHY_NOT not in item.stash
-    if bar is not None and can_run:
+    if bar is not None:
         bar.begin(item.stash[stash.LEVEL], item.stash[stash.ID])
     runs = can_run and outcomes.why_not(item.config.stash[stash.SESSION], item) is None
     with turns.turn(item, nextitem) if runs else contextlib.nullcontext():
         result = yield
     if bar is not None and stash.FINDING in item.stash:
-        bar.end(item.stash[stash.FINDING], asked=can_run)
+        bar.end(item.stash[stash.FINDING])
     return result
 
 

@@ -32,6 +32,7 @@ class Check:
     level: str
     #: The fixtures that start a server for it, each of them once in a run.
     servers: frozenset[str] = frozenset()
+    can_run: bool = True
     depth: int | None = None
     tokens: int | None = None
     streams: int | None = None
@@ -48,9 +49,10 @@ class _Row(data_file.DataTable):
 
 @dataclass
 class Forecast:
-    """What the checks of a level cost. Seconds, tokens."""
+    """What the checks of a level cost. Seconds, tokens. ``unable``: those that cannot run here."""
 
     checks: int = 0
+    unable: int = 0
     #: Of them, those that were timed here before, and their time.
     timed: int = 0
     timed_s: float = 0.0
@@ -109,7 +111,9 @@ class Pace:
 
     def whole(self, level: str) -> float:
         """Seconds that a level takes; 0 where nothing is known."""
-        return self.costs[level].seconds * self._factor
+        cost = self.costs[level]
+        of_starts, of_rest = self._factors
+        return cost.starts_s * of_starts + (cost.seconds - cost.starts_s) * of_rest
 
     def left(self, running_s: float = 0.0) -> float | None:
         """Seconds to go; None where nothing is known. `running_s`: of the check at hand."""
@@ -127,11 +131,17 @@ class Pace:
         return max(each * to_go - running_s, each * max(to_go - 1, 0))
 
     @property
-    def _factor(self) -> float:
-        over = [(self.costs[level], level) for level in self._over if level in self.costs]
-        expected = sum(c.seconds * self._ran[level] / max(c.checks, 1) for c, level in over)
-        took = sum(self._took.get(level, 0.0) for _, level in over)
-        return (_SETTLED_S + took) / (_SETTLED_S + expected)
+    def _factors(self) -> tuple[float, float]:
+        """Of starts and of the rest: a start that was short says nothing of how fast answers are. A
+        level's time is divided among both as it was expected."""
+        expected, took = [_SETTLED_S, _SETTLED_S], [_SETTLED_S, _SETTLED_S]
+        for level in self._over & {*self.costs}:
+            cost = self.costs[level]
+            share = self._ran[level] / max(cost.checks - cost.unable, 1)
+            for part, seconds in enumerate((cost.starts_s, cost.seconds - cost.starts_s)):
+                expected[part] += seconds * share
+                took[part] += self._took.get(level, 0.0) * seconds / (cost.seconds or 1)
+        return took[0] / expected[0], took[1] / expected[1]
 
 
 @dataclass(frozen=True)
@@ -181,15 +191,17 @@ def of(
     forecasts: dict[str, Forecast] = {}
     started = {name for check in every if check.id in seconds for name in check.servers}
     for level in profile_fields.LEVELS:
-        of_level = [check for check in every if check.level == level]
-        if not of_level:
+        whole = [check for check in every if check.level == level]
+        if not whole:
             continue
-        forecast = forecasts[level] = Forecast(checks=len(of_level))
+        of_level = [check for check in whole if check.can_run]
+        unable = len(whole) - len(of_level)
+        forecast = forecasts[level] = Forecast(checks=len(whole), unable=unable)
         rest = [check for check in of_level if check.id not in seconds]
         forecast.timed = len(of_level) - len(rest)
         forecast.timed_s = sum(seconds[check.id] for check in of_level if check.id in seconds)
         if level == "matrix":
-            forecast.other_s = matrix_s * len(rest) / len(of_level)
+            forecast.other_s = matrix_s * len(rest) / max(len(of_level), 1)
         elif costs is not None:
             row = data_file.load_key("costs.toml", "levels", dict[str, _Row]).get(level, _Row())
             seconds_each = costs.kernel_check_s.value if level == "kernel" else row.seconds
