@@ -37,7 +37,7 @@ def _finish(folder: Path, run: VerdictFile, rates: dict[str, float], *, seed: in
 
 
 def pair(folder: Path) -> tuple[Path, Path]:
-    """A held; B is slower, on another MoE kernel; one test is mended, one failed before."""
+    """A held; B is slower, on another MoE kernel; one test is fixed, one failed before."""
     one, two = (report_runs.write(kind, folder / kind) for kind in ("pass", "fail"))
     a, b = (verdict_file.read(path / "verdict.json") for path in (one, two))
     for run, name, fact in (

@@ -40,7 +40,7 @@ class Emulation:
 
     @functools.cached_property
     def core(self) -> ModuleType:
-        """As the GB10 effort's build has it: the tiles by the number of tokens."""
+        """As the MXFP4 build has it: the tiles by the number of tokens."""
         core = ModuleType("flashinfer.fused_moe.core")
         core.select_tile_mn_for_sm120 = lambda tokens: (64 if tokens < 64 else 128, 128)
         return core

@@ -1,4 +1,4 @@
-"""Honest runs of one engine, each held against the one before: ``--against`` must find nothing.
+"""Honest runs of one engine, each compared with the one before: ``--against`` must find nothing.
 ``python meta_tests/honest_pairs.py [--pairs 10] [--plan quick] [--output FILE]``: what differs
 between two runs of one engine is noise, and a gate that calls it worse is switched off. A run takes
 a server of its own; give the machine to nothing else meanwhile."""
@@ -33,7 +33,7 @@ def main() -> int:
         folder = _run(options.state / f"{time.time():.0f}-{number}", options.plan, against=before)
         run = verdict_file.read(folder / "verdict.json")
         if run.against is None:
-            raise SystemExit(f"{folder}: expected a run that is held against {before}")
+            raise SystemExit(f"{folder}: expected a run that is compared with {before}")
         engine = f"{run.engine.name} {run.engine.version}"
         good += run.exit_status == 0 and run.against.no_worse
         rows.append(_row(number, run, (time.monotonic() - began) / 60))

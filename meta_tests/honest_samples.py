@@ -1,6 +1,6 @@
 """How often the sampling tests call a right server wrong, and how small an error they notice.
 `python meta_tests/honest_samples.py NAME [--rounds 20]` starts vLLM on the CPU with the canary's
-configuration NAME; what vLLM itself does wrong with speculation is mended in it (see
+configuration NAME; what vLLM itself does wrong with speculation is fixed in it (see
 `in_vllm/speculation_saboteur.py`). With `--base-url URL --key KEY` a running server is asked, and
 NAME describes it. With `--power` an engine by script is wrong by less and less. Each call writes
 its rows of docs/tables/honest-samples.md."""

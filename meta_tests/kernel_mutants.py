@@ -38,7 +38,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Kill:
-    """The first case of a group that noticed, and what it said."""
+    """The first case of a group that detected, and what it said."""
 
     group: str
     case: str
@@ -771,11 +771,11 @@ def table() -> str:
 _PREFACE = text_file("kernel-mutants.md")
 
 
-_MILDER = """## Not noticed
+_MILDER = """## Not detected
 
 Other roundings of the same mathematics, smaller than what a tolerance must allow.
 
-| mutant | why it is not noticed |
+| mutant | why it is not detected |
 |---|---|""".splitlines()
 
 

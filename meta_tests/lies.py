@@ -144,7 +144,7 @@ def _test() -> str:
 @dataclass
 class Bench:
     """A real server behind two proxies. `limits`: seconds of the honest run, of whose tests a pair
-    is told, and a lie that none noticed; `part`: of the tests that take part; `options`: of
+    is told, and a lie that none detected; `part`: of the tests that take part; `options`: of
     each run. A later run reads what is in `state`."""
 
     proxies: tuple[FaultProxy, FaultProxy]
@@ -240,7 +240,7 @@ class Bench:
             row["fails"] = self.fails([lie], more, "--maxfail=1")
 
     def done(self, row: Json, tests: Sequence[str]) -> bool:
-        """Whether a lie was noticed, or all were asked that may be."""
+        """Whether a lie was detected, or all were asked that may be."""
         left = [test for test in tests if test not in row["asked"]]
         spent = sum(self.twin.seconds[test] for test in row["asked"])
         return bool(row.get("fails") or not left or spent > self.limits[1])
@@ -254,7 +254,7 @@ class Bench:
 
 
 def merged(folders: Sequence[Path]) -> dict[str, Json]:
-    """The rows of several states, by lie: the last that noticed it, else the last."""
+    """The rows of several states, by lie: the last that detected it, else the last."""
     rows: dict[str, Json] = {}
     for folder in folders:
         for line in (folder / "rows.jsonl").read_text("utf-8").splitlines():
@@ -276,15 +276,15 @@ def page(rows: dict[str, Json], seed: int) -> str:
         "",
         "Two proxies in front of a real vLLM with the canary tell a lie each. Pairs are "
         "drawn from a seed. Of the tests of smoke, correctness and stress that a lie touches, the "
-        "one that its row names and the quickest run against both. A test that fails has noticed a "
-        "lie where the other does not touch it; else it runs against each alone. A lie that none "
-        "noticed runs alone against the others, until one does. Each test that failed then passed "
+        "one that its row names and the quickest run against both. A test that fails has detected "
+        "a lie where the other does not touch it; else it runs against each alone. A lie that none "
+        "detected runs alone against the others, until one does. Each test that failed then passed "
         "without a lie. Only tests that passed without a lie before take part.",
         "",
-        f"**{len(rows) - len(unseen)} of {len(rows)} lies were noticed ({share:.1f} %).** "
+        f"**{len(rows) - len(unseen)} of {len(rows)} lies were detected ({share:.1f} %).** "
         f"Of {len(PLANTED)} lies {len(PLANTED) - len(rows)} were not told.",
         "",
-        "| told on | lies | noticed |",
+        "| told on | lies | detected |",
         "|---|---:|---:|",
     ]
     for where in sorted({row["where"] for row in rows.values()}):
@@ -292,7 +292,7 @@ def page(rows: dict[str, Json], seed: int) -> str:
         lines.append(f"| {where} | {len(counted)} | {sum(counted)} |")
     lines += [
         "",
-        "| lie | noticed by | of tests asked | the first says | told with | on |",
+        "| lie | detected by | of tests asked | the first says | told with | on |",
         "|---|---|---:|---|---|---|",
     ]
     for name in sorted(rows):
@@ -304,7 +304,7 @@ def page(rows: dict[str, Json], seed: int) -> str:
         asked = str(len(row["asked"]))
         cells = name, by or "**none**", asked, message, row["with"], row["where"]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Not noticed", ""]
+    lines += ["", "## Not detected", ""]
     lines += [f"- **{name}**: {PLANTED[name].why or 'not yet known why'}." for name in unseen]
     return "\n".join(lines) + "\n"
 
@@ -316,7 +316,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--state", type=Path, help="a folder; what is in it is not run again")
     parser.add_argument("--seconds", type=float, default=2.0, help="of the honest run, for a lie")
-    parser.add_argument("--whole", type=float, default=float("inf"), help="where none noticed it")
+    parser.add_argument("--whole", type=float, default=float("inf"), help="where none detected it")
     parser.add_argument("--processes", type=int, default=1, help="at once, but for stress")
     parser.add_argument("--part", type=int, help="of the processes; the stress level left out")
     parser.add_argument("--profile", default="cpu-tiny-gpt-oss", help="that fits the server")
@@ -363,7 +363,7 @@ def main() -> int:
         if part is None:
             options.output.write_text(page(rows, options.seed), "utf-8")
     unseen = [name for name, row in rows.items() if not row["fails"]]
-    print(f"{len(rows) - len(unseen)} of {len(rows)} noticed; not: {unseen}")
+    print(f"{len(rows) - len(unseen)} of {len(rows)} detected; not: {unseen}")
     return int(20 * len(unseen) > len(rows))
 
 

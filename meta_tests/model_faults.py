@@ -169,7 +169,7 @@ def every_test() -> tuple[str, ...]:
 
 
 def noticed(failed: Sequence[str]) -> str:
-    """The tests that noticed a fault, for a cell of a table."""
+    """The tests that detected a fault, for a cell of a table."""
     names = (test.removeprefix("test_").replace("_", " ") for test in failed)
     return "; ".join(names) or "**survives**"
 

@@ -1,6 +1,6 @@
 """docs/report/: pictures of reports, at both widths, light and dark, for people to look at.
 ``python meta_tests/report_screens.py [--real DIR ...] [--hide TEXT ...]``: a picture
-``KIND-WIDTH-THEME.png`` for each kind of run, an A/B comparison, and two runs beside each other.
+``KIND-WIDTH-THEME.png`` for each kind of run, an A/B comparison, and two runs side by side.
 A report directory that is given stands for the kind that it is of (``crash`` where it has one, else
 its verdict); the others have rates that were measured on GPUs (``measured_runs.py``)."""
 

@@ -266,7 +266,7 @@ def _judge(
             wrong.append(f"status {status}, {verdict.get('verdict')}: {verdict.get('reason')}")
         return wrong
     if not crashes:
-        return [f"not noticed: status {status}, {verdict.get('reason')}"]
+        return [f"not detected: status {status}, {verdict.get('reason')}"]
     wrong = []
     kinds = [crash["kind"] for crash in crashes]
     if kinds[0] != case.kind:

@@ -217,7 +217,7 @@ def test_two_servers_of_known_rate(compared, tmp_path):
     status, tests, run = compared(500, 450, *promise)
     assert status == 1, run.output
     failed = {name: test["message"] for name, test in tests.items() if test["verdict"] == "FAIL"}
-    worse = "tg32@d0: required: B is no worse than A, seen: it is"
+    worse = "tg32@d0: required: B is not worse than A, seen: it is"
     assert worse in failed["test_b_is_not_worse_than_a"]
     assert "changes by at least +10 %" in failed["test_the_hypothesis_holds"]
     assert "| FAIL |" in (run.report / "review.md").read_text()

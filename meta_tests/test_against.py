@@ -1,4 +1,4 @@
-"""``--against RUN``: no worse than a trusted run, and each way of being worse is seen."""
+"""``--against RUN``: not worse than a trusted run, and each way of being worse is seen."""
 
 import copy
 import json
@@ -122,7 +122,7 @@ def test_an_honest_run_is_no_worse(trusted, seed):
     run, found = held(a_run(*tests), trusted, seed=seed)
     assert found == [] and run.verdict is Verdict.PASS and run.against.no_worse
     assert run.why() == (
-        "no worse than the run of 2026-11-23T08:00:00+00:00; 1 check ran and held; "
+        "not worse than the run of 2026-11-23T08:00:00+00:00; 1 check passed; "
         "2 failed and are known"
     )
 
@@ -273,7 +273,7 @@ def test_failures_are_compared_by_what_does_not_hold(change, same):
     assert alike([ORACLE], [other]) is same
     assert alike([REFUSED, ORACLE], [REFUSED, other]) is same
     assert not alike([ORACLE], [ORACLE, other]), "a known failure hides no other one"
-    assert alike([REFUSED, ORACLE], [other]) is same, "less that does not hold is no worse"
+    assert alike([REFUSED, ORACLE], [other]) is same, "less that does not hold is not worse"
 
 
 def test_a_run_of_the_first_version_is_read(tmp_path):
@@ -358,7 +358,7 @@ def test_a_failure_that_the_profile_does_not_need_is_listed():
     file.tests[1].tolerated = "listed"
     file.judge()
     assert file.verdict is Verdict.PASS and file.levels["correctness"].listed == 1
-    assert file.why() == "1 check ran and held; 1 failed and is listed"
+    assert file.why() == "1 check passed; 1 failed and is listed"
 
 
 def of(test: TestReport, **fields) -> TestReport:
@@ -505,7 +505,7 @@ def test_a_file_that_is_no_run_is_one_clear_line(tmp_path, content):
 
 
 def test_copies_are_of_the_file(trusted):
-    """What is held against a run does not change that run."""
+    """What is compared with a run does not change that run."""
     before = copy.deepcopy(trusted.file)
     held(a_run(*TESTS), trusted)
     assert trusted.file == before

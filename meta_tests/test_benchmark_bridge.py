@@ -101,7 +101,7 @@ def unsteady(*against: dict[str, str]) -> dict:
 
 @pytest.mark.slow("a run more")
 def test_an_unsteady_machine_decides_what_has_a_gate_alone(measured):
-    """A rate that nothing is held against turned the run red."""
+    """A rate that nothing is compared with turned the run red."""
     rates = {
         "tg32@d0": (unsteady(DRIFT), "INVALID"),  # its gate alone is in the profile
         "tg16@d0": (unsteady(DRIFT), "NOT_RUN"),

@@ -1,4 +1,4 @@
-"""What grows beyond its budget, and two pages with nearly one name, are noticed."""
+"""What grows beyond its budget, and two pages with nearly one name, are detected."""
 
 import shutil
 from pathlib import Path

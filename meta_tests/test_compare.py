@@ -1,4 +1,4 @@
-"""Results of several runs and tools beside each other, each with its clock."""
+"""Results of several runs and tools side by side, each with its clock."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""Two runs beside each other and the A/B section, in a real browser."""
+"""Two runs side by side and the A/B section, in a real browser."""
 
 import browser
 import compare_runs
@@ -90,7 +90,7 @@ def test_what_is_new_is_on_the_first_screen(opened):
     for selector in ("#headline", ".pair", ".tally"):
         box = shown.locator(selector).bounding_box()
         assert box["y"] + box["height"] <= 900, f"{selector} is below the fold"
-    assert "2 tests newly do not hold in B" in shown.inner_text("#headline")
+    assert "2 tests newly fail in B" in shown.inner_text("#headline")
     targets = shown.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].map(a => a.hash)")
     ids = shown.evaluate("[...document.querySelectorAll('[id]')].map(e => '#' + e.id)")
     assert set(targets) <= set(ids) and len(ids) == len(set(ids))

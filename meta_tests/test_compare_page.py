@@ -47,14 +47,12 @@ def test_what_is_new_mended_and_in_both(pair):
     assert names(found, "only-a") == {"test_cell[cutlass]"} and names(found, "only-b") == set()
     both = next(group for group in found.tests if group.id == "both").rows[0]
     assert both.note == "in the same way", "what was measured may differ"
-    assert (
-        "2 tests newly do not hold in B; 1 mended; 1 in both; 1 ran in A only; " in found.headline
-    )
+    assert "2 tests newly fail in B; 1 fixed; 1 in both; 1 ran in A only; " in found.headline
     assert "differ in MoE experts; not proven in one of them: native FP4." in found.headline
 
 
 def test_a_failure_of_what_did_not_run_before_is_new(pair):
-    """And what no longer runs is not mended."""
+    """And what no longer runs is not fixed."""
     one, two = (verdict_file.read(path / "verdict.json") for path in pair)
     for run, name in ((one, "test_decode_rate[tg32-d0]"), (two, "test_tool_call")):
         test = next(test for test in run.tests if test.id.endswith(name))
@@ -293,9 +291,7 @@ def test_what_b_lacks_or_died_of_at_its_end_is_in_the_first_sentence(tmp_path):
     two.metrics.clear()
     two.judge()
     both = Beside(_of(folders[0], one, "A"), _of(folders[1], two, "B"))
-    assert both.headline.startswith(
-        "1 test newly does not hold in B; 18 metrics measured in A only"
-    )
+    assert both.headline.startswith("1 test newly fails in B; 18 metrics measured in A only")
     assert "life of cutlass" in compare_page.html(both)
     engine = EngineReport(name="", managed=False, model="")
     two = VerdictFile(arch=None, profile="", started="", engine=engine)

@@ -299,7 +299,7 @@ def test_what_is_acceptable_in_a_build_for_gb10(images, words):
 
 @pytest.mark.slow("two builds, each for five targets")
 def test_the_reader_agrees_with_cuobjdump(compiler, disassembler, tmp_path):
-    """The layout of fat binaries is observed, not documented: it is held against the tool."""
+    """The layout of fat binaries is observed, not documented: it is compared with the tool."""
     source = tmp_path / "k.cu"
     source.write_text("__global__ void k(int* p) { p[0] = 1; }\n")
     wanted = ["121a", "120f", "90a", "80"]

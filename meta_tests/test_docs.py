@@ -156,7 +156,7 @@ def test_every_table_is_linked_from_a_page_that_people_read():
 
 
 def _shown() -> list[tuple[str, str, Path]]:
-    """What the first page says was noticed: of how many faults how many, and by which table."""
+    """What the first page says was detected: of how many faults how many, and by which table."""
     text = (DOCS / "index.md").read_text("utf-8").partition("| faults | detected |")[2]
     rows = re.findall(r"^\| [^|]+ \| ([\d, ]+) \| ([\d, ]+) \| \[.*?\]\(([^)#]+)", text, re.M)
     return [

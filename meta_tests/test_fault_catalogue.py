@@ -73,7 +73,7 @@ def test_a_sample_of_the_protocol_faults_is_caught(real_vllm):
 
 @pytest.mark.slow("lies by pairs have a catalogue of their own")
 def test_two_lies_at_once_are_told_apart(real_vllm, tmp_path):
-    """Each is noticed by its own test; without a lie both pass. The second touches both tests."""
+    """Each is detected by its own test; without a lie both pass. The second touches both tests."""
     own = {"the second stop token is ignored": "test_a_stop_token_ends_the_answer"}
     own["one id for all completions"] = "test_answers_have_ids_and_times"
     endpoint, script = real_vllm.endpoint, str(HERE / "lies.py")
@@ -109,7 +109,7 @@ def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tm
         status, run = judged("again", *against)
         assert status == 0, run["reason"]
         assert (
-            run["reason"].startswith("no worse than the run of ")
+            run["reason"].startswith("not worse than the run of ")
             and "1 failed and is known" in (run["reason"])
         )
         door.switch(faults["an error without error object"])
@@ -128,7 +128,7 @@ def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tm
 )
 def test_a_wrong_model_is_noticed(judge, fault):
     status, run = judge(fault, MODELS[fault])
-    assert status == 1, f"{fault}: not noticed\n{run.output}"
+    assert status == 1, f"{fault}: not detected\n{run.output}"
     failed = [test for test in run.verdict["tests"] if test["verdict"] == "FAIL"]
     assert failed and all("required" in test["message"] for test in failed), failed
 
@@ -168,7 +168,7 @@ def test_an_accuracy_slice_is_judged_and_kept(judge, tmp_path):
     assert len(kept.read_text().splitlines()) == len(lines)
     options = ("--questions", str(questions), "--questions-baseline", str(kept))
     status, run = judge("embedding rows shifted by one", "accuracy", options=options)
-    assert status == 1 and "no worse than the baseline" in run.output, run.output
+    assert status == 1 and "not worse than the baseline" in run.output, run.output
 
 
 @from_data

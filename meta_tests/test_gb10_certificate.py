@@ -18,7 +18,7 @@ from sm121.run import served
 from sm121.session import certification
 
 ROOT = Path(__file__).parents[1]
-#: As the effort's build is judged: no release reaches what a certificate asks.
+#: As the MXFP4 build is judged: no release reaches what a certificate asks.
 GB10 = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
 #: The operation that a test of the kernel level asks of the provider; the rest may be any.
 OPERATIONS = table(__name__, "OPERATIONS")

@@ -99,7 +99,7 @@ CRASH = CrashReport(
         (run_of(*(ended(f"test_moe[{n}]", level="kernel", message="required: 1, seen: 2",
                           kernel=JudgedKernel(operation="fused_moe", provider="vllm"))
                     for n in range(3))),
-            "FAIL: a kernel does not hold against the oracle in 3 checks (first: fused_moe of "
+            "FAIL: a kernel differs from the oracle in 3 checks (first: fused_moe of "
             "vllm: required: 1, seen: 2)"),
         (
             run_of(
@@ -107,7 +107,7 @@ CRASH = CrashReport(
                     ended(f"test_{n}", level="correctness", ability="oracle", message="0.3 nats")
                     for n in range(3)),
                 ended("test_other", level="correctness")),
-            "FAIL: answers do not hold against the oracle in 3 checks (first: 0.3 nats) (and 1 "
+            "FAIL: answers differ from the oracle in 3 checks (first: 0.3 nats) (and 1 "
             "more check)"),
         (run_of(ended("test_decode", Verdict.INVALID, metrics=["tg32@d0"],
                       unmet=[unmet.Fact("", "second_clock: 40 against 47", "tg32@d0")]),
@@ -142,7 +142,7 @@ ALL = ("smoke", "kernel", "correctness", "stress", "performance", "regression", 
 
 
 def test_a_pass_says_what_did_not_run():
-    assert str(headline.of(passed(*ALL))) == "PASS: 7 checks ran and held"
+    assert str(headline.of(passed(*ALL))) == "PASS: 7 checks passed"
     assert headline.of(passed("smoke")).word == "PASS (not certified: only smoke asked for)"
     skipped = ended("test_worse", Verdict.NOT_RUN, "NOT_RUN: no stored run", "regression",
                     skipped=True)  # fmt: skip

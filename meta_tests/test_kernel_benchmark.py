@@ -116,7 +116,7 @@ def test_what_is_timed_is_judged(case):
     parts = output if isinstance(output, tuple) else (output,)
     for part in parts:
         part.view(torch.uint8).fill_(0)
-    assert timed.judge(output), "required: noticed, seen: zeros pass"
+    assert timed.judge(output), "required: detected, seen: zeros pass"
 
 
 @pytest.mark.parametrize("case", benchmark_cases.select((0, 40), full=False), ids=str)
@@ -128,7 +128,7 @@ def test_an_output_kept_from_the_last_call_is_noticed(case):
     kept = timed.call()
     timed.renew()
     assert timed.judge(timed.call()) == []
-    assert timed.judge(kept), "required: noticed, seen: what the last call gave passes"
+    assert timed.judge(kept), "required: detected, seen: what the last call gave passes"
 
 
 @pytest.mark.parametrize("left", [0.0, torch.nan])

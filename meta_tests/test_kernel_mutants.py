@@ -94,7 +94,7 @@ def test_a_wrong_block_scale_is_noticed_of_one_that_rounds_each_expert(case):
             w1, w2 = (w1, (w2[0], scales)) if case == "down" else ((w1[0], scales), w2)
             return super().fused_moe(x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords)
 
-    assert checks.check(Wrong(), problems.build(chosen)), "required: the wrong scale is noticed"
+    assert checks.check(Wrong(), problems.build(chosen)), "required: the wrong scale is detected"
 
 
 def test_the_published_table_is_of_these_mutants():
@@ -149,7 +149,7 @@ def test_what_the_second_run_alone_does_wrong_is_noticed(change):
             return (getattr(shares, change[0])(change[1]) if next(self.calls) else shares), ids
 
     case = next(case for case in cases.GROUPS["routing"] if case.tokens > 1)
-    assert checks.check(Second(), problems.build(case)), "required: noticed, seen: passes"
+    assert checks.check(Second(), problems.build(case)), "required: detected, seen: passes"
 
 
 def test_what_a_provider_lacks_is_not_run():

@@ -1,4 +1,4 @@
-"""Kernel names of a profile: read, classified, and held against what the path claims."""
+"""Kernel names of a profile: read, classified, and compared with what the path claims."""
 
 import csv
 import gzip

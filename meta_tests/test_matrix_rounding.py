@@ -26,7 +26,7 @@ def test_a_value_may_need_a_flag_of_the_cpu(monkeypatch, flags):
 @pytest.mark.parametrize("wrong", [Unmet(Fact("rounded as kv=fp8-cut", "kv=fp8")), None])
 @pytest.mark.parametrize("cell", [{"kv": "fp8"}, {"kv": "fp8", "graphs": "compiled"}, {}])
 def test_a_value_may_ask_for_the_oracle(tmp_path, monkeypatch, wrong, cell):
-    """What rounds is held against the oracle that rounds so, and nothing else is."""
+    """What rounds is compared with the oracle that rounds so, and nothing else is."""
     monkeypatch.setattr(axes, "cpu_flags", lambda: "avx512f")
 
     def agrees(*_arguments):

@@ -115,7 +115,7 @@ def test_speculation_is_read_from_the_counters(timed_server, tmp_path):
         assert extra["mean_accepted_length"] == pytest.approx(3.0, rel=0.05), each.name(cell)
         assert extra["acceptance_rate"] == pytest.approx(0.5, rel=0.05)
     on_texts = StoredMetric("tg64@d0", "tok/s", True, None, (400.0,), 400.0, texts=("code",))
-    assert on_texts.kind != replace(on_texts, texts=()).kind, "nor is it held against random ones"
+    assert on_texts.kind != replace(on_texts, texts=()).kind, "nor is it compared with random ones"
 
 
 #: Per stream; four of them decode 400 tokens a second together.

@@ -140,7 +140,7 @@ def test_shards_are_held_against_one_trusted_run_together():
     )
     assert whole.against is not None and whole.against.no_worse
     assert whole.against.known == ["one", "two"] and whole.against.not_asked == ["matrix"]
-    assert "no worse than the run of today" in whole.reason, whole.reason
+    assert "not worse than the run of today" in whole.reason, whole.reason
     worse = second.model_copy(update={"no_worse": False, "new": ["two"]})
     whole = of_shards(
         part(1, said("one", "PASS"), against=first), part(2, said("two", "FAIL"), against=worse)

@@ -1,4 +1,4 @@
-"""Runs beside each other: nobody takes another's directory, server or report."""
+"""Runs side by side: nobody takes another's directory, server or report."""
 
 import json
 import os

@@ -150,9 +150,10 @@ def test_each_question_that_was_asked_is_in_the_last_line():
     stock = GB10.judging("stock", "0.33.0")
     trusted = SimpleNamespace(against=SimpleNamespace(name="trusted"))
     assert opening._question(SimpleNamespace(against=None), GB10.judging(None, "0.33.0")) is None
-    assert opening._question(trusted, GB10.judging(None, "0.33.0")) == "is it no worse than trusted"
+    question = opening._question(trusted, GB10.judging(None, "0.33.0"))
+    assert question == "is it not worse than trusted"
     both = opening._question(trusted, stock)
-    assert both.startswith("is it no worse than trusted, and is it as fast as configuration stock")
+    assert both.startswith("is it not worse than trusted, and is it as fast as configuration stock")
 
 
 def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():

@@ -1,4 +1,4 @@
-"""What a server makes of a chat is held against harmony: what differs is seen, and named."""
+"""What a server makes of a chat is compared with harmony: what differs is seen, and named."""
 
 import datetime
 import sys

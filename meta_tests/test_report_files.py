@@ -290,7 +290,7 @@ def test_a_pass_says_what_did_not_run_and_gates_nothing_that_has_none(runs):
     found = stored.read(runs["pass"])
     found.run.tests[0].skipped, found.run.tests[0].verdict = True, Verdict.NOT_RUN
     held = len(found.run.tests) - 1
-    assert found.run.why() == f"{held} checks ran and held; 1 did not run"
+    assert found.run.why() == f"{held} checks passed; 1 did not run"
     found.run.metrics["tg32@d0"].minimum = found.run.metrics["tg32@d0"].target = None
     found.run.metrics["tg32@d0"].stretch = None
     for metric in [
@@ -402,7 +402,7 @@ def test_a_history_says_how_this_run_lies_against_the_level(runs):
         axis = chart.figure["layout"]["xaxis"]
         assert (axis["tick0"], axis["dtick"], axis["range"]) == (1, 1, [0.5, 12.5])
         levels = [trace["x"] for trace in chart.figure["data"][1:]]
-        assert levels[-1][1] < 12, "this run is not in the level that it is held against"
+        assert levels[-1][1] < 12, "this run is not in the level that it is compared with"
     series = details.Series(
         unit="ms",
         higher_is_better=False,

@@ -1,4 +1,4 @@
-"""What was asked for is held against what ran: every difference is named, nothing is believed."""
+"""What was asked for is compared with what ran: every difference is named, nothing is believed."""
 
 import re
 

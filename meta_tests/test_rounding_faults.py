@@ -1,4 +1,4 @@
-"""A server that rounds in another way than it says is noticed, by the part that it rounds wrong."""
+"""A server that rounds in another way than it says is detected, by the part that rounds wrong."""
 
 import re
 import shutil

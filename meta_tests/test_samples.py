@@ -1,5 +1,5 @@
 """Samples against their own log-probabilities: on an engine by script, each fault of sampling is
-noticed and the engine without it is not; and the power and the false alarms are as they are said.
+detected and the engine without it is not; and the power and the false alarms are as they are said.
 """
 
 import numpy as np

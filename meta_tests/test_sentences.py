@@ -27,6 +27,12 @@ def test_listed_words_count_outside_of_code():
     assert used == {"held against": 1, "mended": 1}
 
 
+def test_listed_words_are_not_shown():
+    texts = [("a.j2", "two runs\nheld  against one"), ("b.py:3", "it is Mended"), ("c", "unheld")]
+    places = sentences.jargon(texts, ["held against", "mended"])
+    assert places == ["a.j2: held against", "b.py:3: mended"]
+
+
 def test_generated_pages_do_not_count():
     names = [page.name for page in sentences.pages()]
     assert "README.md" in names and "regression.md" in names and "options.md" not in names

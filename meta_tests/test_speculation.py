@@ -44,7 +44,7 @@ def test_the_saboteur_and_the_catalogue_name_the_same_faults():
 
 def test_the_published_table_is_of_these_faults():
     text = speculation_faults.PAGE.read_text("utf-8")
-    assert f"{len(FAULTS)} of {len(FAULTS)} are noticed." in text
+    assert f"{len(FAULTS)} of {len(FAULTS)} are detected." in text
     assert set(re.findall(r"^\| (.+?) \| .* \| .* \|$", text, re.M)) >= set(FAULTS)
 
 

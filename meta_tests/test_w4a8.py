@@ -82,7 +82,7 @@ def test_what_no_tolerance_tells_apart_is_known(name):
     broken, _ = w4a8_mutants.MILDER[name]
     for group in ("moe_routing", "moe_activation"):
         kill = kernel_mutants.first_kill(EmulatedProvider(broken.make()), group)
-        assert kill is None, f"it is noticed: take it out of MILDER: {kill}"
+        assert kill is None, f"it is detected: take it out of MILDER: {kill}"
 
 
 class On(Emulation):

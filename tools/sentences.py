@@ -1,13 +1,16 @@
 """How long the sentences of the documentation are, and how often it has words that strangers do
-not know. ``python -m tools.sentences`` prints both; `make lint` fails above their limits, which are
-``[tool.sm121-words]`` in pyproject.toml. Generated pages, tables, code and titles do not count."""
+not know; and where some of these are in what a run shows: the templates, and strings of the package
+that are no docstrings. ``python -m tools.sentences`` prints all, and `make lint` fails above the
+limits of ``[tool.sm121-words]`` in pyproject.toml. Generated pages, tables, code and titles do not
+count."""
 
 import argparse
+import ast
 import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -53,8 +56,35 @@ def used(text: str, listed: list[str]) -> Counter[str]:
     return Counter({word: len(re.findall(rf"\b{re.escape(word)}\b", flat)) for word in listed})
 
 
+def shown(root: Path = ROOT) -> Iterator[tuple[str, str]]:
+    """What a run may show: a template or a string of more than one word, and where it is."""
+    package = root / "plugins" / "sm121"
+    for template in sorted(package.rglob("*.j2")):
+        # Without comments, and names of values.
+        text = re.sub(r"\{#.*?#\}|\.\w+|\"\w+\":", "", template.read_text("utf-8"), flags=re.S)
+        yield f"{template.relative_to(root)}", text
+    for module in sorted(package.rglob("*.py")):
+        tree = ast.parse(module.read_text("utf-8"))
+        alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant) or id(node) in alone:
+                continue
+            if isinstance(node.value, str) and " " in node.value.strip():
+                yield f"{module.relative_to(root)}:{node.lineno}", node.value
+
+
+def jargon(texts: Iterable[tuple[str, str]], listed: Iterable[str]) -> list[str]:
+    """Each listed word that is shown, with its place."""
+    pattern = re.compile("|".join(rf"\b{re.escape(word)}\b" for word in listed), re.I)
+    return [
+        f"{place}: {match.group().lower()}"
+        for place, text in texts
+        for match in pattern.finditer(" ".join(text.split()))
+    ]
+
+
 def main() -> int:
-    """Print both counts; 1 where one is above its limit."""
+    """Print all counts; 1 where one is above its limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--long", action="store_true", help="print each long sentence")
     options = parser.parse_args()
@@ -80,6 +110,7 @@ def main() -> int:
         above.append(f"{share:.1f} % of sentences are long, limit {limits['long_percent']}")
     print(f"{long} of {total}, {share:.1f} % (limit {limits['long_percent']} %)")
     print(", ".join(f"{word} {found[word]}" for word in limits["words"]))
+    above += jargon(shown(), limits["never_shown"])
     for line in above:
         print(f"TOO MUCH: {line}", file=sys.stderr)
     return bool(above)

@@ -148,7 +148,7 @@ def _token_by_token(place: Place, server: Server) -> None:
 
 
 def _against_itself(place: Place, server: Server) -> None:
-    """A recording, and the same server held against it."""
+    """A recording, and the same server compared with it."""
     asker, prompts = _asker(place, server), continuations()
     kept = golden.record(
         asker, prompts, model=golden.Identity(served_name="canary"), dtype="auto", engine="vllm",

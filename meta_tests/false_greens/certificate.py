@@ -71,7 +71,7 @@ def _compared(place: Place, name: str, **changed: Any) -> Outcome:
         comparison.refuse_mixed(sources)
     except errors.UsageError as error:
         return Outcome("refused", str(error))
-    return Outcome("PASS", "beside each other")
+    return Outcome("PASS", "side by side")
 
 
 def _compare_case(name: str, asked: dict[str, Any], expected: str) -> Case:

@@ -65,7 +65,7 @@ def waited(*options: str) -> Ask:
 
 FIRST, PAYLOAD, WITNESS, AGAIN = (
     "1 Tokens that come with the first chunk", "1 A payload in the first chunk",
-    "1 What is held against the stream says nothing", "2 A request that is sent again",
+    "1 What is compared with the stream says nothing", "2 A request that is sent again",
 )  # fmt: skip
 
 
@@ -107,11 +107,11 @@ CASES = [
          expected="early_first_chunk", slow=True),
     _unsaid(
         "tokens of long answers are counted and never come", *("--lost-tokens", "12"),
-        expected="the usage beside them says 45",
+        expected="their usage says 45",
     ),
     _unsaid(
         "tokens of long answers are counted and take no time, without metrics",
-        *("--trap", "counts-what-it-skips"), expected="the usage beside them says 45",
+        *("--trap", "counts-what-it-skips"), expected="their usage says 45",
     ),
     _unsaid(
         "the decode time of the metrics stands still", *("--trap", "decode-time-stands"),

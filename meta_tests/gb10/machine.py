@@ -25,7 +25,7 @@ from sm121.engines import choices
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MODEL = "gpt-oss-120b"
-#: The effort's build, where a release is named.
+#: The MXFP4 build, where a release is named.
 BUILD = "mxfp4"
 PROFILE = HERE / "profile.toml"
 

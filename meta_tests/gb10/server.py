@@ -1,7 +1,7 @@
 """A server of vLLM on a GB10 that is not there: its command line, its log, its rates. Started as
 ``python -m vllm.entrypoints.openai.api_server`` by the interpreter that `machine.py` makes. What a
 release accepts, refuses, chooses and writes is what it did when it was executed
-(``fixtures/choices``); the effort's build takes what its parser has (``mxfp4-options.txt``) and
+(``fixtures/choices``); the MXFP4 build takes what its parser has (``mxfp4-options.txt``) and
 writes what it wrote on a real GB10 (``mxfp4.toml``). The log comes over a time line
 (``start.toml``) on a faster clock. A real vLLM on the CPU answers; requests whose time is measured
 are answered at the rates of a GB10.
@@ -83,7 +83,7 @@ class Release:
 
 
 class Build:
-    """What the effort's build makes of a command line."""
+    """What the MXFP4 build makes of a command line."""
 
     def __init__(self, arguments: list[str], instead: dict[str, str]) -> None:
         from vllm.entrypoints.openai.cli_args import make_arg_parser

@@ -21,7 +21,7 @@ def _expand(
     values: Tensor, ends: Tensor, _number: int, replace_from: float = 0, replace_to: float = 0
 ) -> Tensor:
     """What vLLM 0.32 on the CPU leaves uninitialised: a request's temperature, top-k and top-p, for
-    each of its drafts (vllm-project/vllm#55005). Mended here: the intact server is right."""
+    each of its drafts (vllm-project/vllm#55005). Fixed here: the intact server is right."""
     kept = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
     return kept.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)).long())
 

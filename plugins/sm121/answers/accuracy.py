@@ -236,7 +236,7 @@ def judge(
     if baseline is not None:
         change = paired(load(baseline, Output, "--questions-baseline"), outputs)
         remark(f"accuracy against the baseline: {change}")
-        require(not change.worse, "no worse than the baseline", change, evidence=kept)
+        require(not change.worse, "not worse than the baseline", change, evidence=kept)
     share = profile.correctness.accuracy
     if share is None:
         raise NotRun(f"profile {profile.name} has no correctness.accuracy; seen: {share_right}")

@@ -119,7 +119,7 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
 
 
 def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleReference:
-    """How the server is held against what the oracle says that rounds as the server does. A profile
+    """How the server is compared with what an oracle says that rounds as the server does. A profile
     states the tolerance of float32. That of BF16 is computed: what the oracle differs from itself
     when its arithmetic is in BF16; so is that of float32 where float32 decides to which of a few
     values something is rounded. Raises NotRun: there is no tolerance for the dtype of the

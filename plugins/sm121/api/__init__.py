@@ -1,1 +1,1 @@
-"""The OpenAI-compatible API: what is published about it, and how a server is held against it."""
+"""The OpenAI-compatible API: what is published about it, and how a server is compared with it."""

@@ -1,4 +1,4 @@
-"""A client that believes nothing: each answer is held against the schema before it is handed on."""
+"""A client that believes nothing: an answer is compared with the schema before it is handed on."""
 
 import json
 from collections import Counter
@@ -69,7 +69,7 @@ class Api:
         return self._answer(CHAT, body, lambda a, r: invariants.of_chat(a, r, field))
 
     def send_chat(self, messages: str | Sequence[Json], **options: Any) -> Json:
-        """A chat whose answer is only held against the schema."""
+        """A chat whose answer is only compared with the schema."""
         body = self._body("messages", _messages(messages), options)
         return self._answer(CHAT, body, lambda _a, _r: [])
 
@@ -79,7 +79,7 @@ class Api:
         return self._answer(RESPONSES, body, invariants.of_response)
 
     def send_response(self, content: Any, **options: Any) -> Json:
-        """A response whose answer is only held against the schema."""
+        """A response whose answer is only compared with the schema."""
         body = self._body("input", content, options)
         return self._answer(RESPONSES, body, lambda _a, _r: [])
 

@@ -148,7 +148,7 @@ def goes_on_from_another(
     third = api.send_response(_AND, instructions="Answer with one word only.", **options)
     if third["usage"]["input_tokens"] <= counted:
         # OpenAI's reference: they take the place of the earlier response's.
-        remark("instructions beside previous_response_id do not reach the model")
+        remark("instructions sent with previous_response_id do not reach the model")
 
 
 def lengths(case: ChatCase) -> set[int]:

@@ -73,7 +73,7 @@ class Sampler:
             cases.append((kind, value, text, Samples()))
         while promised.RIGHT < max(ratios.values()) < promised.WRONG:
             if 2 * len(cases[0][3]) >= _MOST:
-                raise NotRun("after no text of the suite it is noticed to be off by a tenth")
+                raise NotRun("after no text of the suite it is detected to be off by a tenth")
             for _, value, text, samples in cases:
                 more = self._ask([text] * _BATCH, {"temperature": value})
                 samples += more
@@ -125,7 +125,7 @@ class Sampler:
 
     def penalises(self, name: str) -> None:
         """Where a bias makes up for a penalty but for 5 % of it, the token comes that the rest
-        makes likelier: so a penalty that is off by a tenth is noticed."""
+        makes likelier: so a penalty that is off by a tenth is detected."""
         divides = name == "repetition_penalty"
         self.api.capabilities.require("divided_bias" if divides else "penalties")
         self.api.capabilities.require("logprob_ids", "logit_bias", "token_ids")
@@ -272,7 +272,7 @@ class Sampler:
                     cases.append((math.ceil(count), value, text, sorted(edge)))
         fewest = min(cases, default=(_MOST + 1,))[0]
         if fewest > _MOST:
-            raise NotRun(f"after no text of the suite {cut} is noticed that is off by a tenth")
+            raise NotRun(f"after no text of the suite {cut} is detected that is off by a tenth")
         cases = [case for case in cases if case[0] <= max(fewest, 200)]
         drawn = random.Random(f"{self.seed} {cut}").choice(cases)
         return [("middle", min(cases, key=lambda case: abs(case[1] - middle))), ("drawn", drawn)]

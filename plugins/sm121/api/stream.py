@@ -1,4 +1,4 @@
-"""Streams: server-sent events, held against the published order, and put together again."""
+"""Streams: server-sent events, compared with the published order, and put together again."""
 
 import json
 from collections.abc import Collection

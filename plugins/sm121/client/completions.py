@@ -119,7 +119,7 @@ class Asker:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """What ids are held against texts by; None where no tokenizer.json is at hand."""
+        """What ids are compared with texts by; None where no tokenizer.json is at hand."""
         return of_server(self._server, self._checkpoint)
 
     def ask(self, request: Request) -> Completion:
@@ -341,7 +341,7 @@ def wrong_positions(answer: Completion, *, banned: bool = False) -> Fact | None:
         if not value <= _ROUNDING or math.isinf(value):
             return Fact("a log-probability", f"{value}", f"token {index}")
         if best > value + _ROUNDING and not banned:
-            evidence = f"{value:.6g} beside one with {best:.6g}"
+            evidence = f"{value:.6g}, and another has {best:.6g}"
             return Fact("the likeliest token", position.token, f"token {index}", evidence=evidence)
     return None
 

@@ -19,7 +19,7 @@ from sm121.core import data_file, unmet, verdict
 from sm121.core.interpreter import imports
 
 REMEDY = (
-    "pip install --no-deps flashinfer-python==0.7.2.post1, and beside torch "
+    "pip install --no-deps flashinfer-python==0.7.2.post1, and with torch "
     "'apache-tvm-ffi>=0.1.11' packaging requests nvidia-ml-py tqdm numpy filelock"
 )
 _QUESTION_S = 120.0

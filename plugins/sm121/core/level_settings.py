@@ -263,7 +263,7 @@ class StressSizes(DataTable):
     #: How much of the throughput may be lost after the load.
     throughput_drop: Sourced = _chosen(0.1, "twice the noise of a quiet machine")
     memory_growth_kib_per_request: Sourced = _chosen(
-        512, "half of a leak of 1 MiB for each request, which must be noticed"
+        512, "half of a leak of 1 MiB for each request, which must be detected"
     )
     #: Of the machine's memory, in a day at the rate of requests that the load reached.
     memory_growth_per_day: Sourced = _chosen(
@@ -315,7 +315,7 @@ class Regression(DataTable):
     )
     #: Whether a price that correctness.prices has may be paid for speed: it is no regression then.
     price_allowed: bool = False
-    source: str = Field(min_length=3, default="MXFP4 v2 benchmark plan, level 5: 5 %")
+    source: str = Field(min_length=3, default="this project's requirement: 5 %")
 
     def of_price(self, metric: str) -> float:
         """How much worse that price may be, in its unit; infinite where it may be paid for."""
@@ -413,7 +413,7 @@ class Certify(DataTable):
 
 
 class Severities(DataTable):
-    """The severities whose failures count: for the verdict of a run, for one that is held against a
+    """The severities whose failures count: for the verdict of a run, for one compared with a
     trusted run (``--against``), and for a certificate. Failures of others are listed."""
 
     verdict: tuple[Severity, ...] = (Severity.BLOCKER, Severity.CONTRACT)

@@ -238,7 +238,7 @@ class Profile(DataTable):
     ) -> "Profile":
         """The profile as one configuration is judged by it (default: the fastest that the engine
         has, else ``under_test``), with what each one is in an engine of that `builds.identity` and
-        those parser options. A configuration that was named is held against its own gates, where it
+        those parser options. A configuration that was named is judged by its own gates, where it
         has some, in place of the rates of ``[performance]``; else those come first, which are asked
         of every build. Raises UsageError: there is no such configuration, or that engine cannot
         have it."""

@@ -34,7 +34,7 @@ class Fact:
     value: float | None = None
     """The measured number, in ``unit``."""
     limit: float | None = None
-    """What the value is held against, in ``unit``."""
+    """What the value is compared with, in ``unit``."""
     unit: str = ""
     evidence: str = ""
     """What helps to understand it and differs by chance: ids, paths, times, other numbers."""

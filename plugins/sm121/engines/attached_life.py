@@ -53,7 +53,7 @@ class AttachedLife:
             return None
         return (
             f"life of the attached server: {self._where}, and it shows neither the start of its "
-            "process nor counters (/metrics): a restart of the same release would not be noticed; "
+            "process nor counters (/metrics): a restart of the same release would not be detected; "
             "attach to its own port, on its machine and as its user, or show its /metrics"
         )
 

@@ -112,7 +112,7 @@ class Bug(DataTable):
         return any(_is(check, pattern) for pattern in self.checks)
 
     def mended_by(self, check: str) -> bool:
-        """Whether it is mended where this check holds."""
+        """Whether it is fixed where this check holds."""
         return self.checks[0] != "*" and _is(check, self.checks[0])
 
 

@@ -307,7 +307,7 @@ def table(profile: KernelProfile, rows: int = 25) -> str:
             f"| {kernel.seconds * 1e3:.3f} | {kernel.calls} |"
         )
     if len(profile.kernels) > rows:
-        lines += ["", f"{len(profile.kernels) - rows} more are in the JSON file beside this one."]
+        lines += ["", f"{len(profile.kernels) - rows} more are in the JSON file next to this one."]
     return "\n".join(lines) + "\n"
 
 

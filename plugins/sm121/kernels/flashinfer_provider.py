@@ -33,7 +33,7 @@ _BLOCK = 32
 """Elements that share a scale."""
 _E4M3 = torch.float8_e4m3fn
 _TILES = {"64x128": (64, 128), "128x128": (128, 128)}
-"""Rows and columns of an output's tiles with which the GB10 effort's build decodes and prefills."""
+"""Rows and columns of an output's tiles with which the MXFP4 build decodes and prefills."""
 _TILE_OF = "select_tile_mn_for_sm120"
 _WORKSPACE = 128 << 20
 

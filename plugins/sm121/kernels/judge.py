@@ -55,7 +55,7 @@ def _tactics(name: str, operation: Any) -> list[str]:
 
 
 def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
-    """Seconds of each round and what they were held against; of no rounds the output is judged.
+    """Seconds of each round and what they were compared with; of no rounds the output is judged.
     Raises Invalid where the number is of a call that did not do its work."""
     provider = _provider(name)
     device = protocol.declaration(provider).device

@@ -50,7 +50,7 @@ class Kernels:
         return wrong
 
     def time(self, case: benchmark_cases.BenchmarkCase, benchmark: Any) -> None:
-        """Time a case, and replay the rounds as pytest-benchmark's, what they were held against in
+        """Time a case, and replay the rounds as pytest-benchmark's, what they were compared with in
         its extra_info. Raises Invalid: the number is of a call that did not do its work."""
         name, child = self._provider(case.operation)
         answer = child.ask("time", name, case, (0, 0) if benchmark.disabled else _ROUNDS)

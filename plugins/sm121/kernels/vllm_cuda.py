@@ -145,7 +145,7 @@ class VllmProvider(PlanningProvider):
         return call
 
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
-        """Marlin, as `MarlinMxFp4LinearKernel` calls it, and the GB10 effort's build for the layers
+        """Marlin, as `MarlinMxFp4LinearKernel` calls it, and the MXFP4 build for the layers
         that it quantises at load (christopherowen/vllm, mxfp4.py)."""
         marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
         rows, columns = len(weight[0]), x.shape[1]

@@ -104,7 +104,7 @@ def read(
 ) -> Reading:
     """Look at the machine. `device`: ``cpu`` or ``cuda:0``; `own`: processes of the run besides
     this one and its children; `serving`: a server of the run is up: if none of ``own`` is on a GPU,
-    those that are may be the server's, and are not held against the machine."""
+    those that are may be the server's, and are not compared with the machine."""
     start = time.monotonic()
     before = CpuUse.take(own)
     measured: Device | None = None

@@ -161,7 +161,7 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
         if chunk.counted is not None and chunk.counted != ids:
             findings.against(
                 "token_accounting",
-                f"{ids} token ids so far, the usage beside them says {chunk.counted} (an untimed "
+                f"{ids} token ids so far, their usage says {chunk.counted} (an untimed "
                 f"request of {twin.asked_tokens} tokens)",
             )
             return

@@ -85,7 +85,7 @@ class Bench:
         return self._latest.gather(rounds)
 
     def read(self, metric: Metric, cell: MeasuredCell) -> Measurement:
-        """A metric of what a cell has measured, held against the kernel path of now."""
+        """A metric of what a cell has measured, compared with the kernel path of now."""
         if self.texts is not None:
             self.texts.hold(cell)
         measurement = metric.of(cell)
@@ -103,7 +103,7 @@ class Bench:
             return
         self._is_closed = True
         if not self.recorded:
-            raise NotRun("no rate was measured that a last look could be held against")
+            raise NotRun("no rate was measured that a last look could be compared with")
         profile, first = recorder.harness.profile, self.server.cell(self.plan.depths[0])
         passed = {r.measurement.name for r in recorder.recorded if r.verdict is Verdict.PASS}
         gated = {name for name in self.recorded if profile.gate(name) is not None}
@@ -296,7 +296,7 @@ class PerformanceChecks:
             words = "chats of a server that drafts are as fast as decoding has to be:"
             limit = required.minimum if required is not None else None
         else:
-            words = f"chats are at least {chats.share or 0:.0%} as fast as decoding beside them:"
+            words = f"chats are at least {chats.share or 0:.0%} as fast as decoding at that time:"
             limit = chats.share * decoding if chats.share is not None else None
         if limit is not None and rate < limit:
             fact = Fact(words, value=rate, limit=limit, unit="tok/s", evidence=text)

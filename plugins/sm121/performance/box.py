@@ -78,7 +78,7 @@ class RunBox:
         self._conclude()
 
     def read_at_the_end(self) -> None:
-        """Read the box again. If it has become DEGRADED, what was timed and is held against a gate
+        """Read the box again. If it has become DEGRADED, what was timed and is compared with a gate
         is INCONCLUSIVE, but for a PASS on a machine that only became faster. What has no gate has
         nothing to decide: it was measured on a busy machine, and has no verdict."""
         file, ledger = self.harness.file, self.harness.ledger

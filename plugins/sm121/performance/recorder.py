@@ -36,7 +36,7 @@ class Recorded:
 
     @property
     def comparable(self) -> bool:
-        """Whether another run may be held against it."""
+        """Whether another run may be compared with it."""
         return self.verdict is not Verdict.INVALID and self.measurement.valid
 
 

@@ -48,7 +48,7 @@ _GOLDEN = pytest.StashKey[GoldenFile]()
 _ORACLE = pytest.StashKey[oracle_file.OracleFile]()
 _SAY_EVERY_S = 15.0
 _SAID_NO_TOKENIZER = (
-    "token ids were not held against their text: no tokenizer.json of the served model is at hand; "
+    "token ids were not compared with their text: no tokenizer.json of the served model is here; "
     "name its checkpoint with --reference PATH"
 )
 
@@ -66,7 +66,7 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
         accuracy.load(settings.questions, accuracy.Question, "--questions")
     if settings.questions_baseline is not None:
         if settings.questions is None:
-            raise errors.UsageError("--questions-baseline: expected --questions beside it")
+            raise errors.UsageError("--questions-baseline: expected --questions with it")
         accuracy.load(settings.questions_baseline, accuracy.Output, "--questions-baseline")
     if settings.scores is not None:
         published.refuse_without_harness(settings.scores)

@@ -127,7 +127,7 @@ def record_metric(
 
 
 def history_of(config: pytest.Config, session: Session) -> measured.MeasuredHistory:
-    """What has been measured so far, to be held against pytest-benchmark's storage."""
+    """What has been measured so far, to be compared with pytest-benchmark's storage."""
     compared = config.getoption("benchmark_compare")
     return measured.MeasuredHistory(
         session.recorder,

@@ -161,7 +161,7 @@ def handed_over(session: Session, *, closed: bool) -> dict[str, Any]:
 
 
 def _died(name: str, error: str) -> TestReport:
-    fact = unmet.Fact("each worker ends its part", f"beside its tests: {error}", name)
+    fact = unmet.Fact("each worker ends its part", f"outside of its tests: {error}", name)
     return TestReport.of(f"{BESIDE}worker {name}", "smoke", fact)
 
 

@@ -260,7 +260,7 @@ def _excuse(
     report: pytest.TestReport,
 ) -> None:
     """Tolerate a failure that a waiver names, whose severity the profile does not need, or that the
-    run has which this one is held against. A crash, or what says that nothing is proven, never."""
+    run has which this one is compared with. A crash, or what says that nothing is proven, never."""
     never = _never_waived(session, item, finding, call)
     error = call.excinfo.value if call.excinfo is not None else None
     plain = isinstance(error, AssertionError)

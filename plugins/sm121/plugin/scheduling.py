@@ -1,4 +1,4 @@
-"""xdist's scheduling by groups, with groups that the suite gives, and mended for workers that die.
+"""xdist's scheduling by groups, with groups that the suite gives, and fixed for workers that die.
 
 What xdist 3.8 does wrong:
 

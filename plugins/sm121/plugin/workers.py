@@ -47,7 +47,7 @@ def why_not(item: pytest.Item) -> str | None:
     if item.config.stash[SETTINGS].worker is None:
         return None
     if item.stash[LEVEL] in _TIMED or "benchmark" in getattr(item, "fixturenames", ()):
-        return "no time is measured beside other workers; run this one without -n"
+        return "no time is measured while other workers run; run this one without -n"
     return None
 
 

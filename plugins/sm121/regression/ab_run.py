@@ -141,7 +141,7 @@ class AbRun:
         if not outcomes:
             raise Invalid("A and B have no metric in common")
         worse = [outcome for outcome in outcomes if outcome.verdict is Verdict.FAIL]
-        requirement = "B is no worse than A"
+        requirement = "B is not worse than A"
         require_none([Fact(requirement, "it is", o.metric, evidence=o.text) for o in worse])
         open_ones = [o.text for o in outcomes if o.verdict is Verdict.INCONCLUSIVE]
         if open_ones:

@@ -96,7 +96,7 @@ class Change:
         )
 
     def report(self, beside: str) -> ChangeReport:
-        """As verdict.json has it, held against ``beside``."""
+        """As verdict.json has it, compared with ``beside``."""
         return ChangeReport(
             metric=self.metric,
             unit=self.unit,

@@ -1,5 +1,5 @@
 """A feature's hypothesis: what it promised, against what an A/B run showed (B has the feature), and
-the review of it. A criterion on a ratio or a difference is held against the whole interval: PASS
+the review of it. A criterion on a ratio or a difference is compared with the whole interval: PASS
 when all of it is on the right side, FAIL when all of it is on the wrong."""
 
 import re

@@ -1,4 +1,4 @@
-"""A run's measurements held against the stored runs that they can be compared with."""
+"""A run's measurements compared with the stored runs that they can be compared with."""
 
 import functools
 from collections.abc import Mapping, Sequence

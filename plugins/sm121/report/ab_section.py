@@ -46,7 +46,7 @@ class AbSection:
             change = f"{metric_names.words(worse[0].metric)} {worse[0].percent} {worse[0].bounds}"
             change = f"{worse[0].text}" if worse[0].difference is not None else change.strip()
             return f"B is worse than A in {len(worse)} of {len(outcomes)} metrics: {change}{trade}"
-        summary = f"B is no worse than A in {len(by[Verdict.PASS])} of {len(outcomes)} metrics"
+        summary = f"B is not worse than A in {len(by[Verdict.PASS])} of {len(outcomes)} metrics"
         summary += trade
         undecided = len(outcomes) - len(by[Verdict.PASS])
         return summary + (f", {undecided} undecided" if undecided else "")

@@ -66,7 +66,7 @@ class Chart:
 
 def interval(metric: MetricReport) -> str:
     """The interval of a metric's value for people, with its confidence; empty for none. A quantile
-    that a bound was held against has the confidence alone with which its rounds show it."""
+    that a bound was compared with has the confidence alone with which its rounds show it."""
     surely = "" if metric.confidence is None else f"{metric.confidence:.0%}"
     if metric.ci_low is None and metric.ci_high is None:
         return f"{surely} sure" if surely and metric.gated else ""
@@ -286,7 +286,7 @@ def _history(name: str, series: Series, place: int) -> Chart:
 
 
 def _levels_before(series: Series) -> list[tuple[int, int, float]]:
-    """The levels of the stored runs: this one is what is held against the last of them."""
+    """The levels of the stored runs: this one is what is compared with the last of them."""
     values = [point.value for point in series.points[:-1]]
     if len(values) < 2 or min(values) <= 0:
         return [(0, len(values), float(np.median(values)))]
@@ -302,7 +302,7 @@ def _last_against_level(series: Series, levels: Sequence[tuple[int, int, float]]
     of = f"the level of the {f'{runs} runs' if runs > 1 else 'run'} before it"
     subject = f"this run, {number(last)} {series.unit},"
     if level <= 0:
-        return f"{subject} beside {number(level)} {series.unit}, {of}"
+        return f"{subject} after {number(level)} {series.unit}, {of}"
     off = (last / level - 1) * 100
     if abs(off) < _SAME:
         return f"{subject} is at {of} ({number(level)})"

@@ -1,4 +1,4 @@
-"""One file that puts two stored runs beside each other; it has no script and asks no network."""
+"""One file that puts two stored runs side by side; it has no script and asks no network."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Results beside each other: stored runs of this suite, and of llama-benchy and llama-bench. Each
+"""Results side by side: stored runs of this suite, and of llama-benchy and llama-bench. Each
 source keeps the clock that it was measured with, since a number is only as good as that:
 ``token_ids`` and ``usage`` count tokens, ``chunks`` counts events, ``in-process`` is the engine's
 own loop without server and network."""
@@ -181,20 +181,20 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
     if newer and older:
         raise UsageError(
             f"{older[0]} does not say what it asked (an older version wrote it, without a "
-            f"fingerprint), and {newer[0][0]} does; --mixed shows them beside each other all the "
+            f"fingerprint), and {newer[0][0]} does; --mixed shows them side by side all the "
             "same"
         )
     for (one, first), (other, second) in itertools.combinations(newer, 2):
         for difference in differences(first, second):
             raise UsageError(
                 f"{one} and {other} differ in {difference.name}: {difference.one or 'none'} and "
-                f"{difference.other or 'none'}; --mixed shows them beside each other all the same"
+                f"{difference.other or 'none'}; --mixed shows them side by side all the same"
             )
 
 
 def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
     """What two runs did not ask in one way, or of one machine. Engine, version, configuration and
-    arguments are what is compared. A profile is held against the one of its own name."""
+    arguments are what is compared. A profile is compared with the one of its own name."""
     a, b = (_asked(run) for run in (one, other))
     return [
         Difference(name, a.get(name), b.get(name))
@@ -383,7 +383,7 @@ def trades(sources: Sequence[Source]) -> list[str]:
         ]
         if text := priced.trade(values[0], now):
             word = f"FAIL ({', '.join(worse)})" if worse else "PASS"
-            lines.append(f"{name} beside {runs[0][0]}: {text}: {word}")
+            lines.append(f"{name} compared with {runs[0][0]}: {text}: {word}")
     return lines
 
 

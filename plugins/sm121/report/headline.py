@@ -344,14 +344,14 @@ def _kernels(bad: _Bad) -> _Told:
     about = [test for test in bad.tests if test.kernel is not None]
     whose = f" of {bad.first.kernel.provider}" if bad.first.kernel.provider else ""
     subject = f"{bad.first.kernel.operation}{whose}: "
-    return _against_oracle(bad, "a kernel does not hold against the oracle", subject, about)
+    return _against_oracle(bad, "a kernel differs from the oracle", subject, about)
 
 
 def _oracle(bad: _Bad) -> _Told:
     if bad.first.ability != _ORACLE or bad.run.verdict is not Verdict.FAIL:
         return None
     about = [test for test in bad.tests if test.ability == _ORACLE]
-    return _against_oracle(bad, "answers do not hold against the oracle", "", about)
+    return _against_oracle(bad, "answers differ from the oracle", "", about)
 
 
 def _against_oracle(bad: _Bad, sentence: str, subject: str, about: Sequence[TestReport]) -> _Told:

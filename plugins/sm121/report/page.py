@@ -51,7 +51,7 @@ _MOST_BYTES = 2_000_000
 _SAVINGS = (
     "what pytest showed of each failure (details.json has it)",
     "requirements and long messages in the table of tests (verdict.json has them)",
-    "tests that held (verdict.json has them)",
+    "tests that passed (verdict.json has them)",
     "all but the beginning of long lists and long texts (verdict.json and details.json have them)",
 )
 #: Entries of a list and characters of a text where even that is too much.

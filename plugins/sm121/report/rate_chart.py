@@ -139,7 +139,7 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _hollow(metric: MetricReport) -> str | None:
-    """What a point that decides nothing is called; None for one that was held against a gate."""
+    """What a point that decides nothing is called; None for one that was compared with a gate."""
     if metric.verdict in _COUNTS_NOT:
         return f"{metric.verdict.value}: counts neither way"
     return None if metric.gated else "no gate"

@@ -1,4 +1,4 @@
-"""Two stored runs beside each other: what is new in B, what is mended, what else differs. Nothing
+"""Two stored runs side by side: what is new in B, what is fixed, what else differs. Nothing
 is measured or judged anew: tests have the verdicts that their runs gave them, and metrics go by the
 rules of the regression level, as `--against` applies them."""
 
@@ -62,7 +62,7 @@ class Side:
 
     @cached_property
     def stored(self) -> StoredRun:
-        """The run, as others are held against it."""
+        """The run, as others are compared with it."""
         return stored_run.of_report(self.report.run, self.report.details)
 
 
@@ -132,15 +132,15 @@ class Beside:
         bad_a = {name for name in ran_a if _bad(one[name])}
         bad_b = {name for name in ran_b if _bad(two[name])}
         kinds: list[tuple[str, str, str, list[str], bool]] = [
-            ("new", "New", "Does not hold in B; held in A, or did not run there.",
+            ("new", "New", "Fails in B; passed in A, or did not run there.",
              [n for n in ran_b if n in bad_b - bad_a], True),
-            ("mended", "Mended", "Did not hold in A, holds in B.",
+            ("mended", "Fixed", "Failed in A, passes in B.",
              [n for n in ran_b if n in bad_a - bad_b], True),
-            ("both", "In both", "Holds in neither.",
+            ("both", "In both", "Fails in both.",
              [n for n in ran_b if n in bad_a & bad_b], True),
             ("only-a", "Ran in A only", "Of these, B says nothing.",
              [n for n in ran_a if n not in ran_b], False),
-            ("only-b", "Held in B only", "Of these, A says nothing.",
+            ("only-b", "Passed in B only", "Of these, A says nothing.",
              [n for n in ran_b if n not in ran_a and n not in bad_b], False),
         ]  # fmt: skip
         return [
@@ -298,14 +298,14 @@ class Beside:
         changes = self.changes
         worse = [change for change in changes if change.verdict is Verdict.FAIL]
         maybe = sum(change.verdict is Verdict.INCONCLUSIVE for change in changes)
-        newly = "test newly does" if new == 1 else "tests newly do"
+        newly = "test newly fails" if new == 1 else "tests newly fail"
         parts = [
             f"{side.letter} has not finished" for side in self.sides if not side.report.run.finished
         ]
-        parts += [f"{new} {newly} not hold in B" if new else "nothing new fails in B"]
+        parts += [f"{new} {newly} in B" if new else "nothing new fails in B"]
         parts += [
             f"{count} {how}"
-            for count, how in ((mended, "mended"), (both, "in both"), (lost, "ran in A only"))
+            for count, how in ((mended, "fixed"), (both, "in both"), (lost, "ran in A only"))
             if count
         ]
         if self.apart and changes:

@@ -31,7 +31,7 @@ _BESIDE = {
     "new": "new", "changed": "fails in another way", "missing": "ran there, not here",
     "path": "another path", "worse": "worse",
     "path_told": "path, as asked for or not shown there", "unjudged": "worse, but not judged",
-    "mended": "mended", "listed": "listed, and held there",
+    "mended": "fixed", "listed": "listed, and passed there",
     "differs": "asked or built in another way", "not_asked": "levels not asked here",
 }  # fmt: skip
 

@@ -1,5 +1,5 @@
 """details.json: what report.html shows beside verdict.json: requirements, the whole text of
-failures, raw samples, the stored runs that this one was held against. Nothing here decides
+failures, raw samples, the stored runs that this one was compared with. Nothing here decides
 anything; without the file a report has less in it."""
 
 import json

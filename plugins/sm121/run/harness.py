@@ -147,7 +147,7 @@ class Harness(RunRecord):
         if self.attached is not None:
             if name != self.profile.under_test:
                 raise NotRun(
-                    f"configuration {name} cannot be started beside an attached server; "
+                    f"configuration {name} cannot be started next to an attached server; "
                     "run without --base-url"
                 )
             self._describe(self.attached)

@@ -161,7 +161,7 @@ def of_report(run: VerdictFile, known: Details) -> StoredRun:
 
 
 def _unfit(run: VerdictFile, metrics: Collection[str]) -> Iterator[str]:
-    """Why no run can be held against this one, the most telling first. `metrics`: with samples."""
+    """Why no run can be compared with this one, the most telling first. `metrics`: with samples."""
     if run.schema_version > verdict_file.SCHEMA_VERSION:
         yield f"its schema {run.schema_version} is of a later version of the suite"
     if not run.finished:
@@ -189,7 +189,7 @@ def _unfit(run: VerdictFile, metrics: Collection[str]) -> Iterator[str]:
     for name, metric in run.metrics.items():
         counts = metric.value is not None and metric.verdict in (Verdict.PASS, Verdict.FAIL)
         if counts and name not in metrics:
-            yield f"{details.NAME} beside it has no samples of {name}"
+            yield f"{details.NAME} next to it has no samples of {name}"
 
 
 def file_of(directory: Path) -> VerdictFile:

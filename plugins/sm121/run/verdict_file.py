@@ -49,7 +49,7 @@ class LevelReport(Record):
     skipped: int = 0
     waived: int = 0
     known: int = 0
-    """They failed, and in the same way in the run that this one is held against."""
+    """They failed, and in the same way in the run that this one is compared with."""
     listed: int = 0
     """They failed, and the profile does not need their severity."""
     invalid: int = 0
@@ -80,7 +80,7 @@ class JudgedKernel(Record):
 
     operation: str
     provider: str | None = None
-    """Whose kernel was held against the oracle; null where none was."""
+    """Whose kernel was compared with the oracle; null where none was."""
 
 
 class TestReport(Record):
@@ -98,14 +98,14 @@ class TestReport(Record):
     skipped: bool = False
     waived: bool = False
     severity: Severity = Severity.BLOCKER
-    """Of its failure; of a test that held, what a failure would be."""
+    """Of its failure; of a test that passed, what a failure would be."""
     tolerated: Literal["known", "listed"] | None = None
-    """Why its failure does not count: the run that this one is held against has it, too, or the
+    """Why its failure does not count: the run that this one is compared with has it, too, or the
     profile does not need its severity."""
     kernel: JudgedKernel | None = None
     """Of the numerics alone."""
     ability: str | None = None
-    """What of an engine it needs: ``oracle`` of one whose answers the oracle's are held against."""
+    """What of an engine it needs: ``oracle`` where its answers are compared with the oracle's."""
     metrics: list[str] = Field(default_factory=list)
     """What it measured."""
     deviations: list[str] | None = None
@@ -237,7 +237,7 @@ class ChangeReport(Record):
     allowed: float
     """As ``worse``; in ``unit`` where that is null."""
     beside: str
-    """What it is held against, in words: "the trusted run", "5 stored runs", "A"."""
+    """What it is compared with, in words: "the trusted run", "5 stored runs", "A"."""
     verdict: Verdict
 
 
@@ -401,7 +401,7 @@ class VerdictFile(Record):
             plan = "" if plan_name == FULL else f" of plan {plan_name}"
             checks = f"{passed} check{'' if passed == 1 else 's'}{plan}"
             beside = f"{self.against}; " if self.against is not None else ""
-            return f"{beside}{checks} ran and held{tolerated}{missing}"
+            return f"{beside}{checks} passed{tolerated}{missing}"
         first = decisive[0]
         more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
         so_far = "" if self.finished else f"; {UNFINISHED}"

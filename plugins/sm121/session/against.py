@@ -1,4 +1,4 @@
-"""``--against RUN``: this run is held against one that is trusted. A test that failed there in the
+"""``--against RUN``: this run is compared with one that is trusted. A test that failed there in the
 same way is known, and not red. A new failure is, and so is a known one that fails in another way:
 both are red by themselves. What is found here is what no test shows: a test that ran there and not
 here, a path that nobody asked to change, a metric that is worse."""
@@ -113,7 +113,7 @@ def _read(folder: Path) -> StoredRun:
 def trust(
     report: Path, storage: Path, *, anew: bool = False
 ) -> tuple[Path, VerdictFile, list[str]]:
-    """Keep a run as the one that others are held against, behind those that were kept before.
+    """Keep a run as the one that others are compared with, behind those that were kept before.
     `anew`: those that were kept before no longer count: what is worse is accepted. Returns: where
     it is kept, the run, and what it has less than the one that was trusted before. Raises
     UsageError: it is no run to hold another one against."""
@@ -351,7 +351,7 @@ def _metrics(
     machines = [each.machine if each is not None else {} for each in fingerprints]
     if apart := machine.differences(*machines):
         why = f"which is of another machine ({'; '.join(apart)})"
-        text = f"metrics cannot be held against {trusted.name}, {why}"
+        text = f"metrics cannot be compared with {trusted.name}, {why}"
         yield "metrics", Verdict.INVALID, text
         return
     if run.box.state == BoxState.DEGRADED:

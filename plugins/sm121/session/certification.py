@@ -125,10 +125,10 @@ def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
     passed, certify = {t.id for t in file.tests if t.verdict is Verdict.PASS}, profile.certify
     why = profile.correctness.cannot.get("oracle")
     if why is not None and "correctness" in certify.levels and _GOLDEN not in passed:
-        gap = "the answers were not held against a golden file (--golden PATH), and no oracle"
+        gap = "the answers were not compared with a golden file (--golden PATH), and no oracle"
         yield Verdict.NOT_RUN, f"{gap}: {why}"
     if certify.soak_s and SOAK not in passed:
-        yield Verdict.NOT_RUN, f"no soak held (--soak {certify.soak_s:g}s)"
+        yield Verdict.NOT_RUN, f"no soak passed (--soak {certify.soak_s:g}s)"
     for each in file.engine.served if "kernel" in certify.levels else ():
         if each.judged is False:
             kernel = f"{each.operation} of {each.component} {each.backend or 'not shown'}"
@@ -164,7 +164,7 @@ def _gaps_of_gates(file: VerdictFile, profile: Profile) -> _Gaps:
         if metric is None or metric.value is None:
             yield Verdict.NOT_RUN, f"gate {gate.metric} has no number"
         elif (metric.minimum, metric.at_most) != (gate.minimum, gate.at_most):
-            yield Verdict.INVALID, f"{gate.metric} was held against another gate"
+            yield Verdict.INVALID, f"{gate.metric} was compared with another gate"
         elif metric.verdict not in (Verdict.PASS, Verdict.FAIL):
             yield metric.verdict, f"gate {gate.metric} is {metric.verdict}"
     gates = {name for name, metric in file.metrics.items() if metric.gated}

@@ -159,7 +159,7 @@ def _verdict_file(
 def _question(settings: Settings, profile: Profile | None) -> str | None:
     questions = [profile.asks] if profile is not None and profile.asks is not None else []
     if settings.against is not None:
-        questions.insert(0, f"is it no worse than {settings.against.name}")
+        questions.insert(0, f"is it not worse than {settings.against.name}")
     return ", and ".join(questions) or None
 
 

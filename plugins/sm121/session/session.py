@@ -224,7 +224,7 @@ class Session(harness.Harness):
             against.refuse(self.settings.against, self.file)
 
     def _hold_against(self) -> None:
-        """Decide what is worse than in the run that this one is held against. Of several processes
+        """Decide what is worse than in the run that this one is compared with. Of several processes
         the one does it that has the whole run."""
         trusted, settings = self.settings.against, self.settings
         if trusted is None or not self.file.finished or settings.worker is not None:

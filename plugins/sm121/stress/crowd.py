@@ -1,7 +1,7 @@
 """Many more requests at once than the server runs, of all kinds: each answer is its own. Every
 request is asked alone first. In the crowd its answer must be the same, or within the bound where
 tokens have log-probabilities. Where arithmetic may fork and they have none (streams of chats,
-responses), only the whole answer to another request is noticed."""
+responses), only the whole answer to another request is detected."""
 
 import functools
 import itertools
