@@ -232,7 +232,7 @@ def test_a_rate_that_nobody_compares_is_not_green(tmp_path, trusted):
     assert test.verdict is Verdict.INCONCLUSIVE and "measured on a busy machine" in test.message
     folder = stored(a_run(*TESTS), tmp_path / "run")
     (folder / details.NAME).unlink()
-    with pytest.raises(UsageError, match=r"details\.json beside it has no samples of tg32@d0"):
+    with pytest.raises(UsageError, match=r"details\.json next to it has no samples of tg32@d0"):
         against.load(str(folder), tmp_path)
 
 

@@ -101,6 +101,6 @@ def test_a_pull_request_must_be_no_worse_than_what_was_merged(behind, tmp_path):
     status, output, summary = runner.github("pull_request")
     assert status == 1 and runner.verdict["verdict"] == "FAIL", output
     assert "MARLIN" in summary and "TRITON" in summary, summary
-    assert "SM121 conformance: FAIL" in summary and "Against the run of " in summary
+    assert "SM121 conformance: FAIL" in summary and "Compared with the run of " in summary
     assert not (runner.history / "trusted" / "0002").exists()
     assert len(summary.splitlines()) < 60, "the summary of a pull request fits a screen or two"

@@ -409,7 +409,7 @@ def test_a_history_says_how_this_run_lies_against_the_level(runs):
         points=[details.SeriesPoint(run=f"{n}", value=v) for n, v in enumerate((0.0, 5.0))],
     )
     (chart,) = charts.histories(details.Details(history={"e2e_p50": series}), [])
-    assert "beside 0 ms" in chart.note
+    assert "after 0 ms" in chart.note
 
 
 def test_each_place_with_a_verdict_of_a_metric_says_how_sure_it_is(runs):

@@ -299,7 +299,7 @@ class AgainstReport(Record):
         unjudged, others = " and ".join(self.unjudged), ", ".join(self.not_asked)
         not_compared = f" ({others} not compared)" if others else ""
         not_judged = f" ({unjudged} not judged)" if unjudged else ""
-        how = f"{'no ' * self.no_worse}worse than {self.run}{not_compared}{not_judged}"
+        how = f"{'not ' * self.no_worse}worse than {self.run}{not_compared}{not_judged}"
         return f"{how}; {self.trade}" if self.trade else how
 
 
