@@ -17,6 +17,7 @@ import pytest
 from data_rows import from_data, text_file
 
 from sm121.core import profile
+from sm121.core.errors import UsageError
 from sm121.measure import box, gpu_load, machine, stream_bandwidth
 from sm121.measure.box import BoxState, Device, Reading
 
@@ -383,3 +384,29 @@ def test_an_engine_that_still_spins_is_waited_for():
         spinning.kill()
         spinning.wait()
     assert box.wait_until_idle(lambda: [process], within_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("says", "status", "expected"),
+    [
+        ("QUALIFIED  fit", 0, (0, "QUALIFIED  fit")),
+        ("DEGRADED  a stuck clock", 1, (1, "DEGRADED  a stuck clock")),
+        ("", 0, "no box was read there"),
+        ("usage: python", 4, "no box was read there"),
+    ],
+)
+def test_the_box_of_another_node(says, status, expected, tmp_path):
+    script = tmp_path / "node"
+    script.write_text(f"import sys\nassert sys.argv[1:4] == ['-m', 'sm121', 'box']\n"
+                      f"print({says!r}, end='')\nsys.exit({status})\n")  # fmt: skip
+    command = f"{sys.executable} {script}"
+    if isinstance(expected, str):
+        with pytest.raises(UsageError, match=expected):
+            box.of_node(command, "cpu-tiny-gpt-oss")
+        return
+    assert box.of_node(command, "cpu-tiny-gpt-oss") == (expected[0], f"\n{command}\n{expected[1]}")
+
+
+def test_a_node_that_cannot_be_reached():
+    with pytest.raises(UsageError, match="--node-command /nowhere/ssh spark2: "):
+        box.of_node("/nowhere/ssh spark2", "cpu-tiny-gpt-oss")

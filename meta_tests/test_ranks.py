@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import whole_run
 from data_rows import from_data
 
 from sm121 import cli
@@ -14,7 +15,8 @@ from sm121.core import profile
 from sm121.core.server import Endpoint, Node, Server
 from sm121.evidence import ranks as rank_paths
 from sm121.evidence import transport
-from sm121.run import spanning
+from sm121.report import page, stored, summary
+from sm121.run import spanning, verdict_file
 
 WORDS: dict[str, Any] = tomllib.loads(
     (Path(__file__).parent / "data" / "two-sparks.toml").read_text("utf-8")
@@ -154,3 +156,17 @@ def test_the_command_shows_each_rank(tmp_path: Path, capsys: pytest.CaptureFixtu
     answer = json.loads(capsys.readouterr().out)
     assert [node["rank"] for node in answer["nodes"]] == [0]
     assert any(line.startswith("rank 1: no line of the logs") for line in answer["unequal"])
+
+
+def test_page_and_summary_show_each_rank(tmp_path: Path) -> None:
+    assert OWN.nodes is not None
+    server = two_logs(tmp_path, "nnodes", [1], ("NCCL INFO .*", "NCCL version 2.28.9"))
+    run = whole_run.whole()
+    run.engine.nodes = spanning.look(server, OWN.nodes, OWN.path_of("stock")).rows()
+    rows = [r"| 0 | spark1 | FLASHINFER, MARLIN, LBHNC", r"| 1 | spark2 | FLASHINFER"]
+    text = summary.markdown(run).replace("\\", "")
+    assert all(row in text for row in rows) and "transport not proven" in text
+    (tmp_path / verdict_file.NAME).write_text(run.model_dump_json(), "utf-8")
+    html = page.html(stored.read(tmp_path))
+    assert html.count("<td>spark1</td>") == html.count("<td>spark2</td>") == 1
+    assert "via NET/IB/0" in html and "<td>not proven</td>" in html

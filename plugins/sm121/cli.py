@@ -291,7 +291,9 @@ def _box(options: argparse.Namespace) -> int:
         from sm121.report import glance
 
         print(glance.table(glance.of_box(chosen.box, reading, judgement)), end="")
-    return 1 if judgement.state is box.BoxState.DEGRADED else 0
+    others = [box.of_node(command, name) for command in options.node_command]
+    print(*(text for _, text in others), sep="", end="")
+    return max([int(judgement.state is box.BoxState.DEGRADED), *(status for status, _ in others)])
 
 
 def _warm(options: argparse.Namespace) -> int:

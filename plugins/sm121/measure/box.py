@@ -4,6 +4,7 @@ multiplied, the SM clock while that goes on, free memory, and who else works her
 against what a healthy machine of the architecture shows (the profile's ``[box]``). What a device
 does not tell (GB10 answers much of NVML with N/A) is null and decides nothing."""
 
+import shlex
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import psutil
 from pydantic import Field, ValidationError
 
 from sm121.core import data_file, level_settings, verdict
-from sm121.core.errors import Sm121Error
+from sm121.core.errors import Sm121Error, UsageError
 from sm121.engines import device_memory
 from sm121.measure import gpu_load
 from sm121.measure.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
@@ -31,6 +32,8 @@ _GPU_BUFFER = 1 << 30
 _CPU_BUFFER_AT_MOST = 256 << 20
 _WATCHED_S = 2.0
 _CHILD_WITHIN_S = 120.0
+#: Of another machine: a box takes half a minute there, and a few hundred characters.
+_NODE_WITHIN_S, _NODE_LIMIT = 300.0, 8192
 #: Of the samples under load. A cap that acts for a moment, as the load begins, costs nothing.
 _MOSTLY = 0.5
 
@@ -336,6 +339,21 @@ def _gpu_users(
 def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
     this = psutil.Process()
     return [this, *this.children(recursive=True), *own()]
+
+
+def of_node(command: str, profile: str) -> tuple[int, str]:
+    """The exit status of ``sm121 box`` on another machine, and its rows. `command`: what runs
+    Python there. Raises UsageError: it does not answer in time, or the suite is not there."""
+    words = [*shlex.split(command), "-m", "sm121", "box", "--profile", profile]
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    try:
+        done = subprocess.run(words, stdin=subprocess.DEVNULL, timeout=_NODE_WITHIN_S, **options)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"--node-command {command}: {error}") from error
+    if done.returncode not in (0, 1) or not done.stdout:
+        last = "".join(done.stderr.strip().splitlines()[-1:])
+        raise UsageError(f"--node-command {command}: no box was read there: {last}")
+    return done.returncode, f"\n{command}\n{done.stdout[:_NODE_LIMIT]}"
 
 
 def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: float) -> bool:
