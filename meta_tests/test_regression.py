@@ -306,6 +306,30 @@ def test_storage_and_files_that_are_none_are_refused(tmp_path):
     assert stored_run.read_benchmarks(file) is None, "somebody else's benchmarks"
 
 
+@pytest.mark.parametrize(
+    "folders",
+    [{"3.11": 5, "3.12": 3}, {"3.12": 4, "3.9": 2}, {"3.11": 3, "3.12": 1, "3.13": 1}, {"3.12": 8}],
+    ids=str,
+)
+def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders):
+    """The last runs of each history are at 150 tok/s, those of its first half at 100."""
+    dates, count = itertools.count(), sum(folders.values())
+    for python, runs in folders.items():
+        (folder := tmp_path / f"Linux-CPython-{python}-64bit").mkdir()
+        for number in range(1, runs + 1):
+            date = next(dates)
+            level = 150.0 if 2 * date >= count else 100.0
+            samples = [level * each for each in (0.999, 0.9995, 1.0, 1.0005, 1.001)]
+            entry = stored(samples=samples, value=level)
+            text = {"datetime": f"2026-11-{date + 1:02}", "benchmarks": [{"extra_info": entry}]}
+            (folder / f"{number:04}_x.json").write_text(json.dumps(text))
+    history = stored_run.load_benchmarks(tmp_path)
+    levels = [each.metrics["tg32@d0"].value for each in history]
+    assert levels == sorted(levels) and len(levels) == count
+    (named,) = stored_run.load_benchmarks(tmp_path, "0001")[-1:]
+    assert len(folders) == 1 or named.metrics["tg32@d0"].value == 150.0, "the newest of that number"
+
+
 SCENARIO = "meta_tests/scenarios/measurements.py"
 GOOD = {
     "tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8],

@@ -218,12 +218,12 @@ def storage_folder(storage: str, root: Path) -> Path:
 
 
 def load_benchmarks(storage: Path, pattern: str = "*") -> list[StoredRun]:
-    """The runs of a storage folder that hold measurements, oldest first. `pattern`: ``0003`` for
-    one run; or the path of a file. Raises UsageError: it is none of pytest-benchmark's."""
-    named = Path(pattern)
-    matches = storage.glob(f"*/{pattern.rstrip('*')}*.json")
-    files = [named] if named.is_file() else sorted(matches, key=lambda file: file.name)
-    return [run for run in map(read_benchmarks, files) if run is not None]
+    """The runs of a storage folder that hold measurements, oldest first: another Python has another
+    folder there, whose numbers begin anew. `pattern`: ``0003`` for one run; or the path of a file.
+    Raises UsageError: it is none of pytest-benchmark's."""
+    named, matches = Path(pattern), storage.glob(f"*/{pattern.rstrip('*')}*.json")
+    runs = map(read_benchmarks, [named] if named.is_file() else matches)
+    return sorted(filter(None, runs), key=lambda run: (run.file.started, run.name))
 
 
 def read_benchmarks(file: Path) -> StoredRun | None:
