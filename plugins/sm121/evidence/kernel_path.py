@@ -17,7 +17,7 @@ from sm121.evidence.signatures import Signature, SignatureField, known_engines, 
 
 _NO_SINGLE_VALUE = (
     *("unknown_env", "fallback", "silent_fallback", "weights"),
-    *("progress", "fact", "prompt_rate", "channels"),
+    *("progress", "fact", "prompt_rate", "channels", "rerouted"),
 )
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
@@ -117,6 +117,10 @@ class KernelPath(data_file.Record):
     """The graphs that a rank is to capture: ``PIECEWISE=51 (largest=512), FULL=35 (...)``."""
     channels: list[str] = Field(default_factory=list, exclude=True)
     """What NCCL's channels to other ranks go through: ``NET/IB/0``, ``NET/Socket/0``, ``SHM``."""
+    rerouted: list[str] = Field(default_factory=list, exclude=True)
+    """RDMA devices in whose place NCCL uses another one: ``2>0``."""
+    start: str | None = Field(default=None, exclude=True)
+    """What is the same on all ranks of one start, and on no other."""
     network: str | None = Field(default=None, exclude=True)
     """NCCL's network between nodes: ``IB``, ``IBext_v10``, ``Socket``."""
     rdma_devices: str | None = Field(default=None, exclude=True)
@@ -145,6 +149,7 @@ class _ServerState:
     unknown_env: dict[str, str] = field(default_factory=dict)
     weights: dict[str, str] = field(default_factory=dict)
     channels: dict[str, str] = field(default_factory=dict)
+    rerouted: dict[str, str] = field(default_factory=dict)
     fallbacks: dict[str, str] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     opened: bool = False
@@ -179,7 +184,7 @@ class _ServerState:
         excerpt = log_lines.cut(line.text, around=match.start())
         if signature.field == "fact":
             self.facts.add(signature.id)
-        elif signature.field in ("unknown_env", "weights", "channels"):
+        elif signature.field in ("unknown_env", "weights", "channels", "rerouted"):
             values: dict[str, str] = getattr(self, signature.field)
             if len(values) < _LIST_LIMIT:
                 values.setdefault(" ".join(str(value).split()), excerpt)
@@ -394,6 +399,7 @@ def _merge(states: list[_ServerState]) -> KernelPath:
             ("unknown_env", state.unknown_env, result.unknown_env),
             ("weights", state.weights, result.weights),
             ("channels", state.channels, result.channels),
+            ("rerouted", state.rerouted, result.rerouted),
             ("fallbacks", state.fallbacks, result.fallbacks),
             ("silent_fallbacks", state.silent, result.silent_fallbacks),
         ):

@@ -95,6 +95,10 @@ def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:
     lines += [
         f"rank {n}: two logs show it" for n in {*numbers} if n is not None and numbers.count(n) > 1
     ]
+    starts = {each.path.start for each in ranks if each.path.start}
+    if len(starts) > 1 and len({start[:3] for start in starts}) == 1:
+        of_each = ", ".join(f"{each}: {each.path.start}" for each in ranks)
+        lines.append(f"the logs are not of one start ({of_each})")
     for field in MUST_BE_SHOWN[:2]:
         silent = [str(each) for each in ranks if getattr(each.path, field) is None]
         if silent:

@@ -18,7 +18,7 @@ SignatureField = Literal[
     "requantised", "moe_variant", "moe_tiles", "weights", "unknown_env", "fallback",
     "silent_fallback", "version", "build", "asked", "model", "served_model", "prompt_rate",
     "progress", "fact", "rank", "world_size", "group", "graph_sizes", "channels", "network",
-    "rdma_devices",
+    "rdma_devices", "rerouted", "start",
 ]  # fmt: skip
 """What a signature speaks of. A ``fact`` is no result of its own: other signatures lean on it.
 ``asked`` is what the server was asked for. A ``prompt_rate`` counts the tokens of the last

@@ -38,9 +38,9 @@ def of_path(path: KernelPath) -> Transport | None:
         kinds = sorted({_kind(channel, rdma) for channel in path.channels})
         # A line of a kind that may be wrong is the evidence, if there is one.
         worst = next((c for c in path.channels if _kind(c, rdma) != rdma), path.channels[0])
-        carrying = {
-            channel.split("/")[2] for channel in path.channels if _kind(channel, rdma) == rdma
-        }
+        instead = dict(pair.split(">") for pair in path.rerouted)
+        used = [c.split("/")[2] for c in path.channels if _kind(c, rdma) == rdma]
+        carrying = {instead.get(number, number) for number in used}
         return Transport(
             kinds=kinds,
             devices=sum(merged.get(number, 1) for number in carrying) or None,
