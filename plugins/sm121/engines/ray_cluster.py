@@ -93,10 +93,13 @@ class RayServer(ManagedServer):
     _fault: ServerError | None = field(init=False, default=None)
 
     def _start_once(self) -> Server:
-        entries = [e for e in _ask(self.configuration)["nodes"] if e["facts"] is not None]
+        cluster = _ask(self.configuration)
+        entries = [entry for entry in cluster["nodes"] if entry["facts"] is not None]
         self.nodes = tuple(Node(rank, _name(e, entries)) for rank, e in enumerate(entries))
         if entries:
-            self.added = {**self.added, "VLLM_HOST_IP": entries[0]["address"]}
+            # A server's temporary files are elsewhere: Ray would not find its cluster there.
+            link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
+            self.added = {**self.added, **link}
         server = super()._start_once()
         first = dataclasses.replace(self.nodes[0], log=self.log)
         return dataclasses.replace(server, nodes=(first, *self.nodes[1:]))

@@ -78,6 +78,7 @@ def main() -> None:
     actors = [a for a in state.actors().values() if a["State"] != "DEAD"]
     nodes.sort(key=lambda entry: "node:__internal_head__" not in entry["resources"])
     answer = {
+        "address": ray.get_runtime_context().gcs_address,
         "ray": ray.__version__,
         "python": platform.python_version(),
         "nodes": nodes,

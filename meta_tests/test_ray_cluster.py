@@ -1,0 +1,132 @@
+"""A server on the user's Ray cluster: what the cluster must be, and what is left on it."""
+
+import copy
+import sys
+from typing import Any
+
+import pytest
+
+from sm121.core.configuration import ServerConfiguration, Span
+from sm121.core.errors import UsageError
+from sm121.engines import ray_cluster
+from sm121.engines.managed import StartLimits
+from sm121.engines.ray_cluster import RayServer
+
+CONFIGURATION = ServerConfiguration(
+    "ray", "vllm", sys.executable, "none", "canary", span=Span("ray", 2)
+)
+
+
+def node(name: str, address: str) -> dict[str, Any]:
+    packages = {"vllm": "0.32.0", "torch": "2.13.0", "nvidia-nccl-cu13": "2.28.3"}
+    facts = {"host": name, "python": "3.12.3", "packages": packages, "variables": {}}
+    facts |= {"gpus": ["NVIDIA GB10"], "available_bytes": 100 << 30}
+    resources = {"CPU": 20.0, "GPU": 1.0}
+    return {"name": name, "address": address, "resources": resources, "facts": facts, "why": None}
+
+
+CLUSTER: dict[str, Any] = {
+    "nodes": [node("spark1", "10.0.0.1"), node("spark2", "10.0.0.2")],
+    "groups": [],
+    "actors": [],
+}
+
+
+def changed(path: str, value: object) -> dict[str, Any]:
+    """The cluster with one value of the second node, or of itself, changed."""
+    cluster = copy.deepcopy(CLUSTER)
+    table: Any = cluster if path in cluster else cluster["nodes"][1]
+    *parts, last = path.split(".")
+    for part in parts:
+        table = table[part]
+    table[last] = value
+    return cluster
+
+
+REFUSED = {
+    "one node": (
+        changed("nodes", CLUSTER["nodes"][:1]),
+        "expected 2 nodes with 1 GPU each; spark1",
+    ),
+    "a node more": (
+        changed("nodes", [*CLUSTER["nodes"], node("spark3", "10.0.0.3")]),
+        "expected 2 nodes with 1 GPU each; spark1 10.0.0.1: 1 GPU; spark2 10.0.0.2: 1 GPU; spark3",
+    ),
+    "a node without a GPU": (changed("resources.GPU", 0.0), "spark2 10.0.0.2: 0 GPU"),
+    "another GPU": (changed("facts.gpus", ["NVIDIA H100"]), "node 1 (spark2) is not as node 0"),
+    "another vLLM": (changed("facts.packages.vllm", "0.31.0"), "vllm 0.31.0, expected 0.32.0"),
+    "another Python": (changed("facts.python", "3.11.7"), "Python 3.11.7, expected 3.12.3"),
+    "another NCCL": (
+        changed("facts.packages.nvidia-nccl-cu13", "2.27"),
+        "nvidia-nccl-cu13 2.27, expected 2.28.3",
+    ),
+    "a variable": (changed("facts.variables", {"VLLM_MXFP4_USE_MARLIN": "1"}), "USE_MARLIN 1"),
+    "a node is silent": (
+        changed("facts", None)
+        | {"nodes": [CLUSTER["nodes"][0], changed("facts", None)["nodes"][1]]},
+        "node 1 (spark2) of the Ray cluster does not answer",
+    ),
+    "a placement group": (changed("groups", ["unnamed (ab12)"]), "an earlier server holds"),
+    "an actor": (changed("actors", ["RayWorkerProc (pid 7)"]), "RayWorkerProc (pid 7): end it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_cluster_is_refused_in_one_line(monkeypatch, name):
+    cluster, what = REFUSED[name]
+    monkeypatch.setattr(ray_cluster, "_ask", lambda _configuration: cluster)
+    with pytest.raises(UsageError) as refused:
+        ray_cluster.look(CONFIGURATION, "sm121", 1)
+    assert what in str(refused.value) and "\n" not in str(refused.value), refused.value
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [CLUSTER, changed("facts.variables", {"VLLM_HOST_IP": "10.0.0.2"}),
+     changed("facts.available_bytes", 1 << 30)],
+)  # fmt: skip
+def test_cluster_that_is_as_required(monkeypatch, cluster):
+    monkeypatch.setattr(ray_cluster, "_ask", lambda _configuration: cluster)
+    looks = ray_cluster.look(CONFIGURATION, "sm121", 1)
+    assert [str(node) for node, _ in looks] == ["node 0 (spark1)", "node 1 (spark2)"]
+
+
+def test_no_cluster_is_one_line():
+    with pytest.raises(UsageError, match=r"--launcher ray: no cluster answers .* ray start --head"):
+        ray_cluster.look(CONFIGURATION, "sm121", 1)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch) -> RayServer:
+    """As one that serves, without a process."""
+    made = RayServer(CONFIGURATION, ray_cluster.registry.engine("vllm"), StartLimits(1, 1, 1),
+                     tmp_path, "meta")  # fmt: skip
+    made.nodes = tuple(ray_cluster.Node(n, e["name"]) for n, e in enumerate(CLUSTER["nodes"]))
+    monkeypatch.setattr(ray_cluster, "_REMOVED_WITHIN_S", 0.3)
+    return made
+
+
+LOST = {
+    "Ray has lost it": changed("nodes", CLUSTER["nodes"][:1]),
+    "GetTimeoutError: Get timed out": changed("why", "GetTimeoutError: Get timed out"),
+}
+
+
+@pytest.mark.parametrize("how", LOST)
+def test_node_that_is_lost_has_a_name(monkeypatch, server, how):
+    monkeypatch.setattr(ray_cluster, "_ask", lambda _configuration: LOST[how])
+    assert server.fault() is None, "the cluster is asked where something is amiss alone"
+    fault = server.fault(settle_s=1.0)
+    assert fault is not None and fault.cause.summary == f"node 1 (spark2): {how}"
+    assert "whoever keeps spark2" in fault.cause.owner
+
+
+def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server):
+    answers = iter([changed("actors", ["RayWorkerProc (pid 7)"]), CLUSTER])
+    monkeypatch.setattr(ray_cluster, "_ask", lambda _configuration: next(answers))
+    assert server.stop().clean, "an actor takes a moment to end"
+    left = changed("actors", ["RayWorkerProc (pid 7)"])
+    monkeypatch.setattr(ray_cluster, "_ask", lambda _configuration: left)
+    server.nodes = (ray_cluster.Node(0, "spark1"),)
+    report = server.stop()
+    assert not report.clean and "RayWorkerProc (pid 7)" in str(report.survivors[0])
