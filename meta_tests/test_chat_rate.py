@@ -1,17 +1,22 @@
 """52 tokens a second that only greedy completions of 128 random tokens have: chats show it."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 from data_rows import from_data
+from loopback import JsonHandler, serving
 
-from sm121.core import level_settings, unmet
+from sm121.core import level_settings, profile, unmet
 from sm121.core.profile_fields import Gate
-from sm121.core.server import Endpoint
+from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Severity
+from sm121.evidence.kernel_path import KernelPath
 from sm121.measure.cells import MeasuredServer
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 
-RATE = 400
+RATE, CPU = 400, profile.load("cpu-tiny-gpt-oss")
 PLAN = Plan(512, (32, 128), (0,), level_settings.Measuring(rounds=2, silent_within_s=2))
 CHATS = level_settings.TimedChats(questions=("Why?", "How?"), share=0.9, source="test")
 
@@ -109,3 +114,40 @@ def test_a_run_is_red_where_chats_alone_are_slow(timed_server, run_pytest):
     (test,) = [test for test in run.verdict["tests"] if "chat_rate" in test["id"]]
     assert (test["verdict"], test["severity"]) == ("FAIL", "blocker"), run.output
     assert run.verdict["metrics"]["tg_chat"]["value"] == pytest.approx(200, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("later", "status"),
+    [("Paris", 200), (" noise", 200), ("", 200), ("no", 500)],
+    ids=["knows", "noise", "nothing", "fails"],
+)
+def test_what_a_server_knew_before_it_was_measured_it_knows_at_the_end(
+    monkeypatch, tmp_path, later, status
+):
+    begins = {fact.prompt: fact.begins for fact in CPU.correctness.known_answers}
+    answered = []
+
+    class Handler(JsonHandler):
+        def do_POST(self) -> None:
+            prompt = self.asked()["prompt"]
+            answered.append(prompt)
+            is_late = len(answered) > len(begins)
+            text = begins[prompt] if later == "Paris" or not is_late else later
+            choice = {"index": 0, "text": text, "finish_reason": "length"}
+            body = {"id": "c", "object": "text_completion", "created": 1, "model": "m"}
+            self.say(body | {"choices": [choice]}, status if is_late else 200)
+
+    opened = SimpleNamespace(prompts=SimpleNamespace(natural=False))
+    monkeypatch.setattr(MeasuredServer, "open", lambda *_, **__: nullcontext(opened))
+    with serving(Handler) as url:
+        server = Server(Endpoint(url, "k", "m"), False, "vllm", "0.32.0", None, None, None)
+        harness = SimpleNamespace(
+            server=lambda: server, profile=CPU, directory=tmp_path, say=print,
+            kernel_path=lambda _server: KernelPath(),
+        )  # fmt: skip
+        with Bench.open(harness, PLAN) as bench:
+            bench.recorded["tg"], opened.cell = (None, None), lambda _depth: None
+            recorder = SimpleNamespace(harness=harness, recorded=[])
+            wrong = pytest.raises(unmet.Unmet, match="what it knew before it was measured")
+            with nullcontext() if later == "Paris" else wrong:
+                bench.last_look(recorder)

@@ -1,11 +1,13 @@
 """The rates and times of the measuring plan. Each is measured when it is first asked for."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from sm121.answers import facts
 from sm121.answers.log_probabilities import bound_for
 from sm121.client import completions, timed, timed_answer
 from sm121.core.arguments import at_once
@@ -42,6 +44,8 @@ class Bench:
     recorded: dict[str, tuple[Metric, MeasuredCell]] = field(default_factory=dict)
     #: Holds what timed requests said; None: nobody does.
     texts: TimedTexts | None = None
+    #: Of the profile's known answers those that the server gives no more, and what it says.
+    forgotten: Callable[[], dict[str, str]] = dict
     #: The cell that was measured last.
     _latest: MeasuredCell | None = None
     _is_closed: bool = False
@@ -71,7 +75,12 @@ class Bench:
             measured.slots_sure = server.managed or requested_slots(harness, server) is not None
             measured.context = server.context_tokens()
             again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
-            yield cls(measured, plan, tails, again, texts=texts_of(server, harness, plan))
+            unknown = functools.partial(
+                facts.unknown, server.endpoint, harness.profile.correctness.known_answers
+            )
+            before, texts = unknown(), texts_of(server, harness, plan)
+            lost = lambda: {k: said for k, said in unknown().items() if k not in before}  # noqa: E731
+            yield cls(measured, plan, tails, again, texts=texts, forgotten=lost)
 
     def cell(
         self, depth: int = 0, concurrency: int = 1, *, first_visit: bool = False
@@ -111,6 +120,8 @@ class Bench:
         for name in (name for name in self.recorded if name in passed):
             by_cell.setdefault(id(self.recorded[name][1]), []).append(name)
         failures: list[Unmet | Undecided] = []
+        if lost := self.forgotten():
+            failures.append(Unmet(Fact("what it knew before it was measured", f"{lost}")))
         for names in by_cell.values():
             cell = self.recorded[names[0]][1]
             if cell is not first and gated.isdisjoint(names):

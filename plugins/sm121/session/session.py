@@ -203,19 +203,16 @@ class Session(harness.Harness):
             others = before.differences(self.fingerprint_now())
         except OSError as error:
             others = [Difference("model's digest", "known", f"{error}")]
+        names = {f"version of {name}" for name in before.sources if name != "suite"}
         changed = [
-            f"{each.name} {each.one}, at the end {each.other}"
-            for each in others
-            if None not in each
-            and not f"{each.one}".startswith("hub:")
-            and (each.name == "model's digest" or each.name.startswith("version of "))
-            and each.name != "version of suite"
+            f"{name} {one}, at the end {now}"
+            for name, one, now in others
+            if name in names | {"model's digest"} and one and now and not one.startswith("hub:")
         ]
         if changed:
             fact = Fact("what is judged stays as it was at the beginning", "; ".join(changed))
-            identity = f"{verdict_file.BESIDE}what was started"
-            decision = TestReport.of(identity, "smoke", fact, verdict=Verdict.INVALID)
-            self.ledger.decide(decision)
+            name = f"{verdict_file.BESIDE}what was started"
+            self.ledger.decide(TestReport.of(name, "smoke", fact, verdict=Verdict.INVALID))
 
     def refuse_a_foreign_trusted_run(self) -> None:
         """Refuse ``--against`` a run that this one has nothing in common with. Raises UsageError:
