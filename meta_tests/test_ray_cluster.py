@@ -74,7 +74,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_cluster_is_refused_in_one_line(monkeypatch, name):
     cluster, what = REFUSED[name]
-    monkeypatch.setattr(ray_cluster, "_ask", lambda _configuration: cluster)
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
     with pytest.raises(UsageError) as refused:
         ray_cluster.look(CONFIGURATION, "sm121", 1)
     assert what in str(refused.value) and "\n" not in str(refused.value), refused.value
@@ -86,7 +86,7 @@ def test_cluster_is_refused_in_one_line(monkeypatch, name):
      changed("facts.available_bytes", 1 << 30)],
 )  # fmt: skip
 def test_cluster_that_is_as_required(monkeypatch, cluster):
-    monkeypatch.setattr(ray_cluster, "_ask", lambda _configuration: cluster)
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
     looks = ray_cluster.look(CONFIGURATION, "sm121", 1)
     assert [str(node) for node, _ in looks] == ["node 0 (spark1)", "node 1 (spark2)"]
 
@@ -114,7 +114,7 @@ LOST = {
 
 @pytest.mark.parametrize("how", LOST)
 def test_node_that_is_lost_has_a_name(monkeypatch, server, how):
-    monkeypatch.setattr(ray_cluster, "_ask", lambda _configuration: LOST[how])
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: LOST[how])
     assert server.fault() is None, "the cluster is asked where something is amiss alone"
     fault = server.fault(settle_s=1.0)
     assert fault is not None and fault.cause.summary == f"node 1 (spark2): {how}"
@@ -123,10 +123,10 @@ def test_node_that_is_lost_has_a_name(monkeypatch, server, how):
 
 def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server):
     answers = iter([changed("actors", ["RayWorkerProc (pid 7)"]), CLUSTER])
-    monkeypatch.setattr(ray_cluster, "_ask", lambda _configuration: next(answers))
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: next(answers))
     assert server.stop().clean, "an actor takes a moment to end"
     left = changed("actors", ["RayWorkerProc (pid 7)"])
-    monkeypatch.setattr(ray_cluster, "_ask", lambda _configuration: left)
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: left)
     server.nodes = (ray_cluster.Node(0, "spark1"),)
     report = server.stop()
     assert not report.clean and "RayWorkerProc (pid 7)" in str(report.survivors[0])

@@ -68,12 +68,13 @@ def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str
     return [f"{name} {there}, expected {here}" for name, here, there in values if here != there]
 
 
-def _ask(configuration: ServerConfiguration) -> Any:
+def _ask(configuration: ServerConfiguration, remove: Sequence[str] = ()) -> Any:
     data = nodes.bounds()
     environment = registry.engine(configuration.engine).environment(configuration, api_key="")
     question = {
         "packages": data.packages,
         "variables": data.variables,
+        "remove": [*remove],
         "within_s": data.silent_after_s.value,
     }
     script, within_s = IN_ENGINE / "sm121_ray.py", data.answers_within_s.value
@@ -91,6 +92,8 @@ class RayServer(ManagedServer):
 
     nodes: tuple[Node, ...] = field(init=False, default=())
     _fault: ServerError | None = field(init=False, default=None)
+    #: Shared memory of its ranks: Ray ends them by SIGKILL.
+    _segments: list[str] = field(init=False, default_factory=list)
 
     def _start_once(self) -> Server:
         cluster = _ask(self.configuration)
@@ -101,6 +104,8 @@ class RayServer(ManagedServer):
             link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
             self.added = {**self.added, **link}
         server = super()._start_once()
+        for entry in _ask(self.configuration)["nodes"]:
+            self._segments += (entry["facts"] or {}).get("segments", ())
         first = dataclasses.replace(self.nodes[0], log=self.log)
         return dataclasses.replace(server, nodes=(first, *self.nodes[1:]))
 
@@ -131,10 +136,11 @@ class RayServer(ManagedServer):
         self.nodes = ()
         while left and time.monotonic() < deadline:
             try:
-                cluster = _ask(self.configuration)
+                cluster = _ask(self.configuration, self._segments)
             except UsageError as error:
                 left = [str(error)]
                 break
             left = [*cluster["groups"], *cluster["actors"]]
+        self._segments = []
         remains = tuple(Survivor(0, "in the Ray cluster", each) for each in left)
         return dataclasses.replace(report, survivors=(*report.survivors, *remains))

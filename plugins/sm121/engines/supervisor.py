@@ -136,7 +136,8 @@ class _Supervisor:
                 continue  # it has ended, or is not ours to read
             for line in maps.splitlines():
                 name = line.partition(f"{_SHARED_MEMORY}/")[2]
-                if name.startswith(("psm_", "sem.mp-")) and not name.endswith(" (deleted)"):
+                of_engine = name.startswith(("psm_", "sem.mp-")) or "-cpushm_" in name
+                if of_engine and not name.endswith(" (deleted)"):
                     self._segments.add(_SHARED_MEMORY / name)
 
     def _remove_what_is_left(self) -> None:

@@ -1,8 +1,8 @@
 """Looks at the Ray cluster of this machine. Runs in the engine's interpreter, without the suite.
 Reads a JSON object with the ``packages`` and the beginnings of ``variables`` that are of interest,
-and the seconds ``within_s`` that a node has to answer; writes another: the versions of Ray and
-Python, the placement groups and actors, and of each node its address, its resources and its facts,
-by a task that takes no resource there."""
+the seconds ``within_s`` that a node has to answer, and the shared memory to ``remove``. Writes
+another: the versions of Ray and Python, the placement groups and actors, and of each node its
+address, its resources and its facts, by a task that takes no resource there."""
 
 import json
 import os
@@ -19,8 +19,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 
 @ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]
-def facts(packages: list[str], beginnings: list[str]) -> dict[str, Any]:
-    """Of the node that it runs on. Pickled whole: nothing of this file is there."""
+def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict[str, Any]:
+    """Of the node that it runs on, without the segments of shared memory that are to be removed
+    and that no process maps any more. Pickled whole: nothing of this file is there."""
     import importlib.metadata
     import os
     import pathlib
@@ -42,6 +43,20 @@ def facts(packages: list[str], beginnings: list[str]) -> dict[str, Any]:
         gpus = answer.stdout.strip().splitlines()
     lines = pathlib.Path("/proc/meminfo").read_text("ascii").splitlines()
     free = next(line for line in lines if line.startswith("MemAvailable"))
+    shared = pathlib.Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
+    mapped: dict[str, bool] = {}  # by file, whether an actor of Ray has it
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            is_actor = (process / "cmdline").read_bytes().startswith(b"ray::")
+            maps = (process / "maps").read_text("utf-8", "replace").splitlines()
+        except OSError:
+            continue  # it has ended, or is another user's
+        for line in maps:
+            file = line.partition(f"{shared}/")[2]
+            if file.startswith("psm_") or "-cpushm_" in file:
+                mapped[file] = mapped.get(file, False) or is_actor
+    for file in {*remove} - {*mapped}:
+        (shared / file).unlink(missing_ok=True)
     chosen = {n: v for n, v in os.environ.items() if n.startswith(tuple(beginnings))}
     return {
         "host": socket.gethostname(),
@@ -49,6 +64,7 @@ def facts(packages: list[str], beginnings: list[str]) -> dict[str, Any]:
         "packages": versions,
         "variables": chosen,
         "gpus": gpus,
+        "segments": [file for file, of_ray in mapped.items() if of_ray],
         "available_bytes": int(free.split()[1]) * 1024,
     }
 
@@ -61,7 +77,7 @@ def main() -> None:
     tasks = {
         node["NodeID"]: facts.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(question["packages"], question["variables"])
+        ).remote(question["packages"], question["variables"], question["remove"])
         for node in alive
     }
     ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=question["within_s"])
