@@ -124,7 +124,8 @@ class Log:
             r"\{(\w+)\}", lambda match: str(self.values.get(match[1], match[0])), template
         )
         for line in text.splitlines():
-            if role == "core" and self.two and not re.search(self.two["of_core"], line):
+            by_worker = role == "core" or template == "{lines}"
+            if by_worker and self.two and not re.search(self.two["of_core"], line):
                 for rank, pid in enumerate(self.two["pids"]):
                     own = "" if self.settings.ray else f"(Worker_TP{rank} pid={pid}) "
                     self._of_node(rank, own + _dated(line, now))
