@@ -1,17 +1,28 @@
 """A server on the user's Ray cluster: what the cluster must be, and what is left on it."""
 
 import copy
+import importlib.util
+import os
+import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
-from sm121.engines import ray_cluster
+from sm121.engines import ports, ray_cluster
 from sm121.engines.managed import StartLimits
+from sm121.engines.pool import ServerPool
 from sm121.engines.ray_cluster import RayServer
+from sm121.session import target
+from sm121.session.settings import Settings
 
+ROOT = Path(__file__).parent.parent
 CONFIGURATION = ServerConfiguration(
     "ray", "vllm", sys.executable, "none", "canary", span=Span("ray", 2)
 )
@@ -130,3 +141,50 @@ def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server):
     server.nodes = (ray_cluster.Node(0, "spark1"),)
     report = server.stop()
     assert not report.clean and "RayWorkerProc (pid 7)" in str(report.survivors[0])
+
+
+def ray(*words: str) -> None:
+    environment = {**os.environ, "RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-m", "ray.scripts.scripts", *words]
+    subprocess.run(command, env=environment, check=True, timeout=180, stdout=subprocess.DEVNULL)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[None]:
+    """A real one: two nodes on this host, which have a rank each."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed: pip install ray")
+    port, before = str(ports.free_port()), {process.pid for process in psutil.process_iter()}
+    small = ("--num-cpus=1", "--num-gpus=0", "--object-store-memory=100000000")
+    small = (*small, '--resources={"sm121_rank": 1}')
+    try:
+        ray("start", "--head", f"--port={port}", "--include-dashboard=false", *small)
+        ray("start", f"--address=127.0.0.1:{port}", "--node-ip-address=127.0.0.2", *small)
+        yield
+    finally:
+        for process in psutil.process_iter(["cmdline"]):
+            words = " ".join(process.info["cmdline"] or ())
+            if process.pid not in before and ("/ray/" in words or words.startswith("ray::")):
+                process.kill()
+
+
+@pytest.mark.slow("a Ray cluster, and a start of vLLM on it")
+def test_real_cluster(cluster, canary_bf16, tmp_path):
+    chosen = profile.load("cpu-tiny-gpt-oss-tp2")
+    settings = Settings(profile=chosen, engine_python=sys.executable, root=ROOT, launcher="ray")
+    configuration = target.configurations(settings, chosen, notify=print)["float32"]
+    assert len(ray_cluster.look(configuration, "cpu", 1)) == 2
+    with pytest.raises(UsageError, match="expected 2 nodes with 2 sm121_rank each"):
+        ray_cluster.look(configuration, "cpu", 2)
+    pool = ServerPool(
+        limits=StartLimits(600, 180, 20), directory=tmp_path, run_id="ray", notify=lambda *_: None
+    )
+    try:
+        server = pool.get(configuration)
+        assert len(server.nodes) == 2
+        with pytest.raises(UsageError, match="an earlier server holds the cluster"):
+            ray_cluster.look(configuration, "cpu", 1)
+    finally:
+        report = pool.stop()
+    assert report is not None and report.clean, report
+    assert len(ray_cluster.look(configuration, "cpu", 1)) == 2

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import httpx
@@ -62,6 +62,12 @@ def make(tmp_path, bounds):
     yield build
     for server in made:
         server.stop()
+
+
+def sampled(names: Iterable[str], *quick: str) -> list:
+    """The names, those slow that are not quick."""
+    slow = pytest.mark.slow("another start")
+    return [name if name in quick else pytest.param(name, marks=slow) for name in names]
 
 
 def rank_1(server: SpanningServer) -> psutil.Process:
@@ -161,7 +167,7 @@ HANGS = {
 }
 
 
-@pytest.mark.parametrize("name", HANGS)
+@pytest.mark.parametrize("name", sampled(HANGS, "a node's command is killed"))
 def test_every_client_has_an_answer_in_time(make, name):
     plant, node, what = HANGS[name]
     server = make()
@@ -283,7 +289,7 @@ SILENT = {
 }
 
 
-@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize("name", sampled(SILENT, "no such program", "ssh is refused"))
 def test_node_that_does_not_answer_is_one_line(monkeypatch, name):
     command, what = SILENT[name]
     data = data_file.load("nodes.toml", nodes.NodesFile)

@@ -40,6 +40,7 @@ class SpanningServer(ManagedServer):
     _watching: threading.Event = field(init=False, default_factory=threading.Event)
     #: The variables of this node's end of the link.
     _bound: dict[str, str] = field(init=False, default_factory=dict)
+    _said: float = field(init=False, default=0.0)
     _stopped_since: dict[int, float] = field(init=False, default_factory=dict)
 
     @property
@@ -130,27 +131,24 @@ class SpanningServer(ManagedServer):
 
     def _watch(self) -> None:
         """End the server with its first rank, so that every client has an answer or an error."""
-        said = 0.0
         while not self._watching.wait(_WATCH_EVERY_S):
-            said = self._keep_company(said)
             if self.fault() is not None and not self._watching.is_set():
                 self.kill()
                 return
 
-    def _keep_company(self, said: float) -> float:
+    def _keep_company(self) -> None:
         """Take the nodes' calls, and tell each now and then that this machine lives."""
         with contextlib.suppress(BlockingIOError, OSError):
             while self._beacon is not None:
                 self._beacon.accept()[0].close()
-        if time.monotonic() - said < _SAY_EVERY_S:
-            return said
-        for other in self.others:
-            other.say("\n")
-        return time.monotonic()
+        if time.monotonic() - self._said >= _SAY_EVERY_S:
+            self._said = time.monotonic()
+            for other in self.others:
+                other.say("\n")
 
     def _faults(self) -> Iterator[ServerError]:
         data, now = nodes.bounds(), time.monotonic()
-        self._keep_company(now if self.endpoint is not None else now - _SAY_EVERY_S)
+        self._keep_company()
         ended_here = [e for e in self.exits() if (e["status"] or 0) < 0 and not e["by_us"]]
         for other in self.others:
             state, node, log = other.state, other.node, other.node.log or self.log
@@ -174,7 +172,7 @@ class SpanningServer(ManagedServer):
                 yield self._of_node(node, why, log)
             if not ended_here and (end := _end_of(state)) is not None:
                 yield self._of_node(node, end, log, state)
-        for process in self.processes():
+        for process in self._by_pid.values():  # as it was when it was ready
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_STOPPED:
                     self._stopped_since.pop(process.pid, None)
