@@ -45,6 +45,8 @@ ROUNDS, POWER = "|---|---|---:|---|---|---:|", "|---|---:|---:|---:|---:|---:|"
 def failures(server: Server, seed: int) -> list[str]:
     """What the tests of a round say that do not pass."""
     can, texts = detect(server), []
+    if can.version is None:
+        sys.exit(f"{server.endpoint.base_url}: expected a running vLLM, and none answers")
     sampler = sampled.Sampler(client.Api(server.endpoint, can), seed)
     checks = [functools.partial(test_samples.hold, t, sampler) for t in test_samples.TESTS]
     if counters.drafted(server.endpoint) is not None:
@@ -55,7 +57,8 @@ def failures(server: Server, seed: int) -> list[str]:
         try:
             check()
         except (Unmet, NotRun) as fact:
-            texts.append(f"{type(fact).__name__}: {test}: {' '.join(f'{fact}'.split())}")
+            kind = "NotRun" if isinstance(fact, NotRun) else "Unmet"
+            texts.append(f"{kind}: {test}: {' '.join(f'{fact}'.split())}")
     return texts
 
 

@@ -17,6 +17,8 @@ Json = dict[str, Any]
 #: Tokens of the vocabulary; the likeliest of them are as far apart as a language model's.
 VOCABULARY, _SPREAD = 300, 2.6
 _LISTED = 20
+#: Between two logits of about 8 in BF16: some tokens are equally likely.
+_STEP = 2**-5
 
 
 def ids(text: str) -> list[int]:
@@ -29,7 +31,8 @@ def logits(prompt: tuple[int, ...], output: tuple[int, ...]) -> np.ndarray:
     seed = zlib.crc32(repr((prompt, output)).encode())
     common = np.random.default_rng(1).normal(3.0, _SPREAD / 2**0.5, VOCABULARY)
     common[[*prompt]] += 2.0
-    return common + np.random.default_rng(seed).normal(0.0, _SPREAD / 2**0.5, VOCABULARY)
+    values = common + np.random.default_rng(seed).normal(0.0, _SPREAD / 2**0.5, VOCABULARY)
+    return np.round(values / _STEP) * _STEP
 
 
 def probabilities(prompt: tuple[int, ...], output: tuple[int, ...], body: Json) -> np.ndarray:
@@ -84,7 +87,7 @@ def _entries(prompt: tuple[int, ...], output: tuple[int, ...]) -> Json:
     for place, token in enumerate(output):
         values = logits(prompt, output[:place])
         values -= values.max() + np.log(np.exp(values - values.max()).sum())
-        listed = [*np.argsort(-values)[:_LISTED], token]
+        listed = [token, *np.argsort(-values)[:_LISTED]]  # as vLLM lists them
         names["tokens"].append(f"token_id:{token}")
         names["token_logprobs"].append(float(values[token]))
         names["top_logprobs"].append({f"token_id:{one}": float(values[one]) for one in listed})

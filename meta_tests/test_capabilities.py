@@ -50,6 +50,16 @@ def test_an_attached_server_is_recognised(answering, bodies, engine, version):
     assert (found.engine, found.version) == (engine, version)
 
 
+@pytest.mark.parametrize(("counter", "refused"), [("spec_decode_num_drafts", 2), ("prompts", 0)])
+def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counter, refused):
+    pages = {"/v1/models": owned_by("vllm"), "/version": {"version": "0.32.0"}}
+    can = detection.detect(answering(pages | {"/metrics": f"vllm:{counter}_total 0.0\n"}))
+    missing = [*filter(None, map(can.missing, ("logit_bias", "min_p")))]
+    assert len(missing) == refused
+    assert all("which speculates" in reason for reason in missing)
+    assert can.can("top_k")
+
+
 @from_data
 def test_replicas_behind_one_address_are_said_before_the_first_test(starts, versions, seen):
     """It was a crash in the middle of the run: "ended, and was perhaps started again"."""

@@ -4,6 +4,7 @@ detected and the engine without it is not; and the power and the false alarms ar
 
 import numpy as np
 import pytest
+import scripted_sampler
 from fault_proxy import SAMPLING as FAULTS
 from scripted_sampler import sampling
 
@@ -70,6 +71,17 @@ def test_what_is_sampled_at_drafted_places_is_held_too(drafted):
             speculation.samples_follow_the_target()
             return
         with pytest.raises(Unmet, match="samples by the reported probabilities"):
+            speculation.samples_follow_the_target()
+
+
+def test_equally_likely_tokens_are_counted_whichever_was_drawn(monkeypatch):
+    """In BF16 many are, and vLLM lists the one that was drawn first."""
+    monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
+    for seed in range(3):
+        with sampling(lambda body: body, seed) as endpoint:
+            server = Server(endpoint, False, "vllm", None, None, None, None)
+            known = capabilities.of("vllm", "0.32.0")
+            speculation = Speculation(server, Asker(server), None, None, "", known)
             speculation.samples_follow_the_target()
 
 

@@ -121,7 +121,8 @@ class Speculation:
                 prefix = f"{text} {sample[0].token}"  # the prefill's token, which nobody drafts
                 for number, position in enumerate(sample[1:], 1):
                     shares = _shares(position, listed, kind, value)
-                    best = sorted(shares.items(), key=lambda item: -item[1])[:SLICE]
+                    # Of equally likely ones by name: an engine lists the drawn one first.
+                    best = sorted(shares.items(), key=lambda item: (-item[1], item[0]))[:SLICE]
                     for rank, (token, share) in enumerate(best):
                         tally[everywhere, f"rank {rank + 1}"].add(token == position.token, share)
                         if number <= _SHARED and value == 1:
@@ -330,11 +331,12 @@ def _shares(position: Position, listed: int, kind: str, value: float) -> dict[st
     """How probable the tokens are that remain, if one of them was drawn. Raises AssertionError: one
     was that is cut off."""
     top, drawn = position.top, position.token
+    only_drawn = len(top) > listed  # it is listed because it was drawn
     if value == 1:
-        return {token: math.exp(log) for token, log in top.items()}
+        return {t: math.exp(log) for t, log in top.items() if not only_drawn or t != drawn}
     cut, temperature = (value, 1.0) if kind == "top_p" else (1.0, value)
     remaining, dropped = promised.remaining(top, "top_p", cut)
     require(drawn not in dropped, f"{_SAMPLES}, none cut off", drawn, f"{kind} {value:g}")
-    if drawn not in remaining or len(top) > listed:  # it is listed because it was drawn
+    if drawn not in remaining or only_drawn:
         return {}
     return promised.shares({token: top[token] for token in remaining}, temperature)

@@ -40,6 +40,8 @@ class Capability(DataTable):
     reason: str = ""
     #: Options that a server is started with so that it can.
     start: str = ""
+    #: Why a server that speculates cannot, though the engine can.
+    drafting: str = ""
     #: How it is asked for on the wire, where engines differ: a key, or keys with dots between.
     wire: str | None = None
     source: str = Field(min_length=3)
@@ -147,12 +149,13 @@ class EngineFile(DataTable):
 class Capabilities:
     """What one server can do: the file of its engine, and its release where that is known.
     `version`: as the engine calls itself; `identity`: of `builds.identity`; `offers`: of the server
-    (`offered`), None where it was not asked."""
+    (`offered`), None where it was not asked; `drafts`: whether it speculates."""
 
     file: EngineFile
     version: str | None
     identity: str | None
     offers: Collection[str] | None
+    drafts: bool = False
 
     @property
     def engine(self) -> str:
@@ -165,6 +168,8 @@ class Capabilities:
         which = f"{self.file.title} {self.version or '(version unknown)'}"
         if not capability.can:
             return f"{which}: {name}: {capability.reason}"
+        if self.drafts and capability.drafting:
+            return f"{which}, which speculates: {name}: {capability.drafting}"
         if within(self.identity, capability.versions):
             return None
         if release(self.identity) is not None:
@@ -264,15 +269,17 @@ def shipped() -> dict[str, EngineFile]:
 
 def of(
     engine: str, version: str | None, *, identity: str | None = None,
-    offers: Collection[str] | None = None,
+    offers: Collection[str] | None = None, drafts: bool = False,
 ) -> Capabilities:  # fmt: skip
     """What a server of that engine can do. `version`: as the engine calls itself; `identity`: of
     `builds.identity`, where more than the version tells it; `offers`: of the server (`offered`),
-    where neither tells its release. Raises UsageError: the suite has no file of such an engine."""
+    where neither tells its release; `drafts`: whether it speculates. Raises UsageError: the suite
+    has no file of such an engine."""
     files = shipped()
     if engine not in files:
         raise errors.UsageError(f"--engine {engine}: expected one of {', '.join(files)}")
-    return Capabilities(files[engine], version, identity or builds.identity(version), offers)
+    known = identity or builds.identity(version)
+    return Capabilities(files[engine], version, known, offers, drafts)
 
 
 def offered(openapi: Mapping[str, Any]) -> frozenset[str]:

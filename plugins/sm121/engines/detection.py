@@ -9,6 +9,8 @@ from sm121.engines.capabilities import Capabilities, EngineFile, of, offered, sh
 
 #: A server that no file recognises is held to what every OpenAI-compatible server has.
 FALLBACK = "openai"
+#: Of a counter that /metrics of vLLM have where it speculates, from the start on.
+_DRAFTS = "spec_decode_num_drafts"
 
 
 def detect(
@@ -28,7 +30,8 @@ def detect(
         offers = None
         if identity is None and builds.identity(version) is None:
             offers = offered(json_of(http, "/openapi.json"))
-    return of(named, version, identity=identity, offers=offers)
+    drafts = _DRAFTS in (server.endpoint.page("/metrics") or "")
+    return of(named, version, identity=identity, offers=offers, drafts=drafts)
 
 
 def _recognised(http: httpx.Client, file: EngineFile, owners: set[str]) -> bool:

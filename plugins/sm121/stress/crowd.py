@@ -170,7 +170,8 @@ class Crowd:
             kinds["long prompt"] = lambda n: self.shapes.of_length(
                 _LONG + n * _LONGER, self.tokens, turn=n
             )
-        changed = [options for name, options in _CHANGED if can(name)]
+        biased = {"logit_bias", "penalties"} if not can("logit_bias") else set()
+        changed = [options for name, options in _CHANGED if can(name) and name not in biased]
         for number, first in enumerate(range(0, len(changed) - _PROMPTS + 1, _PROMPTS)):
             kinds[f"changed completion {number + 1}"] = functools.partial(
                 self._changed, number, changed[first : first + _PROMPTS]
