@@ -1,9 +1,11 @@
 """Each rank of a server on two machines has its path and its transport, and a fault names them."""
 
+import functools
 import json
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,11 @@ from sm121.core import profile
 from sm121.core.server import Endpoint, Node, Server
 from sm121.evidence import ranks as rank_paths
 from sm121.evidence import transport
+from sm121.evidence.kernel_path import read_log
+from sm121.performance import bench
 from sm121.report import page, stored, summary
 from sm121.run import spanning, verdict_file
+from sm121.run.harness import Harness
 
 WORDS: dict[str, Any] = tomllib.loads(
     (Path(__file__).parent / "data" / "two-sparks.toml").read_text("utf-8")
@@ -170,3 +175,17 @@ def test_page_and_summary_show_each_rank(tmp_path: Path) -> None:
     html = page.html(stored.read(tmp_path))
     assert html.count("<td>spark1</td>") == html.count("<td>spark2</td>") == 1
     assert "via NET/IB/0" in html and "<td>not proven</td>" in html
+
+
+@pytest.mark.parametrize("ranks", [[], [0], [1], [0, 1]])
+def test_numbers_over_tcp_are_invalid(ranks: list[int], tmp_path: Path) -> None:
+    server = two_logs(tmp_path, "nnodes", ranks, (r"via NET/IB/\d", "via NET/Socket/0"))
+    harness: Any = SimpleNamespace(
+        profile=OWN, _counted={}, kernel_path=lambda of: read_log(of.log, "vllm"),
+        file=SimpleNamespace(engine=SimpleNamespace(model="openai/gpt-oss-120b")),
+    )  # fmt: skip
+    harness.spanned = functools.partial(Harness.spanned, harness)
+    harness.contradictions = lambda of: Harness._contradictions(harness, of, "stock")
+    invalid, _ = bench._against_the_path(harness, server)
+    assert [each.reason for each in invalid] == ["kernel_path"] * bool(ranks)
+    assert all("seen Socket" in each.evidence for each in invalid)

@@ -83,8 +83,8 @@ class Harness(RunRecord):
     _judged_at: dict[Path, int | None] = field(default_factory=dict)
     _errors: dict[Path, ErrorReader] = field(default_factory=dict)
     _under_test: Server | None = None
-    #: What the RDMA ports of this machine counted during a prompt.
-    _counted: Transport | None = None
+    #: By the log of a server, what the RDMA ports of this machine counted during a prompt of it.
+    _counted: dict[Path | None, Transport | None] = field(default_factory=dict)
 
     @property
     def profile(self) -> Profile:
@@ -274,17 +274,19 @@ class Harness(RunRecord):
             return None
         name = configuration.name if configuration is not None else self.profile.under_test
         required = self.profile.path_of(name)
-        judged = spanning.look(server, nodes, required, self._counted)
-        if len(judged.carried) < len(judged.ranks) and self._counted is None:
+        judged = spanning.look(server, nodes, required, self._counted.get(server.log))
+        if len(judged.carried) < len(judged.ranks) and server.log not in self._counted:
             config = roofline.read_config(self.file.engine.model) or {}
-            self._counted = spanning.count_a_prompt(server, nodes, config)
-            judged = spanning.look(server, nodes, required, self._counted)
+            self._counted[server.log] = spanning.count_a_prompt(server, nodes, config)
+            judged = spanning.look(server, nodes, required, self._counted[server.log])
         return judged
 
     def _note_nodes(self, server: Server) -> None:
         if (judged := self.spanned(server)) is None:
             return
-        self.file.engine.nodes = rows = judged.rows()
+        rows = judged.rows()
+        if self._under_test in (None, server):
+            self.file.engine.nodes = rows
         for row in rows:
             facts = (f for name, f in self.node_facts.items() if name.endswith(f"({row.node})"))
             if (each := next(facts, None)) is not None:
