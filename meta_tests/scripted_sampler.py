@@ -97,18 +97,21 @@ def _entries(prompt: tuple[int, ...], output: tuple[int, ...]) -> Json:
 
 def answer(body: Json, generator: np.random.Generator) -> Json:
     """The JSON of an answer."""
-    if body.get("seed") is not None:
-        generator = np.random.default_rng(body["seed"])
     prompts = body["prompt"] if isinstance(body["prompt"], list) else [body["prompt"]]
     choices = []
-    for text, count in Counter(prompts * body.get("n", 1)).items():
+    order = [text for text in prompts for _ in range(body.get("n", 1))]
+    for text, count in Counter(order).items():
+        places = iter([place for place, other in enumerate(order) if other == text])
         prompt = tuple(ids(text))
         entries: dict[tuple[int, ...], Json] = {}
-        for output in _outputs(prompt, count, body, generator):
+        drawn, times = generator, 1
+        if body.get("seed") is not None:  # of each prompt
+            drawn, times, count = np.random.default_rng(body["seed"]), count, 1
+        for output in _outputs(prompt, count, body, drawn) * times:
             if output not in entries:
                 entries[output] = _entries(prompt, output)
             choices.append({
-                "index": len(choices), "text": "".join(f" w{token}" for token in output),
+                "index": next(places), "text": "".join(f" w{token}" for token in output),
                 "finish_reason": "length", "token_ids": output, "prompt_token_ids": prompt,
                 "logprobs": entries[output] if body.get("logprobs") else None,
             })  # fmt: skip

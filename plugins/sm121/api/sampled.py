@@ -27,7 +27,7 @@ _MOST, _BATCH = 4096, 32
 #: Samples where nothing asks for more, and how cold they are where a penalty decides alone.
 _FEW, _COLD = 8, 0.01
 #: Samples of a request after one text, and texts that a seed is sampled after.
-_FAR, _FLAT = 16, 10
+_FAR, _FLAT = 24, 10
 #: Of each parameter a middle value, and those, or the range, that another one is drawn from.
 _RANGES = {
     "temperature": (0.8, 0.7, 1.4),
@@ -140,9 +140,10 @@ class Sampler:
 
     def far(self) -> dict[str, Case]:
         """A temperature and a `top_p` that are far from 1, each after the text where few samples
-        tell it from 1; and a seed, whose samples are mostly the same again."""
+        tell it from 1; and a seed, whose samples are mostly the same again. Those that do not hold
+        now are left out: the checks of each say so."""
         drawn = random.Random(f"{self.seed} far")
-        cold, cut = (round(drawn.uniform(*ends), 3) for ends in ((0.25, 0.4), (0.4, 0.6)))
+        cold, cut = (round(drawn.uniform(*ends), 3) for ends in ((0.35, 0.5), (0.4, 0.6)))
         rule = functools.partial(promised.remaining, cut="top_p", value=cut)
         tops, cases = self._tops, dict[str, Case]()
         text = max(tops, key=lambda text: promised.evidence(tops[text], cold, 1 / cold))
@@ -160,11 +161,9 @@ class Sampler:
         same = {text: sum(math.exp(2 * log) for log in top.values()) for text, top in tops.items()}
         flattest, options = sorted(same, key=lambda text: same[text])[:_FLAT], {"seed": self.seed}
         if self.api.capabilities.can("seed"):
-            alone = self._ask(flattest, options)
-            repeated = functools.partial(_repeated, alone)
-            if not repeated(self._ask(flattest, options)):
-                cases["seed"] = flattest, options, repeated
-        return cases
+            repeated = functools.partial(_repeated, self._ask(flattest, options))
+            cases["seed"] = flattest, options, repeated
+        return {name: c for name, c in cases.items() if not c[2](self._ask(c[0] * 2, c[1]))}
 
     def _subtracted(self, name: str, value: float) -> Iterator[tuple[str, Tally]]:
         """A token that came twice, and one of the prompt, which is not counted."""
