@@ -1,7 +1,6 @@
 """What is judged becomes something else while the run goes on (20)."""
 
 import itertools
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,13 @@ from false_greens.engine import VARIABLES, environment, script
 from sm121.session.session import Session
 
 ITEM = "20 What is judged changes during the run"
-_NUMBERS = itertools.count()
+_NUMBERS, _PACKAGE = itertools.count(), "flashinfer_cubin-1.0.dist-info/METADATA"
+_METADATA = "Metadata-Version: 2.1\nName: flashinfer-cubin\nVersion: 1.0\n"
+_FILES = {
+    "vllm/__init__.py": "", "vllm/envs.py": "x = 1\n", _PACKAGE: _METADATA,
+    "model/config.json": '{"model_type": "gpt_oss"}', "model/README.md": "a model",
+    "model/model.safetensors": "0" * 99,
+}  # fmt: skip
 
 
 def _git(folder: Path, *words: str) -> None:
@@ -33,14 +38,9 @@ def _changes(change: Callable[[Path], object]) -> Callable[[Place], Outcome]:
 
     def run(place: Place) -> Outcome:
         folder = place.tmp_path / f"changed-{next(_NUMBERS)}"
-        for name in ("vllm", "flashinfer_cubin-1.0.dist-info", "model"):
-            (folder / name).mkdir(parents=True)
-        (folder / "vllm" / "__init__.py").write_text("")
-        (folder / "vllm" / "envs.py").write_text("x = 1\n")
-        (folder / "flashinfer_cubin-1.0.dist-info" / "METADATA").write_text(_METADATA)
-        (folder / "model" / "config.json").write_text(json.dumps({"model_type": "gpt_oss"}))
-        (folder / "model" / "README.md").write_text("a model")
-        (folder / "model" / "model.safetensors").write_bytes(bytes(99))
+        for name, text in _FILES.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
         _git(folder, "init", "-q")
         _git(folder, "add", "vllm")
         _git(folder, "commit", "-qm", "one")
@@ -56,14 +56,12 @@ def _changes(change: Callable[[Path], object]) -> Callable[[Place], Outcome]:
     return run
 
 
-_METADATA = "Metadata-Version: 2.1\nName: flashinfer-cubin\nVersion: 1.0\n"
 CASES = [
     Case(ITEM, name, _changes(fault), _changes(clean), expected, slow)
     for name, fault, clean, expected, slow in (
         ("a commit of the engine's checkout", _commit, lambda _: None, "version of vllm", False),
-        ("a package that is updated", _write(
-            "flashinfer_cubin-1.0.dist-info/METADATA", _METADATA.replace("1.0", "1.1")
-        ), _write("notes.txt", "x"), "version of flashinfer-cubin", True),
+        ("a package that is updated", _write(_PACKAGE, _METADATA.replace("1.0", "1.1")),
+         _write("notes.txt", "x"), "version of flashinfer-cubin", True),
         ("a checkpoint that is written anew", _write("model/model.safetensors", "other"),
          _write("model/README.md", "better words"), "model's digest", True),
         ("a source file that nobody committed", _write("vllm/envs.py", "x = 3\n"),
