@@ -11,8 +11,9 @@ from scripted_answers import scripted, write_tokenizer
 from servers import configuration
 
 from sm121.answers import agreement
+from sm121.answers.equivalence import Continuations
 from sm121.client.completions import Asker, Completion, Position, Request, malformed, parse
-from sm121.core import level_settings, verdict, vocabulary
+from sm121.core import level_settings, unmet, verdict, vocabulary
 from sm121.core.server import Endpoint, Server
 from sm121.evidence import metrics
 
@@ -275,3 +276,19 @@ def test_hits_of_the_prefix_cache_are_counted():
     text = 'vllm:prefix_cache_hits_total{engine="0"} 128.0\nvllm:other 3\n'
     assert metrics.total(text, "vllm:prefix_cache_hits_total") == 128.0
     assert metrics.total("nothing 1\n", "vllm:prefix_cache_hits_total") is None
+
+
+def test_an_answer_that_cannot_be_judged_hides_no_wrong_one(monkeypatch):
+    def wrong(_self, prompt, _answer, _how, _bound=None):
+        if prompt == "open":
+            raise verdict.NotRun("not judged")
+        return unmet.Fact("an answer", "another") if prompt == "wrong" else None
+
+    monkeypatch.setattr(Continuations, "wrong", wrong)
+    answers, asked = {name: (name, None) for name in ("open", "right", "wrong")}, Continuations
+    for order in ("open wrong right", "wrong open", "right open wrong"):
+        with pytest.raises(unmet.Unmet, match="required: an answer, seen: another"):
+            asked(None, NOISY, None)._hold((answers[name] for name in order.split()), "x")
+    with pytest.raises(verdict.NotRun, match="not judged"):
+        asked(None, NOISY, None)._hold([answers["open"], answers["right"]], "x")
+    asked(None, NOISY, None)._hold([], "x")

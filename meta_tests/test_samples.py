@@ -13,7 +13,7 @@ from sm121.api import client, sampled
 from sm121.api.sampled import Sampler
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker
-from sm121.core.server import Server
+from sm121.core.server import Endpoint, Server
 from sm121.core.unmet import Unmet
 from sm121.core.verdict import NotRun
 from sm121.engines import capabilities
@@ -188,3 +188,17 @@ def test_a_tie_and_what_rounding_decides_are_not_judged():
     assert promised.remaining(top, "top_p", 0.95) == ({"a", "b", "c", "d"}, set())
     assert promised.remaining(top, "min_p", 0.4) == ({"a"}, {"d"})
     assert promised.remaining(top, "min_p", 0.3) == ({"a", "b", "c"}, {"d"})
+
+
+@pytest.mark.parametrize("tallies", ["wrong open", "right open", "right wrong open"])
+def test_a_comparison_that_is_not_decided_hides_no_wrong_one(monkeypatch, tallies):
+    def subtracted(_self, _name, _value):
+        for each in tallies.split():
+            if each == "open":
+                raise NotRun("cannot be told")
+            yield each, promised.Tally(hits=8 * (each == "right"), expected=7.9, samples=8)
+
+    monkeypatch.setattr(Sampler, "_subtracted", subtracted)
+    api = client.Api(Endpoint("", "", "m"), capabilities.of("vllm", "0.32.0"))
+    with pytest.raises(Unmet if "wrong" in tallies else NotRun):
+        Sampler(api, 1).penalises("presence_penalty")

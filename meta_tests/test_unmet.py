@@ -77,6 +77,21 @@ def test_a_case_that_fails_hides_no_other_one():
     assert raised.value.never_waived == "a crash" and tried == ["a"]
 
 
+@pytest.mark.parametrize("open_ones", ["a", "d", "ad"])
+@pytest.mark.parametrize("error", [verdict.NotRun, verdict.Inconclusive])
+def test_a_case_that_is_not_decided_hides_no_failure(open_ones, error):
+    def check(city: str, text: str) -> None:
+        if city in open_ones:
+            raise error(f"{city} cannot be told")
+        require(city == text, city, text)
+
+    with pytest.raises(Unmet) as raised:
+        require_each(check, "abcd", "axcd")
+    assert raised.value.facts == (Fact("b", "x"),)
+    with pytest.raises(error, match=f"{open_ones[0]} cannot"):
+        require_each(check, "abcd", "abcd")
+
+
 def test_an_answer_is_observed_without_what_differs_by_chance():
     call = {"id": "call_1", "function": {"name": "f"}}
     with pytest.raises(Unmet) as raised:

@@ -232,9 +232,11 @@ class Continuations:
         self, answers: Iterable[tuple[Prompt, Completion]], how: str,
         bound: AgreementBound | None = None,
     ) -> None:  # fmt: skip
-        for prompt, answer in answers:
+        def is_right(prompt: Prompt, answer: Completion) -> None:
             if (wrong := self.wrong(prompt, answer, how, bound)) is not None:
                 raise Unmet(wrong)
+
+        require_each(is_right, *zip(*answers, strict=True))
 
     def _named(self, name: str) -> Prompt:
         return next(prompt for prompt in self.prompts.prompts if prompt.name == name)

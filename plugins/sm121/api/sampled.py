@@ -13,7 +13,7 @@ from sm121.answers import promised
 from sm121.answers.promised import CHANCE, Cut, Tally, Top, shares
 from sm121.api.client import Api, Json
 from sm121.client.completions import Position, name_of, parse
-from sm121.core.unmet import Fact, Unmet, require, require_none
+from sm121.core.unmet import Fact, Unmet, require, require_each, require_none
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Name
 
@@ -129,14 +129,21 @@ class Sampler:
         divides = name == "repetition_penalty"
         self.api.capabilities.require("divided_bias" if divides else "penalties")
         self.api.capabilities.require("logprob_ids", "logit_bias", "token_ids")
-        facts = []
-        for kind, value in self._values(name):
+
+        def hold(kind: str, value: float) -> None:
             comparisons = self._divided(value, kind) if divides else self._subtracted(name, value)
-            for about, tally in comparisons:
-                if 2 * tally.samples < _FEW or tally.chance < CHANCE:
-                    case, evidence = f"{name}, {kind}", f"{value:g} {about}: {tally}"
-                    facts.append(Fact(_PROMISED, "others", case, evidence=evidence))
-        self._hold(facts)
+            facts = []
+            try:
+                for about, tally in comparisons:
+                    if 2 * tally.samples < _FEW or tally.chance < CHANCE:
+                        case, evidence = f"{name}, {kind}", f"{value:g} {about}: {tally}"
+                        facts.append(Fact(_PROMISED, "others", case, evidence=evidence))
+            except NotRun:
+                if not facts:
+                    raise
+            self._hold(facts)
+
+        require_each(hold, *zip(*self._values(name), strict=True))
 
     def far(self) -> dict[str, Case]:
         """A temperature and a `top_p` that are far from 1, each after the text where few samples

@@ -172,9 +172,9 @@ def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
 def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
     """Check each case, also behind one that fails: a failure that is known hides no other one.
     `cases`: of each argument of the check. Raises Unmet: some cases fail; what several cases say in
-    the same words is one fact. A failure that has a severity, or is never waived, ends the
-    check."""
-    facts: dict[tuple[str, ...], Fact] = {}
+    the same words is one fact. A failure that has a severity, or is never waived, ends the check.
+    Undecided: a case is, and none fails."""
+    facts, undecided = dict[tuple[str, ...], Fact](), list[verdict.Undecided]()
     for case in zip(*cases, strict=True):
         try:
             check(*case)
@@ -182,7 +182,11 @@ def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
             if unmet.severity is not None or unmet.never_waived:
                 raise
             facts |= {fact.identity: fact for fact in unmet.facts}
+        except verdict.Undecided as error:
+            undecided.append(error)
     require_none([*facts.values()])
+    for obstacle in undecided:
+        raise obstacle
 
 
 def same_kind(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
