@@ -11,15 +11,13 @@ from typing import Protocol
 import httpx
 import psutil
 
-from sm121.engines.managed import FATAL, ManagedServer, ServerError
+from sm121.engines.managed import FATAL, OF_ENGINES, ManagedServer, ServerError
 from sm121.engines.nodes import bounds
 from sm121.engines.starting import ask_for_a_token
 from sm121.evidence.failure import Cause, classify
 
 #: Seconds within which an API server ends after its engine did.
 DYING_S = 6.0
-#: How engines call their own processes: none of them ends while the server lives.
-_OF_ENGINES = ("VLLM::", "sglang::")
 #: Seconds within which a server serves a token after one of its processes has ended.
 _ANSWERS_WITHIN_S = 30.0
 
@@ -179,7 +177,7 @@ class ManagedLife:
             if status in FATAL:
                 by = signal.Signals(-status).name
                 return f"process {name} ({pid}) of the server ended by {by}"
-            if name.startswith(_OF_ENGINES):
+            if name.startswith(OF_ENGINES):
                 return f"process {name} ({pid}) of the engine ended with status {status}"
         ended_pids = {pid for pid in self._needed if pid in ended or not psutil.pid_exists(pid)}
         new = ended_pids - self._ends_judged

@@ -47,6 +47,8 @@ _LONGEST_SCRATCH_BASE = 107 - 16 - 36
 _FATAL_SIGNALS = ("SEGV", "ABRT", "BUS", "ILL", "FPE", "KILL", "SYS", "TRAP")
 #: Exit status of a process that one of these ended: it did not end in order.
 FATAL = frozenset(-signal.Signals[f"SIG{name}"] for name in _FATAL_SIGNALS)
+#: How engines call their own processes: none of them ends while the server lives.
+OF_ENGINES = ("VLLM::", "sglang::")
 #: The page cache and other processes change what is available. Less than this is not missed.
 _MEMORY_SLACK_BYTES = 1 << 30
 

@@ -141,7 +141,11 @@ class _Telling:
             "state",
             {
                 "exit_status": server.exit_status,
-                "exits": server.exits()[:_MOST_PROCESSES],
+                # Its clock is not that of the suite.
+                "exits": [
+                    {**entry, "ago_s": time.monotonic() - entry["monotonic_s"]}
+                    for entry in server.exits()[:_MOST_PROCESSES]
+                ],
                 "tree": self._tree[:_MOST_PROCESSES],
                 "available_bytes": psutil.virtual_memory().available,
                 "unreachable": self._unreachable,

@@ -4,10 +4,11 @@ first of its ranks: the others would wait for it for minutes, under a /health th
 
 import contextlib
 import dataclasses
+import math
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from sm121.core.configuration import Rank
 from sm121.core.errors import UsageError
 from sm121.core.server import Node, Server
 from sm121.engines import node_agent, nodes
-from sm121.engines.managed import ManagedServer, ServerError, ServerExited, StopReport
+from sm121.engines.managed import OF_ENGINES, ManagedServer, ServerError, ServerExited, StopReport
 from sm121.engines.nodes import NodeProcess
 from sm121.engines.process_tree import Survivor
 from sm121.evidence import death, failure
@@ -149,7 +150,7 @@ class SpanningServer(ManagedServer):
     def _faults(self) -> Iterator[ServerError]:
         data, now = nodes.bounds(), time.monotonic()
         self._keep_company()
-        ended_here = [e for e in self.exits() if (e["status"] or 0) < 0 and not e["by_us"]]
+        first_here = min((e["monotonic_s"] for e in _ends(self.exits())), default=math.inf)
         for other in self.others:
             state, node, log = other.state, other.node, other.node.log or self.log
             if other.exit_status is not None:
@@ -170,8 +171,13 @@ class SpanningServer(ManagedServer):
                 how = f"for {now - since:.0f} s it does not reach this machine"
                 why = f"the link is down: {how} ({state['unreachable']})"
                 yield self._of_node(node, why, log)
-            if not ended_here and (end := _end_of(state)) is not None:
-                yield self._of_node(node, end, log, state)
+            # What ended first, the others followed.
+            ends = sorted(_ends(state.get("exits", ())), key=lambda e: -e["ago_s"])
+            if ends and other.state_at - ends[0]["ago_s"] < first_here:
+                yield self._of_node(node, _ended(ends[0]), log, state)
+            elif not ends and first_here == math.inf and state.get("exit_status") is not None:
+                how = f"its rank ended with status {state['exit_status']}"
+                yield self._of_node(node, how, log, state)
         for process in self._by_pid.values():  # as it was when it was ready
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_STOPPED:
@@ -212,14 +218,20 @@ def _stopped(entry: Mapping[str, Any], seconds: float) -> str:
     return f"process {entry['name']} ({entry['pid']}) is stopped by a signal for {seconds:.0f} s"
 
 
-def _end_of(state: Mapping[str, Any]) -> str | None:
-    """Which process that its rank needs has ended; None while it lives."""
-    for entry in state.get("exits", ()):
-        if (entry["status"] or 0) < 0 and not entry["by_us"]:
-            return f"process {entry['name']} ({entry['pid']}) ended with status {entry['status']}"
-    if (status := state.get("exit_status")) is not None:
-        return f"its rank ended with status {status}"
-    return None
+def _ends(exits: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those that nobody here asked for: by a signal, or of a process of the engine."""
+    return [
+        entry
+        for entry in exits
+        if not entry["by_us"]
+        and ((entry["status"] or 0) < 0 or str(entry["name"]).startswith(OF_ENGINES))
+    ]
+
+
+def _ended(entry: Mapping[str, Any]) -> str:
+    status = entry["status"]
+    how = "ended, and its parent does not say how" if status is None else f"ended with {status}"
+    return f"process {entry['name']} ({entry['pid']}) {how}"
 
 
 def _together(report: StopReport, node: Node, theirs: Mapping[str, Any] | None) -> StopReport:
