@@ -338,8 +338,11 @@ def option_of(**given: object) -> Callable[[str], object]:
 def test_the_key_comes_from_a_file_or_a_variable(tmp_path, monkeypatch):
     file = tmp_path / "key"
     file.write_text(f"{SECRET}\n")
-    monkeypatch.delenv("SM121_API_KEY", raising=False)
+    for name in ("SM121_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
     assert settings._api_key(option_of()) is None
+    monkeypatch.setenv("OPENAI_API_KEY", "every-clients")
+    assert settings._api_key(option_of()) == "every-clients"
     assert settings._api_key(option_of(api_key_file=str(file))) == SECRET
     monkeypatch.setenv("SM121_API_KEY", "of-the-variable")
     assert settings._api_key(option_of()) == "of-the-variable"

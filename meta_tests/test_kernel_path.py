@@ -3,16 +3,19 @@
 import itertools
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from data_rows import from_data, table, text_file
 from logs import lines_of, proofs, read_lines
 
+from sm121.core import profile
 from sm121.core.data_file import DataFileError, parse
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, read_log
 from sm121.evidence.log_lines import LINE_LIMIT, clean, read_physical_lines
 from sm121.evidence.progress import startup_progress
 from sm121.evidence.signatures import SignatureSet, load_signatures
+from sm121.run.harness import Harness
 
 DATA = Path(__file__).parent / "data"
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
@@ -341,3 +344,34 @@ def test_startup_progress_of_a_real_start() -> None:
     assert phases[0] == "starting the API server"
     assert phases[-1] == "ready"
     assert len(set(phases)) >= 7
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "managed", "wrong"),
+    [
+        ("cpu-tiny-gpt-oss", ("", ""), False, []),
+        ("cpu-tiny-gpt-oss", ("", ""), True, []),
+        ("cpu-tiny-gpt-oss", ("Using CPU Unq", "Using TPU Unq"), False, ["moe: required CPU"]),
+        ("sm90-tiny-gpt-oss", ("", ""), False, ["attention: required FLASH_ATTN"]),
+    ],
+)
+def test_what_an_attached_engine_does_not_log_is_not_held_to_it(
+    tmp_path, name, change, managed, wrong
+):
+    """vLLM on the CPU logs no attention. What it cannot show is not proven; the rest is judged."""
+    log = tmp_path / "server.log"
+    log.write_text((DATA / "vllm-0.32-cpu-stopped.log").read_text("utf-8").replace(*change))
+    loaded, path = profile.load(name), read_log(log)
+    under_test = loaded.configurations[loaded.under_test]
+    server = SimpleNamespace(configuration=under_test if managed else None, log=log)
+    harness = SimpleNamespace(
+        profile=loaded, kernel_path=lambda _server: path, spanned=lambda _server: None
+    )
+    harness.unlogged = lambda server: Harness.unlogged(harness, server)
+    if managed:
+        assert harness.unlogged(server) is None
+        return
+    lines = Harness._contradictions(harness, server, loaded.under_test)
+    lines = [line for line in lines if "required" in line and "variables" not in line]
+    assert len(lines) == len(wrong), lines
+    assert all(line.startswith(text) for line, text in zip(lines, wrong, strict=True))

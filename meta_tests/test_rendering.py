@@ -109,6 +109,8 @@ def test_without_harmony_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "openai_harmony", None)
     with pytest.raises(NotRun, match="pip install oss-harmony"):
         rendering.becomes_its_harmony(None, rendering.named("question"), {})
+    with pytest.raises(NotRun, match="pip install oss-harmony"):
+        responses.lengths(rendering.named("question"))
     monkeypatch.undo()
     assert rendering.encoding() is not None
 

@@ -150,13 +150,14 @@ def encoding() -> "HarmonyEncoding":
 def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]:
     """The ids of what a chat means in harmony, as oss-harmony writes them. `date`: of the system
     message, as "2026-01-31"; `in_system`: the first instructions are part of the system message
-    (``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS``)."""
+    (``VLLM_GPT_OSS_HARMONY_SYSTEM_INSTRUCTIONS``). Raises NotRun as `encoding` does."""
+    rules = encoding()  # before the import: it says what to install
     from openai_harmony import Conversation, RenderConversationConfig, Role
 
     conversation = Conversation.from_messages(list(_harmony(case, date, in_system=in_system)))
     config = RenderConversationConfig(auto_drop_analysis=False)
     return list(
-        encoding().render_conversation_for_completion(conversation, Role.ASSISTANT, config=config)
+        rules.render_conversation_for_completion(conversation, Role.ASSISTANT, config=config)
     )
 
 

@@ -7,6 +7,18 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 PLUGIN = "sm121.plugin"
+#: What chooses tests, or a plan that has them.
+_CHOOSING = (
+    "--plan",
+    "-k",
+    "-m",
+    "--certify",
+    "--against",
+    "--shard",
+    "--soak",
+    "--resume",
+    "--profile",
+)
 
 
 def folder() -> Path:
@@ -49,8 +61,12 @@ def given(arguments: Sequence[str]) -> list[str]:
 
 
 def command(given: Sequence[str], started_in: Path) -> list[str]:
-    """The command of ``sm121 run``. The folder where it starts is not on the path of imports."""
-    return [sys.executable, "-P", "-m", "pytest", *words(started_in, given)]
+    """The command of ``sm121 run``. The folder where it starts is not on the path of imports. Of a
+    server that was attached, and nothing chosen, it asks the plan ``quick``."""
+    is_attached = any(word.startswith("--base-url") for word in given)
+    chooses = any(word.startswith(_CHOOSING) or "tests/" in word for word in given)
+    plan = ("--plan", "quick") if is_attached and not chooses else ()
+    return [sys.executable, "-P", "-m", "pytest", *words(started_in, [*plan, *given])]
 
 
 def located(path: str) -> str:

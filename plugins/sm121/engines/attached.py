@@ -156,7 +156,7 @@ def _models(http: httpx.Client, root: str) -> list[str]:
     if answer.status_code in (401, 403):
         raise UsageError(
             f"{expected} that accepts the key; it answered {answer.status_code}: give it by the "
-            "variable SM121_API_KEY, with --api-key-file or with --api-key"
+            "variable OPENAI_API_KEY, with --api-key-file or with --api-key"
         )
     if answer.status_code != 200:
         raise UsageError(f"{expected}; /v1/models answered with status {answer.status_code}")

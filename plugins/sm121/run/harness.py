@@ -267,6 +267,13 @@ class Harness(RunRecord):
         self._judged_paths.setdefault(name, (server, set()))[1].update(wrong)
         return wrong
 
+    def unlogged(self, server: Server) -> str | None:
+        """Why the log of an attached server cannot show its attention; None: it can, or does."""
+        logs_nothing = server.configuration is None and self.profile.engine.speaking_worker
+        if not logs_nothing or self.kernel_path(server).attention is not None:
+            return None
+        return "this engine logs nothing of its attention, unless the suite starts it"
+
     def spanned(self, server: Server) -> spanning.Spanned | None:
         """What the ranks of a server show that spans machines; None: it is on one."""
         nodes, configuration = self.profile.nodes, server.configuration
@@ -358,6 +365,8 @@ class Harness(RunRecord):
         path, configuration = self.kernel_path(server), server.configuration
         patterns = requested.patterns(configuration) if configuration is not None else ()
         required = self.profile.path_of(name, patterns)
+        if self.unlogged(server):
+            required = required.model_copy(update={"attention": None})
         wrong = requirement.contradictions(required, path, server.log, name)
         if (judged := self.spanned(server)) is not None:
             wrong += judged.wrong

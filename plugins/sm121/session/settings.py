@@ -29,7 +29,8 @@ from sm121.session.against import Trusted
 from sm121.stress import soak
 
 _ENGINE = "vllm"
-_KEY_VARIABLE = "SM121_API_KEY"
+#: The second is every client's.
+_KEY_VARIABLES = ("SM121_API_KEY", "OPENAI_API_KEY")
 
 #: Gives the value of an option by its name on the command line; None when it was not given.
 Option = Callable[[str], Any]
@@ -295,8 +296,8 @@ def _against(option: Option, started_in: Path) -> Trusted | None:
 
 
 def _api_key(option: Option) -> str | None:
-    """The key of the attached server: from the option, a file, or the variable SM121_API_KEY.
-    Raises UsageError: it is no key. The message does not show it."""
+    """The key of the attached server: from the option, a file, or one of `_KEY_VARIABLES`. Raises
+    UsageError: it is no key. The message does not show it."""
     key, file = option("--api-key"), option("--api-key-file")
     if key and file:
         raise UsageError("--api-key and --api-key-file: expected one of them")
@@ -308,7 +309,8 @@ def _api_key(option: Option) -> str | None:
             reason = getattr(error, "strerror", None) or "it is no text"
             raise UsageError(f"{source}: expected a file with the key ({reason})") from error
     elif not key:
-        key, source = os.environ.get(_KEY_VARIABLE, "").strip(), _KEY_VARIABLE
+        keys = {name: os.environ.get(name, "").strip() for name in _KEY_VARIABLES}
+        source, key = next((item for item in keys.items() if item[1]), ("", ""))
         if not key:
             return None
     if not key or not (key.isascii() and key.isprintable()):
