@@ -269,10 +269,9 @@ class Harness(RunRecord):
 
     def unlogged(self, server: Server) -> str | None:
         """Why the log of an attached server cannot show its attention; None: it can, or does."""
-        logs_nothing = server.configuration is None and self.profile.engine.speaking_worker
-        if not logs_nothing or self.kernel_path(server).attention is not None:
-            return None
-        return "this engine logs nothing of its attention, unless the suite starts it"
+        silent = server.configuration is None and self.profile.engine.speaking_worker
+        why = "this engine logs nothing of its attention, unless the suite starts it"
+        return why if silent and self.kernel_path(server).attention is None else None
 
     def spanned(self, server: Server) -> spanning.Spanned | None:
         """What the ranks of a server show that spans machines; None: it is on one."""
