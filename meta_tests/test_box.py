@@ -393,6 +393,8 @@ def test_an_engine_that_still_spins_is_waited_for():
         ("DEGRADED  a stuck clock", 1, (1, "DEGRADED  a stuck clock")),
         ("", 0, "no box was read there"),
         ("usage: python", 4, "no box was read there"),
+        ("x" * 99999, 0, "no box was read there: it ended with -9; last: xxx"),
+        ("DEGRADED \x1b[31m", 1, (1, r"DEGRADED \x1b[31m")),
     ],
 )
 def test_the_box_of_another_node(says, status, expected, tmp_path):
@@ -404,9 +406,14 @@ def test_the_box_of_another_node(says, status, expected, tmp_path):
         with pytest.raises(UsageError, match=expected):
             box.of_node(command, "cpu-tiny-gpt-oss")
         return
-    assert box.of_node(command, "cpu-tiny-gpt-oss") == (expected[0], f"\n{command}\n{expected[1]}")
+    assert box.of_node(command, "cpu-tiny-gpt-oss") == (
+        expected[0],
+        f"\n{command}\n{expected[1]}\n",
+    )
 
 
 def test_a_node_that_cannot_be_reached():
     with pytest.raises(UsageError, match="--node-command /nowhere/ssh spark2: "):
         box.of_node("/nowhere/ssh spark2", "cpu-tiny-gpt-oss")
+    with pytest.raises(UsageError, match="--node-command ssh 'spark2: No closing quotation"):
+        box.of_node("ssh 'spark2", "cpu-tiny-gpt-oss")

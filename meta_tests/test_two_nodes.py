@@ -285,6 +285,26 @@ SILENT = {
         (sys.executable, "-c", "while True: print('hi')"),
         "is silent for 1 s; last: hi",
     ),
+    "a wrapper's child stays": (
+        shell("sleep 61.7", "true"),
+        "is silent for 1 s; last: it wrote nothing",
+    ),
+    "it paints the terminal": (
+        shell(r"printf 'a\033[31mred\rX\n'", "exit 1"),
+        r"last: a\x1b[31mred\rX",
+    ),
+    "its host paints the terminal": (
+        shell("""echo 'sm121-node {"host": "evil\\u001b[31m"}'""", "exit 1"),
+        r"evil\x1b[31m) does not answer",
+    ),
+    "the facts of another suite": (
+        shell("""echo 'sm121-node {"facts": 3}'""", "exec sleep 60"),
+        "tells other facts than this suite's",
+    ),
+    "an answer without end": (
+        (sys.executable, "-c", "print('sm121-node ' + '[' * 99999)"),
+        "ended with 0; last: sm121-node [[",
+    ),
     "a broken answer": (shell("echo 'sm121-node {'", "exec sleep 60"), "last: sm121-node {"),
 }
 
@@ -300,6 +320,8 @@ def test_node_that_does_not_answer_is_one_line(monkeypatch, name):
         nodes.look(configuration(command=command))
     text = str(refused.value)
     assert what in text and text.startswith("node 1 (") and "\n" not in text, text
+    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert ["sleep", "61.7"] not in left
 
 
 PACKAGES = "record.engine_packages.packages"

@@ -4,6 +4,8 @@ before a start, and how their ranks are, while it serves."""
 import contextlib
 import dataclasses
 import json
+import os
+import signal
 import socket
 import subprocess
 import threading
@@ -16,6 +18,7 @@ from sm121.core import data_file, redaction
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
+from sm121.core.printable import printable
 from sm121.core.profile_fields import Sourced
 from sm121.core.server import Node
 from sm121.engines import node_agent, process_tree
@@ -23,6 +26,7 @@ from sm121.engines.ports import LOOPBACK, free_port
 
 #: Longest line that a node may write; a longer one is cut.
 _LONGEST = 1 << 21
+_LONGEST_NAME = 64
 _AGENT = ("-m", "sm121.engines.node_agent")
 #: Options of ssh that have a value.
 _SSH_VALUES = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
@@ -53,12 +57,12 @@ def name_of(command: Sequence[str], host: str | None = None) -> str:
         words = iter(command[1:])
         for word in words:
             if not word.startswith("-"):
-                return word.rpartition("@")[2]
+                return printable(word.rpartition("@")[2])
             if len(word) == 2 and word[1] in _SSH_VALUES:
                 next(words, None)
     if host is not None and host != socket.gethostname():
-        return host
-    return "this machine" if host is not None else " ".join(command)
+        return printable(host)[:_LONGEST_NAME]
+    return "this machine" if host is not None else printable(" ".join(command))
 
 
 def question(configuration: ServerConfiguration, kind: str, **more: object) -> dict[str, Any]:
@@ -142,7 +146,7 @@ class NodeProcess:
         try:
             self._process.wait(within_s)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)  # a wrapper's children too
             self._process.wait()
         self._reader.join(5.0)
         report: Mapping[str, Any] | None = self.answers.get("stopped")
@@ -156,13 +160,12 @@ class NodeProcess:
                 text = line.decode("utf-8", "replace").rstrip("\n")
                 mark, _, content = text.partition(node_agent.MARK)
                 try:
-                    answer = json.loads(content) if not mark and content else None
-                except ValueError:
-                    answer = None
-                if isinstance(answer, dict):
-                    self._note(answer)
-                elif text.strip():
-                    self.last_line = redaction.redact(text.strip())[:300]
+                    if mark or not content:
+                        raise ValueError("not an answer")
+                    self._note(json.loads(content))
+                except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+                    if text.strip():
+                        self.last_line = printable(redaction.redact(text[:4096].strip())[:300])
 
     def _note(self, answer: dict[str, Any]) -> None:
         if "log" in answer:
@@ -173,11 +176,12 @@ class NodeProcess:
         if "host" in answer:
             name = name_of(self._command, answer["host"])
             self.node = dataclasses.replace(self.node, name=name)
-        self.answers.update(answer)
         if (state := answer.get("state")) is None:
+            self.answers.update(answer)
             return
-        self.state_at = time.monotonic()
         lasting = {str(p["pid"]) for p in state["tree"] if p["status"] == "stopped"}
+        self.answers.update(answer)
+        self.state_at = time.monotonic()
         if state["unreachable"] is None:
             self.has_reached = True
         elif self.has_reached:
@@ -226,6 +230,8 @@ def look(configuration: ServerConfiguration) -> list[tuple[Node, dict[str, Any]]
             for node in nodes:
                 node.close(5.0)
     for named, answer in looks[1:]:
+        if not isinstance(answer, dict) or not {*first, "unreachable"} <= answer.keys():
+            raise UsageError(f"{named} tells other facts than this suite's: expected its version")
         if why := answer["unreachable"][str(port)]:
             raise UsageError(
                 f"{named} does not reach {host}:{port} of this machine ({why}): give --master-addr "

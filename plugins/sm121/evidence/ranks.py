@@ -57,6 +57,7 @@ def read_ranks(
                 for field in _EQUAL:
                     if getattr(other.path, field) is None and field != "group":
                         setattr(other.path, field, getattr(first, field))
+                        other.path.also |= {n: v for n, v in first.also.items() if n == field}
         found += (each for ranks in of_node.values() for each in ranks if _computes(each.path))
     return sorted(found, key=_order)
 
@@ -99,7 +100,8 @@ def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:
     if len(starts) > 1 and len({start[:3] for start in starts}) == 1:
         of_each = ", ".join(f"{each}: {each.path.start}" for each in ranks)
         lines.append(f"the logs are not of one start ({of_each})")
-    for field in MUST_BE_SHOWN[:2]:
+    has_graphs = any(each.path.cuda_graphs for each in ranks)
+    for field in (*MUST_BE_SHOWN[:2], *["cuda_graphs"] * has_graphs):
         silent = [str(each) for each in ranks if getattr(each.path, field) is None]
         if silent:
             lines.append(f"{field} of {', '.join(silent)}: no line shows it")
@@ -110,16 +112,22 @@ def _unequal(
     ranks: Sequence[RankPath], field: str, accepted: Collection[str] | None
 ) -> Iterator[str]:
     shown = [each for each in ranks if getattr(each.path, field) is not None]
-    values = {str(getattr(each.path, field)) for each in shown}
-    if len(values) < 2:
+    values = [_all_of(each.path, field) for each in shown]
+    if len({*values}) < 2:
         return
-    fit = [each for each in shown if str(getattr(each.path, field)) in (accepted or ())]
+    fit = [each for each, value in zip(shown, values, strict=True) if value in (accepted or ())]
     like = (fit or shown)[0]
-    for each in shown:
-        value, other = getattr(each.path, field), getattr(like.path, field)
+    other = _all_of(like.path, field)
+    for each, value in zip(shown, values, strict=True):
         if value != other:
-            line = each.path.evidence.get(field, "no line")
+            evidence = each.path.evidence
+            line = evidence.get(f"{field}_also" if ", " in value else field, "no line")
             yield f"{field} of {each}: {value}, of {like}: {other} ({line})"
+
+
+def _all_of(path: KernelPath, field: str) -> str:
+    """Its value, and what other lines say beside it."""
+    return ", ".join([str(getattr(path, field)), *sorted(map(str, path.also.get(field, ())))])
 
 
 def _unequal_arguments(ranks: Sequence[RankPath]) -> Iterator[str]:

@@ -4,9 +4,12 @@ multiplied, the SM clock while that goes on, free memory, and who else works her
 against what a healthy machine of the architecture shows (the profile's ``[box]``). What a device
 does not tell (GB10 answers much of NVML with N/A) is null and decides nothing."""
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -20,6 +23,7 @@ from pydantic import Field, ValidationError
 
 from sm121.core import data_file, level_settings, verdict
 from sm121.core.errors import Sm121Error, UsageError
+from sm121.core.printable import printable
 from sm121.engines import device_memory
 from sm121.measure import gpu_load
 from sm121.measure.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
@@ -344,16 +348,34 @@ def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
 def of_node(command: str, profile: str) -> tuple[int, str]:
     """The exit status of ``sm121 box`` on another machine, and its rows. `command`: what runs
     Python there. Raises UsageError: it does not answer in time, or the suite is not there."""
-    words = [*shlex.split(command), "-m", "sm121", "box", "--profile", profile]
-    options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
     try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, timeout=_NODE_WITHIN_S, **options)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"--node-command {command}: {error}") from error
-    if done.returncode not in (0, 1) or not done.stdout:
-        last = "".join(done.stderr.strip().splitlines()[-1:])
-        raise UsageError(f"--node-command {command}: no box was read there: {last}")
-    return done.returncode, f"\n{command}\n{done.stdout[:_NODE_LIMIT]}"
+        words = [*shlex.split(command), "-m", "sm121", "box", "--profile", profile]
+        with subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as process:
+            assert process.stdout is not None
+            timer = threading.Timer(_NODE_WITHIN_S, os.killpg, (process.pid, signal.SIGKILL))
+            timer.start()
+            try:
+                output = process.stdout.read(_NODE_LIMIT)
+                if len(output) < _NODE_LIMIT:
+                    process.wait()
+            finally:
+                timer.cancel()
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--node-command {printable(command)}: {error}") from error
+    lines = [printable(line) for line in output.decode("utf-8", "replace").splitlines()]
+    if process.returncode not in (0, 1) or not lines:
+        last = lines[-1][:300] if lines else "it wrote nothing"
+        how = f"it ended with {process.returncode}; last: {last}"
+        raise UsageError(f"--node-command {printable(command)}: no box was read there: {how}")
+    return process.returncode, "\n".join(["", printable(command), *lines, ""])
 
 
 def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: float) -> bool:
