@@ -1,5 +1,6 @@
 """A server that spans two nodes: what breaks there has a name in time; nothing is left."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -107,6 +108,16 @@ def test_serves_and_leaves_nothing_on_any_node(make):
     assert report.clean, report
     assert not process.is_running() and not left_of("meta")
     assert log is not None and "rank 1 serves" in log.read_text()
+
+
+def test_traces_of_a_rank_are_not_left_on_its_node(make, tmp_path):
+    server, traces = make(), tmp_path / "of another machine" / "report" / "traces"
+    server.configuration = dataclasses.replace(server.configuration, traces=str(traces))
+    server.start()
+    rank_1(server)
+    traces.mkdir(parents=True)
+    (traces / "rank-1.json").write_text("{}")
+    assert server.stop().clean and not traces.parents[1].exists()
 
 
 def test_rank_that_is_killed(make):

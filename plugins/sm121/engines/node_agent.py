@@ -5,10 +5,12 @@ The first line of its standard input is a question in JSON; it answers in lines 
 (``start``), and tells how that is. At the end of its standard input, or where nothing comes by it
 for ``lease_s``, it stops all that it has started."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -157,6 +159,9 @@ class _Telling:
 def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> None:
     rank = Rank(**question["rank"])
     added = {**bound_to(rank.address, configuration), **question["added"]}
+    # The engine makes the folders of its traces: the report's, which is not on this machine.
+    traces = Path(configuration.traces or "/")
+    missing = [parent for parent in traces.parents if not parent.exists()]
     with tempfile.TemporaryDirectory(prefix="sm121-node-", dir=scratch_base()) as folder:
         server = ManagedServer(
             configuration,
@@ -173,6 +178,11 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
             telling.run()
         finally:
             report = dataclasses.asdict(server.stop())
+            if missing:
+                shutil.rmtree(traces, ignore_errors=True)
+            for parent in missing:
+                with contextlib.suppress(OSError):  # somebody else has put something there
+                    parent.rmdir()
         telling.tell_log()
         tell("stopped", report)
 
