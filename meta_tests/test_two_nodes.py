@@ -406,6 +406,8 @@ def test_port_that_a_leftover_holds_is_one_line(make):
     for wrong, why in (
         ("192.0.2.1", "an address of this machine"),
         ("127.0.0.1:x", "ADDRESS:PORT"),
+        ("127.0.0.1:0", "ADDRESS:PORT"),
+        ("127.0.0.1:65536", "ADDRESS:PORT"),
     ):
         with pytest.raises(UsageError, match=why):
             nodes.master(Span("nnodes", 2, (COMMAND,), wrong))

@@ -193,7 +193,7 @@ def master(span: Span) -> tuple[str, int]:
     """Where rank 0 gathers the others. Raises UsageError: somebody holds that port, or this machine
     has no such address."""
     host, _, given = (span.address or LOOPBACK).partition(":")
-    if given and not given.isdecimal():
+    if given and not (given.isdecimal() and len(given) <= 5 and 0 < int(given) < 1 << 16):
         raise UsageError(f"--master-addr {span.address}: expected ADDRESS or ADDRESS:PORT")
     if not process_tree.is_here(host):
         raise UsageError(f"--master-addr {host}: expected an address of this machine")
