@@ -317,7 +317,8 @@ class Beside:
             )
         elif changes:
             judged = sum(change.decided for change in changes)
-            parts.append(f"{judged} of {len(changes)} metrics judged, none worse than allowed")
+            judgement = f"{judged} of {len(changes)} metrics judged, none worse than allowed"
+            parts.append(judgement if judged else f"none of {len(changes)} metrics judged")
         if maybe and not self.apart:
             parts.append(f"{maybe} not decided")
         if missing := sum(not row.b for row in self.only):
