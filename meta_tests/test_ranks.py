@@ -185,6 +185,7 @@ def test_numbers_over_tcp_are_invalid(ranks: list[int], tmp_path: Path) -> None:
         file=SimpleNamespace(engine=SimpleNamespace(model="openai/gpt-oss-120b")),
     )  # fmt: skip
     harness.spanned = functools.partial(Harness.spanned, harness)
+    harness.unlogged = functools.partial(Harness.unlogged, harness)
     harness.contradictions = lambda of: Harness._contradictions(harness, of, "stock")
     invalid, _ = bench._against_the_path(harness, server)
     assert [each.reason for each in invalid] == ["kernel_path"] * bool(ranks)
