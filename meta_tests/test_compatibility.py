@@ -132,3 +132,8 @@ def test_the_canary_says_why_it_is_not_asked(tmp_path):
     assert "two tools" in CANARY.correctness.cannot["tool_scores"]
     with pytest.raises(NotRun, match="profile cpu-tiny-gpt-oss has no"):
         compatibility.judge(None, CANARY, tmp_path, str)
+
+
+def test_all_of_too_few_questions_is_undecided(tmp_path):
+    with pytest.raises(Inconclusive, match="2 of 2 right"):
+        judged(right, right, tmp_path, questions=2, tries=2)

@@ -87,9 +87,9 @@ def judge(api: Api, profile: Profile, folder: Path, remark: Callable[[str], obje
         pass_hat, figures = _counted(score, attempts)
         remark(f"{about}, effort {score.effort}: {figures}; {score.source}")
         if (verdict := pass_hat.against(score.at_least)) is not Verdict.PASS:
-            first = next(f"{a.question!r}: {a.why}" for a in attempts if a.why is not None)
+            failed = [f"{a.question!r}: {a.why}" for a in attempts if a.why is not None]
             required = f"pass^{score.tries} of at least {score.at_least:.1%}"
-            fact = Fact(required, figures, about, evidence=first)
+            fact = Fact(required, figures, about, evidence="".join(failed[:1]))
             (undecided if verdict is Verdict.INCONCLUSIVE else facts).append(fact)
     require_none(facts)
     if undecided:
