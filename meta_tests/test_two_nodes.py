@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import psutil
 import pytest
 from two_ranks import COMMAND, TwoRanks
 
-from sm121.core import data_file
+from sm121.core import data_file, profile
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import Sourced
@@ -28,6 +29,9 @@ from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import ServerExited, StartLimits
 from sm121.engines.spanning import SpanningServer
 from sm121.evidence import crash_bundle
+from sm121.plugin import matrix
+from sm121.plugin.stash import SETTINGS
+from sm121.session import target
 
 
 def configuration(*arguments: str, command: tuple[str, ...] = COMMAND, address: str | None = None):
@@ -427,3 +431,19 @@ def test_port_that_a_leftover_holds_is_one_line(make):
 )
 def test_node_is_called_what_its_user_calls_it(command, name):
     assert nodes.name_of(command, "n7.local") == name
+
+
+@pytest.mark.parametrize(("launcher", "more"), [(None, 0), ("ray", 2)])
+def test_a_cell_of_the_matrix_spans_the_nodes_too(launcher, more):
+    two = profile.load("cpu-tiny-gpt-oss-tp2")
+    settings = SimpleNamespace(
+        profile=two, arch="cpu", engine="vllm", base_url="http://127.0.0.1:9", configuration=None,
+        launcher=launcher, engine_arguments=(), engine_environment=(),
+    )  # fmt: skip
+    chosen = {"--matrix": "1", "--matrix-axes": None}
+    config = SimpleNamespace(stash={SETTINGS: settings}, getoption=chosen.get)
+    planned = matrix._make_plan(config)
+    ranks = target.parallel(settings, two)
+    assert ranks[:2] == ("--tensor-parallel-size", "2") and len(ranks) == 2 + more
+    for cell in planned.cells:
+        assert planned.arguments(cell.cell)[-len(ranks) :] == ranks

@@ -64,7 +64,7 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
         chosen.judging(settings.configuration, engine.identity, engine.options),
         space_of(chosen, axes_file, settings.engine, engine.identity, options=engine.options),
         strength=strength,
-        engine_arguments=settings.engine_arguments,
+        engine_arguments=(*target.parallel(settings, chosen), *settings.engine_arguments),
         engine_environment=settings.engine_environment,
     )
 

@@ -142,7 +142,7 @@ def configurations(
             arguments=(
                 *chosen.engine.arguments,
                 *configured.arguments,
-                *_parallel(chosen, span),
+                *parallel(settings, chosen),
                 *settings.engine_arguments,
             ),
             environment=configuration.environment_items(
@@ -176,13 +176,15 @@ def span_of(settings: Settings, chosen: Profile) -> configuration.Span | None:
     return configuration.Span(launcher, nodes.count, commands, settings.master_address)
 
 
-def _parallel(chosen: Profile, span: configuration.Span | None) -> tuple[str, ...]:
+def parallel(settings: Settings, chosen: Profile) -> tuple[str, ...]:
     """The arguments of a server that spans machines, as far as all of its ranks have them."""
-    if span is None or chosen.nodes is None:
+    nodes = chosen.nodes
+    if nodes is None:
         return ()
     executor = "sm121_cpu_ray.CpuRayExecutor" if chosen.arch == architecture.CPU else "ray"
-    backend = ("--distributed-executor-backend", executor) if span.launcher == "ray" else ()
-    return ("--tensor-parallel-size", str(chosen.nodes.tensor_parallel), *backend)
+    by_ray = (settings.launcher or nodes.launcher) == "ray"
+    backend = ("--distributed-executor-backend", executor) if by_ray else ()
+    return ("--tensor-parallel-size", str(nodes.tensor_parallel), *backend)
 
 
 def profiler_mode(settings: Settings, chosen: Profile) -> str:
