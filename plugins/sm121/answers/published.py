@@ -16,7 +16,7 @@ from sm121.core.files import write_text
 from sm121.core.level_settings import Score
 from sm121.core.profile import Profile
 from sm121.core.server import Endpoint
-from sm121.core.unmet import Fact, require_none
+from sm121.core.unmet import Fact, require_decided
 from sm121.core.verdict import Inconclusive, NotRun, Verdict
 
 #: Questions at once: a GB10 serves four in little more than the time of one.
@@ -72,11 +72,7 @@ def judge(
         verdict = share.against(score.at_least) if share is not None else Verdict.FAIL
         if verdict is not Verdict.PASS:
             (undecided if verdict is Verdict.INCONCLUSIVE else facts).append(fact)
-    require_none(facts)
-    if undecided:
-        raise Inconclusive(undecided[0])
-    if reasons:
-        raise NotRun("; ".join(reasons))
+    require_decided(facts, undecided, reasons)
 
 
 def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> Interval | None:

@@ -21,7 +21,7 @@ from sm121.core.data_file import DataTable
 from sm121.core.files import write_text
 from sm121.core.level_settings import Score
 from sm121.core.profile import Profile
-from sm121.core.unmet import Fact, Unmet, facts_of, require, require_none
+from sm121.core.unmet import Fact, Unmet, facts_of, require, require_decided
 from sm121.core.verdict import Inconclusive, NotRun, Verdict
 
 #: Turns of an attempt, as the published test allows: each call is answered by its tool's output.
@@ -91,11 +91,7 @@ def judge(api: Api, profile: Profile, folder: Path, remark: Callable[[str], obje
             required = f"pass^{score.tries} of at least {score.at_least:.1%}"
             fact = Fact(required, figures, about, evidence="".join(failed[:1]))
             (undecided if verdict is Verdict.INCONCLUSIVE else facts).append(fact)
-    require_none(facts)
-    if undecided:
-        raise Inconclusive(undecided[0])
-    if reasons:
-        raise NotRun("; ".join(reasons))
+    require_decided(facts, undecided, reasons)
 
 
 def _attempts(api: Api, score: Score, path: str) -> list[_Attempt]:

@@ -169,6 +169,18 @@ def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
         raise Unmet(*noted(facts, f"{evidence}"))
 
 
+def require_decided(
+    facts: Sequence[Fact], undecided: Sequence[Fact], reasons: Sequence[str]
+) -> None:
+    """Of a check with several cases. Raises Unmet: `facts`; else Inconclusive: the first of
+    `undecided`; else NotRun: the `reasons` of what could not run."""
+    require_none(facts)
+    if undecided:
+        raise verdict.Inconclusive(undecided[0])
+    if reasons:
+        raise verdict.NotRun("; ".join(reasons))
+
+
 def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
     """Check each case, also behind one that fails: a failure that is known hides no other one.
     `cases`: of each argument of the check. Raises Unmet: some cases fail; what several cases say in

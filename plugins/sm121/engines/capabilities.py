@@ -278,8 +278,8 @@ def of(
     files = shipped()
     if engine not in files:
         raise errors.UsageError(f"--engine {engine}: expected one of {', '.join(files)}")
-    known = identity or builds.identity(version)
-    return Capabilities(files[engine], version, known, offers, drafts)
+    identity = identity or builds.identity(version)
+    return Capabilities(files[engine], version, identity, offers, drafts)
 
 
 def offered(openapi: Mapping[str, Any]) -> frozenset[str]:

@@ -42,7 +42,7 @@ def read_ranks(
     """The path of each rank that `logs` show, by rank. `logs`: a node's name and its log; of one
     log for several nodes a line's address names the node. What the first rank of a node says holds
     for its others where they are silent: vLLM says most of it once a node. Raises OSError."""
-    found: list[RankPath] = []
+    rank_paths: list[RankPath] = []
     for name, log in logs:
         reader = LogReader(engine, one_run=one_run)
         reader.read(log)
@@ -58,8 +58,8 @@ def read_ranks(
                     if getattr(other.path, field) is None and field != "group":
                         setattr(other.path, field, getattr(first, field))
                         other.path.also |= {n: v for n, v in first.also.items() if n == field}
-        found += (each for ranks in of_node.values() for each in ranks if _computes(each.path))
-    return sorted(found, key=_order)
+        rank_paths += (each for ranks in of_node.values() for each in ranks if _computes(each.path))
+    return sorted(rank_paths, key=_order)
 
 
 def _order(each: RankPath) -> int:

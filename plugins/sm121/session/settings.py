@@ -232,8 +232,8 @@ def _server_logs(
 
 def _launcher(option: Option, chosen: Profile | None, base_url: str | None) -> str | None:
     """Raises UsageError: no such launcher, or no server to launch on several machines."""
-    given = ("--launcher", "--node-command", "--master-addr")
-    named = [name for name in given if option(name)]
+    node_options = ("--launcher", "--node-command", "--master-addr")
+    named = [name for name in node_options if option(name)]
     if named and (base_url or chosen is None or chosen.nodes is None):
         why = "an attached server is never started" if base_url else "expected a --profile of nodes"
         raise UsageError(f"{', '.join(named)}: {why}")
