@@ -33,6 +33,9 @@ from sm121.plugin import matrix
 from sm121.plugin.stash import SETTINGS
 from sm121.session import target
 
+#: Of this process: another worker may start ranks of its own.
+RUN = f"meta-{os.getpid()}"
+
 
 def configuration(*arguments: str, command: tuple[str, ...] = COMMAND, address: str | None = None):
     span = Span("nnodes", 2, (command,), address)
@@ -59,7 +62,7 @@ def make(tmp_path, bounds):
 
     def build(*arguments: str, **span) -> SpanningServer:
         server = SpanningServer(
-            configuration(*arguments, **span), TwoRanks(), StartLimits(20, 20, 5), tmp_path, "meta"
+            configuration(*arguments, **span), TwoRanks(), StartLimits(20, 20, 5), tmp_path, RUN
         )
         made.append(server)
         return server
@@ -110,7 +113,7 @@ def test_serves_and_leaves_nothing_on_any_node(make):
     process, log = rank_1(server), running.nodes[1].log
     report = server.stop()
     assert report.clean, report
-    assert not process.is_running() and not left_of("meta")
+    assert not process.is_running() and not left_of(RUN)
     assert log is not None and "rank 1 serves" in log.read_text()
 
 
@@ -144,7 +147,7 @@ def test_rank_that_is_killed(make):
     assert "rank 1 serves" in (bundle / "node-1.log").read_text()
     assert json.loads((bundle / "node-1.json").read_text())["exits"][0]["status"] == -9
     server.stop()
-    assert not left_of("meta")
+    assert not left_of(RUN)
     assert server.start().nodes, "the next start works"
 
 
@@ -202,9 +205,9 @@ def test_every_client_has_an_answer_in_time(make, name):
     assert "this machine" in fault.cause.owner
     server.stop()
     deadline = time.monotonic() + 10  # a node whose command was killed ends its rank by itself
-    while left_of("meta") and time.monotonic() < deadline:
+    while left_of(RUN) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not left_of("meta")
+    assert not left_of(RUN)
     assert server.start().nodes, "the next start works"
 
 
@@ -244,7 +247,7 @@ def test_link_that_goes_down(make, second_host):
     assert fault is not None and "node 1 " in fault.cause.summary, fault
     assert "the link is down" in fault.cause.summary and "unreachable" in fault.cause.summary
     server.stop()
-    assert not left_of("meta")
+    assert not left_of(RUN)
     with pytest.raises(UsageError, match=r"node 1 .* does not reach 10.77.0.1:\d+ of this machine"):
         nodes.look(configuration(command=command, address="10.77.0.1"))
     subprocess.run([*link, "up"], check=True)
@@ -278,7 +281,7 @@ def test_rank_that_dies_at_its_start_is_told_with_its_own_cause(make):
         server.start()
     assert failed.value.cause.kind == "oom" and "node 1" in failed.value.cause.summary
     assert "node-1" in failed.value.log.name
-    assert not left_of("meta")
+    assert not left_of(RUN)
 
 
 def shell(*lines: str) -> tuple[str, ...]:
