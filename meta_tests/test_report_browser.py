@@ -68,13 +68,26 @@ def test_nothing_is_wider_than_the_screen(opened, kind):
     _fits(opened(kind, min(browser.WIDTHS)))
 
 
+#: What of a chart's axes is cut off at the edge of the drawing. Margins are fixed: plotly's own
+#: (`automargin`) have no end for some data and some widths.
+CUT = """[...document.querySelectorAll('[data-chart]')].filter(c => c.offsetParent).flatMap(c => {
+  const s = c.querySelector('svg').getBoundingClientRect();
+  const texts = '.xtick text, .ytick text, .y2tick text, .xtitle, .ytitle, .y2title';
+  return [...c.querySelectorAll(texts)].filter(t => {
+    const b = t.getBoundingClientRect();
+    return b.left < s.left - 1 || b.right > s.right + 1 || b.bottom > s.bottom + 1;
+  }).map(t => `${c.dataset.chart}: ${t.textContent}`);
+})"""
+
+
 def _fits(shown):
     drawn = "[...document.querySelectorAll('[data-chart]')].every(c => c.querySelector('svg'))"
     assert shown.evaluate(drawn), "a chart was not drawn"
     for width, height in (browser.WIDTHS | browser.NARROWEST).items():
         shown.set_viewport_size({"width": width, "height": height})
-        shown.wait_for_timeout(150)  # plotly follows the window with a delay
+        shown.wait_for_timeout(300)  # plotly follows the window with a delay
         assert browser.fits(shown), f"at {width} pixels"
+        assert shown.evaluate(CUT) == [], f"at {width} pixels"
 
 
 @pytest.mark.skipif(not REAL.is_file(), reason=f"no {REAL}: `make conformance` writes it")

@@ -1,6 +1,7 @@
 """A real vLLM on the CPU, two ranks of it on this machine: a start, a fault in one rank, and what
 its clients, the cause and the machine then show."""
 
+import contextlib
 import signal
 import sys
 import threading
@@ -56,9 +57,12 @@ def worker_of_rank_1(managed: SpanningServer) -> psutil.Process:
 
 
 def shared_memory(managed: SpanningServer) -> set[Path]:
-    """Of both ranks."""
-    others = (psutil.Process(entry["pid"]) for entry in managed.others[0].state["tree"])
-    maps = [m.path for p in (*managed.processes(), *others) for m in p.memory_maps()]
+    """Of both ranks. What has ended since the agent's last look maps nothing any more."""
+    maps = []
+    others = [entry["pid"] for entry in managed.others[0].state["tree"]]
+    for pid in (*(process.pid for process in managed.processes()), *others):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            maps += [mapped.path for mapped in psutil.Process(pid).memory_maps()]
     return {Path(path) for path in maps if path.startswith("/dev/shm/") and "deleted" not in path}
 
 

@@ -189,7 +189,7 @@ def memory(timeline: MemoryTimeline) -> Chart:
         )
     figure = figure_of(traces, x="seconds", y="GiB")
     if timeline.cache:
-        figure["layout"]["yaxis2"] = LOOKS["right_axis"]
+        figure["layout"] |= {"yaxis2": LOOKS["right_axis"], "margin": LOOKS["two_margins"]}
     quantities = [
         (level, [v for v in values if v is not None], "GiB", "GiB")
         for level, values in timeline.levels.items()
@@ -256,7 +256,7 @@ def _history(name: str, series: Series, place: int) -> Chart:
         )
         for start, end, level in levels
     ]
-    figure = figure_of(traces, x="run, oldest first; the star is this one", y=unit, small=True)
+    figure = figure_of(traces, x="run (the star is this one)", y=unit, small=True)
     figure["layout"]["xaxis"] |= {
         "range": [0.5, count + 0.5],
         "tick0": 1,

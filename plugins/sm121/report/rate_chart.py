@@ -67,7 +67,7 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
     elif bounds:
         traces.append(_roofline(bounds))
         top = max(top, _limits([min(y, _FAR * max(limits)) for y in bounds.values()])[1])
-    figure = figure_of(traces, x="context before the request, tokens", y="tok/s", category=True)
+    figure = figure_of(traces, x="depth, tokens", y="tok/s", category=True)
     figure["layout"]["yaxis"]["range"] = [bottom, top]
     figure["layout"]["xaxis"]["range"] = [-0.5, len(depths) - 0.5]
     figure["layout"]["annotations"] = _gate_labels(measured, depths, top - bottom)
