@@ -42,6 +42,7 @@ def test_a_healthy_log_has_none(name):
         "(APIServer pid=7) WARNING 11-20 10:00:01 [envs.py:1] VLLM_COMPUTE_NANS_IN_LOGITS is set",
         "Error handling request from 127.0.0.1\n" + STACK.format("/v/aiohttp/web.py")
         + "aiohttp.client_exceptions.ClientConnectionResetError: Cannot write to transport",
+        "[2026-11-20 10:00:01,123 E 7 9] x.cc:1: no connection to the event+metrics exporter agent",
         "UserWarning: resource_tracker: process died unexpectedly, relaunching.",
         "Received request cmpl-1: prompt: 'CUDA error: an illegal memory access', params: x",
     ],
@@ -91,7 +92,7 @@ def test_the_kernel_reports_an_error(kind):
     messages = kernel_messages.KernelMessages((*lines, *healthy))
     assert [*messages.xids, *messages.host_faults] == lines
     reported = of_the_kernel([*lines, *lines])
-    certain = kind in ("xid", "ecc")
+    certain = kind in ("xid", "ecc", "config")
     assert {(error.certain, error.kind) for error in reported} == {(certain, kind)}
     assert len(reported) == len(lines)
 

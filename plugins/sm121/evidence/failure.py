@@ -105,6 +105,10 @@ class _Markers(DataTable):
     """A process of it says of itself that an exception ends it. One that is killed says nothing."""
     error: tuple[Regex, ...] = ()
     """An error, where no level is read."""
+    of_gpu: tuple[str, ...] = ()
+    """Ids of the failures that the kernel reports of the GPU."""
+    of_host: tuple[Regex, ...] = ()
+    """Messages of the kernel about the host after which no result is sure."""
     engine_process: tuple[Regex, ...] = Field(min_length=1)
     """Names of processes that run the model or schedule requests: no exception there is healthy."""
     engine_frame: tuple[Regex, ...] = Field(min_length=1)

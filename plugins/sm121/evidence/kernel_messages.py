@@ -4,6 +4,9 @@ import re
 import subprocess
 from dataclasses import dataclass
 
+from sm121.core.data_file import named
+from sm121.evidence.failure import any_of, load_failures
+
 #: Both print seconds since boot, of the clock that ``time.monotonic`` uses.
 _READERS = (
     ("dmesg", ("dmesg",)),
@@ -14,15 +17,6 @@ _OF_NOTE = re.compile(
     r"NVRM|Xid|ut of memory|oom[-_ ]kill|Killed process|nvidia|segfault|hung task"
 )
 _NO_MEMORY = re.compile(r"NVRM: .*\b(NV_ERR_NO_MEMORY|[Oo]ut of memory)\b")
-_GPU_FAULT = re.compile(
-    r"NVRM: (?:Xid|.*(?:fallen off the bus|is probably locked|GSP-CrashCat|GPU crash dump))"
-    r"|nvidia-uvm: .*(?:Fatal error|RESET required)"
-)
-_HOST_FAULT = re.compile(
-    r"EDAC \S+: \d+ UE\b|Memory failure: 0x|\bMachine Check Exception\b"
-    r"|Hardware Error\]: .*severity: (?:recoverable|fatal)|severity=Uncorrect|AER: Uncorrect"
-    r"|\bBUG: (?!soft lockup|workqueue)|\bOops: |\bOut of memory: Killed process"
-)
 _KILLED = re.compile(r"Killed process (\d+)")
 _MOST_LINES = 4000
 
@@ -42,12 +36,14 @@ class KernelMessages:
     @property
     def xids(self) -> list[str]:
         """Those in which NVIDIA's driver reports an error of the GPU."""
-        return [line for line in self.lines if _GPU_FAULT.search(line)]
+        failures = load_failures()
+        rows = [named(failures.failure, name, "failure") for name in failures.markers.of_gpu]
+        return list(filter(any_of(tuple(row.regex for row in rows)).search, self.lines))
 
     @property
     def host_faults(self) -> list[str]:
         """Those that report an error of the host that nothing corrected, or lack of memory."""
-        return [line for line in self.lines if _HOST_FAULT.search(line)]
+        return list(filter(any_of(load_failures().markers.of_host).search, self.lines))
 
     @property
     def no_memory(self) -> list[str]:
@@ -100,5 +96,6 @@ def _later(text: str, monotonic_s: float) -> list[str]:
             later = _seconds(match) >= monotonic_s
         if later:
             lines.append(line)
-    noted = [x for x in lines[:-_MOST_LINES] if _OF_NOTE.search(x) or _HOST_FAULT.search(x)]
-    return noted[:_MOST_LINES] + lines[-_MOST_LINES:]
+    early = KernelMessages(tuple(lines[:-_MOST_LINES]))
+    noted = {*early.of_note, *early.xids, *early.host_faults}
+    return [x for x in early.lines if x in noted][:_MOST_LINES] + lines[-_MOST_LINES:]

@@ -59,7 +59,7 @@ _PREFIX_LIMIT = 200
 _TRACEBACK_OPENING = re.compile(r"^Traceback \(most recent call last\)")
 
 _LEVELS = {name: name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
-_LEVELS["WARN"] = "WARNING"
+_LEVELS |= {"WARN": "WARNING", "ERR": "ERROR", "FATAL": "CRITICAL", "PANIC": "CRITICAL"}
 _MESSAGES = ("log", "message", "msg", "MESSAGE", "line", "text", "textPayload", "body", "_raw")
 
 
@@ -164,7 +164,8 @@ def _json_message(text: str) -> tuple[str, str | None]:
         return text, None  # cut short: the line is still searched as it stands
     parts = [next((record[key] for key in _MESSAGES if isinstance(record.get(key), str)), text)]
     parts += [record["exc_info"]] if isinstance(record.get("exc_info"), str) else []
-    level = _LEVELS.get(str(record.get("levelname", record.get("level"))).upper())
+    names = (record.get(key) for key in ("levelname", "level", "lvl"))
+    level = next((_LEVELS[x] for name in names if (x := str(name).upper()) in _LEVELS), None)
     return _CONTROL.sub("", _ANSI.sub("", " ".join(" ".join(parts).splitlines()))), level
 
 
