@@ -25,6 +25,7 @@ from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory
 
 MORE_THAN_THERE_IS = 1e18
+GIB = 1 << 30
 CONFIGURATION = ServerConfiguration(
     name="x", engine="vllm", python=sys.executable, model="none", served_name="none"
 )
@@ -37,6 +38,18 @@ def test_the_floor_is_looked_at_where_no_server_runs():
     assert len(said) == 1 and "before the machine wedges" in said[0], said
     sampler.sample()
     assert len(said) == 2, "what it ended may have been starting: it is ended again"
+
+
+@pytest.mark.parametrize(
+    ("bytes_there", "times"), [(1 << 20, 1), (0, 1), (GIB - 1, 1), (GIB, 0), (1 << 40, 0)]
+)
+def test_the_floor_of_another_node_is_named(bytes_there, times):
+    said: list[str] = []
+    ResourceSampler(
+        list, floor_bytes=GIB, on_floor=said.append, nodes=lambda: {"node 1 (spark2)": bytes_there}
+    ).sample()
+    assert len(said) == times, said
+    assert all(line.startswith("node 1 (spark2): MemAvailable is ") for line in said)
 
 
 def test_the_floor_is_watched_when_processes_cannot_be_read():

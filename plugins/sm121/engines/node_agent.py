@@ -24,9 +24,10 @@ import psutil
 
 from sm121.core import digest, interpreter
 from sm121.core.configuration import Rank, ServerConfiguration
-from sm121.engines import registry, stale
+from sm121.engines import memory, registry, stale
 from sm121.engines.managed import ManagedServer, StartLimits, scratch_base
 from sm121.evidence import environment, kernel_messages, process_snapshot
+from sm121.evidence.unanswered import unanswered
 
 #: Before each answer: whatever else comes by the same way is not ours.
 MARK = "sm121-node "
@@ -51,6 +52,7 @@ def facts(configuration: ServerConfiguration) -> dict[str, Any]:
     return {
         "model": model,
         "available_bytes": psutil.virtual_memory().available,
+        "gpu_neighbours": memory.neighbours(),
         "record": record.model_dump(mode="json"),
     }
 
@@ -105,6 +107,8 @@ class _Telling:
         self._lease_s: float = question["lease_s"]
         self._sent, self._reached_at = 0, 0.0
         self._unreachable: str | None = None
+        self._address, self._of_rank_0 = server.added["VLLM_HOST_IP"], question["rank"]["address"]
+        self._unanswered: list[str] = []
         #: To look at all processes takes a slow core tens of milliseconds.
         self._tree: list[dict[str, Any]] = []
         self._tree_at = 0.0
@@ -135,6 +139,7 @@ class _Telling:
         now = time.monotonic()
         if now - self._reached_at > _REACH_EVERY_S:
             self._reached_at, self._unreachable = now, _why_unreachable(*self._beacon)
+            self._unanswered = unanswered(self._server.processes, {self._of_rank_0})
         server = self._server
         if now - self._tree_at > _TREE_EVERY_S or server.exits():
             self._tree_at, self._tree = now, process_snapshot.snapshot(server.processes())
@@ -151,6 +156,8 @@ class _Telling:
                 "tree": self._tree[:_MOST_PROCESSES],
                 "available_bytes": psutil.virtual_memory().available,
                 "unreachable": self._unreachable,
+                "unanswered": self._unanswered,
+                "address": self._address,
                 "kernel": kernel.of_note[-_MOST_LINES:] if kernel is not None else [],
             },
         )

@@ -90,6 +90,7 @@ class NodeProcess:
         self.heard_at = self.state_at = time.monotonic()
         #: When it was first told, of a state that lasts: unreachable, and each stopped process.
         self.since: dict[str, float] = {}
+        self.unanswered_since: dict[str, float] = {}  # by connection
         self.has_reached = False
         try:
             self._process = subprocess.Popen(
@@ -187,6 +188,8 @@ class NodeProcess:
         elif self.has_reached:
             lasting.add("unreachable")
         self.since = {key: self.since.get(key, self.state_at) for key in lasting}
+        first, now = self.unanswered_since, self.state_at
+        self.unanswered_since = {end: first.get(end, now) for end in state["unanswered"]}
 
 
 def master(span: Span) -> tuple[str, int]:

@@ -129,6 +129,12 @@ class ServerPool:
         current = self._starting or self.current
         return current.processes() if current is not None else []
 
+    def available_elsewhere(self) -> dict[str, int]:
+        """Bytes of memory on each other node of that server, by the node, as it told last."""
+        current = self._starting or self.current
+        others = current.described().values() if current is not None else ()
+        return {t["node"]: t["available_bytes"] for _, t in others if "available_bytes" in t}
+
     def kill(self) -> None:
         """SIGKILL to the engine's processes at once, as `ManagedServer.kill`. It is no death."""
         if self.life is not None:

@@ -1,6 +1,7 @@
 """Checks before a server is started. They look and change nothing. What is known of architectures,
 build memory and wrong choices is data: ``fixtures/preflight.toml``."""
 
+import dataclasses
 import math
 import os
 import re
@@ -8,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import psutil
 from packaging.version import Version
@@ -128,6 +129,26 @@ def lacking_tools(environment: Mapping[str, str]) -> list[str]:
     return [name for name, tool in tools.items() if shutil.which(tool, path=search) is None]
 
 
+def of_nodes(
+    needs: engine_settings.Needs, facts: Mapping[str, Mapping[str, Any]]
+) -> Iterator[PreflightFinding]:
+    """What stands against a start in the memory of the other nodes of a server. `facts`: of each
+    node by its name (`sm121.engines.nodes.look`), this machine's first."""
+    for node, told in [*facts.items()][1:]:
+        for each in _memory(needs, told["available_bytes"], told.get("gpu_neighbours")):
+            yield dataclasses.replace(each, message=f"{node}: {each.message}")
+
+
+def _memory(
+    needs: engine_settings.Needs, available_bytes: int, others: str | None
+) -> Iterator[PreflightFinding]:
+    if others is not None:
+        yield _of("gpu_neighbours", others=others)
+    available = available_bytes / _GIB
+    if needs.memory_gib is not None and available < needs.memory_gib:
+        yield _of("memory", memory=needs.memory_gib, available=available)
+
+
 @dataclass(frozen=True)
 class Preflight:
     """What stands against starting an engine with these arguments in this environment."""
@@ -166,12 +187,9 @@ class Preflight:
         yield from self._refusals()
 
     def _room(self) -> Iterator[PreflightFinding]:
-        if (others := neighbours()) is not None:
-            yield _of("gpu_neighbours", others=others)
-        available = psutil.virtual_memory().available / _GIB  # MemAvailable on Linux
-        memory, disk, path = self.needs.memory_gib, self.needs.disk_gib, self.directory.absolute()
-        if memory is not None and available < memory:
-            yield _of("memory", memory=memory, available=available)
+        available = psutil.virtual_memory().available  # MemAvailable on Linux
+        yield from _memory(self.needs, available, neighbours())
+        disk, path = self.needs.disk_gib, self.directory.absolute()
         existing = next(item for item in (path, *path.parents) if item.exists())
         free = shutil.disk_usage(existing).free / _GIB
         if disk is not None and free < disk:

@@ -25,6 +25,7 @@ from sm121.engines.nodes import NodeProcess
 from sm121.engines.process_tree import Survivor
 from sm121.evidence import death, failure
 from sm121.evidence.kernel_messages import KernelMessages
+from sm121.evidence.unanswered import unanswered
 
 _WATCH_EVERY_S, _SAY_EVERY_S = 0.5, 2.0
 #: Beside its own: to end its rank, and to look at its memory.
@@ -43,6 +44,7 @@ class SpanningServer(ManagedServer):
     _bound: dict[str, str] = field(init=False, default_factory=dict)
     _said: float = field(init=False, default=0.0)
     _stopped_since: dict[int, float] = field(init=False, default_factory=dict)
+    _unanswered_since: dict[str, float] = field(init=False, default_factory=dict)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -80,13 +82,13 @@ class SpanningServer(ManagedServer):
         return {
             f"node-{other.node.rank}": (
                 other.node.log,
-                {"node": other.node.name, "last_line": other.last_line, **other.state},
+                {"node": str(other.node), "last_line": other.last_line, **other.state},
             )
             for other in self.others
         }
 
     def _start_once(self) -> Server:
-        self._fault = None
+        self._fault, self._unanswered_since = None, {}
         server = super()._start_once()
         server = dataclasses.replace(server, nodes=self.nodes)
         self._watching.clear()
@@ -146,6 +148,9 @@ class SpanningServer(ManagedServer):
             self._said = time.monotonic()
             for other in self.others:
                 other.say("\n")
+            ends = unanswered(self.processes, {o.state.get("address", "") for o in self.others})
+            first = self._unanswered_since
+            self._unanswered_since = {end: first.get(end, self._said) for end in ends}
 
     def _faults(self) -> Iterator[ServerError]:
         data, now = nodes.bounds(), time.monotonic()
@@ -171,6 +176,12 @@ class SpanningServer(ManagedServer):
                 how = f"for {now - since:.0f} s it does not reach this machine"
                 why = f"the link is down: {how} ({state['unreachable']})"
                 yield self._of_node(node, why, log)
+            here = self._unanswered_since.items()
+            both = [*other.unanswered_since.items(), *(e for e in here if _is_to(e[0], state))]
+            for end, since in both if "unreachable" not in other.since else ():
+                if now - since >= data.unreachable_after_s.value:
+                    how = f"{end} has no answer for {now - since:.0f} s"
+                    yield self._of_node(node, f"the link is down, or a port is blocked: {how}", log)
             # What ended first, the others followed.
             ends = sorted(_ends(state.get("exits", ())), key=lambda e: -e["ago_s"])
             if ends and other.state_at - ends[0]["ago_s"] < first_here:
@@ -212,6 +223,10 @@ class SpanningServer(ManagedServer):
         if log is not None and log.is_file():
             secrets = redaction.secrets_of(dict(self.configuration.environment))
             redaction.redact_file(log, {*self.secrets, *self.other_secrets(), *secrets})
+
+
+def _is_to(end: str, state: Mapping[str, Any]) -> bool:
+    return end.partition(" -> ")[2].rpartition(":")[0].strip("[]") == state.get("address")
 
 
 def _stopped(entry: Mapping[str, Any], seconds: float) -> str:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -42,8 +42,9 @@ class ServerMemory:
 class ResourceSampler(threading.Thread):
     """Samples a changing set of ``processes``, asked anew each time, until it is stopped. ``held``:
     what processes of these pids, with so many resident bytes, hold of all memory. ``on_floor``:
-    called at each sample with less than ``floor_bytes`` available: what it ends may just be
-    starting. ``on_trouble``: called with a line, once, when a sample could not be taken."""
+    called at each sample with less than ``floor_bytes`` available, here or on another node
+    (``nodes``: bytes by its name): what it ends may just be starting. ``on_trouble``: called with a
+    line, once, when a sample could not be taken."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class ResourceSampler(threading.Thread):
         held: Callable[[Collection[int], int], ServerMemory] | None = None,
         interval_s: float = 2.0,
         floor_bytes: float = 0.0,
+        nodes: Callable[[], Mapping[str, int]] = dict,
         on_floor: Callable[[str], None] = lambda _text: None,
         on_trouble: Callable[[str], None] = lambda _text: None,
     ) -> None:
@@ -61,7 +63,7 @@ class ResourceSampler(threading.Thread):
         self._ended = threading.Event()
         self._previous: dict[int, float] = {}
         self.resources = Resources(interval_s=interval_s)
-        self._floor = floor_bytes
+        self._floor, self._nodes = floor_bytes, nodes
         self._on_floor = on_floor
         self._on_trouble = on_trouble
         self._trouble_reported = False
@@ -83,11 +85,13 @@ class ResourceSampler(threading.Thread):
     def sample(self) -> None:
         """Take one sample; the floor counts whether or not a server runs."""
         available = psutil.virtual_memory().available
-        if available < self._floor:
-            self._on_floor(
-                f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
-                f"{self._floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
-            )
+        there = {f"{node}: ": size for node, size in self._nodes().items()}
+        for where, size in {"": available, **there}.items():
+            if size < self._floor:
+                self._on_floor(
+                    f"{where}MemAvailable is {size / 2**30:.2f} GiB, required at least "
+                    f"{self._floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
+                )
         rss, used_s, times = 0, 0.0, {}
         for process in self._processes():
             try:

@@ -101,7 +101,7 @@ class Harness(RunRecord):
     @functools.cached_property
     def findings(self) -> list[PreflightFinding]:
         """What may keep a server from starting here. Checked once, before the first start."""
-        findings: list[PreflightFinding] = []
+        findings = [*preflight.of_nodes(self.profile.engine.needs, self.node_facts)]
         for name in (self.profile.under_test, self.profile.baseline):
             configuration = self.managed_configuration(name)
             environment = self.engine_environment(configuration)

@@ -267,6 +267,7 @@ def _sampler(
         processes,
         held=ServerMemoryReader(gpu=profile.arch != architecture.CPU).read,
         floor_bytes=profile.stress.memory_floor_gib.value * 2**30,
+        nodes=dict if session.pool is None else session.pool.available_elsewhere,
         on_floor=session.abort,
         on_trouble=session.remark,
     )
