@@ -233,6 +233,9 @@ def test_results_of_others_are_rows(base, tmp_path, capsys):
         ("verdict.json", '{"schema_version": 99}'),
         ("verdict.json", "not json"),
         ("a.json", '{"benchmarks": 3, "max_concurrency": 1}'),
+        ("a.json", "[" * 100_000),
+        ("verdict.json", '{"schema_version": 2, "environment": {"git_shas": "main"}}'),
+        ("verdict.json", '{"schema_version": 2, "environment": {"gpus": [1]}}'),
         ("a.csv", "model,test_name,\n"),
         ("a.yaml", "sparkrun_benchmark: 3"),
         ("a.yaml", "sparkrun_benchmark: [}"),
@@ -248,6 +251,14 @@ def test_bad_input_is_one_line(tmp_path, capsys, name, content):
     assert cli.main(["history", str(file)]) == 4
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1 and file.stem in err
+
+
+def test_runs_without_a_rate_are_rows(tmp_path, capsys):
+    run = a_run(("tests/test_smoke.py::a", "PASS", ""), metrics={})
+    (tmp_path / "verdict.json").write_text(run.model_dump_json(), "utf-8")
+    assert cli.main(["history", str(tmp_path), "--html", str(tmp_path / "h.html")]) == 0
+    assert cli.main(["history", str(tmp_path)]) == 0
+    assert "PASS" in capsys.readouterr().out
 
 
 def test_a_page_has_a_folder(base, tmp_path, capsys):

@@ -122,7 +122,7 @@ def read(path: Path) -> Source:
             data = [json.loads(line) for line in text.splitlines() if line.strip()]  # JSON lines
             if not data:
                 raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{expected} ({error})") from error
     name = stored_run.folder_of(path).name if file.name == verdict_file.NAME else path.stem
     try:

@@ -74,5 +74,5 @@ def _index(folder: Path | None) -> BundleIndex | None:
         return None
     try:
         return lenient.validate(BundleIndex, json.loads((folder / INDEX).read_text("utf-8")))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None  # the page links the folder whatever is in it

@@ -332,5 +332,5 @@ def _past(
     small = file.model_copy(update={"tests": [], "environment": {}, "memory": None, "box": None})
     metrics = {key: replace(metric, samples=()) for key, metric in run.metrics.items()}
     which = (str(kind or "machine not named"), "" if machine else unit.strip())
-    commit = (source.get("sha") or "")[:9]
+    commit = str(source.get("sha") or "")[:9]
     return PastRun(path, StoredRun(name, small, metrics), which, verdict, commit, checks, exact)

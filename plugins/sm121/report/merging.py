@@ -132,7 +132,7 @@ def write_matrix(
             part = lenient.validate(MatrixFile, raw)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             line = f"the matrix in {folder} cannot be read: {type(error).__name__}"
             if remark is None:
                 raise UsageError(line) from error

@@ -107,6 +107,6 @@ def _beside(model: type[_Model], directory: Path, name: str, run: VerdictFile) -
         return lenient.validate(model, json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         run.remarks.append(f"{name} cannot be read: {error}")
         return None

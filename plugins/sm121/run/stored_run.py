@@ -231,7 +231,7 @@ def read_benchmarks(file: Path) -> StoredRun | None:
     UsageError: it is not a file of pytest-benchmark."""
     try:
         return of_data(file.name, json.loads(file.read_text("utf-8")))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{file}: expected a file of pytest-benchmark ({error!r})") from error
 
 

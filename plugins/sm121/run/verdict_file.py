@@ -450,7 +450,15 @@ def parse(raw: Any) -> VerdictFile:
         for test in raw.get("tests") or ():
             if isinstance(test, dict) and test.get("said"):
                 test["unmet"] = [{"required": "", "observed": test["said"]}]
-    return lenient.validate(VerdictFile, raw)
+    file = lenient.validate(VerdictFile, raw)
+    for name, kind in (("git_shas", dict), ("gpus", list)):
+        entries = file.environment.get(name) or kind()
+        values = entries.values() if isinstance(entries, dict) else entries
+        if not isinstance(entries, kind) or not all(
+            isinstance(each or {}, dict) for each in values
+        ):
+            raise ValueError(f"expected {kind.__name__} of objects at environment.{name}")
+    return file
 
 
 def read(path: Path) -> VerdictFile:
