@@ -11,7 +11,7 @@ from data_rows import from_data
 from sm121.answers import golden
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Completion, Position, Request, ids_of
-from sm121.core import level_settings, unmet
+from sm121.core import level_settings, profile, unmet
 from sm121.core.errors import UsageError
 
 PROMPTS = PromptSet(
@@ -138,6 +138,7 @@ def test_other_models_prompts_and_tokenizers_are_refused(canary_bf16, tmp_path):
         "config.json": {"config_sha256": "0" * 64},
         "weight files": {"weights_sha256": "0" * 64},
         "tokenizer": {"tokenizer_sha256": "0" * 64},
+        "set of weights": {"weights_digest": "0" * 16},
     }
     for what, change in others.items():
         with pytest.raises(UsageError, match=f"another .*{what}"):
@@ -148,6 +149,38 @@ def test_other_models_prompts_and_tokenizers_are_refused(canary_bf16, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(canary_bf16, copy)
     assert golden.identity("canary", copy) == identity
+    weights = next(copy.glob("*.safetensors"))
+    values = weights.read_bytes()
+    weights.write_bytes(values[:-1] + bytes([values[-1] ^ 1]))
+    changed = golden.identity("canary", copy)
+    assert changed.weights_sha256 == identity.weights_sha256
+    with pytest.raises(UsageError, match="another set of weights"):
+        golden.refuse_other(trusted, "--golden x", changed, PROMPTS)
+
+
+TWO_NODES = {  # against one: what two ranks add to the log-probability of each token, in nats
+    "the same sums": (lambda n: 0.0, True),
+    "sums in another order": (lambda n: 1e-5 * (-1) ** n, True),
+    "one token near the bound": (lambda n: 3.9e-4 if n == 20 else 0.0, True),
+    "a rank's part is lost at one token": (lambda n: 0.2 if n == 20 else 0.0, False),
+    "a rank sums in bfloat16": (lambda n: 5e-3 * (-1) ** n, False),
+    "one head is computed twice": (lambda n: 2e-3, False),
+}
+
+
+@pytest.mark.parametrize("name", TWO_NODES)
+def test_two_nodes_against_one_within_the_bound_of_the_profile(name):
+    shift, within = TWO_NODES[name]
+    bound = profile.load("cpu-tiny-gpt-oss-tp2").correctness.golden["float32"]
+    one = profile.load("cpu-tiny-gpt-oss").correctness.golden["float32"]
+    assert bound == one, "what one node recorded holds for two"
+    starts = {"a": 10, "b": 20}
+    two = {
+        prompt: [at(n, 0.6 * math.exp(shift(n))) for n in range(start, start + 4)]
+        for prompt, start in starts.items()
+    }
+    beyond = golden.compare(record(Engine(TRUSTED)), Engine(two), PROMPTS, bound, {}).beyond(bound)
+    assert (not beyond) == within, beyond
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"schema_version": 2}', "\x00"])

@@ -13,7 +13,10 @@ import httpx
 import psutil
 import pytest
 
+from sm121.answers import golden, prompts
+from sm121.client.completions import Asker
 from sm121.core import profile
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
 from sm121.engines import process_tree
 from sm121.engines.life import Alive, Dead
@@ -39,13 +42,17 @@ def pool(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def start(pool: ServerPool) -> tuple[Server, SpanningServer]:
-    chosen = profile.load("cpu-tiny-gpt-oss-tp2")
-    settings = Settings(profile=chosen, engine_python=sys.executable, root=ROOT)
-    configurations = target.configurations(settings, chosen, notify=lambda _line: None)
-    server, managed = pool.get(configurations["float32"]), pool.current
+    server, managed = pool.get(float32("cpu-tiny-gpt-oss-tp2")), pool.current
     assert isinstance(managed, SpanningServer) and pool.life is not None
     assert isinstance(pool.life.state(), Alive)
     return server, managed
+
+
+def float32(name: str) -> ServerConfiguration:
+    """The configuration of a profile."""
+    chosen = profile.load(name)
+    settings = Settings(profile=chosen, engine_python=sys.executable, root=ROOT)
+    return target.configurations(settings, chosen, notify=lambda _line: None)["float32"]
 
 
 def worker_of_rank_1(managed: SpanningServer) -> psutil.Process:
@@ -121,3 +128,17 @@ def test_rank_of_a_real_vllm(pool, fault):
     assert report.memory_missing_bytes == 0
     assert not process_tree.marked(process_tree.RUN_ID, RUN)
     assert segments and not any(file.exists() for file in segments), segments
+
+
+@pytest.mark.slow("two starts; what may differ is in test_golden.py, without an engine")
+def test_golden_file_of_one_node_holds_for_two(pool, canary_bf16):
+    asked, bound = prompts.continuations(), profile.load("cpu-tiny-gpt-oss-tp2").correctness.golden
+    recorded = golden.record(
+        Asker(pool.get(float32("cpu-tiny-gpt-oss"))), asked, dtype="float32", engine="vllm",
+        model=golden.identity("canary", canary_bf16), engine_version=None, environment={},
+        configuration="float32",
+    )  # fmt: skip
+    server, _ = start(pool)
+    result = golden.compare(recorded, Asker(server), asked, bound["float32"], {})
+    result.hold(bound["float32"])
+    pool.stop()

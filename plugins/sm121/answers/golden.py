@@ -18,7 +18,7 @@ from sm121.answers import agreement
 from sm121.answers.agreement import TokenAgreement
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Asker, Completion, Position, Refused, Request, ids_of
-from sm121.core import data_file
+from sm121.core import data_file, digest
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
@@ -48,6 +48,8 @@ class Identity(DataTable):
     #: Of the weight files' names and headers: tells checkpoints apart, not their values.
     weights_sha256: str | None = None
     tokenizer_sha256: str | None = None
+    #: Of pieces of the weights' values (`sm121.core.digest.of_files`).
+    weights_digest: str | None = None
 
 
 class GoldenFile(DataTable):
@@ -186,11 +188,13 @@ def identity(served_name: str, checkpoint: Path | None) -> Identity:
     """What is served, from the files of its checkpoint where they are at hand."""
     if checkpoint is None or not checkpoint.is_dir():
         return Identity(served_name=served_name)
+    weights = sorted(checkpoint.glob("*.safetensors"))
     return Identity(
         served_name=served_name,
         config_sha256=_hash_of(checkpoint / "config.json"),
-        weights_sha256=_hash_of_weights(checkpoint),
+        weights_sha256=_hash_of_weights(weights) if weights else None,
         tokenizer_sha256=_hash_of(checkpoint / "tokenizer.json"),
+        weights_digest=digest.of_files(checkpoint, weights) if weights else None,
     )
 
 
@@ -200,6 +204,7 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
     for name, recorded, served in (
         ("model's config.json", golden.model.config_sha256, now.config_sha256),
         ("model's weight files", golden.model.weights_sha256, now.weights_sha256),
+        ("set of weights", golden.model.weights_digest, now.weights_digest),
         ("tokenizer", golden.model.tokenizer_sha256, now.tokenizer_sha256),
         ("prompt set", golden.prompt_set_sha256, prompts.sha256),
     ):
@@ -392,16 +397,13 @@ def _hash_of(file: Path) -> str | None:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
-def _hash_of_weights(checkpoint: Path) -> str | None:
+def _hash_of_weights(files: Sequence[Path]) -> str:
     """Names, sizes and headers: reading 60 GB of values would take minutes."""
-    files = sorted(checkpoint.glob("*.safetensors"))
-    if not files:
-        return None
-    digest = hashlib.sha256()
+    total = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
             size = struct.unpack("<Q", stream.read(8))[0]
             header = json.loads(stream.read(size))
         entries = sorted((name, entry) for name, entry in header.items() if name != "__metadata__")
-        digest.update(json.dumps([file.name, entries], sort_keys=True).encode())
-    return digest.hexdigest()
+        total.update(json.dumps([file.name, entries], sort_keys=True).encode())
+    return total.hexdigest()

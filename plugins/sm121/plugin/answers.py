@@ -119,7 +119,7 @@ def _identity(session: Session) -> Identity:
     if session.target.profile is None or not session.configurations:
         return Identity(served_name="")
     under_test = session.managed_configuration(session.profile.under_test)
-    return golden.identity(under_test.served_name, Path(under_test.model))
+    return golden.identity(under_test.served_name, _served_folder(session))
 
 
 @pytest.fixture
