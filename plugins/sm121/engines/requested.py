@@ -18,6 +18,7 @@ from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
 from sm121.core.redaction import is_secret_name, redact
 from sm121.core.verdict import Invalid
+from sm121.core.versions import Versions, within
 from sm121.engines import registry as engines
 from sm121.evidence import signatures, variables
 from sm121.evidence.kernel_path import KernelPath, RequestReport
@@ -62,11 +63,10 @@ class RequestRule(DataTable):
     build: str | None = None
     """The build of ``fixtures/builds.toml`` that it speaks of alone; it knows the variable, whether
     its list of variables has it or not."""
-    since: str | None = None
-    until: str | None = None
-    """Releases between which it means this; ``until = "0.13"`` has 0.13.2 in it. A build goes by
-    the release that it is based on. Where that is not known, an argument with a range means this,
-    since the engine took it; what a variable means is not known."""
+    versions: Versions = ""
+    """Releases in which it means this. A build goes by the release that it is based on. Where that
+    is not known, an argument with a range means this, since the engine took it; what a variable
+    means is not known."""
     source: str = Field(min_length=3)
 
     _patterns: dict[str, re.Pattern[str]] = PrivateAttr(default_factory=dict)
@@ -94,12 +94,9 @@ class RequestRule(DataTable):
         if self.build is not None:
             named_build = builds.named(identity)
             return named_build is not None and named_build.name == self.build
-        if self.since is None and self.until is None:
-            return True
-        if identity is None:
+        if identity is None and self.versions:
             return True if self.variable is None else None
-        at, since, until = _numbers(identity), _numbers(self.since), _numbers(self.until)
-        return (not since or at >= since) and (not until or at[: len(until)] <= until)
+        return within(identity, self.versions)
 
     def pattern(self, value: str) -> re.Pattern[str] | None:
         """What the resolved value must match for `value` to be satisfied; None where it has no
@@ -160,9 +157,7 @@ def of_log(path: KernelPath, engine: str) -> KernelPath:
         _judge(rule, by, value, path, is_whole=False)
         for rule, by, value in _asked(load_requests(engine), values, {}, path)
     ]
-    return path.model_copy(
-        update={"requested": reports, "differences": different(reports)}, deep=True
-    )
+    return _with_reports(path, reports)
 
 
 def in_log(path: KernelPath, name: str) -> str | None:
@@ -199,10 +194,12 @@ def different(reports: Iterable[RequestReport]) -> list[str]:
 
 def judged(configuration: ServerConfiguration, path: KernelPath) -> KernelPath:
     """The path with what was asked for beside it, for verdict.json."""
-    reports = compare(configuration, path)
-    return path.model_copy(
-        update={"requested": reports, "differences": different(reports)}, deep=True
-    )
+    return _with_reports(path, compare(configuration, path))
+
+
+def _with_reports(path: KernelPath, reports: list[RequestReport]) -> KernelPath:
+    update = {"requested": reports, "differences": different(reports)}
+    return path.model_copy(update=update, deep=True)
 
 
 def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
@@ -404,8 +401,3 @@ def _unknown_variables(
                 message=f"{name}={setting}: not applicable: {why}",
             )
     return reports, unanswered
-
-
-def _numbers(version: str | None) -> tuple[int, ...]:
-    match = re.match(r"v?(\d+(?:\.\d+)*)", version or "")
-    return tuple(int(part) for part in match[1].split(".")) if match else ()
