@@ -9,6 +9,7 @@ from data_rows import from_data
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict, worst
+from sm121.engines.pool import StartReport
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure.box import Reading
 from sm121.report import merging
@@ -24,7 +25,6 @@ from sm121.run.verdict_file import (
     MetricReport,
     ShardReport,
     ShardTest,
-    StartReport,
     TestReport,
     VerdictFile,
 )

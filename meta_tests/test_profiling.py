@@ -27,7 +27,7 @@ def configuration(**changes: str) -> ServerConfiguration:
 
 def settings(directory: Path, **changes):
     plain = SimpleNamespace(
-        kernel_trace="auto", nsys=False, engine="vllm", engine_python=sys.executable,
+        kernel_trace="auto", engine="vllm", engine_python=sys.executable,
         engine_arguments=(), engine_environment=(), report_dir=directory,
     )  # fmt: skip
     plain.__dict__.update(changes)
@@ -50,13 +50,6 @@ def test_profiler_writes_what_is_bounded() -> None:
         "ignore_frontend": True,
     }
     assert "--profiler-config" not in Vllm().command(configuration(), port=1)
-
-
-def test_nsys_is_put_around_the_engine_and_waits_for_the_profiler() -> None:
-    command = Vllm().command(configuration(traces="/t", nsys="/report/kernels"), port=1)
-    assert command[:4] == ["nsys", "profile", "--output", "/report/kernels"]
-    assert "--capture-range=cudaProfilerApi" in command
-    assert json.loads(command[command.index("--profiler-config") + 1]) == {"profiler": "cuda"}
 
 
 @from_data
@@ -93,7 +86,7 @@ def stub(directory: Path, chosen=CPU, **changes):
 
 def take(run, server) -> KernelProfile:
     mode = target.profiler_mode(run.settings, run.profile)
-    return decode_profile.take(run, server, mode=mode, nsys=run.settings.nsys)
+    return decode_profile.take(run, server, mode=mode)
 
 
 def server(**changes: str):

@@ -126,7 +126,7 @@ def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
 
         def start(self):
             seen.append(servers.processes())
-            return SimpleNamespace(startup_s=1.0)
+            return SimpleNamespace(startup_s=1.0, compiled=())
 
     monkeypatch.setattr(pool, "ManagedServer", Starting)
     servers = pool.ServerPool(

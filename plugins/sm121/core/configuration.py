@@ -49,8 +49,6 @@ class ServerConfiguration:
     #: Folder for the traces of the engine's profiler, which stays off until it is asked. None:
     #: the engine is started without one.
     traces: str | None = None
-    #: Path of the report of Nsight Systems, without its ending. None: not started under it.
-    nsys: str | None = None
     #: None: the server is on this machine alone.
     span: Span | None = None
     key: str = field(init=False, compare=False)
@@ -62,8 +60,6 @@ class ServerConfiguration:
         )  # fmt: skip
         if self.traces is not None:  # where the traces go makes no other server
             parts = (*parts, "profiler")
-        if self.nsys is not None:
-            parts = (*parts, "nsys")
         if self.span is not None:
             parts = (*parts, [self.span.launcher, self.span.count, self.span.commands])
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -69,7 +69,7 @@ def question(configuration: ServerConfiguration, kind: str, **more: object) -> d
     """What a node is asked: ``look`` or ``start``."""
     table = dataclasses.asdict(configuration)
     fields = [each.name for each in dataclasses.fields(configuration) if each.init]
-    table = {name: table[name] for name in fields if name not in ("span", "nsys")}
+    table = {name: table[name] for name in fields if name != "span"}
     return {"do": kind, "configuration": table, **more}
 
 

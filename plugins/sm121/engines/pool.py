@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from pydantic import Field
 
 from sm121.core.configuration import ServerConfiguration
+from sm121.core.data_file import Record
 from sm121.core.server import Server
 from sm121.engines import devices, registry, starting
 from sm121.engines.life import ManagedLife
@@ -17,16 +19,16 @@ from sm121.engines.spanning import SpanningServer
 _LAUNCHERS: Mapping[str, type[ManagedServer]] = {"nnodes": SpanningServer, "ray": RayServer}
 
 
-@dataclass(frozen=True)
-class Start:
-    """One start of a server, for the record."""
+class StartReport(Record):
+    """One start of a managed server."""
 
     configuration: str
     key: str
     startup_s: float | None
+    compiled: list[str] = Field(default_factory=list)
+    """What it compiled, a line for each cache; empty: its caches were warm."""
     log: str
-    #: None where it was never ready.
-    server: Server | None = None
+    clean_stop: bool | None = None
 
 
 @dataclass(kw_only=True, eq=False)
@@ -50,10 +52,11 @@ class ServerPool:
     added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {}
     device: devices.DeviceLock | None = None
 
-    _current: tuple[ManagedServer, Server] | None = field(init=False, default=None)
     _starting: ManagedServer | None = field(init=False, default=None)
     _failures: dict[str, StartError] = field(init=False, default_factory=dict)
-    starts: list[Start] = field(init=False, default_factory=list)
+    starts: list[StartReport] = field(init=False, default_factory=list)
+    #: Of each configuration the server that was ready last, stopped or not.
+    servers: dict[str, Server] = field(init=False, default_factory=dict)
     #: The server that was started last. It may run, be stopped, or never have been ready.
     latest: ManagedServer | None = field(init=False, default=None)
     secrets: set[str] = field(init=False, default_factory=set)
@@ -63,10 +66,9 @@ class ServerPool:
     def get(self, configuration: ServerConfiguration) -> Server:
         """The running server of that configuration; starts it where none runs. Raises StartError:
         it does not start. A second request gets the same error, at once, until `forget`."""
-        if self._current is not None:
-            managed, server = self._current
-            if managed.configuration.key == configuration.key:
-                return server
+        if self.current is not None:
+            if self.current.configuration.key == configuration.key:
+                return self.servers[self.current.configuration.name]
             self.stop()
         if configuration.key in self._failures:
             raise self._failures[configuration.key].with_traceback(None)
@@ -102,7 +104,7 @@ class ServerPool:
             self._starting = None
         if managed.stopped is not None and not managed.stopped.clean:  # of an attempt before it
             self.on_stop(configuration.name, managed.stopped)
-        self._current, self.life = (managed, server), ManagedLife(managed)
+        self.life = ManagedLife(managed)
         self._note_start(managed, server)
         return server
 
@@ -111,9 +113,17 @@ class ServerPool:
         return self._failures.get(configuration.key)
 
     def _note_start(self, managed: ManagedServer, server: Server | None = None) -> None:
-        start = managed.configuration
-        startup_s = server.startup_s if server is not None else None
-        self.starts.append(Start(start.name, start.key, startup_s, managed.log.name, server))
+        configuration = managed.configuration
+        start = StartReport(
+            configuration=configuration.name,
+            key=configuration.key,
+            startup_s=None,
+            log=managed.log.name,
+        )
+        if server is not None:
+            start.startup_s, start.compiled = server.startup_s, [*server.compiled]
+            self.servers[configuration.name] = server
+        self.starts.append(start)
 
     def forget(self, configuration: ServerConfiguration) -> None:
         """A start that failed is tried again when it is next asked for."""
@@ -122,7 +132,7 @@ class ServerPool:
     @property
     def current(self) -> ManagedServer | None:
         """The server that runs now."""
-        return self._current[0] if self._current else None
+        return self.life.managed if self.life is not None else None
 
     def processes(self) -> list[psutil.Process]:
         """The processes of the server that runs now, or is being started."""
@@ -144,12 +154,11 @@ class ServerPool:
 
     def stop(self) -> StopReport | None:
         """Stop the current server; None where none runs."""
-        if self._current is None:
+        if (managed := self.current) is None:
             return None
-        managed, _ = self._current
         self.before_stop()
         report = managed.stop()  # if this is interrupted, a second call stops the server
-        self._current, self.life = None, None
+        self.life = None
         if self.device is not None:
             self.device.release()
         self.on_stop(managed.configuration.name, report)

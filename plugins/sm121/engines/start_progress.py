@@ -2,23 +2,11 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from sm121.engines.starting import StartPhase
 
 #: What takes longer is worth a line.
 _LONG_S = 15.0
-
-
-@dataclass
-class _Start:
-    """A start that has not ended, with times in seconds of the clock."""
-
-    phase: str
-    #: When the phase began, a line was last shown, and the start began.
-    since: float
-    line_at: float
-    began: float
 
 
 class StartProgress:
@@ -36,24 +24,26 @@ class StartProgress:
         self._show = show
         self._begins = begins
         self._clock = clock
-        self._starts: dict[str, _Start] = {}
+        #: Of the start that has not ended: its server, what it does, and when (by the clock) that
+        #: began, a line was last shown, and the start began.
+        self._name, self._phase = "", ""
+        self._since = self._line_at = self._began = 0.0
 
     def __call__(self, name: str, progress: StartPhase) -> None:
         line, now = progress.text, self._clock()
         if progress.ready:
-            self._starts.pop(name, None)
+            self._name = ""
             self._show(name, line)
-            return
-        if name not in self._starts:
-            self._starts[name] = _Start(line, now, now, now)
+        elif name != self._name:
+            self._name, self._phase = name, line
+            self._since = self._line_at = self._began = now
             if self._begins:
                 self._show(name, line)
-            return
-        start = self._starts[name]
-        if now - start.line_at >= _LONG_S:
-            took = now - start.since
-            before = f"{start.phase} took {took:.0f} s, now " if took >= _LONG_S else ""
-            self._show(name, f"{before}{line}, {now - start.began:.0f} s since the start")
-            start.line_at = now
-        if line != start.phase:
-            start.phase, start.since = line, now
+        else:
+            if now - self._line_at >= _LONG_S:
+                took = now - self._since
+                before = f"{self._phase} took {took:.0f} s, now " if took >= _LONG_S else ""
+                self._show(name, f"{before}{line}, {now - self._began:.0f} s since the start")
+                self._line_at = now
+            if line != self._phase:
+                self._phase, self._since = line, now

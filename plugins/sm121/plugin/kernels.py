@@ -146,7 +146,7 @@ def mark_what_cannot_run(settings: Settings, items: Iterable[pytest.Item]) -> No
 def decode_profile(conformance: Session, server: Server) -> KernelProfile:
     """Kernels of some decode steps of the server under test; table and trace are in the report."""
     mode = target.profiler_mode(conformance.settings, conformance.profile)
-    return decode.take(conformance, server, mode=mode, nsys=conformance.settings.nsys)
+    return decode.take(conformance, server, mode=mode)
 
 
 @pytest.fixture(scope="session")

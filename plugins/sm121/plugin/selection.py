@@ -66,51 +66,47 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests that need an option of their own, and those of levels that the certificate
     does not ask for. That is no gap in a certificate."""
-    uncertified = [item for item in items if _is_uncertified(config, item)]
-    items[:] = [item for item in items if not _is_uncertified(config, item)]
-    slow = [item for item in items if _is_slow(item)]
-    waiting = [item for item in items if _waits(item)]
-    without_ab = [item for item in items if item.get_closest_marker("ab_run")]
-    without_matrix = [item for item in items if item.stash.get(LEVEL, "") == "matrix"]
-    removed = {*slow, *waiting}
-    unasked = [item for item in not_in_plan(config, items) if item not in removed]
-    removed.update(unasked)
-    if config.getoption("--ab") is None:
-        removed.update(without_ab)
-    if config.getoption("--matrix") == "none":
-        removed.update(without_matrix)
-    items[:] = [item for item in items if item not in removed]
+    settings = config.stash[SETTINGS]
+    chosen = profile.expected(settings.profile, settings.arch, settings.engine)
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(_left_out_as(config, item, chosen), []).append(item)
+    items[:] = groups.pop("", [])
+    for kind in ("uncertified", "slow", "not in plan"):
+        if kind in groups:
+            config.hook.pytest_deselected(items=groups[kind])
     lines = config.stash.setdefault(_LEFT_OUT, [])
-    if uncertified:
-        config.hook.pytest_deselected(items=uncertified)
-        certified = config.stash[_CERTIFIES]
-        assert certified is not None
+    if (certified := config.stash[_CERTIFIES]) is not None:
+        levels = Counter(item.stash[LEVEL] for item in groups.get("uncertified", ()))
         lines += [
             f"{number} tests are left out: the certificate of profile {certified.name} does not "
             f"ask for the {level} level"
-            for level, number in Counter(item.stash[LEVEL] for item in uncertified).items()
+            for level, number in levels.items()
         ]
-    if slow:
-        config.hook.pytest_deselected(items=slow)
-        lines.append(f"{len(slow)} slow tests are left out; --slow runs them")
-    if unasked:
-        config.hook.pytest_deselected(items=unasked)
-        name = config.stash[SETTINGS].plan
-        lines.append(f"{len(unasked)} tests are not in plan {name}; --plan full asks them")
-    if waiting:
-        options = "--golden, --record-golden, --questions, --soak"
-        lines.append(f"{len(waiting)} tests wait for an option of theirs ({options})")
+    texts = {
+        "slow": "slow tests are left out; --slow runs them",
+        "not in plan": f"tests are not in plan {settings.plan}; --plan full asks them",
+        "waiting": "tests wait for an option of theirs (--golden, --record-golden, --questions, "
+        "--soak)",
+    }
+    lines += [f"{len(groups[kind])} {text}" for kind, text in texts.items() if kind in groups]
 
 
-def not_in_plan(config: pytest.Config, items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """The tests of levels that the plan in force leaves out."""
+def _left_out_as(config: pytest.Config, item: pytest.Item, chosen: Profile) -> str:
+    """The kind of test that it is left out as; empty where it is not."""
     settings = config.stash[SETTINGS]
-    chosen = profile.expected(settings.profile, settings.arch, settings.engine)
-    return [
-        item
-        for item in items
-        if LEVEL in item.stash and not is_asked(item, chosen, settings.plan, settings)
-    ]
+    if _is_uncertified(config, item):
+        return "uncertified"
+    if _is_slow(item):
+        return "slow"
+    if _waits(item):
+        return "waiting"
+    if LEVEL in item.stash and not is_asked(item, chosen, settings.plan, settings):
+        return "not in plan"
+    if item.get_closest_marker("ab_run") and config.getoption("--ab") is None:
+        return "without A and B"
+    is_cell = item.stash.get(LEVEL, "") == "matrix"
+    return "no cells" if is_cell and config.getoption("--matrix") == "none" else ""
 
 
 def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) -> bool:

@@ -1,6 +1,5 @@
 """Profiles some decode steps of a server. The report keeps the kernels that ran."""
 
-import shutil
 from pathlib import Path
 
 from sm121.core.files import write_text
@@ -8,17 +7,29 @@ from sm121.core.server import Server
 from sm121.core.verdict import NotRun
 from sm121.evidence import kernel_profile
 from sm121.evidence.kernel_profile import KernelProfile
-from sm121.evidence.profiler import profile_decode, profile_with_nsys
+from sm121.evidence.profiler import profile_decode
 from sm121.run.harness import Harness
 
 
-def take(harness: Harness, server: Server, *, mode: str, nsys: bool) -> KernelProfile:
+def take(harness: Harness, server: Server, *, mode: str) -> KernelProfile:
     """Profile some decode steps; the report directory gets the table and the trace. ``mode``:
     ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` it is stopped,
-    since a GPU profiler slows launches for as long as the process lives. ``nsys``: it was started
-    under Nsight Systems. Raises NotRun: the server has no profiler, or it wrote nothing."""
-    kernels = _profile(server, mode, nsys).model_copy(update={"decoding": True})
-    name = server.configuration.name if server.configuration else "attached"
+    since a GPU profiler slows launches for as long as the process lives. Raises NotRun: the server
+    has no profiler, or it wrote nothing."""
+    if (configuration := server.configuration) is None:
+        raise NotRun(
+            "the attached server's traces are not known here; read one with sm121 path --trace FILE"
+        )
+    if configuration.traces is None:
+        raise NotRun(
+            "kernels are not profiled: the profile or --kernel-trace says off"
+            if mode == "off"
+            else f"{server.engine} was started without a profiler of the suite's: it takes no "
+            "--profiler-config (vLLM 0.13 or later does), or --engine-arg gave one"
+        )
+    trace = profile_decode(server.endpoint, Path(configuration.traces))
+    kernels = kernel_profile.read_trace(trace).model_copy(update={"decoding": True})
+    name = configuration.name
     report = harness.directory / f"kernels-{name}"
     write_text(
         f"# Kernels of decode, configuration {name}\n\n{kernel_profile.table(kernels)}",
@@ -29,30 +40,3 @@ def take(harness: Harness, server: Server, *, mode: str, nsys: bool) -> KernelPr
     if mode == "restart":
         harness.stop()
     return kernels
-
-
-def _profile(server: Server, mode: str, nsys: bool) -> KernelProfile:
-    configuration = server.configuration
-    if configuration is None:
-        raise NotRun(
-            "the attached server's traces are not known here; read one with sm121 path --trace FILE"
-        )
-    if nsys:
-        if shutil.which("nsys") is None:
-            raise NotRun(
-                "--kernel-trace nsys: nsys is not on PATH; it comes with CUDA, or as the "
-                "package nsight-systems"
-            )
-        if configuration.nsys is None:
-            raise NotRun(
-                f"--kernel-trace nsys: {server.engine} cannot be started under nsys by the suite"
-            )
-        return profile_with_nsys(server.endpoint, Path(configuration.nsys))
-    if configuration.traces is None:
-        raise NotRun(
-            "kernels are not profiled: the profile or --kernel-trace says off"
-            if mode == "off"
-            else f"{server.engine} was started without a profiler of the suite's: it takes no "
-            "--profiler-config (vLLM 0.13 or later does), or --engine-arg gave one"
-        )
-    return kernel_profile.read_trace(profile_decode(server.endpoint, Path(configuration.traces)))

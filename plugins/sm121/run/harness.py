@@ -218,9 +218,7 @@ class Harness(RunRecord):
 
     def last_server(self, configuration: str) -> Server | None:
         """The server of a configuration's latest start, stopped or not; None: it never served."""
-        starts = self.pool.starts if self.pool is not None else []
-        servers = [start.server for start in starts if start.configuration == configuration]
-        return next((server for server in reversed(servers) if server is not None), None)
+        return self.pool.servers.get(configuration) if self.pool is not None else None
 
     def kernel_path(self, server: Server) -> KernelPath:
         """What log and metrics prove so far, and what was asked for."""

@@ -15,6 +15,7 @@ from sm121.core.profile import FULL
 from sm121.core.profile_fields import LEVELS
 from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Severity, Verdict, worst
+from sm121.engines.pool import StartReport
 from sm121.measure.box import Reading
 from sm121.measure.growth import Growth
 from sm121.run.engine_report import EngineReport
@@ -143,18 +144,6 @@ class TestReport(Record):
     def executed(self) -> bool:
         """Whether it ran; one that was skipped, or not reached, decides nothing."""
         return not self.skipped and self.verdict is not Verdict.NOT_RUN
-
-
-class StartReport(Record):
-    """One start of a managed server."""
-
-    configuration: str
-    key: str
-    startup_s: float | None
-    compiled: list[str] = Field(default_factory=list)
-    """What it compiled, a line for each cache; empty: its caches were warm."""
-    log: str
-    clean_stop: bool | None = None
 
 
 class MetricReport(Record):

@@ -99,17 +99,10 @@ class Session(harness.Harness):
         """Write verdict.json as it stands; summary.md at most each second, and at the end."""
         self.file.duration_s = round(time.monotonic() - self.started, 3)
         if self.pool is not None:
-            self.file.starts = [
-                verdict_file.StartReport(
-                    configuration=start.configuration,
-                    key=start.key,
-                    startup_s=start.startup_s,
-                    compiled=list(start.server.compiled) if start.server is not None else [],
-                    log=start.log,
-                    clean_stop=self.stops[start.log].clean if start.log in self.stops else None,
-                )
-                for start in self.pool.starts
-            ]
+            for start in self.pool.starts:
+                if (stop := self.stops.get(start.log)) is not None:
+                    start.clean_stop = stop.clean
+            self.file.starts = self.pool.starts
         if self.sampler is not None:
             self.file.environment["resources"] = self.sampler.resources.model_dump(mode="json")
         self._judge()

@@ -104,11 +104,6 @@ class Settings:
     #: Which process of several this is; None where it is the only one.
     worker: Worker | None = None
 
-    @property
-    def nsys(self) -> bool:
-        """Whether the server is started under Nsight Systems."""
-        return self.kernel_trace == "nsys"
-
     def measuring_plan(self, chosen: Profile) -> Plan:
         """What is measured under a profile."""
         return Plan.of(chosen, plan=self.plan, sizes=self.sizes)
@@ -246,15 +241,9 @@ def _launcher(option: Option, chosen: Profile | None, base_url: str | None) -> s
 
 def _node_commands(option: Option, chosen: Profile | None) -> tuple[tuple[str, ...], ...]:
     """Raises UsageError: they are no commands, or not one of each other node."""
-    commands = []
-    for text in option("--node-command"):
-        try:
-            words = tuple(shlex.split(text))
-        except ValueError as error:
-            raise UsageError(f"--node-command {text}: {error}") from error
-        if not words:
-            raise UsageError("--node-command: expected a command that runs Python on a node")
-        commands.append(words)
+    commands = [tuple(_words("--node-command", text)) for text in option("--node-command")]
+    if () in commands:
+        raise UsageError("--node-command: expected a command that runs Python on a node")
     others = chosen.nodes.count - 1 if chosen is not None and chosen.nodes is not None else 0
     if commands and len(commands) != others:
         raise UsageError(
@@ -349,13 +338,17 @@ def _new(option: Option, name: str) -> Path | None:
 
 
 def _engine_arguments(option: Option) -> tuple[str, ...]:
-    words = [*option("--engine-arg")]
-    for text in option("--engine-args"):
-        try:
-            words += shlex.split(text.replace("\\\n", " "))
-        except ValueError as error:
-            raise UsageError(f"--engine-args {text}: {error}") from error
-    return tuple(words)
+    texts = (text.replace("\\\n", " ") for text in option("--engine-args"))
+    words = (word for text in texts for word in _words("--engine-args", text))
+    return (*option("--engine-arg"), *words)
+
+
+def _words(name: str, text: str) -> list[str]:
+    """The words of an option's value, as a shell would split it."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{name} {text}: {error}") from error
 
 
 def _refuse_conflicts(option: Option, base_url: str | None) -> None:
@@ -442,7 +435,9 @@ def _program(option: Option, engine: str, base_url: str | None) -> str:
     if not isinstance(program, protocol.Program):
         if binary:
             raise UsageError(f"--engine-binary: {engine} is started by --engine-python")
-        return _interpreter(option("--engine-python"))
+        # Links are not resolved: a virtual environment is found by its interpreter's link.
+        expected = "a Python interpreter, there is no such file"
+        return str(_checked(option, "--engine-python", Path.is_file, expected) or sys.executable)
     if base_url:
         return sys.executable
     path = binary or shutil.which(program.program)
@@ -451,17 +446,6 @@ def _program(option: Option, engine: str, base_url: str | None) -> str:
             f"--engine {engine}: expected {program.program} on the PATH, or --engine-binary PATH"
             + (f"; there is no file {binary}" if binary else "")
         )
-    return str(Path(path).absolute())
-
-
-def _interpreter(path: str | None) -> str:
-    if path is None:
-        return sys.executable
-    if not Path(path).is_file():
-        raise UsageError(
-            f"--engine-python {path}: expected a Python interpreter, there is no such file"
-        )
-    # Links are not resolved: a virtual environment is found by the path of its interpreter's link.
     return str(Path(path).absolute())
 
 

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import cast, get_args
@@ -130,8 +129,6 @@ def configurations(
         model = str(Path(model).absolute())
     span = span_of(settings, chosen)
     traces = _traces(settings, chosen)
-    profiled = settings.nsys and shutil.which("nsys")
-    nsys = str(settings.report_dir / "kernels") if profiled else None
     return {
         name: configuration.ServerConfiguration(
             name=name,
@@ -151,7 +148,6 @@ def configurations(
             debug=settings.engine_debug,
             speaking_worker=chosen.engine.speaking_worker,
             traces=traces if name == chosen.under_test else None,
-            nsys=nsys if traces and name == chosen.under_test else None,
             span=span,
         )
         for name, configured in chosen.configurations.items()
@@ -190,7 +186,7 @@ def parallel(settings: Settings, chosen: Profile) -> tuple[str, ...]:
 def profiler_mode(settings: Settings, chosen: Profile) -> str:
     """``keep``, ``restart`` or ``off``: by the user's option, else by the profile."""
     mode = settings.kernel_trace
-    return chosen.engine.profiler if mode in ("auto", "nsys") else mode
+    return chosen.engine.profiler if mode == "auto" else mode
 
 
 def _traces(settings: Settings, chosen: Profile) -> str | None:
