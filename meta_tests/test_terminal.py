@@ -16,8 +16,7 @@ import report_runs
 from terminal_samples import on_a_terminal
 
 from sm121.core.verdict import Verdict
-from sm121.engines.start_progress import StartProgress
-from sm121.engines.starting import StartPhase
+from sm121.engines.starting import StartPhase, StartProgress
 from sm121.plugin import terminal
 from sm121.plugin.progress import Progress
 from sm121.plugin.stash import REPORT

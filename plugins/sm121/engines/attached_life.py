@@ -7,6 +7,7 @@ from functools import partial
 import httpx
 
 from sm121.core.server import Server
+from sm121.core.waiting import until
 from sm121.engines.attached import AttachedProcesses, json_in, json_of
 from sm121.engines.life import Alive, Dead
 from sm121.engines.signs import SignReader, entry_of, token
@@ -136,12 +137,8 @@ class AttachedLife:
     def _follows(self, size: int | None) -> bool:
         """Whether its log has another size than before a question, in time; one that is moved away
         is copied from where it goes."""
-        deadline = time.monotonic() + _LOGGED_WITHIN_S
-        while size is not None and self._log_size() == size:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.05)
-        return True
+        grows = lambda: size is None or self._log_size() != size  # noqa: E731
+        return until(grows, _LOGGED_WITHIN_S, every_s=0.05)
 
     def _silence(self) -> str | None:
         deadline, name = time.monotonic() + _GONE_AFTER_S, self._endpoint.served_name

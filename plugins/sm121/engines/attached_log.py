@@ -11,8 +11,10 @@ from pathlib import Path
 import httpx
 
 from sm121.core.server import Endpoint, Server
+from sm121.core.waiting import until
 from sm121.engines.attached import json_of
 from sm121.engines.capabilities import Capabilities
+from sm121.engines.signs import entry_of
 from sm121.evidence import metrics, signatures
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.log_lines import clean, moment, read_raw_lines
@@ -73,12 +75,8 @@ def _wrong_version(path: KernelPath, version: str | None, engine: str) -> str | 
 
 def _wrong_model(path: KernelPath, endpoint: Endpoint) -> str | None:
     with endpoint.http(timeout_s=10.0) as http:
-        entries = json_of(http, "/v1/models").get("data") or []
-    names = {endpoint.served_name}
-    for entry in entries:
-        is_served = isinstance(entry, dict) and entry.get("id") == endpoint.served_name
-        if is_served and isinstance(entry.get("root"), str):
-            names.add(entry["root"])
+        entry = entry_of(json_of(http, "/v1/models"), endpoint.served_name) or {}
+    names = {endpoint.served_name, str(entry.get("root"))}
     logged = [name for name in (path.served_model, path.model) if name is not None]
     if not logged:
         return "its last start names no model"
@@ -131,12 +129,7 @@ class _Growth:
         return self._appended
 
     def has(self, wanted: Callable[[str], bool], within_s: float) -> bool:
-        deadline = time.monotonic() + within_s
-        while not wanted(self.more()):
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.05)
-        return True
+        return until(lambda: wanted(self.more()), within_s, every_s=0.05)
 
 
 def _does_not_grow(endpoint: Endpoint, log: Path, engine: str, path: KernelPath) -> str | None:

@@ -11,6 +11,7 @@ from typing import Protocol
 import httpx
 import psutil
 
+from sm121.core.waiting import until
 from sm121.engines.managed import FATAL, OF_ENGINES, ManagedServer, ServerError
 from sm121.engines.nodes import bounds
 from sm121.engines.starting import ask_for_a_token
@@ -133,9 +134,7 @@ class ManagedLife:
                 return False
 
     def _wait_for_exit(self, wait_s: float) -> None:
-        deadline = time.monotonic() + wait_s
-        while self.managed.exit_status is None and time.monotonic() < deadline:
-            time.sleep(0.2)
+        until(lambda: self.managed.exit_status is not None, wait_s)
 
     def _end(self, asked_within_s: float) -> str | None:
         if (status := self.managed.exit_status) is not None:

@@ -21,6 +21,7 @@ from sm121.compilation.caches import COMPILERS, CompileCaches
 from sm121.core import errors, redaction
 from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.core.server import Endpoint, Server
+from sm121.core.waiting import until
 from sm121.engines import api_key, ports, protocol, stale
 from sm121.engines.memory import Memory
 from sm121.engines.process_tree import (
@@ -30,6 +31,7 @@ from sm121.engines.process_tree import (
     become_subreaper,
     describe,
     end,
+    listeners,
     reap,
     send,
     tree,
@@ -41,7 +43,7 @@ from sm121.evidence.progress import startup_progress
 _POLL_S = 0.1
 #: How often it is looked what is being compiled.
 _CACHES_EVERY_S = 2.0
-_PORT_ATTEMPTS = 3
+_PORT_ATTEMPTS, _PORT_FREE_WITHIN_S = 3, 5.0
 #: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
 _FATAL_SIGNALS = ("SEGV", "ABRT", "BUS", "ILL", "FPE", "KILL", "SYS", "TRAP")
@@ -276,7 +278,8 @@ class ManagedServer:
         return StopReport(
             exit_status=exit_status,
             survivors=tuple(survivors),
-            port_free=not self._has_listened or _becomes_free(self._port),
+            port_free=not self._has_listened
+            or until(lambda: ports.is_free(self._port), _PORT_FREE_WITHIN_S),
             memory_missing_bytes=missing,
             seconds=time.monotonic() - started,
             remark=remark,
@@ -447,15 +450,7 @@ class ManagedServer:
             self.notify(StartPhase(progress))
 
     def _owns_port(self) -> bool:
-        for process in self.processes():
-            try:
-                connections = process.net_connections(kind="tcp")
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-            listening = [c for c in connections if c.status == psutil.CONN_LISTEN]
-            if any(connection.laddr.port == self._port for connection in listening):
-                return True
-        return False
+        return not {*listeners(ports.LOOPBACK, self._port)}.isdisjoint(self.processes())
 
     def exits(self) -> list[dict[str, Any]]:
         """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
@@ -542,12 +537,3 @@ def scratch_base() -> str:
     """Where temporary files go: vLLM puts unix sockets there, whose paths may have 107 bytes."""
     base = tempfile.gettempdir()
     return base if len(base) <= _LONGEST_SCRATCH_BASE else "/tmp"  # noqa: S108 - mkdtemp follows
-
-
-def _becomes_free(port: int, patience_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + patience_s
-    while not ports.is_free(port):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(0.1)
-    return True

@@ -247,10 +247,13 @@ def look(configuration: ServerConfiguration) -> list[tuple[Node, dict[str, Any]]
 
 def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """What would make ranks unequal, a line each."""
-    values = [dict(_compared(each)) for each in (first, other)]
-    names = sorted({*values[0], *values[1]})
-    pairs = [(name, *(each.get(name) or "none" for each in values)) for name in names]
-    return [f"{name} {there}, expected {here}" for name, here, there in pairs if here != there]
+    return unequal(dict(_compared(first)), dict(_compared(other)))
+
+
+def unequal(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """What another node has that the first one has not, or has otherwise, a line each."""
+    pairs = [(n, first.get(n) or "none", other.get(n) or "none") for n in {**first, **other}]
+    return [f"{n} {there}, expected {here}" for n, here, there in sorted(pairs) if here != there]
 
 
 def _compared(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -17,7 +17,11 @@ from pathlib import Path
 
 import psutil
 
+from sm121.core.waiting import until
+
 _PR_SET_CHILD_SUBREAPER = 36
+#: Of /proc/PID/stat, counted from the field after the name.
+_START = 19
 
 #: One per run of the suite, in the environment of everything that it starts.
 RUN_ID = "SM121_RUN_ID"
@@ -136,11 +140,11 @@ def has_ended(process: psutil.Process) -> bool:
         return True
 
 
-def began(process: psutil.Process) -> float:
-    """When a process began, in seconds since boot: no change of the clock moves that. Raises
+def began(pid: int) -> int:
+    """When a process began, in ticks since boot: no change of the clock moves that. Raises
     OSError: it is gone."""
-    text = Path(f"/proc/{process.pid}/stat").read_text("utf-8", "replace")
-    return int(text.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    return int(text.rpartition(")")[2].split()[_START])
 
 
 def describe(processes: Iterable[psutil.Process]) -> list[Survivor]:
@@ -179,11 +183,8 @@ def end(find: Callable[[], list[psutil.Process]], *, polite_s: float, firm_s: fl
     """SIGTERM to what ``find`` returns, SIGKILL after ``polite_s``; number of processes killed.
     ``find`` is asked again each time, since a dying tree may still start processes."""
     send(find(), signal.SIGTERM)
-    deadline = time.monotonic() + polite_s
-    while time.monotonic() < deadline:
-        if not find():
-            return 0
-        time.sleep(0.05)
+    if until(lambda: not find(), polite_s, every_s=0.05):
+        return 0
     killed: set[int] = set()
     deadline = time.monotonic() + firm_s
     while (remaining := find()) and time.monotonic() < deadline:

@@ -63,9 +63,7 @@ def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str
         variables = {n: v for n, v in facts["variables"].items() if n not in own}
         gpus = {"GPUs": ", ".join(facts["gpus"])} if facts["gpus"] else {}
         pairs.append({"Python": facts["python"], **facts["packages"], **variables, **gpus})
-    names = sorted({*pairs[0], *pairs[1]})
-    values = [(name, *(each.get(name, "none") for each in pairs)) for name in names]
-    return [f"{name} {there}, expected {here}" for name, here, there in values if here != there]
+    return nodes.unequal(*pairs)
 
 
 def _ask(configuration: ServerConfiguration, remove: Sequence[str] = ()) -> Any:

@@ -47,8 +47,8 @@ def _data() -> _Pages:
 class Signs:
     """What a server shows at one moment. Null and empty where it does not say."""
 
-    #: Pid and start (seconds since boot) of who listens, and of what holds the server's memory.
-    processes: frozenset[tuple[int, float]] = frozenset()
+    #: Pid and start (ticks since boot) of who listens, and of what holds the server's memory.
+    processes: frozenset[tuple[int, int]] = frozenset()
     #: By its own metrics, in seconds since 1970.
     started: float | None = None
     counters: dict[str, float] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class SignReader:
             counters[_ID_NUMBER] = float(rest)
         return replace(signs, words=words, counters=counters, clock=clock)
 
-    def _living(self) -> frozenset[tuple[int, float]]:
+    def _living(self) -> frozenset[tuple[int, int]]:
         """Who listens now, and which of the first look's other large processes still live."""
         listening, tree = self._processes.listening(again=True), self._processes.find()
         if not tree:
@@ -190,7 +190,7 @@ class SignReader:
         forked = {each for process in listening for each in self._processes.below(process)}
         needed = ({*listening} - forked) | (self._needed & {*tree})
         with contextlib.suppress(OSError):  # one has ended just now
-            return frozenset((each.pid, process_tree.began(each)) for each in needed)
+            return frozenset((each.pid, process_tree.began(each.pid)) for each in needed)
         return self._living()
 
 

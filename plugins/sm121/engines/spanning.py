@@ -19,6 +19,7 @@ from sm121.core import redaction
 from sm121.core.configuration import Rank
 from sm121.core.errors import UsageError
 from sm121.core.server import Node, Server
+from sm121.core.waiting import until
 from sm121.engines import node_agent, nodes
 from sm121.engines.managed import OF_ENGINES, ManagedServer, ServerError, ServerExited, StopReport
 from sm121.engines.nodes import NodeProcess
@@ -54,13 +55,13 @@ class SpanningServer(ManagedServer):
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
         """The first thing that has befallen a node: it stands."""
-        deadline = time.monotonic() + settle_s
-        while self._fault is None and not self.was_stopped:
-            self._fault = next(self._faults(), None)
-            if time.monotonic() >= deadline:
-                break
-            time.sleep(0.1)
+        until(self._is_settled, settle_s)
         return self._fault
+
+    def _is_settled(self) -> bool:
+        if self._fault is None and not self.was_stopped:
+            self._fault = next(self._faults(), None)
+        return self._fault is not None or self.was_stopped
 
     def stop(self) -> StopReport:
         """As of one machine; then of the others. What is left on any of them is named."""

@@ -4,23 +4,29 @@ killed too. A process that sets its title, as vLLM's engine core does, has overw
 kernel shows of its environment; its output still goes to the server's log, and beside that lies who
 started the server."""
 
+import contextlib
 import json
 import os
 import re
-import time
 from pathlib import Path
 
 import psutil
 
-from sm121.engines.process_tree import RUN_ID, SERVER_ID, Survivor, describe, end, has_ended
+from sm121.core.waiting import until
+from sm121.engines.process_tree import (
+    RUN_ID,
+    SERVER_ID,
+    Survivor,
+    began,
+    describe,
+    end,
+    has_ended,
+)
 
 #: Who started a server: pid and start time of the suite's process, and the boot it was in.
 #: Earlier versions of the suite wrote otherwise, to SM121_OWNER: neither ends the servers of the
 #: other.
 OWNER = "SM121_STARTED_BY"
-#: Of /proc/PID/stat, counted from the field after the name: the start in ticks since the boot. A
-#: time of day would change with the clock, and a living run would look dead.
-_START = 19
 _SUPERVISOR = "sm121.engines.supervisor"
 _SUPERVISED_WITHIN_S = 25.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -34,8 +40,7 @@ def owner() -> str:
 def identity(pid: int) -> str:
     """A name of a process that no other process ever gets: ``pid:ticks:boot``. Raises
     FileNotFoundError: there is no such process."""
-    fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
-    return f"{pid}:{fields[_START]}:{_BOOT.read_text('ascii').strip()}"
+    return f"{pid}:{began(pid)}:{_BOOT.read_text('ascii').strip()}"
 
 
 def find() -> dict[str, list[psutil.Process]]:
@@ -84,11 +89,7 @@ def _written_beside_the_log(process: psutil.Process) -> dict[str, str]:
 def remove() -> list[tuple[str, list[Survivor]]]:
     """End what `find` finds; what it was, by run id. A supervisor that lives is given time to write
     down what happened, and to end its server itself."""
-    deadline = time.monotonic() + _SUPERVISED_WITHIN_S
-    while any(_is_supervised(processes) for processes in find().values()):
-        if time.monotonic() >= deadline:
-            break
-        time.sleep(0.5)
+    until(lambda: not any(map(_is_supervised, find().values())), _SUPERVISED_WITHIN_S, every_s=0.5)
     removed = []
     for run, processes in find().items():
         removed.append((run, describe(processes)))
@@ -102,11 +103,9 @@ def remove() -> list[tuple[str, list[Survivor]]]:
 
 def _is_supervised(processes: list[psutil.Process]) -> bool:
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if _SUPERVISOR in process.cmdline():
                 return True
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
     return False
 
 

@@ -1,4 +1,4 @@
-"""Watching a server that starts: its log, its use of the processor, and whether it serves."""
+"""A server that starts: its log, its use of the processor, whether it serves, what is shown."""
 
 import threading
 import time
@@ -13,6 +13,8 @@ from sm121.core.server import Endpoint
 
 _HEALTH_EVERY_S = 0.5
 _ACTIVITY_EVERY_S = 2.0
+#: What takes longer is worth a line.
+_LONG_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -106,3 +108,43 @@ class ReadinessProbe(threading.Thread):
     def cancel(self) -> None:
         """Stop asking; a request under way ends with the server or the process."""
         self._cancelled.set()
+
+
+class StartProgress:
+    """Called with a configuration's name and what its server does, on each change. `show` gets at
+    most one line in fifteen seconds, and one at the end; `begins`: also that it begins; `clock`:
+    seconds."""
+
+    def __init__(
+        self,
+        show: Callable[[str, str], None],
+        *,
+        begins: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._show = show
+        self._begins = begins
+        self._clock = clock
+        #: Of the start that has not ended: its server, what it does, and when (by the clock) that
+        #: began, a line was last shown, and the start began.
+        self._name, self._phase = "", ""
+        self._since = self._line_at = self._began = 0.0
+
+    def __call__(self, name: str, progress: StartPhase) -> None:
+        line, now = progress.text, self._clock()
+        if progress.ready:
+            self._name = ""
+            self._show(name, line)
+        elif name != self._name:
+            self._name, self._phase = name, line
+            self._since = self._line_at = self._began = now
+            if self._begins:
+                self._show(name, line)
+        else:
+            if now - self._line_at >= _LONG_S:
+                took = now - self._since
+                before = f"{self._phase} took {took:.0f} s, now " if took >= _LONG_S else ""
+                self._show(name, f"{before}{line}, {now - self._began:.0f} s since the start")
+                self._line_at = now
+            if line != self._phase:
+                self._phase, self._since = line, now

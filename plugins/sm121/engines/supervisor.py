@@ -25,6 +25,7 @@ from typing import IO
 import psutil
 
 from sm121.core import files, lock_file
+from sm121.core.waiting import until
 from sm121.engines.process_tree import RUN_ID, become_subreaper, end
 from sm121.engines.stale import OWNER
 
@@ -107,12 +108,12 @@ class _Supervisor:
         for number, patience_s in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, 10.0)):
             with contextlib.suppress(ProcessLookupError):  # it has just ended: reaped below
                 os.kill(self._main_pid, number)
-            deadline = time.monotonic() + patience_s
-            while self._main_status is None and time.monotonic() < deadline:
-                self._reap()
-                time.sleep(_POLL_S)
-            if self._main_status is not None:
+            if until(self._has_ended, patience_s, every_s=_POLL_S):
                 return
+
+    def _has_ended(self) -> bool:
+        self._reap()
+        return self._main_status is not None
 
     def _tree(self) -> list[psutil.Process]:
         """What descends from us: as a subreaper we are the parent of every orphan of the tree."""

@@ -428,6 +428,10 @@ class CpuUse:
         run_seconds[-1] = ended
         return cls(time.monotonic(), busy, run_seconds, each)
 
+    def seconds_of(self, pids: Iterable[int]) -> float:
+        """What processes had used, all together."""
+        return sum(self.each[pid][1] for pid in pids if pid in self.each)
+
     def since(self, before: "CpuUse") -> tuple[float, list[str]]:
         """Share of the CPU that others took since ``before``, and the busiest of them."""
         elapsed = max(self.at - before.at, 1e-3)

@@ -9,8 +9,7 @@ from sm121.core.arguments import Argument, did_you_mean
 from sm121.engines import capabilities
 from sm121.kernels import registry as kernel_providers
 from sm121.matrix import covering
-from sm121.plugin import certificate
-from sm121.run import shards
+from sm121.plugin import certificate, shards
 from sm121.session import settings
 
 

@@ -6,10 +6,25 @@ import json
 
 import pytest
 
+from sm121.core.errors import UsageError
 from sm121.plugin.matrix import plan_of_items
 from sm121.plugin.stash import LEVEL, SETTINGS, SHARD
 from sm121.plugin.workers import CONFIGURATION, GROUP, UNDER_TEST
-from sm121.run import shards, verdict_file
+from sm121.run import verdict_file
+
+#: The group of tests that judge all that ran. Each shard has them, for its own part.
+_EVERYWHERE = "everywhere"
+
+
+def parse(text: str | None) -> tuple[int, int] | None:
+    """I and N of ``--shard I/N``; None where it was not given. Raises UsageError: the value is not
+    I/N with 1 <= I <= N."""
+    if text is None:
+        return None
+    index, slash, of = text.partition("/")
+    if not (slash and index.isdecimal() and of.isdecimal() and 1 <= int(index) <= int(of)):
+        raise UsageError(f"--shard {text}: expected I/N with I from 1 to N, as in 1/2")
+    return int(index), int(of)
 
 
 def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -17,13 +32,16 @@ def divide(config: pytest.Config, items: list[pytest.Item]) -> None:
     tests = [item for item in items if LEVEL in item.stash]
     for item in tests:
         item.stash[GROUP] = _group(config, item)
-    shard = shards.parse(config.getoption("--shard"))
-    if shard is None:
+    part = parse(config.getoption("--shard"))
+    if part is None:
         return
+    index, of = part
     whole = [verdict_file.ShardTest(id=t.nodeid, level=t.stash[LEVEL]) for t in tests]
-    config.stash[SHARD] = verdict_file.ShardReport(index=shard.index, of=shard.of, tests=whole)
-    groups = shard.groups(item.stash[GROUP] for item in tests)
-    items[:] = [item for item in items if item.stash.get(GROUP, shards.EVERYWHERE) in groups]
+    config.stash[SHARD] = verdict_file.ShardReport(index=index, of=of, tests=whole)
+    divided = [g for g in dict.fromkeys(item.stash[GROUP] for item in tests) if g != _EVERYWHERE]
+    # Parts take whole groups in turns, in the order of the tests.
+    groups = {_EVERYWHERE, *divided[index - 1 :: of]}
+    items[:] = [item for item in items if item.stash.get(GROUP, _EVERYWHERE) in groups]
 
 
 def lines(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
@@ -45,7 +63,7 @@ def _group(config: pytest.Config, item: pytest.Item) -> str:
     planned = callspec.params.get("cell") if callspec is not None else None
     plan = plan_of_items(config)
     if planned is None or plan is None:
-        return shards.EVERYWHERE
+        return _EVERYWHERE
     started_with = plan.arguments(planned.cell), plan.environment(planned.cell)
     if started_with == plan.under_test(config.stash[SETTINGS].configuration):
         return UNDER_TEST

@@ -26,7 +26,7 @@ from sm121.engines import (
     ray_cluster,
     registry,
     stale,
-    start_progress,
+    starting,
 )
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.device_memory import ServerMemoryReader
@@ -229,7 +229,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
         ),
         directory=session.directory,
         run_id=session.run_id,
-        notify=start_progress.StartProgress(
+        notify=starting.StartProgress(
             lambda name, line: session.say(f"server {name}", line), begins=session.verbose
         ),
         on_cold=signals.give_time,

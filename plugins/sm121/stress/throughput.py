@@ -12,6 +12,7 @@ import psutil
 
 from sm121.client.load import LoadClient
 from sm121.core import level_settings, verdict
+from sm121.measure.box import CpuUse
 from sm121.stress import checks, fault
 from sm121.stress.shapes import Shapes
 
@@ -46,9 +47,9 @@ def read(
     """Take a reading. `processes`: of the server's tree; none where it is attached. Raises
     UnderLoad: an answer is wrong; NotRun: the answers do not come as streams."""
     jobs = [job for job in itertools.islice(shapes.short(TOKENS), REQUESTS) if job.streamed]
-    began = _CpuTimes.now(processes())
+    began, waited_before_s = CpuUse.take(processes), _waited_s(processes())
     load = client.run(jobs, concurrency=1)
-    ended = _CpuTimes.now(processes())
+    ended, waited_s = CpuUse.take(processes), _waited_s(processes())
     if wrong := checks.faults(load, bound):
         raise fault.UnderLoad("one request at a time", wrong, len(jobs))
     rates = [
@@ -58,15 +59,14 @@ def read(
     ]
     if not rates:
         raise verdict.NotRun("no rate: the answers came in one piece")
-    server = ended.server - began.server
-    other_s = (ended.all - began.all) - server - (ended.suite - began.suite)
-    available = (ended.at - began.at) * (psutil.cpu_count() or 1)
+    pids = {process.pid for process in processes()}
+    server_s = ended.seconds_of(pids) - began.seconds_of(pids)
     return ThroughputReading(
         rate=statistics.median(rates),
         tokens=load.tokens,
-        per_cpu_s=load.tokens / max(server, 1e-9),
-        waited_s=ended.waited - began.waited,
-        other_load=max(0.0, other_s / max(available, 1e-9)),
+        per_cpu_s=load.tokens / max(server_s, 1e-9),
+        waited_s=waited_s - waited_before_s,
+        other_load=ended.since(began)[0],
     )
 
 
@@ -107,33 +107,11 @@ def compare(
     raise fault.UnderLoad("after the load", [fault.Fault("slower_after_load", text)], 0)
 
 
-@dataclass(frozen=True)
-class _CpuTimes:
-    """Processor time used so far by all, by the server and by this process, in seconds."""
-
-    at: float
-    all: float
-    server: float
-    suite: float
-    #: For which the server was ready to run and others had the processor.
-    waited: float
-
-    @classmethod
-    def now(cls, processes: Iterable[psutil.Process]) -> "_CpuTimes":
-        server = waited = 0.0
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                server += times.user + times.system
-            for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
-                with contextlib.suppress(OSError, IndexError, ValueError):
-                    waited += int(file.read_text("ascii").split()[1]) / 1e9
-        busy = psutil.cpu_times()
-        suite = psutil.Process().cpu_times()
-        return cls(
-            time.monotonic(),
-            float(sum(busy) - busy.idle - busy.iowait),
-            server,
-            suite.user + suite.system,
-            waited,
-        )
+def _waited_s(processes: Iterable[psutil.Process]) -> float:
+    """Seconds so far for which threads were ready to run and others had the processor."""
+    waited_s = 0.0
+    for process in processes:
+        for file in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                waited_s += int(file.read_text("ascii").split()[1]) / 1e9
+    return waited_s
