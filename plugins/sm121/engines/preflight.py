@@ -19,7 +19,7 @@ from sm121.compilation import caches, jit
 from sm121.core import builds, data_file, engine_settings, printable
 from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
-from sm121.core.versions import Versions, release, within
+from sm121.core.versions import Versions, within
 from sm121.engines import choices
 from sm121.engines.memory import neighbours
 
@@ -273,37 +273,32 @@ class Preflight:
     def _broken(self, rule: _Rule) -> PreflightFinding | None:
         """What a rule has against the start; None where it does not hold, or is kept."""
         row = builds.named(self.version)
-        flashinfer = self.modules.version if self.modules is not None else None
         build = row.name if row is not None else "none"
+        flashinfer = self.modules.version if self.modules is not None else None
+        line = one_line(self.arguments)
+        variables = [f"{name}={value}" for name, value in sorted(self.environment.items())]
+        arguments = rule.arguments.search(line) if rule.arguments is not None else None
+        matching = [v for v in variables if rule.environment and rule.environment.fullmatch(v)]
+        excepted = rule.unless_environment
         if (
             (rule.arch and self.arch not in rule.arch)
             or not within(self.version, rule.versions)
             or rule.unless_build == build
             or rule.build not in (None, build)
+            or not within(flashinfer, rule.flashinfer)
+            or (rule.arguments is not None and arguments is None)
+            or (rule.environment is not None and not matching)
+            or (rule.unless_arguments is not None and rule.unless_arguments.search(line))
+            or (excepted is not None and any(map(excepted.fullmatch, variables)))
         ):
             return None
-        matches = []
-        if rule.flashinfer:
-            if release(flashinfer) is None or not within(flashinfer, rule.flashinfer):
-                return None
-            matches = [f"FlashInfer {flashinfer}"]
-        line = one_line(self.arguments)
-        variables = [f"{name}={value}" for name, value in sorted(self.environment.items())]
-        if rule.arguments is not None:
-            if (match := rule.arguments.search(line)) is None:
-                return None
-            matches += [match[0]] if match[0] else []
-        if rule.environment is not None:
-            if not (matching := [item for item in variables if rule.environment.fullmatch(item)]):
-                return None
-            matches += matching
-        if rule.unless_arguments is not None and rule.unless_arguments.search(line):
-            return None
-        unless = rule.unless_environment
-        if unless is not None and any(unless.fullmatch(item) for item in variables):
-            return None
-        matching_text = f" (seen: {', '.join(matches)})" if matches else ""
-        return PreflightFinding(rule.id, rule.severity, rule.message + matching_text, rule.remedy)
+        matches = [
+            *([f"FlashInfer {flashinfer}"] if rule.flashinfer else []),
+            *([arguments[0]] if arguments and arguments[0] else []),
+            *matching,
+        ]
+        text = f" (seen: {', '.join(matches)})" if matches else ""
+        return PreflightFinding(rule.id, rule.severity, rule.message + text, rule.remedy)
 
     def _refusals(self) -> Iterator[PreflightFinding]:
         releases = choices.load(self.engine, self.arch)
