@@ -379,13 +379,12 @@ def _unknown_variables(
         for name in sorted(environment):
             if not name.startswith(registry.prefix) or harmless(name):
                 continue
-            if knowledge.problem is not None:
+            if name in (knowledge.known or ()):
+                continue
+            # What is in somebody's shell may be for a package that has no part here.
+            is_concerned = knowledge.installed or name in start_variables
+            if knowledge.problem is not None or not is_concerned:
                 unanswered.add(name)
-                continue
-            if knowledge.known is not None and name in knowledge.known:
-                continue
-            if not knowledge.installed and name not in start_variables:
-                unanswered.add(name)  # in somebody's shell, for a package that has no part here
                 continue
             setting = "[redacted]" if is_secret_name(name) else redact(environment[name])
             why = (
