@@ -133,7 +133,7 @@ def test_node_that_is_lost_has_a_name(monkeypatch, server, how):
 
 
 def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server):
-    answers = iter([changed("actors", ["RayWorkerProc (pid 7)"]), CLUSTER])
+    answers = iter([CLUSTER, changed("actors", ["RayWorkerProc (pid 7)"]), CLUSTER])
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: next(answers))
     assert server.stop().clean, "an actor takes a moment to end"
     left = changed("actors", ["RayWorkerProc (pid 7)"])
@@ -141,6 +141,29 @@ def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server):
     server.nodes = (ray_cluster.Node(0, "spark1"),)
     report = server.stop()
     assert not report.clean and "RayWorkerProc (pid 7)" in str(report.survivors[0])
+
+
+@pytest.mark.parametrize("noted", [["psm_1"], []], ids=["it served", "its start failed"])
+def test_shared_memory_of_ranks_is_removed(monkeypatch, server, noted):
+    removals: list[list[str]] = []
+
+    def answer(_configuration, remove=()):
+        removals.append([*remove])
+        return changed("facts.segments", ["psm_1"])
+
+    monkeypatch.setattr(ray_cluster, "_ask", answer)
+    server._segments += noted
+    assert server.stop().clean
+    assert removals[-1] == ["psm_1"] and len(removals) == 2 - len(noted)
+
+
+def test_cluster_that_ended_during_a_start_is_told(monkeypatch, server):
+    def answer(*_):
+        raise UsageError("--launcher ray: no cluster answers")
+
+    monkeypatch.setattr(ray_cluster, "_ask", answer)
+    report = server.stop()
+    assert not report.clean and "no cluster answers" in str(report.survivors[0])
 
 
 def ray(*words: str) -> None:

@@ -1,6 +1,7 @@
 """A server on the user's Ray cluster: it is looked at before a start, and nothing is left there
 after a stop. The cluster is the user's: nothing here starts, changes or stops it."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
@@ -102,10 +103,13 @@ class RayServer(ManagedServer):
             link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
             self.added = {**self.added, **link}
         server = super()._start_once()
-        for entry in _ask(self.configuration)["nodes"]:
-            self._segments += (entry["facts"] or {}).get("segments", ())
+        self._note_segments()
         first = dataclasses.replace(self.nodes[0], log=self.log)
         return dataclasses.replace(server, nodes=(first, *self.nodes[1:]))
+
+    def _note_segments(self) -> None:
+        for entry in _ask(self.configuration)["nodes"]:
+            self._segments += (entry["facts"] or {}).get("segments", ())
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
         """Which node the cluster has lost, or does not answer; it is asked where something is
@@ -127,6 +131,9 @@ class RayServer(ManagedServer):
     def stop(self) -> StopReport:
         """As of any server; and what it has left in the cluster."""
         served = bool(self.nodes)
+        if served and not self._segments:  # its start has failed
+            with contextlib.suppress(UsageError):  # told below
+                self._note_segments()
         report = super().stop()
         if not served:
             return report
