@@ -494,9 +494,14 @@ def test_the_path_of_the_median_and_the_slowest_request(tmp_path):
     assert [(gap.begins_ms, gap.ms, gap.after) for gap in median.gaps] == [
         (10, 2, 1), (12, 12, 2), (26, 3, 4)
     ]  # fmt: skip
-    assert slowest.error == "reset" and slowest.text == (
-        "The slowest request: no chunk, 0 chunks, failed after 4 ms."
-    ), "a failed request is infinitely slow"
+    told = (
+        page.environment()
+        .get_template("requests.html.j2")
+        .make_module({"number": numbers.number})
+        .told
+    )
+    assert told(slowest) == "The slowest request: no chunk, 0 chunks, failed after 4 ms."
+    assert slowest.error == "reset", "a failed request is infinitely slow"
     assert cell.ticks(median).startswith("M285.7 0V24M342.9 0V24") and cell.at(35) == 1000
 
 
@@ -517,7 +522,7 @@ def test_records_that_cannot_be_read_or_are_too_many_are_said(tmp_path, monkeypa
     assert [path.which for path in cell.paths] == ["only"] and cell.paths[0].gaps == ()
     monkeypatch.setattr(timelines, "_MOST_BYTES", 20)
     assert timelines.read(tmp_path).left_out[-1] == "records/d2-c1.jsonl: more than a page shows"
-    assert timelines.read(tmp_path / "none") == timelines.Found()
+    assert timelines.read(tmp_path / "none") == ([], [])
 
 
 def test_a_model_calls_nobody_in_a_pull_request():

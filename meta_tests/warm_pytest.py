@@ -173,8 +173,9 @@ if __name__ == "__main__":
         page = importlib.import_module("sm121.report.page").environment()
         for name in ("report.html.j2", "requests.html.j2", "tests.html.j2", "badge.svg.j2"):
             page.get_template(name)
-        markdown = importlib.import_module("sm121.report.summary").environment(trimmed=True)
-        markdown.get_template("summary.md.j2")
+        plain = importlib.import_module("sm121.report.summary").plain
+        templates = importlib.import_module("sm121.core.templates")
+        templates.environment(plain).get_template("summary.md.j2")
         # What a run imports and reads after its start, too.
         for module in ("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"):
             importlib.import_module(module)

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from sm121.core import data_file, verdict
+from sm121.core import data_file, templates, verdict
 from sm121.core.data_file import DataTable, Entries, Pattern, Record, Regex
 from sm121.core.errors import UsageError
 
@@ -288,27 +288,7 @@ def shortened(profile: KernelProfile, kernels: int = 40) -> KernelProfile:
 
 def table(profile: KernelProfile, rows: int = 25) -> str:
     """The profile as Markdown: the parts, then the longest kernels."""
-    noun = "kernel" if profile.kind == "gpu" else "operator"
-    steps = f", {profile.steps} decode steps" if profile.steps else ""
-    lines = [
-        f"Source: {profile.source}; {profile.seconds * 1e3:.3f} ms in {noun}s{steps}.",
-        "",
-        "| Part | Share | Time (ms) | Calls |",
-        "|------|------:|----------:|------:|",
-    ]
-    for part, time in profile.parts.items():
-        lines.append(f"| {part} | {time.share:.1%} | {time.seconds * 1e3:.3f} | {time.calls} |")
-    lines += ["", f"| {noun.capitalize()} | Part | Share | Time (ms) | Calls |"]
-    lines += ["|--------|------|------:|----------:|------:|"]
-    for kernel in profile.kernels[:rows]:
-        name = kernel.name.replace("|", "\\|").replace("`", "'")[:160]
-        lines.append(
-            f"| `{name}` | {kernel.part} | {kernel.share:.1%} "
-            f"| {kernel.seconds * 1e3:.3f} | {kernel.calls} |"
-        )
-    if len(profile.kernels) > rows:
-        lines += ["", f"{len(profile.kernels) - rows} more are in the JSON file next to this one."]
-    return "\n".join(lines) + "\n"
+    return templates.rendered("kernels.md.j2", profile=profile, rows=rows)
 
 
 def _profile(

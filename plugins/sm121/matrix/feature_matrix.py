@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pydantic import Field
 
-from sm121.core import data_file, errors, files, numbers
+from sm121.core import data_file, errors, files, numbers, templates
 from sm121.core.printable import printable
 from sm121.matrix import cost, isolation
 from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
@@ -193,14 +192,7 @@ def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
 
 def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> str:
     """FEATURE_MATRIX.md."""
-    environment = Environment(  # noqa: S701 - Markdown: everything that is put in goes by `_plain`
-        loader=PackageLoader("sm121.matrix"),
-        undefined=StrictUndefined,
-        finalize=_plain,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    environment = templates.environment(_plain, package="sm121.matrix")
     return environment.get_template("feature_matrix.md.j2").render(
         space=space,
         file=file,

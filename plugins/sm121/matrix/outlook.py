@@ -1,5 +1,6 @@
 """What a matrix would be, before anything runs: its size, its coverage, its cost."""
 
+from sm121.core import templates
 from sm121.core.level_settings import MatrixPlan
 from sm121.core.profile import Profile
 from sm121.matrix import cost, covering
@@ -21,35 +22,22 @@ def table(profile: Profile, *names: str | None, strength: str | None) -> str:
 def sizes(profile: Profile, space: Space) -> str:
     """A Markdown table: strength, cells, lower bound, coverage, predicted machine hours."""
     settings = settings_of(profile)
-    product = space.product_allowed()
-    lines = [
-        f"{space.engine} {space.version or '(any version)'}: {len(space.axes)} axes, "
-        + " x ".join(str(len(space.values(axis))) for axis in space.axes)
-        + f" = {space.product} combinations, "
-        + (f"{product} of them allowed" if product is not None else "too many to count"),
-        "",
-        "| strength | array | with the cells that are always in | lower bound | of the product "
-        "| coverage | predicted hours |",
-        "|---|---:|---:|---:|---:|---|---:|",
+    arrays = [
+        covering.build(space, strength)
+        for strength in range(1, min(_MOST_STRENGTH, len(space.axes)) + 1)
     ]
-    for strength in range(1, min(_MOST_STRENGTH, len(space.axes)) + 1):
-        array = covering.build(space, strength)
-        bare = covering.bare(space, strength)
-        lines.append(
-            f"| {strength} | {bare} | {len(array.cells)} | {covering.lower_bound(space, strength)} "
-            f"| {len(array.cells) / (product or space.product):.1%} | {_coverage(space, array)} "
-            f"| {_hours(space, array, settings):.1f} |"
-        )
-    boot, cell = settings.boot_s, settings.cell_s
-    if product is not None:
-        whole = product * (boot.value + cell.value) / 3600
-        lines.append(f"| full | {product} | {product} | {product} | 100.0% | all | {whole:.1f} |")
-    lines += ["", f"A boot {boot.value:g} s ({boot.source}), the checks of a cell "
-              f"{cell.value:g} s ({cell.source})."]  # fmt: skip
-    dropped = sorted({axis for axis, _ in space.absent} - set(space.axes))
-    if dropped:
-        lines += ["", f"Without a choice here: {', '.join(dropped)}."]
-    return "\n".join(lines) + "\n"
+    environment = templates.environment(package="sm121.matrix")
+    return environment.get_template("sizes.md.j2").render(
+        space=space,
+        settings=settings,
+        product=space.product_allowed(),
+        arrays=arrays,
+        bare=[covering.bare(space, number) for number, _ in enumerate(arrays, 1)],
+        bounds=[covering.lower_bound(space, number) for number, _ in enumerate(arrays, 1)],
+        coverage=[_coverage(space, array) for array in arrays],
+        hours=[_hours(space, array, settings) for array in arrays],
+        dropped=sorted({axis for axis, _ in space.absent} - set(space.axes)),
+    )
 
 
 def cells(plan: CellPlan) -> str:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from pydantic import Field, model_validator
 
-from sm121.core import data_file
+from sm121.core import data_file, templates
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.numbers import number
 from sm121.core.profile_fields import Level
@@ -213,13 +212,9 @@ def review(
     levels: Mapping[str, Verdict],
     run: Mapping[str, Any],
 ) -> str:
-    environment = Environment(  # noqa: S701  # Markdown of our own data
-        loader=PackageLoader("sm121.report"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        finalize=lambda value: str(value).replace("|", "\\|").replace("\n", " "),
-    )
-    return environment.get_template("review.md.j2").render(
+    return templates.rendered(
+        "review.md.j2",
+        _cell,
         hypothesis=hypothesis,
         answers=answers,
         gate_text=gate[0],
@@ -231,3 +226,8 @@ def review(
         levels={name: verdict.value for name, verdict in levels.items()},
         run=run,
     )
+
+
+def _cell(value: object) -> str:
+    """Of a table of Markdown."""
+    return str(value).replace("|", "\\|").replace("\n", " ")

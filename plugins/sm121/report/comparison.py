@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from sm121.core import profile
+from sm121.core import profile, templates
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Regression
 from sm121.core.verdict import Severity, Verdict
@@ -26,7 +24,6 @@ from sm121.run import stored_run, verdict_file
 from sm121.run.fingerprint import Difference
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 
-_NOTHING = "-"
 #: The first columns of llama-benchy's CSV, its names of tests, and the key of sparkrun's YAML.
 _CSV = "model,test_name,"
 _CSV_TEST = re.compile(r"((?:pp|tg)\d+)(?: @ d(\d+))?(?: \(c(\d+)\))?")
@@ -48,6 +45,11 @@ class ComparedRow:
     deviation: float | None = None
     #: None where nobody judged it.
     verdict: str | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether nothing is known that speaks against its number."""
+        return self.report.value is not None and self.verdict in (None, "PASS", "FAIL")
 
 
 @dataclass(frozen=True)
@@ -331,39 +333,20 @@ def markdown(sources: Sequence[Source]) -> str:
     """Engine by depth, as the documents have it; then every row; then who measured how."""
     kinds, depths = rates(sources)
     proven = [source for source in sources if source.kernels]
-    metrics = dict.fromkeys(row.metric for source in sources for row in source.rows)
-    environment = Environment(  # noqa: S701 - Markdown
-        loader=PackageLoader("sm121.report"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template("compare.md.j2").render(
+    return templates.rendered(
+        "compare.md.j2",
         sources=sources,
-        columns=[f"{source.name} {kind}" for kind in kinds for source in sources],
-        by_depth={
-            depth: [
-                cell
-                for kind in kinds
-                for cell in _cells([source.row(f"{kind}@d{depth}") for source in sources])
-            ]
-            for depth in depths
-        },
-        rows=[
-            [label(metric), source.name, _spread(row), row.report.unit, str(row.report.rounds),
-             row.report.clock or _NOTHING, row.verdict or _NOTHING]
-            for metric in metrics
-            for source in sources
-            if (row := source.row(metric)) is not None
-        ],
+        kinds=kinds,
+        depths=depths,
+        metrics=dict.fromkeys(row.metric for source in sources for row in source.rows),
+        label=label,
         judged=[source for source in sources if source.levels],
         grades=[severity.value for severity in Severity],
         proven=proven,
         parts=[part for part in KERNELS if any(part in source.kernels for source in proven)],
         trades=trades(sources),
         clocks=sorted({r.report.clock for s in sources for r in s.rows if r.report.clock}),
-        nothing=_NOTHING,
-    )  # fmt: skip
+    )
 
 
 def trades(sources: Sequence[Source]) -> list[str]:
@@ -414,34 +397,3 @@ def distinct(sources: Sequence[Source]) -> list[Source]:
         counts[source.name] = number = counts.get(source.name, 0) + 1
         named.append(source if number == 1 else replace(source, name=f"{source.name} ({number})"))
     return named
-
-
-def _cells(rows: Sequence[ComparedRow | None]) -> list[str]:
-    """One rate of each source. The best is bold; what does not count cannot be the best."""
-    cells: list[str] = []
-    counted: list[tuple[float, int]] = []
-    for row in rows:
-        if row is None or row.report.value is None:
-            cells.append(_NOTHING)
-            continue
-        counts = row.verdict in (None, "PASS", "FAIL")
-        counted += [(row.report.value, len(cells))] if counts else []
-        cells.append(_number(row.report.value) + ("" if counts else f" ({row.verdict})"))
-    if len(counted) > 1:
-        _, best = max(counted)
-        cells[best] = f"**{cells[best]}**"
-    return cells
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 1000 else f"{value:.2f}"
-
-
-def _spread(row: ComparedRow) -> str:
-    report = row.report
-    if report.value is None:
-        return _NOTHING
-    if report.ci_low is not None and report.ci_high is not None:
-        return f"{_number(report.value)} [{_number(report.ci_low)}, {_number(report.ci_high)}]"
-    deviation = "" if row.deviation is None else f" ± {_number(row.deviation)}"
-    return f"{_number(report.value)}{deviation}"

@@ -3,14 +3,13 @@
 import os
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sm121 import __version__
+from sm121.core import templates
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.numbers import number
-from sm121.core.printable import printable
 from sm121.regression import trend
 from sm121.report import charts, metric_names, page
 from sm121.report.history import History
@@ -48,13 +47,8 @@ def write(history: History, target: Path) -> list[Path]:
 
 def text(history: History, kind: str) -> str:
     """The runs as ``json``, which is the content of summary.json, or ``txt``, for a terminal."""
-    environment = Environment(  # noqa: S701 - neither is HTML
-        loader=PackageLoader("sm121.report"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        finalize=lambda value: printable(value) if isinstance(value, str) else value,
-    )
-    return environment.get_template(f"history.{kind}.j2").render(_values(history)).rstrip() + "\n"
+    text = templates.rendered(f"history.{kind}.j2", templates.one_line, **_values(history))
+    return text.rstrip() + "\n"
 
 
 def _values(history: History) -> dict[str, object]:

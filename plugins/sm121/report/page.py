@@ -6,22 +6,22 @@ import base64
 import functools
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from sm121 import __version__
+from sm121.core import templates
 from sm121.core.files import write_text
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.profile_fields import LEVELS
-from sm121.core.verdict import Verdict
 from sm121.matrix import feature_matrix
 from sm121.report import (
     charts,
@@ -56,17 +56,6 @@ _SAVINGS = (
 )
 #: Entries of a list and characters of a text where even that is too much.
 _FEW, _SHORT = 100, 200
-#: Parts of the page that a run may not have: what they are, the level that writes them, and why
-#: they may be missing although it ran.
-_PARTS = {
-    "rates": ("rates", "performance", "no rate was measured"),
-    "latency": ("latency distributions", "performance", "details.json has no raw samples"),
-    "paths": ("paths of requests", "performance", "there are no records of requests"),
-    "memory": ("memory over the run", "stress", "no timeline was written"),
-    "matrix": ("matrix", "matrix", "no cell was written"),
-    "history": ("history", "regression", "there is no comparable stored run: --benchmark-autosave "
-                "stores this one as the first of them"),
-}  # fmt: skip
 #: Styles by attribute are how plotly draws.
 PLOTLY_SOURCES = ("style-src 'unsafe-inline'", "img-src data: blob:")
 _HEADLINE_TIMES = ("ttft_p99", "ttft_p50")
@@ -131,7 +120,6 @@ def _html(report: StoredReport, saving: int) -> str:
             interval=charts.certainty,
             paths=paths,
             line_width=timelines.WIDTH,
-            absent=_absent(report, {**figures, "paths": paths.cells}),
             anchors=short_names.anchors(test.id for test in run.tests),
             again={one.ids[0]: one.detail.reproduce for one in groups[:_MOST_FINDINGS]},
             short_kernel=short_names.kernel,
@@ -187,22 +175,6 @@ def _charts(report: StoredReport) -> dict[str, list[Chart]]:
         "memory": [charts.memory(report.memory)] if report.memory is not None else [],
         "history": charts.histories(report.details, gated),
     }
-
-
-def _absent(report: StoredReport, parts: Mapping[str, Sequence[object]]) -> list[str]:
-    """Why parts of the page are not there, those of one reason together."""
-    parts_by_reason: dict[str, list[str]] = {}
-    present = {**parts, "matrix": [report.matrix] if report.matrix else []}
-    for part, (name, level, otherwise) in _PARTS.items():
-        if not present[part]:
-            level_report = report.run.levels.get(level)
-            why = otherwise
-            if level_report is None:
-                why = f"{level} was not selected"
-            elif level_report.verdict is Verdict.NOT_RUN:
-                why = f"{level} did not run"
-            parts_by_reason.setdefault(why, []).append(name)
-    return [f"{', '.join(names)} ({why})" for why, names in parts_by_reason.items()]
 
 
 def _tiles(run: VerdictFile) -> list[tuple[str, MetricReport]]:
@@ -308,14 +280,8 @@ def _shown(value: object) -> object:
 
 @cache
 def environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("sm121.report"),
-        undefined=StrictUndefined,
-        autoescape=True,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    """The templates of pages."""
+    environment = templates.environment(_shown, escapes=True)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
     environment.tests["table"] = lambda value: isinstance(value, Mapping)
     environment.tests["listing"] = lambda value: isinstance(value, (list, tuple))

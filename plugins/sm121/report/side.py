@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sm121.core import unmet
+from sm121.core import templates, unmet
 from sm121.core.level_settings import Regression
 from sm121.core.numbers import number
 from sm121.core.verdict import Severity, Verdict
@@ -294,45 +294,8 @@ class Beside:
     @property
     def headline(self) -> str:
         """What is different, in a sentence."""
-        new, mended, both, lost, _ = (group.count for group in self.tests)
-        changes = self.changes
-        worse = [change for change in changes if change.verdict is Verdict.FAIL]
-        maybe = sum(change.verdict is Verdict.INCONCLUSIVE for change in changes)
-        newly = "test newly fails" if new == 1 else "tests newly fail"
-        parts = [
-            f"{side.letter} has not finished" for side in self.sides if not side.report.run.finished
-        ]
-        parts += [f"{new} {newly} in B" if new else "nothing new fails in B"]
-        parts += [
-            f"{count} {how}"
-            for count, how in ((mended, "fixed"), (both, "in both"), (lost, "ran in A only"))
-            if count
-        ]
-        if self.apart and changes:
-            parts.append(f"{len(changes)} metrics not judged, since the runs are not comparable")
-        elif worse:
-            first = f"{metric_names.words(worse[0].metric)} {worse[0].percent} {worse[0].bounds}"
-            parts.append(
-                f"{len(worse)} of {len(changes)} metrics worse than allowed ({first.strip()})"
-            )
-        elif changes:
-            judged = sum(change.decided for change in changes)
-            judgement = f"{judged} of {len(changes)} metrics judged, none worse than allowed"
-            parts.append(judgement if judged else f"none of {len(changes)} metrics judged")
-        if maybe and not self.apart:
-            parts.append(f"{maybe} not decided")
-        if missing := sum(not row.b for row in self.only):
-            parts.append(f"{missing} metric{'s' if missing > 1 else ''} measured in A only")
-        differ = [row.name for row in self.path if row.differs and not row.note]
-        one_sided = [row.name for row in self.path if row.note]
-        if differ:
-            parts.append(f"the kernel paths differ in {', '.join(differ)}")
-        elif len(one_sided) < len(self.path):
-            parts.append("the same kernel path, as far as both prove it")
-        elif not one_sided:
-            parts.append("no kernel path is proven")
-        parts += [f"not proven in one of them: {', '.join(one_sided)}"] if one_sided else []
-        text = "; ".join(parts)
+        parts = templates.rendered("beside.j2", beside=self, words=metric_names.words).splitlines()
+        text = "; ".join(filter(None, parts))
         return f"{text[0].upper()}{text[1:]}."
 
 

@@ -1,12 +1,10 @@
 """summary.md: the verdict, short enough for a pull request."""
 
-import functools
 import os
 import re
 from collections.abc import Mapping
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from sm121.core import templates
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.core.verdict import Verdict
@@ -26,14 +24,6 @@ _MENTION = re.compile(r"(?<![A-Za-z0-9])@(?=\w)")
 _MOST_FAILURES = 5
 _MOST_METRICS = 12
 _MOST_LENGTH = 200
-#: How the lists of `AgainstReport` are called, those that decide first.
-_BESIDE = {
-    "new": "new", "changed": "fails in another way", "missing": "ran there, not here",
-    "path": "another path", "worse": "worse",
-    "path_told": "path, as asked for or not shown there", "unjudged": "worse, but not judged",
-    "mended": "fixed", "listed": "listed, and passed there",
-    "differs": "asked or built in another way", "not_asked": "levels not asked here",
-}  # fmt: skip
 
 
 class Markdown(str):
@@ -55,19 +45,6 @@ def _shown(name: str, metric: MetricReport) -> bool:
     return metric.gated or (rate is not None and rate.plain)
 
 
-@functools.cache
-def environment(*, trimmed: bool = False) -> Environment:
-    """For templates of Markdown, not HTML: everything that is put in goes through `plain`.
-    `trimmed`: lines with nothing but a statement leave no line."""
-    return Environment(  # noqa: S701
-        loader=PackageLoader("sm121.report"),
-        undefined=StrictUndefined,
-        finalize=plain,
-        trim_blocks=trimmed,
-        lstrip_blocks=trimmed,
-    )
-
-
 def asked(run: VerdictFile) -> list[tuple[str, str]]:
     """What was asked beside the profile, by name: certificate, options, waivers, sources."""
     certificate = [("certificate", run.certificate_covers or "")]
@@ -85,39 +62,11 @@ def asked(run: VerdictFile) -> list[tuple[str, str]]:
     return [row for row in rows if row[1]]
 
 
-def kernels(run: VerdictFile) -> list[tuple[str, str]]:
-    """The kernels of the path that were judged, and those that were not."""
-    judged = [
-        f"{each.operation} ({each.backend or 'not proven'}) by {each.provider}, {each.cases} cases"
-        for each in run.engine.served
-        if each.judged
-    ]
-    others = [each.operation for each in run.engine.served if each.judged is False]
-    why = "; report.html says why" if others else ""
-    rows = [("kernels judged", "; ".join(judged)), ("kernels not judged", ", ".join(others) + why)]
-    return [(name, value) for name, value in rows if value]
-
-
 def _fenced(command: str) -> Markdown:
     """A command that can be copied: a block of code, whatever is in it."""
     line = printable(" ".join(command.splitlines()))
     fence = "`" * (max((len(run) for run in re.findall("`+", line)), default=0) + 3)
     return Markdown(f"{fence}sh\n{line}\n{fence}")
-
-
-def _required(metric: MetricReport) -> str:
-    if metric.minimum is not None:
-        return f"at least {number(metric.minimum)}"
-    return f"at most {number(metric.at_most)}" if metric.at_most is not None else ""
-
-
-def _change(run: VerdictFile, name: str) -> str:
-    """How a metric changed against the trusted run, in percent; empty where that is not known."""
-    before = run.against.measured.get(name) if run.against is not None else None
-    now = run.metrics[name].value
-    if before is None or not before.value or now is None:
-        return ""
-    return f"{100 * (now / before.value - 1):+.1f} %"
 
 
 def link(environment: Mapping[str, str]) -> str:
@@ -136,39 +85,26 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
     failures = findings.same(findings.failures(run), lambda test: (test.verdict, reason(test)))
     metrics = [name for name, metric in run.metrics.items() if _shown(name, metric)]
     metrics.sort(key=lambda name: headline.judged(run, name)[0] is Verdict.PASS)
-    against = run.against
-    return (
-        environment(trimmed=True)
-        .get_template("summary.md.j2")
-        .render(
-            run=run,
-            headline=headline.of(run),
-            action=headline.action(report) if report is not None else None,
-            command=report.details.command if report is not None else None,
-            label=profile_label(run.profile, run.fingerprint),
-            asked=asked(run),
-            kernels=kernels(run),
-            counts=counts_shown(run.levels.values()),
-            failures=failures[:_MOST_FAILURES],
-            reason=reason,
-            more=len(failures[_MOST_FAILURES:]),
-            metrics={name: run.metrics[name] for name in metrics[:_MOST_METRICS]},
-            more_metrics=len(metrics[_MOST_METRICS:]),
-            beside=[
-                (words, lines)
-                for name, words in _BESIDE.items()
-                if (lines := getattr(against, name))
-            ]
-            if against is not None
-            else [],
-            number=number,
-            interval=charts.certainty,
-            judged=lambda name: headline.judged(run, name)[1],
-            required=_required,
-            change=functools.partial(_change, run),
-            link=Markdown(link(os.environ)),
-            fenced=_fenced,
-            bold=lambda text: Markdown(f"**{plain(text)}**"),
-            short=lambda text: headline.brief(text, _MOST_LENGTH),
-        )
+    return templates.rendered(
+        "summary.md.j2",
+        plain,
+        run=run,
+        headline=headline.of(run),
+        action=headline.action(report) if report is not None else None,
+        command=report.details.command if report is not None else None,
+        label=profile_label(run.profile, run.fingerprint),
+        asked=asked(run),
+        counts=counts_shown(run.levels.values()),
+        failures=failures[:_MOST_FAILURES],
+        reason=reason,
+        more=len(failures[_MOST_FAILURES:]),
+        metrics={name: run.metrics[name] for name in metrics[:_MOST_METRICS]},
+        more_metrics=len(metrics[_MOST_METRICS:]),
+        number=number,
+        interval=charts.certainty,
+        judged=lambda name: headline.judged(run, name)[1],
+        link=Markdown(link(os.environ)),
+        fenced=_fenced,
+        bold=lambda text: Markdown(f"**{plain(text)}**"),
+        short=lambda text: headline.brief(text, _MOST_LENGTH),
     )

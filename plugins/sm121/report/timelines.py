@@ -3,15 +3,15 @@ sent, when each chunk came, where it waited."""
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import NamedTuple
 
-from sm121.client.timed_answer import Chunk, TimedAnswer
-from sm121.core.numbers import number
+from pydantic import TypeAdapter
+
+from sm121.client.timed_answer import TimedAnswer
 from sm121.measure import timing
 
 #: Records that a page is made from, in bytes of all cells together; a soak's can be gigabytes.
@@ -23,34 +23,33 @@ _MARKED = 3
 _MOST_TICKS = 500
 #: Units across the drawing of a line: it is stretched to the page's width.
 WIDTH = 1000
+#: Of this version or of one with other fields.
+_ANSWER = TypeAdapter(TimedAnswer)
 _FILE = re.compile(r"d(?P<depth>\d+)-c(?P<streams>\d+)(?:-(?P<again>\d+))?\.jsonl")
 
 
-@dataclass(frozen=True)
-class Gap:
-    """A wait between two chunks."""
+class Gap(NamedTuple):
+    """A wait between two chunks, in milliseconds since the sending, behind so many tokens."""
 
     begins_ms: float
-    """Since the sending."""
     ms: float
     after: int
-    """Tokens that had come."""
 
 
 @dataclass(frozen=True)
 class RequestPath:
     """One request, in milliseconds since its sending."""
 
+    #: ``median`` or ``slowest``: by the time to its end.
     which: str
-    """``median`` or ``slowest``: by the time to its end."""
+    #: When each chunk with a token came.
     chunks_ms: tuple[float, ...]
-    """When each chunk with a token came."""
     end_ms: float
     tokens: int
+    #: The median gap between chunks; None with fewer than two of them.
     gap_ms: float | None
-    """The median gap between chunks; None with fewer than two of them."""
+    #: The longest, in their order.
     gaps: tuple[Gap, ...]
-    """The longest, in their order."""
     error: str | None = None
 
     @property
@@ -58,25 +57,14 @@ class RequestPath:
         """The wait before the first chunk; until the end where none came."""
         return self.chunks_ms[0] if self.chunks_ms else self.end_ms
 
-    @property
-    def text(self) -> str:
-        """What a drawing of it shows, in a sentence."""
-        first = f"first chunk after {number(self.first_ms)} ms" if self.chunks_ms else "no chunk"
-        waits = ", ".join(f"{number(g.ms)} ms after token {g.after}" for g in self.gaps)
-        return (
-            f"The {self.which} request: {first}, {len(self.chunks_ms)} chunks, "
-            f"{'failed' if self.error else 'ended'} after {number(self.end_ms)} ms"
-            + (f"; longest gaps {waits}." if waits else ".")
-        )
-
 
 @dataclass(frozen=True)
 class CellPaths:
     """The median and the slowest request of one measured cell."""
 
     name: str
+    #: Long answers that it has.
     requests: int
-    """Long answers that it has."""
     paths: tuple[RequestPath, ...]
 
     @property
@@ -94,19 +82,17 @@ class CellPaths:
         return "".join(f"M{self.at(ms):g} 0V24" for ms in path.chunks_ms[::step])
 
 
-@dataclass(frozen=True)
-class Found:
+class RequestPaths(NamedTuple):
     """The cells of a report directory, and what of it is not shown, a line each."""
 
-    cells: tuple[CellPaths, ...] = ()
-    left_out: tuple[str, ...] = ()
+    cells: list[CellPaths]
+    left_out: list[str]
 
 
-def read(directory: Path) -> Found:
+def read(directory: Path) -> RequestPaths:
     """The cells whose records are in a report directory, by depth and number of streams."""
     room = _MOST_BYTES
-    cells: list[CellPaths] = []
-    left_out: list[str] = []
+    cells, left_out = paths = RequestPaths([], [])
     for file in _files(directory):
         name = file.relative_to(directory).as_posix()
         room -= file.stat().st_size
@@ -120,7 +106,7 @@ def read(directory: Path) -> Found:
             continue
         if cell is not None:
             cells.append(cell)
-    return Found(tuple(cells), tuple(left_out))
+    return paths
 
 
 def _files(directory: Path) -> list[Path]:
@@ -137,7 +123,7 @@ def _cell(file: Path) -> CellPaths | None:
     """None for a cell without a long answer."""
     with file.open(encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines if line.strip()]
-    answers = [_answer(record) for record in records if record["kind"] == "long"]
+    answers = [_ANSWER.validate_python(one) for one in records if one["kind"] == "long"]
     if not answers:
         return None
     match = _FILE.fullmatch(file.name)
@@ -156,19 +142,6 @@ def _cell(file: Path) -> CellPaths | None:
     return CellPaths(name, len(answers), tuple(_path(which, one) for which, one in chosen))
 
 
-def _answer(record: dict[str, Any]) -> TimedAnswer:
-    """A record of this version or of one with other fields."""
-    names = {field.name for field in fields(TimedAnswer)} - {"chunks"}
-    of_chunk = {field.name for field in fields(Chunk)}
-    chunks = [
-        Chunk(**{key: value for key, value in chunk.items() if key in of_chunk})
-        for chunk in record["chunks"]
-    ]
-    return TimedAnswer(
-        **{key: value for key, value in record.items() if key in names}, chunks=chunks
-    )
-
-
 def _path(which: str, answer: TimedAnswer) -> RequestPath:
     came = timing.arrivals(answer, answer.clock() or "chunks")
     times = [(arrival.at_ns - answer.sent_ns) / 1e6 for arrival in came]
@@ -176,19 +149,13 @@ def _path(which: str, answer: TimedAnswer) -> RequestPath:
         Gap(before, after - before, arrival.tokens)
         for (before, after), arrival in zip(pairwise(times), came, strict=False)
     ]
+    longest = sorted(gaps, key=lambda gap: -gap.ms)[:_MARKED] if len(gaps) > _MARKED else []
     return RequestPath(
         which=which,
         chunks_ms=tuple(times),
         end_ms=max((answer.ended_ns - answer.sent_ns) / 1e6, times[-1] if times else 0.0),
         tokens=came[-1].tokens if came else 0,
         gap_ms=median(gap.ms for gap in gaps) if gaps else None,
-        gaps=_longest(gaps),
+        gaps=tuple(sorted(longest)),
         error=answer.error,
     )
-
-
-def _longest(gaps: Sequence[Gap]) -> tuple[Gap, ...]:
-    if len(gaps) <= _MARKED:
-        return ()
-    longest: Iterable[Gap] = sorted(gaps, key=lambda gap: -gap.ms)[:_MARKED]
-    return tuple(sorted(longest, key=lambda gap: gap.begins_ms))
