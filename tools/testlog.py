@@ -4,12 +4,13 @@ import datetime
 import re
 from pathlib import Path
 
+from sm121.core import templates
 from sm121.core.errors import UsageError
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
 from sm121.report import findings, metric_names
 from sm121.report.stored import StoredReport
-from sm121.report.summary import environment, plain
+from sm121.report.summary import plain
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 RESULTS = "BENCHMARK_RESULTS.md"
@@ -39,7 +40,7 @@ def log(
         baseline: another run, for the second column of the numbers.
     """
     run = report.run
-    template = environment(trimmed=True).from_string(_TEMPLATE.read_text("utf-8"))
+    template = templates.environment(plain).from_string(_TEMPLATE.read_text("utf-8"))
     return template.render(
         feature=feature,
         branch=branch or _branch(run),

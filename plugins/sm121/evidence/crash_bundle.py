@@ -16,6 +16,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
+from sm121.core import templates
 from sm121.core.files import write_text
 from sm121.evidence import failure, kernel_messages, process_snapshot
 
@@ -115,7 +116,8 @@ def _fill(folder: Path, evidence: Evidence, redact: Redact) -> None:
         rerun=evidence.rerun,
         parts=parts,
     )
-    write_text(redact(_readme(index)), folder / "README.md")
+    readme = templates.rendered("crash.md.j2", index=index)
+    write_text(redact(readme), folder / "README.md")
     text = json.dumps(index.model_dump(mode="json", by_alias=True), indent=2)
     write_text(redact(text) + "\n", folder / INDEX)
 
@@ -260,23 +262,6 @@ def _of_nodes(evidence: Evidence) -> Iterator[tuple[str, Callable[[Evidence], st
         yield f"{name}.json", partial(lambda told, _evidence: _json(told), told)
         if log is not None:
             yield f"{name}.log", partial(lambda log, _evidence: _whole_or_ends(log), log)
-
-
-def _readme(index: BundleIndex) -> str:
-    lines = [f"# {index.kind}: {index.what}", "", f"**Why**: {index.summary}", ""]
-    lines += [f"**Ask**: {index.owner}", ""]
-    if index.remedy:
-        lines += [f"**Remedy**: {index.remedy}", ""]
-    if index.test:
-        lines += [f"**During**: `{index.test}`", ""]
-    if index.rerun:
-        lines += [f"**Again, with better stacks**: {index.rerun}", ""]
-    if index.lines:
-        lines += ["The lines that this rests on:", "", *(f"    {x}" for x in index.lines), ""]
-    lines += ["| part | |", "|---|---|"]
-    for name, part in index.parts.items():
-        lines.append(f"| {name} | {part.get('unavailable', 'here')} |")
-    return "\n".join(lines) + "\n"
 
 
 def _new_folder(directory: Path, kind: str) -> Path:

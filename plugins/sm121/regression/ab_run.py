@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 
 from sm121.answers import facts
-from sm121.core import architecture
+from sm121.core import architecture, templates
 from sm121.core.configuration import environment_items
 from sm121.core.files import write_text
 from sm121.core.level_settings import PRICES
+from sm121.core.numbers import number
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict, worst
@@ -164,20 +165,18 @@ class AbRun:
             for promises in (chosen.criteria, criteria)
         )
         file = self.harness.directory / "review.md"
-        engine = self.harness.file.engine
-        run = {
-            "profile": self.harness.file.profile,
-            "engine": f"{engine.name} {engine.version or '(version unknown)'}",
-            "box": self.harness.file.box.state,
-        }
-        filled = hypothesis.review(
-            chosen,
-            answers,
-            (text, gate),
-            sides=(self.sides[0].text, self.sides[1].text),
+        filled = templates.rendered(
+            "review.md.j2",
+            hypothesis.cell,
+            hypothesis=chosen,
+            answers=answers,
+            gate_text=text,
+            gate=gate,
+            verdict=worst(answer.verdict for answer in [*answers, *gate]),
+            sides=self.sides,
             outcomes=outcomes,
-            levels=levels,
-            run=run,
+            number=number,
+            run=self.harness.file,
         )
         write_text(filled, file)
         if undecided is not None:

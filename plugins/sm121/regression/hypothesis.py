@@ -1,20 +1,20 @@
-"""A feature's hypothesis: what it promised, against what an A/B run showed (B has the feature), and
-the review of it. A criterion on a ratio or a difference is compared with the whole interval: PASS
+"""A feature's hypothesis: what it promised, against what an A/B run showed (B has the feature). A
+criterion on a ratio or a difference is compared with the whole interval: PASS
 when all of it is on the right side, FAIL when all of it is on the wrong."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from sm121.core import data_file, templates
+from sm121.core import data_file
 from sm121.core.data_file import DataTable, Pattern
 from sm121.core.numbers import number
 from sm121.core.profile_fields import Level
-from sm121.core.verdict import Verdict, worst
+from sm121.core.verdict import Verdict
 from sm121.regression.ab import Visit
 from sm121.regression.change import Change
 from sm121.regression.trend import difference_of_pairs, verdict_of
@@ -202,32 +202,6 @@ def _path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
     return CriterionResult(criterion, verdict, "", ", ".join(experts), "B's log")
 
 
-def review(
-    hypothesis: Hypothesis,
-    answers: Sequence[CriterionResult],
-    gate: tuple[str, Sequence[CriterionResult]],
-    *,
-    sides: tuple[str, str],
-    outcomes: Sequence[Change],
-    levels: Mapping[str, Verdict],
-    run: Mapping[str, Any],
-) -> str:
-    return templates.rendered(
-        "review.md.j2",
-        _cell,
-        hypothesis=hypothesis,
-        answers=answers,
-        gate_text=gate[0],
-        gate=gate[1],
-        verdict=worst(answer.verdict for answer in [*answers, *gate[1]]).value,
-        sides=sides,
-        outcomes=outcomes,
-        number=number,
-        levels={name: verdict.value for name, verdict in levels.items()},
-        run=run,
-    )
-
-
-def _cell(value: object) -> str:
-    """Of a table of Markdown."""
+def cell(value: object) -> str:
+    """What stands in a table of Markdown for a value."""
     return str(value).replace("|", "\\|").replace("\n", " ")

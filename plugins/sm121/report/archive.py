@@ -2,7 +2,6 @@
 searched for secrets once more, with a checksum of each file."""
 
 import hashlib
-import io
 import shutil
 import tarfile
 import tempfile
@@ -44,7 +43,8 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
                     redaction.redact_file(copied)
                 sums.append(f"{hashlib.sha256(copied.read_bytes()).hexdigest()}  {inside}")
                 archive.add(copied, f"{name}/{inside}", filter=_plain)
-            _add(archive, f"{name}/{SUMS}", "\n".join(sums) + "\n")
+            copied.write_text("\n".join(sums) + "\n", "utf-8")
+            archive.add(copied, f"{name}/{SUMS}", filter=_plain)
     return target, omitted
 
 
@@ -67,10 +67,3 @@ def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     entry.uname = entry.gname = ""
     entry.mode = 0o644
     return entry
-
-
-def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
-    data = text.encode()
-    entry = _plain(tarfile.TarInfo(name))
-    entry.size = len(data)
-    archive.addfile(entry, io.BytesIO(data))

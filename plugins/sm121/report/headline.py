@@ -5,7 +5,7 @@ where a test says something that no field has, its message is put in."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sm121.core import unmet
+from sm121.core import templates, unmet
 from sm121.core.level_settings import PRICES
 from sm121.core.numbers import apart, number
 from sm121.core.profile_fields import LEVELS
@@ -384,35 +384,7 @@ def _percent(fraction: float, digits: int = 1) -> str:
 
 
 def _reservations(run: VerdictFile) -> list[str]:
-    reservations = []
-    missing = [level for level in LEVELS if level not in run.levels]
-    if run.shard is not None:
-        reservations.append(f"shard {run.shard.index} of {run.shard.of}")
-    if run.levels and missing and not run.certified:
-        selected = [level for level in LEVELS if level in run.levels]
-        few = len(selected) < len(missing)
-        reservations.append(
-            f"only {', '.join(selected)} asked for"
-            if few
-            else f"{', '.join(missing)} not asked for"
-        )
-    for name, level in run.levels.items():
-        if level.verdict is Verdict.NOT_RUN:
-            why = next((test.why_not_run for test in run.tests if test.level == name), "")
-            reservations.append(f"{name} did not run" + (f": {brief(why, _LITTLE)}" if why else ""))
-    for name, metric in run.metrics.items():
-        if (why_none := no_evidence(name, metric)) is not None:
-            reservations.append(f"{name}: {why_none.partition(' (')[0]}")
-    if run.engine.unwatched is not None:
-        reservations.append("not proven that one process served to the end")
-    path, served = run.engine.path, run.engine.base_url or run.engine.startup_s
-    parts = (("attention", path.attention), ("MoE experts", path.moe))
-    silent = [part for part, value in parts if value is None and served]
-    if len(silent) == len(parts):
-        reservations.append("kernel path not proven")
-    elif silent:
-        reservations.append(f"{silent[0]} not proven")
-    if run.unproven and len(silent) < len(parts):
-        more = f" and {len(run.unproven) - 1} more" if len(run.unproven) > 1 else ""
-        reservations.append(f"not proven: {brief(run.unproven[0], _LITTLE)}{more}")
-    return reservations
+    text = templates.rendered(
+        "reservations.j2", run=run, levels=LEVELS, no_evidence=no_evidence, brief=brief
+    )
+    return text.splitlines()

@@ -5,7 +5,7 @@ rules of the regression level, as `--against` applies them."""
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from sm121.core import templates, unmet
 from sm121.core.level_settings import Regression
@@ -66,32 +66,26 @@ class Side:
         return stored_run.of_report(self.report.run, self.report.details)
 
 
-@dataclass(frozen=True)
-class Group:
-    """Tests of one kind of difference."""
+class Group(NamedTuple):
+    """The first rows of a table, as many as have room, and how many more there are."""
 
     id: str
-    title: str
-    meaning: str
-    rows: tuple[Row, ...]
-    #: So many more have no room.
-    more: int = 0
-    #: It is what a reader came for, so it is not folded.
-    first: bool = False
+    rows: list[Row]
+    more: int
 
     @classmethod
-    def of(cls, name: str, title: str, meaning: str, every: list[Row], *, first: bool) -> "Group":
-        """The first rows of a table, as many as have room."""
+    def of(cls, name: str, every: list[Row]) -> "Group":
+        """Of all the rows of a table."""
         room, listed = _ROOM, []
         for row in every:
             room -= sum(map(len, (row.name, row.a, row.b, row.a_said, row.b_said)))
             if room < 0:
                 break
             listed.append(row)
-        return cls(name, title, meaning, tuple(listed), len(every) - len(listed), first)
+        return cls(name, listed, len(every) - len(listed))
 
     @property
-    def count(self) -> int:
+    def total(self) -> int:
         """All of them, those that are not shown included."""
         return len(self.rows) + self.more
 
@@ -131,21 +125,15 @@ class Beside:
         ran_a, ran_b = ([n for n, test in side.items() if test.executed] for side in (one, two))
         bad_a = {name for name in ran_a if _bad(one[name])}
         bad_b = {name for name in ran_b if _bad(two[name])}
-        kinds: list[tuple[str, str, str, list[str], bool]] = [
-            ("new", "New", "Fails in B; passed in A, or did not run there.",
-             [n for n in ran_b if n in bad_b - bad_a], True),
-            ("mended", "Fixed", "Failed in A, passes in B.",
-             [n for n in ran_b if n in bad_a - bad_b], True),
-            ("both", "In both", "Fails in both.",
-             [n for n in ran_b if n in bad_a & bad_b], True),
-            ("only-a", "Ran in A only", "Of these, B says nothing.",
-             [n for n in ran_a if n not in ran_b], False),
-            ("only-b", "Passed in B only", "Of these, A says nothing.",
-             [n for n in ran_b if n not in ran_a and n not in bad_b], False),
-        ]  # fmt: skip
+        kinds = {
+            "new": [n for n in ran_b if n in bad_b - bad_a],
+            "mended": [n for n in ran_b if n in bad_a - bad_b],
+            "both": [n for n in ran_b if n in bad_a & bad_b],
+            "only-a": [n for n in ran_a if n not in ran_b],
+            "only-b": [n for n in ran_b if n not in ran_a and n not in bad_b],
+        }
         return [
-            Group.of(name, title, meaning, [*map(self._row, self._gravest(names))], first=first)
-            for name, title, meaning, names, first in kinds
+            Group.of(kind, [*map(self._row, self._gravest(names))]) for kind, names in kinds.items()
         ]
 
     def _gravest(self, names: list[str]) -> list[str]:
@@ -285,11 +273,7 @@ class Beside:
             one, two = (side.get(name) for side in sides)
             row = Row(shortened(name), shortened(one or ""), shortened(two or ""))
             (same if one == two else differ).append(row)
-        meaning = "Of the reproducibility record, value by value"
-        return (
-            Group.of("differs", "Differs", meaning, differ, first=True),
-            Group.of("same", "The same in both", meaning, same, first=False),
-        )
+        return Group.of("differs", differ), Group.of("same", same)
 
     @property
     def headline(self) -> str:
