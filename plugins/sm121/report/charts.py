@@ -144,8 +144,7 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
                     [round(float(value), 4) for value in values],
                     [round(float(share) * reached * 100, 3) for share in shares],
                     "%{y:.0f} % within %{x:.5~r} " + unit,
-                    line={"shape": "hv", "color": SERIES[0], "width": 2.5},
-                    marker={"size": 5, "color": SERIES[0]},
+                    **LOOKS["distribution"],
                 )
             ],
             x=unit,
@@ -182,14 +181,12 @@ def memory(timeline: MemoryTimeline) -> Chart:
                 seconds,
                 [None if share is None else round(share * 100, 2) for share in timeline.cache],
                 "KV cache: %{y:.1f} % after %{x:.0f} s",
-                name="KV cache in use (right)",
-                yaxis="y2",
-                line={"color": "var(--muted)", "width": 1, "dash": "dot"},
+                **LOOKS["cache"],
             )
         )
     figure = figure_of(traces, x="seconds", y="GiB")
     if timeline.cache:
-        figure["layout"] |= {"yaxis2": LOOKS["right_axis"], "margin": LOOKS["two_margins"]}
+        figure["layout"] |= LOOKS["with_cache"]
     quantities = [
         (level, [v for v in values if v is not None], "GiB", "GiB")
         for level, values in timeline.levels.items()
@@ -238,11 +235,7 @@ def _history(name: str, series: Series, place: int) -> Chart:
             f"%{{text}}: %{{y:.5~r}} {unit}",
             text=[escaped(point.run) for point in series.points],
             line={"color": SERIES[0], "width": 1},
-            marker={
-                "size": [7] * (count - 1) + [12],
-                "color": [SERIES[0]] * (count - 1) + [SERIES[1]],
-                "symbol": ["circle"] * (count - 1) + ["star"],
-            },
+            marker={name: [usual] * (count - 1) + [last] for name, usual, last in LOOKS["runs"]},
         )
     ]
     traces += [
@@ -251,8 +244,7 @@ def _history(name: str, series: Series, place: int) -> Chart:
             [start + 0.6, end + 0.4],
             [level, level],
             None,
-            line={"color": "var(--muted)", "width": 4},
-            opacity=0.6,
+            **LOOKS["level"],
         )
         for start, end, level in levels
     ]

@@ -23,13 +23,12 @@ _FAR = 1.6
 _HEADROOM, _NOT_FROM_ZERO = 0.12, 0.55
 #: Verdicts with which a number counts neither way.
 _COUNTS_NOT = (Verdict.INVALID, Verdict.INCONCLUSIVE)
-#: Grade of a gate, its word beside a bar, its colour; and how wide a bar is, in pixels.
+#: Grade of a gate, its word beside a bar, its colour.
 _GRADES = (
     ("minimum", "required", "var(--fail)"),
     ("target", "target", "var(--pass)"),
     ("stretch", "stretch", "var(--muted)"),
 )
-_BAR = 28
 #: Height of a label beside a bar, as a share of a plot's.
 _LABEL = 0.07
 
@@ -65,7 +64,9 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
         least, most = number(min(bounds.values())), number(max(bounds.values()))
         far = f"memory allows {least if least == most else f'{least} to {most}'} tok/s"
     elif bounds:
-        traces.append(_roofline(bounds))
+        depths_of, rates_of = [f"{depth}" for depth in bounds], [*bounds.values()]
+        hover = "the memory allows %{y:.5~r} tok/s"
+        traces.append(scatter("lines", depths_of, rates_of, hover, **charts.LOOKS["roofline"]))
         top = max(top, _limits([min(y, _FAR * max(limits)) for y in bounds.values()])[1])
     figure = figure_of(traces, x="depth, tokens", y="tok/s", category=True)
     figure["layout"]["yaxis"]["range"] = [bottom, top]
@@ -167,13 +168,10 @@ def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> F
             + f", {_hollow(m) or m.verdict.value}"
             for depth, m, _ in points
         ],
-        error_y={
-            "type": "data",
-            "symmetric": False,
+        error_y=charts.LOOKS["interval"]
+        | {
             "array": [m.ci_high - v if m.ci_high is not None else 0.0 for _, m, v in points],
             "arrayminus": [v - m.ci_low if m.ci_low is not None else 0.0 for _, m, v in points],
-            "thickness": 2,
-            "width": 6,
             "color": colour,
         },
         line={"color": colour, "width": 3},
@@ -188,7 +186,7 @@ def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> F
 
 def _required(measured: Measured) -> list[Figure]:
     """A short bar at each depth for the minimum, the target and the stretch goal."""
-    traces = []
+    traces, looks = [], charts.LOOKS["bar"]
     for grade, _, colour in _GRADES:
         points = [(depth, limit) for depth, limit, _ in _limits_of(measured, grade)]
         if points:
@@ -199,12 +197,7 @@ def _required(measured: Measured) -> list[Figure]:
                     [y for _, y in points],
                     f"{grade} at depth %{{x}}: %{{y:.5~r}} tok/s",
                     name=f"{grade} required" if grade == "minimum" else grade,
-                    marker={
-                        "symbol": "line-ew-open",
-                        "size": _BAR,
-                        "color": colour,
-                        "line": {"width": 3, "color": colour},
-                    },
+                    marker=looks | {"color": colour, "line": {"color": colour, "width": 3}},
                 )
             )
     return traces
@@ -246,7 +239,7 @@ def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list
                     **charts.LOOKS["gate"],
                     "x": [f"{label}" for label in depths].index(depth),  # not its name: a number
                     "y": statistics.fmean(limit for limit, *_ in together),
-                    "xshift": _BAR // 2 + 3,
+                    "xshift": charts.LOOKS["bar"]["size"] // 2 + 3,
                     "yshift": away if len(together) == 1 else 0,
                     "text": ", ".join(text for _, text, _, _ in together),
                     "font": {"color": colour, "size": 12},
@@ -288,14 +281,3 @@ def _bounds(measured: Measured) -> dict[int, float]:
             if (ceiling := _ceiling(metric)) is not None:
                 bounds.setdefault(depth, ceiling)
     return dict(sorted(bounds.items()))
-
-
-def _roofline(bounds: Mapping[int, float]) -> Figure:
-    return scatter(
-        "lines",
-        [f"{depth}" for depth in bounds],
-        [*bounds.values()],
-        "the memory allows %{y:.5~r} tok/s",
-        name="roofline (memory)",
-        line={"color": "var(--muted)", "width": 2, "dash": "dash"},
-    )
