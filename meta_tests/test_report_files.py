@@ -494,13 +494,11 @@ def test_the_path_of_the_median_and_the_slowest_request(tmp_path):
     assert [(gap.begins_ms, gap.ms, gap.after) for gap in median.gaps] == [
         (10, 2, 1), (12, 12, 2), (26, 3, 4)
     ]  # fmt: skip
-    told = (
-        page.environment()
-        .get_template("requests.html.j2")
-        .make_module({"number": numbers.number})
-        .told
+    template = page.environment().get_template("requests.html.j2")
+    html = template.render(
+        paths=timelines.read(tmp_path), number=numbers.number, line_width=timelines.WIDTH
     )
-    assert told(slowest) == "The slowest request: no chunk, 0 chunks, failed after 4 ms."
+    assert "The slowest request: no chunk, 0 chunks, failed after 4 ms." in html
     assert slowest.error == "reset", "a failed request is infinitely slow"
     assert cell.ticks(median).startswith("M285.7 0V24M342.9 0V24") and cell.at(35) == 1000
 
