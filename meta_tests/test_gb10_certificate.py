@@ -64,8 +64,8 @@ def _judged(own: profile.Profile, operation: str) -> tuple[str, str | None]:
         return f"does not apply: {choice.nothing}", None
     if choice.provider is None:
         return operation, choice.why
-    module, maker, _ = registry._PROVIDERS[choice.provider]
-    provider = getattr(importlib.import_module(f"sm121.kernels.{module}"), maker)
+    row = registry._PROVIDERS[choice.provider]
+    provider = getattr(importlib.import_module(f"sm121.kernels.{row.module}"), row.maker)
     if why := protocol.declaration(provider).absent.get(operation):
         return f"does not apply: {why}", None
     there = hasattr(provider, operation)

@@ -10,12 +10,11 @@ from data_rows import from_data
 
 from sm121 import cli
 from sm121.compilation import jit
-from sm121.core import profile
+from sm121.core import package_probe, profile
 from sm121.engines.warm import Warmth
-from sm121.kernels import builds
 
 SPARK = "sm121-gpt-oss-120b"
-VERSION = builds.build_probe.look(["flashinfer"])["flashinfer"][1]
+VERSION = package_probe.look(["flashinfer"])["flashinfer"][1]
 
 #: Stands for the interpreter of an engine: asked what is installed it answers as the real one, told
 #: to compile it makes an empty library, says so, and keeps its environment.

@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -29,26 +30,6 @@ for folder in [*site.getsitepackages(), *users]:
     site.addsitedir(folder)
 importlib.invalidate_caches()
 print(json.dumps({"installed": origins(), "origins": seen}))
-"""
-
-# Looks without importing the package, which takes seconds and may fail for reasons of its own. A
-# checkout on PYTHONPATH has no metadata, and that of an installed one beside it is another's.
-_PACKAGE = r"""
-import importlib.metadata as m, importlib.util as u, json, pathlib, re, sys
-package = json.load(sys.stdin)
-spec = u.find_spec(package)
-if spec is None:
-    print("null")
-    sys.exit()
-folder = pathlib.Path(spec.origin or list(spec.submodule_search_locations)[0])
-folder = folder if folder.is_dir() else folder.parent
-file = folder / "_version.py"
-text = file.read_text() if file.is_file() else ""
-found = re.search(r"^__version__ = .*?([0-9][0-9A-Za-z.+!-]*)", text, re.M)
-names = m.packages_distributions().get(package, [])
-own = [n for n in names if pathlib.Path(m.distribution(n).locate_file(package)) == folder]
-version = found.group(1) if found else m.version(own[0]) if own else None
-print(json.dumps({"version": version, "folder": str(folder)}))
 """
 
 
@@ -90,10 +71,19 @@ def ask(
         raise NoAnswer(f"{python} answered something else: {lines[-1][:200]}") from error
 
 
+def packages(
+    python: str, names: Sequence[str], environment: Mapping[str, str]
+) -> dict[str, list[str | None]]:
+    """Folder (None: there is none) and version (None: not known) of packages. Raises NoAnswer."""
+    source = (files("sm121.core") / "package_probe.py").read_text("utf-8")
+    answer: dict[str, list[str | None]] = ask(python, source, environment, list(names))
+    return answer
+
+
 def package(python: str, name: str, environment: Mapping[str, str]) -> dict[str, str | None] | None:
     """Version (None: not known) and folder of a package; None: there is none. Raises NoAnswer."""
-    answer: dict[str, str | None] | None = ask(python, _PACKAGE, environment, name)
-    return answer
+    folder, version = packages(python, [name], environment)[name]
+    return None if folder is None else {"version": version, "folder": folder}
 
 
 @dataclass(frozen=True)

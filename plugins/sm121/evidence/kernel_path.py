@@ -15,10 +15,12 @@ from sm121.evidence.failure import FailureReader, load_failures
 from sm121.evidence.log_lines import LogLine
 from sm121.evidence.signatures import Signature, SignatureField, known_engines, load_signatures
 
-_NO_SINGLE_VALUE = (
-    *("unknown_env", "fallback", "silent_fallback", "weights"),
-    *("progress", "fact", "prompt_rate", "channels", "rerouted"),
-)
+#: What a log may name several of, by the field of the path that lists them.
+_LISTS = {
+    **{name: name for name in ("unknown_env", "weights", "channels", "rerouted")},
+    **{"fallback": "fallbacks", "silent_fallback": "silent_fallbacks"},
+}
+_NO_SINGLE_VALUE = (*_LISTS, "progress", "fact", "prompt_rate")
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
 _DETECTED_IN = 4 << 20
@@ -146,12 +148,10 @@ class _ServerState:
     failures: FailureReader = field(default_factory=FailureReader)
     facts: set[str] = field(default_factory=set)
     best: dict[str, list[_Candidate]] = field(default_factory=dict)
-    unknown_env: dict[str, str] = field(default_factory=dict)
-    weights: dict[str, str] = field(default_factory=dict)
-    channels: dict[str, str] = field(default_factory=dict)
-    rerouted: dict[str, str] = field(default_factory=dict)
-    fallbacks: dict[str, str] = field(default_factory=dict)
-    silent: dict[str, str] = field(default_factory=dict)
+    #: By field of the path (`_LISTS`): each value with its line.
+    lists: dict[str, dict[str, str]] = field(
+        default_factory=lambda: {name: {} for name in _LISTS.values()}
+    )
     opened: bool = False
     """Whether this run's opening line was seen."""
     began: int = 0
@@ -184,15 +184,11 @@ class _ServerState:
         excerpt = log_lines.cut(line.text, around=match.start())
         if signature.field == "fact":
             self.facts.add(signature.id)
-        elif signature.field in ("unknown_env", "weights", "channels", "rerouted"):
-            values: dict[str, str] = getattr(self, signature.field)
-            if len(values) < _LIST_LIMIT:
+        elif (name := _LISTS.get(signature.field)) is not None:
+            is_drafters = name == "silent_fallbacks" and "drafter_loads" in self.facts
+            values = self.lists[name]
+            if len(values) < _LIST_LIMIT and not is_drafters:
                 values.setdefault(" ".join(str(value).split()), excerpt)
-        elif signature.field == "fallback":
-            self.fallbacks.setdefault(signature.id, excerpt)
-        elif signature.field == "silent_fallback":
-            if "drafter_loads" not in self.facts:
-                self.silent.setdefault(signature.id, excerpt)
         elif not (
             signature.field in _OF_TARGET_ONLY
             and "drafter_loads" in self.facts
@@ -219,16 +215,20 @@ class _ServerState:
 
     @property
     def spoke(self) -> bool:
-        lists = (self.weights, self.unknown_env, self.fallbacks, self.channels)
-        return bool(self.best or any(lists))
+        names = ("weights", "unknown_env", "fallbacks", "channels")
+        return bool(self.best or any(self.lists[name] for name in names))
 
 
 def _over(own: _ServerState, common: _ServerState) -> _ServerState:
     """A worker's state, and where it is silent the common one."""
     of_all = {name: values for name, values in common.best.items() if name != "rank"}
-    merged = replace(own, facts=own.facts | common.facts, best=of_all | own.best)
-    merged.channels = own.channels or common.channels
-    return merged
+    channels = own.lists["channels"] or common.lists["channels"]
+    return replace(
+        own,
+        facts=own.facts | common.facts,
+        best=of_all | own.best,
+        lists={**own.lists, "channels": channels},
+    )
 
 
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
@@ -395,14 +395,8 @@ def _merge(states: list[_ServerState]) -> KernelPath:
                 if value not in (others := result.also.setdefault(name, [])):
                     others.append(value)
     for state in speaking:
-        for field_name, lines, observed in (
-            ("unknown_env", state.unknown_env, result.unknown_env),
-            ("weights", state.weights, result.weights),
-            ("channels", state.channels, result.channels),
-            ("rerouted", state.rerouted, result.rerouted),
-            ("fallbacks", state.fallbacks, result.fallbacks),
-            ("silent_fallbacks", state.silent, result.silent_fallbacks),
-        ):
+        for field_name, lines in state.lists.items():
+            observed = getattr(result, field_name)
             for name, line in lines.items():
                 if name not in observed:
                     observed.append(name)

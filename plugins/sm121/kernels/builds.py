@@ -3,14 +3,12 @@ vLLM or FlashInfer in this process. The engine has an interpreter and an environ
 (``--engine-python``, a PYTHONPATH of its configuration), and may import another build."""
 
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 
-from sm121.core import interpreter
-from sm121.kernels import build_probe
+from sm121.core import interpreter, package_probe
 
 
 def here(names: Sequence[str]) -> str:
-    return _shown(build_probe.look(list(names)), names)
+    return _shown(package_probe.look(list(names)), names)
 
 
 def differences(names: Sequence[str], python: str, environment: Mapping[str, str]) -> str | None:
@@ -19,10 +17,9 @@ def differences(names: Sequence[str], python: str, environment: Mapping[str, str
     process."""
     if not names:
         return None
-    imported = build_probe.look(list(names))
-    source = files("sm121.kernels").joinpath("build_probe.py").read_text("utf-8")
+    imported = package_probe.look(list(names))
     try:
-        engines = interpreter.ask(python, source, environment, list(names))
+        engines = interpreter.packages(python, names, environment)
     except interpreter.NoAnswer as error:
         return f"{error}, so that it is not known which build the engine serves with"
     other = [name for name in names if imported[name][0] != engines[name][0]]

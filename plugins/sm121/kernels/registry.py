@@ -3,33 +3,23 @@ it is asked for: the list is there without torch."""
 
 import importlib
 import importlib.util
-from typing import Any, NamedTuple
+from typing import Any
 
+from sm121.core import data_file
+from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
 
 
-class _Provider(NamedTuple):
+class _Provider(DataTable):
+    #: Of this package, and what of it makes the provider.
     module: str
     maker: str
+    #: What its kernels come from: the provider's package, and what that calls in turn.
     packages: tuple[str, ...] = ()
-    """What its kernels come from: the provider's package, and what that calls in turn."""
 
 
-_FLASHINFER = ("flashinfer", "vllm", "torch")
-_PROVIDERS = {
-    "torch": _Provider("torch_provider", "TorchProvider"),
-    "torch-cuda": _Provider("torch_provider", "cuda_provider"),
-    "vllm-cpu": _Provider("vllm_cpu", "VllmCpuProvider", ("vllm", "torch")),
-    "vllm-cpu-float32": _Provider("vllm_cpu", "float32_provider", ("vllm", "torch")),
-    "vllm": _Provider("vllm_cuda", "VllmProvider", ("vllm", "flashinfer", "torch")),
-    "vllm-triton": _Provider("vllm_cuda", "VllmTritonProvider", ("vllm", "flashinfer", "torch")),
-    "vllm-flash-attn": _Provider("vllm_cuda", "VllmFlashAttentionProvider", ("vllm", "torch")),
-    "flashinfer": _Provider("flashinfer_provider", "FlashInferProvider", _FLASHINFER),
-    "flashinfer-identity": _Provider(
-        "flashinfer_provider", "FlashInferIdentityProvider", _FLASHINFER
-    ),
-}
+_PROVIDERS = data_file.load_key("kernels/providers.toml", "provider", dict[str, _Provider])
 NAMES: tuple[str, ...] = tuple(_PROVIDERS)
 
 
@@ -68,8 +58,8 @@ def load(name: str) -> Any:
     check_name(name)
     if name in _PROVIDERS:
         try:
-            module, maker, _ = _PROVIDERS[name]
-            return getattr(importlib.import_module(f"sm121.kernels.{module}"), maker)()
+            row = _PROVIDERS[name]
+            return getattr(importlib.import_module(f"sm121.kernels.{row.module}"), row.maker)()
         except ModuleNotFoundError as error:
             raise NotRun(f"provider {name} needs {error.name}, which is not installed") from error
     module, _, attribute = name.partition(":")

@@ -235,7 +235,10 @@ def _history(name: str, series: Series, place: int) -> Chart:
             f"%{{text}}: %{{y:.5~r}} {unit}",
             text=[escaped(point.run) for point in series.points],
             line={"color": SERIES[0], "width": 1},
-            marker={name: [usual] * (count - 1) + [last] for name, usual, last in LOOKS["runs"]},
+            marker={
+                name: [usual] * (count - 1) + [last]
+                for name, (usual, last) in LOOKS["runs"].items()
+            },
         )
     ]
     traces += [
