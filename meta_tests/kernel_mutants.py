@@ -46,9 +46,12 @@ class Kill:
 
 
 MUTANTS: list[Mutant] = []
+#: A method of the right provider is called through its class, with the broken one as `self`.
+right = TorchProvider
 
 
 def mutant(name: str, *groups: str) -> Callable[[type], type]:
+    """Register a broken provider."""
 
     def register(cls: type) -> type:
         MUTANTS.append(Mutant(name, cls, groups))
@@ -58,6 +61,7 @@ def mutant(name: str, *groups: str) -> Callable[[type], type]:
 
 
 def method(operation: str, name: str, *groups: str) -> Callable[[Callable[..., Any]], None]:
+    """Register the provider with another method in the place of an operation's."""
 
     def register(function: Callable[..., Any]) -> None:
         mutant(name, *groups)(type("OtherMethod", (TorchProvider,), {operation: function}))
@@ -65,23 +69,23 @@ def method(operation: str, name: str, *groups: str) -> Callable[[Callable[..., A
     return register
 
 
-def on_output(name: str, operation: str, change: Callable[[Tensor], Tensor], *groups: str) -> None:
+def on_output(name: str, operation: str, change: Callable[[Any], Any], *groups: str) -> None:
+    """Register the provider with an operation whose output is changed."""
 
-    def operate(self: TorchProvider, *arguments: Any, **keywords: Any) -> Tensor:
-        return change(getattr(TorchProvider, operation)(self, *arguments, **keywords))
-
-    mutant(name, *groups)(type("OnOutput", (TorchProvider,), {operation: operate}))
+    @method(operation, name, *groups)
+    def _(self: TorchProvider, *arguments: Any, **keywords: Any) -> Any:
+        return change(getattr(right, operation)(self, *arguments, **keywords))
 
 
 def on_arguments(
     name: str, operation: str, change: Callable[..., tuple[tuple, dict]], *groups: str
 ) -> None:
+    """Register the provider with an operation that gets other arguments."""
 
-    def operate(self: TorchProvider, *arguments: Any, **keywords: Any) -> Any:
+    @method(operation, name, *groups)
+    def _(self: TorchProvider, *arguments: Any, **keywords: Any) -> Any:
         arguments, keywords = change(*arguments, **keywords)
-        return getattr(TorchProvider, operation)(self, *arguments, **keywords)
-
-    mutant(name, *groups)(type("OnArguments", (TorchProvider,), {operation: operate}))
+        return getattr(right, operation)(self, *arguments, **keywords)
 
 
 def where(y: Tensor, rows: slice, factor: float) -> Tensor:
@@ -108,42 +112,31 @@ def unwritten(y: Tensor, rows: slice, columns: slice) -> Tensor:
 
 # Any output
 
+ANYWHERE: dict[str, Callable[[Tensor], Tensor]] = {
+    "scale x 1.01": lambda y: y * 1.01,
+    "scale x 0.5": lambda y: y * 0.5,
+    "scale x 6": lambda y: y * 6,
+    "scale x 0.77": lambda y: y * 0.77,
+    "last row zeroed": lambda y: where(y, slice(-1, None), 0.0),
+    "all zeros": torch.zeros_like,
+    "bias of 1 %": lambda y: y + 0.01 * y.float().square().mean().sqrt().to(y.dtype),
+    "one element off": one_element,
+    "last 32 columns unwritten": lambda y: unwritten(y, slice(None), slice(-32, None)),
+    "last partial tile of 16 rows unwritten": lambda y: unwritten(
+        y, slice(len(y) // 16 * 16, None), slice(None)
+    ),
+    "a tenth of the elements off by one bit, others each time": lambda y: (
+        y * (1 + 0.004 * (torch.rand(y.shape) < 0.1))
+    ).to(y.dtype),
+    "float32 for bfloat16": lambda y: y.float(),
+}
 for operation, groups in (
     ("fused_moe", MOE),
     ("prefill_attention", ("prefill",)),
     ("decode_attention", ("decode",)),
 ):
-    on_output(f"{operation}: scale x 1.01", operation, lambda y: y * 1.01, *groups)
-    on_output(f"{operation}: scale x 0.5", operation, lambda y: y * 0.5, *groups)
-    on_output(f"{operation}: scale x 6", operation, lambda y: y * 6, *groups)
-    on_output(f"{operation}: scale x 0.77", operation, lambda y: y * 0.77, *groups)
-    on_output(
-        f"{operation}: last row zeroed",
-        operation,
-        lambda y: where(y, slice(-1, None), 0.0),
-        *groups,
-    )
-    on_output(f"{operation}: all zeros", operation, torch.zeros_like, *groups)
-    on_output(
-        f"{operation}: bias of 1 %",
-        operation,
-        lambda y: y + 0.01 * y.float().square().mean().sqrt().to(y.dtype),
-        *groups,
-    )
-    on_output(f"{operation}: one element off", operation, one_element, *groups)
-    on_output(
-        f"{operation}: last 32 columns unwritten", operation,
-        lambda y: unwritten(y, slice(None), slice(-32, None)), *groups,
-    )  # fmt: skip
-    on_output(
-        f"{operation}: last partial tile of 16 rows unwritten", operation,
-        lambda y: unwritten(y, slice(len(y) // 16 * 16, None), slice(None)), *groups,
-    )  # fmt: skip
-    on_output(
-        f"{operation}: a tenth of the elements off by one bit, others each time", operation,
-        lambda y: (y * (1 + 0.004 * (torch.rand(y.shape) < 0.1))).to(y.dtype), *groups,
-    )  # fmt: skip
-    on_output(f"{operation}: float32 for bfloat16", operation, lambda y: y.float(), *groups)
+    for fault, change in ANYWHERE.items():
+        on_output(f"{operation}: {fault}", operation, change, *groups)
 
 for where_wrong, change in {
     "for M >= 320": lambda y: y * (1.02 if len(y) >= 320 else 1),
@@ -219,65 +212,49 @@ def off(weights: tuple[Tensor, Tensor], by: int, at: tuple | None = None) -> tup
     return weights[0], scales
 
 
-moe_arguments("swapped experts", lambda a: {"ids": swapped(a["ids"])})
-moe_arguments("expert 126 for 127", lambda a: {"ids": torch.where(a["ids"] == 127, 126, a["ids"])})
-moe_arguments("activations saturate at 20", lambda a: {"x": a["x"].clamp(-20, 20)})
-moe_arguments(
-    "dropped last expert of each token", lambda a: {"weights": column(a["weights"], -1, 0.0)}
-)
-moe_arguments("doubled first weight", lambda a: {"weights": column(a["weights"], 0, 2.0)})
-moe_arguments("weights of the reversed order", lambda a: {"weights": a["weights"].flip(-1)})
-moe_arguments(
-    "uniform weights",
-    lambda a: {"weights": torch.full_like(a["weights"], 1 / a["weights"].shape[1])},
-)
-moe_arguments(
-    "top-3",
-    lambda a: {
-        "weights": column(a["weights"], -1, 0.0)
-        / column(a["weights"], -1, 0.0).sum(-1, keepdim=True)
+def as_contiguous(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() else x.as_strided(x.shape, (x.shape[1], 1))
+
+
+#: By name: the arguments of `fused_moe` that are others.
+OTHER_ARGUMENTS: dict[str, Callable[..., dict[str, Any]]] = {
+    "swapped experts": lambda a: {"ids": swapped(a["ids"])},
+    "expert 126 for 127": lambda a: {"ids": torch.where(a["ids"] == 127, 126, a["ids"])},
+    "activations saturate at 20": lambda a: {"x": a["x"].clamp(-20, 20)},
+    "dropped last expert of each token": lambda a: {"weights": column(a["weights"], -1, 0.0)},
+    "doubled first weight": lambda a: {"weights": column(a["weights"], 0, 2.0)},
+    "weights of the reversed order": lambda a: {"weights": a["weights"].flip(-1)},
+    "uniform weights": lambda a: {
+        "weights": torch.full_like(a["weights"], 1 / a["weights"].shape[1])
     },
-)
-moe_arguments("gate-up bias dropped", lambda a: {"w1_bias": None})
-moe_arguments("down bias dropped", lambda a: {"w2_bias": None})
-moe_arguments(
-    "gate-up bias of the next expert",
-    lambda a: {"w1_bias": None if a["w1_bias"] is None else a["w1_bias"].roll(1, 0)},
-)
-moe_arguments("scale + 1 everywhere in gate-up", lambda a: {"w1": off(a["w1"], 1)})
-moe_arguments("scale - 1 everywhere in down", lambda a: {"w2": off(a["w2"], -1)})
+    "top-3": lambda a: {"weights": functional.normalize(column(a["weights"], -1, 0.0), p=1)},
+    "gate-up bias dropped": lambda a: {"w1_bias": None},
+    "down bias dropped": lambda a: {"w2_bias": None},
+    "gate-up bias of the next expert": lambda a: {
+        "w1_bias": None if a["w1_bias"] is None else a["w1_bias"].roll(1, 0)
+    },
+    "scale + 1 everywhere in gate-up": lambda a: {"w1": off(a["w1"], 1)},
+    "scale - 1 everywhere in down": lambda a: {"w2": off(a["w2"], -1)},
+    "scales of the neighbouring block": lambda a: {"w1": (a["w1"][0], a["w1"][1].roll(1, -1))},
+    "one expert's scales of another": lambda a: {
+        "w2": (a["w2"][0], a["w2"][1].index_fill(0, torch.tensor([0]), 118))
+    },
+}
+for name, change in OTHER_ARGUMENTS.items():
+    moe_arguments(name, change)
 for by in (1, -1):
-    moe_arguments(
-        f"one block scale {by:+} in gate-up (gate row)",
-        lambda a, by=by: {"w1": off(a["w1"], by, (3, 100, 4))},
-        "moe_block_scales",
-    )
-    moe_arguments(
-        f"one block scale {by:+} in gate-up (up row)",
-        lambda a, by=by: {"w1": off(a["w1"], by, (5, 333, 8))},
-        "moe_block_scales",
-    )
-    moe_arguments(
-        f"one block scale {by:+} in down",
-        lambda a, by=by: {"w2": off(a["w2"], by, (2, 77, 5))},
-        "moe_block_scales",
-        *MOE,
-    )
+    for part, matrix, at, groups in (
+        ("gate-up (gate row)", "w1", (3, 100, 4), ()),
+        ("gate-up (up row)", "w1", (5, 333, 8), ()),
+        ("down", "w2", (2, 77, 5), MOE),
+    ):
+        moe_arguments(
+            f"one block scale {by:+} in {part}",
+            lambda a, by=by, matrix=matrix, at=at: {matrix: off(a[matrix], by, at)},
+            *("moe_block_scales", *groups),
+        )
 moe_arguments(
-    "scales of the neighbouring block", lambda a: {"w1": (a["w1"][0], a["w1"][1].roll(1, -1))}
-)
-moe_arguments(
-    "one expert's scales of another",
-    lambda a: {"w2": (a["w2"][0], a["w2"][1].index_fill(0, torch.tensor([0]), 118))},
-)
-moe_arguments(
-    "reads strided rows as contiguous",
-    lambda a: {
-        "x": a["x"]
-        if a["x"].is_contiguous()
-        else a["x"].as_strided(a["x"].shape, (a["x"].shape[1], 1))
-    },
-    "moe_activation",
+    "reads strided rows as contiguous", lambda a: {"x": as_contiguous(a["x"])}, "moe_activation"
 )
 
 
@@ -291,15 +268,6 @@ keyword("limit off", "limit", math.inf, "moe_activation")
 keyword("limit 6.9", "limit", 6.9, "moe_activation")
 
 
-def clamped(name: str, gate: Callable[..., Tensor], up: Callable[..., Tensor]) -> None:
-
-    def activation(self, t, alpha, limit):
-        gated = gate(t[:, 0::2], limit)
-        return gated * torch.sigmoid(alpha * gated) * (up(t[:, 1::2], limit) + 1)
-
-    method("activation", name, "moe_activation")(activation)
-
-
 def both(t: Tensor, limit: float) -> Tensor:
     return t.clamp(-limit, limit)
 
@@ -308,74 +276,159 @@ def above(t: Tensor, limit: float) -> Tensor:
     return t.clamp(max=limit)
 
 
-clamped("gate clamped at -limit too", both, both)
-clamped("gate not clamped", lambda t, _limit: t, both)
-clamped("up clamped from above only", above, above)
-clamped("up clamped from below only", above, lambda t, limit: t.clamp(min=-limit))
-clamped("up not clamped", above, lambda t, _limit: t)
+def below(t: Tensor, limit: float) -> Tensor:
+    return t.clamp(min=-limit)
 
 
-@method("activation", "beta: + 1 dropped", *MOE)
-def _(self, t, alpha, limit):
-    gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
-    return gate * torch.sigmoid(alpha * gate) * up
+def as_it_is(t: Tensor, _limit: float) -> Tensor:
+    return t
 
 
-@method("activation", "gate clamped from below too", "moe_activation")
-def _(self, t, alpha, limit):
-    return TorchProvider.activation(self, t.clamp(min=-limit / 4), alpha, limit)
+def swiglu(
+    gate: Callable[..., Tensor] = above, up: Callable[..., Tensor] = both,
+    inner: Callable[..., Tensor] = as_it_is, beta: float = 1.0,
+) -> Callable[..., Tensor]:  # fmt: skip
+    """The activation with other clamps: of the gate, of the up, and of the gate in the sigmoid."""
+
+    def activation(_self: Any, t: Tensor, alpha: float, limit: float) -> Tensor:
+        gated = gate(t[:, 0::2], limit)
+        share = torch.sigmoid(alpha * inner(gated, limit))
+        return gated * share * (up(t[:, 1::2], limit) + beta)
+
+    return activation
 
 
-@method("activation", "gate at zero below -limit", "moe_activation")
-def _(self, t, alpha, limit):
+def activation_of(change: Callable[[Tensor, float], Tensor]) -> Callable[..., Tensor]:
+    return lambda self, t, alpha, limit: right.activation(self, change(t, limit), alpha, limit)
+
+
+def gate_at_zero(t: Tensor, limit: float) -> Tensor:
     low = (t[:, 0::2] < -limit)[..., None].repeat(1, 1, 2).flatten(-2)
-    return TorchProvider.activation(self, t.masked_fill(low, 0.0), alpha, limit)
+    return t.masked_fill(low, 0.0)
 
 
-@method("activation", "sigmoid of the gate cut at -limit", "moe_activation")
-def _(self, t, alpha, limit):
-    gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
-    return gate * torch.sigmoid(alpha * gate.clamp(min=-limit)) * (up + 1)
-
-
-@method("activation", "gate and up swapped", *MOE)
-def _(self, t, alpha, limit):
-    return TorchProvider.activation(
-        self, t.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), alpha, limit
-    )
-
-
-@method("activation", "gate and up as halves, not interleaved", *MOE)
-def _(self, t, alpha, limit):
-    return TorchProvider.activation(self, torch.stack(t.chunk(2, -1), -1).flatten(-2), alpha, limit)
-
-
-@method("order_nibbles", "nibble order", "mxfp4_dequantisation", *MOE)
-def _(self, pairs):
-    return pairs
-
-
-@method("expert", "nibble order in the experts only", *MOE)
-def _(self, weights, e):
-    return TorchProvider.expert(self, weights, e).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+#: By operation and groups: what stands in the place of the method, by the mutant's name.
+METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
+    ("activation", "moe_activation"): {
+        "gate clamped at -limit too": swiglu(gate=both),
+        "gate not clamped": swiglu(gate=as_it_is),
+        "up clamped from above only": swiglu(up=above),
+        "up clamped from below only": swiglu(up=below),
+        "up not clamped": swiglu(up=as_it_is),
+        "gate clamped from below too": activation_of(lambda t, limit: t.clamp(min=-limit / 4)),
+        "gate at zero below -limit": activation_of(gate_at_zero),
+        "sigmoid of the gate cut at -limit": swiglu(inner=below),
+    },
+    ("activation", *MOE): {
+        "beta: + 1 dropped": swiglu(beta=0.0),
+        "gate and up swapped": activation_of(
+            lambda t, _: t.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        ),
+        "gate and up as halves, not interleaved": activation_of(
+            lambda t, _: torch.stack(t.chunk(2, -1), -1).flatten(-2)
+        ),
+    },
+    ("order_nibbles", "mxfp4_dequantisation", *MOE): {"nibble order": lambda self, pairs: pairs},
+    ("expert", *MOE): {
+        "nibble order in the experts only": lambda self, weights, e: (
+            right.expert(self, weights, e).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        ),
+    },
+    ("share", *MOE): {
+        "shares rounded to float8": lambda self, share: share.to(torch.float8_e4m3fn).float(),
+    },
+    ("scale_values", "mxfp4_dequantisation"): {
+        "NaN swallowed: scale 0xFF is 2^128": lambda self, scales: torch.where(
+            scales == 0xFF, torch.inf, right.scale_values(self, scales)
+        ),
+        "NaN swallowed: scale 0xFF is 0": lambda self, scales: right.scale_values(
+            self, scales
+        ).nan_to_num(nan=0.0),
+        "scale bias 126": lambda self, scales: right.scale_values(self, scales) * 2,
+        "scale byte 0 is 1": lambda self, scales: torch.where(
+            scales == 0, 1.0, right.scale_values(self, scales)
+        ),
+    },
+    ("e2m1_codes", "mxfp4_quantisation"): {
+        "elements cut off, not rounded": lambda self, values: right.e2m1_codes(
+            self, values * (1 - 0.2)
+        ),
+        "everything above 4 saturates to 6": lambda self, values: right.e2m1_codes(
+            self, torch.where(values.abs() > 4, 6 * values.sign(), values)
+        ),
+        "sign lost": lambda self, values: right.e2m1_codes(self, values.abs()),
+    },
+    ("pack", "mxfp4_quantisation"): {
+        "packed with the even element high": lambda self, codes: (
+            codes[..., 1::2] | (codes[..., 0::2] << 4)
+        ),
+    },
+    ("e4m3", "mxfp8_quantisation"): {
+        "MXFP8 elements cut off": lambda self, values: right.e4m3(self, values * (1 - 2.0**-5)),
+        "MXFP8 saturates at 240": lambda self, values: right.e4m3(self, values.clamp(-240, 240)),
+    },
+    ("kv_heads", "prefill", "decode"): {
+        "KV heads interleaved": lambda self, query_heads, kv_heads, device: (
+            torch.arange(query_heads, device=device) % kv_heads
+        ),
+        "KV head 0 for every query head": lambda self, query_heads, kv_heads, device: torch.zeros(
+            query_heads, dtype=torch.int64
+        ),
+    },
+    ("visible", "prefill"): {
+        "causal mask off by one": lambda self, queries, keys, window: right.visible(
+            self, queries + 1, keys, None if window is None else window + 1
+        ),
+        "no causal mask": lambda self, queries, keys, window: (
+            (queries[:, None] >= 0) & (keys[None, :] >= 0)
+        ),
+    },
+    ("attend", "prefill", "decode"): {
+        "keys from 128 on left out": lambda self, q, k, v, *rest: right.attend(
+            self, q, k[:128], v[:128], *rest
+        ),
+        "keys and values swapped": lambda self, q, k, v, *rest: right.attend(self, q, v, k, *rest),
+    },
+    ("tile_sink", "prefill", "decode"): {
+        "sink added in each tile": lambda self, sinks, highest: (
+            0.0 if sinks is None else (sinks.float()[:, None, None] - highest).exp()
+        ),
+    },
+    ("read_pages", "decode"): {
+        "off by one page": lambda self, cache, pages, length: right.read_pages(
+            self, cache, torch.cat((pages[:1], pages[:-1])), length
+        ),
+        "the newest token left out": lambda self, cache, pages, length: right.read_pages(
+            self, cache, pages, max(length - 1, 1)
+        ),
+    },
+    ("decode_attention", "decode"): {
+        "block table of the next sequence": lambda self, q, cache, block_table, *rest, **keywords: (
+            right.decode_attention(self, q, cache, block_table.roll(1, 0), *rest, **keywords)
+        ),
+    },
+}
+for (operation, *groups), mutants in METHODS.items():
+    for name, function in mutants.items():
+        method(operation, name, *groups)(function)
 
 
 @method("fused_moe", "bias after the share, not under it", *MOE)
 def _(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
-    y = TorchProvider.fused_moe(self, x, weights, ids, w1, w1_bias, w2, None, **keywords)
+    y = right.fused_moe(self, x, weights, ids, w1, w1_bias, w2, None, **keywords)
     return y if w2_bias is None else (y.float() + w2_bias[ids.long()].float().sum(1)).to(x.dtype)
 
 
 @method("fused_moe", "every expert computed, idle ones times zero", "moe_routing")
 def _(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
-    y = TorchProvider.fused_moe(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords)
+    y = right.fused_moe(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords)
     every = torch.zeros(()) if w2_bias is None else (w2_bias.float() * 0).sum()
     return y + every.to(y.dtype)
 
 
 @method("expert", "K's last part of 128 left out", *MOE)
 def _(self, weights, e):
-    matrix = TorchProvider.expert(self, weights, e).clone()
+    matrix = right.expert(self, weights, e).clone()
     matrix[:, matrix.shape[1] // 128 * 128 :] = 0
     return matrix
 
@@ -392,24 +445,19 @@ def _(self, x, matrix, bias, e):
 def _(self, x, matrix, bias, e):
     q, scales = self.mxfp8_quantize(x)
     x = (q.float().unflatten(-1, (-1, 32)) * self.scale_values(scales)[..., None]).flatten(-2)
-    return TorchProvider.linear(self, x, matrix, bias, e)
-
-
-@method("share", "shares rounded to float8", *MOE)
-def _(self, share):
-    return share.to(torch.float8_e4m3fn).float()
+    return right.linear(self, x, matrix, bias, e)
 
 
 @method("fused_moe", "input modified", *MOE)
 def _(self, x, *arguments, **keywords):
-    y = TorchProvider.fused_moe(self, x, *arguments, **keywords)
+    y = right.fused_moe(self, x, *arguments, **keywords)
     x.mul_(0.5)
     return y
 
 
 @method("fused_moe", "weights repacked in place", *MOE)
 def _(self, x, weights, ids, w1, *arguments, **keywords):
-    y = TorchProvider.fused_moe(self, x, weights, ids, w1, *arguments, **keywords)
+    y = right.fused_moe(self, x, weights, ids, w1, *arguments, **keywords)
     w1[0].copy_(w1[0].flip(-1))
     return y
 
@@ -442,26 +490,6 @@ on_output("routing shares x 1.01", "route", lambda pair: (pair[0] * 1.01, pair[1
 # Codecs
 
 
-@method("scale_values", "NaN swallowed: scale 0xFF is 2^128", "mxfp4_dequantisation")
-def _(self, scales):
-    return torch.where(scales == 0xFF, torch.inf, TorchProvider.scale_values(self, scales))
-
-
-@method("scale_values", "NaN swallowed: scale 0xFF is 0", "mxfp4_dequantisation")
-def _(self, scales):
-    return TorchProvider.scale_values(self, scales).nan_to_num(nan=0.0)
-
-
-@method("scale_values", "scale bias 126", "mxfp4_dequantisation")
-def _(self, scales):
-    return TorchProvider.scale_values(self, scales) * 2
-
-
-@method("scale_values", "scale byte 0 is 1", "mxfp4_dequantisation")
-def _(self, scales):
-    return torch.where(scales == 0, 1.0, TorchProvider.scale_values(self, scales))
-
-
 @mutant("scale rule floor under the name of ceil", "mxfp4_quantisation")
 class _FloorRule(TorchProvider):
     def block_scales(self, amax, largest):
@@ -479,14 +507,14 @@ class _Mixed(_FloorRule):
     def block_scales(self, amax, largest):
         floor, ceil = (
             super().block_scales(amax, largest),
-            TorchProvider.block_scales(self, amax, largest),
+            right.block_scales(self, amax, largest),
         )
         return torch.where(torch.arange(amax.shape[-1]) % 2 == 0, floor, ceil)
 
 
 @method("block_scales", "quantised scale + 1", "mxfp4_quantisation")
 def _(self, amax, largest):
-    scales = TorchProvider.block_scales(self, amax, largest).int()
+    scales = right.block_scales(self, amax, largest).int()
     return (scales + 1).clamp(max=254).to(torch.uint8)
 
 
@@ -494,48 +522,18 @@ def _(self, amax, largest):
     "block_scales", "quantised scale - 1: saturates", "mxfp8_quantisation", "mxfp4_quantisation"
 )
 def _(self, amax, largest):
-    return (TorchProvider.block_scales(self, amax, largest).int() - 1).clamp(min=0).to(torch.uint8)
-
-
-@method("e2m1_codes", "elements cut off, not rounded", "mxfp4_quantisation")
-def _(self, values):
-    return TorchProvider.e2m1_codes(self, values * (1 - 0.2))
-
-
-@method("e2m1_codes", "everything above 4 saturates to 6", "mxfp4_quantisation")
-def _(self, values):
-    return TorchProvider.e2m1_codes(self, torch.where(values.abs() > 4, 6 * values.sign(), values))
-
-
-@method("e2m1_codes", "sign lost", "mxfp4_quantisation")
-def _(self, values):
-    return TorchProvider.e2m1_codes(self, values.abs())
-
-
-@method("pack", "packed with the even element high", "mxfp4_quantisation")
-def _(self, codes):
-    return codes[..., 1::2] | (codes[..., 0::2] << 4)
-
-
-@method("e4m3", "MXFP8 elements cut off", "mxfp8_quantisation")
-def _(self, values):
-    return TorchProvider.e4m3(self, values * (1 - 2.0**-5))
-
-
-@method("e4m3", "MXFP8 saturates at 240", "mxfp8_quantisation")
-def _(self, values):
-    return TorchProvider.e4m3(self, values.clamp(-240, 240))
+    return (right.block_scales(self, amax, largest).int() - 1).clamp(min=0).to(torch.uint8)
 
 
 @method("block_scales", "a zero block gets a NaN scale", "mxfp4_quantisation")
 def _(self, amax, largest):
-    scales = TorchProvider.block_scales(self, amax, largest)
+    scales = right.block_scales(self, amax, largest)
     return torch.where(amax == 0, 0xFF, scales).to(torch.uint8)
 
 
 @method("mxfp4_quantize", "the quantiser's last row unwritten", "mxfp4_quantisation")
 def _(self, x):
-    packed, scales = TorchProvider.mxfp4_quantize(self, x)
+    packed, scales = right.mxfp4_quantize(self, x)
     out = torch.empty_like(packed)
     out[:-1] = packed[:-1]
     return out, scales
@@ -556,10 +554,10 @@ class _Empty(TorchProvider):
 def attention_keyword(name: str, change: Callable[[dict], dict], *groups: str) -> None:
 
     def prefill(self, *arguments, **keywords):
-        return TorchProvider.prefill_attention(self, *arguments, **{**keywords, **change(keywords)})
+        return right.prefill_attention(self, *arguments, **{**keywords, **change(keywords)})
 
     def decode(self, *arguments, **keywords):
-        return TorchProvider.decode_attention(self, *arguments, **{**keywords, **change(keywords)})
+        return right.decode_attention(self, *arguments, **{**keywords, **change(keywords)})
 
     mutant(name, *(groups or ATTENTION))(
         type(
@@ -594,61 +592,19 @@ attention_keyword("no scale", lambda k: {"scale": 1.0})
 attention_keyword("base-2 exponential without log2(e)", lambda k: {"scale": k["scale"] / LOG2_E})
 
 
-@method("tile_sink", "sink added in each tile", "prefill", "decode")
-def _(self, sinks, highest):
-    return 0.0 if sinks is None else (sinks.float()[:, None, None] - highest).exp()
-
-
 @method("start", "sink not in the running maximum", "decode_sinks", "prefill_sinks")
 def _(self, query, sinks):
-    highest, total = TorchProvider.start(self, query, None)
+    highest, total = right.start(self, query, None)
     return highest, total if sinks is None else total + sinks.float().exp()[:, None, None]
-
-
-@method("kv_heads", "KV heads interleaved", "prefill", "decode")
-def _(self, query_heads, kv_heads, device):
-    return torch.arange(query_heads, device=device) % kv_heads
-
-
-@method("kv_heads", "KV head 0 for every query head", "prefill", "decode")
-def _(self, query_heads, kv_heads, device):
-    return torch.zeros(query_heads, dtype=torch.int64)
-
-
-@method("visible", "causal mask off by one", "prefill")
-def _(self, queries, keys, window):
-    return TorchProvider.visible(self, queries + 1, keys, None if window is None else window + 1)
-
-
-@method("visible", "no causal mask", "prefill")
-def _(self, queries, keys, window):
-    return (queries[:, None] >= 0) & (keys[None, :] >= 0)
-
-
-@method("attend", "keys from 128 on left out", "prefill", "decode")
-def _(self, q, k, v, positions, sinks, window, scale):
-    return TorchProvider.attend(self, q, k[:128], v[:128], positions, sinks, window, scale)
 
 
 @method("attend", "the tile after the first is not rescaled", "prefill", "decode")
 def _(self, q, k, v, positions, sinks, window, scale):
     if len(k) <= self.tile or window is not None:
-        return TorchProvider.attend(self, q, k, v, positions, sinks, window, scale)
-    early = TorchProvider.attend(
-        self, q, k[: self.tile], v[: self.tile], positions, sinks, None, scale
-    )
-    whole = TorchProvider.attend(self, q, k, v, positions, sinks, None, scale)
+        return right.attend(self, q, k, v, positions, sinks, window, scale)
+    early = right.attend(self, q, k[: self.tile], v[: self.tile], positions, sinks, None, scale)
+    whole = right.attend(self, q, k, v, positions, sinks, None, scale)
     return torch.where(positions[:, None, None] < self.tile, whole, (early + whole) / 2)
-
-
-@method("attend", "keys and values swapped", "prefill", "decode")
-def _(self, q, k, v, positions, sinks, window, scale):
-    return TorchProvider.attend(self, q, v, k, positions, sinks, window, scale)
-
-
-@method("read_pages", "off by one page", "decode")
-def _(self, kv_cache, pages, length):
-    return TorchProvider.read_pages(self, kv_cache, torch.cat((pages[:1], pages[:-1])), length)
 
 
 @method("read_pages", "last page read from the one before it", "decode")
@@ -656,14 +612,14 @@ def _(self, kv_cache, pages, length):
     pages = pages.clone()
     last = -(-length // kv_cache.shape[3]) - 1
     pages[last] = pages[max(last - 1, 0)]
-    return TorchProvider.read_pages(self, kv_cache, pages, length)
+    return right.read_pages(self, kv_cache, pages, length)
 
 
 @method("read_pages", "NHD read as HND", "decode")
 def _(self, kv_cache, pages, length):
     blocks, two, heads, block, size = kv_cache.shape
     wrong = kv_cache.reshape(blocks, two, block, heads, size).transpose(2, 3)
-    return TorchProvider.read_pages(self, wrong, pages, length)
+    return right.read_pages(self, wrong, pages, length)
 
 
 @mutant("one token too many: reads past the end", "decode")
@@ -676,22 +632,10 @@ class _PastTheEnd(TorchProvider):
         return super().read_pages(kv_cache, pages, length + inside)
 
 
-@method("read_pages", "the newest token left out", "decode")
-def _(self, kv_cache, pages, length):
-    return TorchProvider.read_pages(self, kv_cache, pages, max(length - 1, 1))
-
-
-@method("decode_attention", "block table of the next sequence", "decode")
-def _(self, q, kv_cache, block_table, seq_lens, **keywords):
-    return TorchProvider.decode_attention(
-        self, q, kv_cache, block_table.roll(1, 0), seq_lens, **keywords
-    )
-
-
 @method("prefill_attention", "ragged batch: a sequence sees the one before it", "prefill")
 def _(self, q, k, v, cu_seqlens, **keywords):
     whole = torch.stack((cu_seqlens[0], cu_seqlens[-1]))
-    return TorchProvider.prefill_attention(self, q, k, v, whole, **keywords)
+    return right.prefill_attention(self, q, k, v, whole, **keywords)
 
 
 @mutant("a shared page's garbage is scaled into the output", "decode")
@@ -709,7 +653,7 @@ class _WholePages(TorchProvider):
 
 @method("decode_attention", "cache written to", "decode")
 def _(self, q, kv_cache, *arguments, **keywords):
-    out = TorchProvider.decode_attention(self, q, kv_cache, *arguments, **keywords)
+    out = right.decode_attention(self, q, kv_cache, *arguments, **keywords)
     kv_cache[0].zero_()
     return out
 
