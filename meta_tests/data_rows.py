@@ -15,14 +15,15 @@ ROWS = Path(__file__).parent / "data" / "rows"
 def from_data(test: Callable[..., None]) -> Callable[..., None]:
     """Run ``test`` once for each row of the table with its name in ``data/rows/MODULE.toml``. A key
     is the name of a parameter; a row without the key has None. A list is a tuple, and within a
-    table a list. A row with ``slow`` is left to `make catalogues`."""
+    table a list. ``case`` is the id of a row. A row with ``slow`` is left to `make catalogues`."""
     rows = _tables(test.__module__)[test.__name__]
-    keys = {key for row in rows for key in row} - {"slow"}
+    keys = {key for row in rows for key in row} - {"case", "slow"}
     names = [name for name in inspect.signature(test).parameters if name in keys]
     assert len(names) == len(keys), f"{test.__name__} has no parameter for each of {keys}"
     values = [
         pytest.param(
             *(_frozen(row.get(name)) for name in names),
+            id=row.get("case"),
             marks=[pytest.mark.slow] * row.get("slow", False),
         )
         for row in rows

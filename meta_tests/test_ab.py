@@ -334,17 +334,7 @@ def test_a_comparison_that_was_broken_off_is_not_begun_again():
         run.judge()
 
 
-@pytest.mark.parametrize(
-    ("promise", "pairs"),
-    [
-        (None, 3),  # B is no worse, which is clear at once
-        ({"metric": "ttft_p50", "change_at_most": 0.03}, 3),
-        ({"metric": "ttft_p50", "change_at_most": 0.004}, 4),
-        ({"metric": "ttft_p50", "change_at_least": 0.0}, 6),
-        ({"metric": "ttft_p50", "difference_at_most": 0.08}, 4),
-        ({"metric": "ttft_p50", "value_at_most": 20.0}, 3),  # more starts never narrow a range
-    ],
-)
+@from_data
 def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise, pairs):
     own = profile.load("cpu-tiny-gpt-oss")
     harness = SimpleNamespace(

@@ -116,11 +116,7 @@ def test_a_run_is_red_where_chats_alone_are_slow(timed_server, run_pytest):
     assert run.verdict["metrics"]["tg_chat"]["value"] == pytest.approx(200, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("later", "status"),
-    [("Paris", 200), (" noise", 200), ("", 200), ("no", 500)],
-    ids=["knows", "noise", "nothing", "fails"],
-)
+@from_data
 def test_what_a_server_knew_before_it_was_measured_it_knows_at_the_end(
     monkeypatch, tmp_path, later, status
 ):

@@ -44,19 +44,7 @@ def test_help_of_a_run_is_the_suites_own(capsys):
     assert not ended.value.code and "--base-url" in text and "--collect-only" not in text
 
 
-@pytest.mark.parametrize(
-    ("words", "is_quick"),
-    [
-        (["--base-url", "http://a:1"], True),
-        (["--base-url=http://a:1", "--report-dir", "x"], True),
-        (["--base-url=http://a:1", "--plan", "full"], False),
-        (["--base-url=http://a:1", "-k", "health"], False),
-        (["--base-url=http://a:1", "tests/test_smoke.py::test_health"], False),
-        (["-m", "sm121"], False),
-        ([], False),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+@from_data
 def test_a_server_that_runs_is_asked_the_quick_plan(monkeypatch, words, is_quick):
     started: list[list[str]] = []
     monkeypatch.setattr(cli.os, "execv", lambda _program, command: started.append(command))

@@ -11,7 +11,7 @@ import report_runs
 import terminal_samples
 from data_rows import from_data
 
-from sm121.core import redaction, unmet
+from sm121.core import redaction
 from sm121.core.verdict import Verdict
 from sm121.plugin import reporting
 from sm121.report import badge, headline, junit, page, stored, summary
@@ -20,11 +20,9 @@ from sm121.run import details
 from sm121.run.details import Details, FailureDetail
 from sm121.run.verdict_file import (
     AgainstReport,
-    BoxReport,
     ChangeReport,
     CrashReport,
     EngineReport,
-    JudgedKernel,
     LevelReport,
     MetricReport,
     ShardReport,
@@ -71,55 +69,14 @@ CRASH = CrashReport(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("run", "said"),
-    [(run_of(ended("test_decode", metrics=["tg32@d0"]), metrics={"tg32@d0": rate(47.3)}),
-            "FAIL: decode tg32@d0 is 47.3 tok/s; 52 required (sm121-gpt-oss-120b)"),
-        (run_of(ended("test_decode", metrics=["tg32@d0"]),
-                metrics={"tg32@d0": rate(33.6, out_of_reach=(
-                    "5.17 GB a token: at most 45.4 tok/s on this machine (235 GB/s); configuration "
-                    "mxfp4 (--mxfp4-layers all) reads 2.83"))}),
-            "FAIL: decode tg32@d0 is 33.6 tok/s; 52 required (sm121-gpt-oss-120b). It reads 5.17 "
-            "GB a token: at most 45.4 tok/s on this machine (235 GB/s); configuration mxfp4 "
-            "(--mxfp4-layers all) reads 2.83"),
-        (run_of(ended("test_tail", metrics=["ttft_p99"]),
-                metrics={
-                    "ttft_p99": MetricReport(
-                        value=1204.0, unit="ms", at_most=1000.0, verdict=Verdict.FAIL)}),
-            "FAIL: time to first token, p99 is 1204 ms; at most 1000 allowed (sm121-gpt-oss-120b)"),
-        (run_of(ended("--against::tg32@d0", level="regression"), changes=[slower()]),
-            "FAIL: decode tg32@d0 is 9.7 % slower than the trusted run "
-            "(259.1 → 234.1 tok/s; 5 % allowed)"),
-        (run_of(ended("test_b", level="regression"),
-                changes=[slower(beside="A"),
-                    slower(metric="memory_gib", unit="GiB", worse=0.01, beside="A")]),
-            "FAIL: decode tg32@d0 is 9.7 % slower than A (259.1 → 234.1 tok/s; 5 % allowed), "
-            "and 1 more metric is"),
-        (run_of(ended("test_many", level="stress"), crashes=[CRASH]),
-            "FAIL: the server died in stress: CUDA out of memory"),
-        (run_of(*(ended(f"test_moe[{n}]", level="kernel", message="required: 1, seen: 2",
-                          kernel=JudgedKernel(operation="fused_moe", provider="vllm"))
-                    for n in range(3))),
-            "FAIL: a kernel differs from the oracle in 3 checks (first: fused_moe of "
-            "vllm: required: 1, seen: 2)"),
-        (
-            run_of(
-                *(
-                    ended(f"test_{n}", level="correctness", ability="oracle", message="0.3 nats")
-                    for n in range(3)),
-                ended("test_other", level="correctness")),
-            "FAIL: answers differ from the oracle in 3 checks (first: 0.3 nats) (and 1 "
-            "more check)"),
-        (run_of(ended("test_decode", Verdict.INVALID, metrics=["tg32@d0"],
-                      unmet=[unmet.Fact("", "second_clock: 40 against 47", "tg32@d0")]),
-                metrics={"tg32@d0": rate(47.3, Verdict.INVALID)}),
-            "INVALID: decode tg32@d0 counts neither way: second_clock: 40 against 47"),
-        (run_of(ended("test_decode", Verdict.INCONCLUSIVE),
-                box=BoxReport(state="DEGRADED", reason="799 MHz; unplug it for a minute")),
-            "INCONCLUSIVE: the box is DEGRADED: 799 MHz; unplug it for a minute"),
-        (run_of(ended("test_one", level="smoke"), finished=False),
-            "FAIL: test_one: it broke; the run has not finished")],
-)  # fmt: skip
-def test_a_sentence_is_made_of_fields(run, said):
+@from_data
+def test_a_sentence_is_made_of_fields(tests, metrics, changes, fields, said):
+    run = run_of(
+        *(ended(**test) for test in tests),
+        metrics={name: MetricReport(**metric) for name, metric in (metrics or {}).items()},
+        changes=[slower(**change) for change in changes or ()],
+        **(fields or {}),
+    )
     assert str(headline.of(run)) == said
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import past_runs
 import planted_runs
 import pytest
+from data_rows import from_data
 from planted_runs import CHECK, DECODE, healthy, plant
 from test_against import a_run
 
@@ -225,27 +226,11 @@ def test_results_of_others_are_rows(base, tmp_path, capsys):
     assert len(summary["left_out"]) == 1 and "other.json" in summary["left_out"][0]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("empty", None),
-        ("missing", None),
-        ("verdict.json", '{"schema_version": 99}'),
-        ("verdict.json", "not json"),
-        ("a.json", '{"benchmarks": 3, "max_concurrency": 1}'),
-        ("a.json", "[" * 100_000),
-        ("verdict.json", '{"schema_version": 2, "environment": {"git_shas": "main"}}'),
-        ("verdict.json", '{"schema_version": 2, "environment": {"gpus": [1]}}'),
-        ("a.csv", "model,test_name,\n"),
-        ("a.yaml", "sparkrun_benchmark: 3"),
-        ("a.yaml", "sparkrun_benchmark: [}"),
-        ("h.html/verdict.json", None),
-    ],
-)
+@from_data
 def test_bad_input_is_one_line(tmp_path, capsys, name, content):
     file = tmp_path / name
     if content is not None:
-        file.write_text(content)
+        file.write_text(content.replace("NESTED", "[" * 100_000))
     elif name == "empty":
         file.mkdir()
     assert cli.main(["history", str(file)]) == 4

@@ -28,7 +28,6 @@ WEIGHTS_LOADED = table(__name__, "WEIGHTS_LOADED")
 LINES = lines_of("engine-lines.toml")
 SGLANG, LLAMA = (proofs(LINES[engine]["proves"]) for engine in ("sglang", "llama-cpp"))
 ON_A_CPU = table(__name__, "ON_A_CPU")
-ON_A_GPU = table(__name__, "ON_A_GPU")
 
 
 @pytest.mark.parametrize(("line", "field", "value"), SGLANG)
@@ -44,19 +43,9 @@ def test_a_start_is_followed_in_the_words_of_its_engine():
     assert startup_progress(SERVER_DICT, "vllm") is None
 
 
-def test_sglang_says_that_it_fell_back():
-    assert read_lines([NO_AMX], "sglang").fallbacks == ["no_amx"]
-
-
 @pytest.mark.parametrize(("line", "field", "value"), LLAMA)
 def test_llama_line_proves_value(line: str, field: str, value: object) -> None:
     assert getattr(read_lines([line], "llama-cpp"), field) == value
-
-
-def test_llama_experts_are_on_the_cpu_where_there_is_nothing_else() -> None:
-    assert read_lines(ON_A_CPU, "llama-cpp").moe == "CPU"
-    assert read_lines(ON_A_GPU, "llama-cpp").moe is None
-    assert read_lines(ON_A_CPU[1:], "llama-cpp").moe is None
 
 
 @pytest.mark.parametrize(
@@ -107,31 +96,6 @@ def test_of_a_server_that_was_restarted_the_last_run_counts(engine: str) -> None
     assert read_lines([*first.split("\n"), *last.split("\n")], engine) == read_lines(
         last.split("\n"), engine
     )
-
-
-def test_log_that_begins_in_the_run_before_shows_the_last_one() -> None:
-    last = [
-        "(APIServer pid=1) INFO 10-05 02:13:33 [utils.py:1] vLLM API server version 0.25.1",
-        CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend.",
-    ]
-    before = CORE + "[mxfp4.py:499] Using 'TRITON' Mxfp4 MoE backend."
-    assert read_lines([before, *last]) == read_lines(last)
-
-
-def test_attention_of_two_kinds_has_no_one_name() -> None:
-    def attention(more: str) -> str | None:
-        line = f"server_args=ServerArgs(attention_backend='triton', {more})"
-        return read_lines([line], "sglang").attention
-
-    assert attention("decode_attention_backend=None, prefill_attention_backend=None") == "triton"
-    assert attention("decode_attention_backend='triton'") == "triton"
-    assert attention("decode_attention_backend='trtllm_mha'") is None
-    assert attention("prefill_attention_backend='fa3'") is None
-
-
-def test_prefill_without_graphs_says_nothing_of_decode() -> None:
-    lines = ["Prefill batch, #new-seq: 1, cuda graph: False", "Decode batch, cuda graph: True"]
-    assert read_lines(lines, "sglang").cuda_graphs is True
 
 
 @pytest.mark.parametrize(

@@ -169,16 +169,6 @@ def test_no_rule_is_met_or_broken_by_what_is_older(tmp_path: Path) -> None:
     assert len([*search_last_start(log, path.begins, patterns)]) == 4
 
 
-def test_the_turn_of_a_year_is_no_older_run() -> None:
-    path = read_lines(
-        [
-            "INFO 12-31 23:59:50 [api_server.py:1] vLLM API server version 0.14.0",
-            "INFO 01-01 00:00:10 [cuda.py:345] Using AttentionBackendEnum.FLASHINFER backend.",
-        ]
-    )
-    assert path.attention == "FLASHINFER"
-
-
 def test_a_newer_start_counts() -> None:
     path = read_lines([*lines_of("fused_0804_clean"), *lines_of("unfused_0804_clean")])
     assert stated(path) == SHOWN["unfused_0804_clean"]

@@ -474,14 +474,7 @@ def test_real_tables_prove_the_layers(name: str) -> None:
     assert wrong.also == {"requantised": ["router"]}
 
 
-@pytest.mark.parametrize(
-    ("dropped", "proven"),
-    [
-        ((2298, 2232), None),  # prefill's rows alone
-        ((2232,), None),  # qkv or o: nobody knows which
-        ((), ALL),
-    ],
-)
+@from_data
 def test_real_table_with_fewer_layers_quantised(dropped, proven) -> None:
     seen = real("fused")
     rows = [k for k in seen.kernels if not ("marlin::" in k.name and k.calls in dropped)]

@@ -57,10 +57,7 @@ def test_engine_args_are_words_as_a_recipe_has_them(text, words, tmp_path):
     assert read.engine_arguments == ("-x", *words)
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [("--a 'b", "No closing quotation"), ("--port 1", "--port is set by the suite itself")],
-)
+@from_data
 def test_wrong_engine_args_are_one_line(text, line, tmp_path):
     given = vars(parser().optparser.parse_args(["--engine-args", text]))
     with pytest.raises(errors.UsageError, match=line):

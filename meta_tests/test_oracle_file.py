@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 
 from sm121 import cli
 from sm121.answers import log_probabilities, oracle_file
@@ -160,14 +161,7 @@ def test_the_command_makes_it(made, canary_mxfp4, tmp_path, capsys, monkeypatch)
     assert [file.name for file in tmp_path.iterdir()] == ["golden.json"]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["nowhere", "-o", "file"],
-        [".", "-o", "nowhere/file"],
-        [".", "-o", "file", "--rounding", "kv=fp4"],
-    ],
-)
+@from_data
 def test_the_command_refuses_what_is_not_there(arguments, canary_mxfp4, tmp_path, monkeypatch):
     monkeypatch.chdir(canary_mxfp4 if arguments[0] == "." else tmp_path)
     assert cli.main(["golden", *arguments]) == 4

@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from data_rows import from_data
 from test_against import OWN, a_run
 from test_rounding_faults import _slow
 
@@ -232,12 +233,7 @@ def test_no_number_is_worse_than_any(before, now):
         assert priced.change_of(KL, 0.1, 0.1, limit).verdict is Verdict.PASS
 
 
-@pytest.mark.parametrize("wrong", [
-    {"metric": "price_kll", "unit": "nats", "at_most": 1.0},
-    {"metric": KL, "unit": "nats", "minimum": 0.0},
-    {"metric": RIGHT, "unit": "%", "minimum": -0.1},
-    {"metric": "tg32@d0", "unit": "tok/s", "minimum": 1.0},
-])  # fmt: skip
+@from_data
 def test_a_gate_that_would_never_be_red_is_refused(wrong):
     with pytest.raises(ValueError, match="expected one of price_kl in nats: at_most"):
         Price(rounding="checkpoint", gates=[wrong | {"source": "this test"}])
@@ -486,12 +482,7 @@ def test_a_rounding_that_no_row_has_is_not_green(monkeypatch, rows, rounding, er
         decide(KL)
 
 
-@pytest.mark.parametrize(("rounding", "words"), [
-    (f"{DENSE},kv=fp8", "qkv, o, lm_head to MXFP4, KV cache to FP8"),
-    ("experts=mxfp8-identity", "experts' inputs to MXFP8"),
-    ("checkpoint", "nothing"),
-    (None, "not known"),
-])  # fmt: skip
+@from_data
 def test_the_first_lines_say_what_is_rounded(rounding, words):
     run = run_of(PAID, rounding=rounding)
     line = f"Rounded beyond the checkpoint: {words}; mean KL 0.012 [0.0108, 0.0132] nats, likeliest"

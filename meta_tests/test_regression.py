@@ -306,11 +306,7 @@ def test_storage_and_files_that_are_none_are_refused(tmp_path):
     assert stored_run.read_benchmarks(file) is None, "somebody else's benchmarks"
 
 
-@pytest.mark.parametrize(
-    "folders",
-    [{"3.11": 5, "3.12": 3}, {"3.12": 4, "3.9": 2}, {"3.11": 3, "3.12": 1, "3.13": 1}, {"3.12": 8}],
-    ids=str,
-)
+@from_data
 def test_another_python_does_not_put_old_runs_behind_new_ones(tmp_path, folders):
     """The last runs of each history are at 150 tok/s, those of its first half at 100."""
     dates, count = itertools.count(), sum(folders.values())
@@ -463,10 +459,7 @@ def test_a_slow_start_blames_no_build_and_hides_none(stored):
     assert verdicts[0.85][Verdict.PASS] == 0 and verdicts[0.85][Verdict.FAIL] > 60, verdicts
 
 
-@pytest.mark.parametrize(
-    "name, unit, of_start",
-    [("tg32@d0", "tok/s", True), ("ttft_p50", "ms", True), ("memory_peak_gib", "GiB", False)],
-)
+@from_data
 def test_what_starts_do_not_change_fails_as_before(name, unit, of_start):
     assert (LIMITS.of_starts(name, unit) > 0.0) == of_start
     assert LIMITS.model_copy(update={"metrics": {name: 0.05}}).of_starts(name, unit) == 0.0

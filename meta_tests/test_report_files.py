@@ -309,14 +309,7 @@ def test_the_summary_is_short(runs, kind):
     assert "<script" not in text and "\x1b" not in text
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (None, ""), (0.0, "0"), (0.0003, "0.0003"), (0.00001234, "0.00001234"), (51.96, "51.96"),
-        (999.96, "1000"), (9999.6, "10000"), (17280.4, "17280"), (-17280.0, "-17280"),
-        (1234567.8, "1234568"), (float("inf"), "inf"),
-    ],
-)  # fmt: skip
+@from_data
 def test_a_number_is_digits_that_can_be_copied(value, shown):
     assert numbers.number(value) == shown
     assert not shown or float(shown) == pytest.approx(value, rel=5e-4)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from data_rows import from_data
 from test_box import reading
 
 from sm121.core import architecture, profile
@@ -205,15 +206,7 @@ def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_m
     assert sum("127.0.0.1:1 is seen from here" in line for line in file.unproven) == 1
 
 
-@pytest.mark.parametrize(
-    ("device", "verdicts", "message"),
-    [
-        ({}, ["PASS", "FAIL", "PASS"], None),
-        ({"bandwidth_gb_s": 280.0}, ["PASS", "INCONCLUSIVE", "NOT_RUN"], "it became faster"),
-        ({"bandwidth_gb_s": 201.0}, ["INCONCLUSIVE", "INCONCLUSIVE", "NOT_RUN"], "to 201"),
-    ],
-    ids=["the same", "faster", "slower"],
-)
+@from_data
 def test_what_a_change_of_the_machine_does_to_what_was_decided(
     run_box, monkeypatch, device, verdicts, message
 ):
@@ -227,9 +220,9 @@ def test_what_a_change_of_the_machine_does_to_what_was_decided(
         ledger.decide(TestReport(id=name, level="performance", verdict=verdict, metrics=[name]))
     monkeypatch.setattr(box, "_measure_apart", lambda _device: reading(**device).device)
     mine.read_at_the_end()
-    assert [file.metrics[name].verdict for name in "abc"] == verdicts
+    assert [file.metrics[name].verdict for name in "abc"] == [*verdicts]
     decided = {test.id: test.verdict for test in ledger}
-    assert [decided[name] for name in "ab"] == verdicts[:2] and decided["c"] == "PASS"
+    assert [decided[name] for name in "ab"] == [*verdicts[:2]] and decided["c"] == "PASS"
     assert [test.message for test in ledger if message and message in test.message] or not message
     assert not any("although" in line for line in remarks)
 

