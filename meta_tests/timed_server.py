@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import gc
 import itertools
 import json
@@ -18,6 +17,7 @@ import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 
 import timed_events
@@ -28,142 +28,33 @@ from timed_events import VOCABULARY, Event, Place, bundled, ids_of, late, usage_
 SPIN_NS = 1_500_000
 STALL_S = 3600.0
 
+
+def _data(name: str) -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / "data" / name).read_text("utf-8"))
+
+
+DEFAULTS = _data("pace.toml")
+TRAPS: dict[str, dict[str, Any]] = _data("traps.toml")
+
 #: Requests that came together: the first one's time, their numbers, and how they are done.
 Share = tuple[float, list[int], str]
 
 
-@dataclass
-class Pace:
-    """What the server does. The defaults are an honest server with a fast prefill."""
+class Pace(SimpleNamespace):
+    """What the server does: the fields of ``data/pace.toml``, where they are explained."""
 
-    rate: float = 52.0
-    prefill_rate: float = 10_000.0
-    fixed_ms: float = 20.0
-    #: Most tokens of a prompt and its answer, as it says.
-    context: int = 131_072
-    #: Relative standard deviation of a request's rate, and of each interval.
-    jitter: float = 0.0
-    interval_jitter: float = 0.0
-    #: Of both.
-    seed: int = 7
-    tokens_per_chunk: int = 1
-    first_chunk_tokens: int = 1
-    #: Events before the first token: at once after the request came.
-    early_event: bool = False
-    #: The first token comes when the request came, before its prompt is done.
-    early_token: bool = False
-    #: The first tokens come without text, as harmony's control tokens do.
-    content_free: int = 0
-    token_ids: bool = True
-    #: ids are missing from the chunks that have text (a server that hides them).
-    hide_some_ids: bool = False
-    final_usage: bool = True
-    continuous_usage: bool = True
-    #: Factor on what usage says of completion tokens.
-    usage_factor: float = 1.0
-    empty_finish: bool = False
-    #: Chunks are held back and sent together, so many at a time; 0: all with the last.
-    burst: int = 1
-    #: So many requests at the start are slower by this factor.
-    slow_first: int = 0
-    slow_factor: float = 3.0
-    #: Every so many-th answer of 32 tokens or more is slower by the factor.
-    slow_every: int = 0
-    #: Every so many-th request waits longer before its first token.
-    one_slow_in: int = 0
-    slow_extra_ms: float = 3000.0
-    #: Tokens that are missing from an answer.
-    short_by: int = 0
-    #: Share of the prompt that the counters call a prefix-cache hit (and that costs no time).
-    cache_hits: float = 0.0
-    #: Tokens a second that another client is served at the same time; and its running requests.
-    tenant_rate: float = 0.0
-    tenant_running: int = 0
-    #: The server's own wall clock, in `created`, jumps by so much in the middle of an answer.
-    clock_step_s: float = 0.0
-    #: Chats are slower by this factor, sampled requests, each token after the 128th. Where a chat
-    #: ends by itself.
-    chat_slower: float = 1.0
-    sampled_slower: float = 1.0
-    later_slower: float = 1.0
-    chat_tokens: int = 520
-    #: Prompts that end in random tokens are answered faster by this factor.
-    random_faster: float = 1.0
-    #: Tokens of each step in turns, a digit each; another text begins with another of them. Steps
-    #: of one token take this share of the time of the others.
-    steps: str = ""
-    undrafted: float = 1.0
-    #: Tokens of an answer's beginning that come within one step of time, if it has more than one.
-    hurried: int = 0
-    #: Factor on what usage says of a chat's tokens.
-    chat_counts: float = 1.0
-    #: No more chunks after so many tokens; 0: never.
-    stall_after: int = 0
-    #: Every so many-th request is refused with status 500.
-    fail_every: int = 0
-    #: So long after the first request the rate is multiplied by the factor.
-    drift_after_s: float = 0.0
-    drift_factor: float = 1.0
-    metrics: bool = True
-    accepts_ids: bool = True
-    tokenize: bool = True
-    preemptions: int = 0
-    #: So many first tokens are sent when the last of them is there, each as an event.
-    held_tokens: int = 0
-    #: The first chunk is late by so much, and by so much for each 1000 tokens of the prompt; what
-    #: is due meanwhile comes right after it.
-    late_ms: float = 0.0
-    late_ms_per_1k: float = 0.0
-    #: Why it is late: it has the prompt's ids in it when ids are asked for (``asked``, as vLLM), or
-    #: ``always``; they come in an event of their own (``apart``); for no reason that shows
-    #: (``never``).
-    echo: str = "asked"
-    #: The steps after a late chunk seem shorter by this share, until the stream is on time again.
-    leak: float = 0.0
-    #: A pause of the server after its first token.
-    pause_ms: float = 0.0
-    #: What /metrics says of the decode time, by this factor; 0: nothing.
-    decode_time_factor: float = 1.0
-    #: The connection is closed without a byte, so long after every so many-th request; only one
-    #: that was used before, or a fresh one too.
-    drop_every: int = 0
-    drop_after_ms: float = 0.0
-    drop_fresh: bool = False
-    #: Connections are kept for further requests.
-    keep_alive: bool = True
-    #: Every so many-th request is answered with a redirect to the same path, so long after it.
-    redirect_every: int = 0
-    redirect_after_ms: float = 0.0
-    #: Requests that are worked on at the same time; others wait. 0: all.
-    slots: int = 0
-    #: Prompts that come together are done in one ``batch``, in ``turns`` (with a token of those
-    #: that decode in between), or now so, now so (``either``). Empty: they do not matter to others.
-    prompts: str = ""
-    #: Mean accepted length of speculation in the counters; 0: no speculation.
-    accepted_length: float = 0.0
-    #: Tokens of each draft, in the counters.
-    drafted: int = 4
-    #: No counter of drafts before the first draft.
-    drafts_show_late: bool = False
-    counter_factor: float = 1.0
-    #: The request of this number is refused with status 500; 0: none is.
-    fail_number: int = 0
-    #: /metrics is gone after so many requests; 0: never. Its decode time never goes on.
-    metrics_until: int = 0
-    decode_time_stands: bool = False
-    #: So many tokens from the 33rd on are counted and never sent; nor do they take time.
-    lost_tokens: int = 0
-    lost_in_no_time: bool = False
-    #: What is wrong with what it says (`timed_events.answer`), to prompts of so many tokens.
-    lie: str = ""
-    lies_from: int = 0
+    def __init__(self, **changes: Any) -> None:
+        unknown = changes.keys() - DEFAULTS.keys()
+        if unknown:
+            raise TypeError(f"expected fields of data/pace.toml, got {sorted(unknown)}")
+        super().__init__(**DEFAULTS | changes)
+
+    def but(self, **changes: Any) -> Pace:
+        """The same with other values of some fields."""
+        return Pace(**vars(self) | changes)
 
 
 _BEGAN = time.time()
-
-TRAPS: dict[str, dict[str, Any]] = tomllib.loads(
-    (Path(__file__).parent / "data" / "traps.toml").read_text("utf-8")
-)
 
 
 class TimedServer:
@@ -225,8 +116,8 @@ class TimedServer:
         changes = await request.json()
         if changes.pop("reset", False):
             self.requests, self.first = 0, None
-        self.pace = dataclasses.replace(self.pace, **changes)
-        return web.json_response(dataclasses.asdict(self.pace))
+        self.pace = self.pace.but(**changes)
+        return web.json_response(vars(self.pace))
 
     def text_of(self, ids: list[int]) -> str:
         return "".join(f" w{i}" for i in ids)
@@ -334,9 +225,9 @@ class TimedServer:
         if chat:
             asked = min(asked, pace.chat_tokens)
             rate, factor = pace.rate / pace.chat_slower, pace.usage_factor * pace.chat_counts
-            pace = dataclasses.replace(pace, rate=rate, usage_factor=factor)
+            pace = pace.but(rate=rate, usage_factor=factor)
         if said.get("temperature") != 0.0:
-            pace = dataclasses.replace(pace, rate=pace.rate / pace.sampled_slower)
+            pace = pace.but(rate=pace.rate / pace.sampled_slower)
         pace = _for_text(pace, prompt)
         plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by), share)
         lie = pace.lie if prompt_tokens >= pace.lies_from else ""
@@ -541,7 +432,7 @@ def _for_text(pace: Pace, prompt: list[int] | str) -> Pace:
     last = ids_of(prompt)[-50:]
     turn = sum(last) % max(len(pace.steps), 1)
     rate = pace.rate * (pace.random_faster if max(last) > 10_000 else 1.0)
-    return dataclasses.replace(pace, rate=rate, steps=pace.steps[turn:] + pace.steps[:turn])
+    return pace.but(rate=rate, steps=pace.steps[turn:] + pace.steps[:turn])
 
 
 def _stepped(pace: Pace, rate: float, first_s: float, tokens: int) -> list[float]:
@@ -584,17 +475,16 @@ def main() -> None:
     parser.add_argument("--model", default="gpt-oss-120b")
     parser.add_argument("--log")
     parser.add_argument("--trap", action="append", default=[], choices=sorted(TRAPS))
-    for field in dataclasses.fields(Pace):
-        if isinstance(field.default, (int, float, str)) and not isinstance(field.default, bool):
-            name = "--" + field.name.replace("_", "-")
-            parser.add_argument(name, type=type(field.default), default=None)
+    for name, default in DEFAULTS.items():
+        if not isinstance(default, bool):
+            parser.add_argument("--" + name.replace("_", "-"), type=type(default))
     options = parser.parse_args()
     changes: dict[str, Any] = {}
     for trap in options.trap:
         changes |= TRAPS[trap]["pace"]
-    for field in dataclasses.fields(Pace):  # what is given by itself counts for more
-        if (value := getattr(options, field.name, None)) is not None:
-            changes[field.name] = value
+    for name in DEFAULTS:  # what is given by itself counts for more
+        if (value := getattr(options, name, None)) is not None:
+            changes[name] = value
     with contextlib.suppress(OSError):  # the truth must not wait for whoever else is busy
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50))
