@@ -27,12 +27,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import catalogue_rows
 import httpx
 
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent)]
 
-from catalogue_rows import cell
 from fault_changes import Json
 from fault_exchanges import CHAT, COMPLETIONS, RESPONSES, Answer, Request
 from fault_proxy import LIES, SAMPLING, Fault, FaultProxy, broken
@@ -267,46 +267,7 @@ def merged(folders: Sequence[Path]) -> dict[str, Json]:
 def page(rows: dict[str, Json], seed: int) -> str:
     """The table as Markdown."""
     unseen = [name for name, row in rows.items() if not row["fails"]]
-    share = 100 * (1 - len(unseen) / max(len(rows), 1))
-    lines = [
-        "# Lies by pairs",
-        "",
-        f"Made by `python meta_tests/lies.py --seed {seed} --output docs/tables/lies.md` "
-        "(`make catalogues`; `--merge` puts the rows of several runs together). Do not edit.",
-        "",
-        "Two proxies in front of a real vLLM with the canary tell a lie each. Pairs are "
-        "drawn from a seed. Of the tests of smoke, correctness and stress that a lie touches, the "
-        "one that its row names and the quickest run against both. A test that fails has detected "
-        "a lie where the other does not touch it; else it runs against each alone. A lie that none "
-        "detected runs alone against the others, until one does. Each test that failed then passed "
-        "without a lie. Only tests that passed without a lie before take part.",
-        "",
-        f"**{len(rows) - len(unseen)} of {len(rows)} lies were detected ({share:.1f} %).** "
-        f"Of {len(PLANTED)} lies {len(PLANTED) - len(rows)} were not told.",
-        "",
-        "| told on | lies | detected |",
-        "|---|---:|---:|",
-    ]
-    for where in sorted({row["where"] for row in rows.values()}):
-        counted = [bool(row["fails"]) for row in rows.values() if row["where"] == where]
-        lines.append(f"| {where} | {len(counted)} | {sum(counted)} |")
-    lines += [
-        "",
-        "| lie | detected by | of tests asked | the first says | told with | on |",
-        "|---|---|---:|---|---|---|",
-    ]
-    for name in sorted(rows):
-        row, notices = rows[name], rows[name]["fails"]
-        short = [test.rpartition("::")[2] for test in notices]
-        by = ", ".join(f"`{test}`" for test in short[:3])
-        by += f" and {len(short) - 3} more" if len(short) > 3 else ""
-        message = cell(next(iter(notices.values()), "-"), 150)
-        asked = str(len(row["asked"]))
-        cells = name, by or "**none**", asked, message, row["with"], row["where"]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Not detected", ""]
-    lines += [f"- **{name}**: {PLANTED[name].why or 'not yet known why'}." for name in unseen]
-    return "\n".join(lines) + "\n"
+    return catalogue_rows.page("lies", rows=rows, unseen=unseen, planted=PLANTED, seed=seed)
 
 
 def main() -> int:
