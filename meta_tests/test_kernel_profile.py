@@ -478,7 +478,8 @@ def test_real_tables_prove_the_layers(name: str) -> None:
 def test_real_table_with_fewer_layers_quantised(dropped, proven) -> None:
     seen = real("fused")
     rows = [k for k in seen.kernels if not ("marlin::" in k.name and k.calls in dropped)]
-    assert requantised(seen.model_copy(update={"kernels": rows}), 36) == proven
+    found = requantised(seen.model_copy(update={"kernels": rows}), 36)
+    assert found == (proven and [*proven])
 
 
 def test_real_table_without_lm_head() -> None:

@@ -210,8 +210,8 @@ def build(base: Path, arch: str, module: str, version: str = "0.7.2") -> None:
 EXPERTS, SINK = "fused_moe_120", "batch_prefill_attention_sink_bf16_swa_True_fa2"
 JIT = Needs(jit_modules=("experts", "attention_sink_window"), weights_gib=65)
 CUTLASS = ["--moe-backend", "flashinfer_cutlass", *MXFP8, "--attention-backend=FLASHINFER"]
-#: GiB that are available on a Spark, and the jobs of 9.3 GiB that fit beside 65 + 4.
-SPARK, FIT = 112, 4
+#: GiB that are available on a Spark: beside 65 + 4, four jobs of 9.3 GiB fit.
+SPARK = 112
 
 
 def tools(base: Path) -> Path:
@@ -248,27 +248,29 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("spark")
+@from_data
+def test_what_a_cache_of_compiled_modules_and_the_jobs_come_to(
+    tmp_path: Path,
+    built: tuple[tuple[str, str], ...] | None,
+    arguments: tuple[str, ...] | None,
+    variables: dict[str, str] | None,
+    found: tuple[str, ...],
+    said: tuple[str, ...] | None,
+    not_said: tuple[str, ...] | None,
+) -> None:
+    """More jobs than fit are refused before anything starts; they are never changed."""
+    for arch, module in built or ():
+        build(tmp_path, arch, module)
+    given = {k: v.replace("HERE", str(tmp_path)) for k, v in (variables or {}).items()}
+    seen = jit(tmp_path, CUTLASS if arguments is None else [*arguments], **given)
+    assert sorted(" ".join(key) for key in seen) == [*found]
+    text = "\n".join(f"{finding.message} {finding.remedy}" for finding in seen.values())
+    assert all(part in text for part in said or ()), text
+    assert not any(part in text for part in not_said or ()), text
+
+
+@pytest.mark.usefixtures("spark")
 class TestJitCache:
-    def test_cold(self, tmp_path: Path) -> None:
-        finding = jit(tmp_path)["jit_cache", "note"]
-        assert "cold" in finding.message
-        assert "67 minutes of one core" in finding.message
-        assert EXPERTS in finding.message
-        assert "sm121 warm" in str(finding.remedy)
-
-    @pytest.mark.parametrize("arch", ["121a", "121f", "120f_121a"])
-    def test_warm(self, tmp_path: Path, arch: str) -> None:
-        build(tmp_path, arch, EXPERTS)
-        build(tmp_path, arch, SINK)
-        assert jit(tmp_path) == {}
-
-    def test_incomplete_names_what_is_missing(self, tmp_path: Path) -> None:
-        build(tmp_path, "121a", EXPERTS)
-        finding = jit(tmp_path)["jit_cache", "note"]
-        assert "incomplete" in finding.message
-        assert SINK in finding.message
-        assert EXPERTS not in finding.message
-
     def test_another_version_is_cold(self, tmp_path: Path) -> None:
         build(tmp_path, "121a", EXPERTS)
         build(tmp_path, "121a", SINK)
@@ -285,43 +287,10 @@ class TestJitCache:
             (tmp_path / "ahead" / module / f"{module}.so").write_bytes(b"no device code")
         assert ("jit_cache", "note") in jit(tmp_path, modules=found)
 
-    def test_only_what_the_arguments_need(self, tmp_path: Path) -> None:
-        """Marlin needs no experts of FlashInfer, TRITON_ATTN no attention of it."""
-        build(tmp_path, "121a", SINK)
-        marlin = ["--moe-backend", "marlin", "--attention-backend"]
-        assert jit(tmp_path, [*marlin, "FLASHINFER"]) == {}
-        next(tmp_path.rglob("*.so")).unlink()
-        assert jit(tmp_path, [*marlin, "TRITON_ATTN"]) == {}
-        assert ("jit_cache", "note") in jit(tmp_path, marlin[:2]), "left to the engine"
-
     def test_directory_without_library_is_not_built(self, tmp_path: Path) -> None:
         build(tmp_path, "121a", EXPERTS)
         next(tmp_path.rglob("*.so")).unlink()
         assert "cold" in jit(tmp_path)["jit_cache", "note"].message
-
-    @pytest.mark.parametrize("arch", ["90a", "121", "120a"])
-    def test_wrong_architecture(self, tmp_path: Path, arch: str) -> None:
-        build(tmp_path, arch, EXPERTS)
-        findings = jit(tmp_path)
-        assert arch in findings["jit_cache", "warning"].message
-        assert ("jit_cache", "note") in findings
-
-    def test_home_is_the_default_place(self, tmp_path: Path) -> None:
-        build(tmp_path, "121a", EXPERTS)
-        build(tmp_path, "121a", SINK)
-        assert jit(tmp_path, FLASHINFER_WORKSPACE_BASE="", HOME=str(tmp_path)) == {}
-
-    @pytest.mark.parametrize(
-        ("jobs", "refused"), [("", False), ("1", False), ("4", False), ("5", True), ("16", True)]
-    )
-    def test_jobs_that_the_user_gave(self, tmp_path: Path, jobs: str, refused: bool) -> None:
-        """More than fit are refused before anything starts; they are never changed."""
-        found = jit(tmp_path, MAX_JOBS=jobs)
-        assert (("max_jobs", "error") in found) == refused
-        if refused:
-            finding = found["max_jobs", "error"]
-            assert f"{FIT} fit" in finding.message and "112.0 GiB are available" in finding.message
-            assert "sm121 warm" in str(finding.remedy)
 
     @pytest.mark.parametrize(("gib", "refused"), [(80.0, True), (SPARK, False)])
     def test_compilers_that_need_longer_than_a_cold_start_has(
@@ -338,15 +307,6 @@ class TestJitCache:
         if refused:
             assert time[0].severity == "error" and "a cold start may take 45" in time[0].message
             assert "sm121 warm" in str(time[0].remedy)
-
-    @pytest.mark.parametrize("jobs", ["0", "many"])
-    def test_max_jobs_is_a_number(self, tmp_path: Path, jobs: str) -> None:
-        assert repr(jobs) in jit(tmp_path, MAX_JOBS=jobs)["max_jobs", "error"].message
-
-    def test_warm_cache_needs_no_jobs(self, tmp_path: Path) -> None:
-        build(tmp_path, "121a", EXPERTS)
-        build(tmp_path, "121a", SINK)
-        assert jit(tmp_path, MAX_JOBS="64") == {}
 
     @pytest.mark.parametrize("lacking", ["nvcc", "ninja"])
     def test_a_compiler_that_is_missing(self, tmp_path: Path, lacking: str) -> None:
