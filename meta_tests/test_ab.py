@@ -106,27 +106,9 @@ def answer(seen, levels=None, **criterion) -> hypothesis.CriterionResult:
     return found
 
 
-@pytest.mark.parametrize(
-    ("factor", "criterion", "verdict"),
-    [
-        (1.2, {"metric": "tg32@d0", "change_at_least": 0.10}, Verdict.PASS),
-        (1.0, {"metric": "tg32@d0", "change_at_least": 0.10}, Verdict.FAIL),
-        (1.1, {"metric": "tg32@d0", "change_at_least": 0.10}, Verdict.INCONCLUSIVE),
-        (1.0, {"metric": "ttft_p50", "change_at_most": 0.03}, Verdict.PASS),
-        (0.9, {"metric": "ttft_p50", "change_at_most": 0.03}, Verdict.FAIL),
-        (1.0, {"metric": "memory_gib", "difference_at_most": 2.0}, Verdict.PASS),
-        (0.9, {"metric": "memory_gib", "difference_at_most": 2.0}, Verdict.FAIL),
-        (1.0, {"metric": "ttft_p50", "value_at_most": 1000.0}, Verdict.PASS),
-        (0.4, {"metric": "ttft_p50", "value_at_most": 1000.0}, Verdict.FAIL),
-        (1.0, {"metric": "pp2048@d0", "value_at_least": 4500.0}, Verdict.NOT_RUN),
-        (1.0, {"no_crash": True}, Verdict.PASS),
-        (1.0, {"moe": "CUTLASS"}, Verdict.PASS),
-        (1.0, {"moe_not": "MARLIN"}, Verdict.PASS),
-        (1.0, {"moe": "MARLIN"}, Verdict.FAIL),
-    ],
-)
+@from_data
 def test_each_kind_of_criterion(factor, criterion, verdict):
-    assert answer(visits(factor, boot=0.001, pairs=4, seed=2), **criterion).verdict is verdict
+    assert answer(visits(factor, boot=0.001, pairs=4, seed=2), **criterion).verdict == verdict
 
 
 def test_a_crash_and_a_level_that_failed_are_seen():

@@ -14,14 +14,7 @@ def test_architectures_asked_for_by_name(expression, asked):
     assert architectures_asked_for(expression) == asked
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(("-m", "sm121"), marks=pytest.mark.slow("it collects everything")),
-        ("--arch", "sm121", SMOKE),
-        ("-m", "sm90", SMOKE),
-    ],
-)
+@from_data
 def test_an_architecture_that_is_not_here_is_not_run(run_pytest, arguments):
     status, run = run_pytest(*arguments)
     name = arguments[1]

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 
 from sm121.client import completions, timed
 from sm121.client.connection import Patience
@@ -193,15 +194,7 @@ def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):
                          progress=print)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("--engine", "llama-cpp", "--engine-binary", "/nowhere"), "there is no file /nowhere"),
-        (("--engine-binary", sys.executable), "vllm is started by --engine-python"),
-        (("--engine", "sglang", "--profile", "cpu-tiny-gpt-oss"), "this one is for vllm"),
-        (("--engine", "sglang", "--arch", "cpu"), "no profile is shipped for cpu and sglang"),
-    ],
-)
+@from_data
 def test_engines_that_do_not_fit(run_pytest, arguments, why):
     status, run = run_pytest(*arguments, "--collect-only", "-q", "tests/test_smoke.py")
     assert status == 4 and why in run.output, run.output

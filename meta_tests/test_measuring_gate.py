@@ -4,7 +4,7 @@ these need a machine that is not busy with something else."""
 from statistics import median
 
 import pytest
-from data_rows import text_file
+from data_rows import from_data, text_file
 
 from sm121.session.settings import _counts
 
@@ -51,15 +51,7 @@ def _quick(run_pytest, timed_server, *server, options=()):
     return judge(run_pytest, server, "-m", "sm121", "--plan", "quick", "-k", "_rate[", *options)
 
 
-@pytest.mark.parametrize(
-    ("rate", "traps", "verdict"),
-    [
-        (47, ("--trap", "three-content-free"), "FAIL"),
-        pytest.param(51.3, (), "FAIL", marks=pytest.mark.slow("as near decides test_gate.py")),
-        pytest.param(53.5, (), "PASS", marks=pytest.mark.slow("53 passes the whole level above")),
-        pytest.param(59.4, (), "PASS", marks=pytest.mark.slow("53.5 is nearer to a mistake")),
-    ],
-)
+@from_data
 def test_52_tokens_a_second_are_asked_of_every_server(
     timed_server, run_pytest, rate, traps, verdict
 ):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_rows import from_data
 
 from sm121.answers.oracle_file import _with_window, prompts
 from sm121.oracles import mxfp4, rounding, scores
@@ -28,16 +29,7 @@ def test_it_agrees_with_the_oracle_in_memory(twin, request):
         assert (every.gather(1, found.top_ids) - found.top).abs().max() < 1e-9
 
 
-@pytest.mark.parametrize(
-    "formats",
-    [
-        "qkv=mxfp4-ceil,o=mxfp4-even,lm_head=mxfp4-floor,kv=fp8,experts=mxfp8",
-        pytest.param(
-            "qkv=fp8-channel,o=fp8-channel,lm_head=fp8-channel,kv=fp8-cut,experts=mxfp8-identity",
-            marks=pytest.mark.slow("another list of formats"),
-        ),
-    ],
-)
+@from_data
 def test_any_rounding_is_the_same_in_memory_and_streamed(formats, canary_mxfp4):
     """Also beside texts of a model that rounds less, and token by token from the cache."""
     exact = Rounding.parse(formats)

@@ -9,6 +9,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loopback import serving
@@ -61,20 +62,9 @@ def test_an_event_is_given_with_the_read_that_ends_it():
     assert list(parser.feed(b"\n")) == [b"2"]
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        (b"data: a\ndata: b\n\n", ["a\nb"]),
-        (b"data:a\n\ndata\n\n", ["a", ""]),
-        (b": data: a\n\n:\n\n", []),
-        (b"event: done\nid: 7\nretry: 10\n\n", []),
-        (b"event: x\ndata: a\n\n\n\n", ["a"]),
-        (b"data: a\n\ndata: broken off\n", ["a"]),
-        (b"data: a\n\ndata: broken off", ["a"]),
-    ],
-)
+@from_data
 def test_fields(body, expected):
-    assert events(body) == expected
+    assert events(body.encode()) == [*expected]
 
 
 def test_a_line_that_is_no_field_is_kept_for_who_judges():

@@ -65,19 +65,7 @@ def test_each_number_that_decodes_is_joined_up_to_all_places(level):
     assert "0: " in shown[-1] and "1: " in shown[-1] and "2: " not in shown[-1], shown
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("join-five", r"a prompt of \d+ tokens joins 5 that decode.*: .*connection"),
-        ("join-one", r"a prompt of \d+ tokens joins 1 that decode.*: .*connection"),
-        ("join-garbage", r"short prompts join .*corrupted_answer: request \d+ \(a prompt of \d+ "),
-        ("join-refused", r"a prompt of \d+ tokens joins 5 that decode.*: .* seen 1 of .*refused"),
-        ("join-stalls", r"joins 5 that decode.*: .*(stuck_request|hang)"),
-        pytest.param("join-more", r"joins [567] that decode.*: .*connection", marks=NEIGHBOUR),
-        pytest.param("join-last", r"joins 7 that decode.*: .*connection", marks=NEIGHBOUR),
-        pytest.param("join-lengths", r"joins 5 that decode.*: .*connection", marks=NEIGHBOUR),
-    ],
-)
+@from_data
 def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
     sick, _ = level(fault)
     with pytest.raises(UnderLoad, match=said):
@@ -180,11 +168,7 @@ def test_a_bug_of_a_build_that_nobody_knows_is_refused():
         capabilities.Bug.model_validate(row)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["none", "metrics-gone"]
-    + [pytest.param(f, marks=NEIGHBOUR) for f in ("no-metrics", "metrics-fail", "metrics-empty")],
-)
+@from_data
 def test_counters_that_vanish_are_not_taken_for_idle(level, fault):
     served, _ = level(fault)
     with served._server.endpoint.http() as http:

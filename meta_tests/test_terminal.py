@@ -13,6 +13,7 @@ from unittest.mock import ANY
 
 import pytest
 import report_runs
+from data_rows import from_data
 from terminal_samples import on_a_terminal
 
 from sm121.core.verdict import Verdict
@@ -211,17 +212,7 @@ LONG = "kernel 0/2 ended | test_that_takes_long[a]"
 MORE = pytest.mark.slow("other options, and workers")
 
 
-@pytest.mark.parametrize(
-    ("asked", "lines", "expected"),
-    [
-        ((), True, LONG),
-        pytest.param(("-v",), True, LONG, marks=MORE),
-        pytest.param(("-s",), True, LONG, marks=MORE),
-        pytest.param(("-n1", "--percentiles"), False, LONG.removeprefix("kernel "), marks=MORE),
-        pytest.param(("-qq",), False, None, marks=MORE),
-    ],
-    ids=lambda value: "".join(value or ["plain"]) if isinstance(value, tuple) else None,
-)
+@from_data
 def test_a_long_test_is_never_silent(fault_server, run_pytest, tmp_path, asked, lines, expected):
     """With pytest's own lines, too, and said by the controller where a worker runs it."""
     often = "from sm121.plugin import progress\nprogress._LINE_EVERY_S = 0.4\n"

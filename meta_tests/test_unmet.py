@@ -2,10 +2,10 @@
 
 import ast
 import json
-import math
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 
 from sm121.core import unmet, verdict
 from sm121.core.unmet import Fact, Unmet, facts_of, require, require_each, require_none
@@ -28,21 +28,9 @@ def test_no_message_is_written_by_hand():
     assert not written
 
 
-@pytest.mark.parametrize(
-    ("fact", "text"),
-    [
-        (Fact("200", "404"), "required: 200, seen: 404"),
-        (Fact("a version"), "required: a version, seen: none"),
-        (
-            Fact("at least", "", "tg32@d0", value=51.9996, limit=52.0, unit="tok/s", evidence="x"),
-            "tg32@d0: required: at least 52 tok/s, seen: 51.9996 tok/s (x)",
-        ),
-        (Fact("at most", "at 3", value=math.nan, limit=1.0), "required: at most 1, seen: nan at 3"),
-        (Fact("", "it broke", kind="KeyError"), "KeyError: it broke"),
-    ],
-    ids=str,
-)
-def test_a_fact_is_one_line_for_people(fact, text):
+@from_data
+def test_a_fact_is_one_line_for_people(fields, text):
+    fact = Fact(**fields)
     assert str(fact) == text
     report = TestReport.of("a", "smoke", fact)
     assert TestReport.model_validate_json(report.model_dump_json()).unmet == [fact]

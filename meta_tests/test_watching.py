@@ -201,15 +201,7 @@ VAGUE = failure.Cause(kind="engine_dead", summary="the engine is dead", owner="t
 NO_KERNEL = kernel_messages.KernelMessages()
 
 
-@pytest.mark.parametrize(
-    ("before", "number", "kind", "named"),
-    [
-        (None, "SIGKILL", "engine_dead", False),  # as vLLM ends its workers
-        (None, "SIGTERM", "engine_dead", False),
-        (None, "SIGSEGV", "engine_dead", True),  # it crashed as it was asked to end
-        (signal.SIGKILL, "SIGKILL", "killed", True),  # somebody killed it before
-    ],
-)
+@from_data
 def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kind, named):
     ready, status = tmp_path / "ready", tmp_path / "server-x.status.json"
     core = CORE.format(ready=str(ready))
@@ -221,7 +213,7 @@ def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kin
     worker = int(ready.read_text())
     if before is not None:
         time.sleep(2.5)  # until the supervisor knows of it
-        os.kill(worker, before)
+        os.kill(worker, signal.Signals[before])
         time.sleep(0.5)
     supervisor.terminate()
     supervisor.wait(30)
