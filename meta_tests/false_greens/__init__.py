@@ -4,10 +4,14 @@ must not pass, ``clean`` the same without the fault."""
 
 import importlib
 import pkgutil
+import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+DATA = Path(__file__).parents[1] / "data" / "false-greens"
 
 
 @dataclass
@@ -57,6 +61,27 @@ class Case:
     clean: Callable[[Place], Outcome]
     expected: str
     slow: bool = False
+
+
+def of_data(module: str) -> Iterator[Case]:
+    """The cases of ``data/false-greens/``, by the names of the variants. `fault` and `clean` are
+    calls: the name of a function of the module, what it is given, and its keywords in a table.
+    `make` is a function that makes the case, of its name, of `given` and of the other fields."""
+    names = vars(sys.modules[module])
+    file = DATA / f"{module.rpartition('.')[2]}.toml"
+
+    def meant(term: Any) -> Any:
+        if not isinstance(term, list):
+            return names.get(term, term) if isinstance(term, str) else term
+        function, *given = map(meant, term)
+        keywords = given.pop() if given and isinstance(given[-1], dict) else {}
+        return function(*given, **keywords)
+
+    for name, row in tomllib.loads(file.read_text("utf-8")).items():
+        given = [meant(each) for each in row.pop("given", ())]
+        fields = {key: meant(value) for key, value in row.items()}
+        make = fields.pop("make", None)
+        yield make(name, *given, **fields) if make else Case(name=name, **fields)
 
 
 def cases() -> Iterator[Case]:

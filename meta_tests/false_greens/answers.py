@@ -12,7 +12,7 @@ from sm121.core.level_settings import AgreementBound, GoldenBound
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
 
-from . import Case, Outcome, Place
+from . import Case, Outcome, Place, of_data
 
 ITEM = "11 Answers within a tolerance"
 #: As the profile of a GB10: forks are allowed.
@@ -168,37 +168,9 @@ def _case(
 
 
 CASES = [
-    _case("one token of 24 in a batch", _in_a_batch(_cut), "seen: 1 ids"),
-    _case(
-        "the ids and the text of another request", _in_a_batch(_others_ids_and_text),
-        "log-probabilities of the tokens that were generated",
-    ),
-    _case("the text of another request", _in_a_batch(_others_text), "the text of the ids"),
-    _case(
-        "after a fork the answer of another request, and no prompt ids to ask again from",
-        _others_rest_without_prompts, "not judged",
-    ),
-    _case(
-        "log-probabilities drift with each token that is decoded", _in_a_long_answer(_drifts),
-        "a token at a time", _token_by_token,
-    ),
-    _case(
-        "drafts are accepted past the sixth token", _in_a_long_answer(_accepts_a_draft),
-        "a token at a time", _token_by_token, slow=True,
-    ),
-    _case(
-        "a cached block of generated tokens is another's", _reads_a_wrong_block,
-        "a token at a time", _token_by_token, slow=True,
-    ),
+    *of_data(__name__),
     _case(
         "a recording of cut answers agrees with itself", lambda _body, _together, said: _cut(said),
         "seen: 1 ids", _against_itself,
     ),
-    _case(
-        "ids shifted by one beside the right text", _in_a_batch(_shifted),
-        "log-probabilities of the tokens that were generated", slow=True,
-    ),
-    _case("usage of a token more", _in_a_batch(_usage_of_more), "41 usage", slow=True),
-    _case("an early end that is none", _in_a_batch(_ended_early), "finish_reason", slow=True),
-    _case("a greedy answer that is not the likeliest", _second_best, "the likeliest", slow=True),
 ]  # fmt: skip

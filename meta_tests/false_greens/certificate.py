@@ -30,7 +30,7 @@ from sm121.run.verdict_file import (
 )
 from sm121.session import certification, fingerprinting
 
-from . import Case, Outcome, Place
+from . import Case, Outcome, Place, of_data
 
 _CPU = "cpu-tiny-gpt-oss"
 _12 = "12 What was certified is not written down"
@@ -390,15 +390,11 @@ def _undecided() -> VerdictFile:
 
 
 CASES = [
-    _compare_case("compare: a profile of one's own under the name of another", {"profile": "p2"},
-        "differ in profile gb10: p1 and p2"),
-    _compare_case("compare: another machine", {"machine": {"gpu": "H200"}}, "machine's gpu"),
-    _compare_case("compare: one round instead of five", {"options": {"--rounds": "1"}}, "--rounds"),
+    *of_data(__name__),
     Case(_12, "compare: a run whose fingerprint was taken out",
          lambda place: _compared(place, "fault", fingerprint=None),
          lambda place: _compared(place, "clean", asked={"sources": {"vllm": "0.34.0 def"}}),
          "does not say what it asked"),
-    _compare_case("compare: another checkpoint", {"model": "m2"}, "differ in model"),
     Case(_12, "a profile of one's own under a shipped name",
          lambda place: _named(place, True), lambda place: _named(place, False),
          "not the shipped one"),
@@ -407,9 +403,7 @@ CASES = [
     *(
         _trick_case(trick.name, trick.said, "quick" if trick.name in _QUICK else "all")
         for trick in TRICKS),
-    _gap_case("a test of the suite is not there", _without_a_test, "test_known_answers"),
     _gap_case("a gate without a number", lambda file: file.metrics.clear(), "has no number"),
-    _gap_case("a gate without a number that is waived", _failed_and_waived, "has no number"),
     *(
         _gap_case(name, change, "no certificate waives a gate or a blocker", _waive_a_contract)
         for name, change in {"a waiver for each test": lambda file: waive(file, ""),
@@ -418,19 +412,6 @@ CASES = [
             "a waived gate, at 20 tok/s": _waive_a_slow_gate,
             "a waived blocker of correctness": lambda file: waive(file, "test_known_answers"),
         }.items()),
-    _changed_case("a test that was changed", _change, _TEST),
-    _changed_case("changed, and git told to take it for unchanged", _change_unseen, _TEST),
-    _changed_case("changed, and git told not to look", _skip_worktree, _TEST),
-    _changed_case("changed, and git sent elsewhere by a variable", _change_elsewhere, _TEST),
-    _changed_case("a test module that no commit has", _add, "tests/test_aaa.py"),
-    _changed_case("one that git was told to ignore", _add_ignored, "tests/test_aaa.py"),
-    _changed_case("a test that was changed, without a commit", _change, _TEST, _tarball),
-    _changed_case("a test module more, without a commit", _add, "tests/test_aaa.py", _tarball),
-    _excused_case("a failure under an xfail mark", "that_fails", "no xfail mark"),
-    _excused_case("an error under an xfail mark", "nothing_known", "no xfail mark"),
-    _waiver_case("a waiver for a whole level", "tests/test_stress.py::*", 1, "without wildcards"),
-    _waiver_case(
-        "a waiver for ten years", "tests/test_stress.py::test_soak", 3650, "within 90 days"),
     Case(_13, "no level is there, and an architecture was asked for",
          lambda place: _no_level(place, "meta_tests/scenarios/foreign.py"),
          lambda place: _no_level(place, "meta_tests/scenarios/kernel_resume.py::test_first[False]"),

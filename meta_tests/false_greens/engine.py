@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from scripted_engine import lines_of_a_start
 
-from false_greens import Case, Outcome, Place
+from false_greens import Case, Outcome, Place, of_data
 from sm121.core import profile
 from sm121.core.verdict import Invalid, Verdict
 from sm121.evidence import requirement
@@ -478,57 +478,13 @@ _CRASH = "7 A crash between tests"
 _ATTACHED = "17 An attached server is replaced behind its URL"
 _PATH = "8 The path is judged once"
 _LOG = "9 Any log proves an attached server"
-CASES = [Case(_CRASH, "SIGSEGV after a test of the smoke level; a later test gets a fresh server",
-         run_of_pytest("do=signal&number=11"), run_of_pytest(""),
-         "the server ended with status -11"),
-    Case(_CRASH, "SIGSEGV after the last look of a script",
-         scripted(dies_at_the_end), scripted(lives),
-         "seen: in the run: the server ended with status -11"),
-    Case(_CRASH, "it ends by itself with status 0",
-         scripted(exits_with_0), scripted(is_restarted_by_us),
-         "the server ended with status 0", slow=True),
-    Case(_CRASH, "dead when another configuration is asked for",
-         scripted(changes_dead), scripted(is_restarted_by_us),
-         "the server ended with status -9", slow=True),
-    Case(_CRASH, "its engine core is dead, its API process lives",
-         scripted(loses_its_core), scripted(lives),
-         "the server answers /health with 503", slow=True),
-    Case(_CRASH, "its engine core crashes, and it starts another by itself",
-         scripted(loses_its_core, "--heals"), scripted(lives, "--heals"),
-         "ended by SIGKILL", slow=True),
+CASES = [
+    *of_data(__name__),
     *(Case(_CRASH, f"its engine core ends by signal {number}, and it starts another by itself",
              scripted(ends_its_core(number), "--heals"), scripted(lives, "--heals"),
              f"of the engine ended with status -{number}", slow=True)
         for number in (1, 10, 15)),
     *replacements(),
-    Case(_CRASH, "it crashes while it is stopped",
-         scripted(lives, "--crashes-at-the-end"), scripted(lives), "it died of SIGSEGV"),
-    Case(_CRASH, "an attached server dies, and the proxy before it answers 502",
-         dies_behind_a_proxy(dies=True), dies_behind_a_proxy(dies=False),
-         "its model is named no more (/v1/models: HTTP 502)", slow=True),
-    Case(_PATH, "a fallback is logged after the path was judged",
-         scripted(says_later(FALLBACK)), scripted(says_later(ACCEPTED)),
-         "the server stays on the path of the profile until it is closed"),
-    Case(_PATH, "a fallback is logged, and another configuration is started before the end",
-         scripted(says_before_a_restart(FALLBACK)), scripted(says_before_a_restart(ACCEPTED)),
-         "the server stays on the path of the profile until it is closed", slow=True),
-    Case(_PATH, "a fallback in a run of pytest, after the kernel level",
-         path_in_a_run_of_pytest(FALLBACK), path_in_a_run_of_pytest(ACCEPTED),
-         "fallback moe_emulation", slow=True),
-    Case(_PATH, "a fallback is logged during a measurement",
-         measured(leaves_the_path=True), measured(leaves_the_path=False), "kernel_path"),
-    Case(_PATH, "FLASHINFER for some layers and TRITON_ATTN for others",
-         on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, TRITON),
-         on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, FLASHINFER),
-         "attention: required one value, seen FLASHINFER and TRITON_ATTN"),
-    Case(_PATH, "MARLIN for some layers and TRITON for others",
-         on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, OTHER_MOE),
-         on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, MARLIN),
-         "moe: required one value, seen MARLIN and TRITON"),
-    Case(_PATH, "an old start in the log has what the new one has not",
-         on_a_gb10(BANNER, FLASHINFER, MARLIN, LAYOUT, BANNER, FLASHINFER, LAYOUT),
-         on_a_gb10(BANNER, TRITON, OTHER_MOE, BANNER, FLASHINFER, MARLIN, LAYOUT),
-         "no line of the log matches"),
     Case(item=_PATH,
         name="a user's request has the words that must be seen", fault=on_a_gb10(BANNER,
             FLASHINFER, LAYOUT,
@@ -553,16 +509,6 @@ CASES = [Case(_CRASH, "SIGSEGV after a test of the smoke level; a later test get
     Case(_LOG, "a copy of the right log, given to a side of --ab",
          log_of_an_ab_side(once(Path.read_text)), log_of_an_ab_side(its_own),
          "no line of it follows requests", slow=True),
-    Case(_LOG, "the server logs no request (its twin logs its rates)",
-         given_log(its_own, "--no-access-log"), given_log(its_own, "--no-access-log", "--rates"),
-         "no line of it follows requests", slow=True),
-    Case(_LOG, "two servers write into one log",
-         its_log_has_another_start(share=True), its_log_has_another_start(share=False),
-         "several servers write it"),
-    Case(_LOG, "a copy of the right log, to which a server with a steady load appends",
-         given_log(steady_rates_of_others, "--no-access-log"),
-         given_log(its_own, "--no-access-log", "--rates"),
-         "no line of it follows requests", slow=True),
     *(Case(item=_LOG,
             name=f"a fallback after the log was {how}", fault=log_is_moved(move, FALLBACK),
             clean=log_is_moved(move, ACCEPTED),
@@ -571,6 +517,4 @@ CASES = [Case(_CRASH, "SIGSEGV after a test of the smoke level; a later test get
         for how, move in (("cut", lambda log: os.truncate(log, 0)),
             ("renamed", lambda log: log.rename(log.with_suffix(".1"))),
             ("removed", Path.unlink))),
-    Case(_LOG, "a log whose beginning was rotated away",
-         given_log(beginning_cut_off), given_log(its_own), "it has no start of vllm", slow=True),
 ]  # fmt: skip
