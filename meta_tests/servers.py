@@ -51,6 +51,13 @@ def configuration(*arguments: str, **environment: str) -> ServerConfiguration:
     return ServerConfiguration("tested", "vllm", sys.executable, "m", "m", arguments, variables)
 
 
+def executable(file: Path, script: str) -> Path:
+    """A program of the shell."""
+    file.write_text(f"#!/bin/sh\n{script}\n")
+    file.chmod(0o755)
+    return file
+
+
 @contextmanager
 def fault_server(fault: str = "none", key: str = "meta-key") -> Iterator[FaultServer]:
     """``fault_server.py`` with a fault; no key where it is empty."""

@@ -5,7 +5,7 @@ import json
 from collections import Counter
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121.api import cases, harmony, invariants, sampling, schema, stream, tools
 from sm121.api.cases import Case
@@ -230,34 +230,19 @@ def answer(status: int | None, body: object = None, failure: str = "") -> Exchan
 
 ERROR = {"error": {"message": "no", "type": "x", "param": None, "code": 400}}
 WELL = answer(200, COMPLETION)
+#: Bodies that rows name.
+BODIES = {"ERROR": ERROR, "COMPLETION": COMPLETION}
 
 
 def case(name: str) -> Case:
     return next(found for found in cases.shipped().case if found.id == name)
 
 
-@pytest.mark.parametrize(
-    ("name", "answers", "kind", "fails"),
-    [
-        ("negative-max-tokens", (answer(400, ERROR), WELL), None, None),
-        ("negative-max-tokens", (WELL, WELL), "served", True),
-        ("negative-max-tokens", (answer(500, ERROR), WELL), "server_error", True),
-        ("negative-max-tokens", (answer(None, failure="no answer"), WELL), "hang", True),
-        ("negative-max-tokens", (answer(400, {"detail": "no"}), WELL), "no_error_object", True),
-        ("negative-max-tokens", (answer(200, ERROR), WELL), "served", True),
-        ("wrong-model", (answer(418, ERROR), WELL), "wrong_status", True),
-        ("nul-character", (answer(400, ERROR), WELL), "refused", True),
-        ("huge-logit-bias", (answer(400, ERROR), WELL), None, None),
-        # Unspecified: a note, unless the server breaks.
-        ("unknown-field", (answer(400, {"detail": "no"}), WELL), "no_error_object", False),
-        ("unknown-field", (answer(500, ERROR), WELL), "server_error", True),
-        # Known of vLLM 0.32, and excused in no other way than the one that is known.
-        ("wrong-key", (answer(401, {"error": "Unauthorized"}), WELL), "no_error_object", False),
-        ("wrong-key", (WELL, WELL), "served", True),
-    ],
-)
-def test_what_becomes_of_a_case(name, answers, kind, fails):
-    problem = judged(case(name), *answers)
+@from_data
+def test_what_becomes_of_a_case(name, status, body, kind, fails):
+    """Of an answer to it, of which there is none where no status is named."""
+    first = answer(status, BODIES.get(str(body), body), failure="" if status else "no answer")
+    problem = judged(case(name), first, WELL)
     assert (problem and problem.kind) == kind
     assert problem is None or problem.fails == fails
 
@@ -317,28 +302,21 @@ def test_calls_that_nobody_reads_name_the_parser(check, last, said):
 
 
 #: Each known deviation of vLLM, as it was seen on the wire, and of which case and kind it is.
-DEVIATIONS = {
-    "wrong-key": (401, {"error": "Unauthorized"}),
-    "wrong-key-chat": (401, {"error": "Unauthorized"}),
-    "unknown-path": (404, {"detail": "Not Found"}),
-    "body-is-not-utf-8": (400, {"detail": "There was an error parsing the body"}),
-    "one-model": (404, {"detail": "Not Found"}),
-    "empty-messages": (200, COMPLETION),
-    "user-without-content": (200, COMPLETION),
-    "tool-result-of-no-call": (200, COMPLETION),
-}
+DEVIATIONS = table(__name__, "DEVIATIONS")
 
 
 @pytest.mark.parametrize("name", DEVIATIONS)
 def test_a_known_deviation_is_excused_until_it_is_mended(name):
     """0.24 has the lines that 0.32 has, and so may a release that nobody has looked at."""
+    status, body = DEVIATIONS[name]
+    deviation = answer(status, BODIES.get(str(body), body))
     for version in ("0.24.0", "0.32.0", "0.33.0", "0.34.0", "0.33.1rc2.dev5+g1234"):
-        found = judged(case(name), answer(*DEVIATIONS[name]), WELL, version=version)
+        found = judged(case(name), deviation, WELL, version=version)
         assert found is not None and not found.fails and "known of vLLM" in found.fact.about, (
             version
         )
     for version in (None, "0.11.0"):
-        found = judged(case(name), answer(*DEVIATIONS[name]), WELL, version=version)
+        found = judged(case(name), deviation, WELL, version=version)
         assert found is not None and found.fails, version
 
 

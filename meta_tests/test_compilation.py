@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from data_rows import from_data, text_file
+from servers import executable
 
 from sm121 import cli
 from sm121.compilation import (
@@ -509,12 +510,6 @@ def test_without_nvcc_it_is_not_run_and_says_how_to_get_it(monkeypatch, tmp_path
         toolchain.find_compiler([tmp_path], {"PATH": str(tmp_path)})
     with pytest.raises(NotRun, match=r"required: cuobjdump.*pip install.*nvidia-cuda-nvdisasm"):
         toolchain.find_disassembler([tmp_path], {"PATH": str(tmp_path)})
-
-
-def executable(path: Path, script: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
 
 
 @from_data

@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 import torch
+from servers import executable
 
 from sm121.core.unmet import text
 from sm121.core.verdict import Invalid, NotRun
@@ -307,9 +308,8 @@ def test_what_ends_its_process_is_a_failure_and_the_next_case_is_judged(tmp_path
 
 
 def test_an_interpreter_that_cannot_judge_is_named(tmp_path):
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without its packages
-    python.chmod(0o755)
+    # Without its packages.
+    python = executable(tmp_path / "python", f'exec {sys.executable} -S "$@"')
     environment = {"PATH": os.environ["PATH"]}
     with pytest.raises(
         NotRun, match=r"cannot be judged with .*python: No module named '\w+'; torch"

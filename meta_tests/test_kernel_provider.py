@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from servers import executable
 
 from sm121.core.verdict import NotRun
 from sm121.kernels import builds, cases, checks, problems, registry
@@ -85,12 +86,8 @@ def another_build(tmp_path):
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0\n")
     (metadata / "RECORD").write_text("vllm/__init__.py,,\n")
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"}:$PYTHONPATH exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
-    return python
+    script = f'PYTHONPATH={tmp_path / "site"}:$PYTHONPATH exec {sys.executable} "$@"'
+    return executable(tmp_path / "python", script)
 
 
 def test_it_is_known_of_each_provider_whose_kernels_it_calls():
@@ -107,9 +104,7 @@ def test_the_suites_own_interpreter_has_the_engines_build():
 
 
 def test_another_interpreter_with_the_same_packages_has_the_same_build(tmp_path):
-    link = tmp_path / "python"
-    link.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    link.chmod(0o755)
+    link = executable(tmp_path / "python", f'exec {sys.executable} "$@"')
     assert builds.differences(("vllm", "torch"), str(link), dict(os.environ)) is None
 
 
@@ -123,9 +118,7 @@ def test_another_build_of_the_engine_is_seen(another_build):
 
 
 def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
-    bare = tmp_path / "bare"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
-    bare.chmod(0o755)
+    bare = executable(tmp_path / "bare", f'exec {sys.executable} -I -S "$@"')
     seen = builds.differences(("vllm",), str(bare), dict(os.environ))
     assert seen is not None
     assert "the engine serves with no vllm" in seen
@@ -138,12 +131,9 @@ def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
 @pytest.mark.slow("a run of all numerics; test_kernel_benchmark.py has such a child")
 def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path):
     """Before, they were NOT_RUN with another build than pytest's."""
-    python, seen = tmp_path / "python", tmp_path / "seen"
-    python.write_text(
-        f'#!/bin/sh\ncase "$2" in *"kernels import judge"*) echo "$0" >> {seen};; esac\n'
-        f'exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
+    seen = tmp_path / "seen"
+    asked = f'case "$2" in *"kernels import judge"*) echo "$0" >> {seen};; esac'
+    python = executable(tmp_path / "python", f'{asked}\nexec {sys.executable} "$@"')
     status, run = run_pytest(*NUMERICS, f"--engine-python={python}")
     assert status == 0, run.output
     assert {t["verdict"] for t in judged(run)} == {"PASS"}

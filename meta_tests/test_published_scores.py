@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from scripted_chats import scripted
+from servers import executable
 
 from sm121.answers import accuracy, published
 from sm121.core import profile
@@ -100,9 +101,7 @@ def test_what_is_not_on_this_machine_is_named(harness, tmp_path, monkeypatch):
 
 def test_a_server_that_hangs_is_not_green(tmp_path):
     """The Python that is asked waits as long as a harness does for such a server."""
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nexec sleep 60\n")
-    python.chmod(0o755)
+    python = executable(tmp_path / "python", "exec sleep 60")
     score = SCORE.model_copy(update={"within_s": 1.0})
     correctness = CANARY.correctness.model_copy(update={"scores": (score,)})
     target = CANARY.model_copy(update={"correctness": correctness})

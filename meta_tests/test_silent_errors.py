@@ -10,6 +10,7 @@ import pytest
 from data_rows import from_data
 from false_greens.engine import VARIABLES, environment, script
 from false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, STACK, stack
+from servers import executable
 
 from sm121.evidence import failure, kernel_messages
 from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
@@ -100,8 +101,7 @@ def test_the_kernel_reports_an_error(kind):
 def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
     """It is a remark, and what a certificate would say beside its levels."""
     for name in ("dmesg", "journalctl"):
-        (tmp_path / name).write_text("#!/bin/sh\necho not permitted >&2\nexit 1\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, "echo not permitted >&2\nexit 1")
     unread, remarks = [], []
 
     def doing(session):
@@ -149,8 +149,7 @@ def test_a_flood_hides_no_error_and_lines_without_times_cannot_be_read(
         ("dmesg", f"echo '{boot}\n{stamp}NVRM: Xid (PCI:1): 31'; seq -f '{stamp}%g' 5000"),
         ("journalctl", "exit 1"),
     ):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{lines}\n")
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, lines)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     messages = kernel_messages.since(1.0)
     assert len(messages.xids) == count and (messages.unavailable is None) == bool(count)
@@ -174,10 +173,7 @@ def test_a_buffer_that_has_lost_its_beginning_proves_nothing(
     tmp_path, monkeypatch, dmesg, journal, unread
 ):
     for name, line in (("dmesg", dmesg), ("journalctl", journal)):
-        (tmp_path / name).write_text(
-            "#!/bin/sh\n" + ("exit 1" if line is None else f"echo '{line}'")
-        )
-        (tmp_path / name).chmod(0o755)
+        executable(tmp_path / name, "exit 1" if line is None else f"echo '{line}'")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     messages = kernel_messages.since(1.0)
     assert unread in (messages.unavailable or "") and bool(messages.unavailable) == bool(unread)
