@@ -18,14 +18,6 @@ from sm121.run import directory
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
-def test_a_directory_is_one_runs_own(tmp_path):
-    first = directory.take(tmp_path / "report")
-    with pytest.raises(errors.UsageError, match="another run is using it"):
-        directory.take(tmp_path / "report")
-    first.lock.close()
-    directory.take(tmp_path / "report").lock.close()
-
-
 def test_workers_of_one_run_share_a_directory_and_nobody_else_does(tmp_path):
     report = tmp_path / "report"
     held = [directory.take(report, "one"), directory.take(report, "one")]

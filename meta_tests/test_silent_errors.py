@@ -155,20 +155,7 @@ def test_a_flood_hides_no_error_and_lines_without_times_cannot_be_read(
     assert len(messages.xids) == count and (messages.unavailable is None) == bool(count)
 
 
-LOST = "its first line is of later than the start"
-
-
-@pytest.mark.parametrize(
-    ("dmesg", "journal", "unread"),
-    [
-        ("[    9.0] x", None, LOST),
-        ("[    9.0] x", "[    2.0] host kernel: x", LOST),
-        ("[    1.5] NVRM: Xid (PCI:1): 31", None, LOST),
-        ("[    0.5] boot", None, ""),
-        ("[    9.0] x", "[    0.5] host kernel: boot", ""),
-        ("", None, ""),
-    ],
-)
+@from_data
 def test_a_buffer_that_has_lost_its_beginning_proves_nothing(
     tmp_path, monkeypatch, dmesg, journal, unread
 ):
