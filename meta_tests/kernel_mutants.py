@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import catalogue_rows
 import fast_build_mutants
 import torch
 import w4a8_mutants
-from data_rows import text_file
 from flashinfer_emulation import EmulatedProvider
 from torch import Tensor
 from torch.nn import functional
@@ -695,32 +695,13 @@ def kill(broken: Mutant) -> Kill | None:
 
 
 def table() -> str:
-    lines = []
-    survivors = []
-    for broken in EVERY:
-        killers = [k for g in broken.groups if (k := first_kill(broken.make(), g))]
-        if not killers:
-            survivors.append(broken.name)
-        said = killers[0].finding.split(": ", 1)[1].replace("|", "\\|") if killers else ""
-        tests = ", ".join(f"{k.group} ({k.case})" for k in killers) or "**survives**"
-        lines.append(f"| {broken.name} | {tests} | {said[:150]} |")
-    lines += ["", *_MILDER]
-    lines += [f"| W4A8: {name} | {why} |" for name, (_, why) in w4a8_mutants.MILDER.items()]
-    total = len(EVERY)
-    return _PREFACE.format(killed=total - len(survivors), total=total) + "".join(
-        f"{line}\n" for line in lines
-    )
-
-
-_PREFACE = text_file("kernel-mutants.md")
-
-
-_MILDER = """## Not detected
-
-Other roundings of the same mathematics, smaller than what a tolerance must allow.
-
-| mutant | why it is not detected |
-|---|---|""".splitlines()
+    """The catalogue as Markdown."""
+    killed = {
+        broken.name: [k for g in broken.groups if (k := first_kill(broken.make(), g))]
+        for broken in EVERY
+    }
+    milder = {name: why for name, (_, why) in w4a8_mutants.MILDER.items()}
+    return catalogue_rows.page("kernel-mutants", killed=killed, milder=milder)
 
 
 if __name__ == "__main__":

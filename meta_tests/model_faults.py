@@ -16,17 +16,13 @@ from typing import Any
 
 import catalogue_rows
 import pytest
+from protocol_faults import PROFILE, vllm_serving
 
-from sm121.core import profile
-from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.server import Server
-from sm121.engines.managed import ManagedServer, StartLimits
-from sm121.engines.vllm import Vllm
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 TABLE = ROOT / "docs" / "tables" / "model-faults.md"
-PROFILE = profile.load("cpu-tiny-gpt-oss")
 CLEAN = "nothing"
 
 ORACLE = "test_prompt_log_probabilities_agree_with_the_oracle"
@@ -72,28 +68,12 @@ class SabotagedServer:
         extension: str = "model_saboteur.Saboteur",
         with_scheduler: bool = False,
     ) -> None:
-        own = PROFILE.configurations[configuration]
         environment = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONPATH": str(HERE / "in_vllm")}
-        arguments = [*PROFILE.engine.arguments, *own.arguments, "--worker-extension-cls", extension]
+        arguments = ["--worker-extension-cls", extension]
         if with_scheduler:  # in one process with the worker, so that it can be broken, too
             environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             arguments += ["--distributed-executor-backend", "uni"]
-        self.managed = ManagedServer(
-            ServerConfiguration(
-                name=configuration,
-                engine="vllm",
-                python=sys.executable,
-                model=str(checkpoint),
-                served_name=PROFILE.model.served_name,
-                arguments=tuple(arguments),
-                environment=environment_items(PROFILE.engine.environment, environment),
-                speaking_worker=True,
-            ),
-            Vllm(),
-            StartLimits(ready_s=600, stalled_s=180, stop_s=20),
-            directory,
-            "meta-model-faults",
-        )
+        self.managed = vllm_serving(checkpoint, directory, configuration, *arguments, **environment)
         self.configuration = configuration
         self.reference = reference or checkpoint
         self.server: Server | None = None

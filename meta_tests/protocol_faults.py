@@ -52,20 +52,22 @@ class Outcome:
         return self.status in (0, 1) and bool(failed) and all("required" in m for m in failed)
 
 
-def vllm_serving(model: Path, directory: Path) -> ManagedServer:
-    """The real vLLM as the profile under test starts it, on some checkpoint."""
-    own = PROFILE.configurations[PROFILE.under_test]
+def vllm_serving(
+    model: Path, directory: Path, name: str = PROFILE.under_test, *more: str, **variables: str
+) -> ManagedServer:
+    """The real vLLM as the profile starts it, on some checkpoint; with further arguments."""
+    own = PROFILE.configurations[name]
     configuration = ServerConfiguration(
-        name=PROFILE.under_test,
+        name=name,
         engine="vllm",
         python=sys.executable,
         model=str(model),
         served_name=PROFILE.model.served_name,
-        arguments=(*PROFILE.engine.arguments, *own.arguments),
-        environment=environment_items(PROFILE.engine.environment),
+        arguments=(*PROFILE.engine.arguments, *own.arguments, *more),
+        environment=environment_items(PROFILE.engine.environment, variables),
         speaking_worker=True,
     )
-    limits = StartLimits(ready_s=300, stalled_s=120, stop_s=20)
+    limits = StartLimits(ready_s=600, stalled_s=180, stop_s=20)
     return ManagedServer(configuration, Vllm(), limits, directory, "meta-catalogue")
 
 
