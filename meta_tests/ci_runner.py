@@ -1,5 +1,6 @@
-"""Runs the examples of docs/ci here, on a GB10 that is not there. On its PATH are a docker that
-runs the script here, a git that clones this checkout, a pip that installs nothing."""
+"""Runs the examples of docs/ci here: `Scripts` up to the commands of the suite, `Runner` with them,
+on a GB10 that is not there. On their PATH are a docker that runs the script here, a git that clones
+this checkout, a pip that installs nothing."""
 
 import json
 import os
@@ -7,12 +8,21 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import yaml
 from gb10.machine import HERE, ROOT, Behind, Machine
+from loopback import JsonHandler
 
-EXAMPLES = ROOT / "docs" / "ci"
+FILES = {"github": "github-actions.yml", "gitlab": "gitlab-ci.yml"}
+EXAMPLES = {name: (ROOT / "docs" / "ci" / file).read_text() for name, file in FILES.items()}
+#: What GitLab calls the events of GitHub.
+_PIPELINES = {
+    "pull_request": {"CI_PIPELINE_SOURCE": "merge_request_event"},
+    "push": {"CI_PIPELINE_SOURCE": "push", "CI_COMMIT_BRANCH": "main"},
+    "schedule": {"CI_PIPELINE_SOURCE": "schedule", "CI_COMMIT_BRANCH": "main"},
+}
 #: Runs the script of `docker run ... IMAGE -c SCRIPT` here, where its mounts lie.
 _DOCKER = """
 import os, subprocess, sys
@@ -31,7 +41,7 @@ def here(text):
         text = text.replace(inside, mounts[inside]) if text.startswith(inside) else text
     return text
 script = given[-1]
-for inside in ("/ws", "/history"):
+for inside in {"/ws", "/history"} & {*mounts}:
     for before in " =":
         script = script.replace(before + inside, before + mounts[inside])
 own = {name: here(value) for name, value in environment.items()}
@@ -46,26 +56,110 @@ elif sys.argv[1] != "config":
 """
 
 
-class Runner:
-    """A machine of somebody's CI: a GB10, and a folder for each job."""
+class Scripts:
+    """A machine of somebody's CI, with a folder for each job. Commands of the suite are printed,
+    and pass. `texts`: of the examples, where they are not those of docs/ci."""
 
-    def __init__(self, folder: Path, behind: Behind) -> None:
-        self.box = Machine(folder / "gb10", "0.33.0", behind, profile=HERE / "merge.toml")
-        self.box.build()
+    def __init__(self, folder: Path, **texts: str) -> None:
         self.folder, self.history, self.jobs = folder, folder / "home" / "sm121-history", 0
         self.history.mkdir(parents=True)
+        self.texts = EXAMPLES | texts
         self.suite = folder / "suite"
-        self.suite.mkdir()
-        for name in ("tests", "conftest.py", "pytest.ini"):
+        (self.suite / "tests").mkdir(parents=True)
+        (folder / "tmp").mkdir()
+        for name in ("conftest.py", "pytest.ini", ".cache"):
             (self.suite / name).symlink_to(ROOT / name)
-        suite = [f"--profile={self.box.profile}", f"--engine-python={self.box.python}"]
-        suite = ["-p", "no:cacheprovider", "--share-machine", *suite]
-        typed = [sys.executable, "-m", "pytest", *suite]
+        for level in ("smoke", "performance", "regression"):  # the levels that are collected
+            name = f"tests/test_{level}.py"
+            (self.suite / name).symlink_to(ROOT / name)
         self._program("docker", _DOCKER)
         self._program("git", _GIT)
         self._program("pip", "")
         self._program("chown", "")
-        self._program("pytest", _starts(typed))
+        for name in ("pytest", "sm121"):
+            self._program(name, f"import sys\nprint('RUNS {name}', *sys.argv[1:])")
+
+    def _program(self, name: str, text: str) -> None:
+        program = self.folder / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!{sys.executable}\n{text}\n")
+        program.chmod(0o755)
+
+    def surroundings(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def shell(self, script: str, variables: dict[str, str], folder: Path) -> tuple[int, str]:
+        variables = {"INSTALL": "true", **variables}
+        git, around = shutil.which("git"), self.surroundings()
+        assert git is not None
+        environment = {
+            **around, "HOME": str(self.folder / "home"), "REAL_GIT": git,
+            "SUITE_HERE": str(self.suite), "TMPDIR": str(self.folder / "tmp"), **variables,
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{around['PATH']}",
+        }  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", script], cwd=folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout
+
+    def run(self, example: str, event: str) -> tuple[int, str, str]:
+        """The job of the Spark on an event: its status, its output, and the summary of the job,
+        which GitLab has none of."""
+        self.jobs += 1
+        folder = self.folder / f"job-{self.jobs}"
+        (folder / "change").mkdir(parents=True)
+        loaded = yaml.safe_load(self.texts[example])
+        if example == "gitlab":
+            return *self._gitlab(loaded, event, folder), ""
+        steps = loaded["jobs"]["spark"]["steps"]
+        (step,) = [step for step in steps if "docker run" in step.get("run", "")]
+        (folder / "suite").symlink_to(self.suite)
+        summary = folder / "summary.md"
+        summary.touch()
+        variables = {name: expression(text, event) for name, text in step["env"].items()}
+        variables |= {"INSTALL": "true", "GITHUB_STEP_SUMMARY": str(summary)}
+        status, output = self.shell(step["run"], variables, folder)
+        return status, output, summary.read_text("utf-8")
+
+    def _gitlab(self, loaded: dict, event: str, folder: Path) -> tuple[int, str]:
+        """The history lies where the comment on config.toml mounts it."""
+        pipeline = _PIPELINES[event] | {"CI_DEFAULT_BRANCH": "main"}
+        rules = {name: _rule(loaded[name]["rules"], pipeline) for name in ("spark", "certificate")}
+        ((name, rule),) = [(name, rule) for name, rule in rules.items() if rule is not None]
+        job = loaded["spark"] | loaded[name]
+        script = "\n".join([*job["before_script"], *job["script"]])
+        if ":/history" in self.texts["gitlab"]:
+            script = re.sub(r"(?<=[ =])/history", str(self.history), script)
+        return self.shell(script, {"SUITE": "the suite"} | rule.get("variables", {}), folder)
+
+
+class Runner(Scripts):
+    """The same on a GB10, with the suite."""
+
+    def __init__(self, folder: Path, behind: Behind) -> None:
+        super().__init__(folder)
+        self.box = Machine(folder / "gb10", "0.33.0", behind, profile=HERE / "paths.toml")
+        self.box.build()
+        suite = [f"--profile={self.box.profile}", f"--engine-python={self.box.python}"]
+        typed = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "no:cacheprovider",
+            "--share-machine",
+            *suite,
+        ]
+        certified = [str(folder / "gb10" / "suite" / "bin" / "python"), "-m", "pytest", *suite]
+        self._program(
+            "pytest",
+            "import os, sys\n"
+            "is_night = '--certify' in sys.argv\n"
+            "if is_night: del os.environ['PYTHONPATH']\n"  # that environment has the stand-in
+            f"start = {certified!r} if is_night else {typed!r}\n"
+            "os.execv(start[0], start + sys.argv[1:])",
+        )
         self._program("sm121", _starts([sys.executable, "-m", "sm121"]))
         run = [*typed, "-c", str(ROOT / "pytest.ini")]
         self._program(
@@ -78,44 +172,9 @@ class Runner:
             "    os.execv(start[0], start + words[3 * is_suite :])",
         )
 
-    def _program(self, name: str, text: str) -> None:
-        program = self.folder / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!{sys.executable}\n{text}\n")
-        program.chmod(0o755)
-
-    def shell(self, script: str, variables: dict[str, str], place: Path) -> tuple[int, str]:
+    def surroundings(self) -> dict[str, str]:
         self.box.write()
-        found = self.box.surroundings()
-        git = shutil.which("git")
-        assert git is not None
-        environment = {
-            **found, "HOME": str(self.folder / "home"), "REAL_GIT": git,
-            "SUITE_HERE": str(self.suite), **variables,
-            "PATH": f"{self.folder / 'bin'}{os.pathsep}{found['PATH']}",
-        }  # fmt: skip
-        done = subprocess.run(
-            ["bash", "-e", "-o", "pipefail", "-c", script], cwd=place, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,
-        )  # fmt: skip
-        return done.returncode, done.stdout
-
-    def github(self, event: str) -> tuple[int, str, str]:
-        """The job of the Spark on an event: its status, its output, and the summary of the job."""
-        loaded = yaml.safe_load((EXAMPLES / "github-actions.yml").read_text("utf-8"))
-        (step,) = [
-            step for step in loaded["jobs"]["spark"]["steps"] if "docker run" in step.get("run", "")
-        ]
-        self.jobs += 1
-        place = self.folder / f"job-{self.jobs}"
-        (place / "change").mkdir(parents=True)
-        (place / "suite").symlink_to(self.suite)
-        summary = place / "summary.md"
-        summary.touch()
-        variables = {name: _expression(text, event) for name, text in step["env"].items()}
-        variables |= {"INSTALL": "true", "GITHUB_STEP_SUMMARY": str(summary)}
-        status, output = self.shell(step["run"], variables, place)
-        return status, output, summary.read_text("utf-8")
+        return self.box.surroundings()
 
     def action(self, arguments: str) -> tuple[int, str, str]:
         """action.yml with such arguments: its status, its output, and what it puts out."""
@@ -126,31 +185,58 @@ class Runner:
         status, output = self.shell(step["run"], variables, self.suite)
         return status, output, outputs.read_text("utf-8")
 
-    def gitlab(self, *, default_branch: bool) -> tuple[int, str]:
-        """The same of GitLab, which has the history where its runner mounts it."""
-        loaded = yaml.safe_load((EXAMPLES / "gitlab-ci.yml").read_text("utf-8"))
-        job = loaded["spark"]
-        merged = [rule for rule in job["rules"] if "CI_DEFAULT_BRANCH" in rule["if"]]
-        script = "\n".join([*job["before_script"], *job["script"]])
-        self.jobs += 1
-        place = self.folder / f"job-{self.jobs}"
-        place.mkdir()
-        variables = {"INSTALL": "true", "SUITE": "the suite"}
-        variables |= merged[0]["variables"] if default_branch else {}
-        return self.shell(script.replace("/history", str(self.history)), variables, place)
-
     @property
     def verdict(self) -> dict:
         return json.loads((self.suite / "conformance-report" / "verdict.json").read_text("utf-8"))
 
 
-def _expression(text: str, event: str) -> str:
-    """What GitHub makes of `${{ ... }}`: a variable that nobody set, or a choice by the event."""
-    match = re.fullmatch(r"\$\{\{ (.*) \}\}", text)
-    assert match is not None, text
-    own = match[1].replace("github.event_name", repr(event)).replace("&&", "and")
-    own = re.sub(r"vars\.\w+", "''", own.replace("||", "or"))
-    return str(eval(own))
+class Answers(JsonHandler):
+    """What stands behind the GB10: the two answers that the smoke level asks for, the text of a
+    stream after `wait_s`."""
+
+    wait_s = 0.2
+
+    def do_GET(self) -> None:
+        models = {"object": "list", "data": [{"id": "gpt-oss-120b", "object": "model"}]}
+        self.say(models if self.path == "/v1/models" else "")
+
+    def do_POST(self) -> None:
+        request = self.asked()
+        is_chat, choice = "messages" in request, {"index": 0, "logprobs": None}
+        if is_chat:
+            message = {"role": "assistant", "content": "Paris"}
+            choice |= {"finish_reason": "stop", "message": message, "delta": message}
+        else:
+            choice |= {"finish_reason": "length", "text": " Paris"}
+        usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+        answer = {"id": "1", "object": "text_completion", "created": 0, "model": "gpt-oss-120b"}
+        answer |= {"choices": [choice], "usage": usage}
+        if request.get("stream"):
+            time.sleep(self.wait_s)
+            self.say(f"data: {json.dumps(answer)}\n\ndata: [DONE]\n\n", kind="text/event-stream")
+        else:
+            self.say(answer)
+
+
+def _rule(rules: list[dict], pipeline: dict[str, str]) -> dict | None:
+    """The rule that starts a job of GitLab; None where the job is not started."""
+    for rule in rules:
+        left, right = rule["if"].split(" == ")
+        if pipeline.get(left[1:]) == (pipeline[right[1:]] if right[0] == "$" else right.strip('"')):
+            return None if rule.get("when") == "never" else rule
+    return None
+
+
+def expression(text: str, event: str, ref: str = "main") -> str:
+    """What GitHub makes of a text with `${{ ... }}`: a variable that nobody set, or a choice by the
+    event, which came for a `ref`."""
+
+    def value(match: re.Match[str]) -> str:
+        python = match[1].replace("github.event_name", repr(event)).replace("&&", "and")
+        python = re.sub(r"github\.\w+", repr(ref), python)
+        return str(eval(re.sub(r"vars\.\w+", "''", python.replace("||", "or"))))
+
+    return re.sub(r"\$\{\{ (.*?) \}\}", value, str(text))
 
 
 def _starts(words: list[str]) -> str:

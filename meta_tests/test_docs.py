@@ -329,7 +329,7 @@ def _judges_the_change(job: dict) -> None:
     assert "pip install -q /ws/change" in judge["env"]["INSTALL"]
     run = judge["run"]
     assert run.index("chown -R $OWNER") < run.index('eval "$INSTALL"') < run.index("pytest -m")
-    for variable in ("INSTALL", "SCOPE", "STORED", "MERGED"):
+    for variable in ("INSTALL", "SCOPE", "AGAINST", "STORED", "MERGED"):
         assert f"-e {variable}" in run and f"${variable}" in run, variable
     subprocess.run(["bash", "-n", "-c", run], check=True)
 

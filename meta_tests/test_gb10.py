@@ -87,23 +87,3 @@ def test_the_action_has_the_verdict(tmp_path):
     for wrong in ("-p no_such_plugin", "-c no-such.ini", "--rootdir=no/such/folder"):
         status, output, outputs = runner.action(wrong)
         assert status and outputs.count("verdict=") == 1, f"that of the first run: {output}"
-
-
-@pytest.mark.slow("four whole runs")
-def test_a_pull_request_must_be_no_worse_than_what_was_merged(behind, tmp_path):
-    """By the examples of docs/ci: one is as good as what was merged, another one falls back."""
-    runner = Runner(tmp_path, behind)
-    status, output, _ = runner.github("push")
-    assert status == 0, output
-    assert "/trusted/0001: PASS" in output and (runner.history / "trusted" / "0001").is_dir()
-    status, output = runner.gitlab(default_branch=False)
-    assert status == 0, output
-    assert re.search(r"^PASS( \(.*\))?: not worse than the run of ", output, re.M), output
-    assert not (runner.history / "trusted" / "0002").exists()
-    runner.box.settings = {"faults": ["silent-triton"]}
-    status, output, summary = runner.github("pull_request")
-    assert status == 1 and runner.verdict["verdict"] == "FAIL", output
-    assert "MARLIN" in summary and "TRITON" in summary, summary
-    assert "SM121 conformance: FAIL" in summary and "Compared with the run of " in summary
-    assert not (runner.history / "trusted" / "0002").exists()
-    assert len(summary.splitlines()) < 60, "the summary of a pull request fits a screen or two"

@@ -315,6 +315,7 @@ def _vllm(site: Path, release: str, build: bool) -> None:
             text = extend = ""
         future = "from __future__ import annotations\n" if "from __future__" in text else ""
         text = text.replace("from __future__ import annotations\n", "")
+        text = text.replace("import vllm.env_override", "")  # torch, which takes seconds
         (folder / "__init__.py").write_text(future + extend + text)
     for file in ("envs.py",):
         (package / file).write_text((real / file).read_text("utf-8"))

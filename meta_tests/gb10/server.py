@@ -202,7 +202,7 @@ class Gb10(TimedServer):
     async def _behind(self) -> str:
         assert self.session is not None
         async with self.session.get("/metrics") as answer:
-            return await answer.text()
+            return await answer.text() if answer.ok else ""
 
     async def metrics(self, _request: web.Request) -> web.Response:
         """Those of the vLLM behind since this start, and what was served at a GB10's rates."""
