@@ -30,16 +30,18 @@ from sm121.run.verdict_file import (
 )
 
 PLANNED = ("one", "two")
-UNSEEN = BoxReport()
-FIT = BoxReport(state="QUALIFIED", reason="200 GB/s")
-UNTOLD = BoxReport(state="UNKNOWN", reason="the server is attached at another machine")
-NO_DEVICE = BoxReport(
-    state="UNKNOWN",
-    reason="the box was not measured",  # the words decide nothing
-    before=Reading(device=None, memory_available_gib=1.0, other_load=0.0, seconds=1.0),
-)
-BAD = BoxReport(state="DEGRADED", reason="others work here")
-LATER = BoxReport(state="A STATE OF A LATER VERSION", reason="")
+BOXES = {
+    "unseen": BoxReport(),
+    "fit": BoxReport(state="QUALIFIED", reason="200 GB/s"),
+    "untold": BoxReport(state="UNKNOWN", reason="the server is attached at another machine"),
+    "no device": BoxReport(
+        state="UNKNOWN",
+        reason="the box was not measured",  # the words decide nothing
+        before=Reading(device=None, memory_available_gib=1.0, other_load=0.0, seconds=1.0),
+    ),
+    "bad": BoxReport(state="DEGRADED", reason="others work here"),
+    "later": BoxReport(state="A STATE OF A LATER VERSION", reason=""),
+}
 
 
 def said(test_id: str, verdict: str, message: str = "", **more) -> TestReport:
@@ -67,33 +69,21 @@ def of_workers(*parts: VerdictFile) -> VerdictFile:
 
 
 @pytest.mark.parametrize("together", [of_shards, of_workers])
-@pytest.mark.parametrize(
-    ("boxes", "state"),
-    [
-        ((UNSEEN, UNSEEN), "UNKNOWN"),
-        ((UNSEEN, FIT), "QUALIFIED"),
-        ((FIT, UNTOLD), "UNKNOWN"),
-        ((FIT, NO_DEVICE), "UNKNOWN"),
-        ((LATER, FIT), "A STATE OF A LATER VERSION"),
-        ((UNTOLD, BAD), "DEGRADED"),
-        ((BAD, FIT), "DEGRADED"),
-        ((UNSEEN, BAD), "DEGRADED"),
-    ],
-)
+@from_data
 def test_a_whole_never_looks_better_than_the_worst_machine_it_was_measured_on(
     together, boxes, state, tmp_path
 ):
     for order in (boxes, boxes[::-1]):
         parts = []
-        for index, box in enumerate(order, 1):  # as they come from a file
-            verdict_file.write(part(index, box=box), tmp_path / "verdict.json")
+        for index, name in enumerate(order, 1):  # as they come from a file
+            verdict_file.write(part(index, box=BOXES[name]), tmp_path / "verdict.json")
             parts.append(verdict_file.read(tmp_path / "verdict.json"))
         assert together(*parts).box.state == state
 
 
 def test_a_box_that_nobody_asked_for_is_told_from_one_that_could_not_be_told():
-    assert not UNSEEN.looked_at
-    assert all(box.looked_at for box in (FIT, UNTOLD, NO_DEVICE, BAD))
+    seen = {name for name, box in BOXES.items() if box.looked_at}
+    assert seen - {"later"} == {"fit", "untold", "no device", "bad"}
 
 
 def test_one_of_two_decisions_stands():
