@@ -11,8 +11,8 @@ from data_rows import from_data, text_file
 from sm121.compilation.jit import FlashInferModules, bounding_variables
 from sm121.core import data_file, profile
 from sm121.core.engine_settings import Needs
+from sm121.engines import preflight
 from sm121.engines.preflight import Preflight, PreflightData, PreflightFinding, load_preflight
-from sm121.run.harness import Harness
 
 GOOD_ARGUMENTS = ["--model", "m", "--attention-backend", "TRITON_ATTN", "--moe-backend", "marlin"]
 GOOD_ENVIRONMENT = {"VLLM_KV_CACHE_LAYOUT": "HND", "VLLM_LOGGING_LEVEL": "DEBUG"}
@@ -143,39 +143,14 @@ def test_memory() -> None:
     assert "1000000.0 GiB" in finding.message
 
 
-NODES = {  # bytes available there, who holds its GPU, and what is said
-    "little memory": (1 << 29, None, ["error: node 1 (spark2): 1.0 GiB of memory are needed, 0.5"]),
-    "a neighbour": (90 << 30, "ollama (7) 30.0 GiB", ["warning: node 1 (spark2): others hold"]),
-    "both": (1 << 29, "x (7) 90.0 GiB", ["warning: node 1 ", "error: node 1 (spark2): 1.0 GiB"]),
-    "as it should be": (90 << 30, None, []),
-}
-
-
-@pytest.mark.parametrize("name", NODES)
-def test_memory_of_another_node(name: str, tmp_path: Path) -> None:
-    available, others, expected = NODES[name]
-    needs, lines = Needs(memory_gib=1), list[str]()
-    there = {"available_bytes": available, "gpu_neighbours": others}
-    run = SimpleNamespace(
-        profile=SimpleNamespace(
-            under_test="a", baseline="a",
-            engine=SimpleNamespace(needs=needs, cold_ready_within_s=SimpleNamespace(value=60.0)),
-        ),
-        arch="cpu", directory=tmp_path, aborted=None, distrusted=None, attached=None,
-        managed_configuration=lambda _name: SimpleNamespace(arguments=(), engine="vllm"),
-        engine_environment=lambda _configuration: {},
-        file=SimpleNamespace(engine=SimpleNamespace(identity=None)),
-        node_facts={"node 0 (spark1)": {**there, "available_bytes": 0}, "node 1 (spark2)": there},
-        remark=lambda line, **_: lines.append(line),
-    )  # fmt: skip
-    run.findings = Harness.findings.func(run)  # type: ignore[attr-defined]
-    lines = [line for line in lines if "node 1" in line]
-    assert len(lines) == len(expected), lines
-    assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True)), lines
-    refused = Harness.obstacle(run)  # type: ignore[arg-type]
-    assert (refused is not None and "node 1 (spark2): 1.0 GiB" in refused) == (
-        "error" in str(lines)
-    )
+@from_data
+def test_memory_of_another_node(available_gib: float, others: str, expected: tuple[str]) -> None:
+    there = {"available_bytes": int(available_gib * 2**30), "gpu_neighbours": others}
+    facts = {"node 0 (spark1)": {**there, "available_bytes": 0}, "node 1 (spark2)": there}
+    findings = [*preflight.of_nodes(Needs(memory_gib=9), facts)]
+    assert len(findings) == len(expected), findings
+    for each, start in zip(findings, expected, strict=True):
+        assert f"{each.severity}: {each.message}".startswith(start)
 
 
 def test_disk(tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from sm121.core import profile
 from sm121.core.server import Endpoint, Node, Server
 from sm121.evidence import ranks as rank_paths
 from sm121.evidence import transport
+from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import read_log
 from sm121.performance import bench
 from sm121.report import page, stored, summary
 from sm121.run import spanning, verdict_file
 from sm121.run.harness import Harness
+from sm121.session import crashes
 
 WORDS: dict[str, Any] = tomllib.loads(
     (Path(__file__).parent / "data" / "two-sparks.toml").read_text("utf-8")
@@ -190,3 +192,15 @@ def test_numbers_over_tcp_are_invalid(ranks: list[int], tmp_path: Path) -> None:
     invalid, _ = bench._against_the_path(harness, server)
     assert [each.reason for each in invalid] == ["kernel_path"] * bool(ranks)
     assert all("seen Socket" in each.evidence for each in invalid)
+
+
+@from_data
+def test_lost_node_of_an_attached_server_is_named(tmp_path, rank_0, rank_1, kind, expected):
+    served = []
+    for rank, line in enumerate((rank_0, rank_1)):
+        log = tmp_path / f"rank{rank}.log"
+        log.write_text(f"INFO:     Application startup complete.\n{line}\n")
+        served.append(Node(rank, log.name, log if line else None))
+    cause = crashes._by_logs(Cause(kind="hang", summary="no token", owner="engine"), served)
+    assert cause.kind == kind and re.match(expected, cause.summary), cause
+    assert cause.owner == "engine" or re.search(r"; on rank[01]\.log$", cause.owner), cause

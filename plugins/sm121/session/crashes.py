@@ -10,6 +10,7 @@ from typing import Any
 
 from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
+from sm121.core.server import Node
 from sm121.engines import memory
 from sm121.engines.life import DYING_S, Dead, ManagedLife
 from sm121.engines.managed import (
@@ -143,6 +144,9 @@ class CrashDesk:
             )
         if managed is not None:
             cause = _beside_others(cause, managed.known_pids)
+        spans = session.attached.nodes if session.attached is not None else ()
+        if spans and (isinstance(error, Dead) or cause.kind in (*_REPLACE, "timeout")):
+            cause = _by_logs(cause, spans)
         if session.aborted is not None:
             cause = Cause(
                 kind="memory_floor", summary=session.aborted[1], owner=OWNERS["memory_floor"]
@@ -168,7 +172,9 @@ class CrashDesk:
             debug=session.settings.engine_debug,
             rerun=self._rerun(test),
             missing={} if managed is not None else self._missing(),
-            nodes=managed.described() if managed is not None else {},
+            nodes=managed.described()
+            if managed is not None
+            else {f"node-{node.rank}": (node.log, {"node": str(node)}) for node in spans[1:]},
         )
 
     def _is_dying(self, error: Exception | Dead | None) -> bool:
@@ -325,6 +331,19 @@ class CrashDesk:
         has_log = self._session.settings.server_log is not None
         log = {} if has_log else {"log": "not known; give --server-log"}
         return {"tree": why, "exits": why, **log}
+
+
+def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:
+    """Which node of an attached server was lost: the one whose log says why it ended, else what
+    another's says of its peer; the cause itself where none does."""
+    logged = [(node, classify(node.log)) for node in nodes if node.log and node.log.is_file()]
+    told = [each for each in logged if each[1].kind not in death.VAGUE]
+    for node, theirs in sorted(told, key=lambda each: each[1].kind == "nccl"):
+        says = f"as {node} says, " if theirs.kind == "nccl" else f"{node}: "
+        summary = f"{says}{theirs.summary} ({cause.summary})"
+        owner = f"{theirs.owner}; on {node.name}"
+        return theirs.model_copy(update={"summary": summary, "owner": owner})
+    return cause
 
 
 def _beside_others(cause: Cause, pids: Collection[int]) -> Cause:
