@@ -201,23 +201,15 @@ def test_engines_that_do_not_fit(run_pytest, arguments, why):
 
 
 def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert devices.environment(None, 4) == () == devices.environment("gw0", 0)
     assert devices.environment("gw5", 4) == (("CUDA_VISIBLE_DEVICES", "1"),)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert devices.of_worker("gw1", 8) == "3" and devices.of_worker("gw2", 8) == "2"
-    assert devices.lock(None, "run", 2) is None
-    first, same = devices.lock("gw0", "run", 8), devices.lock("gw2", "run", 8)
-    other = devices.lock("gw1", "run", 8)
-    assert first is not None and same is not None and other is not None
+    first, other, same = (devices.lock(f"gw{n}", tmp_path, 8) for n in range(3))
     first.acquire()
     first.acquire()
     other.acquire()
-    # Another run has the machine in its turn, and never waits for a device of this one.
-    of_another_run = devices.lock("gw0", "other", 8)
-    of_another_run.acquire()
-    of_another_run.release()
     taken: list[str] = []
     waiting = threading.Thread(target=lambda: (same.acquire(), taken.append("same")))
     waiting.start()
@@ -228,16 +220,14 @@ def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeyp
     assert taken == ["same"]
     same.release()
     other.release()
-    assert not list(tmp_path.iterdir()), "nothing is left in the temporary folder"
 
 
-def test_a_device_is_not_locked_through_a_planted_link(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices.tempfile, "gettempdir", lambda: str(tmp_path))
+def test_a_device_is_not_locked_through_a_planted_link(tmp_path):
     (tmp_path / "precious").write_text("precious")
-    planted = tmp_path / f"sm121-{os.getuid()}-device-run_cpu.lock"
+    planted = tmp_path / ".device-cpu.lock"
     planted.symlink_to(tmp_path / "precious")
     with pytest.raises(OSError):
-        devices.lock("gw0", "run", 0).acquire()
+        devices.lock("gw0", tmp_path, 0).acquire()
     assert (tmp_path / "precious").read_text() == "precious"
 
 

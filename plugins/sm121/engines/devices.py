@@ -3,7 +3,6 @@
 import fcntl
 import os
 import re
-import tempfile
 from pathlib import Path
 from typing import IO
 
@@ -13,40 +12,27 @@ _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 class DeviceLock:
-    """Held from a server's start to its end: no other worker's server runs on the device then. The
-    lock is shared by the workers of one run only. Different runs take turns as a whole
-    (`sm121.measure.turns`); a process that waited for both could wait for ever. `device`: its name;
-    `run`: of which the workers are."""
+    """Held from a server's start to its end: no other worker's server runs on the device then.
+    Different runs take turns as a whole (`sm121.measure.turns`); a process that waited for both
+    could wait for ever. `file`: of this device, in a folder that this run alone uses."""
 
-    def __init__(self, device: str, run: str) -> None:
-        safe = re.sub(r"[^A-Za-z0-9]", "_", f"{run}-{device}")
-        name = f"sm121-{os.getuid()}-device-{safe}.lock"
-        self._path = Path(tempfile.gettempdir()) / name
-        self._file: IO[str] | None = None
+    def __init__(self, file: Path) -> None:
+        self._path = file
+        self._held: IO[str] | None = None
 
     def acquire(self) -> None:
         """Wait until the device is ours; it may be already. Raises OSError: the lock file cannot be
         opened, or somebody has put a link in its place."""
-        while self._file is None:
+        if self._held is None:
             file = open_lock(self._path)
             fcntl.flock(file, fcntl.LOCK_EX)
-            if self._is_there(file):
-                self._file = file
-            else:
-                file.close()  # its last holder removed the file while we waited
+            self._held = file
 
     def release(self) -> None:
-        """Release the device and remove the lock file."""
-        if self._file is not None:
-            self._path.unlink(missing_ok=True)
-            self._file.close()
-            self._file = None
-
-    def _is_there(self, file: IO[str]) -> bool:
-        try:
-            return os.path.samestat(os.fstat(file.fileno()), self._path.stat())
-        except FileNotFoundError:
-            return False
+        """Let another worker have the device."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
 
 
 def of_worker(worker: str | None, count: int) -> str | None:
@@ -66,8 +52,7 @@ def environment(worker: str | None, count: int) -> tuple[tuple[str, str], ...]:
     return () if device is None else ((_VARIABLE, device),)
 
 
-def lock(worker: str | None, run: str, count: int) -> DeviceLock | None:
-    """The lock that a worker's servers hold while they run; None without workers."""
-    if worker is None:
-        return None
-    return DeviceLock(of_worker(worker, count) or "cpu", run)
+def lock(worker: str, directory: Path, count: int) -> DeviceLock:
+    """The lock that a worker's servers hold while they run. `directory`: of the whole run."""
+    name = re.sub(r"[^A-Za-z0-9]", "_", of_worker(worker, count) or "cpu")
+    return DeviceLock(directory / f".device-{name}.lock")

@@ -237,9 +237,10 @@ def _make_pool(session: Session, profile: Profile) -> None:
         before_stop=session.judge_errors,
         on_stop=session.server_stopped,
         hidden=lambda: session.secrets,
+        # A worker's own folder is two below that of the run.
         device=None
         if worker is None
-        else devices.lock(worker.id, worker.run, architecture.gpu_count()),
+        else devices.lock(worker.id, session.directory.parents[1], architecture.gpu_count()),
     )
     session.sampler = _sampler(session, profile, session.pool.processes)
 
