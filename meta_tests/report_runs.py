@@ -19,6 +19,7 @@ from sm121.evidence.crash_bundle import BundleIndex
 from sm121.matrix.feature_matrix import FailingSetReport, MatrixFile
 from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord
 from sm121.measure.growth import Growth
+from sm121.measure.timeline import Sample
 from sm121.regression import trend
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.details import Details, FailureDetail
@@ -31,7 +32,6 @@ from sm121.run.verdict_file import (
     VerdictFile,
 )
 from sm121.stress.memory import MemoryFile
-from sm121.stress.timeline import Sample
 
 HOSTILE = (
     "</script><script>window.owned=1</script><img src=x onerror='window.owned=2'>"

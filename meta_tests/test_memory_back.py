@@ -17,11 +17,11 @@ from sm121.engines.device_memory import ServerMemory, ServerMemoryReader
 from sm121.engines.managed import ManagedServer, StopReport
 from sm121.engines.memory import DeviceUse, Memory
 from sm121.evidence.failure import classify_lines
+from sm121.measure.timeline import ServerDeviceMemory
 from sm121.plugin import kernels, outcomes, stash
 from sm121.regression.ab_run import AbRun
 from sm121.session import crashes
 from sm121.session.session import Session
-from sm121.stress.timeline import ServerDeviceMemory
 
 GIB = 2**30
 

@@ -41,7 +41,7 @@ def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
         shown: list[str] = []
         run = SimpleNamespace(
             profile=CPU.model_copy(update={"stress": CPU.stress.model_copy(update=SIZES)}),
-            aborted=None, abort=lambda _text: None, pool=None, observer=None, arch="cpu",
+            aborted=None, abort=lambda _text: None, pool=None, load=None, arch="cpu",
             remark=lambda _text: None,
             say=lambda _what, line: shown.append(line), processes=lambda: [],
             kernel_path=lambda _server: KernelPath(asked="{'max_num_seqs': 8}"),

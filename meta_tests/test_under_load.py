@@ -86,7 +86,7 @@ def begin() -> Callable[..., tuple[SimpleNamespace, Callable[[], Stress]]]:
     def make() -> tuple[SimpleNamespace, Callable[[], Stress]]:
         run = SimpleNamespace(
             profile=profile.load("cpu-tiny-gpt-oss"), aborted=None, abort=lambda _text: None,
-            pool=None, observer=None, processes=lambda: [], say=lambda *_arguments: None,
+            pool=None, load=None, processes=lambda: [], say=lambda *_arguments: None,
         )  # fmt: skip
         server = Server(ENDPOINT, False, "vllm", "0", None, None, None)
         able = capabilities.of("vllm", "0.32.0")
@@ -110,11 +110,11 @@ def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thre
     run, make = begin()
     with pytest.raises(RuntimeError, match="no throughput"):
         make()
-    assert run.observer is not None and run.observer.client.under_way() == []
+    assert run.load is not None and run.load.client.under_way() == []
     assert sampling() == 0
     item = SimpleNamespace(config=SimpleNamespace(stash={}), stash={stash.LEVEL: "performance"})
     stress.end_with_its_level(item, run)
-    assert run.observer is None, "a later level's bundle shows nothing of this server"
+    assert run.load is None, "a later level's bundle shows nothing of this server"
 
 
 @from_data
@@ -220,7 +220,7 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
     with servers.stress_server() as endpoint:
         server = Server(endpoint, False, "vllm", "0.32.0", None, None, None)
         level = Stress(harness, server, capabilities.of("vllm", "0.32.0"), EXACT)
-        assert harness.observer is level
+        assert harness.load is not None and harness.load.client is level.client
         level.sustained()
         level.brim()
         level.unruly()
@@ -230,7 +230,7 @@ def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
         with pytest.raises(verdict.NotRun, match="is not restarted"):
             level.restarted_under_load()
         level.close()
-        assert level.under_way() == []
+        assert level.client.under_way() == []
     assert lines[0].startswith("sustained: 200 requests in ") and "0 failed" in lines[0]
     assert harness.file.memory.samples == 0, "the processes of an attached server are not known"
     whole = memory.MemoryFile.model_validate_json((tmp_path / "memory.json").read_text())

@@ -11,7 +11,8 @@ from stress_faults import profile_text
 
 from sm121.core import profile
 from sm121.core.verdict import worst
-from sm121.stress import aftermath, memory, timeline
+from sm121.measure import timeline
+from sm121.stress import aftermath, memory
 
 from . import Case, Outcome, Place
 from .engine import attached_engine

@@ -36,7 +36,7 @@ def end_with_its_level(item: pytest.Item, session: Session) -> None:
     """Stop sampling when the level ends: sampling every second would disturb other levels."""
     if item.stash[LEVEL] != "stress":
         end(item.config)
-        session.observer = None  # its samples are of this server only
+        session.load = None  # its samples are of this server only
 
 
 def end(config: pytest.Config) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from sm121.core import lenient
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.measure.growth import Growth
+from sm121.measure.timeline import Sample
 from sm121.regression import ab_file
 from sm121.regression.ab_file import AbFile
 from sm121.report import crash_list
@@ -20,7 +21,6 @@ from sm121.run import details, stored_run
 from sm121.run.details import Details
 from sm121.run.verdict_file import VerdictFile
 from sm121.stress.memory import MEMORY_JSON, MemoryFile
-from sm121.stress.timeline import Sample
 
 _Model = TypeVar("_Model", bound=BaseModel)
 

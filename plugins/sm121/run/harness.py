@@ -5,11 +5,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from sm121.checkpoint import identity
+from sm121.client.load import LoadClient
 from sm121.compilation import jit
 from sm121.compilation.jit import FlashInferModules
 from sm121.core.configuration import ServerConfiguration
@@ -30,23 +31,18 @@ from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.silent_errors import ErrorReader, SilentError
 from sm121.evidence.transport import Transport
 from sm121.measure import roofline
+from sm121.measure.timeline import Timeline
 from sm121.run import beside, served, spanning, verdict_file
 from sm121.run.record import RunRecord
 from sm121.run.target import Target
 
 
-class Observer(Protocol):
-    """Watches a server under load. A crash bundle has what it saw."""
+@dataclass(frozen=True)
+class Load:
+    """What a server is under: who sends it, and the samples of the server meanwhile."""
 
-    def under_way(self) -> list[dict[str, Any]]:
-        """The requests that are running now."""
-
-    def memory_record(self) -> dict[str, Any]:
-        """The samples of memory so far."""
-
-    @property
-    def metrics(self) -> str | None:
-        """The server's /metrics from the last read; None before the first."""
+    client: LoadClient
+    timeline: Timeline
 
 
 @dataclass(kw_only=True)
@@ -73,8 +69,8 @@ class Harness(RunRecord):
     aborted: tuple[str, str] | None = None
     #: Why later results could not be trusted; None while all is well.
     distrusted: str | None = None
-    #: Set while a server is under load.
-    observer: Observer | None = None
+    #: Set while a server is under load. A crash bundle has what it saw.
+    load: Load | None = None
     #: Called after an abnormal end (see `session.crashes`).
     on_crash: Callable[[ServerError | Dead, str | None], Cause] | None = None
     #: By configuration: a server whose path was judged, and what was said of it.

@@ -151,7 +151,8 @@ class CrashDesk:
             cause = Cause(
                 kind="memory_floor", summary=session.aborted[1], owner=OWNERS["memory_floor"]
             )
-        observer = session.observer
+        load = session.load
+        in_flight = None if load is None else [each.record() for each in load.client.under_way()]
         configuration = managed.configuration if managed is not None else None
         return crash_bundle.Evidence(
             cause=cause,
@@ -165,7 +166,7 @@ class CrashDesk:
             cgroup_before=session.cgroup_before,
             cgroup_after=cgroup.memory_events(),
             memory=self._memory(),
-            in_flight=None if observer is None else observer.under_way(),
+            in_flight=in_flight,
             metrics=self._metrics(managed),
             configuration=None if managed is None else self._record(managed),
             environment={} if configuration is None else session.engine_environment(configuration),
@@ -282,7 +283,7 @@ class CrashDesk:
 
     def _memory(self) -> dict[str, Any] | None:
         session = self._session
-        under_load = session.observer.memory_record() if session.observer is not None else None
+        under_load = session.load.timeline.record() if session.load is not None else None
         history = [*session.sampler.history] if session.sampler is not None else []
         if under_load is None and not history:
             return None
@@ -296,9 +297,9 @@ class CrashDesk:
         }
 
     def _metrics(self, managed: ManagedServer | None) -> str | None:
-        observer = self._session.observer
-        if observer is not None and observer.metrics is not None:
-            return observer.metrics
+        load = self._session.load
+        if load is not None and load.timeline.metrics is not None:
+            return load.timeline.metrics
         file = self._session.metrics_file(managed.log if managed is not None else None)
         return file.read_text("utf-8", "replace") if file.is_file() else None
 

@@ -25,14 +25,14 @@ from sm121.core.server import Server, require_context
 from sm121.core.verdict import Inconclusive, NotRun, Verdict
 from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters, growth
+from sm121.measure.timeline import Timeline
 from sm121.performance.bench import requested_slots, slots
-from sm121.run.harness import Harness
+from sm121.run.harness import Harness, Load
 from sm121.stress import aftermath, capacity, checks, memory, restart, shapes, soak, throughput
 from sm121.stress.crowd import Crowd, size
 from sm121.stress.fault import Fault, UnderLoad
 from sm121.stress.joining import LONGEST, Joining
 from sm121.stress.samples import CrowdedSamples
-from sm121.stress.timeline import Timeline
 
 #: More load where the memory is undecided.
 _MEMORY_ROUNDS = 3
@@ -46,7 +46,7 @@ class Stress:
     """One server under load, from the reading of its throughput before any load until `close`. The
     sizes and limits are the profile's (``[stress]``). A load returns when every answer of it is
     right; else it raises `UnderLoad`, with all that is wrong. `harness`: told of the server's state
-    by `Harness.observer`; memory.json and soak.json go to its directory. `bound`: how far an answer
+    by `Harness.load`; memory.json and soak.json go to its directory. `bound`: how far an answer
     may be from the one that its prompt has alone (default: the profile's for the server's dtype).
     Raises NotRun: the server cannot do what all loads need, or does not stream; UnderLoad: it does
     not even answer one request at a time."""
@@ -97,26 +97,14 @@ class Stress:
         self._growths: list[growth.Growth] = []
         #: Index of the first sample that memory is judged by.
         self._steady_from: int | None = None
-        harness.observer = self  # before the first load: also that one may end in a crash
+        # Before the first load: also that one may end in a crash.
+        harness.load = Load(self.client, self.timeline)
         self.timeline.start()
         try:
             self._before = self._read_throughput()
         except BaseException:
             self.timeline.stop()
             raise
-
-    def under_way(self) -> list[dict[str, Any]]:
-        """The requests that are under way at this moment."""
-        return [outcome.record() for outcome in self.client.under_way()]
-
-    def memory_record(self) -> dict[str, Any]:
-        """The samples of memory so far."""
-        return self.timeline.record()
-
-    @property
-    def metrics(self) -> str | None:
-        """The server's /metrics as they were last read; None before."""
-        return self.timeline.metrics
 
     def close(self) -> None:
         """Sample no more, and keep what was sampled."""
@@ -344,7 +332,7 @@ class Stress:
     def nothing_kept(self) -> None:
         """No request, no KV block, no zombie."""
         checked = [aftermath.not_idle(self._server.endpoint), aftermath.zombies(self._processes)]
-        counted, endpoint = counters.read(self.metrics or "").values, self._server.endpoint
+        counted, endpoint = counters.read(self.timeline.metrics or "").values, self._server.endpoint
         if counted and not any(counters.fetch(endpoint) for _ in range(3)):
             lost = "required /metrics as before the load, seen none"
             checked.append(Fault("not_idle", lost))

@@ -13,9 +13,9 @@ from sm121.core.level_settings import StressSizes
 from sm121.core.verdict import Verdict, worst
 from sm121.measure import growth
 from sm121.measure.growth import Growth
+from sm121.measure.timeline import Sample, Timeline
 from sm121.run.record import RunRecord
 from sm121.run.verdict_file import MemoryReport
-from sm121.stress.timeline import Sample, Timeline
 
 MEMORY_JSON = "memory.json"
 HANDLES = "open handles and threads"
