@@ -71,7 +71,7 @@ def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
     with pytest.raises(UnderLoad, match=said):
         sick.joining()
     if said.endswith("connection"):
-        lost = sick.under_way()
+        lost = [outcome.record() for outcome in sick.client.under_way()]
         assert lost and {entry["problem"][0] for entry in lost} <= {"connection", "bad_stream"}
         assert all(SHORTEST <= entry["prompt_tokens"] <= LONGEST for entry in lost), lost
 
