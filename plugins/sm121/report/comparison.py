@@ -143,7 +143,7 @@ def read(path: Path) -> Source:
             return _own(name, stored.file)
         if {"benchmarks", "max_concurrency"} <= keys:
             return _llama_benchy(name, data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UsageError(f"{expected}; it has no sound {error!r}") from error
     raise UsageError(expected)
 
