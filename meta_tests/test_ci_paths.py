@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ci_runner import EXAMPLES, Scripts, expression
+from ci_runner import EXAMPLES, Answers, Runner, Scripts, expression
 from data_rows import from_data
+from gb10.machine import ROOT, Behind
+from loopback import serving
+
+from sm121.evidence import environment
+from sm121.plugin import certificate
 
 #: What the command of the suite has on each event, and has not.
 _WORDS = {
@@ -82,3 +87,76 @@ def test_a_sick_example_is_noticed(example, before, after, says, tmp_path):
     assert EXAMPLES[example].count(before) == 1
     text = EXAMPLES[example].replace(before, after)
     assert says in _complaints(tmp_path / "ci", example, text)
+
+
+@pytest.fixture
+def runner(canary_bf16: Path, tmp_path: Path) -> Iterator[Runner]:
+    with serving(Answers) as url:
+        yield Runner(tmp_path / "ci", Behind(url, "no key"))
+
+
+def _trusted(runner: Runner) -> int:
+    return len([*runner.history.glob("trusted/[0-9]*")])
+
+
+def _stored(runner: Runner) -> int:
+    return len([*runner.history.glob("*/*.json")])
+
+
+def _ended(runner: Runner, example: str, event: str, status: int) -> str:
+    """Run a job that must end so; returns its output and summary."""
+    ended, output, summary = runner.run(example, event)
+    assert ended == status, output
+    return f"{output}\n{summary}"
+
+
+@pytest.mark.timeout(1200)
+def test_the_paths_of_both_examples(runner, monkeypatch):
+    """On one history, in the order of a fork's life."""
+    # Nothing is trusted, and the first build is too slow: what to type is said, and done.
+    runner.box.settings = {"faster": 8.0}
+    text = _ended(runner, "github", "push", 1)
+    assert "startup_s" in text and (_trusted(runner), _stored(runner)) == (0, 1)
+    command = re.search(_TRUST, text)
+    assert command is not None and command[0] in text.partition("# SM121")[0]
+    status, output = runner.shell(command[0], {}, runner.suite)
+    assert status == 0 and "known from now on" in output and _trusted(runner) == 1, output
+
+    # A better one is merged: stored and trusted.
+    runner.box.settings = {"faster": 400.0}
+    text = _ended(runner, "gitlab", "push", 0)
+    assert re.search(r"^PASS( \(.*\))?: not worse than the run of ", text, re.M), text
+    assert (_trusted(runner), _stored(runner)) == (2, 2) and "Nothing is trusted" not in text
+
+    # Two wait: the good one passes, the sick one fails, and neither is stored.
+    for example in EXAMPLES:
+        runner.box.settings = {"faster": 400.0}
+        text = _ended(runner, example, "pull_request", 0)
+        assert "not worse than the run of " in text and "Nothing is trusted" not in text
+        runner.box.settings = {"faster": 400.0, "faults": ["silent-triton"]}
+        text = _ended(runner, example, "pull_request", 1)
+        assert "MARLIN" in text and "TRITON" in text and runner.verdict["verdict"] == "FAIL"
+        if example == "github":
+            summary = text[text.index("# SM121 conformance: FAIL") :]
+            assert "Compared with the run of " in summary
+            assert len(summary.splitlines()) < 60, "a screen or two"
+    assert (_trusted(runner), _stored(runner)) == (2, 2)
+    runner.box.settings = {"faster": 400.0}
+    _ended(runner, "github", "push", 0)
+    assert (_trusted(runner), _stored(runner)) == (3, 3)
+
+    # The nights: stored and not trusted. The second is compared with the first.
+    if environment.changed_files(ROOT, certificate._data().judges):
+        assert "differs from the commit" in _ended(runner, "github", "schedule", 4)
+        return
+    monkeypatch.setattr(Answers, "wait_s", 1.0)
+    text = _ended(runner, "github", "schedule", 5)
+    reason = runner.verdict["reason"]
+    assert reason.startswith("not certified: ") and "3 of regression skipped" in reason, reason
+    monkeypatch.setattr(Answers, "wait_s", 0.2)
+    text = _ended(runner, "gitlab", "schedule", 5)
+    reason = runner.verdict["reason"]
+    assert runner.verdict["levels"]["regression"]["verdict"] == "PASS", text
+    assert reason.startswith("not certified: ") and "of performance skipped" in reason
+    assert "regression" not in reason, "it has what only a second night has"
+    assert (_trusted(runner), _stored(runner)) == (3, 5)
