@@ -204,3 +204,26 @@ def test_lost_node_of_an_attached_server_is_named(tmp_path, rank_0, rank_1, kind
     cause = crashes._by_logs(Cause(kind="hang", summary="no token", owner="engine"), served)
     assert cause.kind == kind and re.match(expected, cause.summary), cause
     assert cause.owner == "engine" or re.search(r"; on rank[01]\.log$", cause.owner), cause
+
+
+RAY = {  # pids of two ranks, and what follows each in the lines of Ray
+    "two hosts": ((7, 8), ([""], [", ip=10.0.0.2"])),
+    "equal pids": ((7, 7), ([""], [", ip=10.0.0.2"])),
+    "one host": ((7, 8), ([", ip=10.0.0.2", ""], ["", ", ip=10.0.0.2"])),
+}
+
+
+@pytest.mark.parametrize("name", RAY)
+def test_ranks_of_two_ray_nodes(tmp_path, name):
+    """On one host each node reads the other's files too: each line comes twice."""
+    (pids, prefixes), log = RAY[name], tmp_path / "server.log"
+    lines = ["INFO:     Application startup complete."]
+    for rank, pid in enumerate(pids):
+        for prefix in prefixes[rank]:
+            of_worker = f"(RayWorkerProc pid={pid}{prefix}) (Worker pid={pid}) INFO 11-27 07:01:27"
+            of_rank = f"world_size=2 rank={rank} local_rank=0 distributed_init_method=tcp://h:1"
+            lines.append(f"{of_worker} [parallel_state.py:1906] {of_rank} backend=gloo")
+    log.write_text("\n".join(lines) + "\n")
+    seen = rank_paths.read_ranks([("spark1", log)], "vllm")
+    assert [(each.rank, each.node) for each in seen] == [(0, "spark1"), (1, "10.0.0.2")]
+    assert not any("two logs" in line for line in rank_paths.missing(seen, 2))

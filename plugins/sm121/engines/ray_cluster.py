@@ -101,6 +101,7 @@ class RayServer(ManagedServer):
         if entries:
             # A server's temporary files are elsewhere: Ray would not find its cluster there.
             link = {"VLLM_HOST_IP": entries[0]["address"], "RAY_ADDRESS": cluster["address"]}
+            link["RAY_DEDUP_LOGS"] = "0"  # else Ray leaves out what a rank says as another did
             self.added = {**self.added, **link}
         server = super()._start_once()
         self._note_segments()

@@ -47,8 +47,13 @@ def read_ranks(
         reader = LogReader(engine, one_run=one_run)
         reader.read(log)
         of_node: dict[str, list[RankPath]] = {}
-        for worker, path in reader.workers().items():
-            node = worker.partition(" ")[2] or name
+        workers = reader.workers()
+        for worker, path in workers.items():
+            pid, _, address = worker.partition(" ")
+            twins = [p.rank for w, p in workers.items() if w != worker and w.split(" ")[0] == pid]
+            if path.rank in twins and path.rank is not None and bool(address) == (path.rank == 0):
+                continue  # two nodes of Ray on one host read each other's files; rank 0 is here
+            node = address or name
             of_node.setdefault(node, []).append(RankPath(rank=path.rank, node=node, path=path))
         for ranks in of_node.values():
             ranks.sort(key=_order)
