@@ -255,6 +255,7 @@ def test_a_run_says_it_before_it_starts_a_server() -> None:
             baseline="cutlass",
             engine=SimpleNamespace(needs=Needs(), cold_ready_within_s=SimpleNamespace(value=2700)),
         ),
+        node_facts={},
         managed_configuration=lambda _: configuration,
         engine_environment=lambda _: {},
         directory=Path(),

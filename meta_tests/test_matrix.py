@@ -783,7 +783,7 @@ def test_a_start_that_failed_can_be_made_again(tmp_path, monkeypatch):
             starts.append("start")
             if len(starts) == 1:
                 raise managed.StartError("no", Cause(kind="oom", summary="s", owner="o"), self.log)
-            return SimpleNamespace(startup_s=1.0)
+            return SimpleNamespace(startup_s=1.0, compiled=())
 
         def stop(self):
             starts.append("stop")

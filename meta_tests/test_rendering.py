@@ -67,13 +67,13 @@ def test_harmonys_own_rendering_is_right(case):
 
 
 @from_data
-def test_another_rendering_is_seen_and_named(case, old, new, said):
-    text = decode(rendering.rendered(rendering.named(case), TODAY))
+def test_another_rendering_is_seen_and_named(conversation, old, new, said):
+    text = decode(rendering.rendered(rendering.named(conversation), TODAY))
     old = old.replace("TODAY", TODAY)
     assert old in text
     with pytest.raises(AssertionError) as caught:
-        hold(case, encode(text.replace(old, new)))
-    assert str(caught.value).startswith(f"{case}: ") and said in str(caught.value), caught.value
+        hold(conversation, encode(text.replace(old, new)))
+    assert str(caught.value).startswith(f"{conversation}: ") and said in str(caught.value), caught.value
 
 
 @pytest.mark.parametrize("case", [c.id for c in rendering.shipped() if "special" in c.id])
