@@ -73,7 +73,8 @@ def test_another_rendering_is_seen_and_named(conversation, old, new, said):
     assert old in text
     with pytest.raises(AssertionError) as caught:
         hold(conversation, encode(text.replace(old, new)))
-    assert str(caught.value).startswith(f"{conversation}: ") and said in str(caught.value), caught.value
+    text = str(caught.value)
+    assert text.startswith(f"{conversation}: ") and said in text, text
 
 
 @pytest.mark.parametrize("case", [c.id for c in rendering.shipped() if "special" in c.id])
