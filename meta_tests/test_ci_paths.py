@@ -123,17 +123,17 @@ def test_the_paths_of_both_examples(runner, monkeypatch):
     assert status == 0 and "known from now on" in output and _trusted(runner) == 1, output
 
     # A better one is merged: stored and trusted.
-    runner.box.settings = {"faster": 40.0}
+    runner.box.settings = {"faster": 70.0}
     text = _ended(runner, "gitlab", "push", 0)
     assert re.search(r"^PASS( \(.*\))?: not worse than the run of ", text, re.M), text
     assert (_trusted(runner), _stored(runner)) == (2, 2) and "Nothing is trusted" not in text
 
     # Two wait: the good one passes, the sick one fails, and neither is stored.
     for example in EXAMPLES:
-        runner.box.settings = {"faster": 40.0}
+        runner.box.settings = {"faster": 70.0}
         text = _ended(runner, example, "pull_request", 0)
         assert "not worse than the run of " in text and "Nothing is trusted" not in text
-        runner.box.settings = {"faster": 40.0, "faults": ["silent-triton"]}
+        runner.box.settings = {"faster": 70.0, "faults": ["silent-triton"]}
         text = _ended(runner, example, "pull_request", 1)
         assert "MARLIN" in text and "TRITON" in text and runner.verdict["verdict"] == "FAIL"
         if example == "github":
@@ -141,7 +141,7 @@ def test_the_paths_of_both_examples(runner, monkeypatch):
             assert "Compared with the run of " in summary
             assert len(summary.splitlines()) < 60, "a screen or two"
     assert (_trusted(runner), _stored(runner)) == (2, 2)
-    runner.box.settings = {"faster": 40.0}
+    runner.box.settings = {"faster": 70.0}
     _ended(runner, "github", "push", 0)
     assert (_trusted(runner), _stored(runner)) == (3, 3)
 
