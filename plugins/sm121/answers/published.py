@@ -105,6 +105,8 @@ def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> I
     results_files = sorted((folder / score.task).rglob("results_*.json"))
     if ended.status == 0 and results_files:
         results = json.loads(results_files[-1].read_text("utf-8"))
+        if score.task not in results["results"]:
+            raise NotRun(f"expected the task {score.task}, lm_eval gives {[*results['results']]}")
         values, total = results["results"][score.task], results["n-samples"][score.task]
         if score.metric not in values:
             raise NotRun(f"expected the metric {score.metric}, lm_eval gives {[*values]}")
