@@ -137,8 +137,9 @@ class AttachedLife:
     def _follows(self, size: int | None) -> bool:
         """Whether its log has another size than before a question, in time; one that is moved away
         is copied from where it goes."""
-        grows = lambda: size is None or self._log_size() != size  # noqa: E731
-        return until(grows, _LOGGED_WITHIN_S, every_s=0.05)
+        return size is None or until(
+            lambda: self._log_size() != size, _LOGGED_WITHIN_S, every_s=0.05
+        )
 
     def _silence(self) -> str | None:
         deadline, name = time.monotonic() + _GONE_AFTER_S, self._endpoint.served_name

@@ -76,7 +76,7 @@ def _wrong_version(path: KernelPath, version: str | None, engine: str) -> str | 
 def _wrong_model(path: KernelPath, endpoint: Endpoint) -> str | None:
     with endpoint.http(timeout_s=10.0) as http:
         entry = entry_of(json_of(http, "/v1/models"), endpoint.served_name) or {}
-    names = {endpoint.served_name, str(entry.get("root"))}
+    names = {endpoint.served_name, *(root for root in [entry.get("root")] if isinstance(root, str))}
     logged = [name for name in (path.served_model, path.model) if name is not None]
     if not logged:
         return "its last start names no model"

@@ -252,8 +252,13 @@ def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]
 
 def unequal(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """What another node has that the first one has not, or has otherwise, a line each."""
-    pairs = [(n, first.get(n) or "none", other.get(n) or "none") for n in {**first, **other}]
-    return [f"{n} {there}, expected {here}" for n, here, there in sorted(pairs) if here != there]
+    names = sorted({**first, **other})
+    rows = [(name, first.get(name) or "none", other.get(name) or "none") for name in names]
+    return [
+        f"{name} {observed}, expected {value}"
+        for name, value, observed in rows
+        if observed != value
+    ]
 
 
 def _compared(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -134,8 +134,8 @@ def of_nodes(
 ) -> Iterator[PreflightFinding]:
     """What stands against a start in the memory of the other nodes of a server. `facts`: of each
     node by its name (`sm121.engines.nodes.look`), this machine's first."""
-    for node, told in [*facts.items()][1:]:
-        for each in _memory(needs, told["available_bytes"], told.get("gpu_neighbours")):
+    for node, record in [*facts.items()][1:]:
+        for each in _memory(needs, record["available_bytes"], record.get("gpu_neighbours")):
             yield dataclasses.replace(each, message=f"{node}: {each.message}")
 
 

@@ -177,8 +177,8 @@ class SpanningServer(ManagedServer):
                 how = f"for {now - since:.0f} s it does not reach this machine"
                 why = f"the link is down: {how} ({state['unreachable']})"
                 yield self._of_node(node, why, log)
-            here = self._unanswered_since.items()
-            both = [*other.unanswered_since.items(), *(e for e in here if _is_to(e[0], state))]
+            of_rank_0 = [e for e in self._unanswered_since.items() if _is_to(e[0], state)]
+            both = [*other.unanswered_since.items(), *of_rank_0]
             for end, since in both if "unreachable" not in other.since else ():
                 if now - since >= data.unreachable_after_s.value:
                     how = f"{end} has no answer for {now - since:.0f} s"

@@ -85,8 +85,8 @@ class ResourceSampler(threading.Thread):
     def sample(self) -> None:
         """Take one sample; the floor counts whether or not a server runs."""
         available = psutil.virtual_memory().available
-        there = {f"{node}: ": size for node, size in self._nodes().items()}
-        for where, size in {"": available, **there}.items():
+        elsewhere = {f"{node}: ": size for node, size in self._nodes().items()}
+        for where, size in {"": available, **elsewhere}.items():
             if size < self._floor:
                 self._on_floor(
                     f"{where}MemAvailable is {size / 2**30:.2f} GiB, required at least "

@@ -338,12 +338,12 @@ def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:
     """Which node of an attached server was lost: the one whose log says why it ended, else what
     another's says of its peer; the cause itself where none does."""
     logged = [(node, classify(node.log)) for node in nodes if node.log and node.log.is_file()]
-    told = [each for each in logged if each[1].kind not in death.VAGUE]
-    for node, theirs in sorted(told, key=lambda each: each[1].kind == "nccl"):
-        says = f"as {node} says, " if theirs.kind == "nccl" else f"{node}: "
-        summary = f"{says}{theirs.summary} ({cause.summary})"
-        owner = f"{theirs.owner}; on {node.name}"
-        return theirs.model_copy(update={"summary": summary, "owner": owner})
+    definite = [each for each in logged if each[1].kind not in death.VAGUE]
+    for node, node_cause in sorted(definite, key=lambda each: each[1].kind == "nccl"):
+        says = f"as {node} says, " if node_cause.kind == "nccl" else f"{node}: "
+        summary = f"{says}{node_cause.summary} ({cause.summary})"
+        owner = f"{node_cause.owner}; on {node.name}"
+        return node_cause.model_copy(update={"summary": summary, "owner": owner})
     return cause
 
 
