@@ -11,7 +11,7 @@ from sm121.api.client import Api
 from sm121.api.guarded_client import GuardedClient
 from sm121.core import data_file, errors, profile
 from sm121.core.server import Endpoint, Server
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import Inapplicable, NotRun
 from sm121.engines import capabilities, detection
 from sm121.session import target
 from sm121.session.settings import Settings
@@ -132,6 +132,21 @@ def test_a_version_before_the_parameter_cannot():
     assert not capabilities.of("vllm", "0.32.0").missing("token_ids")
     assert not capabilities.of("vllm", "0.33.1rc2.dev5+g1234").missing("token_ids")
     assert capabilities.of("vllm", None).missing("token_ids")
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "missing"),
+    [
+        ("vllm", "0.14.0rc1.dev375+g8409484b4", Inapplicable),
+        ("vllm", "0.25.1", Inapplicable),
+        ("vllm", None, NotRun),  # whether it has it is not known
+        ("llama-cpp", "b11434", NotRun),  # of no release: what takes its place is to be shown
+    ],
+)
+def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, missing):
+    with pytest.raises(NotRun) as raised:
+        capabilities.of(engine, version).require("logprobs", "bad_words")
+    assert raised.type is missing
 
 
 def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, run_pytest):

@@ -184,9 +184,14 @@ class Capabilities:
         return self.missing(name) is None
 
     def require(self, *names: Name) -> None:
-        """Go on only if the server can do all of that. Raises NotRun: what it cannot, and why."""
-        for reason in filter(None, map(self.missing, names)):
-            raise verdict.NotRun(reason)
+        """Go on only if the server can do all of that. Raises NotRun: what it cannot, and why;
+        Inapplicable: its release has it not, or not while it speculates."""
+        for name in names:
+            if (reason := self.missing(name)) is not None:
+                capability = self.file.capabilities[name]
+                drafting, of_release = self.drafts and capability.drafting, release(self.identity)
+                lacks = capability.can and (drafting or of_release is not None)
+                raise (verdict.Inapplicable if lacks else verdict.NotRun)(reason)
 
     def structured(self, name: Literal["json_schema", "regex", "choice"], value: Any) -> Any:
         """The part of a body that asks for structured output. Raises NotRun: the server cannot."""
