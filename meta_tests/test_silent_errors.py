@@ -44,6 +44,12 @@ def test_a_healthy_log_has_none(name):
         "Error handling request from 127.0.0.1\n" + STACK.format("/v/aiohttp/web.py")
         + "aiohttp.client_exceptions.ClientConnectionResetError: Cannot write to transport",
         "[2026-11-20 10:00:01,123 E 7 9] x.cc:1: no connection to the event+metrics exporter agent",
+        # Of healthy clusters: ray-project/ray#59665 (raylet, workers) and #32044.
+        "(raylet) [2026-11-20 10:00:01,123 E 7 9] (raylet) main.cc:1032: Failed to establish "
+        "connection to the metrics exporter agent. Exporter agent status: RpcError: out of retries",
+        "(pid=7) [2026-11-20 10:00:01,123 E 7 9] core_worker_process.cc:825: Failed to establish "
+        "connection to the metrics exporter agent. Metrics will not be exported.",
+        "[2026-11-20 10:00:01,123 E 7 9] metric_exporter.cc:206: Export metrics to agent failed: x",
         "UserWarning: resource_tracker: process died unexpectedly, relaunching.",
         "Received request cmpl-1: prompt: 'CUDA error: an illegal memory access', params: x",
     ],
