@@ -123,6 +123,32 @@ def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
     assert remarks.count(unread[1]) == 1
 
 
+NO_MEMORY = (
+    "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)"
+)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "verdict"), [((0.2, 0.3), "PASS"), ((0.2, 2.0), "INCONCLUSIVE"), ((), "PASS")]
+)
+def test_a_driver_without_memory_is_well_at_a_start_and_never_while_it_serves(
+    tmp_path, offsets, verdict
+):
+    """vllm#56824: of four starts of a healthy GB10 three had the message. `offsets`: seconds after
+    the start began, which took one."""
+
+    def doing(session):
+        lines = [f"[{session.started + offset:.6f}] {NO_MEMORY}" for offset in offsets]
+        executable(tmp_path / "dmesg", "cat <<E\n" + "\n".join(["[    0.1] boot", *lines]) + "\nE")
+        session.target = dataclasses.replace(session.target, arch="sm121")
+        session.pool.start_spans.append((session.started, session.started + 1))
+        session.judge_kernel()
+        assert bool(offsets) == any("vllm#56824" in remark for remark in session.file.remarks)
+
+    with environment({**VARIABLES, "PATH": f"{tmp_path}:{os.environ['PATH']}"}):
+        assert script(SimpleNamespace(tmp_path=tmp_path), "run", doing).verdict == verdict
+
+
 def test_each_accepted_error_has_a_reason_and_no_row_accepts_all():
     for row in failure.load_failures().accepted:
         assert row.regex.search("an error") is None, row.id

@@ -291,6 +291,9 @@ def test_a_driver_without_memory_explains_an_end_without_a_word(logged):
     kernel = KernelMessages((NO_MEMORY,))
     found = death.cause_of(logged, exits=KILLED, kernel=kernel, kills=0, pids={7})
     assert found.kind == "oom" and "the NVIDIA driver found no memory" in found.summary
+    of_start = KernelMessages((NO_MEMORY,), starts=[(9.0, 9.5)])  # it served after that
+    found = death.cause_of(logged, exits=KILLED, kernel=of_start, kills=0, pids={7})
+    assert "the NVIDIA driver found no memory" not in found.summary
     told = Cause(kind="illegal_memory_access", summary="an illegal access", owner="the kernel")
     assert death.cause_of(told, exits=[], kernel=kernel, kills=0, pids={7}) == told
 

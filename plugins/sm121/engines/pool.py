@@ -1,5 +1,6 @@
 """One server at a time: started when first asked for, kept until another configuration is."""
 
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,8 @@ class ServerPool:
     _starting: ManagedServer | None = field(init=False, default=None)
     _failures: dict[str, StartError] = field(init=False, default_factory=dict)
     starts: list[StartReport] = field(init=False, default_factory=list)
+    #: From when to when each server was started that then served (``time.monotonic``).
+    start_spans: list[tuple[float, float]] = field(init=False, default_factory=list)
     #: Of each configuration the server that was ready last, stopped or not.
     servers: dict[str, Server] = field(init=False, default_factory=dict)
     #: The server that was started last. It may run, be stopped, or never have been ready.
@@ -88,7 +91,7 @@ class ServerPool:
         self.latest = managed
         if self.device is not None:
             self.device.acquire()
-        self._starting = managed
+        self._starting, began = managed, time.monotonic()
         try:
             server = managed.start()
         except BaseException as error:  # pytest-timeout's, and Ctrl-C, too
@@ -102,6 +105,7 @@ class ServerPool:
             raise
         finally:
             self._starting = None
+        self.start_spans.append((began, time.monotonic()))
         if managed.stopped is not None and not managed.stopped.clean:  # of an attempt before it
             self.on_stop(configuration.name, managed.stopped)
         self.life = ManagedLife(managed)

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sm121.core.data_file import named
@@ -23,10 +24,12 @@ _MOST_LINES = 4000
 
 @dataclass(frozen=True)
 class KernelMessages:
-    """Messages since some moment. ``unavailable`` says why there are none, or not all, to read."""
+    """Messages since some moment. ``unavailable`` says why there are none, or not all, to read.
+    `starts`: from when to when servers were started that then served (``time.monotonic``)."""
 
     lines: tuple[str, ...] = ()
     unavailable: str | None = None
+    starts: Sequence[tuple[float, float]] = ()
 
     @property
     def of_note(self) -> list[str]:
@@ -48,7 +51,18 @@ class KernelMessages:
     @property
     def no_memory(self) -> list[str]:
         """Those in which NVIDIA's driver says that it found no memory; a process may live on."""
-        return [line for line in self.lines if _NO_MEMORY.search(line)]
+        lines = filter(_NO_MEMORY.search, self.lines)
+        return [line for line in lines if line not in self.no_memory_at_start]
+
+    @property
+    def no_memory_at_start(self) -> list[str]:
+        """The same of `starts`: a GB10 logs it at starts that are well, too (vllm#56824)."""
+        return [
+            line
+            for line in filter(_NO_MEMORY.search, self.lines)
+            if (match := _STAMP.match(line)) is not None
+            and any(begin <= _seconds(match) <= end for begin, end in self.starts)
+        ]
 
     def killed(self, pids: set[int]) -> list[str]:
         """Lines in which the OOM killer names one of the processes."""
@@ -59,8 +73,8 @@ class KernelMessages:
         return "\n".join(self.lines) + "\n" if self.lines else "(no message since the start)\n"
 
 
-def since(monotonic_s: float) -> KernelMessages:
-    """The kernel's messages since a moment of ``time.monotonic``."""
+def since(monotonic_s: float, starts: Sequence[tuple[float, float]] = ()) -> KernelMessages:
+    """The kernel's messages since a moment of ``time.monotonic``. `starts`: see the class."""
     reasons, messages = [], tuple[str, ...]()
     for name, command in _READERS:
         try:
@@ -78,10 +92,10 @@ def since(monotonic_s: float) -> KernelMessages:
             messages = messages or tuple(_later(answer.stdout, monotonic_s))
             stamps = filter(None, map(_STAMP.match, answer.stdout.splitlines()))
             if (first := next(stamps, None)) is None or _seconds(first) < monotonic_s:
-                return KernelMessages(tuple(_later(answer.stdout, monotonic_s)))
+                return KernelMessages(tuple(_later(answer.stdout, monotonic_s)), starts=starts)
             cause = "its first line is of later than the start: what was before it is lost"
         reasons.append(f"{name}: {cause}")
-    return KernelMessages(messages, unavailable="; ".join(reasons))
+    return KernelMessages(messages, unavailable="; ".join(reasons), starts=starts)
 
 
 def _seconds(stamp: re.Match[str]) -> float:

@@ -33,7 +33,7 @@ def of_the_kernel(messages: Iterable[str]) -> list[SilentError]:
     for message in messages:
         cause = classify_lines([message])
         unclear = cause.kind == "unknown"
-        certain = not unclear and "Killed process" not in message  # which may be another's
+        certain = cause.kind not in ("unknown", "oom")  # memory may be what another lacked
         line = message.partition("] ")[2] or message if unclear else cause.summary
         remedy = f"{cause.remedy} (ask: {cause.owner})"
         errors.append(SilentError(certain, cause.kind, line, remedy))

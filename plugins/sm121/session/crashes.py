@@ -127,7 +127,7 @@ class CrashDesk:
         session = self._session
         dying = self._is_dying(error)
         since = managed.launched if managed is not None and managed.launched else session.started
-        kernel = kernel_messages.since(since)
+        kernel = kernel_messages.since(since, session.pool.start_spans if session.pool else ())
         exits = managed.exits() if managed is not None else []
         tree = managed.look_at_tree() if managed is not None else []
         cause = self._cause(error, managed if dying else None, tree)

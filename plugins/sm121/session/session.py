@@ -26,6 +26,11 @@ from sm121.run.verdict_file import TestReport
 from sm121.session import against, certification
 from sm121.session.settings import Settings
 
+_NO_MEMORY_AT_START = (
+    "the NVIDIA driver found no memory for a part of a start that then served: a GB10 logs "
+    "NV_ERR_NO_MEMORY at starts that are well, too (vllm#56824)"
+)
+
 
 @dataclass(kw_only=True)
 class Session(harness.Harness):
@@ -145,12 +150,14 @@ class Session(harness.Harness):
             return
         uses_gpu, attached = self.target.arch != architecture.CPU, self.attached
         if attached is None or AttachedProcesses(attached.endpoint.base_url).here:
-            kernel = kernel_messages.since(self.started)
+            kernel = kernel_messages.since(self.started, self.pool.start_spans if self.pool else ())
         else:
             kernel = KernelMessages(unavailable="the server runs on another machine")
         if uses_gpu and kernel.unavailable is not None:
             self.kernel_unread = f"not proven: that the kernel saw no error ({kernel.unavailable})"
             self.remark(self.kernel_unread, at_once=False)
+        if kernel.no_memory_at_start:
+            self.remark(_NO_MEMORY_AT_START, at_once=False)
         of_gpu, faults = kernel.xids or kernel.no_memory, kernel.host_faults
         if kills := cgroup.kills(self.cgroup_before):
             faults.append(f"the control group, whose memory ran out, killed {kills} processes")
