@@ -120,6 +120,27 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
             "choices": choices, "usage": usage}  # fmt: skip
 
 
+def chat(body: Json, generator: np.random.Generator) -> Json:
+    """The JSON of a chat; of its log-probabilities vLLM lists as many as are asked for."""
+    text, listed = body["messages"][-1]["content"], body.get("top_logprobs", 0)
+    whole = answer({**body, "prompt": text}, generator)
+    (choice,) = whole["choices"]
+    entries = choice["logprobs"] or {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+    tops = [
+        [{"token": token, "logprob": value, "bytes": None} for token, value in top.items()]
+        for top in entries["top_logprobs"]
+    ]
+    places = zip(entries["tokens"], entries["token_logprobs"], tops, strict=True)
+    content = [
+        {"token": token, "logprob": value, "bytes": None, "top_logprobs": top[:listed]}
+        for token, value, top in places
+    ]
+    message = {"role": "assistant", "content": choice["text"], "refusal": None}
+    said = {"index": 0, "message": message, "finish_reason": "length"}
+    said |= {"logprobs": {"content": content, "refusal": None}, "token_ids": choice["token_ids"]}
+    return whole | {"object": "chat.completion", "choices": [said]}
+
+
 @contextmanager
 def sampling(fault: Callable[[Json], Json], seed: int) -> Iterator[Endpoint]:
     """Serve on a loopback port until the block ends."""
@@ -128,7 +149,8 @@ def sampling(fault: Callable[[Json], Json], seed: int) -> Iterator[Endpoint]:
     class Handler(JsonHandler):
         def do_POST(self) -> None:
             with lock:
-                self.say(answer(fault(self.asked()), generator))
+                body = fault(self.asked())
+                self.say((chat if "messages" in body else answer)(body, generator))
 
     with serving(Handler) as url:
         yield Endpoint(url, "key", "canary")

@@ -9,7 +9,7 @@ from fault_proxy import SAMPLING as FAULTS
 from scripted_sampler import sampling
 
 from sm121.answers import promised
-from sm121.api import client, sampled
+from sm121.api import client, sampled, sampled_chats
 from sm121.api.sampled import Sampler
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker
@@ -24,6 +24,12 @@ CHECKS = {
     "test_samples_keep_the_cut": Sampler.keeps_the_cut,
     "test_samples_are_penalised": Sampler.penalises,
     "test_samples_are_allowed_tokens": Sampler.restricts,
+    "test_samples_of_chats_follow_the_temperature": lambda sampler, _: (
+        sampled_chats.follow_the_temperature(sampler.api, sampler.seed)
+    ),
+    "test_samples_of_chats_keep_the_cut": lambda sampler, cut: sampled_chats.keep_the_cut(
+        sampler.api, sampler.seed, cut
+    ),
 }
 TESTS = sorted({fault.caught_by for fault in FAULTS.values()})
 TEMPERATURE, RUNS = "test_samples_follow_the_temperature", 20_000
@@ -100,7 +106,8 @@ def test_what_an_engine_does_not_know_is_not_run():
 @pytest.mark.parametrize("test", [test for test in TESTS if "cut" in test or "temp" in test])
 def test_too_few_samples_decide_nothing(test, monkeypatch):
     monkeypatch.setattr(sampled, "_MOST", 10)
-    with pytest.raises(NotRun, match=r"after no text of the suite .* off by a tenth"):
+    monkeypatch.setattr(sampled_chats, "_MOST", 0)
+    with pytest.raises(NotRun, match=r"after no text .* off by a tenth|chats do not tell whether"):
         check(test, lambda body: body, 1)
 
 

@@ -15,6 +15,7 @@ from sm121.api import (
     logprobs,
     rendering,
     responses,
+    sampled_chats,
     sampling,
     stream,
     streaming,
@@ -92,6 +93,18 @@ def test_samples_are_penalised(sampler, penalty):
 def test_samples_are_allowed_tokens(sampler, parameter):
     """No token comes that is banned, and those that are allowed come as often as promised."""
     sampler.restricts(parameter)
+
+
+def test_samples_of_chats_follow_the_temperature(sampler):
+    """At a temperature, tokens of chats come as often as their log-probabilities promise."""
+    sampled_chats.follow_the_temperature(sampler.api, sampler.seed)
+
+
+@contract
+@pytest.mark.parametrize("cut", ["top_p", "top_k", "min_p"])
+def test_samples_of_chats_keep_the_cut(sampler, cut):
+    """With top_p, top_k or min_p, only tokens come in chats that it leaves."""
+    sampled_chats.keep_the_cut(sampler.api, sampler.seed, cut)
 
 
 # Against the oracle (`sm121 golden`). docs/tables/ablation.md says how small a defect is caught.

@@ -41,7 +41,7 @@ _CUTS: dict[Cut, tuple[float, list[float]]] = {
     "min_p": (0.2, [n / 200 for n in range(4, 121)]),
 }
 #: What is sent where the engine can: parameters that do nothing, whatever the model's default is.
-_NEUTRAL: dict[str, tuple[Name, float]] = {
+NEUTRAL: dict[str, tuple[Name, float]] = {
     "top_k": ("top_k", -1), "repetition_penalty": ("repetition_penalty", 1.0),
     "min_p": ("min_p", 0.0), "return_tokens_as_token_ids": ("logprob_ids", True),
     "ignore_eos": ("ignore_eos", True),
@@ -304,7 +304,7 @@ class Sampler:
         can = self.api.capabilities.can
         self.api.capabilities.require("logprobs", "prompt_lists")
         body: Json = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1, "logprobs": self._listed}
-        body |= {option: value for option, (name, value) in _NEUTRAL.items() if can(name)} | options
+        body |= {option: value for option, (name, value) in NEUTRAL.items() if can(name)} | options
         if bias := body.get("logit_bias"):
             body["logit_bias"] = {f"{_id(token)}": each for token, each in bias.items()}
         return body
