@@ -290,12 +290,18 @@ def test_each_other_rounding_is_told_by_its_part(served):
     assert computed_tolerance(served, "bf16").mean_abs < 0.2
 
 
-def test_a_rounding_of_a_price_that_is_none_is_refused_at_once(run_pytest, tmp_path):
-    (tmp_path / "p.toml").write_text(
-        'name = "p"\nextends = "cpu-tiny-gpt-oss"\n[[correctness.prices]]\nrounding = "kv=fp9"\n'
-        'gates = [{metric = "price_kl", unit = "nats", at_most = 1, source = "this test"}]\n'
-    )
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        (
+            "correctness.prices",
+            '[[correctness.prices]]\nrounding = "kv=fp9"\n'
+            'gates = [{metric = "price_kl", unit = "nats", at_most = 1, source = "this test"}]\n',
+        ),
+        ("correctness.rounding", '[correctness]\nrounding = "kv=fp9"\n'),
+    ],
+)
+def test_a_rounding_of_a_profile_that_is_none_is_refused_at_once(run_pytest, tmp_path, key, table):
+    (tmp_path / "p.toml").write_text(f'name = "p"\nextends = "cpu-tiny-gpt-oss"\n{table}')
     status, run = run_pytest("--profile", str(tmp_path / "p.toml"), "tests/test_smoke.py")
-    assert status == 4 and "correctness.prices: rounding 'kv=fp9': expected" in run.output, (
-        run.output
-    )
+    assert status == 4 and "'kv=fp9': expected" in run.output and key in run.output, run.output

@@ -203,6 +203,8 @@ class Correctness(DataTable):
     agreement: dict[Dtype, AgreementBound] = Field(default={})
     #: By dtype: against a golden file.
     golden: dict[Dtype, GoldenBound] = Field(default={})
+    #: What the server rounds beyond the checkpoint, as ``--rounding`` takes it; None: see its path.
+    rounding: str | None = Field(default=None, min_length=2)
     #: A price without a row is measured, and not gated.
     prices: tuple[Price, ...] = ()
     #: Configurations that must answer as the one under test does (``--slow``: a start for each).

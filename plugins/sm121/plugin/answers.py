@@ -62,6 +62,9 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
             exam.load(profile.correctness.exam)
         for row in profile.correctness.prices:
             Rounding.parse(row.rounding, f"profile {profile.name}: correctness.prices: rounding")
+        if profile.correctness.rounding is not None:
+            origin = f"profile {profile.name}: correctness.rounding"
+            Rounding.parse(profile.correctness.rounding, origin)
     if settings.questions is not None:
         accuracy.load(settings.questions, accuracy.Question, "--questions")
     if settings.questions_baseline is not None:
@@ -147,6 +150,8 @@ def _rounding(conformance: Session, server: Server) -> Rounding:
     settings, model = conformance.settings, {}
     if settings.rounding is not None:
         return settings.rounding
+    if (rounding := conformance.profile.correctness.rounding) is not None:
+        return Rounding.parse(rounding)
     if settings.oracle is None:
         checkpoint = log_probabilities.checkpoint_of(server, settings.reference)
         model = json.loads((checkpoint / "config.json").read_bytes())
