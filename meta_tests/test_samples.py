@@ -52,7 +52,13 @@ def test_right_samples_are_not_called_wrong(test):
         check(test, lambda body: body, seed)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow("its neighbours")] * ("of chats is" in name))
+        for name in FAULTS
+    ],
+)
 def test_wrong_samples_are_noticed(name):
     with pytest.raises(Unmet, match=r"required: samples as .*seed 7; 0.001 false alarms a run"):
         check(FAULTS[name].caught_by, FAULTS[name].request, 7)

@@ -13,15 +13,14 @@ from sm121.client.completions import parse
 from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
-#: Tokens of a chat: few, since hot samples break a form; and likeliest ones that are listed.
-_TOKENS, _LISTED = 8, 20
+#: Tokens of a chat, no hot ones, since a form that they break is an error; and those listed.
+_TOKENS, _LISTED = 12, 20
 #: Chats that are asked for at a time, and at most.
 _CHATS, _MOST = 12, 480
-#: Temperatures that are off by a quarter; and the chance of calling a right server wrong is 1 in
-#: 20,000.
-_OFF, _WRONG = (1.25, 0.8), promised.WRONG + math.log(10.0)
+#: Temperatures that are off by half; and the chance of calling a right server wrong is 1 in 20,000.
+_OFF, _WRONG = (1.5, 1 / 1.5), promised.WRONG + math.log(10.0)
 #: Of each parameter what its value is drawn from.
-_HOT = (1.25, 1.4)
+_COLD = (0.6, 0.7)
 _CUTS: dict[Cut, tuple[float, ...]] = {
     "top_p": (0.4, 0.45, 0.5, 0.55, 0.6), "top_k": (1, 2), "min_p": (0.3, 0.4, 0.5, 0.6),
 }  # fmt: skip
@@ -30,9 +29,9 @@ _OPEN = f"{_MOST} chats do not tell whether it is obeyed"
 
 
 def follow_the_temperature(api: Api, seed: int) -> None:
-    """Tokens are likelier than at temperatures that are off by a quarter. Raises NotRun: after so
+    """Tokens are likelier than at temperatures that are off by half. Raises NotRun: after so
     many chats that is not decided."""
-    value = round(random.Random(f"{seed} chat").uniform(*_HOT), 3)
+    value = round(random.Random(f"{seed} chat").uniform(*_COLD), 3)
     ratios, of = dict.fromkeys(_OFF, 0.0), f"seed {seed}; {promised.FALSE_ALARMS:g} false alarms"
     tells = lambda top: promised.evidence(top, value)  # noqa: E731
     for token, top in _places(api, tells, temperature=value):
