@@ -50,6 +50,16 @@ def test_a_healthy_log_has_none(name):
         "(pid=7) [2026-11-20 10:00:01,123 E 7 9] core_worker_process.cc:825: Failed to establish "
         "connection to the metrics exporter agent. Metrics will not be exported.",
         "[2026-11-20 10:00:01,123 E 7 9] metric_exporter.cc:206: Export metrics to agent failed: x",
+        # vLLM 0.14 logs what it refuses with its stack, and what a GB10's images do without.
+        stack(API.format("serving_chat.py"), "Error in preprocessing prompt inputs", "/v/chat.py",
+              "ValueError: This model's maximum context length is 4608 tokens."),
+        stack(API.format("openai_tool_parser.py"), "Error decoding JSON tool call from response.",
+              "/usr/lib/python3.12/json/decoder.py", "json.decoder.JSONDecodeError: Unterminated"),
+        API.format("fa_utils.py") + "Cannot use FA version 2 is not supported due to x",
+        "ERROR 01-28 06:35:44 [gpt_oss_triton_kernels_moe.py:34] Failed to import Triton kernels. "
+        "Please make sure your triton version is compatible. Error: No module named 'x'",
+        API.format("repo_utils.py") + "Error retrieving file list: Repo id must be in the form "
+        "'repo_name': '/models/gpt-oss-120b'., retrying 1 of 2",
         "UserWarning: resource_tracker: process died unexpectedly, relaunching.",
         "Received request cmpl-1: prompt: 'CUDA error: an illegal memory access', params: x",
     ],
@@ -70,6 +80,29 @@ def test_an_error_that_killed_nobody_is_certain_where_it_is_known(tmp_path, kind
     reported = errors(tmp_path, lines)
     assert (kind != "unknown", kind) in reported
     assert [each for each in reported if each[0]] == [(True, kind)] * (kind != "unknown")
+
+
+REFUSED = "Error in preprocessing prompt inputs"
+
+
+@pytest.mark.parametrize(
+    ("lines", "kinds"),
+    [
+        pytest.param(stack(CORE, REFUSED, "/v/a.py", "ValueError: x"), [(True, "engine_traceback")],
+                     id="of a process of the engine"),
+        pytest.param(stack(API.format("a.py"), REFUSED, "/v/vllm/v1/engine/core.py", "KeyError: x"),
+                     [(True, "engine_traceback")], id="with a frame of the engine"),
+        pytest.param(stack(API.format("a.py"), REFUSED, "/v/a.py", f"RuntimeError: {ILLEGAL}"),
+                     [(True, "illegal_memory_access")], id="an illegal access"),
+        pytest.param(API.format("a.py") + REFUSED + "\n" + API.format("a.py") + "other\n"
+                     + stack(API.format("a.py"), "odd", "/v/a.py", "ValueError: x"),
+                     [(False, "unknown")] * 3, id="a stack under another message"),
+        pytest.param(2 * (stack(API.format("a.py"), REFUSED, "/v/a.py", "ValueError: x") + "\n")
+                     + API.format("a.py") + "ValueError: x", [(False, "unknown")], id="too many"),
+    ],
+)  # fmt: skip
+def test_a_refusal_excuses_the_stack_under_it_alone(tmp_path, lines, kinds):
+    assert errors(tmp_path, lines) == kinds
 
 
 def test_a_row_is_of_its_engine(tmp_path):

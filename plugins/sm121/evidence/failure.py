@@ -121,6 +121,8 @@ class AcceptedError(DataTable):
     id: str
     regex: Regex
     """On the message, or on the exception under its traceback."""
+    traceback: bool = False
+    """Whether the traceback right under the message is of it, whatever its exception."""
     engine: str
     """``any`` for all of them."""
     reason: str = Field(min_length=3)

@@ -53,6 +53,8 @@ class ErrorReader:
         #: By process, the level of a traceback whose end was not read yet, and whether a process of
         #: the engine has it.
         self._stacks: dict[str, tuple[str | None, bool]] = {}
+        #: Processes whose last message, or whose traceback, is of a row that accepts one under it.
+        self._excused: set[str] = set()
 
     def read(self, log: Path) -> list[SilentError]:
         """What the log reports beyond what was read before. Raises OSError: it cannot be read."""
@@ -92,6 +94,12 @@ class ErrorReader:
             return
         if ends:
             del self._stacks[line.process]
+        accepted = [row for row in self._accepted if row.regex.search(line.text)]
+        excused = ends and line.process in self._excused
+        if ends or stack is None:
+            self._excused.discard(line.process)
+        if any(row.traceback for row in accepted):
+            self._excused.add(line.process)
         excerpt, is_error = cut(line.text), line.level in ("ERROR", "CRITICAL")
         is_error |= line.level is None and bool(any_of(self._markers.error).search(line.text))
         for entry in self._never_green:
@@ -101,6 +109,6 @@ class ErrorReader:
         if ends and stack is not None and stack[1]:
             why = "read the stack in the log: an exception of the engine is no refusal of a request"
             yield SilentError(line.level not in QUIET_LEVELS, _TRACEBACK, excerpt, why)
-        elif (ends or is_error) and not any(row.regex.search(line.text) for row in self._accepted):
+        elif (ends or is_error) and not (accepted or excused):
             why = "read the log; if a healthy server says it, it needs a row of [[accepted]]"
             yield SilentError(False, "unknown", excerpt, why)
