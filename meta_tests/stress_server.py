@@ -46,6 +46,8 @@ NEIGHBOURS = {
     "neighbours": (16, "completions"), "neighbours-of-80": (60, "completions"),
     "neighbours-in-chats": (16, "chat/completions"), "neighbours-in-responses": (16, "responses"),
     "neighbours-in-choices": (16, "choice"), "neighbours-in-two": (16, "two"),
+    "neighbours-of-a-prefix": (8, "prefix"), "neighbours-of-a-prefix-of-80": (41, "prefix"),
+    "two-of-a-prefix": (2, "prefix"),
 }  # fmt: skip
 #: What becomes of the text of a chat or a response from 16 requests at once.
 SPOILT: dict[str, Callable[[str], str]] = {
@@ -226,9 +228,16 @@ class Server:
         state = self.state
         kind = path.removeprefix("/v1/")
         kind = "two" if said.get("n") == 2 else "choice" if "structured_outputs" in said else kind
+        salt = str(said.get("cache_salt"))
+        if state.before.setdefault(f"salt {salt}", said)["prompt"] != said["prompt"]:
+            kind = f"prefix {salt}" if salt != "None" else kind
         before, state.before[kind] = state.before.get(kind, said), said
         least, of_kind = NEIGHBOURS.get(state.fault, (0, ""))
-        return before if kind == of_kind and state.running + state.waiting >= least else said
+        return (
+            before
+            if kind.split()[0] == of_kind and state.running + state.waiting >= least
+            else said
+        )
 
     def hold(self, tokens: int) -> None:
         state = self.state

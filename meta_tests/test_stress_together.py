@@ -17,6 +17,7 @@ from sm121.core.server import Server
 from sm121.engines import capabilities
 from sm121.evidence.kernel_path import KernelPath
 from sm121.plugin import outcomes
+from sm121.stress import shapes, soak
 from sm121.stress.fault import UnderLoad
 from sm121.stress.joining import LONGEST, SHORTEST
 from sm121.stress.level import Stress
@@ -76,7 +77,7 @@ def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
         assert all(SHORTEST <= entry["prompt_tokens"] <= LONGEST for entry in lost), lost
 
 
-CROWDS = table(__name__, "CROWDS")
+CROWDS, SOAKS = table(__name__, "CROWDS"), table(__name__, "SOAKS")
 
 
 @pytest.mark.parametrize(
@@ -177,3 +178,15 @@ def test_counters_that_vanish_are_not_taken_for_idle(level, fault):
     wrong = pytest.raises(UnderLoad, match="required /metrics as before the load, seen none")
     with wrong if "metrics-" in fault else nullcontext():
         served.nothing_kept()
+
+
+@pytest.mark.parametrize("crowd", [pytest.param(c, marks=[NEIGHBOUR] * c["slow"]) for c in SOAKS])
+def test_a_soak_has_what_users_send(level, monkeypatch, crowd):
+    monkeypatch.setattr(Stress, "throughput_holds", lambda _self: None)
+    monkeypatch.setattr(shapes, "moments", lambda *_arguments, **_seed: None)
+    rounds = lambda _duration_s, play, _write, _say: [play(n).requests for n in range(1, 5)]  # noqa: E731
+    monkeypatch.setattr(soak, "run", rounds)
+    soaked, _ = level(crowd["fault"])
+    wrong = pytest.raises(UnderLoad, match=f"soak, round 4: .*{crowd.get('text')}")
+    with wrong if "text" in crowd else nullcontext():
+        soaked.soak(1.0)

@@ -25,8 +25,9 @@ _AT_MOST = 512
 #: Requests of each kind that differ, and the first of their prompts: others of the set are so sure
 #: to go on that hot samples are like greedy ones.
 _PROMPTS, _FIRST = 3, 4
-#: Tokens of a long prompt, and so many more of the next.
-_LONG, _LONGER = 400, 80
+#: Tokens of a long prompt, and so many more of the next; and begins the name of those that share
+#: their beginning.
+_LONG, _LONGER, _SHARED = 400, 80, "one beginning"
 Change = Callable[[str], dict[str, Any]]
 #: Sampling that leaves the likeliest token alone, each in another way (the first is of OpenAI's own
 #: API), and so hot that another token comes where that is ignored.
@@ -81,17 +82,21 @@ class Crowd:
     refused: dict[str, str] = field(default_factory=dict)
     #: Texts of which a structured answer is one, by the job's name.
     _choices: dict[str, Sequence[str]] = field(default_factory=dict)
+    #: The first request of those that share a part of the cache.
+    _part: dict[str, Any] = field(default_factory=dict)
 
-    def jobs(self, count: int) -> list[Job]:
+    def jobs(self, count: int, *, often: bool = False) -> list[Job]:
         """So many requests, of all kinds in turn, and samples between them; of neighbours each has
-        another prompt. Raises UnderLoad: one of them alone is not answered; NotRun: the server
-        refuses all kinds."""
-        jobs = [*itertools.islice(itertools.cycle(self._turns), count)]
-        for number, job in enumerate(self.samples.jobs()):
+        another prompt. `often`: without what is judged by chance, or by another's text alone.
+        Raises UnderLoad: one of them alone is not answered; NotRun: the server refuses all
+        kinds."""
+        turns = [job for job in self._turns if not (often and job.name.startswith("changed"))]
+        jobs = [*itertools.islice(itertools.cycle(turns), count)]
+        for number, job in enumerate([] if often else self.samples.jobs()):
             jobs.insert(count // 3 + 2 * number, job)
         if self.samples.lacking:
             self.refused["samples"] = self.samples.lacking
-        return [self.shapes.salted(job) for job in jobs]
+        return [job if job.name.startswith(_SHARED) else self.shapes.salted(job) for job in jobs]
 
     def faults(self, load: LoadResult) -> list[Fault]:
         """Answers that are wrong, or another's."""
@@ -170,6 +175,7 @@ class Crowd:
             kinds["long prompt"] = lambda n: self.shapes.of_length(
                 _LONG + n * _LONGER, self.tokens, turn=n
             )
+            kinds[_SHARED] = self._shared
         biased = {"logit_bias", "penalties"} if not can("logit_bias") else set()
         changed = [options for name, options in _CHANGED if can(name) and name not in biased]
         for number, first in enumerate(range(0, len(changed) - _PROMPTS + 1, _PROMPTS)):
@@ -191,6 +197,13 @@ class Crowd:
     def _completion(self, number: int, *, stream: bool = False, **change: Any) -> Job:
         text = self.shapes.prompts[_FIRST + number].text
         return self.shapes.job(text, self.tokens, name="", stream=stream, change=change)
+
+    def _shared(self, number: int) -> Job:
+        """From one part of the cache, as users of one system message have it."""
+        job = self.shapes.of_length(_LONG + number, self.tokens)
+        self._part = self._part or self.shapes.salted(job).body
+        salts = {name: value for name, value in self._part.items() if name == "cache_salt"}
+        return replace(job, body=job.body | salts)
 
     def _sampling(self, number: int) -> dict[str, Any]:
         can = self.capabilities.can

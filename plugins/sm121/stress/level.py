@@ -168,7 +168,7 @@ class Stress:
 
     def crowd(self, times: int) -> None:
         """Requests of all kinds at once, so many times as many as the server has places."""
-        jobs = self._crowd.jobs(size(times, slots(self._harness, self._server) or self._streams))
+        jobs = self._crowd.jobs(self._crowded(times))
         faults = self._crowd.faults(self.client.run(jobs))
         name = f"a crowd of {len(jobs)} requests"
         if faults := faults or self._kept():
@@ -251,8 +251,8 @@ class Stress:
         )
 
     def soak(self, duration_s: float) -> None:
-        """Mixed load for so long, in rounds, each checked as every load is; then memory, where
-        there are samples enough, and throughput."""
+        """Mixed load for so long, in rounds, each checked as every load is, every fourth a crowd of
+        all kinds; then memory, where there are samples enough, and throughput."""
         count = int(self._sizes.mixed_requests.value)
         sources = [self.shapes.short, self.shapes.mixed, self.shapes.unruly]
         self._steady_from = len(self.timeline.samples)
@@ -260,11 +260,16 @@ class Stress:
         next_memory = 0.0
 
         def play(number: int) -> soak.Round:
-            jobs = self._take(sources[number % len(sources)], count)
-            kind = shapes.ARRIVALS[number % len(shapes.ARRIVALS)]
-            when = shapes.moments(kind, count, self._sizes.arrivals_per_s.value, seed=number)
-            load = self.client.run(jobs, concurrency=self._streams, arrivals=when)
-            faults = self._faults(load, tails=False)
+            if number % 4 == 0:
+                jobs = self._crowd.jobs(self._crowded(2), often=True)
+                load = self.client.run(jobs)
+                faults = self._crowd.faults(load) or self._kept()
+            else:
+                jobs = self._take(sources[number % len(sources)], count)
+                kind = shapes.ARRIVALS[number % len(shapes.ARRIVALS)]
+                when = shapes.moments(kind, count, self._sizes.arrivals_per_s.value, seed=number)
+                load = self.client.run(jobs, concurrency=self._streams, arrivals=when)
+                faults = self._faults(load, tails=False)
             if faults:
                 failed.append(error := UnderLoad(f"soak, round {number}", faults, len(jobs)))
                 faults = error.faults
@@ -397,6 +402,9 @@ class Stress:
             )
             faults += [tail] if tail is not None else []
         return faults or self._kept()
+
+    def _crowded(self, times: int) -> int:
+        return size(times, slots(self._harness, self._server) or self._streams)
 
     def _kept(self) -> list[Fault]:
         busy = aftermath.not_idle(self._server.endpoint)
