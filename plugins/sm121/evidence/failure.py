@@ -105,6 +105,8 @@ class _Markers(DataTable):
     """A process of it says of itself that an exception ends it. One that is killed says nothing."""
     error: tuple[Regex, ...] = ()
     """An error, where no level is read."""
+    quiet: tuple[Regex, ...] = Field(min_length=1)
+    """No error, where a level is read only in the message."""
     of_gpu: tuple[str, ...] = ()
     """Ids of the failures that the kernel reports of the GPU."""
     of_host: tuple[Regex, ...] = ()
@@ -182,6 +184,7 @@ class FailureReader:
         self._is_ready = any_of(failures.markers.ready).search
         self._is_stop = any_of(failures.markers.stopped).search
         self._is_fatal = any_of(failures.markers.fatal).search
+        self._is_quiet = any_of(failures.markers.quiet).search
         self._hints = [(hint, entry) for entry in failures.failure for hint in entry.hint]
         self._hints_quiet = [(h, entry) for h, entry in self._hints if entry.levels == "any"]
         self._bare_hints = {log_lines.without_digits(hint) for hint, _ in self._hints}
@@ -270,7 +273,8 @@ class FailureReader:
         if line.is_indented or log_lines.is_traceback_opening(line):
             return None  # a frame quotes source code, which may hold any message
         text = line.text
-        for hint, entry in self._hints_quiet if line.level in QUIET_LEVELS else self._hints:
+        is_quiet = line.level in QUIET_LEVELS or self._is_quiet(text)
+        for hint, entry in self._hints_quiet if is_quiet else self._hints:
             if hint not in text:
                 continue
             if entry.at_start_only and self.ready:
