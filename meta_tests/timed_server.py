@@ -228,6 +228,8 @@ class TimedServer:
             pace = pace.but(rate=rate, usage_factor=factor)
         if said.get("temperature") != 0.0:
             pace = pace.but(rate=pace.rate / pace.sampled_slower)
+        if not said.get("stream"):
+            pace = pace.but(rate=pace.rate / pace.whole_slower)
         pace = _for_text(pace, prompt)
         plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by), share)
         lie = pace.lie if prompt_tokens >= pace.lies_from else ""

@@ -325,15 +325,14 @@ def completion(
     )
 
 
-def chat(model: str, question: str, tokens: int, *, greedy: bool = True) -> TimedRequest:
-    """A streamed chat to its own end. `greedy`: False: sampled as the model's settings say."""
-    body: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": question}],
-        "max_tokens": tokens,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+def chat(
+    model: str, question: str, tokens: int, *, greedy: bool = True, stream: bool = True
+) -> TimedRequest:
+    """A chat to its own end. `greedy`: False: sampled as the model's settings say."""
+    messages = [{"role": "user", "content": question}]
+    body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": tokens}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
     if greedy:
         body["temperature"] = 0.0
-    return TimedRequest("/v1/chat/completions", json.dumps(body).encode(), tokens, 0)
+    return TimedRequest("/v1/chat/completions", json.dumps(body).encode(), tokens, 0, stream)
