@@ -232,7 +232,7 @@ def test_drafted_and_accepted_tokens_add_up(speculation, conformance):
 
 
 def test_drafts_are_accepted(speculation):
-    """Some of what is drafted is accepted, at the end of a long answer as at its beginning."""
+    """Some of what is drafted is accepted, at the end of a long answer and in eight at once too."""
     speculation.drafts_are_accepted()
 
 

@@ -4,7 +4,8 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from unittest.mock import Mock
 
 from loopback import JsonHandler, serving
@@ -16,7 +17,7 @@ from false_greens import Case, Outcome, Place
 from sm121.answers import equivalence, prompts
 from sm121.api import client, sampled
 from sm121.api.speculation import Speculation
-from sm121.client.completions import Asker
+from sm121.client.completions import Asker, Request
 from sm121.core import level_settings, unmet, verdict
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities
@@ -130,6 +131,34 @@ def drafts(method: str, step: int) -> Step:
     return ask
 
 
+def accepted(share: Callable[[int], float]) -> Step:
+    """A server that accepts such a share of its drafts while so many requests run."""
+    drafted = Counter[str]()
+
+    class Handler(JsonHandler):
+        def do_GET(self) -> None:
+            lines = (f"vllm:spec_decode_num_{name}_total {n}" for name, n in drafted.items())
+            self.say("\n".join(lines) + "\n")
+
+    def answer(requests: Sequence[Request]) -> Sequence[Request]:
+        for request in requests:
+            hits = share(len(requests)) * request.tokens
+            drafted.update(drafts=request.tokens, draft_tokens=request.tokens, accepted_tokens=hits)
+        return requests
+
+    def ask(_place: Place) -> Outcome:
+        answer([Request("", 1)])
+        with serving(Handler) as url:
+            server = Server(Endpoint(url, "k", "m"), True, "vllm", "0.32.0", None, None, None)
+            asker = Mock(ids=lambda request: (1,) * request.tokens, ask_together=answer)
+            asker.ask = lambda request: answer([request])[0]
+            can, texts = capabilities.of("vllm", "0.32.0"), prompts.continuations()
+            speculation = Speculation(server, asker, texts, BOUND, "eagle3", can)
+            return decided(speculation.drafts_are_accepted)
+
+    return ask
+
+
 def samples(cut: sampled.Cut | None, share: float) -> Step:
     """A server that leaves out the log-probabilities of some sampled answers."""
     draw = random.Random(3)
@@ -175,6 +204,11 @@ CASES = [
             "an Eagle3 drafter that never drafts": drafts("eagle3", 0),
             "an MTP drafter that never drafts": drafts("mtp", 0),
             "a draft model that never drafts": drafts("draft_model", 0),
+        }),
+        ("counts at once", accepted(lambda _n: 0.8), False, {
+            "junk is drafted where three or more run": accepted(lambda n: 0.8 * (n < 3)),
+            "from two on one draft of four is accepted": accepted(lambda n: 0.8 if n < 2 else 0.2),
+            "each further request costs a tenth": accepted(lambda n: 0.9 - 0.1 * n),
         }),
         ("log-probabilities with each sample", samples("top_p", 0.0), True, {
             "no log-probabilities of what is sampled": samples(None, 1.0),

@@ -41,6 +41,8 @@ _SHARED = 2
 #: A text of one kind, however long it gets: its tokens are as easy to draft at the end.
 _EVEN = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
 _SHORT, _LONG = 64, 256
+#: Such texts at once: from three on a drafter may be given something else.
+_AT_ONCE = 8
 #: Tokens of each greedy answer that are held against a prefill.
 _JUDGED_TOKENS = 200
 #: Tokens that a form follows at most, and how it goes on then.
@@ -218,25 +220,28 @@ class Speculation:
         return self._texts[0]
 
     def drafts_are_accepted(self) -> None:
-        """Some of what is drafted is accepted, and no less in a long answer than in a short one.
-        Raises AssertionError: nothing is, or acceptance is lost on the way; NotRun: the server has
-        no such counters."""
+        """Some of what is drafted is accepted, and no less in a long answer or in several at once
+        than in a short one. Raises AssertionError: nothing is, or acceptance is lost; NotRun: the
+        server has no such counters."""
         early, _, _ = self._drafted([Request(_EVEN, _SHORT, top=0, salt="early")])
         whole, _, _ = self._drafted([Request(_EVEN, _LONG, top=0, salt="whole")])
-        natural = self.drafted
+        each = [Request(_EVEN, _SHORT, top=0, salt=f"at once {n}") for n in range(_AT_ONCE)]
+        many, natural = self._drafted(each, at_once=True)[0], self.drafted
         drafts = early.drafts + whole.drafts + natural.drafts
         accepted = early.accepted + whole.accepted + natural.accepted
         require(accepted > 0, "an accepted token", "none; the drafter's hidden states, its weights "
                 "or its vocabulary are not those of this model",
                 evidence=f"{drafts:.0f} drafts")  # fmt: skip
-        late = whole.since(early)
-        if early.tokens >= _FEW and late.tokens >= _FEW:
-            before, after = early.accepted / early.tokens, late.accepted / late.tokens
-            noise = 5 * math.sqrt(0.25 / early.tokens + 0.25 / late.tokens)
+        places = {f"the last {_LONG - _SHORT} tokens of a count": whole.since(early)}
+        places[f"{_AT_ONCE} counts at once"] = many
+        for place, later in places.items():
+            if min(early.tokens, later.tokens) < _FEW:
+                continue
+            before, after = early.accepted / early.tokens, later.accepted / later.tokens
+            noise = 5 * math.sqrt(0.25 / early.tokens + 0.25 / later.tokens)
             least = min(before / 2, before - noise)
-            require(after >= least, f"of the drafts, accepted in the last {_LONG - _SHORT} tokens "
-                    f"of a count at least, by its first {_SHORT}",
-                    "acceptance is lost as the answer grows", value=100 * after,
+            words = f"of the drafts, accepted in {place} at least, by its first {_SHORT} alone"
+            require(after >= least, words, "acceptance is lost", value=100 * after,
                     limit=100 * least, unit="%")  # fmt: skip
 
     @functools.cached_property
@@ -277,13 +282,16 @@ class Speculation:
         requests = [Request(prompt.text, prompt.tokens, top=0) for prompt in self.prompts.prompts]
         return self._drafted(requests)
 
-    def _drafted(self, requests: Sequence[Request]) -> tuple[counters.Drafted, int, int]:
-        """What was drafted while some requests were answered one after the other, their generated
-        tokens and their number."""
+    def _drafted(
+        self, requests: Sequence[Request], *, at_once: bool = False
+    ) -> tuple[counters.Drafted, int, int]:
+        """What was drafted while some requests were answered, one after the other or at once, their
+        generated tokens and their number."""
         before = counters.drafted(self.server.endpoint)
         if before is None:
             raise NotRun("the server's /metrics count no drafts, and nothing else shows them")
-        generated = sum(len(self.asker.ids(self.asker.ask(request))) for request in requests)
+        ask = self.asker.ask_together if at_once else lambda each: map(self.asker.ask, each)
+        generated = sum(len(self.asker.ids(answer)) for answer in ask(requests))
         after = counters.drafted(self.server.endpoint)
         if after is None:
             raise Unmet(Fact("/metrics with the counters of drafts"))
