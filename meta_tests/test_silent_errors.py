@@ -53,6 +53,9 @@ def test_a_healthy_log_has_none(name):
         # vLLM 0.14 logs what it refuses with its stack, and what a GB10's images do without.
         stack(API.format("serving_chat.py"), "Error in preprocessing prompt inputs", "/v/chat.py",
               "ValueError: This model's maximum context length is 4608 tokens."),
+        stack(API.format("serving_chat.py"), "Error in preprocessing prompt inputs", "/v/chat.py",
+              "pydantic_core._pydantic_core.ValidationError: 1 validation error for Author")
+        + "\n" + API.format("serving_chat.py") + "role",
         stack(API.format("openai_tool_parser.py"), "Error decoding JSON tool call from response.",
               "/usr/lib/python3.12/json/decoder.py", "json.decoder.JSONDecodeError: Unterminated"),
         API.format("fa_utils.py") + "Cannot use FA version 2 is not supported due to x",
@@ -98,7 +101,7 @@ REFUSED = "Error in preprocessing prompt inputs"
                      + stack(API.format("a.py"), "odd", "/v/a.py", "ValueError: x"),
                      [(False, "unknown")] * 3, id="a stack under another message"),
         pytest.param(2 * (stack(API.format("a.py"), REFUSED, "/v/a.py", "ValueError: x") + "\n")
-                     + API.format("a.py") + "ValueError: x", [(False, "unknown")], id="too many"),
+                     + API.format("b.py") + "ValueError: x", [(False, "unknown")], id="too many"),
     ],
 )  # fmt: skip
 def test_a_refusal_excuses_the_stack_under_it_alone(tmp_path, lines, kinds):

@@ -53,8 +53,9 @@ class ErrorReader:
         #: By process, the level of a traceback whose end was not read yet, and whether a process of
         #: the engine has it.
         self._stacks: dict[str, tuple[str | None, bool]] = {}
-        #: Processes whose last message, or whose traceback, is of a row that accepts one under it.
-        self._excused: set[str] = set()
+        #: By process whose last message accepts a traceback under it: None; after that stack its
+        #: level, file and time, which lines that go on with the exception's message have too.
+        self._excused: dict[str, tuple[str | None, ...] | None] = {}
 
     def read(self, log: Path) -> list[SilentError]:
         """What the log reports beyond what was read before. Raises OSError: it cannot be read."""
@@ -95,11 +96,14 @@ class ErrorReader:
         if ends:
             del self._stacks[line.process]
         accepted = [row for row in self._accepted if row.regex.search(line.text)]
-        excused = ends and line.process in self._excused
-        if ends or stack is None:
-            self._excused.discard(line.process)
+        record = (line.level, line.file, line.stamp)
+        excused = line.process in self._excused and (ends or self._excused[line.process] == record)
+        if excused:
+            self._excused[line.process] = record
+        elif stack is None:
+            self._excused.pop(line.process, None)
         if any(row.traceback for row in accepted):
-            self._excused.add(line.process)
+            self._excused[line.process] = None
         excerpt, is_error = cut(line.text), line.level in ("ERROR", "CRITICAL")
         is_error |= line.level is None and bool(any_of(self._markers.error).search(line.text))
         for entry in self._never_green:
