@@ -1,6 +1,7 @@
 """An engine by script that samples, for `/v1/completions`: a known distribution, and the parameters
 of sampling as vLLM documents them and in its order. A fault changes what reaches it."""
 
+import json
 import threading
 import zlib
 from collections import Counter
@@ -141,6 +142,27 @@ def chat(body: Json, generator: np.random.Generator) -> Json:
     return whole | {"object": "chat.completion", "choices": [said]}
 
 
+def _stream(whole: Json) -> str:
+    """An answer as chunks: all of it, its usage, the end."""
+    (choice,) = whole["choices"]
+    if message := choice.pop("message", None):
+        choice["delta"] = {"role": "assistant", "content": message["content"]}
+    kind = {"object": whole["object"].replace("chat.completion", "chat.completion.chunk")}
+    chunks = [whole | kind | {"usage": None}, whole | kind | {"choices": []}]
+    return "".join(f"data: {part}\n\n" for part in (*map(json.dumps, chunks), "[DONE]"))
+
+
+def _response(whole: Json, body: Json) -> Json:
+    text = whole["choices"][0]["message"]["content"]
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    item = {"type": "message", "id": "m", "role": "assistant", "status": "completed"}
+    sampled = {name: body.get(name, 1.0) for name in ("temperature", "top_p")}
+    return {"id": "r", "object": "response", "created_at": 1, "model": body["model"], **sampled,
+            "status": "completed", "output": [item | {"content": content}], "tools": [],
+            "tool_choice": "none", "parallel_tool_calls": True, "error": None,
+            "incomplete_details": None, "instructions": None, "metadata": None}  # fmt: skip
+
+
 @contextmanager
 def sampling(fault: Callable[[Json], Json], seed: int) -> Iterator[Endpoint]:
     """Serve on a loopback port until the block ends."""
@@ -150,7 +172,16 @@ def sampling(fault: Callable[[Json], Json], seed: int) -> Iterator[Endpoint]:
         def do_POST(self) -> None:
             with lock:
                 body = fault(self.asked())
-                self.say((chat if "messages" in body else answer)(body, generator))
+                if "input" in body:
+                    messages = [{"content": body["input"]}]
+                    body |= {"messages": messages, "max_tokens": body["max_output_tokens"]}
+                whole = (chat if "messages" in body else answer)(body, generator)
+            if "input" in body:
+                self.say(_response(whole, body))
+            elif body.get("stream"):
+                self.say(_stream(whole), kind="text/event-stream")
+            else:
+                self.say(whole)
 
     with serving(Handler) as url:
         yield Endpoint(url, "key", "canary")

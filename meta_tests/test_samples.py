@@ -10,6 +10,7 @@ from scripted_sampler import sampling
 
 from sm121.answers import promised
 from sm121.api import client, sampled, sampled_chats
+from sm121.api import sampling as sampling_forms
 from sm121.api.sampled import Sampler
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker
@@ -24,10 +25,13 @@ CHECKS = {
     "test_samples_keep_the_cut": Sampler.keeps_the_cut,
     "test_samples_are_penalised": Sampler.penalises,
     "test_samples_are_allowed_tokens": Sampler.restricts,
-    "test_samples_of_chats_follow_the_temperature": lambda sampler, _: (
-        sampled_chats.follow_the_temperature(sampler.api, sampler.seed)
+    "test_each_form_obeys_temperature_and_top_p": lambda sampler, form: (
+        sampling_forms.form_obeys_temperature_and_top_p(sampler.api, form)
     ),
-    "test_samples_of_chats_keep_the_cut": lambda sampler, cut: sampled_chats.keep_the_cut(
+    "test_samples_of_chats_follow_the_temperature": lambda sampler, _: sampled_chats.obey(
+        sampler.api, sampler.seed, "temperature"
+    ),
+    "test_samples_of_chats_keep_the_cut": lambda sampler, cut: sampled_chats.obey(
         sampler.api, sampler.seed, cut
     ),
 }
@@ -60,7 +64,11 @@ def test_right_samples_are_not_called_wrong(test):
     ],
 )
 def test_wrong_samples_are_noticed(name):
-    with pytest.raises(Unmet, match=r"required: samples as .*seed 7; 0.001 false alarms a run"):
+    form = "each_form" in FAULTS[name].caught_by
+    said = (
+        "at temperature [01]|top_p leaves" if form else r"samples as .*seed 7; 0.001 false alarms"
+    )
+    with pytest.raises(Unmet, match=f"required: .*{said}"):
         check(FAULTS[name].caught_by, FAULTS[name].request, 7)
 
 
@@ -109,7 +117,7 @@ def test_what_an_engine_does_not_know_is_not_run():
         check(TEMPERATURE, lambda body: {**body, "logprobs": None}, 1)
 
 
-@pytest.mark.parametrize("test", [test for test in TESTS if "cut" in test or "temp" in test])
+@pytest.mark.parametrize("test", [test for test in TESTS if "_cut" in test or "the_temp" in test])
 def test_too_few_samples_decide_nothing(test, monkeypatch):
     monkeypatch.setattr(sampled, "_MOST", 10)
     monkeypatch.setattr(sampled_chats, "_MOST", 0)

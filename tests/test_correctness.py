@@ -97,14 +97,14 @@ def test_samples_are_allowed_tokens(sampler, parameter):
 
 def test_samples_of_chats_follow_the_temperature(sampler):
     """At a temperature, tokens of chats come as often as their log-probabilities promise."""
-    sampled_chats.follow_the_temperature(sampler.api, sampler.seed)
+    sampled_chats.obey(sampler.api, sampler.seed, "temperature")
 
 
 @contract
 @pytest.mark.parametrize("cut", ["top_p", "top_k", "min_p"])
 def test_samples_of_chats_keep_the_cut(sampler, cut):
     """With top_p, top_k or min_p, only tokens come in chats that it leaves."""
-    sampled_chats.keep_the_cut(sampler.api, sampler.seed, cut)
+    sampled_chats.obey(sampler.api, sampler.seed, cut)
 
 
 # Against the oracle (`sm121 golden`). docs/tables/ablation.md says how small a defect is caught.
@@ -342,6 +342,13 @@ def test_nothing_is_cut_off(api, profile):
 def test_a_chat_obeys_temperature_and_seed(sdk, profile, attempts):
     """A high temperature differs from seed to seed. One seed repeats itself."""
     sampling.chat_obeys_temperature_and_seed(sdk, profile.correctness, attempts)
+
+
+@contract
+@pytest.mark.parametrize("form", ["streamed completion", "streamed chat", "response"])
+def test_each_form_obeys_temperature_and_top_p(api, form):
+    """Answers differ at temperature 1; not at 0, nor where top_p leaves one token."""
+    sampling.form_obeys_temperature_and_top_p(api, form)
 
 
 @contract

@@ -1,12 +1,19 @@
 """What the parameters of sampling do: temperature, seed, logit_bias, n."""
 
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from sm121.api.client import Api, Json
+from sm121.api.client import Api, Json, together
 from sm121.api.sdk import PROMPT, Sdk, first_that
+from sm121.client.completions import parse
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require
+
+Form = Literal["streamed completion", "streamed chat", "response"]
+#: Each form is asked so often, for so many tokens, after a text that can go on in many ways.
+_TIMES, _OPEN, _OPEN_CHAT = 8, "The capital", "1, 2, 3, 4, 5,"
+_LIMIT: Json = {"max_tokens": 20}
 
 
 def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
@@ -32,6 +39,26 @@ def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts
     texts = {sampled(seed) for seed in range(6)}
     require(len(texts) > 1, "seeds that differ at temperature 2", f"{texts} six times")
     _hold_repeated(lambda: sampled(1234), attempts, "text")
+
+
+def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
+    """At temperature 1 answers differ. At 0, and where top_p leaves one token, most are the same:
+    that is for kernels whose sums depend on what else they compute."""
+    asks: dict[Form, Callable[[Json], Any]] = {
+        "streamed completion": lambda o: api.stream_completion(_OPEN, **_LIMIT, **o).chunks,
+        "streamed chat": lambda o: api.stream_chat(_OPEN_CHAT, **_LIMIT, **o).chunks,
+        "response": lambda o: [api.send_response(_OPEN_CHAT, max_output_tokens=20, **o)],
+    }
+    sent = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 1e-6}, {"temperature": 1.0}]
+    greedy, cut, hot = (
+        Counter(parse(*parts).text for parts in together(asks[form], [options] * _TIMES))
+        for options in sent
+    )
+    ((same, first),), ((other, second),) = greedy.most_common(1), cut.most_common(1)
+    one = same == other and 2 * min(first, second) > _TIMES
+    required = f"mostly {same!r}, at temperature 0 and where top_p leaves one token"
+    require(one, required, f"{first} times, and {second} times {other!r}", form)
+    require(len(hot) > 1, "texts that differ at temperature 1", f"{[*hot]}", form)
 
 
 def said(message: Json) -> str:
