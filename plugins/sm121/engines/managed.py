@@ -43,7 +43,7 @@ from sm121.evidence.progress import startup_progress
 _POLL_S = 0.1
 #: How often it is looked what is being compiled.
 _CACHES_EVERY_S = 2.0
-_PORT_ATTEMPTS, _PORT_FREE_WITHIN_S = 3, 5.0
+_PORT_ATTEMPTS, _PORT_FREE_WITHIN_S, _REAPED_WITHIN_S = 3, 5.0, 5.0
 #: 107 bytes of a socket's path, less "/sm121-xxxxxxxx/" and the UUID that vLLM appends.
 _LONGEST_SCRATCH_BASE = 107 - 16 - 36
 _FATAL_SIGNALS = ("SEGV", "ABRT", "BUS", "ILL", "FPE", "KILL", "SYS", "TRAP")
@@ -268,7 +268,9 @@ class ManagedServer:
             shutil.rmtree(self._scratch, ignore_errors=True)
         self._redact_log()
         reap(self._by_pid)  # orphans of a supervisor that was killed have become our children
-        # Zombies no longer show their marker: they are found among those that were seen.
+        # Zombies no longer show their marker: they are found among those that were seen. The
+        # parent of a worker of Ray is not ours, and may be slow.
+        until(lambda: not any(p.is_running() for p in self._by_pid.values()), _REAPED_WITHIN_S)
         survivors = describe([*remaining(), *(p for p in self._by_pid.values() if p.is_running())])
         missing, remark, slight = self._memory_missing(at_work)
         self.progress = "stopped"
