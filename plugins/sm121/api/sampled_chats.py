@@ -4,6 +4,8 @@ of a chat and of a completion in two places. Each token of a chat is a sample of
 import math
 import random
 from collections.abc import Callable, Iterator
+from heapq import nlargest
+from operator import itemgetter
 from typing import Literal
 
 from sm121.answers import promised
@@ -68,11 +70,8 @@ def _places(
         positions = parse(api.send_chat(text, **body | how)).positions
         require(positions, "log-probabilities of a chat")
         # Whichever token was drawn is listed, and may stand in the place of the last one.
-        listed = [sorted(p.top.items(), key=lambda item: -item[1]) for p in positions or ()]
-        return [
-            (p.token, dict(top[: _LISTED - 1]))
-            for p, top in zip(positions or (), listed, strict=True)
-        ]
+        tops = [nlargest(_LISTED - 1, p.top.items(), itemgetter(1)) for p in positions or ()]
+        return [(p.token, dict(top)) for p, top in zip(positions or (), tops, strict=True)]
 
     greedy = together(lambda text: asked(text, {}), TEXTS)
     tells = [sum(odds(*place)[0] for place in answer) for answer in greedy]

@@ -82,8 +82,6 @@ class Crowd:
     refused: dict[str, str] = field(default_factory=dict)
     #: Texts of which a structured answer is one, by the job's name.
     _choices: dict[str, Sequence[str]] = field(default_factory=dict)
-    #: The first request of those that share a part of the cache.
-    _part: dict[str, Any] = field(default_factory=dict)
 
     def jobs(self, count: int, *, often: bool = False) -> list[Job]:
         """So many requests, of all kinds in turn, and samples between them; of neighbours each has
@@ -201,9 +199,11 @@ class Crowd:
     def _shared(self, number: int) -> Job:
         """From one part of the cache, as users of one system message have it."""
         job = self.shapes.of_length(_LONG + number, self.tokens)
-        self._part = self._part or self.shapes.salted(job).body
-        salts = {name: value for name, value in self._part.items() if name == "cache_salt"}
-        return replace(job, body=job.body | salts)
+        return replace(job, body=job.body | self._part)
+
+    @functools.cached_property
+    def _part(self) -> dict[str, Any]:
+        return self.shapes.salted(Job("", {}, 0)).body
 
     def _sampling(self, number: int) -> dict[str, Any]:
         can = self.capabilities.can
