@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import test_samples
 from model_faults import PROFILE, ROOT, SabotagedServer
 
 from sm121.answers import prompts
-from sm121.api import client, sampled
+from sm121.api import client, sampled, sampled_chats, sampling
 from sm121.api.speculation import Speculation
 from sm121.checkpoint import canary
 from sm121.client.completions import Asker
@@ -40,12 +41,18 @@ def failures(server: Server, seed: int) -> list[str]:
     if can.version is None:
         sys.exit(f"{server.endpoint.base_url}: expected a running vLLM, and none answers")
     sampler = sampled.Sampler(client.Api(server.endpoint, can), seed)
-    checks = [functools.partial(test_samples.hold, t, sampler) for t in test_samples.TESTS]
+    checks = {t: functools.partial(test_samples.hold, t, sampler) for t in test_samples.TESTS}
+    for name in ("temperature", "top_p", "top_k", "min_p"):
+        checks[f"{name} of chats"] = functools.partial(sampled_chats.obey, sampler.api, seed, name)
+    for form in get_args(sampling.Form):
+        checks[form] = functools.partial(
+            sampling.form_obeys_temperature_and_top_p, sampler.api, form
+        )
     if counters.drafted(server.endpoint) is not None:
         bound, texts_of = PROFILE.correctness.agreement, prompts.continuations()
         drafts = Speculation(server, Asker(server), texts_of, bound, "", can)
-        checks.append(drafts.samples_follow_the_target)
-    for test, check in zip([*test_samples.TESTS, "drafted tokens"], checks, strict=False):
+        checks["drafted tokens"] = drafts.samples_follow_the_target
+    for test, check in checks.items():
         try:
             check()
         except (Unmet, NotRun) as fact:
