@@ -379,7 +379,7 @@ def test_a_certificate_says_what_it_covers():
     seen = certified(file, own)
     assert seen.certified and seen.reason.endswith(f"; certified: {covers}"), seen.reason
     text = summary.markdown(seen).replace("\\", "")
-    assert f"| certificate | {covers} |" in text
+    assert f"| certificate for | {covers} |" in text
     # What was asked for is still all required.
     assert (
         "1 tests of performance are not there"

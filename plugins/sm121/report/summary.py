@@ -47,7 +47,7 @@ def _shown(name: str, metric: MetricReport) -> bool:
 
 def asked(run: VerdictFile) -> list[tuple[str, str]]:
     """What was asked beside the profile, by name: certificate, options, waivers, sources."""
-    certificate = [("certificate", run.certificate_covers or "")]
+    certificate = [("certificate for", run.certificate_covers or "")]
     if (fingerprint := run.fingerprint) is None:
         return [row for row in certificate if row[1]]
     rows = [
