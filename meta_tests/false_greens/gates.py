@@ -44,7 +44,7 @@ def _served(*server: str) -> Step:
 
     def judge(place: Place) -> Outcome:
         status, run = place.run_pytest(
-            *(_LEVEL, "--arch", "sm121", "--configuration", "cutlass", "--depths", "0"),
+            *(_LEVEL, "--arch", "sm121", "--configuration", "mxfp4", "--depths", "0"),
             *("-k", "decode_rate or concurrent_rate"),
             *("--base-url", place.timed_server(*server).base_url), timeout_s=600.0,
         )  # fmt: skip
