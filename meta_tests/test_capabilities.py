@@ -149,6 +149,13 @@ def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, mi
     assert raised.type is missing
 
 
+@pytest.mark.parametrize("ability", ["token_ids", "chat_token_ids"])
+def test_a_release_without_token_ids_is_not_certified(ability):
+    with pytest.raises(NotRun) as raised:
+        capabilities.of("vllm", "0.9.0").require(ability)
+    assert raised.type is NotRun
+
+
 def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, run_pytest):
     status, run = run_pytest(
         "--arch", "cpu", *fault_server("created").options,

@@ -16,7 +16,7 @@ from sm121.client.completions import parse
 from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
-#: Tokens of a chat, no hot ones, since a form that they break is an error; and those listed.
+#: Tokens of a chat, and how many are listed at each place. Low temperatures keep harmony's form.
 _TOKENS, _LISTED = 12, 20
 #: Chats that are asked for at a time, and at most.
 _CHATS, _MOST = 12, 480
@@ -66,16 +66,16 @@ def _places(
     body |= {"max_tokens": _TOKENS, "logprobs": True, "top_logprobs": _LISTED, "top_p": 1.0}
     body["ignore_eos"] = False  # true is an error of chats in vLLM (vllm#50690)
 
-    def asked(text: str, how: Json) -> list[tuple[str, Top]]:
-        positions = parse(api.send_chat(text, **body | how)).positions
+    def places_of(text: str, options: Json) -> list[tuple[str, Top]]:
+        positions = parse(api.send_chat(text, **body | options)).positions
         require(positions, "log-probabilities of a chat")
         # Whichever token was drawn is listed, and may stand in the place of the last one.
         tops = [nlargest(_LISTED - 1, p.top.items(), itemgetter(1)) for p in positions or ()]
         return [(p.token, dict(top)) for p, top in zip(positions or (), tops, strict=True)]
 
-    greedy = together(lambda text: asked(text, {}), TEXTS)
-    tells = [sum(odds(*place)[0] for place in answer) for answer in greedy]
-    text, sampling = TEXTS[tells.index(min(tells))], {"temperature": 1.0, **sent}
+    greedy = together(lambda text: places_of(text, {}), TEXTS)
+    ratios = [sum(odds(*place)[0] for place in answer) for answer in greedy]
+    text, sampling = TEXTS[ratios.index(min(ratios))], {"temperature": 1.0, **sent}
     for _ in range(0, _MOST, _CHATS):
-        for answer in together(lambda how: asked(text, how), [sampling] * _CHATS):
+        for answer in together(lambda each: places_of(text, each), [sampling] * _CHATS):
             yield from answer

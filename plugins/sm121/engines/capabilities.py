@@ -42,6 +42,8 @@ class Capability(DataTable):
     start: str = ""
     #: Why a server that speculates cannot, though the engine can.
     drafting: str = ""
+    #: Whether other checks measure by it, so that nothing is certified without it.
+    is_evidence: bool = False
     #: How it is asked for on the wire, where engines differ: a key, or keys with dots between.
     wire: str | None = None
     source: str = Field(min_length=3)
@@ -189,8 +191,9 @@ class Capabilities:
         for name in names:
             if (reason := self.missing(name)) is not None:
                 capability = self.file.capabilities[name]
-                drafting, of_release = self.drafts and capability.drafting, release(self.identity)
-                lacks = capability.can and (drafting or of_release is not None)
+                by_draft, by_release = self.drafts and capability.drafting, release(self.identity)
+                documented = by_draft or (by_release is not None and not capability.is_evidence)
+                lacks = capability.can and documented
                 raise (verdict.Inapplicable if lacks else verdict.NotRun)(reason)
 
     def structured(self, name: Literal["json_schema", "regex", "choice"], value: Any) -> Any:

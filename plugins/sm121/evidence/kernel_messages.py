@@ -51,8 +51,8 @@ class KernelMessages:
     @property
     def no_memory(self) -> list[str]:
         """Those in which NVIDIA's driver says that it found no memory; a process may live on."""
-        lines = filter(_NO_MEMORY.search, self.lines)
-        return [line for line in lines if line not in self.no_memory_at_start]
+        at_start = {*self.no_memory_at_start}
+        return [line for line in self.lines if line not in at_start and _NO_MEMORY.search(line)]
 
     @property
     def no_memory_at_start(self) -> list[str]:

@@ -28,7 +28,7 @@ from sm121.session.settings import Settings
 
 _NO_MEMORY_AT_START = (
     "the NVIDIA driver found no memory for a part of a start that then served: a GB10 logs "
-    "NV_ERR_NO_MEMORY at starts that are well, too (vllm#56824)"
+    "NV_ERR_NO_MEMORY at healthy starts, too (vllm#56824)"
 )
 
 
@@ -156,7 +156,7 @@ class Session(harness.Harness):
         if uses_gpu and kernel.unavailable is not None:
             self.kernel_unread = f"not proven: that the kernel saw no error ({kernel.unavailable})"
             self.remark(self.kernel_unread, at_once=False)
-        if kernel.no_memory_at_start:
+        if uses_gpu and kernel.no_memory_at_start:
             self.remark(_NO_MEMORY_AT_START, at_once=False)
         of_gpu, faults = kernel.xids or kernel.no_memory, kernel.host_faults
         if kills := cgroup.kills(self.cgroup_before):
