@@ -90,6 +90,17 @@ def _fits(shown):
         assert shown.evaluate(CUT) == [], f"at {width} pixels"
 
 
+def test_a_number_at_either_end_of_an_axis_is_not_cut_off(opened):
+    shown = opened("pass", min(browser.WIDTHS))
+    ends = "{'xaxis.range': [0, 1200.5], 'xaxis.tickvals': [0, 1200.5]}"
+    drawn = "[...document.querySelectorAll('[data-chart^=latency]')]"
+    drawings = f"{drawn}.map(c => Plotly.relayout(c, {ends}))"
+    assert shown.evaluate(f"Promise.all({drawings}).then(all => all.length)") > 1
+    assert "1200.5" in shown.inner_text("[data-chart=latency-1]")
+    assert shown.evaluate(CUT) == []
+    _anew(shown)
+
+
 @pytest.mark.skipif(not REAL.is_file(), reason=f"no {REAL}: `make conformance` writes it")
 def test_the_report_of_the_real_run(opened, reports, tmp_path):
     """Not made by hand: what a vLLM answered and logged, on the page as it is now."""
