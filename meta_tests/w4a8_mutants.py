@@ -4,6 +4,7 @@ with the reason, and not dropped."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from flashinfer_emulation import BLOCK, GARBAGE, TILE, Emulation, times_scales
@@ -87,45 +88,23 @@ class _Cut(Emulation):
         return super().to_mxfp8((x.float() * (1 - 2.0**-5)).bfloat16())
 
 
-def only_x(cls: type[Emulation]) -> type[Emulation]:
-
-    class OnlyX(Emulation):
-        def quantise_x(self, x):
-            return cls().to_mxfp8(x)
-
-    return OnlyX
-
-
-def only_hidden(cls: type[Emulation]) -> type[Emulation]:
-
-    class OnlyHidden(Emulation):
-        def quantise_hidden(self, h):
-            return cls().to_mxfp8(h.bfloat16())
-
-    return OnlyHidden
+def only(place: str, cls: type[Emulation]) -> type[Emulation]:
+    """What `cls` does wrong, in the quantisation of `place` alone."""
+    quantise = {f"quantise_{place}": lambda _self, t: cls().to_mxfp8(t.bfloat16())}
+    return type("Only", (Emulation,), quantise)
 
 
 # The quantisations
 
-for place, only in (("x", only_x), ("hidden", only_hidden)):
-    mutant(f"{place} quantised by the floor rule", ACTIVATION)(only(_Floor))
-    mutant(f"{place} quantised one exponent too fine: saturates")(only(_Finer))
-    mutant(f"{place} cut off, not rounded")(only(_Cut))
+for place in ("x", "hidden"):
+    mutant(f"{place} quantised by the floor rule", ACTIVATION)(only(place, _Floor))
+    mutant(f"{place} quantised one exponent too fine: saturates")(only(place, _Finer))
+    mutant(f"{place} cut off, not rounded")(only(place, _Cut))
     milder(
         f"{place} quantised one exponent too coarse",
         "E4M3 is a floating-point format: all but a block's smallest elements stay the same. "
         "`mxfp8_quantize` on its own is held to the rule",
-    )(only(_Coarser))
-
-
-@method("quantise_x", "x: stored scale one too high")
-def _(self, x):
-    return shifted(Emulation.quantise_x(self, x), 1)
-
-
-@method("quantise_hidden", "hidden: stored scale one too low")
-def _(self, h):
-    return shifted(Emulation.quantise_hidden(self, h), -1)
+    )(only(place, _Coarser))
 
 
 @method("quantise_x", "x: one scale for 64 elements")
@@ -151,27 +130,6 @@ class _HiddenPlain(_Plain):
         return self.plain(h.bfloat16())
 
 
-@method("quantise_hidden", "hidden quantised from float32, not from bfloat16")
-def _(self, h):
-    return self.to_mxfp8(h)
-
-
-@method("quantise_hidden", "hidden: scales of the neighbouring block")
-def _(self, h):
-    q, scales = Emulation.quantise_hidden(self, h)
-    return q, scales.roll(1, -1)
-
-
-@method("written", "the first product kept in float32")
-def _(self, t):
-    return t
-
-
-@method("written", "the first product written in float16")
-def _(self, t):
-    return t.half().float()
-
-
 @mutant("the first product's bias added before it is rounded")
 class _BiasFirst(Emulation):
     def written(self, t):
@@ -190,11 +148,6 @@ def _(self, x, **keywords):
     q, scales = self.quantise_x(x)
     flat[: scales.numel()] = scales.flatten()
     return q, flat
-
-
-@method("block_scale_interleave", "weights: scales not in tiles")
-def _(self, unswizzled_sf):
-    return unswizzled_sf.flatten()
 
 
 @method("source_scales", "x: scales read in tiles of 8 by 4")
@@ -228,17 +181,6 @@ def _(self, input_sf, rows, blocks):
     return scales
 
 
-@method("source_scales", "x: wrong only for M >= 320: scales of neighbouring blocks")
-def _(self, input_sf, rows, blocks):
-    scales = Emulation.source_scales(self, input_sf, rows, blocks)
-    return scales.roll(1, -1) if rows >= 320 else scales
-
-
-@method("finalize", "wrong only for M >= 320: 2 % too large")
-def _(self, results, *rest):
-    return Emulation.finalize(self, results * (1.02 if len(results) >= 320 else 1.0), *rest)
-
-
 @mutant("wrong only for M >= 320: hidden not quantised")
 class _LargeMHidden(_HiddenPlain):
     def cutlass_fused_moe(self, x, *arguments, **keywords):
@@ -252,23 +194,12 @@ class _LargeMHidden(_HiddenPlain):
 # Rows
 
 
-@method("source_scales", "x: each row's scales are those of the row after it")
-def _(self, input_sf, rows, blocks):
-    return Emulation.source_scales(self, input_sf, rows, blocks).roll(-1, 0)
-
-
 @method("source_scales", "x: the last row's scales are those of the padding")
 def _(self, input_sf, rows, blocks):
     at = self.offsets(rows, blocks)
     if rows % TILE:
         at[-1] = self.offsets(rows + 1, blocks)[-1]
     return input_sf[at]
-
-
-@method("expanded", "x: scales by the place in the expert, not by the token")
-def _(self, q, scales, tokens):
-    place = torch.arange(len(tokens))
-    return q[tokens], scales[place]
 
 
 @method("source_scales", "x: the scale of one token of another")
@@ -297,67 +228,7 @@ def _(self, values, scales, matrix):
     return y
 
 
-@method("expanded", "an expert's scales begin at the end of the one before, not at a tile")
-def _(self, q, scales, tokens):
-    values, own = Emulation.expanded(self, q, scales, tokens)
-    return values, own.roll(len(tokens) % 32, 0)
-
-
-# The constants
-
-
-@method("constants", "alpha ignored", ACTIVATION)
-def _(self, alpha, beta, limit, e):
-    return torch.ones(()), beta[e], limit[e]
-
-
-@method("constants", "alpha of one expert 1.5", ACTIVATION)
-def _(self, alpha, beta, limit, e):
-    return torch.tensor(1.5) if e == 3 else alpha[e], beta[e], limit[e]
-
-
-@method("constants", "beta ignored")
-def _(self, alpha, beta, limit, e):
-    return alpha[e], torch.zeros(()), limit[e]
-
-
-@method("constants", "limit ignored", ACTIVATION)
-def _(self, alpha, beta, limit, e):
-    return alpha[e], beta[e], torch.tensor(torch.inf)
-
-
-@method("constants", "limit of one expert 6", ACTIVATION)
-def _(self, alpha, beta, limit, e):
-    return alpha[e], beta[e], torch.tensor(6.0) if e == 5 else limit[e]
-
-
-@method("activation", "gate clamped from below too", ACTIVATION)
-def _(self, gate, up, alpha, beta, limit):
-    return Emulation.activation(self, gate.maximum(-limit / 4), up, alpha, beta, limit)
-
-
-@method("activation", "gate and up in the other order")
-def _(self, gate, up, alpha, beta, limit):
-    return Emulation.activation(self, up, gate, alpha, beta, limit)
-
-
-# Biases, weights, products
-
-
-@method("with_bias", "gate-up bias of the next expert")
-def _(self, t, biases, e):
-    return Emulation.with_bias(self, t, None if biases is None else biases.roll(1, 0), e)
-
-
-@method("with_bias", "gate-up bias of one expert dropped")
-def _(self, t, biases, e):
-    return t if e == 2 else Emulation.with_bias(self, t, biases, e)
-
-
-@method("finalize", "down bias of the next expert")
-def _(self, results, shares, ids, biases):
-    rolled = None if biases is None else biases.roll(1, 0)
-    return Emulation.finalize(self, results, shares, ids, rolled)
+# Biases and weights
 
 
 @method("finalize", "down bias not under the share")
@@ -384,14 +255,6 @@ for first, by in ((True, 1), (True, -1), (False, 1), (False, -1)):
     mutant(name, SCALES)(type("OneScale", (_WrongScale,), {"first": first, "by": by}))
 
 
-@method("block_scale_interleave", "down: scales of the neighbouring block")
-def _(self, unswizzled_sf):
-    wide = unswizzled_sf.shape[1] > unswizzled_sf.shape[2] * BLOCK
-    return Emulation.block_scale_interleave(
-        self, unswizzled_sf if wide else unswizzled_sf.roll(1, -1).contiguous()
-    )
-
-
 @method("matrix", "nibble order")
 def _(self, packed, scales, rows, columns):
     swapped = packed.contiguous().view(torch.uint8)
@@ -399,57 +262,7 @@ def _(self, packed, scales, rows, columns):
     return Emulation.matrix(self, swapped, scales, rows, columns)
 
 
-@method("product", "K's last part of 128 left out")
-def _(self, values, scales, matrix):
-    kept = matrix.clone()
-    kept[:, -128:] = 0
-    return Emulation.product(self, values, scales, kept)
-
-
-class _Accumulators(Emulation):
-    """Sums of 32 products at a time, rounded after each step."""
-
-    def low(self, sums):
-        raise NotImplementedError
-
-    def product(self, values, scales, matrix):
-        wide = times_scales(values.float(), scales)
-        sums = torch.zeros(len(wide), len(matrix))
-        for k in range(0, wide.shape[1], BLOCK):
-            sums = self.low(sums + wide[:, k : k + BLOCK] @ matrix[:, k : k + BLOCK].T)
-        return sums
-
-
-@mutant("accumulators of bfloat16", ("moe_ranges", *ANY))
-class _LowSums(_Accumulators):
-    def low(self, sums):
-        return sums.bfloat16().float()
-
-
-@mutant("accumulators of 13 bits, as Ada and Hopper have them for FP8", ("moe_ranges", *ANY))
-class _ShortSums(_Accumulators):
-    def low(self, sums):
-        return (sums.view(torch.int32) & ~0x3FF).view(torch.float32)
-
-
 # Experts and outputs
-
-
-@method("matrix", "swapped experts")
-def _(self, packed, scales, rows, columns):
-    return Emulation.matrix(self, packed, scales, rows, columns).roll(1, 0)
-
-
-@method("finalize", "shares rounded to float8")
-def _(self, results, shares, ids, biases):
-    return Emulation.finalize(self, results, shares.to(torch.float8_e4m3fn).float(), ids, biases)
-
-
-@method("finalize", "the last expert of each token left out")
-def _(self, results, shares, ids, biases):
-    shares = shares.clone()
-    shares[:, -1] = 0
-    return Emulation.finalize(self, results, shares, ids, biases)
 
 
 @method("finalize", "the last row unwritten")
@@ -457,3 +270,147 @@ def _(self, results, shares, ids, biases):
     out = torch.empty(len(results), results.shape[2], dtype=torch.bfloat16)
     out[:-1] = Emulation.finalize(self, results, shares, ids, biases)[:-1]
     return out
+
+
+# Those of one expression
+
+
+def accumulated(low: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Sums of 32 products at a time, rounded after each step."""
+
+    def product(_self: Emulation, values: Tensor, scales: Tensor, matrix: Tensor) -> Tensor:
+        wide = times_scales(values.float(), scales)
+        sums = torch.zeros(len(wide), len(matrix))
+        for k in range(0, wide.shape[1], BLOCK):
+            sums = low(sums + wide[:, k : k + BLOCK] @ matrix[:, k : k + BLOCK].T)
+        return sums
+
+    return product
+
+
+def next_block(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return pair[0], pair[1].roll(1, -1)
+
+
+def next_expert(biases: Tensor | None) -> Tensor | None:
+    return None if biases is None else biases.roll(1, 0)
+
+
+def down_rolled(scales: Tensor) -> Tensor:
+    is_down = scales.shape[1] <= scales.shape[2] * BLOCK
+    return scales.roll(1, -1).contiguous() if is_down else scales
+
+
+def without_last(t: Tensor, columns: int) -> Tensor:
+    t = t.clone()
+    t[:, -columns:] = 0
+    return t
+
+
+right = Emulation
+RANGES = ("moe_ranges", *ANY)
+#: By operation and groups: what stands in its place, by the mutant's name.
+METHODS: dict[tuple[str, tuple[str, ...]], dict[str, Callable[..., Any]]] = {
+    ("quantise_x", ANY): {
+        "x: stored scale one too high": lambda self, x: shifted(right.quantise_x(self, x), 1),
+    },
+    ("quantise_hidden", ANY): {
+        "hidden: stored scale one too low": lambda self, h: shifted(
+            right.quantise_hidden(self, h), -1
+        ),
+        "hidden quantised from float32, not from bfloat16": lambda self, h: self.to_mxfp8(h),
+        "hidden: scales of the neighbouring block": lambda self, h: next_block(
+            right.quantise_hidden(self, h)
+        ),
+    },
+    ("written", ANY): {
+        "the first product kept in float32": lambda self, t: t,
+        "the first product written in float16": lambda self, t: t.half().float(),
+    },
+    ("block_scale_interleave", ANY): {
+        "weights: scales not in tiles": lambda self, unswizzled_sf: unswizzled_sf.flatten(),
+        "down: scales of the neighbouring block": lambda self, unswizzled_sf: (
+            right.block_scale_interleave(self, down_rolled(unswizzled_sf))
+        ),
+    },
+    ("source_scales", ANY): {
+        "x: wrong only for M >= 320: scales of neighbouring blocks": lambda self, sf, rows, *of: (
+            right.source_scales(self, sf, rows, *of).roll(int(rows >= 320), -1)
+        ),
+        "x: each row's scales are those of the row after it": lambda self, sf, rows, blocks: (
+            right.source_scales(self, sf, rows, blocks).roll(-1, 0)
+        ),
+    },
+    ("expanded", ANY): {
+        "x: scales by the place in the expert, not by the token": lambda self, q, scales, tokens: (
+            (q[tokens], scales[torch.arange(len(tokens))])
+        ),
+        "an expert's scales begin at the end of the one before, not at a tile": (
+            lambda self, q, scales, tokens: (q[tokens], scales[tokens].roll(len(tokens) % 32, 0))
+        ),
+    },
+    ("constants", ACTIVATION): {
+        "alpha ignored": lambda self, alpha, beta, limit, e: (torch.ones(()), beta[e], limit[e]),
+        "alpha of one expert 1.5": lambda self, alpha, beta, limit, e: (
+            (torch.tensor(1.5) if e == 3 else alpha[e], beta[e], limit[e])
+        ),
+        "limit ignored": lambda self, alpha, beta, limit, e: (
+            (alpha[e], beta[e], torch.tensor(torch.inf))
+        ),
+        "limit of one expert 6": lambda self, alpha, beta, limit, e: (
+            (alpha[e], beta[e], torch.tensor(6.0) if e == 5 else limit[e])
+        ),
+    },
+    ("constants", ANY): {
+        "beta ignored": lambda self, alpha, beta, limit, e: (alpha[e], torch.zeros(()), limit[e]),
+    },
+    ("activation", ACTIVATION): {
+        "gate clamped from below too": lambda self, gate, up, alpha, beta, limit: right.activation(
+            self, gate.maximum(-limit / 4), up, alpha, beta, limit
+        ),
+    },
+    ("activation", ANY): {
+        "gate and up in the other order": lambda self, gate, up, *constants: right.activation(
+            self, up, gate, *constants
+        ),
+    },
+    ("with_bias", ANY): {
+        "gate-up bias of the next expert": lambda self, t, biases, e: right.with_bias(
+            self, t, next_expert(biases), e
+        ),
+        "gate-up bias of one expert dropped": lambda self, t, biases, e: (
+            t if e == 2 else right.with_bias(self, t, biases, e)
+        ),
+    },
+    ("finalize", ANY): {
+        "wrong only for M >= 320: 2 % too large": lambda self, results, *rest: right.finalize(
+            self, results * (1.02 if len(results) >= 320 else 1.0), *rest
+        ),
+        "down bias of the next expert": lambda self, results, shares, ids, biases: right.finalize(
+            self, results, shares, ids, next_expert(biases)
+        ),
+        "shares rounded to float8": lambda self, results, shares, *rest: right.finalize(
+            self, results, shares.to(torch.float8_e4m3fn).float(), *rest
+        ),
+        "the last expert of each token left out": lambda self, results, shares, *rest: (
+            right.finalize(self, results, without_last(shares, 1), *rest)
+        ),
+    },
+    ("matrix", ANY): {
+        "swapped experts": lambda self, *arguments: right.matrix(self, *arguments).roll(1, 0),
+    },
+    ("product", ANY): {
+        "K's last part of 128 left out": lambda self, values, scales, matrix: right.product(
+            self, values, scales, without_last(matrix, 128)
+        ),
+    },
+    ("product", RANGES): {
+        "accumulators of bfloat16": accumulated(lambda sums: sums.bfloat16().float()),
+        "accumulators of 13 bits, as Ada and Hopper have them for FP8": accumulated(
+            lambda sums: (sums.view(torch.int32) & ~0x3FF).view(torch.float32)
+        ),
+    },
+}
+for (operation, groups), mutants in METHODS.items():
+    for name, function in mutants.items():
+        method(operation, name, groups)(function)
