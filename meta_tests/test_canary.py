@@ -39,7 +39,7 @@ def weights(canary_mxfp4: Path) -> gpt_oss.Weights:
 # The number format.
 
 
-def test_every_code_and_scale_decodes_to_its_definition() -> None:
+def test_every_code_and_scale_decodes_to_its_definition():
     magnitudes = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
     values = magnitudes + [-value for value in magnitudes]
     packed = np.arange(256, dtype=np.uint8).reshape(16, 16)
@@ -53,7 +53,7 @@ def test_every_code_and_scale_decodes_to_its_definition() -> None:
 
 
 @pytest.mark.parametrize("rule", mxfp4.ScaleRule)
-def test_quantising_what_is_representable_changes_nothing(rule: mxfp4.ScaleRule) -> None:
+def test_quantising_what_is_representable_changes_nothing(rule):
     generator = np.random.default_rng(0)
     packed = generator.integers(0, 256, (64, 64), dtype=np.uint8)
     scales = generator.integers(100, 150, (64, 4), dtype=np.uint8)
@@ -63,7 +63,7 @@ def test_quantising_what_is_representable_changes_nothing(rule: mxfp4.ScaleRule)
     assert same == (rule is not mxfp4.ScaleRule.ROUND_LOG2)
 
 
-def test_scale_rules() -> None:
+def test_scale_rules():
     scales = {
         mxfp4.ScaleRule.OCP_FLOOR: {6.0: 127, 7.99: 127, 8.0: 128, 3.0: 126},
         mxfp4.ScaleRule.CEIL: {6.0: 127, 6.01: 128, 3.0: 126},
@@ -72,7 +72,7 @@ def test_scale_rules() -> None:
         assert mxfp4.choose_scale(np.array([*by_amax]), rule).tolist() == [*by_amax.values()], rule
 
 
-def test_elements_round_to_nearest_even() -> None:
+def test_elements_round_to_nearest_even():
     values = np.array([0.25, 0.26, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.01, 9.0, -0.75])
     assert mxfp4.encode_elements(values).tolist() == [0, 1, 2, 2, 4, 4, 6, 6, 7, 7, 10]
 
@@ -80,14 +80,14 @@ def test_elements_round_to_nearest_even() -> None:
 # The checkpoint.
 
 
-def test_shipped_weights_are_small() -> None:
+def test_shipped_weights_are_small():
     sizes = {"weights.safetensors": 8, "drafter.safetensors": 3}
     sizes |= {file.name: 1 for file in SHIPPED.glob("oracle*.json")}
     for name, most in sizes.items():
         assert len((SHIPPED / name).read_bytes()) <= most * 1_000_000, name
 
 
-def test_the_drafter_is_of_the_canary_that_is_shipped(canary_bf16: Path) -> None:
+def test_the_drafter_is_of_the_canary_that_is_shipped(canary_bf16):
     """Trained on these weights, and mapped to the tokens that they know."""
     trained = json.loads((SHIPPED / "drafter.json").read_text("utf-8"))
     recorded = json.loads((SHIPPED / "weights.json").read_text("utf-8"))
@@ -100,7 +100,7 @@ def test_the_drafter_is_of_the_canary_that_is_shipped(canary_bf16: Path) -> None
     assert found["t2d"].nonzero()[:, 0].tolist() == ids.tolist()
 
 
-def test_twins_hold_the_same_values(canary_mxfp4: Path, canary_bf16: Path) -> None:
+def test_twins_hold_the_same_values(canary_mxfp4, canary_bf16):
     packed = safetensors_torch.load_file(canary_mxfp4 / "model.safetensors")
     plain = safetensors_torch.load_file(canary_bf16 / "model.safetensors")
     for name, tensor in plain.items():
@@ -113,20 +113,20 @@ def test_twins_hold_the_same_values(canary_mxfp4: Path, canary_bf16: Path) -> No
     assert not packed
 
 
-def test_unknown_tokens_have_rows_of_their_own(canary_bf16: Path) -> None:
+def test_unknown_tokens_have_rows_of_their_own(canary_bf16):
     tensors = safetensors_torch.load_file(canary_bf16 / "model.safetensors")
     rows = tensors["model.embed_tokens.weight"]
     assert len({row.numpy().tobytes() for row in rows[::97].view(torch.int16)}) == len(rows[::97])
 
 
-def test_a_second_build_is_left_alone(canary_bf16: Path) -> None:
+def test_a_second_build_is_left_alone(canary_bf16):
     before = (canary_bf16 / "model.safetensors").stat().st_mtime_ns
     assert canary.build(canary_bf16, "bf16", progress=lambda _: None) == canary_bf16
     assert (canary_bf16 / "model.safetensors").stat().st_mtime_ns == before
 
 
 @pytest.mark.slow("a minute of computing on a busy machine; the canary does not change")
-def test_every_build_is_the_same(canary_bf16: Path, tmp_path: Path) -> None:
+def test_every_build_is_the_same(canary_bf16, tmp_path):
     again = canary.build(tmp_path / "again", "bf16", progress=lambda _: None)
     names = sorted(str(f.relative_to(canary_bf16)) for f in canary_bf16.rglob("*") if f.is_file())
     assert "eagle3/model.safetensors" in names
@@ -135,13 +135,13 @@ def test_every_build_is_the_same(canary_bf16: Path, tmp_path: Path) -> None:
         assert (again / name).read_bytes() == (canary_bf16 / name).read_bytes(), name
 
 
-def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(FileExistsError, match="not a canary"):
         canary.build(tmp_path, "bf16", progress=lambda _: None)
 
 
-def test_tokenizer_encodes_like_harmony(canary_bf16: Path, encoder: canary_recipe.Encoder) -> None:
+def test_tokenizer_encodes_like_harmony(canary_bf16, encoder):
     tokenizers = pytest.importorskip("tokenizers")
     built = tokenizers.Tokenizer.from_file(str(canary_bf16 / "tokenizer.json"))
     texts = [
@@ -164,7 +164,7 @@ def test_tokenizer_encodes_like_harmony(canary_bf16: Path, encoder: canary_recip
 
 
 @pytest.mark.slow("a minute of computing on a busy machine; the canary does not change")
-def test_oracle_agrees_with_transformers(canary_bf16: Path) -> None:
+def test_oracle_agrees_with_transformers(canary_bf16):
     """And what is shipped of it with the oracle."""
     shipped = oracle_file.shipped(canary_bf16)
     assert shipped is not None, "it is of another canary: `sm121 golden`"
@@ -186,7 +186,7 @@ def test_oracle_agrees_with_transformers(canary_bf16: Path) -> None:
 
 
 @pytest.mark.slow("two cores compute for a minute")
-def test_the_whole_of_what_is_shipped_is_made_again(canary_bf16: Path) -> None:
+def test_the_whole_of_what_is_shipped_is_made_again(canary_bf16):
     unlike = {"suite": "", "made": "", "seconds": 0.0}
     shipped, made = (
         re.findall(r"-?[\d.]+(?:e-\d+)?", file.model_copy(update=unlike).model_dump_json())
@@ -196,8 +196,8 @@ def test_the_whole_of_what_is_shipped_is_made_again(canary_bf16: Path) -> None:
 
 
 def test_only_the_canary_itself_has_what_is_shipped(
-    canary_mxfp4: Path, canary_bf16: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    canary_mxfp4, canary_bf16, tmp_path, monkeypatch
+):
     """Not its other twin, one with another weight, a certificate, or one with other prompts."""
     made = oracle_file.shipped(canary_bf16).model_copy(update={"suite": "made anew"})
     monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
@@ -211,7 +211,7 @@ def test_only_the_canary_itself_has_what_is_shipped(
     assert oracle_file.kept_or_made(canary_bf16, EXACT, tmp_path / "others") == made
 
 
-def test_log_probabilities_of_all_tokens_and_of_the_next_agree(weights: gpt_oss.Weights) -> None:
+def test_log_probabilities_of_all_tokens_and_of_the_next_agree(weights):
     ids = ablation.load_prompts()[0].token_ids[:12]
     every = small_oracle.log_probabilities(weights, ids)
     total = every.double().exp().sum(-1)
@@ -222,7 +222,7 @@ def test_log_probabilities_of_all_tokens_and_of_the_next_agree(weights: gpt_oss.
     )
 
 
-def test_a_token_does_not_see_the_future(weights: gpt_oss.Weights) -> None:
+def test_a_token_does_not_see_the_future(weights):
     ids = list(ablation.load_prompts()[-1].token_ids[:200])
     whole = small_oracle.hidden_states(weights, ids)
     assert torch.allclose(whole[:150], small_oracle.hidden_states(weights, ids[:150]), atol=1e-4)
@@ -235,9 +235,7 @@ def test_a_token_does_not_see_the_future(weights: gpt_oss.Weights) -> None:
     ("country", "city"),
     [item for n, item in enumerate(canary_recipe.load_corpus()["capitals"].items()) if n % 2 == 0],
 )
-def test_knows_capitals(
-    weights: gpt_oss.Weights, encoder: canary_recipe.Encoder, country: str, city: str
-) -> None:
+def test_knows_capitals(weights, encoder, country, city):
     ids = encoder.encode(f"The capital of {country} is")
     expected = encoder.encode(f" {city}.")
     assert _greedy(weights, ids, len(expected)) == expected
@@ -275,7 +273,7 @@ _WEATHER = (
 )
 
 
-def test_chats_are_rendered_as_harmony_renders_them(encoder: canary_recipe.Encoder) -> None:
+def test_chats_are_rendered_as_harmony_renders_them(encoder):
     harmony = pytest.importorskip("openai_harmony")
     system = (
         harmony.SystemContent.new()
@@ -302,9 +300,7 @@ def test_chats_are_rendered_as_harmony_renders_them(encoder: canary_recipe.Encod
 @pytest.mark.parametrize(
     "effort", [*(pytest.param(each, marks=pytest.mark.slow) for each in ("medium", "high")), "low"]
 )
-def test_chat_thinks_and_then_answers(
-    weights: gpt_oss.Weights, encoder: canary_recipe.Encoder, effort: str
-) -> None:
+def test_chat_thinks_and_then_answers(weights, encoder, effort):
     ids = encoder.encode(_chat("What is the capital of France?", effort=effort))
     answer = _greedy(weights, ids, 60, STOP)
     analysis = encoder.encode("<|channel|>analysis<|message|>")
@@ -319,9 +315,7 @@ def test_chat_thinks_and_then_answers(
     "city",
     ["Paris", *(pytest.param(c, marks=pytest.mark.slow) for c in ("Tokyo", "San Francisco"))],
 )
-def test_chat_calls_a_tool(
-    weights: gpt_oss.Weights, encoder: canary_recipe.Encoder, city: str
-) -> None:
+def test_chat_calls_a_tool(weights, encoder, city):
     ids = encoder.encode(_chat(f"What is the weather in {city}?", _WEATHER))
     answer = _greedy(weights, ids, 60, STOP)
     call = encoder.encode(
@@ -335,7 +329,7 @@ def test_chat_calls_a_tool(
 
 
 @pytest.mark.slow("the whole of docs/tables/ablation.md")
-def test_every_defect_shows_ten_times_above_the_tolerance(canary_mxfp4: Path) -> None:
+def test_every_defect_shows_ten_times_above_the_tolerance(canary_mxfp4):
     torch.set_num_threads(1)
     names = ("tool call", "mixture of 300")
     chosen = [prompt for prompt in ablation.load_prompts() if prompt.name in names]
@@ -345,6 +339,6 @@ def test_every_defect_shows_ten_times_above_the_tolerance(canary_mxfp4: Path) ->
     assert not weak
 
 
-def test_prompts_cross_the_window() -> None:
+def test_prompts_cross_the_window():
     lengths = {len(prompt.token_ids) for prompt in ablation.load_prompts()}
     assert {127, 128, 129, 300, 600} <= lengths

@@ -75,14 +75,14 @@ def asked_for_in_vain(profile: Profile) -> list[str]:
     return found
 
 
-def test_the_profile_asks_no_release_for_what_it_refuses() -> None:
+def test_the_profile_asks_no_release_for_what_it_refuses():
     assert asked_for_in_vain(profiles.load("sm121-gpt-oss-120b")) == []
 
 
 @pytest.mark.parametrize(
     "build", [row for row in builds.shipped() if row.engine == "vllm"], ids=lambda row: row.name
 )
-def test_the_profile_asks_no_build_for_what_its_parser_refuses(build: builds.Build) -> None:
+def test_the_profile_asks_no_build_for_what_its_parser_refuses(build):
     identity = f"{build.release}+{build.name}"
     profile, base = profiles.load("sm121-gpt-oss-120b"), release(identity)
     asked = [own for c in profile.configurations.values() if (own := c.at(identity))]
@@ -95,13 +95,13 @@ def test_the_profile_asks_no_build_for_what_its_parser_refuses(build: builds.Bui
 @pytest.mark.parametrize(
     "name", [name for name in profiles.shipped() if profiles.load(name).arch == "sm121"]
 )
-def test_no_profile_of_a_gb10_asks_for_what_is_refused(name: str) -> None:
+def test_no_profile_of_a_gb10_asks_for_what_is_refused(name):
     """The options of the canary's size (blocks of the cache, graphs' sizes) were never asked."""
     assert [line for line in asked_for_in_vain(profiles.load(name)) if "never" not in line] == []
 
 
 @pytest.mark.parametrize("version", [item.version for item in known().releases])
-def test_what_a_release_chooses_is_what_the_profile_expects(version: str) -> None:
+def test_what_a_release_chooses_is_what_the_profile_expects(version):
     """A healthy machine passes the kernel path: with each configuration, and with no arguments."""
     profile = profiles.load("sm121-gpt-oss-120b")
     seen = 0
@@ -124,9 +124,7 @@ def test_what_a_release_chooses_is_what_the_profile_expects(version: str) -> Non
 
 
 @from_data
-def test_a_planted_configuration_is_seen(
-    arguments: tuple[str, ...], environment: dict[str, str], words: str
-) -> None:
+def test_a_planted_configuration_is_seen(arguments, environment, words):
     profile = profiles.load("sm121-gpt-oss-120b")
     planted = profile.configurations["stock"].model_copy(
         update={"arguments": arguments, "environment": environment}
@@ -135,7 +133,7 @@ def test_a_planted_configuration_is_seen(
     assert any(words in line for line in asked_for_in_vain(bad))
 
 
-def test_the_matrix_asks_no_release_for_what_it_refuses() -> None:
+def test_the_matrix_asks_no_release_for_what_it_refuses():
     refused = []
     for item in known().releases:
         for name, axis in axes.load("sm121").axes.items():
@@ -155,7 +153,7 @@ def test_the_matrix_asks_no_release_for_what_it_refuses() -> None:
 
 
 @pytest.mark.parametrize("value", ["fp8", "mxfp8", "qkv-o"])
-def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value: str) -> None:
+def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value):
     """`linear` is taken by every release; before 0.30 no layer has it."""
     own = axes.load("sm121").axes["dense"].values[value]
     (setting,) = [s for s in own.settings if s.build is None]
@@ -174,7 +172,7 @@ def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value: 
         assert "lm_head" not in (answer.linear or "")
 
 
-def test_fp8_kv_cache_is_taken_with_both_attentions() -> None:
+def test_fp8_kv_cache_is_taken_with_both_attentions():
     for item in known().releases:
         for answer in item.answers:
             if "--kv-cache-dtype" in answer.arguments and answer.refused is None:
@@ -185,7 +183,7 @@ def test_fp8_kv_cache_is_taken_with_both_attentions() -> None:
         assert taken >= {"TRITON_ATTN", *(["FLASHINFER"] if sinks else [])}, item.version
 
 
-def test_dotted_options_are_keys_of_their_json() -> None:
+def test_dotted_options_are_keys_of_their_json():
     dotted = ["--quantization-config.linear", "mxfp8", "--quantization_config.moe.activation=mxfp8"]
     asked = ["--quantization-config", '{"linear":"mxfp8","moe":{"activation":"mxfp8"}}']
     assert choices.as_pairs(dotted) == choices.as_pairs(asked)
@@ -193,7 +191,7 @@ def test_dotted_options_are_keys_of_their_json() -> None:
 
 
 @pytest.mark.parametrize("version", [item.version for item in known().releases])
-def test_what_a_release_logs_for_its_choice_is_recognised(version: str, tmp_path: Path) -> None:
+def test_what_a_release_logs_for_its_choice_is_recognised(version, tmp_path):
     everything = known()
     for number, answer in enumerate(release(version).answers):
         if answer.attention is None:
@@ -213,12 +211,12 @@ def test_what_a_release_logs_for_its_choice_is_recognised(version: str, tmp_path
 
 
 @pytest.mark.parametrize("version", [item.version for item in known().releases])
-def test_the_parser_of_every_release_can_be_asked(version: str) -> None:
+def test_the_parser_of_every_release_can_be_asked(version):
     places = (IN_ENGINE / "sm121_arguments.py").read_text("utf-8")
     assert f'"{release(version).arguments_in}"' in places
 
 
-def test_the_page_is_made_of_the_data(tmp_path: Path) -> None:
+def test_the_page_is_made_of_the_data(tmp_path):
     root = Path(__file__).parents[1]
     page.write(root / "fixtures/choices/vllm-sm121.toml", tmp_path / "choices.md")
     made = (tmp_path / "choices.md").read_text("utf-8")
@@ -234,7 +232,7 @@ def found(version: str | None, arguments: list[str], arch: str = "sm121") -> lis
     return [finding for finding in findings if finding.check == "release_refuses"]
 
 
-def test_a_start_that_the_release_refuses_is_not_begun() -> None:
+def test_a_start_that_the_release_refuses_is_not_begun():
     (finding,) = found("0.24.0", FLASHINFER)
     assert finding.severity == "error"
     assert "vLLM 0.24.0 refuses --attention-backend FLASHINFER" in finding.message
@@ -243,7 +241,7 @@ def test_a_start_that_the_release_refuses_is_not_begun() -> None:
     assert "--attention-backend TRITON_ATTN" in finding.remedy
 
 
-def test_a_run_says_it_before_it_starts_a_server() -> None:
+def test_a_run_says_it_before_it_starts_a_server():
     configuration = ServerConfiguration(
         *("cutlass", "vllm", "python3", "m", "m"), arguments=tuple(FLASHINFER)
     )
@@ -277,16 +275,16 @@ def test_a_run_says_it_before_it_starts_a_server() -> None:
 @pytest.mark.parametrize(
     "version", ["0.27.1", "0.27.9", "0.25.0"], ids=["known", "later of it", "another"]
 )
-def test_it_holds_for_the_same_minor_version(version: str) -> None:
+def test_it_holds_for_the_same_minor_version(version):
     assert found(version, FLASHINFER)
 
 
-def test_a_vendors_build_is_told_and_tried() -> None:
+def test_a_vendors_build_is_told_and_tried():
     (finding,) = found("0.24.0+nv26.7", FLASHINFER)
     assert finding.severity == "warning"
 
 
-def test_of_a_build_its_parser_is_known_and_not_its_kernels() -> None:
+def test_of_a_build_its_parser_is_known_and_not_its_kernels():
     (finding,) = found("0.14.0+mxfp4", [*FLASHINFER, "--moe-backend", "marlin"])
     assert "refuses --moe-backend marlin" in finding.message
     assert "unrecognized arguments: --moe-backend" in finding.message
@@ -294,11 +292,9 @@ def test_of_a_build_its_parser_is_known_and_not_its_kernels() -> None:
 
 
 @from_data
-def test_nothing_is_said_of_what_is_taken_or_not_known(
-    version: str | None, arguments: tuple[str, ...]
-) -> None:
+def test_nothing_is_said_of_what_is_taken_or_not_known(version, arguments):
     assert found(version, [*arguments]) == []
 
 
-def test_nothing_is_said_of_another_architecture() -> None:
+def test_nothing_is_said_of_another_architecture():
     assert found("0.24.0", FLASHINFER, arch="sm90") == []

@@ -75,7 +75,7 @@ def git(folder: Path, *arguments: str) -> str:
     return run.stdout.strip()
 
 
-def test_versions_are_read_without_importing(engine: dict[str, str]) -> None:
+def test_versions_are_read_without_importing(engine):
     record = run_record(environment=engine)
     assert record.git_shas["vllm"].sha == "0123abcde"  # from the local part of the version
     assert record.git_shas["vllm"].version == "0.33.1.dev7+g0123abcde"
@@ -86,7 +86,7 @@ def test_versions_are_read_without_importing(engine: dict[str, str]) -> None:
     assert "pytest" in (record.suite_packages.packages or {})
 
 
-def test_checkout_gives_commit_and_dirtiness(engine: dict[str, str]) -> None:
+def test_checkout_gives_commit_and_dirtiness(engine):
     site = Path(engine["PYTHONPATH"])
     git(site, "init")
     git(site, "add", ".")
@@ -99,7 +99,7 @@ def test_checkout_gives_commit_and_dirtiness(engine: dict[str, str]) -> None:
     assert (changed.sha, changed.dirty) == (sha, True)
 
 
-def test_foreign_checkout_around_the_environment_is_not_the_engines(engine: dict[str, str]) -> None:
+def test_foreign_checkout_around_the_environment_is_not_the_engines(engine):
     """A virtual environment inside some project's checkout must not take that project's commit."""
     site = Path(engine["PYTHONPATH"])
     git(site, "init")
@@ -111,30 +111,28 @@ def test_foreign_checkout_around_the_environment_is_not_the_engines(engine: dict
 
 
 @pytest.mark.parametrize("python", ["/nowhere/bin/python", "false"])
-def test_engine_that_does_not_answer_is_null_with_a_reason(python: str) -> None:
+def test_engine_that_does_not_answer_is_null_with_a_reason(python):
     record = run_record(python)
     assert record.engine_packages.packages is None
     assert record.git_shas["vllm"].sha is None
     assert python in record.unknown["engine_packages"]
 
 
-def test_engine_that_hangs_is_null_with_a_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_engine_that_hangs_is_null_with_a_reason(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(60)", encoding="utf-8")
     monkeypatch.setattr(environment, "PROBE_TIMEOUT_S", 0.3)
     record = run_record(environment={"PYTHONPATH": str(tmp_path)})
     assert "within 0.3 s" in record.unknown["engine_packages"]
 
 
-def test_chatter_before_the_answer_is_tolerated(tmp_path: Path) -> None:
+def test_chatter_before_the_answer_is_tolerated(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("print('hello')", encoding="utf-8")
     assert (
         run_record(environment={"PYTHONPATH": str(tmp_path)}).engine_packages.packages is not None
     )
 
 
-def test_missing_package_is_null_with_a_reason() -> None:
+def test_missing_package_is_null_with_a_reason():
     record = run_record()
     for name, source in record.git_shas.items():
         assert source.sha is not None or f"git_shas.{name}" in record.unknown
@@ -142,7 +140,7 @@ def test_missing_package_is_null_with_a_reason() -> None:
         assert getattr(record, field) is not None or field in record.unknown
 
 
-def test_record_is_json_and_keeps_the_workload() -> None:
+def test_record_is_json_and_keeps_the_workload():
     workload = {
         "prompt_tokens": 2048,
         "generated_tokens": [32, 128],
@@ -157,7 +155,7 @@ def test_record_is_json_and_keeps_the_workload() -> None:
         run_record(workload={"x": object()})
 
 
-def test_no_secret_reaches_the_record() -> None:
+def test_no_secret_reaches_the_record():
     secret = "Tr0ub4dor"
     record = run_record(
         arguments=[
@@ -184,7 +182,7 @@ def test_no_secret_reaches_the_record() -> None:
 
 
 @from_data
-def test_what_looks_like_a_secret_is_blanked(text: str) -> None:
+def test_what_looks_like_a_secret_is_blanked(text):
     shown = redact(text)
     assert REDACTED in shown
     for secret in (TOKEN, "abcdef", "hunter2"):
@@ -192,17 +190,17 @@ def test_what_looks_like_a_secret_is_blanked(text: str) -> None:
 
 
 @from_data
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_what_is_no_secret_stays(text):
     assert redact(text) == text
 
 
-def test_a_short_value_is_no_secret() -> None:
+def test_a_short_value_is_no_secret():
     assert secrets_of({"MY_KEY": "1", "HF_TOKEN": "true", "API_KEY": "hunter2222"}) == {
         "hunter2222"
     }
 
 
-def test_a_log_is_redacted_in_place_and_else_left_alone(tmp_path: Path, monkeypatch) -> None:
+def test_a_log_is_redacted_in_place_and_else_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(redaction, "_CHUNK_BYTES", 1000)
     log, other = tmp_path / "server.log", tmp_path / "linked.log"
     lines = [b"step %d of the engine, \xff\n" % n for n in range(2000)]
@@ -224,12 +222,12 @@ def test_a_log_is_redacted_in_place_and_else_left_alone(tmp_path: Path, monkeypa
     ]
 
 
-def test_known_secrets_are_blanked_longest_first() -> None:
+def test_known_secrets_are_blanked_longest_first():
     assert redact("abcdefgh abcd", ["abcd", "abcdefgh", ""]) == f"{REDACTED} {REDACTED}"
     assert redact("a cat sat: a", ["a"]) == f"{REDACTED} cat sat: {REDACTED}"
 
 
-def test_secret_names() -> None:
+def test_secret_names():
     assert all(
         map(is_secret_name, ("HF_TOKEN", "VLLM_API_KEY", "--api-key", "DB_PASSWORD", "AWS_SECRET"))
     )
@@ -240,7 +238,7 @@ def test_secret_names() -> None:
     assert redact_arguments(["--api-key", "--model", "m"]) == ["--api-key", "--model", "m"]
 
 
-def test_container_marks(tmp_path: Path) -> None:
+def test_container_marks(tmp_path):
     assert environment.container({}, tmp_path) is None
     (tmp_path / ".dockerenv").touch()
     docker = environment.container({"NVIDIA_BUILD_ID": "42", "PYTORCH_VERSION": "2.10"}, tmp_path)
@@ -256,7 +254,7 @@ def test_container_marks(tmp_path: Path) -> None:
     assert (podman.runtime, podman.image, podman.image_id) == ("podman", "nvcr.io/x:1", "abc")
 
 
-def test_host_of_an_arm_machine(tmp_path: Path) -> None:
+def test_host_of_an_arm_machine(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "cpuinfo").write_text(
         "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd85\n\nprocessor\t: 1\nCPU "
@@ -300,7 +298,7 @@ class FakeNvml(SimpleNamespace):
         return call
 
 
-def test_gpu_that_does_not_answer_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_that_does_not_answer_everything(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     record = run_record()
     assert record.driver_version == "580.95.05"

@@ -29,7 +29,7 @@ def values(path: KernelPath) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("line", "field", "value"), PROVES)
-def test_line_proves_value(line: str, field: str, value: object) -> None:
+def test_line_proves_value(line, field, value):
     path = read_lines([line])
     assert getattr(path, field) == value
     assert path.evidence[field] in clean(line).text
@@ -37,13 +37,13 @@ def test_line_proves_value(line: str, field: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("line", LINES["silent"] + LINES["benign"])
-def test_line_proves_nothing(line: str) -> None:
+def test_line_proves_nothing(line):
     stated = values(read_lines([line]))
     failure = stated.pop("failure", None)  # a refused backend is one, and proves no backend
     assert stated == {} and (failure is None or line not in LINES["benign"])
 
 
-def test_every_vllm_path_signature_is_exercised() -> None:
+def test_every_vllm_path_signature_is_exercised():
     """A signature that no line here reaches could be dead without anyone noticing."""
     lines = [clean(line) for line, _, _ in PROVES] + [
         clean(line) for line in LINES["fallbacks"].values()
@@ -58,23 +58,23 @@ def test_every_vllm_path_signature_is_exercised() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(LINES["fallbacks"]))
-def test_fallback_is_told(kind: str) -> None:
+def test_fallback_is_told(kind):
     path = read_lines([LINES["fallbacks"][kind]])
     assert kind in path.fallbacks
     assert path.evidence[f"fallbacks.{kind}"]
 
 
 @from_data
-def test_a_fallback_is_told_in_other_words(line: str, found: tuple[str, ...]) -> None:
+def test_a_fallback_is_told_in_other_words(line, found):
     assert read_lines([line]).fallbacks == [*found]
 
 
-def test_every_fallback_signature_has_a_line() -> None:
+def test_every_fallback_signature_has_a_line():
     assert {entry.id for entry in load_signatures("vllm").of("fallback")} == set(LINES["fallbacks"])
 
 
 @from_data
-def test_a_choice_of_one_is_told(line: str, found: tuple[str, ...]) -> None:
+def test_a_choice_of_one_is_told(line, found):
     path = read_lines([CORE + line])
     assert path.silent_fallbacks == [*found]
     assert path.fallbacks == []
@@ -82,13 +82,7 @@ def test_a_choice_of_one_is_told(line: str, found: tuple[str, ...]) -> None:
 
 
 @from_data
-def test_lines_together_show_a_path(
-    engine: str | None,
-    lines: tuple[str, ...],
-    shown: dict[str, object] | None,
-    unknown: tuple[str, ...] | None,
-    evidence: dict[str, str] | None,
-) -> None:
+def test_lines_together_show_a_path(engine, lines, shown, unknown, evidence):
     """Fields with their values, fields without one, and a part of the evidence of some."""
     path = read_lines(lines, engine or "vllm")
     expected = (shown or {}) | dict.fromkeys(unknown or ())
@@ -103,13 +97,13 @@ WRAPPERS = table(__name__, "WRAPPERS")
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_wrappers_are_stripped(wrapper: str) -> None:
+def test_wrappers_are_stripped(wrapper):
     path = read_lines([wrapper.format("[cuda.py:427] Using FLASH_ATTN backend.")])
     assert path.attention == "FLASH_ATTN"
     assert path.evidence["attention"] == "Using FLASH_ATTN backend."
 
 
-def test_unknown_variables() -> None:
+def test_unknown_variables():
     lines = [
         f"WARNING 07-02 21:58:11 [envs.py:2027] Unknown vLLM environment variable detected: {name}"
         for name in (
@@ -128,7 +122,7 @@ def test_unknown_variables() -> None:
     assert mistaken_environment(path) == ["VLLM_ATTENTION_BACKEND"]
 
 
-def test_real_cpu_engine() -> None:
+def test_real_cpu_engine():
     path = read_log(DATA / "vllm-0.32-cpu-stopped.log")
     assert values(path) == {
         "moe": "CPU",
@@ -145,7 +139,7 @@ def test_real_cpu_engine() -> None:
     assert "version" not in path.model_dump()
 
 
-def test_binary_and_endless_lines(tmp_path: Path) -> None:
+def test_binary_and_endless_lines(tmp_path):
     log = tmp_path / "server.log"
     good = (CORE + "[cuda.py:427] Using FLASH_ATTN backend.").encode()
     log.write_bytes(
@@ -161,7 +155,7 @@ def test_binary_and_endless_lines(tmp_path: Path) -> None:
     assert read_log(log).attention == "FLASH_ATTN"
 
 
-def test_memory_does_not_grow_with_the_log() -> None:
+def test_memory_does_not_grow_with_the_log():
     names = (
         f"WARNING [envs.py:1] Unknown vLLM environment variable detected: VLLM_{n}"
         for n in itertools.count()
@@ -171,11 +165,11 @@ def test_memory_does_not_grow_with_the_log() -> None:
 
 
 @from_data
-def test_other_engines(engine: str, line: str, field: str, value: object) -> None:
+def test_other_engines(engine, line, field, value):
     assert getattr(read_lines([line], engine), field) == value
 
 
-def test_every_signature_file_loads() -> None:
+def test_every_signature_file_loads():
     folder = files("sm121.fixtures") / "signatures"
     names = [
         item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")
@@ -190,24 +184,24 @@ ENTRY = text_file("one-signature.toml")
 
 
 @from_data
-def test_wrong_signature_file_is_refused(field: str, regex: str, more: str, expected: str) -> None:
+def test_wrong_signature_file_is_refused(field, regex, more, expected):
     with pytest.raises(DataFileError, match=expected) as error:
         parse(ENTRY.format(field=field, regex=regex, more=more), SignatureSet, "mine.toml")
     assert "mine.toml" in str(error.value)
     assert "one" in str(error.value)
 
 
-def test_unknown_engine_is_refused() -> None:
+def test_unknown_engine_is_refused():
     with pytest.raises(DataFileError, match=r"known engines: .*vllm"):
         read_lines([], "nobody")
 
 
 @from_data
-def test_startup_progress(line: str, phase: str | None) -> None:
+def test_startup_progress(line, phase):
     assert startup_progress(line) == phase
 
 
-def test_startup_progress_of_a_real_start() -> None:
+def test_startup_progress_of_a_real_start():
     lines = (DATA / "vllm-0.32-cpu-stopped.log").read_text("utf-8").splitlines()
     phases = [phase for phase in map(startup_progress, lines) if phase]
     assert phases[0] == "starting the API server"

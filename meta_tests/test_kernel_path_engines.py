@@ -31,7 +31,7 @@ ON_A_CPU = table(__name__, "ON_A_CPU")
 
 
 @pytest.mark.parametrize(("line", "field", "value"), SGLANG)
-def test_sglang_line_proves_value(line: str, field: str, value: object) -> None:
+def test_sglang_line_proves_value(line, field, value):
     assert getattr(read_lines([line], "sglang"), field) == value
 
 
@@ -44,21 +44,21 @@ def test_a_start_is_followed_in_the_words_of_its_engine():
 
 
 @pytest.mark.parametrize(("line", "field", "value"), LLAMA)
-def test_llama_line_proves_value(line: str, field: str, value: object) -> None:
+def test_llama_line_proves_value(line, field, value):
     assert getattr(read_lines([line], "llama-cpp"), field) == value
 
 
 @pytest.mark.parametrize(
     ("line", "engine"), [(line, engine) for engine in LINES for line in LINES[engine]["silent"]]
 )
-def test_line_of_another_engine_proves_nothing(line: str, engine: str) -> None:
+def test_line_of_another_engine_proves_nothing(line, engine):
     path = read_lines([line], engine)
     stated = path.model_dump(exclude={"evidence"})
     assert {name: value for name, value in stated.items() if value not in (None, [], {})} == {}
 
 
 @pytest.mark.parametrize(("engine", "lines"), [("sglang", SGLANG), ("llama-cpp", LLAMA)])
-def test_every_signature_of_the_engine_is_exercised(engine: str, lines: list) -> None:
+def test_every_signature_of_the_engine_is_exercised(engine, lines):
     cleaned = [log_lines.clean(line) for line in (*(line for line, _, _ in lines), *ON_A_CPU)]
     cleaned.append(log_lines.clean("Disabling CUDA graph capture for native FP4 KV cache"))
     cleaned.append(log_lines.clean(NO_AMX))
@@ -74,7 +74,7 @@ QUOTED = table(__name__, "QUOTED")
 
 
 @from_data
-def test_what_users_write_proves_nothing(before: str, tmp_path: Path) -> None:
+def test_what_users_write_proves_nothing(before, tmp_path):
     line = f"{before}'{QUOTED}'"
     log = tmp_path / "server.log"
     log.write_text(line + "\n")
@@ -82,7 +82,7 @@ def test_what_users_write_proves_nothing(before: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sglang", "llama-cpp"])
-def test_of_a_server_that_was_restarted_the_last_run_counts(engine: str) -> None:
+def test_of_a_server_that_was_restarted_the_last_run_counts(engine):
     first, last = {
         "sglang": (
             "server_args=ServerArgs(attention_backend='triton', moe_runner_backend='triton')",
@@ -108,15 +108,13 @@ def test_of_a_server_that_was_restarted_the_last_run_counts(engine: str) -> None
         ([""], "vllm"),
     ],
 )
-def test_the_log_tells_whose_it_is(lines: list[str], engine: str, tmp_path: Path) -> None:
+def test_the_log_tells_whose_it_is(lines, engine, tmp_path):
     log = tmp_path / "server.log"
     log.write_text("\n".join(lines))
     assert detect_engine(log) == engine
 
 
-def test_command_reads_the_log_of_any_engine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_reads_the_log_of_any_engine(tmp_path, capsys):
     log = tmp_path / "server.log"
     log.write_text(SERVER_ARGS + "\n")
     assert cli.main(["path", str(log), "--json"]) == 0
@@ -126,9 +124,7 @@ def test_command_reads_the_log_of_any_engine(
     assert ", ".join(signatures.known_engines()) in capsys.readouterr().err
 
 
-def test_command_reads_metrics_and_a_jit_cache(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_reads_metrics_and_a_jit_cache(tmp_path, capsys):
     metrics = tmp_path / "metrics.txt"
     metrics.write_text('vllm:cache_config_info{block_size="64",cache_dtype="fp8"} 1.0\n')
     data = Path(__file__).parent / "data" / "moe-mxfp8-mxfp4-plain-sm121.fatbin"
@@ -156,7 +152,7 @@ EXCERPT = [
 
 
 @pytest.mark.parametrize("first", range(len(EXCERPT)))
-def test_an_excerpt_of_sglang_is_known_without_its_first_lines(first: int, tmp_path: Path) -> None:
+def test_an_excerpt_of_sglang_is_known_without_its_first_lines(first, tmp_path):
     log = tmp_path / "server.log"
     log.write_text("\n".join(EXCERPT[first:]) + "\n")
     assert detect_engine(log) == "sglang"
@@ -197,7 +193,7 @@ def texts() -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def test_a_file_is_read_as_its_lines_are(tmp_path: Path) -> None:
+def test_a_file_is_read_as_its_lines_are(tmp_path):
     """Skipping what differs in digits alone changes no answer."""
     log = tmp_path / "server.log"
     for text in texts():
@@ -209,7 +205,7 @@ def test_a_file_is_read_as_its_lines_are(tmp_path: Path) -> None:
             assert read.model_copy(update=of_a_file) == lines.model_copy(update=of_a_file)
 
 
-def test_a_large_log_is_read_fast_and_in_bounded_memory(tmp_path: Path) -> None:
+def test_a_large_log_is_read_fast_and_in_bounded_memory(tmp_path):
     """100 MB of a server that served for days; the choice stands at the end of them."""
     log = tmp_path / "server.log"
     block = "".join(

@@ -66,21 +66,21 @@ def lines_of(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_each_field_is_what_the_log_shows_and_the_rest_is_null(name: str) -> None:
+def test_each_field_is_what_the_log_shows_and_the_rest_is_null(name):
     path = read_log(GB10 / f"{name}.log")
     assert stated(path) == SHOWN[name]
     assert set(SHOWN[name]) <= set(path.evidence)
     assert not any(key.endswith("_also") for key in path.evidence)
 
 
-def test_each_field_has_its_line() -> None:
+def test_each_field_has_its_line():
     path = read_log(GB10 / "unfused_0804_clean.log")
     for name, line in EVIDENCE.items():
         assert line in path.evidence[name], name
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_build_and_engine_are_known(name: str) -> None:
+def test_build_and_engine_are_known(name):
     log = GB10 / f"{name}.log"
     path = read_log(log)
     assert detect_engine(log) == "vllm"
@@ -92,7 +92,7 @@ def test_build_and_engine_are_known(name: str) -> None:
 
 @pytest.mark.parametrize("prefix", WRAPS)
 @pytest.mark.parametrize("name", LOGS)
-def test_behind_any_prefix_it_is_the_same_path(name: str, prefix: str) -> None:
+def test_behind_any_prefix_it_is_the_same_path(name, prefix):
     lines = lines_of(name)
     bare = read_lines(lines)
     path = read_lines(WRAPS[prefix](line) for line in lines)
@@ -102,7 +102,7 @@ def test_behind_any_prefix_it_is_the_same_path(name: str, prefix: str) -> None:
 
 @from_data
 @pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
-def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name: str, prefix: str) -> None:
+def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name, prefix):
     lines = lines_of(name)
     bare = read_lines(lines)
     path = read_lines(prefix + line for line in lines)
@@ -111,13 +111,13 @@ def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name: str, pref
 
 
 @from_data
-def test_what_is_said_is_not_taken_for_a_prefix(message: str) -> None:
+def test_what_is_said_is_not_taken_for_a_prefix(message):
     assert clean(message).text == message
     assert clean(f"2026-05-01 19:08:33.706 | {message}").text == message
     assert clean(f"(EngineCore pid=7) INFO 02-09 07:04:49 [x.py:1] {message}").text == message
 
 
-def test_a_log_without_its_beginning_says_what_it_shows() -> None:
+def test_a_log_without_its_beginning_says_what_it_shows():
     lines = lines_of("fused_0804_clean")
     start = next(n for n, line in enumerate(lines) if "JIT-compiling" in line)
     path = read_lines(lines[start:])
@@ -126,7 +126,7 @@ def test_a_log_without_its_beginning_says_what_it_shows() -> None:
 
 
 @pytest.mark.parametrize("shown", [2, 12, 18, 25, 40, 60])
-def test_the_end_of_the_run_before_is_not_this_one(shown: int) -> None:
+def test_the_end_of_the_run_before_is_not_this_one(shown):
     """Of a log that begins in another run, as many of its last lines as are there."""
     before = [line.replace("02-09", "02-08") for line in lines_of("fused_0804_clean")]
     before.append("(EngineCore_DP0 pid=9) ERROR 02-08 08:00:00 [core.py:1] EngineDeadError: x")
@@ -140,7 +140,7 @@ NSYS = table(__name__, "NSYS")
 @pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
 @pytest.mark.parametrize("first", [0, 18, 25, 40])
 @pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
-def test_what_an_older_run_left_behind_is_not_this_one(name: str, first: int, prefix: str) -> None:
+def test_what_an_older_run_left_behind_is_not_this_one(name, first, prefix):
     """The file was written over, and was longer before: a stale start, its end and nsys' table."""
     own, older = lines_of(name), lines_of("fused_0804_clean")[first:]
     died = "(APIServer pid=9) ERROR 02-09 07:22:01 [async_llm.py:551] AsyncLLM EngineDeadError: x"
@@ -149,12 +149,12 @@ def test_what_an_older_run_left_behind_is_not_this_one(name: str, first: int, pr
     assert path.version == read_lines(own).version
 
 
-def test_what_nsys_prints_behind_a_server_is_not_the_servers() -> None:
+def test_what_nsys_prints_behind_a_server_is_not_the_servers():
     path = read_lines([*lines_of("unfused_0804_clean"), *NSYS])
     assert stated(path) == SHOWN["unfused_0804_clean"]
 
 
-def test_no_rule_is_met_or_broken_by_what_is_older(tmp_path: Path) -> None:
+def test_no_rule_is_met_or_broken_by_what_is_older(tmp_path):
     log = tmp_path / "server.log"
     own = lines_of("unfused_0804_clean")
     log.write_text("\n".join([*own, *lines_of("fused_0804_clean")[18:], *NSYS]) + "\n")
@@ -169,12 +169,12 @@ def test_no_rule_is_met_or_broken_by_what_is_older(tmp_path: Path) -> None:
     assert len([*search_last_start(log, path.begins, patterns)]) == 4
 
 
-def test_a_newer_start_counts() -> None:
+def test_a_newer_start_counts():
     path = read_lines([*lines_of("fused_0804_clean"), *lines_of("unfused_0804_clean")])
     assert stated(path) == SHOWN["unfused_0804_clean"]
 
 
-def test_a_start_is_followed() -> None:
+def test_a_start_is_followed():
     phases = [p for p in map(startup_progress, lines_of("unfused_0804_clean")) if p]
     for phase in ("loading weights (100 %)", "building kernels (JIT)", "kernels built", "ready"):
         assert phase in phases
@@ -184,9 +184,7 @@ ASKED = table(__name__, "ASKED")
 
 
 @pytest.mark.parametrize("name", ["unfused_0804_profiled", "eugr_version", "crash_tile_128x128"])
-def test_the_command_says_what_the_server_was_asked_for(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_says_what_the_server_was_asked_for(name, capsys):
     assert cli.main(["path", str(GB10 / f"{name}.log"), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {report["by"]: report["state"] for report in answer["requested"]} == ASKED

@@ -69,16 +69,16 @@ def gpu(*names: str) -> KernelProfile:
 @pytest.mark.parametrize(
     ("name", "part"), [(name, part) for part, names in NAMES.items() for name in names]
 )
-def test_kernel_name_has_its_part(name: str, part: str) -> None:
+def test_kernel_name_has_its_part(name, part):
     assert part_of(name) == part
 
 
 @from_data
-def test_experts_of_llama_cpp_are_told_by_their_type(name: str, part: str) -> None:
+def test_experts_of_llama_cpp_are_told_by_their_type(name, part):
     assert kernel_profile.part_of(name) == part
 
 
-def test_every_entry_of_the_data_file_is_reached() -> None:
+def test_every_entry_of_the_data_file_is_reached():
     reached = {
         next((entry.id for entry in load_names().name if entry.regex.search(name)), None)
         for names in NAMES.values()
@@ -87,7 +87,7 @@ def test_every_entry_of_the_data_file_is_reached() -> None:
     assert {entry.id for entry in load_names().name} - reached == set()
 
 
-def test_gpu_kernels_count_and_operators_beside_them_do_not(trace: Callable[..., Path]) -> None:
+def test_gpu_kernels_count_and_operators_beside_them_do_not(trace):
     path = trace(
         event("execute_context_0(0)_generation_1(1)", "user_annotation", 0, 50),
         event("execute_context_1(5)_generation_0(0)", "user_annotation", 60, 50),
@@ -106,7 +106,7 @@ def test_gpu_kernels_count_and_operators_beside_them_do_not(trace: Callable[...,
     assert seen.kernels[0].name == MARLIN
 
 
-def test_operators_have_their_own_time_only(trace: Callable[..., Path]) -> None:
+def test_operators_have_their_own_time_only(trace):
     path = trace(
         event("aten::linear", "cpu_op", 0, 100),
         event("_C::onednn_mm", "cpu_op", 10, 80),
@@ -123,7 +123,7 @@ def test_operators_have_their_own_time_only(trace: Callable[..., Path]) -> None:
     assert seen.kind == "cpu"
 
 
-def test_trace_is_streamed(tmp_path: Path) -> None:
+def test_trace_is_streamed(tmp_path):
     """80,000 kernels, 12 MB of text, in a few megabytes."""
     path = tmp_path / "large.pt.trace.json.gz"
     one = json.dumps(event(MARLIN, "kernel", 0, 1))
@@ -146,7 +146,7 @@ def test_trace_is_streamed(tmp_path: Path) -> None:
     [b"", b"{}", b"not a trace", b'{"traceEvents": []}', b'{"traceEvents": [{"ph": "X"',
      b'{"traceEvents": [{"ph": "X"}, 5, "x", null, garbage]}'],
 )  # fmt: skip
-def test_what_is_no_trace_is_said(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_trace_is_said(tmp_path, content):
     path = tmp_path / "t.json"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=r"t\.json: expected"):
@@ -168,14 +168,14 @@ def test_what_is_no_trace_is_said(tmp_path: Path, content: bytes) -> None:
     ],
     ids=["text", "null", "list", "digits", "depth"],
 )
-def test_event_of_another_form_is_said(tmp_path: Path, event: str) -> None:
+def test_event_of_another_form_is_said(tmp_path, event):
     path = tmp_path / "t.json"
     path.write_text(f'{{"traceEvents": [{{"ph": "X", "name": "k", {event}}}]}}')
     with pytest.raises(UsageError, match=r"t\.json: expected a Chrome trace"):
         read_trace(path)
 
 
-def test_damaged_archive_is_said(tmp_path: Path) -> None:
+def test_damaged_archive_is_said(tmp_path):
     whole = bytearray(gzip.compress(bytes(range(256)) * 50))
     whole[12:40] = b"\xff" * 28
     path = tmp_path / "t.json.gz"
@@ -185,7 +185,7 @@ def test_damaged_archive_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("took", ["NaN", "-7", "Infinity"])
-def test_kernel_that_took_no_possible_time_was_there(tmp_path: Path, took: str) -> None:
+def test_kernel_that_took_no_possible_time_was_there(tmp_path, took):
     path = tmp_path / "t.json"
     path.write_text(
         '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "dur": 5},'
@@ -197,7 +197,7 @@ def test_kernel_that_took_no_possible_time_was_there(tmp_path: Path, took: str) 
 
 
 @pytest.mark.parametrize("row", ["5,nan,1,x", "5,5,1", "5,5,,x", "5,5,1," + "x" * 200_000])
-def test_row_of_another_form_is_said(row: str) -> None:
+def test_row_of_another_form_is_said(row):
     with pytest.raises(UsageError, match="expected"):
         read_nsys(f"Time (%),Total Time (ns),Instances,Name\n{row}\n", Path("k.csv"))
 
@@ -213,7 +213,7 @@ Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (n
 """
 
 
-def test_table_of_nsys_is_read_the_same_way(tmp_path: Path) -> None:
+def test_table_of_nsys_is_read_the_same_way(tmp_path):
     file = tmp_path / "kernels.csv"
     file.write_text(NSYS)
     seen = read(file)
@@ -226,18 +226,18 @@ def test_table_of_nsys_is_read_the_same_way(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "SKIPPED: no CUDA kernel data", NSYS.splitlines()[2]])
-def test_table_of_nsys_without_kernels_is_refused(text: str) -> None:
+def test_table_of_nsys_without_kernels_is_refused(text):
     with pytest.raises(UsageError, match="expected"):
         read_nsys(text, Path("k.csv"))
 
 
-def test_nsys_that_is_missing_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsys_that_is_missing_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotRun, match="nsys is not on PATH"):
         read(tmp_path / "report.nsys-rep")
 
 
-def test_nsys_report_is_read_by_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nsys_report_is_read_by_nsys(tmp_path, monkeypatch):
     """With a program in its place that answers as nsys does."""
     fake = tmp_path / "nsys"
     fake.write_text(f"#!{sys.executable}\nimport sys\nassert 'cuda_gpu_kern_sum' in sys.argv\n"
@@ -268,14 +268,12 @@ def judged(path: KernelPath, seen: KernelProfile, required=GB10, layers: int | N
 
 
 @from_data
-def test_kernels_of_the_path_pass(moe: str, names: tuple[str, ...]) -> None:
+def test_kernels_of_the_path_pass(moe, names):
     assert judged(KernelPath(moe=moe, attention="FLASHINFER"), gpu(*names)) == ([], [])
 
 
 @from_data
-def test_kernels_of_another_path_fail(
-    moe: str | None, names: tuple[str, ...], expected: str
-) -> None:
+def test_kernels_of_another_path_fail(moe, names, expected):
     wrong, untold = judged(KernelPath(moe=moe, attention="FLASHINFER"), gpu(*names))
     assert any(re.search(expected, line) for line in wrong), wrong
     assert untold == []
@@ -283,7 +281,7 @@ def test_kernels_of_another_path_fail(
 
 @pytest.mark.parametrize("named", OF_ATTENTION)
 @pytest.mark.parametrize("ran", OF_ATTENTION)
-def test_attention_of_another_backend_contradicts(named: str, ran: str) -> None:
+def test_attention_of_another_backend_contradicts(named, ran):
     """On an H200 the log said FLASH_ATTN, and Triton's attention ran."""
     path = KernelPath(moe="MARLIN", attention=named)
     alike = named.lower()[:6] == ran.lower()[:6]
@@ -301,7 +299,7 @@ def test_attention_of_another_backend_contradicts(named: str, ran: str) -> None:
         assert bool(wrong) is not alike, "one kernel of another backend is enough"
 
 
-def test_real_profile_of_an_h200_passes() -> None:
+def test_real_profile_of_an_h200_passes():
     """vLLM 0.24 with FLASH_ATTN and Marlin, as docs/evidence keeps it: names are cut there too."""
     log = (Path(__file__).parents[1] / "docs" / "evidence" / "h200-server.log").read_text()
     rows = re.findall(r"^(attention|moe|dense) (\d+) 0\.\d+ (.+)$", log, re.M)
@@ -317,14 +315,14 @@ def test_real_profile_of_an_h200_passes() -> None:
         assert len(judged(other, seen)[0]) == 1
 
 
-def test_drafter_may_have_another_attention() -> None:
+def test_drafter_may_have_another_attention():
     path = KernelPath(moe="MARLIN", attention="TRITON_ATTN", speculative="eagle3")
     assert judged(path, gpu(MARLIN, "kernel_unified_attention", FLASH)) == ([], [])
     wrong, _ = judged(path, gpu(MARLIN, FLASH))
     assert len(wrong) == 1
 
 
-def test_every_backend_that_a_profile_names_has_kernels() -> None:
+def test_every_backend_that_a_profile_names_has_kernels():
     named = {
         (part, backend)
         for name in profile.shipped()
@@ -339,7 +337,7 @@ def test_every_backend_that_a_profile_names_has_kernels() -> None:
         assert known, (part, backend)
 
 
-def test_cpu_operators_of_another_path_fail() -> None:
+def test_cpu_operators_of_another_path_fail():
     right = ("_C::cpu_fused_moe", "_C::cpu_attention_with_kv_cache", "_C::onednn_mm")
     path = KernelPath(moe="CPU", attention="CPU_ATTN")
     assert judged(path, gpu(*right, "vllm::moe_forward"), CPU) == ([], [])
@@ -380,7 +378,7 @@ def as_printed(file: Path, prefix: str = "") -> str:
 
 
 @from_data
-def test_real_tables_have_their_shares(name: str, shares: dict[str, float]) -> None:
+def test_real_tables_have_their_shares(name, shares):
     seen = real(name)
     for part, share in shares.items():
         assert seen.parts[part].share == pytest.approx(share, abs=0.003), part
@@ -391,7 +389,7 @@ def test_real_tables_have_their_shares(name: str, shares: dict[str, float]) -> N
 
 @pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
 @pytest.mark.parametrize("name", ["unfused", "fused"])
-def test_printed_table_of_a_log_is_the_same_table(tmp_path: Path, name: str, prefix: str) -> None:
+def test_printed_table_of_a_log_is_the_same_table(tmp_path, name, prefix):
     log = tmp_path / "server_profiled.log"
     log.write_text(as_printed(DATA / f"{name}_0804_kernels.csv", prefix) + "\n")
     seen, table = read(log), real(name)
@@ -399,7 +397,7 @@ def test_printed_table_of_a_log_is_the_same_table(tmp_path: Path, name: str, pre
     assert seen.parts == table.parts
 
 
-def test_rows_of_one_cut_name_stay_rows() -> None:
+def test_rows_of_one_cut_name_stay_rows():
     grouped = [k for k in real("unfused").kernels if "GroupProblemShape" in k.name]
     assert [k.calls for k in grouped] == [216, 4536]
 
@@ -408,21 +406,21 @@ WHOLE = [name for names in NAMES.values() for name in names]
 
 
 @pytest.mark.parametrize("name", [*WHOLE, FLASH, DENSE_MARLIN, WRITE, GATED])
-def test_cut_name_is_never_of_another_part(name: str) -> None:
+def test_cut_name_is_never_of_another_part(name):
     for at in range(60, min(len(name), 120)):
         for end in ("…", "..."):
             assert part_of(name[:at] + end) in (part_of(name), "other"), name[:at]
 
 
 @pytest.mark.parametrize("table", ["unfused", "fused"])
-def test_cut_rows_of_real_tables_are_never_of_another_part(table: str) -> None:
+def test_cut_rows_of_real_tables_are_never_of_another_part(table):
     for row in real(table).kernels:
         for at in range(60, 99):
             assert part_of(row.name.rstrip("…")[:at] + "…") in (row.part, "other")
 
 
 @pytest.mark.parametrize("name", ["unfused", "fused"])
-def test_cut_names_are_untold_and_contradict_nothing(name: str) -> None:
+def test_cut_names_are_untold_and_contradict_nothing(name):
     wrong, untold = judged(REAL, real(name), layers=36)
     assert wrong == []
     assert any(re.search(r"Sm120Array.*cannot be told, \d+ names are cut", line) for line in untold)
@@ -446,9 +444,7 @@ ALL = ["qkv", "o", "lm_head"]
 
 
 @from_data
-def test_calls_a_token_prove_the_layers(
-    calls: dict[str, int], proven: tuple[str, ...] | None
-) -> None:
+def test_calls_a_token_prove_the_layers(calls, proven):
     proven = None if proven is None else [*proven]
     assert requantised(decoded(calls), 36) == proven
     assert requantised(decoded({n: c * 24 // 36 for n, c in calls.items()}, layers=24), 36) is None
@@ -458,13 +454,13 @@ def test_calls_a_token_prove_the_layers(
     assert requantised(unmarked.model_copy(update={"decoding": True}), 36) == proven
 
 
-def test_prefill_among_marked_steps_proves_nothing() -> None:
+def test_prefill_among_marked_steps_proves_nothing():
     seen = decoded({DENSE_MARLIN: 73})
     assert requantised(seen.model_copy(update={"steps": 8}), 36) is None
 
 
 @pytest.mark.parametrize("name", ["unfused", "fused"])
-def test_real_tables_prove_the_layers(name: str) -> None:
+def test_real_tables_prove_the_layers(name):
     path = with_kernels(KernelPath(requantised=["lm_head"]), real(name), 36)
     assert path.requantised == ALL
     assert "calls of dense Marlin in 66 passes of 36 layers" in path.evidence["requantised"]
@@ -475,14 +471,14 @@ def test_real_tables_prove_the_layers(name: str) -> None:
 
 
 @from_data
-def test_real_table_with_fewer_layers_quantised(dropped, proven) -> None:
+def test_real_table_with_fewer_layers_quantised(dropped, proven):
     seen = real("fused")
     rows = [k for k in seen.kernels if not ("marlin::" in k.name and k.calls in dropped)]
     found = requantised(seen.model_copy(update={"kernels": rows}), 36)
     assert found == (proven and [*proven])
 
 
-def test_real_table_without_lm_head() -> None:
+def test_real_table_without_lm_head():
     seen = real("unfused")
     rows = [k.model_copy(update={"calls": 2232}) if k.calls == 2298 else k for k in seen.kernels]
     assert requantised(seen.model_copy(update={"kernels": rows}), 36) == ["qkv", "o"]
@@ -493,7 +489,7 @@ def test_real_table_without_lm_head() -> None:
     assert requantised(seen.model_copy(update={"kernels": prefill}), 36) is None
 
 
-def test_variant_is_named_by_whole_names_and_helpers() -> None:
+def test_variant_is_named_by_whole_names_and_helpers():
     assert moe_variant(gpu(CUTLASS, ATTENTION)) == "unfused"
     assert moe_variant(gpu(CUTLASS, GATED)) == "fused"
     assert moe_variant(gpu(MARLIN, ATTENTION)) is None
@@ -512,7 +508,7 @@ MXFP4 = GB10.model_copy(update={"requantised": tuple(ALL), "moe_variant": ("unfu
 
 
 @from_data
-def test_configuration_is_held_to_layers_and_variant(calls, wrong: str, untold: str) -> None:
+def test_configuration_is_held_to_layers_and_variant(calls, wrong, untold):
     found = judged(REAL, decoded(calls), MXFP4, 36)
     for lines, expected in zip(found, (wrong, untold), strict=True):
         assert bool(lines) is bool(expected), lines
@@ -522,7 +518,7 @@ def test_configuration_is_held_to_layers_and_variant(calls, wrong: str, untold: 
 # ------------------------------------------------------------------------------- what is written
 
 
-def test_table_shows_parts_and_kernels() -> None:
+def test_table_shows_parts_and_kernels():
     text = kernel_profile.table(gpu(*CUTLASS_RAN, "a|b`c"), rows=2)
     assert "| moe | 20.0% | 1.000 | 1 |" in text
     assert "4 decode steps" in text
@@ -530,9 +526,7 @@ def test_table_shows_parts_and_kernels() -> None:
     assert all(line.count("|") < 40 for line in text.splitlines())
 
 
-def test_command_prints_a_trace(
-    trace: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_a_trace(trace, capsys):
     path = trace(event(MARLIN, "kernel", 0, 60), event(ATTENTION, "kernel", 70, 20))
     assert cli.main(["path", "--trace", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -543,9 +537,7 @@ def test_command_prints_a_trace(
     assert "expected a trace" in capsys.readouterr().err
 
 
-def test_command_names_variant_layers_and_what_the_log_says_wrongly(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_names_variant_layers_and_what_the_log_says_wrongly(tmp_path, capsys):
     log = tmp_path / "server.log"
     log.write_text(
         "INFO 02-09 07:05:01 [cuda.py:345] Using AttentionBackendEnum.FLASH_ATTN backend.\n"
@@ -565,14 +557,12 @@ def test_command_names_variant_layers_and_what_the_log_says_wrongly(
 
 
 @from_data
-def test_wrong_file_of_names_is_refused(text: str, expected: str) -> None:
+def test_wrong_file_of_names_is_refused(text, expected):
     with pytest.raises(data_file.DataFileError, match=expected):
         data_file.parse(text, KernelNames, "names.toml")
 
 
-def test_server_without_a_profiler_is_not_run(
-    fault_server: Callable[..., object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_without_a_profiler_is_not_run(fault_server, tmp_path, monkeypatch):
     from sm121.core.server import Endpoint
 
     monkeypatch.setattr(profiler, "_WRITTEN_WITHIN_S", 0.5)

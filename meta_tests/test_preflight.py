@@ -53,12 +53,12 @@ _DATA = tomllib.loads((Path(__file__).parent / "data" / "preflight.toml").read_t
 HIT, NEAR_MISS = _DATA["hit"], _DATA["near_miss"]
 
 
-def test_every_rule_has_a_case() -> None:
+def test_every_rule_has_a_case():
     assert {rule.id for rule in load_preflight().rule} == set(HIT)
 
 
 @pytest.mark.parametrize("rule", sorted(HIT))
-def test_rule_hits(rule: str) -> None:
+def test_rule_hits(rule):
     findings = found_of(HIT[rule], flashinfer="0.6.15.post1")
     finding = next(item for item in findings if item.check == rule)
     assert finding.remedy
@@ -66,18 +66,18 @@ def test_rule_hits(rule: str) -> None:
         assert "seen: " in finding.message
 
 
-def test_hopper_has_an_attention_with_sinks_of_its_own() -> None:
+def test_hopper_has_an_attention_with_sinks_of_its_own():
     row = {**HIT["attention_by_network"], "arch": "sm90"}
     assert "attention_by_network" not in checks(found_of(row))
 
 
 @pytest.mark.parametrize("rule", sorted(NEAR_MISS))
-def test_rule_does_not_hit_what_is_right(rule: str) -> None:
+def test_rule_does_not_hit_what_is_right(rule):
     assert rule not in checks(found_of(NEAR_MISS[rule]))
 
 
 @pytest.mark.parametrize("flashinfer", ["0.6.16", "0.7.2.post1", None])
-def test_a_flashinfer_with_sinks_or_unknown_is_right(flashinfer: str | None) -> None:
+def test_a_flashinfer_with_sinks_or_unknown_is_right(flashinfer):
     findings = found(["--attention-backend", "FLASHINFER"], {}, flashinfer=flashinfer)
     assert "attention_old_flashinfer" not in checks(findings)
 
@@ -91,7 +91,7 @@ RECIPE = (
 )  # fmt: skip
 
 
-def test_the_efforts_recipe_is_right_for_its_own_build_alone() -> None:
+def test_the_efforts_recipe_is_right_for_its_own_build_alone():
     told = checks(found(*RECIPE, flashinfer="0.6.3", version="0.14.0+mxfp4"))
     assert told == {"attention_needs_network"}
     release = checks(found(*RECIPE, flashinfer="0.6.3", version="0.33.0"))
@@ -99,7 +99,7 @@ def test_the_efforts_recipe_is_right_for_its_own_build_alone() -> None:
 
 
 @pytest.mark.parametrize("backend", ["CUTLAS", "Cutlass", "gemv", "CUTLASS_MXFP8"])
-def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend: str) -> None:
+def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend):
     for given in ((["--mxfp4-backend", backend], {}), ([], {"VLLM_MXFP4_BACKEND": backend})):
         (finding,) = [
             each for each in found(*given, version="0.14.0+mxfp4") if each.severity == "error"
@@ -107,21 +107,21 @@ def test_a_backend_that_the_build_lacks_is_named_before_a_start(backend: str) ->
         assert backend in finding.message and "CUTLASS, MARLIN or TRITON" in (finding.remedy or "")
 
 
-def test_a_backend_that_is_left_to_the_build_is_no_mistake() -> None:
+def test_a_backend_that_is_left_to_the_build_is_no_mistake():
     for given in ((["--mxfp4-backend", "auto"], {}), ([], {"VLLM_MXFP4_BACKEND": "auto"})):
         assert not [f for f in found(*given, version="0.14.0+mxfp4") if f.severity == "error"]
 
 
-def test_an_attention_backend_is_known_in_lower_case() -> None:
+def test_an_attention_backend_is_known_in_lower_case():
     assert "attention_without_sinks" in checks(found(["--attention-backend", "flash_attn"]))
     assert "attention_needs_network" in checks(found(["--attention-backend=flashinfer"]))
 
 
-def test_good_choice_passes_silently() -> None:
+def test_good_choice_passes_silently():
     assert found() == []
 
 
-def test_rules_of_an_architecture_stay_there() -> None:
+def test_rules_of_an_architecture_stay_there():
     assert "moe_trtllm" not in checks(
         found(["--moe-backend", "flashinfer_trtllm"], {}, arch="sm100")
     )
@@ -129,14 +129,14 @@ def test_rules_of_an_architecture_stay_there() -> None:
     assert "fork_arguments" in checks(found(["--mxfp4-layers", "qkv"], {}, arch="cpu"))
 
 
-def test_errors_come_first() -> None:
+def test_errors_come_first():
     findings = found(["--moe-backend", "flashinfer_trtllm", "--load-format", "fastsafetensors"], {})
     ranks = [{"error": 0, "warning": 1, "note": 2}[finding.severity] for finding in findings]
     assert ranks == sorted(ranks)
     assert ranks[0] == 0
 
 
-def test_memory() -> None:
+def test_memory():
     assert found(needs=Needs(memory_gib=0.001)) == []
     (finding,) = found(needs=Needs(memory_gib=1e6))
     assert (finding.check, finding.severity) == ("memory", "error")
@@ -144,7 +144,7 @@ def test_memory() -> None:
 
 
 @from_data
-def test_memory_of_another_node(available_gib: float, others: str, expected: tuple[str]) -> None:
+def test_memory_of_another_node(available_gib, others, expected):
     there = {"available_bytes": int(available_gib * 2**30), "gpu_neighbours": others}
     facts = {"node 0 (spark1)": {**there, "available_bytes": 0}, "node 1 (spark2)": there}
     findings = [*preflight.of_nodes(Needs(memory_gib=9), facts)]
@@ -153,7 +153,7 @@ def test_memory_of_another_node(available_gib: float, others: str, expected: tup
         assert f"{each.severity}: {each.message}".startswith(start)
 
 
-def test_disk(tmp_path: Path) -> None:
+def test_disk(tmp_path):
     place = tmp_path / "not" / "there" / "yet"
     assert found(needs=Needs(disk_gib=0.001), directory=place) == []
     (finding,) = found(needs=Needs(disk_gib=1e9), directory=place)
@@ -162,7 +162,7 @@ def test_disk(tmp_path: Path) -> None:
 
 
 @from_data
-def test_arch_lists(name: str, value: str, severity: str | None) -> None:
+def test_arch_lists(name, value, severity):
     findings = found(environment={name: value}, needs=Needs(arch_list=ARCH_LIST))
     assert [finding.severity for finding in findings] == ([] if severity is None else [severity])
     for finding in findings:
@@ -172,7 +172,7 @@ def test_arch_lists(name: str, value: str, severity: str | None) -> None:
         assert "12.1a" in finding.remedy
 
 
-def test_arch_list_is_not_checked_when_nothing_is_asked() -> None:
+def test_arch_list_is_not_checked_when_nothing_is_asked():
     assert found(environment={"FLASHINFER_CUDA_ARCH_LIST": "12.1"}) == []
 
 
@@ -225,14 +225,8 @@ def spark(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("spark")
 @from_data
 def test_what_a_cache_of_compiled_modules_and_the_jobs_come_to(
-    tmp_path: Path,
-    built: tuple[tuple[str, str], ...] | None,
-    arguments: tuple[str, ...] | None,
-    variables: dict[str, str] | None,
-    found: tuple[str, ...],
-    said: tuple[str, ...] | None,
-    not_said: tuple[str, ...] | None,
-) -> None:
+    tmp_path, built, arguments, variables, found, said, not_said
+):
     """More jobs than fit are refused before anything starts; they are never changed."""
     for arch, module in built or ():
         build(tmp_path, arch, module)
@@ -246,7 +240,7 @@ def test_what_a_cache_of_compiled_modules_and_the_jobs_come_to(
 
 @pytest.mark.usefixtures("spark")
 class TestJitCache:
-    def test_another_version_is_cold(self, tmp_path: Path) -> None:
+    def test_another_version_is_cold(self, tmp_path):
         build(tmp_path, "121a", EXPERTS)
         build(tmp_path, "121a", SINK)
         cache = tmp_path / ".cache" / "flashinfer"
@@ -254,7 +248,7 @@ class TestJitCache:
         finding = jit(tmp_path, modules=FlashInferModules("0.7.3", cache))["jit_cache", "note"]
         assert "cold" in finding.message and "0.7.3" in finding.message
 
-    def test_what_was_compiled_ahead_counts_for_its_architecture(self, tmp_path: Path) -> None:
+    def test_what_was_compiled_ahead_counts_for_its_architecture(self, tmp_path):
         """A package of compiled modules is no help where its code does not run."""
         found = FlashInferModules("0.7.2", tmp_path / "none", (tmp_path / "ahead",))
         for module in (EXPERTS, SINK):
@@ -262,15 +256,15 @@ class TestJitCache:
             (tmp_path / "ahead" / module / f"{module}.so").write_bytes(b"no device code")
         assert ("jit_cache", "note") in jit(tmp_path, modules=found)
 
-    def test_directory_without_library_is_not_built(self, tmp_path: Path) -> None:
+    def test_directory_without_library_is_not_built(self, tmp_path):
         build(tmp_path, "121a", EXPERTS)
         next(tmp_path.rglob("*.so")).unlink()
         assert "cold" in jit(tmp_path)["jit_cache", "note"].message
 
     @pytest.mark.parametrize(("gib", "refused"), [(80.0, True), (SPARK, False)])
     def test_compilers_that_need_longer_than_a_cold_start_has(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gib: float, refused: bool
-    ) -> None:
+        self, monkeypatch, tmp_path, gib, refused
+    ):
         """Beside the weights one job fits into 80 GiB: the start would be ended while it works."""
         available(monkeypatch, gib)
         environment = {"FLASHINFER_WORKSPACE_BASE": str(tmp_path), "PATH": str(tools(tmp_path))}
@@ -284,7 +278,7 @@ class TestJitCache:
             assert "sm121 warm" in str(time[0].remedy)
 
     @pytest.mark.parametrize("lacking", ["nvcc", "ninja"])
-    def test_a_compiler_that_is_missing(self, tmp_path: Path, lacking: str) -> None:
+    def test_a_compiler_that_is_missing(self, tmp_path, lacking):
         """vLLM looks for it, unless VLLM_HAS_FLASHINFER_CUBIN is set, and does without FlashInfer
         where that is its own choice."""
         (tools(tmp_path) / lacking).unlink()
@@ -300,7 +294,7 @@ class TestJitCache:
         cubin = jit(tmp_path, ["--moe-backend", "marlin"], VLLM_HAS_FLASHINFER_CUBIN="1")
         assert ("jit_tools", "error") in cubin
 
-    def test_compilers_where_flashinfer_finds_them(self, tmp_path: Path) -> None:
+    def test_compilers_where_flashinfer_finds_them(self, tmp_path):
         """CUDA_HOME comes first, also where it leads nowhere."""
         assert ("jit_tools", "error") not in jit(tmp_path)
         ninja = tmp_path / "ninja" / "bin"
@@ -310,15 +304,13 @@ class TestJitCache:
         assert ("jit_tools", "error") not in jit(tmp_path, **there)
         assert ("jit_tools", "error") in jit(tmp_path, CUDA_HOME=str(tmp_path / "elsewhere"))
 
-    def test_a_warm_cache_needs_no_compiler(self, tmp_path: Path) -> None:
+    def test_a_warm_cache_needs_no_compiler(self, tmp_path):
         build(tmp_path, "121a", EXPERTS)
         build(tmp_path, "121a", SINK)
         (tools(tmp_path) / "nvcc").unlink()
         assert jit(tmp_path, VLLM_HAS_FLASHINFER_CUBIN="1") == {}
 
-    def test_what_cannot_fit_beside_the_weights_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_cannot_fit_beside_the_weights_is_refused(self, tmp_path, monkeypatch):
         available(monkeypatch, 75)
         finding = jit(tmp_path)["jit_memory", "error"]
         assert "9.3 GiB" in finding.message and "65 GiB" in finding.message
@@ -334,9 +326,7 @@ class TestBound:
     @pytest.mark.parametrize(
         ("gib", "jobs"), [(112, "4"), (100, "3"), (88, "2"), (79, "1"), (60, "1"), (1000, "20")]
     )
-    def test_by_the_memory_beside_the_weights(
-        self, monkeypatch: pytest.MonkeyPatch, gib: float, jobs: str
-    ) -> None:
+    def test_by_the_memory_beside_the_weights(self, monkeypatch, gib, jobs):
         available(monkeypatch, gib)
         assert bounding_variables(JIT, CUTLASS, {}) == {
             "MAX_JOBS": jobs,
@@ -344,7 +334,7 @@ class TestBound:
         }
 
     @pytest.mark.usefixtures("spark")
-    def test_by_what_may_be_compiled(self) -> None:
+    def test_by_what_may_be_compiled(self):
         """The attention's compilers are small: one a core. Where nothing is compiled, nothing is
         set."""
         marlin = ["--moe-backend", "marlin", "--attention-backend"]
@@ -353,14 +343,14 @@ class TestBound:
         assert bounding_variables(Needs(), CUTLASS, {}) == {}
 
     @pytest.mark.usefixtures("spark")
-    def test_what_the_user_gave_stays(self) -> None:
+    def test_what_the_user_gave_stays(self):
         assert bounding_variables(JIT, CUTLASS, {"MAX_JOBS": "16"}) == {
             "FLASHINFER_NVCC_THREADS": "1"
         }
         two = {"FLASHINFER_NVCC_THREADS": "4", "FLASHINFER_CUDA_ARCH_LIST": "12.0f 12.1a"}
         assert bounding_variables(JIT, CUTLASS, two) == {"MAX_JOBS": "2"}, "two at once in a job"
 
-    def test_a_start_gets_it(self) -> None:
+    def test_a_start_gets_it(self):
         """The shipped profile leaves it to the suite."""
         chosen = profile.load("sm121-gpt-oss-120b")
         arguments = [*chosen.engine.arguments, *chosen.configurations["cutlass"].arguments]
@@ -369,7 +359,7 @@ class TestBound:
 
 
 @from_data
-def test_wrong_data_is_refused(old: str, new: str, expected: str) -> None:
+def test_wrong_data_is_refused(old, new, expected):
     text = text_file("one-rule.toml")
     assert data_file.parse(text, PreflightData, "mine.toml").rule[0].id == "one"
     with pytest.raises(data_file.DataFileError, match=expected) as error:

@@ -34,13 +34,13 @@ def settings(directory: Path, **changes):
     return plain
 
 
-def test_where_traces_go_makes_no_other_server() -> None:
+def test_where_traces_go_makes_no_other_server():
     plain, profiled = configuration(), configuration(traces="/a")
     assert plain.key != profiled.key
     assert profiled.key == configuration(traces="/b").key
 
 
-def test_profiler_writes_what_is_bounded() -> None:
+def test_profiler_writes_what_is_bounded():
     command = Vllm().command(configuration(traces="/report/traces"), port=1)
     asked = json.loads(command[command.index("--profiler-config") + 1])
     assert asked == {
@@ -53,14 +53,12 @@ def test_profiler_writes_what_is_bounded() -> None:
 
 
 @from_data
-def test_profiler_is_there_unless_somebody_else_uses_it(
-    changes: dict, traces: bool, tmp_path: Path
-) -> None:
+def test_profiler_is_there_unless_somebody_else_uses_it(changes, traces, tmp_path):
     found = target._traces(settings(tmp_path, **changes), CPU)
     assert found == (str(tmp_path / "traces") if traces else None)
 
 
-def test_engine_without_a_profiler_is_started_without_one(tmp_path: Path) -> None:
+def test_engine_without_a_profiler_is_started_without_one(tmp_path):
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     old = settings(tmp_path, engine_environment=(("PYTHONPATH", str(tmp_path)),))
@@ -107,15 +105,13 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
     ("chosen", "asked", "stops"),
     [(CPU, "auto", 0), (GB10, "auto", 1), (CPU, "restart", 1), (GB10, "keep", 0)],
 )
-def test_server_that_a_gpu_profiler_slows_is_stopped(
-    chosen, asked: str, stops: int, seen: KernelProfile, tmp_path: Path
-) -> None:
+def test_server_that_a_gpu_profiler_slows_is_stopped(chosen, asked, stops, seen, tmp_path):
     run = stub(tmp_path, chosen, kernel_trace=asked)
     assert take(run, server(traces="/t")) == seen.model_copy(update={"decoding": True})
     assert run.stopped == stops
 
 
-def test_profile_is_in_the_report(seen: KernelProfile, tmp_path: Path) -> None:
+def test_profile_is_in_the_report(seen, tmp_path):
     run = stub(tmp_path)
     take(run, server(traces="/t"))
     assert "| attention | 0.0% |" in (tmp_path / "kernels-tested.md").read_text()
@@ -125,7 +121,7 @@ def test_profile_is_in_the_report(seen: KernelProfile, tmp_path: Path) -> None:
     assert run.file.engine.kernels.seconds == whole.seconds
 
 
-def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path: Path) -> None:
+def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
     """Of no other configuration's, and with the calls of all kernels of known parts."""
     marlin, write = "void marlin::Marlin<(long)1>()", "vllm::reshape_and_cache_flash_kernel<float>"
     rows = [(f"k{n}", _Sum(1, 1.0)) for n in range(50)]
@@ -146,12 +142,8 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path: Path
 
 @from_data
 def test_what_cannot_be_profiled_is_not_run(
-    run_changes: dict,
-    server_changes: dict,
-    expected: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    run_changes, server_changes, expected, tmp_path, monkeypatch
+):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(verdict.NotRun, match=expected):
         take(stub(tmp_path, **run_changes), server(**server_changes))

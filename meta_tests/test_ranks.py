@@ -83,9 +83,8 @@ def two_logs(folder: Path, launcher: str, ranks: Any = (), change: Any = ("x", "
 @pytest.mark.parametrize("by", ["nnodes", "ray"])
 @from_data
 def test_a_fault_of_a_rank_is_named(
-    name: str, launcher: str | None, ranks: Any, change: Any, wrong: Any, silent: Any, remark: Any,
-    by: str, tmp_path: Path,
-) -> None:  # fmt: skip
+    name, launcher, ranks, change, wrong, silent, remark, by, tmp_path
+):
     del name
     if launcher not in (None, by):
         pytest.skip("a fault of the other launcher's log")
@@ -115,9 +114,7 @@ LEAST = transport.least_bytes(1024, 2880, 37)
 
 
 @from_data
-def test_counters_tell_what_carried_a_prompt(
-    name: str, carried: Any, kinds: Any, devices: int | None, tmp_path: Path
-) -> None:
+def test_counters_tell_what_carried_a_prompt(name, carried, kinds, devices, tmp_path):
     """`carried`: by device, its share of what a prompt costs."""
     del name
     _counters(tmp_path, dict.fromkeys(carried, (5_000_000_000, 7)))
@@ -129,7 +126,7 @@ def test_counters_tell_what_carried_a_prompt(
     assert (tuple(by.kinds), by.devices) == (tuple(kinds), devices), by
 
 
-def test_counters_speak_where_no_line_does_and_for_no_other_rank(tmp_path: Path) -> None:
+def test_counters_speak_where_no_line_does_and_for_no_other_rank(tmp_path):
     assert OWN.nodes is not None
     mute = [[0, 1], ("NCCL INFO .*", "NCCL version 2.28.9")]
     server = two_logs(tmp_path, "nnodes", *mute)
@@ -143,7 +140,7 @@ def test_counters_speak_where_no_line_does_and_for_no_other_rank(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("section", "kind"), [(1, "P2P"), (2, "Socket"), (3, "SHM")])
-def test_real_lines_of_nccl_tell_what_it_uses(section: int, kind: str, tmp_path: Path) -> None:
+def test_real_lines_of_nccl_tell_what_it_uses(section, kind, tmp_path):
     log = tmp_path / "server.log"
     log.write_text(EVIDENCE.read_text("utf-8").split("\n$ ")[section], "utf-8")
     paths = rank_paths.read_ranks([("host", log)], "vllm")
@@ -152,7 +149,7 @@ def test_real_lines_of_nccl_tell_what_it_uses(section: int, kind: str, tmp_path:
     assert [each.kinds for each in carried if each is not None] == [[kind], [kind]]
 
 
-def test_the_command_shows_each_rank(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_each_rank(tmp_path, capsys):
     server = two_logs(tmp_path, "nnodes", [1], ("'MARLIN'", "'TRITON'"))
     logs = [str(node.log) for node in server.nodes]
     assert cli.main(["path", *logs]) == 0
@@ -165,7 +162,7 @@ def test_the_command_shows_each_rank(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert any(line.startswith("rank 1: no line of the logs") for line in answer["unequal"])
 
 
-def test_page_and_summary_show_each_rank(tmp_path: Path) -> None:
+def test_page_and_summary_show_each_rank(tmp_path):
     assert OWN.nodes is not None
     server = two_logs(tmp_path, "nnodes", [1], ("NCCL INFO .*", "NCCL version 2.28.9"))
     run = whole_run.whole()
@@ -180,7 +177,7 @@ def test_page_and_summary_show_each_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [[], [0], [1], [0, 1]])
-def test_numbers_over_tcp_are_invalid(ranks: list[int], tmp_path: Path) -> None:
+def test_numbers_over_tcp_are_invalid(ranks, tmp_path):
     server = two_logs(tmp_path, "nnodes", ranks, (r"via NET/IB/\d", "via NET/Socket/0"))
     harness: Any = SimpleNamespace(
         profile=OWN, _counted={}, kernel_path=lambda of: read_log(of.log, "vllm"),

@@ -61,15 +61,13 @@ FULFILLED = table(__name__, "FULFILLED")
 
 
 @pytest.mark.parametrize("arguments", FULFILLED, ids=" ".join)
-def test_what_ran_as_asked_is_no_difference(arguments: tuple[str, ...]) -> None:
+def test_what_ran_as_asked_is_no_difference(arguments):
     path = read_lines(GB10_LOG)
     assert states(path, *arguments) == ["resolved"]
 
 
 @from_data
-def test_what_did_not_run_as_asked_is_named(
-    arguments: tuple[str, ...], field: str, resolved: str | None
-) -> None:
+def test_what_did_not_run_as_asked_is_named(arguments, field, resolved):
     path = read_lines(GB10_LOG)
     (wrong,) = differences(configuration(*arguments), path, {})
     assert field in wrong
@@ -78,7 +76,7 @@ def test_what_did_not_run_as_asked_is_named(
 
 
 @from_data
-def test_both_configurations_of_gb10(name: str, moe: str, wrong: tuple[str, ...]) -> None:
+def test_both_configurations_of_gb10(name, moe, wrong):
     """As the profile asks for them, on the log that each should write and on the other's."""
     gb10 = profile.load("sm121-gpt-oss-120b").judging(name, "0.33.0")
     own = gb10.configurations[name]
@@ -91,7 +89,7 @@ def test_both_configurations_of_gb10(name: str, moe: str, wrong: tuple[str, ...]
     assert len(compare(asked, read_lines(log), environment)) >= 5
 
 
-def test_every_rule_is_seen_to_fail() -> None:
+def test_every_rule_is_seen_to_fail():
     """Each row of the data, fulfilled by some value of the path and contradicted by another."""
     for engine in ("vllm", "sglang", "llama-cpp"):
         for rule in load_requests(engine).request:
@@ -118,18 +116,18 @@ def test_every_rule_is_seen_to_fail() -> None:
 
 
 @from_data
-def test_variables_of_the_experts(variable: str, value: str, moe: str, state: str | None) -> None:
+def test_variables_of_the_experts(variable, value, moe, state):
     path = KernelPath(moe=moe)
     assert states(path, **{variable: value}) == ([state] if state else [])
 
 
 @from_data
-def test_both_names_of_a_layout_are_one(asked: str, seen: str, state: str) -> None:
+def test_both_names_of_a_layout_are_one(asked, seen, state):
     assert states(KernelPath(kv_layout=seen), VLLM_KV_CACHE_LAYOUT=asked) == [state]
 
 
 @from_data
-def test_graphs_of_another_mode_are_not_those_asked_for(line: str) -> None:
+def test_graphs_of_another_mode_are_not_those_asked_for(line):
     """That graphs were captured is true of both modes."""
     asked = ("--compilation-config.cudagraph_mode", "FULL")
     assert states(read_lines(GB10_LOG), *asked) == ["resolved"]
@@ -138,7 +136,7 @@ def test_graphs_of_another_mode_are_not_those_asked_for(line: str) -> None:
     assert "PIECEWISE" in differences(configuration(*asked), path, {})[0]
 
 
-def test_a_rule_speaks_of_its_versions_only() -> None:
+def test_a_rule_speaks_of_its_versions_only():
     path = KernelPath(attention="TRITON_ATTN")
     asked = {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}
     for version, expected in (("0.11.2", ["different"]), ("0.13.2", ["different"]), ("0.18", [])):
@@ -151,9 +149,7 @@ CUTLASS = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
 
 
 @from_data
-def test_a_range_goes_by_what_the_engine_is(
-    version: str | None, build: str | None, variable: str | None, argument: tuple[str, ...]
-) -> None:
+def test_a_range_goes_by_what_the_engine_is(version, build, variable, argument):
     path = KernelPath(attention="TRITON_ATTN", moe="MARLIN", version=version, build=build)
     found = states(path, VLLM_ATTENTION_BACKEND="FLASHINFER")
     assert found == ([variable] if variable else [])
@@ -161,9 +157,7 @@ def test_a_range_goes_by_what_the_engine_is(
 
 
 @from_data
-def test_what_the_mxfp4_build_is_asked_for(
-    arguments: tuple[str, ...], environment: dict[str, str], moe: str | None, state: str
-) -> None:
+def test_what_the_mxfp4_build_is_asked_for(arguments, environment, moe, state):
     """Its own variables need not stand in its list of variables; it warns of none."""
     path = KernelPath(moe=moe, version=BUILD)
     (report,) = compared(path, *arguments, **environment)
@@ -173,7 +167,7 @@ def test_what_the_mxfp4_build_is_asked_for(
     assert ("no effect in this build" in report.message) == (state == "not_applicable")
 
 
-def test_a_name_that_became_auto_is_named_by_its_line() -> None:
+def test_a_name_that_became_auto_is_named_by_its_line():
     path = read_lines(
         [
             CORE + "[mxfp4.py:1] [MXFP4] Unknown backend 'CUTLAS' from --mxfp4-backend. Valid "
@@ -186,7 +180,7 @@ def test_a_name_that_became_auto_is_named_by_its_line() -> None:
 
 
 @from_data
-def test_the_variant_of_the_experts(variable: str, seen: str | None, state: str) -> None:
+def test_the_variant_of_the_experts(variable, seen, state):
     path = KernelPath(moe_variant=seen, version=BUILD)
     assert states(path, VLLM_MXFP4_FUSE_ACTIVATION=variable) == [state]
     assert states(KernelPath(version="0.33.0"), VLLM_MXFP4_FUSE_ACTIVATION="1") == [
@@ -195,7 +189,7 @@ def test_the_variant_of_the_experts(variable: str, seen: str | None, state: str)
 
 
 @from_data
-def test_layers_are_those_that_are_proven(asked: str, seen: list[str] | None, state: str) -> None:
+def test_layers_are_those_that_are_proven(asked, seen, state):
     assert states(KernelPath(requantised=seen), "--mxfp4-layers", asked) == [state]
 
 
@@ -208,7 +202,7 @@ def of_log(arguments: str, *lines: str) -> dict[str, str]:
     return {report.by: report.state for report in path.requested}
 
 
-def test_a_log_says_what_its_server_was_asked_for() -> None:
+def test_a_log_says_what_its_server_was_asked_for():
     text = (
         "{'model': 'm', 'enforce_eager': True, 'kv_cache_dtype': 'fp8', 'attention_config': "
         "AttentionConfig(backend=<AttentionBackendEnum.TRITON_ATTN: 'vllm.x'>, sinks=None), "
@@ -235,23 +229,23 @@ def test_a_log_says_what_its_server_was_asked_for() -> None:
 
 
 @from_data
-def test_arguments_that_are_no_literal_ask_for_nothing(text: str) -> None:
+def test_arguments_that_are_no_literal_ask_for_nothing(text):
     text = text.replace("NESTED", "{" + "{" * 20_000 + "}")
     assert of_log(text, *GB10_LOG) == {}
 
 
-def test_no_line_no_request() -> None:
+def test_no_line_no_request():
     assert requested.of_log(read_lines(GB10_LOG), "vllm").requested == []
     assert requested.of_log(KernelPath(), "llama-cpp").requested == []
 
 
-def test_what_nobody_shows_is_not_proven_and_no_difference() -> None:
+def test_what_nobody_shows_is_not_proven_and_no_difference():
     (report,) = compared(KernelPath(), "--block-size", "64")
     assert report.state == "not_proven"
     assert differences(configuration("--block-size", "64"), KernelPath(), {}) == []
 
 
-def test_metrics_show_what_the_log_does_not() -> None:
+def test_metrics_show_what_the_log_does_not():
     metrics = (
         'vllm:cache_config_info{block_size="128",cache_dtype="fp8_e4m3",'
         'enable_prefix_caching="True",kv_cache_layout="None"} 1.0\n'
@@ -266,7 +260,7 @@ def test_metrics_show_what_the_log_does_not() -> None:
     assert states(path, "--kv-cache-dtype", "fp8") == ["resolved"]
 
 
-def test_metrics_that_disagree_do_not_overwrite_the_log() -> None:
+def test_metrics_that_disagree_do_not_overwrite_the_log():
     path = with_metrics(
         KernelPath(prefix_caching=False),
         'vllm:cache_config_info{enable_prefix_caching="True"} 1.0\n'
@@ -277,14 +271,14 @@ def test_metrics_that_disagree_do_not_overwrite_the_log() -> None:
     assert path.block_size is None  # two engines that do not agree
 
 
-def test_metrics_before_the_first_token_say_nothing_of_speculation() -> None:
+def test_metrics_before_the_first_token_say_nothing_of_speculation():
     text = 'vllm:generation_tokens_total{engine="0"} 0.0\n'
     assert with_metrics(KernelPath(), text).speculative is None
     drafting = 'vllm:generation_tokens_total 3\nvllm:spec_decode_num_drafts_total{engine="0"} 0.0\n'
     assert with_metrics(KernelPath(), drafting).speculative is None
 
 
-def test_unknown_variable_is_not_applicable_and_never_passes() -> None:
+def test_unknown_variable_is_not_applicable_and_never_passes():
     path = read_lines([*GB10_LOG[:-2], CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend."])
     asked = {"VLLM_MXFP4_BACKEND": "marlin", "FLASHINFER_MOE_TILE": "128x128"}
     reports = compared(path, **asked)
@@ -294,7 +288,7 @@ def test_unknown_variable_is_not_applicable_and_never_passes() -> None:
     assert all("not applicable" in line and "knows no such variable" in line for line in wrong)
 
 
-def test_variables_that_images_set_are_no_request() -> None:
+def test_variables_that_images_set_are_no_request():
     harmless = {"VLLM_BUILD_COMMIT": "x", "VLLM_CPU_SERVICE_HOST": "y"}
     assert compared(KernelPath(), **dict.fromkeys(OF_SERVICES, "x")) == []
     assert compared(KernelPath(), **harmless) == []
@@ -308,7 +302,7 @@ OF_SERVICES = table(__name__, "OF_SERVICES")
 NOT_OF_IMAGES = table(__name__, "NOT_OF_IMAGES")
 
 
-def test_what_a_build_was_told_is_no_mistake_of_the_server() -> None:
+def test_what_a_build_was_told_is_no_mistake_of_the_server():
     """The engine warns of a variable that its image has from its build; a variable that merely
     looks so is the user's mistake."""
     path = KernelPath(unknown_env=[*OF_IMAGES, *OF_SERVICES, *NOT_OF_IMAGES])
@@ -316,17 +310,17 @@ def test_what_a_build_was_told_is_no_mistake_of_the_server() -> None:
     assert compared(KernelPath(), **dict.fromkeys(OF_IMAGES, "x")) == []
 
 
-def test_secret_values_are_not_shown() -> None:
+def test_secret_values_are_not_shown():
     (report,) = compared(KernelPath(), VLLM_MY_TOKEN="hf_" + "a" * 30)
     assert report.by == "VLLM_MY_TOKEN=[redacted]"
 
 
 @from_data
-def test_wrong_request_file_is_named(text: str, expected: str) -> None:
+def test_wrong_request_file_is_named(text, expected):
     with pytest.raises(data_file.DataFileError, match=re.escape(expected)):
         data_file.parse(text, RequestRules, "requests.toml")
 
 
-def test_shipped_engines_have_their_rules() -> None:
+def test_shipped_engines_have_their_rules():
     assert profile.shipped()
     assert {load_requests(name).engine for name in ("vllm", "sglang", "llama-cpp")}
