@@ -63,8 +63,10 @@ class Patcher:
         _copy(tensor, values)
         self._undo.append(lambda: _copy(tensor, before))
 
-    def wrap(self, target: Any, attribute: str, wrapper: Callable[[Any], Any]) -> None:
-        self.set(target, attribute, wrapper(getattr(target, attribute)))
+    def wrap(self, target: Any, attribute: str, around: Callable[..., Any]) -> None:
+        """Let a function be called in the place of another one, which it is given first."""
+        before = getattr(target, attribute)
+        self.set(target, attribute, lambda *args, **keywords: around(before, *args, **keywords))
 
     def undo(self) -> None:
         while self._undo:
@@ -88,34 +90,26 @@ class Patcher:
         """Change the attention output [tokens, heads, size] of one layer, given the metadata."""
         broken = self.layers[layer].attn.attn.impl
 
-        def wrapper(forward: Any) -> Any:
-            def run(impl: Any, *arguments: Any, **keywords: Any) -> Any:
-                result = forward(impl, *arguments, **keywords)
-                metadata = keywords.get(
-                    "attn_metadata", arguments[5] if len(arguments) > 5 else None
-                )
-                if impl is broken and metadata is not None:
-                    out = keywords["output"] if "output" in keywords else arguments[6]
-                    change(out[: metadata.num_actual_tokens], metadata)
-                return result
+        def run(forward: Any, impl: Any, *arguments: Any, **keywords: Any) -> Any:
+            result = forward(impl, *arguments, **keywords)
+            metadata = keywords.get("attn_metadata", arguments[5] if len(arguments) > 5 else None)
+            if impl is broken and metadata is not None:
+                out = keywords["output"] if "output" in keywords else arguments[6]
+                change(out[: metadata.num_actual_tokens], metadata)
+            return result
 
-            return run
-
-        self.wrap(Attention, "forward", wrapper)
+        self.wrap(Attention, "forward", run)
 
     def metadata(self, change: Callable[[Any], Any]) -> None:
         """Let every attention see other metadata than it was given: `change` restores by itself."""
 
-        def wrapper(forward: Any) -> Any:
-            def run(impl: Any, *arguments: Any, **keywords: Any) -> Any:
-                given = list(arguments)  # layer, q, k, v, cache, metadata, ...
-                if given[5] is not None:
-                    given[5] = change(given[5])
-                return forward(impl, *given, **keywords)
+        def run(forward: Any, impl: Any, *arguments: Any, **keywords: Any) -> Any:
+            given = list(arguments)  # layer, q, k, v, cache, metadata, ...
+            if given[5] is not None:
+                given[5] = change(given[5])
+            return forward(impl, *given, **keywords)
 
-            return run
-
-        self.wrap(Attention, "forward", wrapper)
+        self.wrap(Attention, "forward", run)
 
     def window(self, size: int) -> None:
         for layer in self.layers:
@@ -158,16 +152,11 @@ class Patcher:
     def routed(self, change: Callable[[Tensor, Tensor], Tensor]) -> None:
         """Change the shares [tokens, k] of the chosen experts, given their ids."""
 
-        def wrapper(experts: Any) -> Any:
-            def run(out: Any, x: Any, w13: Any, w2: Any, b13: Any, b2: Any, shares: Any, ids: Any,
-                    *more: Any, **keywords: Any) -> Any:  # fmt: skip
-                return experts(
-                    out, x, w13, w2, b13, b2, change(shares, ids), ids, *more, **keywords
-                )
+        def run(experts: Any, out: Any, x: Any, w13: Any, w2: Any, b13: Any, b2: Any,
+                shares: Any, ids: Any, *more: Any, **keywords: Any) -> Any:  # fmt: skip
+            return experts(out, x, w13, w2, b13, b2, change(shares, ids), ids, *more, **keywords)
 
-            return run
-
-        self.wrap(cpu_moe, "cpu_fused_moe", wrapper)
+        self.wrap(cpu_moe, "cpu_fused_moe", run)
 
     def activation(self, *, alpha: float = 1.702, limit: float = 7.0, offset: float = 1.0) -> None:
         """The experts once more in PyTorch, from the checkpoint, with another activation."""
@@ -200,7 +189,7 @@ class Patcher:
         self.set(cpu_moe, "cpu_fused_moe", run)
 
     def logits(self, change: Callable[[Tensor], Tensor]) -> None:
-        self.wrap(self.model, "compute_logits", lambda f: lambda states: change(f(states)))
+        self.wrap(self.model, "compute_logits", lambda compute, states: change(compute(states)))
 
 
 def _copy(tensor: Tensor, values: Tensor) -> None:
@@ -370,14 +359,11 @@ def _(model: Patcher) -> None:
 
 @patch("the last slot of a KV block is not written")
 def _(model: Patcher) -> None:
-    def wrapper(update: Any) -> Any:
-        def run(impl: Any, layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> Any:
-            slots = torch.where(slots % cache.shape[2] == cache.shape[2] - 1, slots - 1, slots)
-            return update(impl, layer, key, value, cache, slots)
+    def run(write: Any, impl: Any, layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> Any:
+        slots = torch.where(slots % cache.shape[2] == cache.shape[2] - 1, slots - 1, slots)
+        return write(impl, layer, key, value, cache, slots)
 
-        return run
-
-    model.wrap(Attention, "do_kv_cache_update", wrapper)
+    model.wrap(Attention, "do_kv_cache_update", run)
 
 
 @patch("a stale KV block: a sequence's second block is its first")
@@ -452,14 +438,13 @@ def _(out: Tensor, metadata: Any) -> None:
 
 @patch("positions past 4096 held at 4095")
 def _(model: Patcher) -> None:
+    def held(forward: Any, positions: Tensor, *rest: Any, **keywords: Any) -> Any:
+        return forward(positions.clamp(max=4095), *rest, **keywords)
+
     for layer in model.layers:
         rope = layer.attn.rotary_emb
         if "forward" not in vars(rope):
-            model.wrap(
-                rope,
-                "forward",
-                lambda f: lambda positions, *a, **k: f(positions.clamp(max=4095), *a, **k),
-            )
+            model.wrap(rope, "forward", held)
 
 
 @patch_output("another result every time")

@@ -37,22 +37,19 @@ rejection_sampler.apply_top_k_top_p = lambda logits, *cuts: (
 def _outcome(model: Patcher, change: Any) -> None:
     """Change the tokens [requests, k + 1] of a step, given the drafts of each request."""
 
-    def wrapper(sample: Any) -> Any:
-        def run(drafts: Tensor, counts: list[int], longest: int, ends: Tensor, probabilities: Any,
-                logits: Tensor, bonus: Tensor, metadata: Any, **more: Any) -> Tensor:  # fmt: skip
-            out = sample(drafts, counts, longest, ends, probabilities, logits, bonus, metadata,
-                         **more)  # fmt: skip
-            begin = 0
-            for row, count in enumerate(counts):
-                span = slice(begin, begin + count)
-                if count:
-                    change(out[row], drafts[span], logits[span], bonus[row, 0], metadata)
-                begin += count
-            return out
+    def run(sample: Any, drafts: Tensor, counts: list[int], longest: int, ends: Tensor,
+            probabilities: Any, logits: Tensor, bonus: Tensor, metadata: Any,
+            **more: Any) -> Tensor:  # fmt: skip
+        out = sample(drafts, counts, longest, ends, probabilities, logits, bonus, metadata, **more)
+        begin = 0
+        for row, count in enumerate(counts):
+            span = slice(begin, begin + count)
+            if count:
+                change(out[row], drafts[span], logits[span], bonus[row, 0], metadata)
+            begin += count
+        return out
 
-        return run
-
-    model.wrap(rejection_sampler, "rejection_sample", wrapper)
+    model.wrap(rejection_sampler, "rejection_sample", run)
 
 
 def _accept(row: Tensor, drafts: Tensor, bonus: Tensor) -> None:
@@ -67,27 +64,21 @@ def _kept(row: Tensor) -> int:
 def _drafts(model: Patcher, change: Any) -> None:
     """Change the drafted tokens [requests, k], given the positions of the step."""
 
-    def wrapper(propose: Any) -> Any:
-        def run(*arguments: Any, **keywords: Any) -> Tensor:
-            return change(propose(*arguments, **keywords), keywords)
+    def run(propose: Any, *arguments: Any, **keywords: Any) -> Tensor:
+        return change(propose(*arguments, **keywords), keywords)
 
-        return run
-
-    model.wrap(model.runner.drafter, "propose", wrapper)
+    model.wrap(model.runner.drafter, "propose", run)
 
 
 def _delivered(model: Patcher, change: Any) -> None:
     """Change the tokens of a step that go to the client; the engine goes on with the right ones."""
 
-    def wrapper(update: Any) -> Any:
-        def run(self: Any, request: Any, tokens: list[int], *more: Any, **keywords: Any) -> Any:
-            given = list(tokens)
-            kept, stopped = update(self, request, tokens, *more, **keywords)
-            return change(list(kept), given, stopped), stopped
+    def run(update: Any, own: Any, request: Any, tokens: list[int], *more: Any, **kw: Any) -> Any:
+        given = list(tokens)
+        kept, stopped = update(own, request, tokens, *more, **kw)
+        return change(list(kept), given, stopped), stopped
 
-        return run
-
-    model.wrap(Scheduler, "_update_request_with_output", wrapper)
+    model.wrap(Scheduler, "_update_request_with_output", run)
 
 
 # -------------------- which tokens are accepted
@@ -134,7 +125,7 @@ def _(model: Patcher) -> None:
 def _(model: Patcher) -> None:
     model.wrap(
         rejection_sampler, "generate_uniform_probs",
-        lambda f: lambda *arguments, **keywords: f(*arguments, **keywords).square(),
+        lambda f, *arguments, **keywords: f(*arguments, **keywords).square(),
     )  # fmt: skip
 
 
@@ -151,7 +142,7 @@ def _(model: Patcher) -> None:
 def _(model: Patcher) -> None:
     model.wrap(
         rejection_sampler, "generate_uniform_probs",
-        lambda f: lambda *arguments, **keywords: torch.full_like(f(*arguments, **keywords), 0.5),
+        lambda f, *arguments, **keywords: torch.full_like(f(*arguments, **keywords), 0.5),
     )  # fmt: skip
     model.set(
         rejection_sampler, "sample_recovered_tokens",
@@ -165,7 +156,7 @@ def _(model: Patcher) -> None:
 def _(model: Patcher) -> None:
     model.wrap(
         rejection_sampler, "generate_uniform_probs",
-        lambda f: lambda tokens, counts, _generators, device: f(tokens, counts, {}, device),
+        lambda f, tokens, counts, _generators, device: f(tokens, counts, {}, device),
     )  # fmt: skip
 
 
@@ -213,33 +204,27 @@ def _(model: Patcher) -> None:
 
 @patch("the grammar is not applied to drafts")
 def _(model: Patcher) -> None:
-    def wrapper(apply: Any) -> Any:
-        def run(scheduled: Any, grammar: Any, batch: Any, logits: Tensor) -> None:
-            free = logits.clone()
-            apply(scheduled, grammar, batch, logits)
-            begin = 0
-            for name in batch.req_ids:
-                count = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
-                logits[begin + 1 : begin + 1 + count] = free[begin + 1 : begin + 1 + count]
-                begin += count + 1
+    def run(apply: Any, scheduled: Any, grammar: Any, batch: Any, logits: Tensor) -> None:
+        free = logits.clone()
+        apply(scheduled, grammar, batch, logits)
+        begin = 0
+        for name in batch.req_ids:
+            count = len(scheduled.scheduled_spec_decode_tokens.get(name, ()))
+            logits[begin + 1 : begin + 1 + count] = free[begin + 1 : begin + 1 + count]
+            begin += count + 1
 
-        return run
-
-    model.wrap(gpu_model_runner, "apply_grammar_bitmask", wrapper)
+    model.wrap(gpu_model_runner, "apply_grammar_bitmask", run)
 
 
 # -------------------- log-probabilities
 
 
 def _reported(model: Patcher, change: Any) -> None:
-    def wrapper(report: Any) -> Any:
-        def run(self: Any, number: int, metadata: Any, logits: Tensor, target: Tensor,
-                bonus: Tensor, tokens: Tensor) -> Any:  # fmt: skip
-            return report(self, number, metadata, logits, change(target, metadata), bonus, tokens)
+    def run(report: Any, own: Any, number: int, metadata: Any, logits: Tensor, target: Tensor,
+            bonus: Tensor, tokens: Tensor) -> Any:  # fmt: skip
+        return report(own, number, metadata, logits, change(target, metadata), bonus, tokens)
 
-        return run
-
-    model.wrap(RejectionSampler, "_get_logprobs_tensors", wrapper)
+    model.wrap(RejectionSampler, "_get_logprobs_tensors", run)
 
 
 @patch("log-probabilities are the drafter's")
@@ -247,19 +232,13 @@ def _(model: Patcher) -> None:
     own: list[Tensor] = []
     drafter = model.runner.drafter
 
-    def propose(f: Any) -> Any:
-        def run(*arguments: Any, **keywords: Any) -> Any:
-            own.clear()
-            return f(*arguments, **keywords)
+    def propose(f: Any, *arguments: Any, **keywords: Any) -> Any:
+        own.clear()
+        return f(*arguments, **keywords)
 
-        return run
-
-    def sample(f: Any) -> Any:
-        def run(states: Tensor) -> Tensor:
-            own.append(drafter.model.compute_logits(states).clamp(min=-60.0))
-            return f(states)
-
-        return run
+    def sample(f: Any, states: Tensor) -> Tensor:
+        own.append(drafter.model.compute_logits(states).clamp(min=-60.0))
+        return f(states)
 
     model.wrap(drafter, "propose", propose)
     model.wrap(drafter, "_greedy_sample", sample)
@@ -292,15 +271,12 @@ def _(model: Patcher) -> None:
     def change(row: Tensor, drafts: Tensor, _logits: Tensor, _bonus: Tensor, _m: Any) -> None:
         rejected[0] = _kept(row) <= len(drafts)
 
-    def wrapper(update: Any) -> Any:
-        def run(impl: Any, layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> Any:
-            first = int(rejected[0] and len(slots) > 1)
-            return update(impl, layer, key[first:], value[first:], cache, slots[first:])
-
-        return run
+    def run(write: Any, impl: Any, layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> Any:
+        first = int(rejected[0] and len(slots) > 1)
+        return write(impl, layer, key[first:], value[first:], cache, slots[first:])
 
     _outcome(model, change)
-    model.wrap(Attention, "do_kv_cache_update", wrapper)
+    model.wrap(Attention, "do_kv_cache_update", run)
 
 
 # -------------------- the drafter
@@ -313,10 +289,10 @@ def _(model: Patcher) -> None:
 
 @patch("the drafter sees the hidden states of the place before")
 def _(model: Patcher) -> None:
-    def wrapper(combine: Any) -> Any:
-        return lambda states: combine(states.roll(1, 0))
-
-    model.wrap(model.runner.drafter.model, "combine_hidden_states", wrapper)
+    model.wrap(
+        model.runner.drafter.model, "combine_hidden_states",
+        lambda combine, states: combine(states.roll(1, 0)),
+    )  # fmt: skip
 
 
 @patch("acceptance is lost as the answer grows")
@@ -347,13 +323,10 @@ def _(model: Patcher) -> None:
 
 
 def _counted(model: Patcher, change: Any) -> None:
-    def wrapper(observe: Any) -> Any:
-        def run(self: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-            observe(self, *change(num_draft_tokens, num_accepted_tokens))
+    def run(observe: Any, own: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        observe(own, *change(num_draft_tokens, num_accepted_tokens))
 
-        return run
-
-    model.wrap(SpecDecodingStats, "observe_draft", wrapper)
+    model.wrap(SpecDecodingStats, "observe_draft", run)
 
 
 @patch("one accepted token too many is counted")
@@ -368,26 +341,20 @@ def _(model: Patcher) -> None:
 
 @patch("drafts are counted twice")
 def _(model: Patcher) -> None:
-    def wrapper(observe: Any) -> Any:
-        def run(self: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-            for _ in range(2):
-                observe(self, num_draft_tokens, num_accepted_tokens)
+    def run(observe: Any, own: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        for _ in range(2):
+            observe(own, num_draft_tokens, num_accepted_tokens)
 
-        return run
-
-    model.wrap(SpecDecodingStats, "observe_draft", wrapper)
+    model.wrap(SpecDecodingStats, "observe_draft", run)
 
 
 @patch("acceptance by position is counted from the end")
 def _(model: Patcher) -> None:
-    def wrapper(observe: Any) -> Any:
-        def run(self: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-            before = list(self.num_accepted_tokens_per_pos)
-            observe(self, num_draft_tokens, num_accepted_tokens)
-            new = [a - b for a, b in zip(self.num_accepted_tokens_per_pos, before, strict=True)]
-            for place, count in enumerate(reversed(new)):
-                self.num_accepted_tokens_per_pos[place] = before[place] + count
+    def run(observe: Any, own: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        before = list(own.num_accepted_tokens_per_pos)
+        observe(own, num_draft_tokens, num_accepted_tokens)
+        new = [a - b for a, b in zip(own.num_accepted_tokens_per_pos, before, strict=True)]
+        for place, count in enumerate(reversed(new)):
+            own.num_accepted_tokens_per_pos[place] = before[place] + count
 
-        return run
-
-    model.wrap(SpecDecodingStats, "observe_draft", wrapper)
+    model.wrap(SpecDecodingStats, "observe_draft", run)
