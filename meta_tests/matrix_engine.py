@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,9 @@ if __name__ != "__main__":
             self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
         ) -> list[str | None]:
             known = {"--moe-backend", "--enforce-eager", "--load-format", "--spec", "--window"}
-            return [
-                next(
-                    (
-                        f"unrecognized arguments: {word}"
-                        for word in words
-                        if word.startswith("--") and word not in known
-                    ),
-                    None,
-                )
-                for words in lists
-            ]
+            strange = ([w for w in words if w.startswith("--") and w not in known]
+                       for words in lists)  # fmt: skip
+            return [f"unrecognized arguments: {each[0]}" if each else None for each in strange]
 
     registry.register(MatrixEngine())
 
@@ -108,31 +100,28 @@ def main() -> None:
     from aiohttp import web
 
     class Server(timed_server.TimedServer):
-        corrupt = False
-        corrupt_together = False
-        deadly = False
-        deadly_streams = False
-        failing_streams = False
+        faults: Collection[str] = ()
 
         async def complete(self, request: web.Request) -> web.StreamResponse:
             said = json.loads(await request.read())
             if request.headers.get("Authorization") != f"Bearer {os.environ['MATRIX_KEY']}":
                 return web.json_response({"error": "Unauthorized"}, status=401)
-            if said.get("stream") and self.deadly_streams:
+            if said.get("stream") and "die-streaming" in self.faults:
                 print("torch.OutOfMemoryError: CUDA out of memory.", flush=True)
                 os._exit(1)
-            if said.get("stream") and self.failing_streams:
+            if said.get("stream") and "fail-streaming" in self.faults:
                 return web.json_response({"error": "KeyError: 'block'"}, status=500)
             if said.get("stream") or ("logprobs" not in said and "return_token_ids" not in said):
                 return await super().complete(request)
-            if self.deadly and "logprobs" in said:
+            if "die" in self.faults and "logprobs" in said:
                 print(
                     "RuntimeError: CUDA error: an illegal memory access was encountered", flush=True
                 )
                 os._exit(1)
             self.running += 1
             await asyncio.sleep(0.02)  # so that those that come together are together
-            wrong = self.corrupt or (self.corrupt_together and self.running > 1)
+            wrong = "corrupt" in self.faults
+            wrong = wrong or ("corrupt-together" in self.faults and self.running > 1)
             prompt, tokens = said["prompt"], int(said["max_tokens"])
             ids = ids_of(prompt, tokens, corrupt=wrong)
             count = len(prompt)
@@ -201,11 +190,7 @@ def main() -> None:
         rate=400.0 * (0.85 if "slow" in faults else 1.0), fixed_ms=3.0, prefill_rate=1e6
     )
     server = Server(pace, "canary", None)
-    server.corrupt = "corrupt" in faults
-    server.corrupt_together = "corrupt-together" in faults
-    server.deadly = "die" in faults
-    server.deadly_streams = "die-streaming" in faults
-    server.failing_streams = "fail-streaming" in faults
+    server.faults = faults
     asyncio.run(timed_server.serve(server, options.port))
 
 

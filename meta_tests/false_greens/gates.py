@@ -62,6 +62,8 @@ _CASES_3 = (
     ("below the gate in the very last round", [54.0] * 23 + [51.6], "last round is on the other"),
     ("a slow drift that ends below", [54.6 - 0.12 * at for at in range(24)], "independent ones"),
     ("a boost at both ends", [54.0] * 8 + [51.2] * 10 + [54.0] * 6, "threshold"),
+    ("one round in five at half speed", [54.0, 54.0, 54.0, 54.0, 27.0] * 4, "over the time"),
+    ("too few rounds to know whether they have a memory", [53.0] * 5, "may have a memory"),
 )
 
 
@@ -102,6 +104,7 @@ _CASES_4 = (
     ),
     ("one answer in five at half speed", _slow(gate_errors.SLOW[0])),
     ("one answer in five at half speed, 60 tok/s", _slow(gate_errors.SLOW[1])),
+    ("one answer in four at two thirds", _slow(gate_errors.SLOW[2])),
 )
 
 
