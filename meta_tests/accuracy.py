@@ -259,9 +259,9 @@ def _benchy(url: str, result: Path, prompt: int, tokens: tuple[int, ...], runs: 
 def benchy(url: str, folder: Path) -> Said:
     result = folder / "benchy.json"
     command = _benchy(url, result, 512, (TOKENS,), RUNS)
-    if (failure := _run(command, folder)) is not None or not result.is_file():
-        return Said(None, None, failure or "no result")
-    row = json.loads(result.read_text("utf-8"))["benchmarks"][0]
+    if isinstance(found := _run(command, result), str):
+        return Said(None, None, found)
+    row = found["benchmarks"][0]
     return Said(_mean(row.get("tg_throughput")), _mean(row.get("e2e_ttft")))
 
 
@@ -285,13 +285,9 @@ def vllm_bench(url: str, folder: Path, *, chat: bool) -> Said:
         *("--max-concurrency", "1", "--num-warmups", "1", "--disable-tqdm", "--save-result"),
         *("--result-dir", str(folder), "--result-filename", "vllm.json"),
     ]
-    failure = _run(command, folder)
-    result = folder / "vllm.json"
-    if failure is not None or not result.is_file():
-        return Said(None, None, failure or "no result")
-    row = json.loads(result.read_text("utf-8"))
-    if not row.get("completed"):
-        return Said(None, None, "no request completed")
+    row = _run(command, folder / "vllm.json")
+    if isinstance(row, str) or not row.get("completed"):
+        return Said(None, None, row if isinstance(row, str) else "no request completed")
     return Said(1e3 / row["median_tpot_ms"] if row["median_tpot_ms"] else None,
                 row["median_ttft_ms"])  # fmt: skip
 
@@ -307,9 +303,9 @@ def guidellm(url: str, folder: Path) -> Said:
         *("--data", f"kind=synthetic_text,prompt_tokens=512,output_tokens={TOKENS}"),
         *("--output", f"kind=json,path={result}", "--disable-console-interactive"),
     ]  # fmt: skip
-    if (failure := _run(command, folder)) is not None or not result.is_file():
-        return Said(None, None, failure or "no result")
-    found = json.loads(result.read_text("utf-8"))["benchmarks"][0]["metrics"]
+    if isinstance(answer := _run(command, result), str):
+        return Said(None, None, answer)
+    found = answer["benchmarks"][0]["metrics"]
     if not found["request_totals"]["successful"]:
         return Said(None, None, "no request completed")
     gap, first = (
@@ -328,11 +324,10 @@ def aiperf(url: str, folder: Path) -> Said:
         *("--use-server-token-count", "--request-count", str(RUNS), "--concurrency", "1"),
         *("--warmup-request-count", "1", "--artifact-dir", str(folder), "--ui", "none"),
     ]
-    failure = _run(command, folder, offline=False)  # offline it refuses a folder as tokenizer
     result = folder / "profile_export_aiperf.json"
-    if failure is not None or not result.is_file():
-        return Said(None, None, failure or "no result")
-    found = json.loads(result.read_text("utf-8"))
+    found = _run(command, result, offline=False)  # offline it refuses a folder as tokenizer
+    if isinstance(found, str):
+        return Said(None, None, found)
     rate = found.get("output_token_throughput_per_user") or {}
     first = found.get("time_to_first_token") or {}
     if not rate and not first:
@@ -377,8 +372,8 @@ def _install(name: str, *requirements: str) -> None:
         subprocess.run([str(folder / "bin" / "pip"), "install", "-q", requirement], check=False)
 
 
-def _run(command: list[str], folder: Path, *, offline: bool = True) -> str | None:
-    """None, or why the client gave no number."""
+def _run(command: list[str], result: Path, *, offline: bool = True) -> dict[str, Any] | str:
+    """What a client has written, or why it gave no number."""
     environment = {**os.environ, "OPENAI_API_KEY": "none"}
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
@@ -386,12 +381,12 @@ def _run(command: list[str], folder: Path, *, offline: bool = True) -> str | Non
         return "not installed"
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90
+            command, cwd=result.parent, env=environment, capture_output=True, text=True, timeout=90
         )
     except subprocess.TimeoutExpired:
         return "no end within 90 s"
     if done.returncode == 0:
-        return None
+        return json.loads(result.read_text("utf-8")) if result.is_file() else "no result"
     lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return f"exit {done.returncode}: {re.sub(r'[^ -~]', '', lines[-1] if lines else '')[:80]}"
 
@@ -497,14 +492,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "tables" / "accuracy.md")
     options = parser.parse_args()
     parts = options.parts.split(",")
-    if "ours" in parts:
-        _store("ours", measure_ours())
-    if "clean" in parts:
-        _store("clean", measure_clean())
-    if "gate" in parts:
-        _store("gate", measure_gate())
-    if "speed" in parts:
-        _store("speed", measure_speed())
+    for part, measure in {"ours": measure_ours, "clean": measure_clean, "gate": measure_gate,
+                          "speed": measure_speed}.items():  # fmt: skip
+        if part in parts:
+            _store(part, measure())
     if "peers" in parts:
         chosen = [name for name in CLIENTS if name in options.clients.split(";")]
         measure_peers(chosen, options.traps.split(","), fresh=options.fresh)

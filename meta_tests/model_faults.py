@@ -28,13 +28,8 @@ CLEAN = "nothing"
 ORACLE = "test_prompt_log_probabilities_agree_with_the_oracle"
 SMALL = "test_no_known_small_mistake_is_in_the_log_probabilities"
 GENERATED = "test_generated_log_probabilities_agree_with_the_oracle"
-LONG = "test_generation_past_the_original_context_agrees_with_the_oracle"
 ANSWERS = "test_known_answers"
-BATCH = "test_alone_equals_in_a_batch"
 CACHE = "test_cold_equals_a_hit_of_the_prefix_cache"
-CHUNKS = "test_one_prefill_equals_a_chunked_one"
-REPEATED = "test_repeated_equals_itself"
-SENSIBLE = "test_texts_go_on_sensibly"
 
 _DATA = tomllib.loads((HERE / "data" / "model-faults.toml").read_text("utf-8"))
 #: By each fault the tests that must notice it.

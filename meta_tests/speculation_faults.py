@@ -21,7 +21,6 @@ BEGIN = "## Wrong speculation"
 CONFIGURATION = "eagle3"
 
 TOKENS = "test_speculation_keeps_the_targets_tokens"
-COUNTS = "test_drafted_and_accepted_tokens_add_up"
 LIFE = "life of the attached server"
 
 #: By each fault the tests that must notice it.

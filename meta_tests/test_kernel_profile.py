@@ -253,8 +253,6 @@ def test_nsys_report_is_read_by_nsys(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------ planted faults
 
 CUTLASS_RAN = (CUTLASS, QUANTISE, ATTENTION, DENSE)
-MARLIN_RAN = (MARLIN, ATTENTION, DENSE)
-TRITON_RAN = ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128x1", ATTENTION, DENSE)
 #: A kernel of each attention backend, and those that several use.
 OF_ATTENTION = table(__name__, "OF_ATTENTION")
 SHARED = (WRITE, "merge_attn_states_kernel", "_copy_page_indices_kernel", "_fwd_kernel")

@@ -11,7 +11,6 @@ from sm121.core.errors import UsageError
 from sm121.run.fingerprint import Fingerprint, profile_label
 
 CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
-CERTIFIED = 'levels = ["smoke", "kernel", "correctness", "stress", "performance"]'
 
 
 def test_the_first_run_on_a_gb10_is_the_canary_on_its_own_kernels():

@@ -230,7 +230,6 @@ def log_of(version, attention, moe, *more):
 
 LBNHC = "[utils.py:347] Using LBNHC KV cache layout."
 LBHNC = LBNHC.replace("LBNHC", "LBHNC")
-MXFP8 = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
 
 
 @from_data

@@ -209,7 +209,6 @@ def test_a_long_test_is_not_silent_where_there_is_no_terminal():
 
 
 LONG = "kernel 0/2 ended | test_that_takes_long[a]"
-MORE = pytest.mark.slow("other options, and workers")
 
 
 @from_data

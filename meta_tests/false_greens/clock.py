@@ -63,10 +63,8 @@ def waited(*options: str) -> Ask:
     return ask
 
 
-FIRST, PAYLOAD, WITNESS, AGAIN = (
-    "1 Tokens that come with the first chunk", "1 A payload in the first chunk",
-    "1 What is compared with the stream says nothing", "2 A request that is sent again",
-)  # fmt: skip
+FIRST = "1 Tokens that come with the first chunk"
+WITNESS = "1 What is compared with the stream says nothing"
 
 
 def _late(name: str, *options: str, item: str, expected: str, slow: bool = False) -> Case:
