@@ -16,7 +16,7 @@ from typing import Any, Literal
 import psutil
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
-from sm121.core import architecture, digest, interpreter
+from sm121.core import architecture, data_file, digest, interpreter
 from sm121.core.data_file import Record
 from sm121.core.redaction import redact, redact_arguments, redact_environment, secrets_of
 from sm121.evidence import engine_probe
@@ -24,19 +24,8 @@ from sm121.evidence import engine_probe
 PROBE_TIMEOUT_S = 60.0
 _GIT_TIMEOUT_S = 20.0
 
-_RELEVANT_PREFIXES = (
-    "VLLM_", "FLASHINFER_", "CUDA_", "CUDNN_", "CUTLASS_", "CUTE_", "TORCH_", "TORCHINDUCTOR_",
-    "PYTORCH_", "TRITON_", "NCCL_", "NVIDIA_", "NVTE_", "OMP_", "MKL_", "KMP_", "HF_", "TIKTOKEN_",
-    "TRANSFORMERS_", "SGLANG_", "SGL_", "GGML_", "LLAMA_",
-)  # fmt: skip
-_RELEVANT_NAMES = (
-    "MAX_JOBS", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LD_PRELOAD", "CC", "CXX",
-    "NVCC_APPEND_FLAGS",
-)  # fmt: skip
-_IMAGE_VARIABLES = (
-    "NVIDIA_BUILD_ID", "NVIDIA_PRODUCT_NAME", "PYTORCH_VERSION", "NVIDIA_PYTORCH_VERSION",
-    "PYTORCH_BUILD_VERSION", "VLLM_IMAGE_TAG", "VLLM_BUILD_COMMIT", "CUDA_VERSION",
-)  # fmt: skip
+#: Of the variables that are recorded: names, how names begin, and those of an image.
+_RECORDED = data_file.load_key("recorded-variables.toml", "recorded", dict[str, tuple[str, ...]])
 _SHA = re.compile(r"^g?(?P<sha>[0-9a-f]{7,40})$")
 _LOCAL_SHA = re.compile(r"\+(?:\w+\.)?g(?P<sha>[0-9a-f]{7,40})\b")
 
@@ -191,7 +180,7 @@ def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
     chosen = {
         name: value
         for name, value in sorted(environment.items())
-        if name in _RELEVANT_NAMES or name.startswith(_RELEVANT_PREFIXES)
+        if name in _RECORDED["names"] or name.startswith(_RECORDED["prefixes"])
     }
     return redact_environment(chosen, secrets_of(environment))
 
@@ -429,7 +418,7 @@ def container(environment: Mapping[str, str], root: Path = Path("/")) -> Contain
     """The container of this process; None when nothing says that there is one. Podman writes the
     image into ``/run/.containerenv``. Docker tells a process nothing but that it is there, so the
     image is null unless it names itself in its environment, as NGC's and vLLM's do."""
-    build = {name: environment[name] for name in _IMAGE_VARIABLES if environment.get(name)}
+    build = {name: environment[name] for name in _RECORDED["image"] if environment.get(name)}
     image = environment.get("VLLM_IMAGE_TAG")
     text = _read(root / "run/.containerenv")
     if text is not None:

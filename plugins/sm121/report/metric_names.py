@@ -3,22 +3,12 @@
 import re
 from dataclasses import dataclass
 
+from sm121.core import data_file
+
 _STREAMS = r"_(?P<how>[cq])(?P<streams>\d+)"
 _RATE = re.compile(rf"(?P<kind>pp|tg)(?P<tokens>\d+)(?:{_STREAMS})?@d(?P<depth>\d+)")
 _TIME = re.compile(r"(?P<base>(?:ttft|tpot|itl|e2e)(?:_\w+?)??)_p(?P<percent>\d+)")
-_LONG = {
-    "ttft": "time to first token",
-    "ttft_visible": "time to first visible text",
-    "tpot": "time per token",
-    "itl": "gap between chunks",
-    "e2e": "time to the end",
-    "tg_chat": "chats as users have them",
-    "startup_s": "start of the server",
-    "memory_peak_gib": "peak memory of the server",
-    "price_kl": "mean KL",
-    "price_likeliest": "likeliest token",
-    "price_right_answer": "right answers",
-}
+_LONG = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["metrics"]
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,13 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from sm121.core import data_file
 from sm121.run.verdict_file import LevelReport
 
 #: Characters of a value or a message that stands beside another.
 _MOST_TEXT = 500
 #: Parts of a kernel path whose names are not words.
-_WORDS = {
-    "moe": "MoE experts", "native_fp4": "native FP4", "quantization": "checkpoint's format",
-    "kv_layout": "KV layout", "kv_cache_dtype": "KV cache dtype", "cuda_graphs": "CUDA graphs",
-    "speculative": "speculation", "block_size": "KV block size",
-    "differences": "asked for, and not run", "unknown_env": "variables unknown to the engine",
-    "silent_fallbacks": "no choice was left",
-}  # fmt: skip
+_WORDS = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["path"]
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from sm121.core import profile
+from sm121.core import data_file, profile
 from sm121.core.data_file import Record
 from sm121.core.profile import FULL
 
@@ -74,12 +74,7 @@ class Fingerprint(Record):
 
 
 #: Keys that people know by another name.
-_NAMES = {
-    "profile": "profile's digest", "profile_shipped": "origin of the profile",
-    "extends": "profile that is extended", "axes": "axes of the matrix", "against": "against",
-    "provider": "kernel provider", "options": "option", "sources": "version of",
-    "arguments": "engine's arguments", "environment": "variable", "model": "model's digest",
-}  # fmt: skip
+_NAMES = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["fingerprint"]
 
 
 def _text(value: object) -> str | None:

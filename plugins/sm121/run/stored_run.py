@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sm121.core import lenient
+from sm121.core import data_file, lenient
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 from sm121.core.profile_fields import LEVELS
@@ -24,14 +24,7 @@ from sm121.run.merge import contradiction
 from sm121.run.verdict_file import BESIDE, MetricReport, TestReport, VerdictFile
 
 #: What two runs of pytest-benchmark must share to be compared, and how it is called.
-_CONTEXT = {
-    "profile": "the profile",
-    "configuration": "the configuration",
-    "model": "the model",
-    "plan": "the measuring plan",
-    "path": "the kernel path",
-    "definition": "the definition of its metrics",
-}
+_CONTEXT = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["stored"]
 #: What tells two runs apart that asked for the same on one machine, where both know it.
 _SAME = ("gpu_units", "path_requests")
 
