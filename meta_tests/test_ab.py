@@ -131,18 +131,6 @@ def test_the_phases_and_the_example_are_valid(tmp_path):
     assert len(hypothesis.load(tmp_path / "h.toml").criteria) == 4
 
 
-@from_data
-def test_a_wrong_hypothesis_names_file_and_key(tmp_path, change, why):
-    from importlib.resources import files
-
-    text = (files("sm121.fixtures") / "hypotheses" / "example.toml").read_text("utf-8")
-    assert change[0] in text
-    (tmp_path / "h.toml").write_text(text.replace(*change))
-    with pytest.raises(UsageError, match=why) as caught:
-        hypothesis.load(tmp_path / "h.toml")
-    assert "h.toml" in str(caught.value)
-
-
 PROMISE = """
 feature = "a faster server"
 hypothesis = "This should improve tg32 by 10 % because the timed server is told to be faster."

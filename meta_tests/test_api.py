@@ -11,7 +11,7 @@ from sm121.api import cases, harmony, invariants, sampling, schema, stream, tool
 from sm121.api.cases import Case
 from sm121.api.client import Api, Refused
 from sm121.client.exchange import Exchange
-from sm121.core import data_file, errors, profile, verdict
+from sm121.core import profile, verdict
 from sm121.core.server import NO_KEY, Endpoint
 from sm121.engines import capabilities
 
@@ -372,13 +372,6 @@ def test_a_server_that_is_not_well_to_begin_with_is_not_judged():
 def test_every_case_says_why_and_none_comes_twice():
     tiers = Counter(case.tier for case in cases.shipped().case)
     assert len(tiers) == 3 and min(tiers.values()) >= 5, tiers
-
-
-@from_data
-def test_a_bad_file_of_cases_is_one_line(text, said):
-    with pytest.raises(errors.UsageError, match=said) as caught:
-        data_file.parse(text, cases.CaseFile, "api cases mine.toml")
-    assert "\n" not in str(caught.value)
 
 
 @from_data

@@ -9,18 +9,12 @@ from loopback import JsonHandler, serving
 
 from sm121.api.client import Api
 from sm121.api.guarded_client import GuardedClient
-from sm121.core import data_file, errors, profile
+from sm121.core import errors, profile
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.engines import capabilities, detection
 from sm121.session import target
 from sm121.session.settings import Settings
-
-VLLM = next(  # the text of a good file, to be broken
-    item.read_text("utf-8")
-    for item in (capabilities.files("sm121.fixtures") / "engines").iterdir()
-    if item.name == "vllm.toml"
-)
 
 
 @pytest.fixture
@@ -92,14 +86,6 @@ def test_every_engine_answers_to_everything_and_says_why():
         assert set(file.capabilities) == set(capabilities.NAMES)
         for name, own in file.capabilities.items():
             assert own.can or own.reason, (file.name, name)
-
-
-@from_data
-def test_a_bad_file_of_an_engine_is_one_line(old, new, said):
-    assert old in VLLM
-    with pytest.raises(errors.UsageError, match=said) as caught:
-        data_file.parse(VLLM.replace(old, new, 1), capabilities.EngineFile, "mine.toml")
-    assert "mine.toml" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @from_data

@@ -36,7 +36,7 @@ from sm121.compilation.build import BuildOutcome, without_architectures
 from sm121.compilation.device_code import Image
 from sm121.compilation.libraries import CodeState
 from sm121.compilation.sass import UnreadableSass
-from sm121.core import data_file, errors
+from sm121.core import errors
 from sm121.core.unmet import text
 from sm121.core.verdict import NotRun
 
@@ -205,15 +205,6 @@ def test_a_source_that_does_not_compile_is_broken_not_refused(compile_probe, tmp
     (tmp_path / "empty").mkdir()
     built = compile_probe("flashinfer_cutlass_mma", "121a", flashinfer=tmp_path / "empty")
     assert built.outcome is BuildOutcome.BROKEN and "mma_sm120.hpp" in built.reason
-
-
-PROBE = text_file("one-probe.toml")
-
-
-@from_data
-def test_a_mistake_in_the_probes_is_named(old, new, message):
-    with pytest.raises(data_file.DataFileError, match=f"probes.toml: key.*{message}"):
-        data_file.parse(PROBE.replace(old, new, 1), probes.ProbeData, "probes.toml")
 
 
 def test_every_probe_has_a_source_and_every_source_a_probe():

@@ -5,14 +5,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from data_rows import from_data, table, text_file
+from data_rows import from_data, table
 from logs import read_lines
 
-from sm121.core.data_file import DataFileError, parse
 from sm121.evidence import death, log_lines
 from sm121.evidence.failure import (
     Cause,
-    FailureSet,
     Kind,
     classify,
     classify_lines,
@@ -222,17 +220,6 @@ def test_real_endings_of_the_cpu_engine(name: str, exit_code: int, kind: str, sa
     cause = real(name, exit_code)
     assert cause.kind == kind
     assert says in cause.summary
-
-
-ENTRY = text_file("one-failure.toml")
-
-
-@from_data
-def test_wrong_failure_file_is_refused(kind: str, regex: str, more: str, expected: str) -> None:
-    text = ENTRY.format(kind=kind, regex=regex, more=more)
-    with pytest.raises(DataFileError, match=expected) as error:
-        parse(text, FailureSet, "mine.toml")
-    assert "mine.toml: key failure.one" in str(error.value)
 
 
 SERVES = "INFO:     Application startup complete."

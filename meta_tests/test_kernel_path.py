@@ -6,15 +6,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from data_rows import from_data, table, text_file
+from data_rows import from_data, table
 from logs import lines_of, proofs, read_lines
 
 from sm121.core import profile
-from sm121.core.data_file import DataFileError, parse
+from sm121.core.data_file import DataFileError
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, read_log
 from sm121.evidence.log_lines import LINE_LIMIT, clean, read_physical_lines
 from sm121.evidence.progress import startup_progress
-from sm121.evidence.signatures import SignatureSet, load_signatures
+from sm121.evidence.signatures import load_signatures
 from sm121.run.harness import Harness
 
 DATA = Path(__file__).parent / "data"
@@ -178,17 +178,6 @@ def test_every_signature_file_loads():
     for name in names:
         if name != "failures":
             assert load_signatures(name).engine == name
-
-
-ENTRY = text_file("one-signature.toml")
-
-
-@from_data
-def test_wrong_signature_file_is_refused(field, regex, more, expected):
-    with pytest.raises(DataFileError, match=expected) as error:
-        parse(ENTRY.format(field=field, regex=regex, more=more), SignatureSet, "mine.toml")
-    assert "mine.toml" in str(error.value)
-    assert "one" in str(error.value)
 
 
 def test_unknown_engine_is_refused():

@@ -14,13 +14,12 @@ import pytest
 from data_rows import from_data, table
 
 from sm121 import cli
-from sm121.core import data_file, profile
+from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun
 from sm121.evidence import kernel_profile, profiler, requirement
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.kernel_profile import (
-    KernelNames,
     KernelProfile,
     load_names,
     part_of,
@@ -552,12 +551,6 @@ def test_command_names_variant_layers_and_what_the_log_says_wrongly(tmp_path, ca
         assert "computeStridesGemm2Only" in answer["evidence"]["moe_variant"]
         assert "5034 calls of dense Marlin" in answer["evidence"]["requantised"]
         assert len(answer["contradictions"]) == contradictions, answer["contradictions"]
-
-
-@from_data
-def test_wrong_file_of_names_is_refused(text, expected):
-    with pytest.raises(data_file.DataFileError, match=expected):
-        data_file.parse(text, KernelNames, "names.toml")
 
 
 def test_server_without_a_profiler_is_not_run(fault_server, tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 from data_rows import from_data
 
-from sm121.core import data_file, profile
+from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.verdict import Inapplicable, NotRun, Verdict
 from sm121.evidence.kernel_path import KernelPath, read_log
@@ -148,14 +148,6 @@ def test_what_was_shown_is_not_overruled():
         KernelPath(moe="TRITON"), KernelPath(moe="MARLIN", attention="TRITON_ATTN")
     )
     assert (path.moe, path.attention) == ("TRITON", "TRITON_ATTN")
-
-
-@from_data
-def test_a_wrong_row_is_one_line(rule, said):
-    text = f'[component]\n[[engine.vllm]]\noperations = ["route"]\nsource = "here"\n{rule}\n'
-    with pytest.raises(data_file.DataFileError, match=said) as error:
-        data_file.parse(text, serving._ServingFile, "serving.toml")
-    assert "\n" not in str(error.value)
 
 
 # The report

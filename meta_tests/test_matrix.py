@@ -169,15 +169,6 @@ def test_an_unknown_build_has_what_its_parser_takes_and_never_the_newest():
     assert released.axes == SPACES[2].axes
 
 
-@from_data
-def test_a_wrong_axes_file_is_one_line(text, why):
-    own = SHIPPED["cpu"]
-    whole = f"{text}\n{own}" if text == "colour = 1" else f"{own}\n{text}"
-    with pytest.raises(UsageError, match=f"(?s)matrix mine.toml: .*({why})") as seen:
-        load_text(whole, "mine.toml")
-    assert "\n" not in str(seen.value)
-
-
 _ONLY_ONE = text_file("axis-without-a-choice.toml")
 
 

@@ -62,12 +62,6 @@ def planned(**rows) -> Profile:
     return data_file.parse(text, Profile, "cpu.toml")
 
 
-@from_data
-def test_a_wrong_row_is_refused_when_the_profile_is_loaded(rows, said):
-    with pytest.raises(data_file.DataFileError, match=said):
-        planned(**rows)
-
-
 def test_a_profile_cannot_make_full_smaller():
     text = CPU.replace("[plans.quick]", "[plans.full]").replace("plans.quick", "plans.full")
     with pytest.raises(data_file.DataFileError, match=r"plans.full: expected another name"):

@@ -1,16 +1,14 @@
 """What was asked for is compared with what ran: every difference is named, nothing is believed."""
 
-import re
-
 import pytest
 from data_rows import from_data, table
 from logs import read_lines
 from servers import configuration
 
-from sm121.core import data_file, profile
+from sm121.core import profile
 from sm121.core.versions import within
 from sm121.engines import requested
-from sm121.engines.requested import RequestRules, compare, different, load_requests
+from sm121.engines.requested import compare, different, load_requests
 from sm121.evidence import variables
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment
 from sm121.evidence.metrics import with_metrics
@@ -313,12 +311,6 @@ def test_what_a_build_was_told_is_no_mistake_of_the_server():
 def test_secret_values_are_not_shown():
     (report,) = compared(KernelPath(), VLLM_MY_TOKEN="hf_" + "a" * 30)
     assert report.by == "VLLM_MY_TOKEN=[redacted]"
-
-
-@from_data
-def test_wrong_request_file_is_named(text, expected):
-    with pytest.raises(data_file.DataFileError, match=re.escape(expected)):
-        data_file.parse(text, RequestRules, "requests.toml")
 
 
 def test_shipped_engines_have_their_rules():

@@ -160,15 +160,6 @@ def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash,
     assert said.startswith(str(lost))
 
 
-def test_a_bug_of_a_build_that_nobody_knows_is_refused():
-    row = {
-        "checks": ["*"], "says": "a text", "versions": "", "build": "mxpf4", "severity": "blocker",
-        "what": "a bug", "source": "a test",
-    }  # fmt: skip
-    with pytest.raises(ValueError, match=r"build: expected one of mxfp4, .*, got 'mxpf4'"):
-        capabilities.Bug.model_validate(row)
-
-
 @from_data
 def test_counters_that_vanish_are_not_taken_for_idle(level, fault):
     served, _ = level(fault)
