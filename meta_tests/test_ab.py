@@ -324,9 +324,3 @@ def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise,
 
     run._visit = visit
     assert run.outcomes[0].pairs == pairs
-
-
-@from_data
-def test_bad_input_is_one_clear_line(run_pytest, arguments, why):
-    status, run = run_pytest("tests/test_regression.py", *arguments)
-    assert status == 4 and why in run.output, run.output

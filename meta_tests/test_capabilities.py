@@ -185,11 +185,6 @@ def test_what_is_known_of_releases():
     assert not bug.mended_by("tests/test_correctness.py::test_a_tool_can_be_named")
 
 
-def test_an_engine_that_nobody_knows_is_refused(run_pytest):
-    status, run = run_pytest("--base-url", "http://127.0.0.1:9", "--engine", "ollama", "tests")
-    assert status == 4 and "--engine ollama: expected one of" in run.output, run.output
-
-
 def test_what_a_model_cannot_is_said_by_its_profile(fault_server, run_pytest):
     _, run = run_pytest(
         "--arch", "cpu", *fault_server().options,

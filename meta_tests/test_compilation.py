@@ -450,21 +450,6 @@ def test_command_reads_instructions_when_asked(disassembler, capsys):
     assert report["summary"]["only_trapping_kernels"] == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["path"], "either the LOG of a server or --libraries"),
-        (["path", "some.log", "--libraries", "x"], "either the LOG of a server or --libraries"),
-        (["path", "--libraries", "/nonexistent/x.so"], "expected a file or a folder"),
-        (["path", "--libraries", __file__, "--gpu", "gb10"], "expected the form"),
-    ],
-)
-def test_command_says_what_is_wrong(capsys, arguments, said):
-    assert cli.main(arguments) == 4
-    captured = capsys.readouterr()
-    assert said in captured.err and captured.out == ""
-
-
 def test_command_without_a_place_looks_at_the_engine(tmp_path):
     """The caches that the environment names, and the packages of the interpreter."""
     cache = tmp_path / ".cache" / "flashinfer" / "0.7" / "121a" / "cached_ops" / "m"

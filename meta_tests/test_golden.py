@@ -6,7 +6,6 @@ import math
 import shutil
 
 import pytest
-from data_rows import from_data
 
 from sm121.answers import golden
 from sm121.answers.prompts import Prompt, PromptSet
@@ -200,12 +199,6 @@ def test_options_are_checked_before_anything_starts(run_pytest, tmp_path, canary
     status, run = run_pytest("--arch", "cpu", "tests/test_correctness.py", "--golden", str(file))
     assert status == 4 and "another model's config.json" in run.output, run.output
     assert not json.loads((run.report / "verdict.json").read_text())["starts"]
-
-
-@from_data
-def test_bad_options_are_one_clear_line(run_pytest, canary_bf16, arguments, expected):
-    status, run = run_pytest("--arch", "cpu", "tests/test_correctness.py", *arguments)
-    assert status == 4 and expected in run.output, run.output
 
 
 def test_a_file_with_other_answers_than_one_a_prompt_is_refused():

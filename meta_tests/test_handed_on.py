@@ -84,9 +84,3 @@ def test_a_badge_says_the_verdict(tmp_path, capsys, kind):
     assert f": {verdict['verdict']}" in said
     shows_rate = verdict["metrics"]["tg32@d0"]["verdict"] == Verdict.PASS
     assert ("tok/s" in said) == shows_rate, "a rate that does not count is not shown"
-
-
-@pytest.mark.parametrize("command", ["bundle", "badge"])
-def test_a_folder_without_a_run_is_one_line(tmp_path, capsys, command):
-    assert main([command, str(tmp_path)]) == 4
-    assert "verdict.json" in capsys.readouterr().err

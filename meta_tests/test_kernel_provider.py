@@ -25,12 +25,6 @@ def judged(run) -> list[dict]:
     return [t for t in run.verdict["tests"] if "routing_takes" in t["id"]]
 
 
-def test_a_wrong_name_is_a_usage_error(run_pytest):
-    status, run = run_pytest(*NUMERICS, "--kernel-provider", "cuda")
-    assert status == 4
-    assert "--kernel-provider cuda: expected one of torch, torch-cuda, vllm-cpu, vllm" in run.output
-
-
 def test_a_provider_of_ones_own_is_judged(run_pytest, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from sm121.kernels.torch_provider import TorchProvider\n"

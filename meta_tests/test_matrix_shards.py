@@ -71,17 +71,6 @@ def test_shards_make_the_whole_and_a_missing_one_is_not_run(run_matrix, tmp_path
     assert status in (1, 5) and alone["verdict"] != "PASS"
 
 
-def test_merge_refuses_what_is_no_shard(tmp_path, capsys):
-    assert cli.main(["merge", str(tmp_path)]) == 4
-    assert "expected a report directory with verdict.json" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/0"])
-def test_a_shard_that_is_none(run_pytest, text):
-    status, run = run_pytest("--shard", text, "--collect-only", "-q", "tests/test_matrix.py")
-    assert status == 4 and f"--shard {text}: expected I/N" in run.output
-
-
 @pytest.mark.slow("two runs of the matrix more")
 def test_a_killed_run_goes_on_after_the_last_cell(start_matrix, run_matrix, tmp_path):
     report = tmp_path / "killed"

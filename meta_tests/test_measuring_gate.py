@@ -106,13 +106,6 @@ def test_tails_are_gathered(timed_server, run_pytest):
     assert metric["verdict"] in ("FAIL", "INCONCLUSIVE")
 
 
-@pytest.mark.parametrize("text", ["", "0;4096", "-1"])
-def test_depths_that_are_none(run_pytest, text):
-    status, run = run_pytest(LEVEL, "--depths", text)
-    assert status == 4
-    assert f"--depths {text}: expected numbers from 0 on" in run.output
-
-
 def test_a_depth_beyond_the_context_is_not_run(timed_server, run_pytest):
     server = timed_server("--context", "4096", "--rate", "400")
     _, run = judge(run_pytest, server, "--depths", "0,4096", "-k", "prefill_rate")

@@ -148,14 +148,6 @@ def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, t
     assert "plans.quick.tests" in said and said.endswith("got test_knwon_answers")
 
 
-@from_data
-def test_a_wrong_plan_is_refused_in_one_line(run_pytest, plan, said):
-    certify = ("--certify",) if plan == "quick" else ()
-    status, run = run_pytest("--plan", plan, *certify)
-    assert (status, run.left()) == (4, [])
-    assert said in run.output
-
-
 # What a run costs, and what `sm121 plan` says of it.
 
 

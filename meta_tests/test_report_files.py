@@ -19,7 +19,6 @@ from data_rows import from_data, table
 from sm121.cli import main
 from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core import lenient, numbers, unmet
-from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
 from sm121.evidence import crash_bundle, log_lines
 from sm121.matrix.feature_matrix import MatrixFile
@@ -169,13 +168,6 @@ def test_what_cannot_be_read_is_not_shown(runs, tmp_path):
         "memory.json cannot be read", "matrix/matrix.json cannot be read"
     ]  # fmt: skip
     assert "Not in this run: " in page.html(found)
-
-
-def test_no_verdict_is_one_clear_line(tmp_path, capsys):
-    with pytest.raises(UsageError, match="expected a report directory"):
-        stored.read(tmp_path)
-    assert main(["report", str(tmp_path)]) == 4
-    assert "expected a report directory" in capsys.readouterr().err
 
 
 def test_a_run_of_the_first_version_is_read_by_all(tmp_path, capsys):
