@@ -155,7 +155,6 @@ def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
         comparison.read(tmp_path / "x.json")
     assert main(["compare", str(tmp_path / "x.json")]) == 4
     assert len(capsys.readouterr().err.splitlines()) == 1
-    assert main(["compare", str(tmp_path / "missing")]) == 4
 
 
 def test_the_published_figures_stand_beside_others(tmp_path, capsys):

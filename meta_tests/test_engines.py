@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
 
 from sm121.client import completions, timed
 from sm121.client.connection import Patience
@@ -192,12 +191,6 @@ def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="expected llama-server on the PATH"):
         side_by_side.run(both, arch="cpu", tests=tmp_path, directory=tmp_path, extra=(),
                          progress=print)  # fmt: skip
-
-
-@from_data
-def test_engines_that_do_not_fit(run_pytest, arguments, why):
-    status, run = run_pytest(*arguments, "--collect-only", "-q", "tests/test_smoke.py")
-    assert status == 4 and why in run.output, run.output
 
 
 def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeypatch):

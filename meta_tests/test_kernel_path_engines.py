@@ -120,8 +120,6 @@ def test_command_reads_the_log_of_any_engine(tmp_path, capsys):
     assert cli.main(["path", str(log), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["engine"], answer["attention"]) == ("sglang", "triton")
-    assert cli.main(["path", str(log), "--engine", "tgi"]) == 4
-    assert ", ".join(signatures.known_engines()) in capsys.readouterr().err
 
 
 def test_command_reads_metrics_and_a_jit_cache(tmp_path, capsys):
@@ -140,7 +138,6 @@ def test_command_reads_metrics_and_a_jit_cache(tmp_path, capsys):
     assert (compiled["name"], compiled["part"]) == ("fused_moe_120", "moe")
     assert (compiled["state"], compiled["sass"]) == ("plain", ["sm_121"])
     assert "sm_121" in answer["evidence"]["jit_cache.fused_moe_120"]
-    assert cli.main(["path", "--jit-cache", str(tmp_path / "none")]) == 4
 
 
 EXCERPT = [

@@ -384,16 +384,6 @@ def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
     assert warm == [f"start: the JIT cache in {cache} is warm"]
 
 
-@pytest.mark.slow("two collections")
-def test_what_plan_is_refused_is_said_in_pytest_s_words(capsys):
-    from sm121.cli import main
-
-    assert main(["plan", "--profile", "no-such"]) == 4
-    assert capsys.readouterr().err.startswith("sm121 plan: --profile no-such: expected a file")
-    assert main(["plan", "--nonsense"]) == 4
-    assert capsys.readouterr().err == "sm121 plan: unrecognized arguments: --nonsense\n"
-
-
 @pytest.mark.slow("a collection more")
 def test_plan_takes_what_a_run_takes(capsys):
     from sm121.cli import main
