@@ -16,6 +16,12 @@ def read_lines(lines: Iterable[str], engine: str = "vllm") -> kernel_path.Kernel
     return reader.path()
 
 
+def stated(path: kernel_path.KernelPath) -> dict[str, object]:
+    """What a path states, without what is null, empty or evidence."""
+    every = path.model_dump(exclude={"evidence"})
+    return {name: value for name, value in every.items() if value not in (None, [], {})}
+
+
 def lines_of(name: str) -> dict[str, Any]:
     """Lines of logs from ``data/NAME``, and what they prove."""
     return tomllib.loads((Path(__file__).parent / "data" / name).read_text("utf-8"))

@@ -113,8 +113,9 @@ def test_other_arguments_by_the_schema_are_counted_and_green(tmp_path):
     [
         (lambda c: c if "location" not in c[1] else None, {"tries": 1}, "25 of 30 right"),
         (lambda call: time.sleep(0.1) or call, {"within_s": 0.2}, "done in 0 s"),
+        (right, {"questions": 2, "tries": 2}, "2 of 2 right"),
     ],
-    ids=["one tool of six", "too slow"],
+    ids=["one tool of six", "too slow", "all of too few questions"],
 )
 def test_what_is_undecided_is_not_green(tmp_path, fault, update, text):
     with pytest.raises(Inconclusive, match=text):
@@ -132,8 +133,3 @@ def test_the_canary_says_why_it_is_not_asked(tmp_path):
     assert "two tools" in CANARY.correctness.cannot["tool_scores"]
     with pytest.raises(NotRun, match="profile cpu-tiny-gpt-oss has no"):
         compatibility.judge(None, CANARY, tmp_path, str)
-
-
-def test_all_of_too_few_questions_is_undecided(tmp_path):
-    with pytest.raises(Inconclusive, match="2 of 2 right"):
-        judged(right, right, tmp_path, questions=2, tries=2)

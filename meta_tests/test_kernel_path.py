@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 from data_rows import from_data, table
-from logs import lines_of, proofs, read_lines
+from logs import lines_of, proofs, read_lines, stated
 
 from sm121.core import profile
 from sm121.core.data_file import DataFileError
-from sm121.evidence.kernel_path import KernelPath, mistaken_environment, read_log
+from sm121.evidence.kernel_path import mistaken_environment, read_log
 from sm121.evidence.log_lines import LINE_LIMIT, clean, read_physical_lines
 from sm121.evidence.progress import startup_progress
 from sm121.evidence.signatures import load_signatures
@@ -21,11 +21,6 @@ DATA = Path(__file__).parent / "data"
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 LINES = lines_of("vllm-lines.toml")
 PROVES = proofs(LINES["proves"])
-
-
-def values(path: KernelPath) -> dict[str, object]:
-    stated = {**path.model_dump(exclude={"evidence"}), "version": path.version}
-    return {name: value for name, value in stated.items() if value not in (None, [], {})}
 
 
 @pytest.mark.parametrize(("line", "field", "value"), PROVES)
@@ -38,9 +33,11 @@ def test_line_proves_value(line, field, value):
 
 @pytest.mark.parametrize("line", LINES["silent"] + LINES["benign"])
 def test_line_proves_nothing(line):
-    stated = values(read_lines([line]))
-    failure = stated.pop("failure", None)  # a refused backend is one, and proves no backend
-    assert stated == {} and (failure is None or line not in LINES["benign"])
+    path = read_lines([line])
+    known = stated(path)
+    failure = known.pop("failure", None)  # a refused backend is one, and proves no backend
+    assert known == {} and path.version is None
+    assert failure is None or line not in LINES["benign"]
 
 
 def test_every_vllm_path_signature_is_exercised():
@@ -124,7 +121,7 @@ def test_unknown_variables():
 
 def test_real_cpu_engine():
     path = read_log(DATA / "vllm-0.32-cpu-stopped.log")
-    assert values(path) == {
+    assert stated(path) | {"version": path.version} == {
         "moe": "CPU",
         "cuda_graphs": False,
         "kv_layout": "LBHNC",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from data_rows import from_data, table
-from logs import lines_of, proofs, read_lines
+from logs import lines_of, proofs, read_lines, stated
 
 from sm121 import cli
 from sm121.evidence import log_lines, signatures
@@ -30,9 +30,12 @@ SGLANG, LLAMA = (proofs(LINES[engine]["proves"]) for engine in ("sglang", "llama
 ON_A_CPU = table(__name__, "ON_A_CPU")
 
 
-@pytest.mark.parametrize(("line", "field", "value"), SGLANG)
-def test_sglang_line_proves_value(line, field, value):
-    assert getattr(read_lines([line], "sglang"), field) == value
+@pytest.mark.parametrize(
+    ("engine", "line", "field", "value"),
+    [(engine, *proof) for engine in LINES for proof in proofs(LINES[engine]["proves"])],
+)
+def test_line_proves_value(engine, line, field, value):
+    assert getattr(read_lines([line], engine), field) == value
 
 
 def test_a_start_is_followed_in_the_words_of_its_engine():
@@ -43,18 +46,11 @@ def test_a_start_is_followed_in_the_words_of_its_engine():
     assert startup_progress(SERVER_DICT, "vllm") is None
 
 
-@pytest.mark.parametrize(("line", "field", "value"), LLAMA)
-def test_llama_line_proves_value(line, field, value):
-    assert getattr(read_lines([line], "llama-cpp"), field) == value
-
-
 @pytest.mark.parametrize(
     ("line", "engine"), [(line, engine) for engine in LINES for line in LINES[engine]["silent"]]
 )
 def test_line_of_another_engine_proves_nothing(line, engine):
-    path = read_lines([line], engine)
-    stated = path.model_dump(exclude={"evidence"})
-    assert {name: value for name, value in stated.items() if value not in (None, [], {})} == {}
+    assert stated(read_lines([line], engine)) == {}
 
 
 @pytest.mark.parametrize(("engine", "lines"), [("sglang", SGLANG), ("llama-cpp", LLAMA)])

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from data_rows import from_data, table
-from logs import read_lines
+from logs import read_lines, stated
 
 from sm121 import cli
 from sm121.core import builds
-from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log, search_last_start
+from sm121.evidence.kernel_path import detect_engine, read_log, search_last_start
 from sm121.evidence.log_lines import clean
 from sm121.evidence.progress import startup_progress
 
@@ -54,13 +54,6 @@ WRAPS: dict[str, Callable[[str], str]] = {
 }
 
 
-def stated(path: KernelPath) -> dict[str, object]:
-    """What a path states, without what is null, empty or evidence."""
-    return {
-        n: v for n, v in path.model_dump(exclude={"evidence"}).items() if v not in (None, [], {})
-    }
-
-
 def lines_of(name: str) -> list[str]:
     return (GB10 / f"{name}.log").read_text("utf-8").splitlines()
 
@@ -90,24 +83,22 @@ def test_build_and_engine_are_known(name):
     assert path.build == ("mxfp4" if "moe" in SHOWN[name] else None)
 
 
+def same_path(name: str, wrap: Callable[[str], str]) -> None:
+    bare, path = (read_lines(map(each, lines_of(name))) for each in (str, wrap))
+    assert path.model_dump() == bare.model_dump()
+    assert (path.version, path.build, path.asked) == (bare.version, bare.build, bare.asked)
+
+
 @pytest.mark.parametrize("prefix", WRAPS)
 @pytest.mark.parametrize("name", LOGS)
 def test_behind_any_prefix_it_is_the_same_path(name, prefix):
-    lines = lines_of(name)
-    bare = read_lines(lines)
-    path = read_lines(WRAPS[prefix](line) for line in lines)
-    assert path.model_dump() == bare.model_dump()
-    assert (path.version, path.build, path.asked) == (bare.version, bare.build, bare.asked)
+    same_path(name, WRAPS[prefix])
 
 
 @from_data
 @pytest.mark.parametrize("name", ["unfused_0804_clean", "eugr_version"])
 def test_behind_a_prefix_of_no_known_form_the_server_s_own_tells(name, prefix):
-    lines = lines_of(name)
-    bare = read_lines(lines)
-    path = read_lines(prefix + line for line in lines)
-    assert path.model_dump() == bare.model_dump()
-    assert (path.version, path.build, path.asked) == (bare.version, bare.build, bare.asked)
+    same_path(name, lambda line: prefix + line)
 
 
 @from_data

@@ -41,23 +41,25 @@ def begin(start_pytest, fault_server, tmp_path):
 VERDICTS = "meta_tests/scenarios/verdicts.py"
 
 
-def test_a_run_that_passes(begin):
-    run, steps = begin(f"{VERDICTS}::test_pass")
-    assert run.wait() == 0, run.output
-    assert steps() == [*BEGINNING, "decided PASS", LAST, "closed PASS", *END]
-
-
-def test_a_run_that_fails(begin):
-    run, steps = begin(f"{VERDICTS}::test_fail", f"{VERDICTS}::test_invalid")
-    assert run.wait() == 1, run.output
-    assert steps() == [*(*BEGINNING, "decided FAIL", "decided INVALID", LAST, "closed FAIL", *END)]
-
-
-def test_a_run_whose_server_may_not_be_well(begin):
-    """The cause of a time-out is looked for before the test is decided."""
-    run, steps = begin("meta_tests/scenarios/out_of_time.py")
-    assert run.wait() == 1, run.output
-    assert steps() == [*(*BEGINNING, "crash looked for", "decided FAIL", LAST, "closed FAIL", *END)]
+@pytest.mark.parametrize(
+    ("arguments", "status", "between"),
+    [
+        ([f"{VERDICTS}::test_pass"], 0, ["decided PASS"]),
+        ([f"{VERDICTS}::test_pass", "--shard=1/2"], 0, ["decided PASS"]),
+        (
+            [f"{VERDICTS}::test_fail", f"{VERDICTS}::test_invalid"], 1,
+            ["decided FAIL", "decided INVALID"],
+        ),
+        # The cause of a time-out is looked for before the test is decided.
+        (["meta_tests/scenarios/out_of_time.py"], 1, ["crash looked for", "decided FAIL"]),
+    ],
+    ids=["passes", "a shard", "fails", "its server may not be well"],
+)  # fmt: skip
+def test_a_run_that_ends_by_itself(begin, arguments, status, between):
+    run, steps = begin(*arguments)
+    assert run.wait() == status, run.output
+    closed = "closed FAIL" if status else "closed PASS"
+    assert steps() == [*BEGINNING, *between, LAST, closed, *END]
 
 
 def test_a_run_that_is_interrupted(begin):
@@ -82,12 +84,6 @@ def test_a_run_that_measures(begin):
     assert steps()[:3] == BEGINNING
     after = steps()[steps().index("box read again") :]
     assert after[:2] == ["box read again", LAST] and after[-2:] == END, run.output
-
-
-def test_a_shard_of_a_run(begin):
-    run, steps = begin(f"{VERDICTS}::test_pass", "--shard=1/2")
-    assert run.wait() == 0, run.output
-    assert steps() == [*BEGINNING, "decided PASS", LAST, "closed PASS", *END]
 
 
 @pytest.mark.slow("a run with workers")

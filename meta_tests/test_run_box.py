@@ -75,7 +75,8 @@ def run_box(monkeypatch):
     # Whatever this test starts descends from it; what somebody else started does not.
     monkeypatch.setattr(box, "_ours", lambda own: [psutil.Process(), *own()])
 
-    def make(*urls: str, pool=None) -> tuple[RunBox, VerdictFile, list[str]]:
+    def make(*urls: str, gpus=(set(),), pool=None) -> tuple[RunBox, VerdictFile, list[str]]:
+        monkeypatch.setitem(sys.modules, "pynvml", driver(*gpus))
         file = VerdictFile(
             arch="sm121", profile="x", started="now",
             engine=EngineReport(name="vllm", managed=not urls, model="x"),
@@ -140,10 +141,9 @@ def test_what_an_attached_server_computes_is_no_load_of_others(serving, run_box)
     assert not {serving.listener, serving.core} & set(box.CpuUse.take(list).run_seconds)
 
 
-def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box, monkeypatch):
+def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box):
     url = f"http://127.0.0.1:{serving.port}"
-    monkeypatch.setitem(sys.modules, "pynvml", driver({serving.core}))
-    mine, file, _ = run_box(url)
+    mine, file, _ = run_box(url, gpus=[{serving.core}])
     mine.read_before()
     mine.read_after()
     assert file.box.state == "QUALIFIED" and not file.unproven, file.box
@@ -151,27 +151,26 @@ def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box, monke
 
 
 @pytest.mark.parametrize("beside", [True, False], ids=["the server's GPU", "another GPU"])
-def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, monkeypatch, beside):
+def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, beside):
     gpus = [{serving.core, 4711}] if beside else [{4711}, {serving.core}]
-    monkeypatch.setitem(sys.modules, "pynvml", driver(*gpus))
-    mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}")
+    mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}", gpus=gpus)
     mine.read_before()
     assert file.box.state == ("DEGRADED" if beside else "QUALIFIED"), file.box
     assert ("others are on the GPU: processes [4711]" in file.box.reason) is beside
 
 
-def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box, monkeypatch):
+def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
     """A and B are attached at the same time, on one GPU."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as other:
         port, core = map(int, other.stdout.readline().split())
-        monkeypatch.setitem(sys.modules, "pynvml", driver({serving.core, core}))
+        gpus = [{serving.core, core}]
         urls = [f"http://127.0.0.1:{serving.port}", f"http://127.0.0.1:{port}"]
-        both, file, _ = run_box(*urls)
+        both, file, _ = run_box(*urls, gpus=gpus)
         both.read_before()
         assert file.box.state == "QUALIFIED", file.box
-        one, file, _ = run_box(urls[0])
+        one, file, _ = run_box(urls[0], gpus=gpus)
         one.read_before()
         assert file.box.state == "DEGRADED" and str(core) in file.box.reason
         psutil.Process(core).kill()
@@ -183,11 +182,8 @@ def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box, monkeypat
     [({4711}, "seen processes [4711]"), (set(), "seen nobody")],
     ids=["behind a proxy or in a container", "elsewhere behind a tunnel"],
 )
-def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(
-    serving, run_box, monkeypatch, on_the_gpu, said
-):
-    monkeypatch.setitem(sys.modules, "pynvml", driver(on_the_gpu))
-    mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}")
+def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(serving, run_box, on_the_gpu, said):
+    mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}", gpus=[on_the_gpu])
     mine.read_before()
     mine.read_after()
     assert file.box.state == "QUALIFIED" and said in file.box.reason, file.box
@@ -195,10 +191,7 @@ def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(
     assert "cannot tell whose the GPU is" in line and "attach to its own port" in line
 
 
-def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_machine(
-    run_box, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "pynvml", driver(set()))
+def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_machine(run_box):
     mine, file, _ = run_box("http://127.0.0.1:1")
     mine.read_before()
     mine.read_after()
@@ -211,7 +204,6 @@ def test_what_a_change_of_the_machine_does_to_what_was_decided(
     run_box, monkeypatch, device, verdicts, message
 ):
     """A PASS, a FAIL, and a metric without a gate, decided before the machine is read again."""
-    monkeypatch.setitem(sys.modules, "pynvml", driver(set()))
     mine, file, remarks = run_box(pool=pool_of())
     ledger = mine.harness.ledger = Ledger(file)
     mine.read_before()
@@ -228,7 +220,6 @@ def test_what_a_change_of_the_machine_does_to_what_was_decided(
 
 
 def test_a_faster_machine_and_nothing_that_failed_is_a_remark(run_box, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", driver(set()))
     mine, file, remarks = run_box(pool=pool_of())
     mine.harness.ledger = Ledger(file)
     mine.harness.remark = lambda line, **_: remarks.append(line)
@@ -244,16 +235,13 @@ def pool_of(*pids: int) -> SimpleNamespace:
     return SimpleNamespace(starts=[], processes=lambda: [psutil.Process(pid) for pid in pids])
 
 
-def test_a_started_server_in_a_container_is_said_and_a_stranger_before_it_is_seen(
-    serving, run_box, monkeypatch
-):
+def test_a_started_server_in_a_container_is_said_and_a_stranger_before_it_is_seen(serving, run_box):
     """NVML may show the pids of the host, which are nobody's here."""
-    monkeypatch.setitem(sys.modules, "pynvml", driver({4711}))
-    mine, file, remarks = run_box(pool=pool_of(serving.core))
+    mine, file, remarks = run_box(gpus=[{4711}], pool=pool_of(serving.core))
     mine.read_before()
     mine.read_after()
     assert file.box.state == "QUALIFIED" and not file.unproven
     assert len(remarks) == 1 and "cannot tell whose" in remarks[0]
-    mine, file, remarks = run_box(pool=pool_of())
+    mine, file, remarks = run_box(gpus=[{4711}], pool=pool_of())
     mine.read_before()
     assert file.box.state == "DEGRADED" and "processes [4711]" in file.box.reason

@@ -68,29 +68,21 @@ def test_a_run_that_ends_by_itself(start, scenario, status, verdict):
     check_nothing_left(run, memory)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_interrupted(start, number):
+@pytest.mark.parametrize(
+    ("signals", "status"),
+    [
+        ([signal.SIGINT], 2),
+        ([signal.SIGTERM], 2),
+        ([signal.SIGINT] * 3, 2),  # a second Ctrl-C breaks nothing off
+        ([signal.SIGKILL], -signal.SIGKILL),
+    ],
+)
+def test_a_run_that_is_ended(start, signals, status):
     run, memory = start("test_waits")
-    os.kill(run.process.pid, number)
-    assert run.wait() == 2, run.output
-    assert run.verdict["verdict"] == "NOT_RUN" and not run.verdict["finished"], run.verdict
-    check_nothing_left(run, memory)
-
-
-def test_a_second_ctrl_c_breaks_nothing_off(start):
-    run, memory = start("test_waits")
-    for _ in range(3):
-        os.kill(run.process.pid, signal.SIGINT)
+    for number in signals:
+        os.kill(run.process.pid, number)
         time.sleep(0.05)
-    assert run.wait() == 2, run.output
-    assert run.verdict["verdict"] == "NOT_RUN" and not run.verdict["finished"], run.verdict
-    check_nothing_left(run, memory)
-
-
-def test_a_run_that_is_killed(start):
-    run, memory = start("test_waits")
-    os.kill(run.process.pid, signal.SIGKILL)
-    assert run.wait() == -signal.SIGKILL
+    assert run.wait() == status, run.output
     assert run.verdict["verdict"] == "NOT_RUN" and not run.verdict["finished"], run.verdict
     check_nothing_left(run, memory)
 

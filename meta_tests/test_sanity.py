@@ -22,35 +22,25 @@ def test_counting_by_tokens_trips_nothing():
     assert sanity.signs("", tokens, [-1e-4] * len(tokens)) == []
 
 
-@pytest.mark.parametrize("mark", ["!", "?"])
-def test_junk_is_seen(mark):
-    assert sanity.junk(mark * 8) and sanity.junk(f"Paris is{mark * 40}")
-    assert not sanity.junk(mark * 7)
-
-
-def test_a_loop_of_one_token_is_seen():
-    assert sanity.single_token_loop([1, 2, *[7] * 12])
-    assert not sanity.single_token_loop([1, 2, *[7] * 11])
-
-
-@pytest.mark.parametrize("period", [2, 5, 16])
-def test_a_cycle_is_seen(period):
-    start, loop = [900, 901], list(range(period))
-    assert sanity.cycle(start + loop * 6)
-    assert not sanity.cycle(start + loop * 5)
-    assert not sanity.cycle(start + loop * 6 + [902])
-
-
-def test_a_collapse_is_seen():
-    assert sanity.collapse([1, 2] * 20)
-    assert not sanity.collapse([1, 2] * 10)  # too short to say
-    assert not sanity.collapse(list(range(40)))
-
-
-def test_noise_is_seen():
-    assert sanity.noise([math.log(1e-5)] * 10)
-    assert not sanity.noise([math.log(0.1)] * 10)
-    assert not sanity.noise([math.log(1e-5)])
+@pytest.mark.parametrize(
+    ("sign", "broken", "harmless"),
+    [
+        *((sanity.junk, [mark * 8, f"Paris is{mark * 40}"], [mark * 7]) for mark in "!?"),
+        (sanity.single_token_loop, [[1, 2, *[7] * 12]], [[1, 2, *[7] * 11]]),
+        *(
+            (
+                sanity.cycle,
+                [[900, 901, *loop * 6]],
+                [[900, 901, *loop * 5], [900, 901, *loop * 6, 902]],
+            )
+            for loop in ([0, 1], [*range(5)], [*range(16)])
+        ),
+        (sanity.collapse, [[1, 2] * 20], [[1, 2] * 10, [*range(40)]]),  # twenty say nothing
+        (sanity.noise, [[math.log(1e-5)] * 10], [[math.log(0.1)] * 10, [math.log(1e-5)]]),
+    ],
+)
+def test_a_broken_text_is_seen(sign, broken, harmless):
+    assert all(map(sign, broken)) and not any(map(sign, harmless))
 
 
 def test_the_shipped_prompts_cross_the_window():

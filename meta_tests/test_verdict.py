@@ -1,5 +1,6 @@
 """How verdicts combine, and that nothing is not green."""
 
+import pytest
 from data_rows import from_data
 
 from sm121.core.verdict import Verdict, worst
@@ -37,17 +38,17 @@ def file_with(*verdicts: Verdict, finished: bool = True, **more) -> VerdictFile:
     return file
 
 
-def test_an_empty_run_is_not_run():
-    assert file_with().verdict is Verdict.NOT_RUN
-
-
-def test_only_skipped_is_not_run():
-    assert file_with(Verdict.NOT_RUN, skipped=True).verdict is Verdict.NOT_RUN
-
-
-def test_unfinished_is_not_green():
-    assert file_with(Verdict.PASS, finished=False).verdict is Verdict.NOT_RUN
-    assert file_with(Verdict.FAIL, finished=False).verdict is Verdict.FAIL
+@pytest.mark.parametrize(
+    ("verdicts", "fields", "whole"),
+    [
+        ((), {}, Verdict.NOT_RUN),
+        ((Verdict.NOT_RUN,), {"skipped": True}, Verdict.NOT_RUN),
+        ((Verdict.PASS,), {"finished": False}, Verdict.NOT_RUN),
+        ((Verdict.FAIL,), {"finished": False}, Verdict.FAIL),
+    ],
+)
+def test_nothing_and_less_than_all_are_not_green(verdicts, fields, whole):
+    assert file_with(*verdicts, **fields).verdict is whole
 
 
 def test_the_summary_of_a_pull_request_fits_a_screen(monkeypatch):
