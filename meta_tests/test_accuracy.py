@@ -71,26 +71,11 @@ def test_outputs_are_kept_and_read_again(tmp_path):
     assert load(tmp_path / "kept.jsonl", Output) == found
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("", "at least one line"),
-        ("{", "line 1: expected JSON"),
-        ('{"prompt": "a"}', "line 1: key answer: required key"),
-        ("[1]", "line 1: key Input should be a valid dictionary"),
-        ("[" * 100_000, "line 1: expected JSON"),
-        ('{"prompt": ' + "1" * 5000 + "}", "line 1: expected JSON"),
-        ('{"prompt": "a", "answer": "b", "' + "x" * 9000 + '": 1}', "line 1: key x+: unknown key"),
-        ('{"prompt": "a", "answer": "many", "kind": "number"}', "expected a number as answer"),
-        ('{"prompt": "a", "answer": "AB", "kind": "letter"}', "expected one capital letter"),
-        ('{"prompt": "a", "answer": " ", "kind": "begins"}', "expected an answer with a word"),
-        ('{"prompt": "a", "answer": "!"}', "expected an answer with a word"),
-        ('{"prompt": "a", "answer": "b", "kind": "guess"}', "line 1: key kind"),
-        ('{"prompt": "a", "answer": "b"}\n{"prompt": "a", "answer": "c"}', "line 2: 'a' is there"),
-    ],
-)
+@from_data
 def test_a_wrong_file_is_one_clear_line(tmp_path, content, expected):
     file = tmp_path / "questions.jsonl"
+    for word, long in (("NESTED", "[" * 100_000), ("DIGITS", "1" * 5000), ("LONG", "x" * 9000)):
+        content = content.replace(word, long)
     file.write_text(content)
     with pytest.raises(UsageError, match=expected) as error:
         load(file)

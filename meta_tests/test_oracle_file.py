@@ -290,17 +290,7 @@ def test_each_other_rounding_is_told_by_its_part(served):
     assert computed_tolerance(served, "bf16").mean_abs < 0.2
 
 
-@pytest.mark.parametrize(
-    ("key", "table"),
-    [
-        (
-            "correctness.prices",
-            '[[correctness.prices]]\nrounding = "kv=fp9"\n'
-            'gates = [{metric = "price_kl", unit = "nats", at_most = 1, source = "this test"}]\n',
-        ),
-        ("correctness.rounding", '[correctness]\nrounding = "kv=fp9"\n'),
-    ],
-)
+@from_data
 def test_a_rounding_of_a_profile_that_is_none_is_refused_at_once(run_pytest, tmp_path, key, table):
     (tmp_path / "p.toml").write_text(f'name = "p"\nextends = "cpu-tiny-gpt-oss"\n{table}')
     status, run = run_pytest("--profile", str(tmp_path / "p.toml"), "tests/test_smoke.py")
