@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
@@ -50,6 +50,10 @@ class _Forms(data_file.DataTable):
     bare_file: _Form
     quotes_a_user: _Form
     moment: _Form
+    messages: tuple[str, ...]
+    exceptions: frozenset[str]
+    levels: frozenset[str]
+    least_error: dict[str, int]
 
 
 _FORMS = data_file.load("log-lines.toml", _Forms)
@@ -60,7 +64,6 @@ _TRACEBACK_OPENING = re.compile(r"^Traceback \(most recent call last\)")
 
 _LEVELS = {name: name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 _LEVELS |= {"WARN": "WARNING", "ERR": "ERROR", "FATAL": "CRITICAL", "PANIC": "CRITICAL"}
-_MESSAGES = ("log", "message", "msg", "MESSAGE", "line", "text", "textPayload", "body", "_raw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +91,18 @@ class LogLine:
     ``7 10.0.0.2``: a worker has another name before it knows its rank. Empty: no worker did."""
     number: int = field(default=0, compare=False)
     """Of the physical line that it begins with, where `read_new_lines` gives it."""
+    lines: tuple[str, ...] = field(default=(), compare=False)
+    """Those of a record of JSON that has several, as a message and its exception; else empty."""
 
     @property
     def is_indented(self) -> bool:
         """True when the message starts with blanks: a stack frame, or a piece of a wrapped line."""
         return self.text[:1] in (" ", "\t")
+
+    @property
+    def parts(self) -> list["LogLine"]:
+        """A message for each of ``lines``, or itself."""
+        return [replace(self, text=line.rstrip(), lines=()) for line in self.lines] or [self]
 
 
 def clean(raw: str) -> LogLine:
@@ -134,6 +144,8 @@ def clean(raw: str) -> LogLine:
         file, text, bare = match["file"], text[match.end() :], False
     if match := _FORMS.quotes_a_user.match(text):
         text = match[0]
+    lines = text.rstrip().split("\n")
+    text = " ".join(lines)
     return LogLine(
         text=(_REPEATED.sub("", text) if "[repeated " in text else text).rstrip(),
         level=level,
@@ -143,6 +155,7 @@ def clean(raw: str) -> LogLine:
         stamp=stamp,
         process=process,
         worker=worker,
+        lines=tuple(lines) if len(lines) > 1 else (),
     )
 
 
@@ -160,13 +173,25 @@ def _json_message(text: str) -> tuple[str, str | None]:
     gave it: of docker, journald, fluentd, Loki, a structured logger."""
     try:
         record = json.loads(text)
+        entries = [*_entries(record)]
     except (json.JSONDecodeError, RecursionError):
         return text, None  # cut short: the line is still searched as it stands
-    parts = [next((record[key] for key in _MESSAGES if isinstance(record.get(key), str)), text)]
-    parts += [record["exc_info"]] if isinstance(record.get("exc_info"), str) else []
-    names = (record.get(key) for key in ("levelname", "level", "lvl"))
-    level = next((_LEVELS[x] for name in names if (x := str(name).upper()) in _LEVELS), None)
-    return _CONTROL.sub("", _ANSI.sub("", " ".join(" ".join(parts).splitlines()))), level
+    keys = _FORMS.messages
+    parts = [next((record[key] for key in keys if isinstance(record.get(key), str)), text)]
+    parts += [v for key, v in entries if key in _FORMS.exceptions and isinstance(v, str)]
+    names = (str(value).upper() for key, value in entries if key in _FORMS.levels)
+    level = next((_LEVELS[name] for name in names if name in _LEVELS), None)
+    least = _FORMS.least_error
+    if any(key in least and isinstance(v, int) and v >= least[key] for key, v in entries):
+        level = "ERROR"
+    return _CONTROL.sub("", _ANSI.sub("", "\n".join(parts))), level
+
+
+def _entries(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Of a table, and of those in it."""
+    for key, value in table.items():
+        yield key, value
+        yield from _entries(value) if isinstance(value, dict) else ()
 
 
 def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:

@@ -1,6 +1,7 @@
 """Errors that kill nobody: what a server's log and the kernel say of them while it serves on. What
 counts as one, and which are accepted, is data: ``fixtures/signatures/failures.toml``."""
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class ErrorReader:
             if any_of(self._markers.ready).search(line.text):
                 # What a start met and only warned of, as of a module without its library, is over.
                 errors = [each for each in errors if each.certain or each.kind != _TRACEBACK]
-            errors += self._errors_in(line)
+            errors += itertools.chain(*map(self._errors_in, line.parts))
         return errors
 
     def _new(self, log: Path) -> Iterator[str]:
