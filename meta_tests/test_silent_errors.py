@@ -12,8 +12,10 @@ from false_greens.engine import VARIABLES, environment, script
 from false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, stack
 from servers import executable
 
+from sm121.core.server import Endpoint, Node, Server
 from sm121.evidence import failure, kernel_messages
 from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
+from sm121.run import harness
 
 DATA = Path(__file__).parent / "data"
 #: Servers that served until their owner stopped them, or stopped watching.
@@ -218,3 +220,26 @@ def test_a_buffer_that_has_lost_its_beginning_proves_nothing(
     messages = kernel_messages.since(1.0)
     assert unread in (messages.unavailable or "") and bool(messages.unavailable) == bool(unread)
     assert len(messages.xids) == ("Xid" in dmesg)
+
+
+@from_data
+def test_each_node_of_a_server_is_read(tmp_path, rank, managed, line, kinds):
+    logs = [tmp_path / f"rank{number}.log" for number in (0, 1)]
+    for log in logs:
+        log.write_text(f"{READY}\n")
+    nodes = tuple(Node(number, f"spark{number + 1}", log) for number, log in enumerate(logs))
+    server = Server(Endpoint("http://h", None, "m"), managed, "vllm", None, logs[0], None, 1.0,
+                    "vllm", nodes=nodes)  # fmt: skip
+    decisions = []
+    run = SimpleNamespace(
+        attached=server, pool=None, life=SimpleNamespace(accounted=False, state=lambda: None),
+        _errors={}, _follow_log=lambda: None, save=lambda: None,
+        decide_silent=lambda errors, source: decisions.extend((e.kind, source) for e in errors),
+    )  # fmt: skip
+    harness.Harness.judge_errors(run)
+    with logs[rank].open("a") as file:
+        file.write(f"{line}\n")
+    harness.Harness.judge_errors(run)
+    harness.Harness.judge_errors(run)
+    source = "log of rank0" if rank == 0 else "log of node 1 (spark2)"
+    assert decisions == [(kind, source) for kind in kinds]

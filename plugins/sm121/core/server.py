@@ -172,6 +172,13 @@ class Server:
         return None
 
     @property
+    def logs(self) -> dict[Path, str]:
+        """Of each of its nodes, as far as the suite has access to it, and whose it is."""
+        others = {node.log: f"log of {node}" for node in self.nodes[1:]}
+        logs = {self.log: f"log of {self.log.stem}" if self.log else "", **others}
+        return {log: name for log, name in logs.items() if log is not None and log.is_file()}
+
+    @property
     def why_cold(self) -> str | None:
         """Why the time of its start decides nothing; None after a start with warm caches."""
         if not self.compiled:

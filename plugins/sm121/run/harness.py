@@ -321,16 +321,16 @@ class Harness(RunRecord):
         server, running = self.attached, self.pool.current if self.pool is not None else None
         if running is not None and running.running:
             server = self.last_server(running.configuration.name)
-        log, life = server.log if server is not None else None, self.life
-        if server is None or log is None or not log.is_file() or life is None or life.accounted:
-            return
-        if log not in self._errors:
+        life = self.life
+        for log, name in server.logs.items() if server is not None else ():
+            if server is None or life is None or life.accounted:
+                return
             engine = server.configuration.engine if server.configuration else server.reader or ""
-            self._errors[log] = ErrorReader(engine, 0 if server.managed else log.stat().st_size)
-        errors = self._errors[log].read(log)
-        if errors and not isinstance(life.state(), Dead):
-            self.decide_silent(errors, f"log of {log.stem}")
-            self.save()
+            new = ErrorReader(engine, 0 if server.managed else log.stat().st_size)
+            errors = self._errors.setdefault(log, new).read(log)
+            if errors and not isinstance(life.state(), Dead):
+                self.decide_silent(errors, name)
+                self.save()
 
     def decide_silent(self, errors: Iterable[SilentError], source: str) -> None:
         """Decide on errors that nothing died of (`beside.silent`)."""
