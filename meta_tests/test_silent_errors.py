@@ -13,6 +13,7 @@ from false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, stack
 from servers import executable
 
 from sm121.core.server import Endpoint, Node, Server
+from sm121.engines.managed import StopReport
 from sm121.evidence import failure, kernel_messages
 from sm121.evidence.silent_errors import ErrorReader, of_the_kernel
 from sm121.run import harness
@@ -220,6 +221,18 @@ def test_a_buffer_that_has_lost_its_beginning_proves_nothing(
     messages = kernel_messages.since(1.0)
     assert unread in (messages.unavailable or "") and bool(messages.unavailable) == bool(unread)
     assert len(messages.xids) == ("Xid" in dmesg)
+
+
+@from_data
+def test_the_kernel_of_another_node_counts_too(tmp_path, arch, messages, verdict):
+    def doing(session):
+        session.target = dataclasses.replace(session.target, arch=arch)
+        kernels = {"node 1 (spark2)": kernel_messages.KernelMessages(messages)}
+        session.note_stop("x", StopReport(0, (), True, 0, 1.0, kernels=kernels))
+
+    with environment(VARIABLES):
+        outcome = script(SimpleNamespace(tmp_path=tmp_path), "run", doing)
+    assert outcome.verdict == verdict and ("node 1 (spark2)" in outcome.said) != outcome.green
 
 
 @from_data

@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 from data_rows import from_data
+from servers import executable
 from two_ranks import COMMAND, TwoRanks
 
 from sm121.core import data_file, profile
@@ -118,6 +119,18 @@ def test_serves_and_leaves_nothing_on_any_node(make):
     assert report.clean, report
     assert not process.is_running() and not left_of(RUN)
     assert log is not None and "rank 1 serves" in log.read_text()
+
+
+def test_kernel_of_each_other_node_is_read(make, tmp_path, monkeypatch):
+    lines = r"print(f'[{time.monotonic():.6f}] NVRM: Xid (PCI:1): 31, pid=7\n[0.1] boot')"
+    executable(tmp_path / "dmesg", f'exec {sys.executable} -Sc "import time; {lines}"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    server = make()
+    server.start()
+    rank_1(server)
+    (name, kernel), *others = server.stop().kernels.items()
+    assert name == "node 1 (this machine)" and not others
+    assert len(kernel.xids) == 1 and kernel.unavailable is not None, "its buffer begins later"
 
 
 def test_traces_of_a_rank_are_not_left_on_its_node(make, tmp_path):

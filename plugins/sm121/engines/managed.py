@@ -38,6 +38,7 @@ from sm121.engines.process_tree import (
 )
 from sm121.engines.starting import Activity, ReadinessProbe, StartPhase
 from sm121.evidence import failure, process_snapshot
+from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.progress import startup_progress
 
 _POLL_S = 0.1
@@ -83,6 +84,8 @@ class StopReport:
     log: str = ""
     #: The signal that it died of when it was asked to end; None where it ended in order.
     crash: str | None = None
+    #: What the kernel of each other node has said since the start there, by the node's name.
+    kernels: Mapping[str, KernelMessages] = field(default_factory=dict)
 
     @property
     def clean(self) -> bool:

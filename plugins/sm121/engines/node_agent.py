@@ -191,7 +191,9 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
                 with contextlib.suppress(OSError):  # somebody else has put something there
                     parent.rmdir()
         telling.tell_log()
-        tell("stopped", report)
+        kernel = kernel_messages.since(server.launched)
+        lines = [*kernel.xids, *kernel.host_faults][:_MOST_LINES]
+        tell("stopped", {**report, "kernel": [lines, kernel.unavailable]})
 
 
 def _end(_number: int, _frame: object) -> None:

@@ -257,9 +257,11 @@ def _together(report: StopReport, node: Node, theirs: Mapping[str, Any] | None) 
         return dataclasses.replace(report, survivors=(*report.survivors, lost))
     left = [Survivor(e["pid"], e["status"], f"{node}: {e['command']}") for e in theirs["survivors"]]
     crash = f"{node}: {theirs['crash']}" if theirs["crash"] else None
+    lines, unavailable = theirs["kernel"]
     return dataclasses.replace(
         report,
         survivors=(*report.survivors, *left),
         memory_missing_bytes=report.memory_missing_bytes + theirs["memory_missing_bytes"],
         crash=report.crash or crash,
+        kernels={**report.kernels, f"{node}": KernelMessages(tuple(lines), unavailable)},
     )

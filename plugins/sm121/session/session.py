@@ -3,7 +3,7 @@
 import functools
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -13,6 +13,7 @@ from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import protocol, registry
 from sm121.engines.attached import AttachedProcesses
+from sm121.engines.managed import StopReport
 from sm121.evidence import cgroup, kernel_messages, silent_errors
 from sm121.evidence.kernel_messages import KernelMessages
 from sm121.evidence.resources import ResourceSampler
@@ -148,26 +149,42 @@ class Session(harness.Harness):
         cannot be read is one too, and stands in a certificate. A crash's is in its bundle."""
         if self.target.obstacle is not None:
             return
-        uses_gpu, attached = self.target.arch != architecture.CPU, self.attached
+        attached = self.attached
         if attached is None or AttachedProcesses(attached.endpoint.base_url).here:
             kernel = kernel_messages.since(self.started, self.pool.start_spans if self.pool else ())
         else:
             kernel = KernelMessages(unavailable="the server runs on another machine")
+        kills = cgroup.kills(self.cgroup_before)
+        killed = f"the control group, whose memory ran out, killed {kills} processes"
+        self._judge_messages(kernel, "", [killed] * bool(kills))
+        nodes = self.target.profile.nodes if self.target.profile is not None else None
+        if nodes is not None and (attached or self.settings.launcher or nodes.launcher) != "nnodes":
+            unread = KernelMessages(unavailable="it is read on this machine alone")
+            for rank in range(1, nodes.count):
+                self._judge_messages(unread, f" of node {rank}")
+
+    def note_stop(self, configuration: str, report: StopReport) -> None:
+        """As of any server; then what the kernels of its other nodes have said."""
+        super().note_stop(configuration, report)
+        for node, kernel in report.kernels.items():
+            self._judge_messages(kernel, f" of {node}")
+
+    def _judge_messages(self, kernel: KernelMessages, of: str, faults: Sequence[str] = ()) -> None:
+        uses_gpu, faults = self.target.arch != architecture.CPU, [*faults, *kernel.host_faults]
         if uses_gpu and kernel.unavailable is not None:
-            self.kernel_unread = f"not proven: that the kernel saw no error ({kernel.unavailable})"
-            self.remark(self.kernel_unread, at_once=False)
+            why = f"not proven: that the kernel{of} saw no error ({kernel.unavailable})"
+            self.kernel_unread = why
+            self.remark(why, at_once=False)
         if uses_gpu and kernel.no_memory_at_start:
             self.remark(_NO_MEMORY_AT_START, at_once=False)
-        of_gpu, faults = kernel.xids or kernel.no_memory, kernel.host_faults
-        if kills := cgroup.kills(self.cgroup_before):
-            faults.append(f"the control group, whose memory ran out, killed {kills} processes")
+        of_gpu = kernel.xids or kernel.no_memory
         if uses_gpu:
             faults += of_gpu
         elif of_gpu:
             line = f"of a GPU, which no server of this run uses: {of_gpu[0].strip()[:200]}"
             self.remark(line, at_once=False)
         if faults and not self.file.crashes:
-            self.decide_silent(silent_errors.of_the_kernel(faults), "messages of the kernel")
+            self.decide_silent(silent_errors.of_the_kernel(faults), f"messages of the kernel{of}")
 
     # The end.
 
