@@ -4,13 +4,14 @@ here by ``--against``, the regression level, ``sm121 compare`` and ``sm121 trust
 import functools
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sm121.core import data_file, lenient
 from sm121.core.errors import UsageError
+from sm121.core.level_settings import PRICES
 from sm121.core.printable import printable
 from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict
@@ -53,6 +54,16 @@ class StoredMetric:
         if not self.roofline or not self.bytes_per_token:
             return ""
         return f" ({self.roofline:.0%} of the bound of {self.bytes_per_token / 1e9:.3g} GB a token)"
+
+    @property
+    def why_no_number(self) -> str | None:
+        """Why nothing can be worse than it; None where something can."""
+        is_price = self.name.partition("@")[0] in PRICES
+        may_be_0 = is_price or self.unit not in ("tok/s", "ms", "s", "GiB")
+        values = (self.value, *self.samples)
+        if all(map(math.isfinite, values)) and (may_be_0 or min(values) > 0.0):
+            return None
+        return f"its {self.name} holds a 0, or what is no number"
 
     @property
     def kind(self) -> str:
@@ -153,7 +164,7 @@ def of_report(run: VerdictFile, known: Details) -> StoredRun:
     return StoredRun(name, run, metrics, unfit=tuple(_unfit(run, metrics)))
 
 
-def _unfit(run: VerdictFile, metrics: Collection[str]) -> Iterator[str]:
+def _unfit(run: VerdictFile, metrics: Mapping[str, StoredMetric]) -> Iterator[str]:
     """Why no run can be compared with this one, the most telling first. `metrics`: with samples."""
     if run.schema_version > verdict_file.SCHEMA_VERSION:
         yield f"its schema {run.schema_version} is of a later version of the suite"
@@ -179,7 +190,10 @@ def _unfit(run: VerdictFile, metrics: Collection[str]) -> Iterator[str]:
     others = [test for test in run.tests if test.level != LEVELS[0]]
     if failed and others and not any(test.executed for test in others):
         yield f"its smoke level failed ({failed[0]}), and so nothing else was judged"
+    yield from filter(None, (metric.why_no_number for metric in metrics.values()))
     for name, metric in run.metrics.items():
+        if metric.value is None and metric.verdict is Verdict.PASS:
+            yield f"its {name} has no value"
         counts = metric.value is not None and metric.verdict in (Verdict.PASS, Verdict.FAIL)
         if counts and name not in metrics:
             yield f"{details.NAME} next to it has no samples of {name}"
@@ -254,9 +268,8 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
         metrics[name] = StoredMetric.of(name, report.value, report, samples)
         if report.verdict is not Verdict.PASS:
             reasons.append(f"its {name} was {report.verdict}")
-        low = -math.inf if report.unit == "nats" else 0.0
-        if not all(low < value < math.inf for value in (report.value, *samples.samples)):
-            reasons.append(f"its {name} holds a 0, or what is no number")
+        if why := metrics[name].why_no_number:
+            reasons.append(why)
     if not metrics:
         return None
     last = extras[-1]
