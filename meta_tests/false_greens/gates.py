@@ -230,6 +230,11 @@ _GRAPHS, _CUTLASS = {"path": _PATH | {"cuda_graphs": True}}, {"path": _PATH | {"
 _CASES_5 = (
     ("the driver", _after(_OLD_DRIVER), _after(_OLD_DRIVER, {}, share=0.99),
      "driver '570.10', now '580.95'"),
+    *(
+        (f"what an update tells of its {name}", _after({"machine": _MACHINE | {name: value}}),
+         _after({"gpu_units": ["b2"]}), f"{name} {value!r}, now")
+        for name, value in (("memory_gib", 119), ("cores_logical", 19), ("gpu", "GB10"))
+    ),
     ("the CUDA graphs, which are lost", _after(_GRAPHS), _after({"gpu_units": ["b2"], **_GRAPHS}),
      "cuda_graphs True, now False"),
     ("the kernels of the experts",

@@ -106,6 +106,9 @@ class StoredRun:
         """Why this run is no baseline for one of that context, a phrase each."""
         reasons = [*self.unfit]
         apart = machine.differences(self.context.get("machine") or {}, context.get("machine") or {})
+        units = [tuple(each.get("gpu_units") or ()) for each in (self.context, context)]
+        if all(map(any, units)) and units[0] != units[1]:
+            apart.append(f"GPU {units[0]} and {units[1]}")
         if apart:
             reasons.append(f"another machine ({'; '.join(apart)})")
         for key, name in _CONTEXT.items():
@@ -119,8 +122,11 @@ class StoredRun:
         the same machine, by its name: its state and its kernel path. Else empty."""
         if any(self.context.get(key) not in (None, context.get(key)) for key in _SAME):
             return {}
+        units = any(self.context.get("gpu_units") or ())
+        of_machine = {*(self.context.get("machine") or ()), *machine.STATE} - {"attached_to"}
         parts = {
-            "driver, clocks and power limit": ("machine", machine.STATE),
+            # Where the GPU is the same, so is the machine, whatever else an update tells of it.
+            "machine's state": ("machine", sorted(of_machine) if units else machine.STATE),
             "kernel path": ("path", self.context.get("path") or ()),
         }
         alike, differences = {**context}, {}
