@@ -52,7 +52,7 @@ class _Forms(data_file.DataTable):
     moment: _Form
     messages: tuple[str, ...]
     exceptions: frozenset[str]
-    levels: frozenset[str]
+    levels: tuple[str, ...]
     least_error: dict[str, int]
 
 
@@ -179,7 +179,7 @@ def _json_message(text: str) -> tuple[str, str | None]:
     keys = _FORMS.messages
     parts = [next((record[key] for key in keys if isinstance(record.get(key), str)), text)]
     parts += [v for key, v in entries if key in _FORMS.exceptions and isinstance(v, str)]
-    names = (str(value).upper() for key, value in entries if key in _FORMS.levels)
+    names = (str(value).upper() for each in _FORMS.levels for key, value in entries if key == each)
     level = next((_LEVELS[name] for name in names if name in _LEVELS), None)
     least = _FORMS.least_error
     if any(key in least and isinstance(v, int) and v >= least[key] for key, v in entries):
