@@ -306,9 +306,8 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
         (lambda run: run.update(levels={}), "changed after"),
         *((text, "expected a report directory") for text in ("[" * 100_000, "{}", "null", "")),
         *(
-            (lambda run, v=value: run["metrics"]["tg32@d0"].update(value=v), f"its tg32@d0 {why}")
-            for why, values in (("holds a 0", (0.0, -1.0)), ("has no value", (None, float("nan"))))
-            for value in values
+            (lambda run, v=v: run["metrics"]["tg32@d0"].update(value=v), f"its tg32@d0 {why}")
+            for v, why in ((0.0, "holds a 0"), (-1.0, "holds a 0"), (float("nan"), "has no value"))
         ),
     ],
 )
