@@ -1,23 +1,15 @@
 """How the sentences of the documentation are counted."""
 
-import pytest
+from data_rows import from_data
 
 from tools import sentences
 
 LONG = "This sentence has " + "many " * 22 + "words."
 
 
-@pytest.mark.parametrize(
-    ("text", "counts"),
-    [
-        (f"# A title\n\n{LONG} vLLM is short.\n", [26, 3]),
-        ("- one item\n- another `--with code of five words`, and more\n", [2, 4]),
-        (f"| {LONG} |\n\n```console\n$ {LONG}\n```\n<!-- {LONG} -->\n", []),
-        ('It is at 0.5 of [a link](https://x.y/z?a=b). "Yes." Or\nno.', [7, 1, 2]),
-    ],
-)
+@from_data
 def test_words_of_each_sentence(text, counts):
-    assert [sentences.words(each) for each in sentences.sentences(text)] == counts
+    assert [sentences.words(each) for each in sentences.sentences(text)] == [*counts]
 
 
 def test_listed_words_count_outside_of_code():

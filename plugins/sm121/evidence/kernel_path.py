@@ -227,7 +227,11 @@ def _over(own: _ServerState, common: _ServerState) -> _ServerState:
         own,
         facts=own.facts | common.facts,
         best=of_all | own.best,
-        lists={**own.lists, "channels": channels},
+        lists={
+            **own.lists,
+            "channels": channels,
+            "fallbacks": common.lists["fallbacks"] | own.lists["fallbacks"],
+        },
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sm121.core import data_file
-from sm121.core.engine_settings import PathValues
+from sm121.core.engine_settings import KernelPathRequirement
 from sm121.evidence.kernel_path import KernelPath, LogReader
 from sm121.evidence.requirement import COMPARED, MUST_BE_SHOWN, accepted_values
 
@@ -77,7 +77,7 @@ def _computes(path: KernelPath) -> bool:
 
 
 def contradictions(
-    ranks: Sequence[RankPath], required: PathValues, world_size: int
+    ranks: Sequence[RankPath], required: KernelPathRequirement, world_size: int
 ) -> Iterator[str]:
     """What differs between ranks, and a size of the world that is another one; a line each, with
     rank and node."""
@@ -88,6 +88,10 @@ def contradictions(
     for field in _EQUAL:
         yield from _unequal(ranks, field, accepted_values(required, field))
     yield from _unequal_arguments(ranks)
+    for each in ranks:
+        for name in each.path.fallbacks:  # the first rank's are judged with its path
+            if name not in (*ranks[0].path.fallbacks, *required.accepted_fallbacks):
+                yield f"fallback {name} of {each}: {each.path.evidence[f'fallbacks.{name}']}"
 
 
 def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from sm121.core.engine_settings import Nodes, PathValues
+from sm121.core.engine_settings import KernelPathRequirement, Nodes
 from sm121.core.server import Server
 from sm121.evidence import ranks, transport
 from sm121.evidence.ranks import RankPath
@@ -37,7 +37,7 @@ class Spanned:
 
 
 def look(
-    server: Server, nodes: Nodes, required: PathValues, counted: Transport | None = None
+    server: Server, nodes: Nodes, required: KernelPathRequirement, counted: Transport | None = None
 ) -> Spanned:
     """Judge the ranks of a server by its logs. `counted`: what the counters of this machine's RDMA
     ports say, where no line tells what carries the bytes. Raises OSError."""
@@ -69,7 +69,7 @@ def of_logs(logs: Sequence[Path], engine: str) -> tuple[list[NodeReport], list[s
     if world < 2:
         return [], []
     unequal = [
-        *ranks.contradictions(of_ranks, PathValues(), world),
+        *ranks.contradictions(of_ranks, KernelPathRequirement(source="nothing is required"), world),
         *ranks.missing(of_ranks, world),
     ]
     return [NodeReport.of(each, transport.of_path(each.path)) for each in of_ranks], unequal
