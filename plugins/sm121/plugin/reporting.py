@@ -77,9 +77,9 @@ def redact(session: Session, report: pytest.TestReport) -> None:
     """Take secrets out of what pytest itself prints and writes to --junitxml: a server may name the
     key that it refuses, and ``-l`` shows it."""
     report.sections = [(name, session.redact(text)) for name, text in report.sections]
-    if isinstance(report.longrepr, tuple):  # of a skip
-        file, line, reason = report.longrepr
-        report.longrepr = (file, line, session.redact(reason))
+    if isinstance(report.longrepr, tuple):  # of a skip: the test, wherever the suite is installed
+        file, line, _ = report.location
+        report.longrepr = (file, (line or 0) + 1, session.redact(report.longrepr[2]))
         return
     content = report.longreprtext
     if (clean := session.redact(content)) != content:
