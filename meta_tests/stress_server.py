@@ -79,6 +79,8 @@ CHANGES = (
     "allowed_token_ids", "stop",
 )  # fmt: skip
 FORGETS_AT = 110
+#: How many must have ended before a request of this number gets its fourth token.
+PREEMPTED = {"preempts": {3: 1, 4: 2}, "preempts-and-loses": {3: 1, 4: 99}}
 #: Of the requests that generate, the first to be hit: in the middle of the sustained load.
 FAULT_AT = 150
 
@@ -104,6 +106,7 @@ class State:
     kept_requests: int = 0
     hoard: list[Any] = field(default_factory=list)
     hung: bool = False
+    ended: int = 0
     #: Those that have a token and are not ended; those of them that a prompt joined, to their harm.
     decoding: set[int] = field(default_factory=set)
     harmed: set[int] = field(default_factory=set)
@@ -303,6 +306,8 @@ class Server:
             await asyncio.sleep(step_s)
             while state.hung or (state.fault == "stuck" and FAULT_AT <= number < FAULT_AT + 4):
                 await asyncio.sleep(1)
+            while n == 3 and state.ended < PREEMPTED.get(state.fault, {}).get(number, 0):
+                await asyncio.sleep(0.02)
             while number in state.harmed and JOINED[state.fault][1] == "stalls":
                 await asyncio.sleep(1)
             state.decoding.add(number)
@@ -316,6 +321,7 @@ class Server:
             state.generated += 1
         await send({**base, "choices": [], "usage": usage})
         await send("[DONE]")
+        state.ended += 1
         return response
 
     def changes(self, said: dict[str, Any], number: int) -> list[int]:

@@ -108,6 +108,23 @@ def test_requests_that_wait_for_a_place_are_not_stuck(monkeypatch):
     assert [outcome.problem for outcome in load.outcomes] == [None] * 40 and load.seconds > 2.0
 
 
+@pytest.mark.parametrize(
+    ("fault", "preempts", "problem"),
+    [("preempts", True, None), ("preempts", False, "stuck_request"),
+     ("preempts-and-loses", True, "stuck_request")],
+)  # fmt: skip
+def test_a_preempted_request_waits_for_the_end_of_others(monkeypatch, fault, preempts, problem):
+    """Longer than a request may be silent elsewhere; but not when no other goes on."""
+    monkeypatch.setenv("SM121_META_STEP_S", "0.05")
+    body = {"model": "canary", "prompt": "x", "stream": True}
+    jobs = [Job(f"{n}", {**body, "max_tokens": n}, n) for n in (20, 40, 60, 50)]
+    with servers.stress_server(fault) as endpoint:
+        client = LoadClient(endpoint, Patience(20.0, 0.6))
+        outcomes = client.run(jobs, preempts=preempts).outcomes
+    problems = {outcome.problem[0] for outcome in outcomes if outcome.problem}
+    assert problems - {"stopped"} == ({problem} - {None})
+
+
 @from_data
 def test_a_long_answer_is_compared_to_its_end(level, fault, text):
     whole, _ = level(fault)

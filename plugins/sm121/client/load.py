@@ -153,6 +153,7 @@ class LoadClient:
     #: Requests that have ended so far, over all loads.
     completed: int = 0
     _number: int = 0
+    _preempts: bool = False
     #: When anything came last, or a request ended.
     _alive: float = 0.0
 
@@ -166,9 +167,12 @@ class LoadClient:
         *,
         concurrency: int | None = None,
         arrivals: Sequence[float] | None = None,
+        preempts: bool = False,
     ) -> LoadResult:
-        """Send the jobs: so many at a time (closed loop), or each at its moment (open loop)."""
+        """Send the jobs: so many at a time (closed loop), or each at its moment (open loop).
+        `preempts`: they fill the KV cache, so that a request may wait for the end of others."""
         self.in_flight.clear()
+        self._preempts = preempts
         limit = (concurrency or len(jobs)) if arrivals is None else len(jobs)
         moments = [0.0] * len(jobs) if arrivals is None else arrivals
         return _in_a_thread(lambda: self._run(_planned(jobs, limit, moments)))
@@ -248,7 +252,7 @@ class LoadClient:
         now = time.monotonic()
         silent = [outcome for outcome in running if self._silent(outcome, now)]
         # A request that waits for its turn gets nothing while others do: it has `within_s`.
-        stuck = [o for o in silent if o.first is not None]
+        stuck = [o for o in silent if o.first is not None and not self._preempts]
         stuck = stuck or [outcome for outcome in running if self._late(outcome, now)]
         quiet_s = now - self._alive  # all that wait for their turn are silent while others end
         if silent and len(silent) == len(running) and quiet_s > self.patience.silent_s:

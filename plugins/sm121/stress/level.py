@@ -237,7 +237,7 @@ class Stress:
                     f"{blocks * block} tokens: {needed}"
                 )
             jobs = [self.shapes.of_length(length, tokens, turn=n % 2) for n in range(streams)]
-            self._play("KV pressure", jobs, concurrency=streams, tails=False)
+            self._play("KV pressure", jobs, concurrency=streams, tails=False, preempts=True)
             after = counters.fetch(self._server.endpoint)
             preempted = after.since(before)["preemptions"] if after is not None else 0.0
             peak = max((s.cache_usage or 0.0 for s in self.timeline.samples), default=0.0)
@@ -388,8 +388,9 @@ class Stress:
         concurrency: int,
         arrivals: Sequence[float] | None = None,
         tails: bool = True,
+        preempts: bool = False,
     ) -> LoadResult:
-        load = self.client.run(jobs, concurrency=concurrency, arrivals=arrivals)
+        load = self.client.run(jobs, concurrency=concurrency, arrivals=arrivals, preempts=preempts)
         if faults := self._faults(load, tails=tails):
             raise UnderLoad(name, faults, len(jobs))
         return load
