@@ -73,6 +73,25 @@ def test_an_error_that_killed_nobody_is_certain_where_it_is_known(tmp_path, kind
     assert [each for each in reported if each[0]] == [(True, kind)] * (kind != "unknown")
 
 
+def _of_two_ranks(exception: str) -> str:
+    """What both ranks of a Ray server print at once, line by line, as a finalizer raises."""
+    ignored = "Exception ignored in: <function CPUDNNLGEMMHandler.__del__ at 0x7f37>"
+    ranks = ("(CpuRayWorkerProc pid=7) ", "(CpuRayWorkerProc pid=8, ip=10.0.0.2) ")
+    stacks = [stack(rank, ignored, "/v/vllm/_custom_ops.py", exception) for rank in ranks]
+    return "\n".join(
+        line for both in zip(*map(str.splitlines, stacks), strict=True) for line in both
+    )
+
+
+@pytest.mark.parametrize(
+    ("exception", "kinds"),
+    [("RecursionError: maximum recursion depth exceeded in comparison", []),
+     (f"RuntimeError: {ILLEGAL}", [(True, "illegal_memory_access")] * 2)],
+)  # fmt: skip
+def test_what_python_ignores_is_no_error_of_the_server(tmp_path, exception, kinds):
+    assert errors(tmp_path, _of_two_ranks(exception)) == kinds
+
+
 REFUSED = "Error in preprocessing prompt inputs"
 
 

@@ -80,31 +80,32 @@ class ErrorReader:
                 yield from raw[:LINE_LIMIT].decode("utf-8", errors="replace").split("\r")
 
     def _errors_in(self, line: LogLine) -> Iterator[SilentError]:
-        stack = self._stacks.get(line.process)
+        process = f"{line.process} {line.worker}"  # Ray's ranks have one name
+        stack = self._stacks.get(process)
         opens = is_traceback_opening(line)
         if opens and stack is None:
             of_engine = any_of(self._markers.engine_process).match(line.process) is not None
-            stack = self._stacks[line.process] = line.level, of_engine
+            stack = self._stacks[process] = line.level, of_engine
         frame = stack is not None or line.bare or line.text.lstrip().startswith('File "')
         if (line.is_indented and frame) or opens or not line.text.strip("^~ "):
             # A frame quotes source code, which may hold any message.
             if stack is not None and any_of(self._markers.engine_frame).search(line.text):
-                self._stacks[line.process] = stack[0], True
+                self._stacks[process] = stack[0], True
             return
         ends = stack is not None and stack[0] == line.level
         if ends and line.text.startswith(_CHAINED):
             return
         if ends:
-            del self._stacks[line.process]
+            del self._stacks[process]
         accepted = [row for row in self._accepted if row.regex.search(line.text)]
         record = (line.level, line.file, line.stamp)
-        excused = line.process in self._excused and (ends or self._excused[line.process] == record)
+        excused = process in self._excused and (ends or self._excused[process] == record)
         if excused:
-            self._excused[line.process] = record
+            self._excused[process] = record
         elif stack is None:
-            self._excused.pop(line.process, None)
+            self._excused.pop(process, None)
         if any(row.traceback for row in accepted):
-            self._excused[line.process] = None
+            self._excused[process] = None
         excerpt, is_error = cut(line.text), line.level in ("ERROR", "CRITICAL")
         is_error |= line.level is None and bool(any_of(self._markers.error).search(line.text))
         for entry in self._never_green:
