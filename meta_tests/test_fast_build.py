@@ -213,7 +213,10 @@ def test_vllm_on_the_cpu_cuts_what_it_caches(group):
     provider = registry.load("vllm-cpu-float32")
     for power in (9, 0, -6):
         problem = case_of(group, lengths=(7, 40), power=power)
-        assert checks.check(provider, problem) == []
+        try:
+            assert checks.check(provider, problem) == []
+        except NotRun as error:
+            pytest.skip(f"{error}")
         output = getattr(provider, problem.operation)(*problem.arguments, **problem.keywords)
         nearest = dataclasses.replace(declaration(provider), kv_fp8="nearest")
         facts = problem.judge(output, nearest)

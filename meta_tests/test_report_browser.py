@@ -93,9 +93,7 @@ def _fits(shown):
 def test_a_number_at_either_end_of_an_axis_is_not_cut_off(opened):
     shown = opened("pass", min(browser.WIDTHS))
     ends = "{'xaxis.range': [0, 1200.5], 'xaxis.tickvals': [0, 1200.5]}"
-    drawn = "[...document.querySelectorAll('[data-chart^=latency]')]"
-    drawings = f"{drawn}.map(c => Plotly.relayout(c, {ends}))"
-    assert shown.evaluate(f"Promise.all({drawings}).then(all => all.length)") > 1
+    shown.evaluate(f"Plotly.relayout(document.querySelector('[data-chart=latency-1]'), {ends})")
     assert "1200.5" in shown.inner_text("[data-chart=latency-1]")
     assert shown.evaluate(CUT) == []
     _anew(shown)

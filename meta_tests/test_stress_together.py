@@ -119,8 +119,7 @@ def test_a_preempted_request_waits_for_the_end_of_others(monkeypatch, fault, pre
     body = {"model": "canary", "prompt": "x", "stream": True}
     jobs = [Job(f"{n}", {**body, "max_tokens": n}, n) for n in (20, 40, 60, 50)]
     with servers.stress_server(fault) as endpoint:
-        client = LoadClient(endpoint, Patience(20.0, 0.6))
-        outcomes = client.run(jobs, preempts=preempts).outcomes
+        outcomes = LoadClient(endpoint, Patience(20.0, 0.6)).run(jobs, preempts=preempts).outcomes
     problems = {outcome.problem[0] for outcome in outcomes if outcome.problem}
     assert problems - {"stopped"} == ({problem} - {None})
 
