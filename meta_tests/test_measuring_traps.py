@@ -201,11 +201,11 @@ def test_records_of_one_shape_have_files_of_their_own(timed_server, tmp_path):
     with opened(server.base_url, tmp_path) as measured:
         first = MeasuredCell(measured, 0).gather(2)
         again = MeasuredCell(measured, 0, short_rounds=0, warm=True).gather(1)
+        first.left_out += again.answers  # as where the client was late for it
         first.gather(3)
     names = [DecodeRate(16).of(cell).records.name for cell in (first, again)]
     assert names == ["d0-c1.jsonl", "d0-c1-2.jsonl"]
     lines = [len((tmp_path / name).read_text("utf-8").splitlines()) for name in names]
-    # A start that looks bunched on a busy machine gets its witnesses, a disturbed answer another.
     held = [len(c.answers) + len(c.short) + len(c.left_out) for c in (first, again)]
     assert lines == held and held[0] >= 5 and len(again.answers) == 1
 

@@ -446,8 +446,7 @@ class MeasuredCell:
         rates = [timing.decode_rate(answer, clock) for answer in self.answers]
         text = f"{self.title}: {done}/{done + remaining} rounds"
         if rates:
-            text += f", {median(rates):.4g} tok/s a stream "
-            text += f"[{min(rates):.4g}, {max(rates):.4g}]"
+            text += f", {median(rates):.4g} tok/s a stream [{min(rates):.4g}, {max(rates):.4g}]"
         self.server.show(f"{text}, about {remaining * each_s:.0f} s left")
 
     def _write(self) -> None:
@@ -457,7 +456,8 @@ class MeasuredCell:
                 self.server.directory, f"d{self.depth}-c{self.concurrency}", ".jsonl"
             )
         with self.records.open("w", encoding="utf-8") as stream:
-            for kind, answers in (("long", self.answers), ("short", self.short)):
+            kinds = {"long": self.answers, "short": self.short, "left_out": self.left_out}
+            for kind, answers in kinds.items():
                 for answer in answers:
                     stream.write(json.dumps({"kind": kind, **asdict(answer)}) + "\n")
 
