@@ -232,6 +232,7 @@ class Server:
         kind = path.removeprefix("/v1/")
         kind = "two" if said.get("n") == 2 else "choice" if "structured_outputs" in said else kind
         salt = str(said.get("cache_salt"))
+        state.before = dict([*state.before.items()][-500:])  # each salt for ever would be a leak
         if state.before.setdefault(f"salt {salt}", said)["prompt"] != said["prompt"]:
             kind = f"prefix {salt}" if salt != "None" else kind
         before, state.before[kind] = state.before.get(kind, said), said

@@ -120,8 +120,7 @@ def test_a_preempted_request_waits_for_the_end_of_others(monkeypatch, fault, pre
     jobs = [Job(f"{n}", {**body, "max_tokens": n}, n) for n in (20, 40, 60, 50)]
     with servers.stress_server(fault) as endpoint:
         outcomes = LoadClient(endpoint, Patience(20.0, 0.6)).run(jobs, preempts=preempts).outcomes
-    problems = {outcome.problem[0] for outcome in outcomes if outcome.problem}
-    assert problems - {"stopped"} == ({problem} - {None})
+    assert {o.problem[0] for o in outcomes if o.problem} - {"stopped"} == {problem} - {None}
 
 
 @from_data
