@@ -153,7 +153,6 @@ class LoadClient:
     #: Requests that have ended so far, over all loads.
     completed: int = 0
     _number: int = 0
-    _preempts: bool = False
     #: When anything came last, or a request ended.
     _alive: float = 0.0
 
@@ -172,10 +171,9 @@ class LoadClient:
         """Send the jobs: so many at a time (closed loop), or each at its moment (open loop).
         `preempts`: they fill the KV cache, so that a request may wait for the end of others."""
         self.in_flight.clear()
-        self._preempts = preempts
         limit = (concurrency or len(jobs)) if arrivals is None else len(jobs)
         moments = [0.0] * len(jobs) if arrivals is None else arrivals
-        return _in_a_thread(lambda: self._run(_planned(jobs, limit, moments)))
+        return _in_a_thread(lambda: self._run(_planned(jobs, limit, moments), preempts))
 
     def follow(self, source: Source) -> LoadResult:
         """Send what the source gives, until it gives no more or the first request has failed."""
@@ -186,7 +184,7 @@ class LoadClient:
 
         return _in_a_thread(lambda: self._run(until_one_fails))
 
-    async def _run(self, source: Source) -> LoadResult:
+    async def _run(self, source: Source, preempts: bool = False) -> LoadResult:
         started = time.monotonic()
         outcomes: list[JobOutcome] = []
         tasks: dict[asyncio.Task[None], JobOutcome] = {}
@@ -210,7 +208,7 @@ class LoadClient:
                     for task in ended:
                         self._finish(tasks.pop(task))
                         task.result()
-                    if (reason := self._trouble(list(tasks.values()))) is not None:
+                    if (reason := self._trouble([*tasks.values()], preempts)) is not None:
                         now = time.monotonic()
                         for outcome in tasks.values():
                             guilty = self._silent(outcome, now) or self._late(outcome, now)
@@ -245,14 +243,14 @@ class LoadClient:
     def _late(self, outcome: JobOutcome, now: float) -> bool:
         return now - outcome.started > self.patience.within_s
 
-    def _trouble(self, running: Sequence[JobOutcome]) -> tuple[str, str] | None:
+    def _trouble(self, running: Sequence[JobOutcome], preempts: bool) -> tuple[str, str] | None:
         """Why the load cannot go on: a request without progress says what it is."""
         if (reason := self.stop()) is not None:
             return reason
         now = time.monotonic()
         silent = [outcome for outcome in running if self._silent(outcome, now)]
         # A request that waits for its turn gets nothing while others do: it has `within_s`.
-        stuck = [o for o in silent if o.first is not None and not self._preempts]
+        stuck = [o for o in silent if o.first is not None and not preempts]
         stuck = stuck or [outcome for outcome in running if self._late(outcome, now)]
         quiet_s = now - self._alive  # all that wait for their turn are silent while others end
         if silent and len(silent) == len(running) and quiet_s > self.patience.silent_s:

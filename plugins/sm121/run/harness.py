@@ -322,9 +322,9 @@ class Harness(RunRecord):
         if running is not None and running.running:
             server = self.last_server(running.configuration.name)
         life = self.life
-        for log, name in server.logs.items() if server is not None else ():
-            if server is None or life is None or life.accounted:
-                return
+        if server is None or life is None or life.accounted:
+            return
+        for log, name in server.logs.items():
             engine = server.configuration.engine if server.configuration else server.reader or ""
             new = ErrorReader(engine, 0 if server.managed else log.stat().st_size)
             errors = self._errors.setdefault(log, new).read(log)
