@@ -1,13 +1,14 @@
 """Each rank of a server on two machines has its path and its transport, and a fault names them."""
 
-import functools
 import json
 import re
 import tomllib
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import loopback
 import pytest
 import whole_run
 from data_rows import from_data
@@ -101,12 +102,11 @@ def test_a_fault_of_a_rank_is_named(
     assert all(any(node in line for node in names) for line in (*judged.wrong, *judged.remarks))
 
 
-def _counters(root: Path, values: dict[str, tuple[int, int]]) -> None:
-    for device, pair in values.items():
-        folder = root / device / "ports" / "1" / "counters"
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, value in zip(("port_xmit_data", "port_rcv_data"), pair, strict=True):
-            (folder / name).write_text(f"{value}\n")
+def _counters(root: Path, device: str, pair: tuple[object, object]) -> None:
+    folder = root / device / "ports" / "1" / "counters"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in zip(("port_xmit_data", "port_rcv_data"), pair, strict=True):
+        (folder / name).write_text(f"{value}\n")
 
 
 #: Of 1,024 tokens of gpt-oss-120b: half of 37 sums of 2,880 values of two bytes each.
@@ -114,16 +114,40 @@ LEAST = transport.least_bytes(1024, 2880, 37)
 
 
 @from_data
-def test_counters_tell_what_carried_a_prompt(name, carried, kinds, devices, tmp_path):
-    """`carried`: by device, its share of what a prompt costs."""
+def test_counters_tell_what_carried_a_prompt(name, carried, other, kinds, devices, tmp_path):
+    """`carried`: by device, its share of what a prompt costs; `other`: what the counters of one
+    more read before it, and after it."""
     del name
-    _counters(tmp_path, dict.fromkeys(carried, (5_000_000_000, 7)))
-    before = transport.read_counters(tmp_path)
-    words = {device: int(2 * LEAST * share / 8) for device, share in carried.items()}
-    _counters(tmp_path, {device: (5_000_000_000 + n, 7 + n) for device, n in words.items()})
-    counted = transport.difference(before, transport.read_counters(tmp_path))
-    by = transport.by_counters(counted, LEAST)
-    assert (tuple(by.kinds), by.devices) == (tuple(kinds), devices), by
+    readings = []
+    for moment in (0, 1):
+        for device, share in carried.items():
+            words = moment * int(2 * LEAST * share / 8)
+            _counters(tmp_path, device, (5_000_000_000 + words, 7 + words))
+        if other is not None:
+            _counters(tmp_path, "rocep1s0f0", (other[moment],) * 2)
+        readings.append(transport.read_counters(tmp_path))
+    counted = transport.difference(*readings)
+    assert (counted is None) == (kinds is None)
+    if counted is not None:
+        by = transport.by_counters(counted, LEAST)
+        assert (tuple(by.kinds), by.devices) == (tuple(kinds), devices), by
+
+
+@pytest.mark.parametrize(("host", "counts"), [("localhost", True), ("spark1.invalid", False)])
+def test_a_prompt_is_counted_where_a_rank_is_here(tmp_path, monkeypatch, host, counts):
+    class Carrying(loopback.JsonHandler):
+        def do_POST(self) -> None:
+            _counters(tmp_path, "rocep1s0f1", (self.asked()["max_tokens"] * LEAST,) * 2)
+            self.say({})
+
+    monkeypatch.setattr(transport, "read_counters", partial(transport.read_counters, tmp_path))
+    _counters(tmp_path, "rocep1s0f1", (0, 0))
+    with loopback.serving(Carrying) as url:
+        endpoint = Endpoint(url.replace("127.0.0.1", host), "none", "x")
+        server: Any = SimpleNamespace(managed=False, endpoint=endpoint)
+        model = {"hidden_size": 2880, "num_hidden_layers": 36}
+        by = spanning.count_a_prompt(server, OWN.nodes, model)
+    assert (by is not None) == counts
 
 
 def test_counters_speak_where_no_line_does_and_for_no_other_rank(tmp_path):
@@ -183,8 +207,8 @@ def test_numbers_over_tcp_are_invalid(ranks, tmp_path):
         profile=OWN, _counted={}, kernel_path=lambda of: read_log(of.log, "vllm"),
         file=SimpleNamespace(engine=SimpleNamespace(model="openai/gpt-oss-120b")),
     )  # fmt: skip
-    harness.spanned = functools.partial(Harness.spanned, harness)
-    harness.unlogged = functools.partial(Harness.unlogged, harness)
+    harness.spanned = partial(Harness.spanned, harness)
+    harness.unlogged = partial(Harness.unlogged, harness)
     harness.contradictions = lambda of: Harness._contradictions(harness, of, "stock")
     invalid, _ = bench._against_the_path(harness, server)
     assert [each.reason for each in invalid] == ["kernel_path"] * bool(ranks)

@@ -123,6 +123,8 @@ class KernelPath(data_file.Record):
     """RDMA devices in whose place NCCL uses another one: ``2>0``."""
     start: str | None = Field(default=None, exclude=True)
     """What is the same on all ranks of one start, and on no other."""
+    since: int | None = Field(default=None, exclude=True)
+    """Of a worker, the minute of the year in which it spoke first, by its node's clock."""
     network: str | None = Field(default=None, exclude=True)
     """NCCL's network between nodes: ``IB``, ``IBext_v10``, ``Socket``."""
     rdma_devices: str | None = Field(default=None, exclude=True)
@@ -291,7 +293,9 @@ class LogReader:
                 state.take(entry, line)
                 if len(self._workers) < _LIST_LIMIT:
                     key = (line.container, line.worker)
-                    self._workers.setdefault(key, _ServerState()).take(entry, line)
+                    worker = self._workers.setdefault(key, _ServerState())
+                    worker.since = worker.since or line.stamp
+                    worker.take(entry, line)
         state.failures.feed(line)
 
     def read(self, path: Path) -> None:
@@ -324,6 +328,7 @@ class LogReader:
             if worker:
                 both = [state, self._workers.get((container, ""), _ServerState())]
                 paths[worker] = _merge([_over(*both)])
+                paths[worker].since = _minute(state.since) if state.since is not None else None
         return paths
 
 

@@ -14,13 +14,10 @@ from sm121.evidence.requirement import COMPARED, MUST_BE_SHOWN, accepted_values
 
 #: Equal on all ranks, beside what a profile may require.
 _EQUAL = (*COMPARED, "native_fp4", "block_size", "graph_sizes", "group", "version")
-#: Arguments that name a node, or only what its first rank serves.
-_OF_A_NODE = (
-    *("node_rank", "headless", "host", "port", "master_addr", "master_port", "api_key"),
-    *("served_model_name", "enable_auto_tool_choice", "tool_call_parser", "reasoning_parser"),
-    *("middleware", "api_server_count", "model_tag", "enable_prompt_tokens_details"),
-    *("uvicorn_log_level", "disable_uvicorn_access_log", "enable_log_requests"),
-)
+
+
+#: Minutes: more than time zones differ; more still is the turn of a year.
+_ANOTHER_DAY = range(15 * 60, 180 * 24 * 60)
 
 
 class RankPath(data_file.Record):
@@ -106,9 +103,11 @@ def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:
         f"rank {n}: two logs show it" for n in {*numbers} if n is not None and numbers.count(n) > 1
     ]
     starts = {each.path.start for each in ranks if each.path.start}
-    if len(starts) > 1 and len({start[:3] for start in starts}) == 1:
+    minutes = [each.path.since for each in ranks if each.path.since is not None] or [0]
+    kinds, apart = {start[:3] for start in starts}, max(minutes) - min(minutes)
+    if len(starts) > len(kinds) or (apart in _ANOTHER_DAY and kinds != {"com"}):  # NCCL's id tells
         of_each = ", ".join(f"{each}: {each.path.start}" for each in ranks)
-        lines.append(f"the logs are not of one start ({of_each})")
+        lines.append(f"the logs are not of one start ({of_each}; {apart // 60} h apart)")
     has_graphs = any(each.path.cuda_graphs for each in ranks)
     for field in (*MUST_BE_SHOWN[:2], *["cuda_graphs"] * has_graphs):
         silent = [str(each) for each in ranks if getattr(each.path, field) is None]
@@ -151,6 +150,7 @@ def _unequal_arguments(ranks: Sequence[RankPath]) -> Iterator[str]:
 
 def _arguments(path: KernelPath) -> Mapping[str, Any]:
     values: Any = {}
+    own = data_file.load_key("node-arguments.toml", "own", frozenset[str])
     with contextlib.suppress(ValueError, SyntaxError):
         values = ast.literal_eval(path.asked or "{}")
-    return {name: value for name, value in values.items() if name not in _OF_A_NODE}
+    return {name: value for name, value in values.items() if name not in own}

@@ -2,7 +2,9 @@
 network that NCCL chose, by gloo's line, or by the counters of the RDMA ports. What NCCL only found
 proves nothing."""
 
+import contextlib
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from sm121.evidence.ranks import RankPath
 
 _COUNTER = "ports/*/counters/port_*_data"
 _WORD_BYTES = 4  # of those counters, by the InfiniBand specification
+_FULL = 0xFFFFFFFF  # where one of 32 bits stops, by the same
 REMEDY = "start all ranks with NCCL_DEBUG=INFO"
 #: Of NCCL's list: a device's number, and it, or those that were merged into it.
 _DEVICE = re.compile(r"\[(\d+)\](=\{[^}]*\}|[^\s\[]+)")
@@ -41,9 +44,11 @@ def of_path(path: KernelPath) -> Transport | None:
         instead = dict(pair.split(">") for pair in path.rerouted)
         used = [c.split("/")[2] for c in path.channels if _kind(c, rdma) == rdma]
         carrying = {instead.get(number, number) for number in used}
+        # A number that is not in the list is a device that NCCL has made of others.
+        counts = [merged.get(number, None if merged else 1) for number in carrying]
         return Transport(
             kinds=kinds,
-            devices=sum(merged.get(number, 1) for number in carrying) or None,
+            devices=sum(filter(None, counts)) or None if all(counts) else None,
             evidence=path.evidence[f"channels.{worst}"],
         )
     if path.network is not None:
@@ -79,18 +84,26 @@ def by_counters(counted: Mapping[str, int], least: int) -> Transport:
     )
 
 
-def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[str, int]:
-    """Bytes sent and received by each RDMA device of a machine; empty where it has none."""
-    counters: dict[str, int] = {}
+def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[Path, int]:
+    """Bytes sent and received by the RDMA devices of a machine, by counter; without those that tell
+    nothing: a driver has none (``N/A``), a port is dead, 32 bits are full."""
+    counters: dict[Path, int] = {}
     for file in root.glob(f"*/{_COUNTER}"):
-        device = file.relative_to(root).parts[0]
-        counters[device] = counters.get(device, 0) + _WORD_BYTES * int(file.read_text("ascii"))
+        with contextlib.suppress(OSError, ValueError):
+            if (words := int(file.read_text("ascii"))) != _FULL:
+                counters[file.relative_to(root)] = _WORD_BYTES * words
     return counters
 
 
-def difference(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """Bytes by device between two readings; a device without a reading before counts nothing."""
-    return {device: max(0, after[device] - before[device]) for device in after if device in before}
+def difference(before: Mapping[Path, int], after: Mapping[Path, int]) -> dict[str, int] | None:
+    """Bytes by device between two readings; None where a counter of the first tells them no more:
+    it is full, or began anew."""
+    if any(after.get(counter, -1) < count for counter, count in before.items()):
+        return None
+    counted = Counter[str]()
+    for counter, count in before.items():
+        counted[counter.parts[0]] += after[counter] - count
+    return dict(counted)
 
 
 def least_bytes(tokens: int, hidden: int, collectives: int) -> int:

@@ -11,6 +11,7 @@ import httpx
 
 from sm121.core.engine_settings import KernelPathRequirement, Nodes
 from sm121.core.server import Server
+from sm121.engines.attached import AttachedProcesses
 from sm121.evidence import ranks, transport
 from sm121.evidence.ranks import RankPath
 from sm121.evidence.transport import Transport
@@ -83,7 +84,7 @@ def count_a_prompt(server: Server, nodes: Nodes, config: Mapping[str, Any]) -> T
     hidden, layers = config.get("hidden_size"), config.get("num_hidden_layers")
     if not before or not hidden or not layers or not _RDMA & set(nodes.transports):
         return None
-    if not server.managed and "//127.0.0.1" not in server.endpoint.base_url:
+    if not server.managed and not AttachedProcesses(server.endpoint.base_url).here:
         return None
     tokens = random.sample(range(1000, 1000 + 8 * _PROMPT_TOKENS), _PROMPT_TOKENS)
     body = {"model": server.endpoint.served_name, "prompt": tokens, "max_tokens": 1}
@@ -95,4 +96,5 @@ def count_a_prompt(server: Server, nodes: Nodes, config: Mapping[str, Any]) -> T
     if answer.status_code != 200:
         return None
     counted = transport.difference(before, transport.read_counters())
-    return transport.by_counters(counted, transport.least_bytes(_PROMPT_TOKENS, hidden, layers + 1))
+    least = transport.least_bytes(_PROMPT_TOKENS, hidden, layers + 1)
+    return transport.by_counters(counted, least) if counted is not None else None
