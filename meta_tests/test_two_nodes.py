@@ -122,7 +122,10 @@ def test_serves_and_leaves_nothing_on_any_node(make):
 
 
 def test_kernel_of_each_other_node_is_read(make, tmp_path, monkeypatch):
-    lines = r"print(f'[{time.monotonic():.6f}] NVRM: Xid (PCI:1): 31, pid=7\n[0.1] boot')"
+    lines = (  # the driver finds no memory ten times a second, since four seconds
+        r"now = time.monotonic(); print(f'[{now:.6f}] NVRM: Xid (PCI:1): 31, pid=7\n[0.1] boot'); "
+        r"[print(f'[{now - n / 10:.6f}] NVRM: [NV_ERR_NO_MEMORY]') for n in range(40, -1, -1)]"
+    )
     executable(tmp_path / "dmesg", f'exec {sys.executable} -Sc "import time; {lines}"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     server = make()
@@ -131,6 +134,7 @@ def test_kernel_of_each_other_node_is_read(make, tmp_path, monkeypatch):
     (name, kernel), *others = server.stop().kernels.items()
     assert name == "node 1 (this machine)" and not others
     assert len(kernel.xids) == 1 and kernel.unavailable is not None, "its buffer begins later"
+    assert kernel.no_memory and kernel.no_memory_at_start, "at a start it may be well"
 
 
 def test_traces_of_a_rank_are_not_left_on_its_node(make, tmp_path):
@@ -397,6 +401,7 @@ def test_port_that_a_leftover_holds_is_one_line(make):
         ):
             make(address=address).start()
     assert make(address=address).start().nodes
+    assert nodes.master(Span("nnodes", 2, (COMMAND,), "localhost"))[0] == "127.0.0.1"
     for wrong, why in (
         ("192.0.2.1", "an address of this machine"),
         ("127.0.0.1:x", "ADDRESS:PORT"),

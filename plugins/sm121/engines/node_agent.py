@@ -192,8 +192,8 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
                     parent.rmdir()
         telling.tell_log()
         kernel = kernel_messages.since(server.launched)
-        lines = [*kernel.xids, *kernel.host_faults][:_MOST_LINES]
-        tell("stopped", {**report, "kernel": [lines, kernel.unavailable]})
+        lines = [*kernel.xids, *kernel.host_faults, *kernel.no_memory][:_MOST_LINES]
+        tell("stopped", {**report, "kernel": [lines, kernel.unavailable, time.monotonic()]})
 
 
 def _end(_number: int, _frame: object) -> None:

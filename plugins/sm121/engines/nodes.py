@@ -159,11 +159,8 @@ class NodeProcess:
             while line := lines.readline(_LONGEST):
                 self.heard_at = time.monotonic()
                 text = line.decode("utf-8", "replace").rstrip("\n")
-                mark, _, content = text.partition(node_agent.MARK)
-                try:
-                    if mark or not content:
-                        raise ValueError("not an answer")
-                    self._note(json.loads(content))
+                try:  # a banner may be before it, without the end of its line
+                    self._note(json.loads(text.partition(node_agent.MARK)[2]))
                 except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
                     if text.strip():
                         self.last_line = printable(redaction.redact(text[:4096].strip())[:300])
@@ -197,9 +194,11 @@ def master(span: Span) -> tuple[str, int]:
     has no such address."""
     host, _, given = (span.address or LOOPBACK).partition(":")
     if given and not (given.isdecimal() and len(given) <= 5 and 0 < int(given) < 1 << 16):
-        raise UsageError(f"--master-addr {span.address}: expected ADDRESS or ADDRESS:PORT")
+        raise UsageError(f"--master-addr {span.address}: expected ADDRESS or ADDRESS:PORT, of IPv4")
     if not process_tree.is_here(host):
         raise UsageError(f"--master-addr {host}: expected an address of this machine")
+    # A name may be another machine there, and connections are told by their address.
+    host = next((each for each in sorted(process_tree.addresses(host)) if "." in each), host)
     if not given:
         return host, free_port(host)
     try:

@@ -44,6 +44,7 @@ class SpanningServer(ManagedServer):
     #: The variables of this node's end of the link.
     _bound: dict[str, str] = field(init=False, default_factory=dict)
     _said: float = field(init=False, default=0.0)
+    _ready_at: float = field(init=False, default=-math.inf)
     _stopped_since: dict[int, float] = field(init=False, default_factory=dict)
     _unanswered_since: dict[str, float] = field(init=False, default_factory=dict)
 
@@ -75,7 +76,7 @@ class SpanningServer(ManagedServer):
             silent = time.monotonic() - other.heard_at >= nodes.bounds().silent_after_s.value
             theirs = other.close(5.0 if silent else self.limits.stop_s + _REPORT_WITHIN_S)
             self._redact(other)
-            report = _together(report, other.node, theirs)
+            report = _together(report, other.node, theirs, other.heard_at - self._ready_at)
         return report
 
     def described(self) -> Mapping[str, tuple[Path | None, Any]]:
@@ -89,8 +90,9 @@ class SpanningServer(ManagedServer):
         }
 
     def _start_once(self) -> Server:
-        self._fault, self._unanswered_since = None, {}
+        self._fault, self._unanswered_since, self._ready_at = None, {}, -math.inf
         server = super()._start_once()
+        self._ready_at = time.monotonic()
         server = dataclasses.replace(server, nodes=self.nodes)
         self._watching.clear()
         threading.Thread(target=self._watch, daemon=True, name="sm121-nodes").start()
@@ -250,18 +252,21 @@ def _ended(entry: Mapping[str, Any]) -> str:
     return f"process {entry['name']} ({entry['pid']}) {how}"
 
 
-def _together(report: StopReport, node: Node, theirs: Mapping[str, Any] | None) -> StopReport:
-    """A report with that of another node (None: it gave none)."""
+def _together(
+    report: StopReport, node: Node, theirs: Mapping[str, Any] | None, served_s: float
+) -> StopReport:
+    """A report with that of another node (None: it gave none), where a rank served for so long."""
     if theirs is None:
         lost = Survivor(0, "unknown", f"{node} did not tell what is left there")
         return dataclasses.replace(report, survivors=(*report.survivors, lost))
     left = [Survivor(e["pid"], e["status"], f"{node}: {e['command']}") for e in theirs["survivors"]]
     crash = f"{node}: {theirs['crash']}" if theirs["crash"] else None
-    lines, unavailable = theirs["kernel"]
+    lines, unavailable, now = theirs["kernel"]  # by the clock of that node, from its start on
+    kernel = KernelMessages(tuple(lines), unavailable, [(0.0, now - served_s)])
     return dataclasses.replace(
         report,
         survivors=(*report.survivors, *left),
         memory_missing_bytes=report.memory_missing_bytes + theirs["memory_missing_bytes"],
         crash=report.crash or crash,
-        kernels={**report.kernels, f"{node}": KernelMessages(tuple(lines), unavailable)},
+        kernels={**report.kernels, f"{node}": kernel},
     )
