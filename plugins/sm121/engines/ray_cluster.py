@@ -37,7 +37,7 @@ def look(configuration: ServerConfiguration, arch: str, ranks: int) -> list[tupl
         raise UsageError(
             f"--launcher ray: expected {span.count} nodes with {ranks} {key} each; {listed}"
         )
-    if left := [*cluster["groups"], *cluster["actors"]]:
+    if left := [*cluster["groups"], *cluster["holders"]]:
         raise UsageError(
             f"--launcher ray: an earlier server holds the cluster: {', '.join(left[:4])}: end it, "
             "or start the cluster anew (ray stop on each node)"
@@ -146,7 +146,7 @@ class RayServer(ManagedServer):
             except UsageError as error:
                 left = [str(error)]
                 break
-            left = [*cluster["groups"], *cluster["actors"]]
+            left = [*cluster["groups"], *cluster["holders"]]
         self._segments = []
         remains = tuple(Survivor(0, "in the Ray cluster", each) for each in left)
         return dataclasses.replace(report, survivors=(*report.survivors, *remains))

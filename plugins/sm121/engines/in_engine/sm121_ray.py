@@ -1,8 +1,8 @@
 """Looks at the Ray cluster of this machine. Runs in the engine's interpreter, without the suite.
 Reads a JSON object with the ``packages`` and the beginnings of ``variables`` that are of interest,
 the seconds ``within_s`` that a node has to answer, and the shared memory to ``remove``. Writes
-another: the versions of Ray and Python, the placement groups and actors, and of each node its
-address, its resources and its facts, by a task that takes no resource there."""
+another: the versions of Ray and Python, the placement groups, the actors or tasks that hold it, and
+of each node its address, its resources and its facts, by a task that takes no resource there."""
 
 import json
 import os
@@ -101,6 +101,12 @@ def main() -> None:
         nodes.append(entry)
     groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
     actors = [a for a in state.actors().values() if a["State"] != "DEAD"]
+    holders = [f"{a['ActorClassName']} (pid {a['Pid']})" for a in actors]
+    free = state.available_resources_per_node()  # without those of which nothing is free
+    for node in alive:
+        for key in {"GPU", "sm121_rank"} & node["Resources"].keys() if not holders else ():
+            used = node["Resources"][key] - free.get(node["NodeID"], {}).get(key, 0.0)
+            holders += [f"a task with {used:g} {key} of {node['NodeManagerHostname']}"] * (used > 0)
     nodes.sort(key=lambda entry: "node:__internal_head__" not in entry["resources"])
     answer = {
         "address": ray.get_runtime_context().gcs_address,
@@ -108,7 +114,7 @@ def main() -> None:
         "python": platform.python_version(),
         "nodes": nodes,
         "groups": [f"{g['name'] or 'unnamed'} ({g['placement_group_id'][:12]})" for g in groups],
-        "actors": [f"{a['ActorClassName']} (pid {a['Pid']})" for a in actors],
+        "holders": holders,
     }
     sys.stdout.write("\n" + json.dumps(answer) + "\n")
 
