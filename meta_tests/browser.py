@@ -10,14 +10,9 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
 UNFOLD = "document.querySelectorAll('details').forEach(d => { d.open = true; })"
 WIDTHS = {390: 844, 1440: 900}
 #: The narrowest screen that everything must fit.
