@@ -192,7 +192,7 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
                     parent.rmdir()
         telling.tell_log()
         kernel = kernel_messages.since(server.launched)
-        lines = [*kernel.xids, *kernel.host_faults, *kernel.no_memory][:_MOST_LINES]
+        lines = [*kernel.no_memory, *kernel.host_faults, *kernel.xids][-_MOST_LINES:]
         tell("stopped", {**report, "kernel": [lines, kernel.unavailable, time.monotonic()]})
 
 
