@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 UNFOLD = "document.querySelectorAll('details').forEach(d => { d.open = true; })"
 WIDTHS = {390: 844, 1440: 900}
 #: The narrowest screen that everything must fit.

@@ -61,8 +61,13 @@ def engine(tmp_path: Path) -> dict[str, str]:
 
 def git(folder: Path, *arguments: str) -> str:
     identity = [
-        "-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main",
-    ]  # fmt: skip
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@example.org",
+        "-c",
+        "init.defaultBranch=main",
+    ]
     run = subprocess.run(
         ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True,
         text=True,

@@ -156,8 +156,13 @@ def test_the_numbers_of_the_original_documents():
         for gate in sm121.performance.gates
         if gate.metric.startswith("tg32")
     }
-    tokens = {"tg32@d4096": 47, "tg32@d8192": 41, "tg32@d16384": 34, "tg32@d32768": 26}
-    assert decode == {"tg32@d0": 52, **tokens}
+    assert decode == {
+        "tg32@d0": 52,
+        "tg32@d4096": 47,
+        "tg32@d8192": 41,
+        "tg32@d16384": 34,
+        "tg32@d32768": 26,
+    }
     tg32 = sm121.gate("tg32@d0")
     assert tg32 is not None and (tg32.target, tg32.stretch) == (58, 61)
     assert sm121.gate("pp2048@d0").minimum == 4500

@@ -11,9 +11,14 @@ from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
 NEUTRAL: Json = {
-    "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
-    "presence_penalty": 0.0, "frequency_penalty": 0.0,
-}  # fmt: skip
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 _OWN = ("--generation-config", "--override-generation-config")
 _HOT: Json = {"temperature": 2.0}
 

@@ -84,9 +84,14 @@ class Request:
         """The JSON of /v1/completions."""
         prompt = list(self.prompt) if isinstance(self.prompt, tuple) else self.prompt
         body: dict[str, Any] = {
-            "model": model, "prompt": prompt, "max_tokens": self.tokens, "temperature": 0.0,
-            "return_token_ids": True, "return_tokens_as_token_ids": True, **self.fields,
-        }  # fmt: skip
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": self.tokens,
+            "temperature": 0.0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            **self.fields,
+        }
         if self.top:
             body["logprobs"] = self.top
         if self.prompt_log_probabilities:

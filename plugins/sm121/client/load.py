@@ -21,7 +21,6 @@ from sm121.core import bounded, server
 
 _LOOK_EVERY_S = 0.25
 _LONGEST_TEXT = 300
-_BAD_STREAM = (ValueError, KeyError, TypeError, AssertionError, AttributeError, RecursionError)
 #: How long a load that was interrupted may take to close its connections.
 _END_WITHIN_S = 10.0
 _DISCONNECT_AFTER_S = 0.05
@@ -298,7 +297,14 @@ class LoadClient:
                     outcome.progress(len(outcome.answer.ids or ()) or 1)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             outcome.problem = "connection", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
-        except _BAD_STREAM as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AssertionError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             outcome.problem = "bad_stream", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
         finally:
             outcome.ended = time.monotonic()

@@ -306,9 +306,14 @@ def completion(
     `ids`: ask for the token ids as well; vLLM puts the prompt's into the first chunk, which is late
     by that: not for what is timed. `text`: name of the fixed text at the prompt's end."""
     body: dict[str, Any] = {
-        "model": model, "prompt": prompt, "max_tokens": tokens, "min_tokens": tokens,
-        "ignore_eos": True, "temperature": 0.0, "stream": stream,
-    }  # fmt: skip
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "min_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": stream,
+    }
     if ids:
         body["return_token_ids"] = True
     if isinstance(prompt, str):

@@ -9,7 +9,15 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 PLUGIN = "sm121.plugin"
 #: What chooses tests, or a plan that has them.
 _CHOOSING = (
-    *("--plan", "-k", "-m", "--certify", "--against", "--shard", "--soak", "--resume", "--profile"),
+    "--plan",
+    "-k",
+    "-m",
+    "--certify",
+    "--against",
+    "--shard",
+    "--soak",
+    "--resume",
+    "--profile",
 )
 
 

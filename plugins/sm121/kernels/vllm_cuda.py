@@ -27,9 +27,13 @@ _GRID = 128
 """Below this many thread blocks, decode attention is split into segments: vLLM's
 `MIN_LAUNCH_GRID_SIZE_2D` and `NUM_PAR_SOFTMAX_SEGMENTS`."""
 _OF_TRITON = {
-    "seq_threshold_3D", "num_par_softmax_segments", "softmax_segm_output", "softmax_segm_max",
-    "softmax_segm_expsum", "sinks",
-}  # fmt: skip
+    "seq_threshold_3D",
+    "num_par_softmax_segments",
+    "softmax_segm_output",
+    "softmax_segm_max",
+    "softmax_segm_expsum",
+    "sinks",
+}
 """Arguments that Triton's attention alone has, by these names."""
 
 
