@@ -15,6 +15,8 @@ from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as functional
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor
 
 from sm121.oracles import attention as attention_oracle
@@ -24,30 +26,30 @@ from sm121.oracles.formats import EXACT, Rounding
 _QUERY_CHUNK = 512
 
 
-@dataclasses.dataclass(frozen=True)
+@pydantic_dataclass(frozen=True, kw_only=True, config=ConfigDict(populate_by_name=True))
 class GptOssConfig:
     """What the definition needs to know of config.json."""
 
-    layers: int
-    hidden: int
-    query_heads: int
-    kv_heads: int
+    layers: int = Field(validation_alias="num_hidden_layers")
+    hidden: int = Field(validation_alias="hidden_size")
+    query_heads: int = Field(validation_alias="num_attention_heads")
+    kv_heads: int = Field(validation_alias="num_key_value_heads")
     head_dim: int
-    experts: int
-    top_k: int
-    intermediate: int
-    vocabulary: int
-    eps: float
-    window: int
-    sliding_layers: tuple[bool, ...]
+    experts: int = Field(validation_alias="num_local_experts")
+    top_k: int = Field(validation_alias="num_experts_per_tok")
+    intermediate: int = Field(validation_alias="intermediate_size")
+    vocabulary: int = Field(validation_alias="vocab_size")
+    eps: float = Field(validation_alias="rms_norm_eps")
+    window: int = Field(validation_alias="sliding_window")
+    sliding_layers: tuple[bool, ...] = Field(validation_alias="layer_types")
     rope_theta: float
-    rope_factor: float
-    rope_original_positions: int
-    rope_beta_fast: float
-    rope_beta_slow: float
-    rope_truncate: bool
-    alpha: float
-    limit: float
+    rope_factor: float = Field(validation_alias="factor")
+    rope_original_positions: int = Field(validation_alias="original_max_position_embeddings")
+    rope_beta_fast: float = Field(validation_alias="beta_fast")
+    rope_beta_slow: float = Field(validation_alias="beta_slow")
+    limit: float = Field(validation_alias="swiglu_limit")
+    rope_truncate: bool = Field(validation_alias="truncate", default=True)
+    alpha: float = Field(validation_alias="swiglu_alpha", default=1.702)
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "GptOssConfig":
@@ -58,31 +60,14 @@ class GptOssConfig:
         rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
         if (kind := rope.get("rope_type")) != "yarn":
             raise ValueError(f"config.json has rope type {kind!r}; gpt-oss has 'yarn'")
+        values = {**data, **rope}
+        if "layer_types" in data:
+            values["layer_types"] = [kind == "sliding_attention" for kind in data["layer_types"]]
         try:
-            return cls(
-                layers=data["num_hidden_layers"],
-                hidden=data["hidden_size"],
-                query_heads=data["num_attention_heads"],
-                kv_heads=data["num_key_value_heads"],
-                head_dim=data["head_dim"],
-                experts=data["num_local_experts"],
-                top_k=data["num_experts_per_tok"],
-                intermediate=data["intermediate_size"],
-                vocabulary=data["vocab_size"],
-                eps=data["rms_norm_eps"],
-                window=data["sliding_window"],
-                sliding_layers=tuple(kind == "sliding_attention" for kind in data["layer_types"]),
-                rope_theta=float((rope if "rope_theta" in rope else data)["rope_theta"]),
-                rope_factor=rope["factor"],
-                rope_original_positions=rope["original_max_position_embeddings"],
-                rope_beta_fast=rope["beta_fast"],
-                rope_beta_slow=rope["beta_slow"],
-                rope_truncate=rope.get("truncate", True),
-                alpha=data.get("swiglu_alpha", 1.702),
-                limit=data["swiglu_limit"],
-            )
-        except KeyError as error:
-            raise ValueError(f"config.json lacks {error.args[0]!r}") from None
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            where, what = (error.errors()[0][key] for key in ("loc", "msg"))
+            raise ValueError(f"config.json lacks {where[0]!r}: {what}") from None
 
 
 #: The matrices [out, in] of the experts by their number: a tensor [E, out, in], or what reads one

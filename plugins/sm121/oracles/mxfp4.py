@@ -103,26 +103,29 @@ def encode_elements(values: Floats) -> Bytes:
     return nearest_codes(values, E2M1_VALUES, sign=3)
 
 
-def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
+def choose_scale(
+    amax: Floats, rule: ScaleRule, emax: int = _ELEMENT_EMAX, *, ceil: float = 0.75
+) -> Bytes:
     """The E8M0 byte for each block's largest magnitude. Same shape, u8; 0 for an all-zero block.
-    Raises ValueError for a magnitude that is not finite."""
+    `emax`: of the elements, whose largest is ``2 ceil 2^emax``. Raises ValueError for a magnitude
+    that is not finite."""
     if not np.isfinite(amax).all():
         raise ValueError("a block holds a value that is not finite")
     if rule is ScaleRule.OCP_FLOOR:
         # frexp: amax = m * 2^e with m in [0.5, 1), so floor(log2 amax) = e - 1, exactly.
-        exponent = np.frexp(amax)[1] - 1 - _ELEMENT_EMAX
+        exponent = np.frexp(amax)[1] - 1 - emax
     elif rule is ScaleRule.VLLM_RNE:
         # 0x200000 is a quarter of a binade's mantissa range: m >= 0.875 carries into the exponent.
         mantissa, e = np.frexp(amax)
-        exponent = np.where(mantissa >= 0.875, e, e - 1) - _ELEMENT_EMAX
+        exponent = np.where(mantissa >= 0.875, e, e - 1) - emax
     elif rule is ScaleRule.ROUND_LOG2:
         # log2(m * 2^e) rounds up iff m > sqrt(1/2), which no binary number equals.
         mantissa, e = np.frexp(amax)
-        exponent = np.where(mantissa > np.sqrt(0.5), e, e - 1) - _ELEMENT_EMAX
+        exponent = np.where(mantissa > np.sqrt(0.5), e, e - 1) - emax
     else:
         # amax / 6 rounded up: with 6 = 0.75 * 2^3, amax <= 6 * 2^k iff m <= 0.75 for k = e - 3.
         mantissa, e = np.frexp(amax)
-        exponent = np.where(mantissa <= 0.75, e - 3, e - 2)
+        exponent = np.where(mantissa <= ceil, e - 1, e) - emax
     exponent = np.where(amax == 0, -E8M0_BIAS, exponent)
     scales: Bytes = np.clip(exponent + E8M0_BIAS, 0, E8M0_NAN - 1).astype(np.uint8)
     return scales

@@ -43,16 +43,6 @@ def encode_elements(values: Floats) -> Bytes:
 
 
 def choose_scale(amax: Floats, rule: ScaleRule) -> Bytes:
-    """The E8M0 byte for each block's largest magnitude. Same shape, u8; 0 for an all-zero block.
-    Raises ValueError for a magnitude that is not finite."""
-    if not np.isfinite(amax).all():
-        raise ValueError("a block holds a value that is not finite")
-    # frexp: amax = m * 2^e with m in [0.5, 1); 448 = 0.875 * 2^9.
-    mantissa, e = np.frexp(amax)
-    if rule is ScaleRule.OCP_FLOOR:
-        exponent = e - 1 - _ELEMENT_EMAX
-    else:
-        exponent = np.where(mantissa <= 0.875, e - 9, e - 8)
-    exponent = np.where(amax == 0, -mxfp4.E8M0_BIAS, exponent)
-    scales: Bytes = np.clip(exponent + mxfp4.E8M0_BIAS, 0, mxfp4.E8M0_NAN - 1).astype(np.uint8)
-    return scales
+    """The E8M0 byte for each block's largest magnitude; see `mxfp4.choose_scale`."""
+    # 448 = 0.875 * 2^9.
+    return mxfp4.choose_scale(amax, mxfp4.ScaleRule(rule.value), _ELEMENT_EMAX, ceil=0.875)

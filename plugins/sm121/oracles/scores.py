@@ -4,18 +4,18 @@ chunks. What is in memory does not depend on the size of the checkpoint: about 2
 beside a state [H] and, for texts that go on, the keys and values of each token."""
 
 import dataclasses
-import hashlib
-import json
 import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from sm121.core import digest
 from sm121.oracles import gpt_oss, rounding
 from sm121.oracles.formats import EXACT, Rounding
 from sm121.oracles.gpt_oss import Past, Weights
@@ -80,7 +80,7 @@ def score(
     layers, longest = len(intact.layers), max((text.more for text in texts), default=0)
     models = _models(intact, texts)
     state = _Kept(cache, _digest(checkpoint, texts, dtype, device), device)
-    first, states, past = state.resumed([text.more > 0 for text in texts], layers)
+    first, states, past = state.resumed(layers)
     if not first:
         states = [gpt_oss.embedded(m, t.ids) for m, t in zip(models, texts, strict=True)]
     for n in range(first, layers):
@@ -223,64 +223,43 @@ def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device:
     ]
     config = (checkpoint / "config.json").read_text("utf-8")
     described = [(t.ids, str(t.change), t.rounding.name, t.whole, t.more, t.follows) for t in texts]
-    content = json.dumps([config, files, described, str(dtype), device])
-    return hashlib.sha256(content.encode()).hexdigest()
+    return digest.of([config, files, described, str(dtype), device])
 
 
 class _Kept:
     """The states after the last layer that was computed, and the keys and values of each layer."""
 
-    def __init__(self, folder: Path | None, digest: str, device: str) -> None:
-        self._folder, self._digest, self._device = folder, digest, device
+    def __init__(self, folder: Path | None, made_of: str, device: str) -> None:
+        self._folder, self._made_of, self._device = folder, made_of, device
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
     def keep(self, layers: int, states: Sequence[Tensor], past: Sequence[Past]) -> None:
-        pairs = {f"k{n}": keys for n, (keys, _) in enumerate(past)}
-        pairs |= {f"v{n}": values for n, (_, values) in enumerate(past)}
-        self._write(f"layer-{layers}", pairs, layers)
-        self._write("states", {str(n): state for n, state in enumerate(states)}, layers)
+        self._write(f"layer-{layers}", past)
+        self._write("states", (layers, states))
 
-    def resumed(
-        self, going: Sequence[bool], layers: int
-    ) -> tuple[int, list[Tensor], list[list[Past]]]:
-        if (stored := self._read("states")) is None:
-            return 0, [], []
-        layers_done, states = stored
-        past = []
-        for n in range(1, min(layers_done, layers) + 1):
-            if (pairs := self._read(f"layer-{n}")) is None:
-                return 0, [], []
-            tensors = pairs[1]
-            past.append([(tensors[f"k{i}"], tensors[f"v{i}"]) for i in range(sum(going))])
-        return layers_done, [states[str(n)] for n in range(len(going))], past
+    def resumed(self, layers: int) -> tuple[int, list[Tensor], list[list[Past]]]:
+        done, states = self._read("states") or (0, [])
+        past = [self._read(f"layer-{n}") for n in range(1, min(done, layers) + 1)]
+        return (0, [], []) if None in past else (done, states, past)
 
     def remove(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder)
 
-    def _write(self, name: str, tensors: dict[str, Tensor], layers: int) -> None:
-        from safetensors.torch import save_file
+    def _write(self, name: str, content: Any) -> None:
+        if self._folder is not None:
+            new = self._folder / f"{name}.new"
+            torch.save((self._made_of, content), new)
+            new.replace(self._folder / name)
 
-        if self._folder is None:
-            return
-        new, about = self._folder / f"{name}.new", {"digest": self._digest, "layers": str(layers)}
-        save_file({key: value.contiguous() for key, value in tensors.items()}, new, about)
-        new.replace(self._folder / name)
-
-    def _read(self, name: str) -> tuple[int, dict[str, Tensor]] | None:
-        from safetensors import SafetensorError, safe_open
-
+    def _read(self, name: str) -> Any:
         if self._folder is None or not (self._folder / name).is_file():
             return None
         try:
-            with safe_open(self._folder / name, framework="pt") as opened:
-                handle: Any = opened
-                about = handle.metadata() or {}
-                if about.get("digest") != self._digest:
-                    return None
-                names = list(handle.keys())
-                tensors = {name: handle.get_tensor(name).to(self._device) for name in names}
-                return int(about["layers"]), tensors
-        except SafetensorError:  # cut short by a machine that went down
-            return None
+            made_of, content = torch.load(
+                self._folder / name, map_location=self._device, weights_only=True
+            )
+        except (RuntimeError, OSError, EOFError, UnpicklingError):
+            return None  # cut short by a machine that went down
+        return content if made_of == self._made_of else None
