@@ -383,7 +383,7 @@ def test_an_engine_that_still_spins_is_waited_for():
         ("DEGRADED  a stuck clock", 1, (1, "DEGRADED  a stuck clock")),
         ("", 0, "no box was read there"),
         ("usage: python", 4, "no box was read there"),
-        ("x" * 99999, 0, "no box was read there: it ended with -9; last: xxx"),
+        ("x" * 99999, 0, "no box was read there: it ended with 0; last: xxx"),
         ("DEGRADED \x1b[31m", 1, (1, r"DEGRADED \x1b[31m")),
     ],
 )

@@ -4,12 +4,9 @@ multiplied, the SM clock while that goes on, free memory, and who else works her
 against what a healthy machine of the architecture shows (the profile's ``[box]``). What a device
 does not tell (GB10 answers much of NVML with N/A) is null and decides nothing."""
 
-import os
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -21,7 +18,8 @@ import numpy as np
 import psutil
 from pydantic import Field, ValidationError
 
-from sm121.core import data_file, level_settings, verdict
+from sm121.compilation import child
+from sm121.core import data_file, level_settings, verdict, waiting
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.printable import printable
 from sm121.engines import device_memory
@@ -348,47 +346,30 @@ def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
 def of_node(command: str, profile: str) -> tuple[int, str]:
     """The exit status of ``sm121 box`` on another machine, and its rows. `command`: what runs
     Python there. Raises UsageError: it does not answer in time, or the suite is not there."""
+    shown = printable(command)
     try:
         words = [*shlex.split(command), "-m", "sm121", "box", "--profile", profile]
-        with subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        ) as process:
-            assert process.stdout is not None
-            timer = threading.Timer(_NODE_WITHIN_S, os.killpg, (process.pid, signal.SIGKILL))
-            timer.start()
-            try:
-                output = process.stdout.read(_NODE_LIMIT)
-                if len(output) < _NODE_LIMIT:
-                    process.wait()
-            finally:
-                timer.cancel()
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--node-command {printable(command)}: {error}") from error
-    lines = [printable(line) for line in output.decode("utf-8", "replace").splitlines()]
-    if process.returncode not in (0, 1) or not lines:
+        ended = child.run(words, timeout_s=_NODE_WITHIN_S)
+    except (OSError, ValueError, child.TookTooLong) as error:
+        raise UsageError(f"--node-command {shown}: {error}") from error
+    lines = [printable(line) for line in ended.output[:_NODE_LIMIT].splitlines()]
+    if ended.status not in (0, 1) or not lines or len(ended.output) >= _NODE_LIMIT:
         last = lines[-1][:300] if lines else "it wrote nothing"
-        how = f"it ended with {process.returncode}; last: {last}"
-        raise UsageError(f"--node-command {printable(command)}: no box was read there: {how}")
-    return process.returncode, "\n".join(["", printable(command), *lines, ""])
+        how = f"it ended with {ended.status}; last: {last}"
+        raise UsageError(f"--node-command {shown}: no box was read there: {how}")
+    return ended.status, "\n".join(["", shown, *lines, ""])
 
 
 def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: float) -> bool:
     """Wait until the engine itself leaves the CPU alone; False when it does not in time. vLLM's
     processes spin on their queues for seconds after the last request."""
-    deadline = time.monotonic() + within_s
-    while True:
+
+    def is_idle() -> bool:
         before = _used(own)
         time.sleep(_IDLE_OVER_S)
-        if _used(own) - before < _IDLE_CORES * _IDLE_OVER_S:
-            return True
-        if time.monotonic() > deadline:
-            return False
+        return _used(own) - before < _IDLE_CORES * _IDLE_OVER_S
+
+    return waiting.until(is_idle, within_s, every_s=0.0)
 
 
 def _used(own: Callable[[], Iterable[psutil.Process]]) -> float:

@@ -1,12 +1,13 @@
 """What NVML says of a GPU while matrices are multiplied on it."""
 
+import functools
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from sm121.core.architecture import opened_nvml
 from sm121.measure.stream_bandwidth import gpu_second, gpu_torch
 
 _LOADED_S = 1.0
@@ -26,55 +27,43 @@ def under_load(device: str) -> dict[str, Any]:
     return readings
 
 
-@contextmanager
-def _nvml(index: int) -> Iterator[Callable[..., Any] | None]:
-    """A function that asks NVML about one device, given the name of NVML's own function. It returns
-    None where NVML gives no answer. Without NVML there is no such function: None."""
+def _answer(index: int, name: str, *arguments: Any) -> Any:
+    """What NVML's function of that name says of a device; None where it gives no answer."""
     import pynvml
 
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield None
-        return
-
-    def ask(name: str, *arguments: Any) -> Any:
-        try:
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            return getattr(pynvml, name)(handle, *arguments)
-        except (pynvml.NVMLError, AttributeError):
-            return None
-
-    try:
-        yield ask
-    finally:
-        pynvml.nvmlShutdown()
+        return getattr(pynvml, name)(pynvml.nvmlDeviceGetHandleByIndex(index), *arguments)
+    except (pynvml.NVMLError, AttributeError):
+        return None
 
 
 _LIMITS = ("EnforcedPowerLimit", "PowerManagementDefaultLimit")
 
 
 def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
+    """Nothing without NVML."""
     import pynvml
 
+    ask = functools.partial(_answer, index)
     clocks, watts, capped = [], [], []
     throttled: bool | None = None
     harmful = 0
     for reason in ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"):
         harmful |= getattr(pynvml, f"nvmlClocksThrottleReason{reason}", 0)
-    with _nvml(index) as ask:
-        if ask is None:
-            return {}
-        while working():
-            clocks.append(ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM) or 0)
-            watts.append(ask("nvmlDeviceGetPowerUsage") or 0)
-            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-            if reasons is not None:
-                throttled = bool(throttled) or bool(reasons & harmful)
-                capped.append(bool(reasons & pynvml.nvmlClocksThrottleReasonSwPowerCap))
-            time.sleep(0.05)
-        temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
-        limits = [ask(f"nvmlDeviceGet{name}") for name in _LIMITS]
+    try:
+        with opened_nvml():
+            while working():
+                clocks.append(ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM) or 0)
+                watts.append(ask("nvmlDeviceGetPowerUsage") or 0)
+                reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+                if reasons is not None:
+                    throttled = bool(throttled) or bool(reasons & harmful)
+                    capped.append(bool(reasons & pynvml.nvmlClocksThrottleReasonSwPowerCap))
+                time.sleep(0.05)
+            temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+            limits = [ask(f"nvmlDeviceGet{name}") for name in _LIMITS]
+    except pynvml.NVMLError:
+        return {}
     power = max(watts, default=0)
     clocks = [clock for clock in clocks if clock]
     in_force, default = (round(each / 1000, 1) if each else None for each in limits)
