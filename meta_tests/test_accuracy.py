@@ -8,7 +8,8 @@ from data_rows import from_data
 from sm121.answers import accuracy
 from sm121.answers.accuracy import Output, Question
 from sm121.core.errors import UsageError
-from sm121.core.verdict import Verdict
+from sm121.core.unmet import Fact, Unmet
+from sm121.core.verdict import Inconclusive
 
 
 def load(file, model=Question):
@@ -39,12 +40,12 @@ def test_the_interval_is_wilsons():
     assert accuracy.interval(outputs("w" * 20)).low == 0.0
 
 
-@pytest.mark.parametrize(
-    ("marks", "verdict"),
-    [("r" * 100, "PASS"), ("r" * 85 + "w" * 15, "INCONCLUSIVE"), ("r" * 40 + "w" * 60, "FAIL")],
-)
-def test_a_gate_decides_on_the_interval(marks, verdict):
-    assert accuracy.interval(outputs(marks)).against(0.9) is Verdict(verdict)
+def test_a_gate_decides_on_the_interval():
+    fact = Fact("so many")
+    accuracy.interval(outputs("r" * 100)).hold(0.9, fact)
+    for marks, error in (("r" * 85 + "w" * 15, Inconclusive), ("r" * 40 + "w" * 60, Unmet)):
+        with pytest.raises(error):
+            accuracy.interval(outputs(marks)).hold(0.9, fact)
 
 
 def test_the_paired_test_is_mcnemars():

@@ -14,8 +14,8 @@ from sm121.core import data_file
 from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
-from sm121.core.unmet import Fact, require
-from sm121.core.verdict import Inconclusive, NotRun, Verdict
+from sm121.core.unmet import Fact, Unmet, require
+from sm121.core.verdict import Inconclusive, NotRun
 
 Kind = Literal["begins", "exact", "contains", "number", "letter"]
 SIGNIFICANT = 0.05
@@ -79,11 +79,13 @@ class Interval:
         """Right of all."""
         return self.right / self.total
 
-    def against(self, at_least: float) -> Verdict:
-        """PASS when the whole interval is at or above, FAIL when it is below, else INCONCLUSIVE."""
-        if self.low >= at_least:
-            return Verdict.PASS
-        return Verdict.FAIL if self.high < at_least else Verdict.INCONCLUSIVE
+    def hold(self, at_least: float, fact: Fact) -> None:
+        """Go on only if the whole interval is at or above. Raises Unmet: it is below; Inconclusive:
+        the bound is in it."""
+        if self.high < at_least:
+            raise Unmet(fact)
+        if self.low < at_least:
+            raise Inconclusive(fact)
 
     def __str__(self) -> str:
         return (
@@ -240,10 +242,8 @@ def judge(
     share = profile.correctness.accuracy
     if share is None:
         raise NotRun(f"profile {profile.name} has no correctness.accuracy; seen: {share_right}")
-    verdict, requirement = share_right.against(share.at_least), f"at least {share.at_least:.1%}"
-    if verdict is Verdict.INCONCLUSIVE:
-        raise Inconclusive(Fact(requirement, f"{share_right}", evidence=f"{kept}"))
-    require(verdict is Verdict.PASS, requirement, share_right, evidence=kept)
+    fact = Fact(f"at least {share.at_least:.1%}", f"{share_right}", evidence=f"{kept}")
+    share_right.hold(share.at_least, fact)
 
 
 def _plain(text: str) -> str:

@@ -16,8 +16,8 @@ from sm121.core.files import write_text
 from sm121.core.level_settings import Score
 from sm121.core.profile import Profile
 from sm121.core.server import Endpoint
-from sm121.core.unmet import Fact, require_decided
-from sm121.core.verdict import Inconclusive, NotRun, Verdict
+from sm121.core.unmet import Fact, Unmet, require_each
+from sm121.core.verdict import Inconclusive, NotRun
 
 #: Questions at once: a GB10 serves four in little more than the time of one.
 _AT_ONCE = 4
@@ -56,23 +56,23 @@ def judge(
     scores = [score for score in profile.correctness.scores if score.tries is None]
     if not scores:
         raise NotRun(f"profile {profile.name} has no correctness.scores: name tasks of lm_eval")
-    facts, undecided, reasons = list[Fact](), list[Fact](), list[str]()
-    for score in scores:
+
+    def is_reached(score: Score) -> None:
         about = f"{score.task}, effort {score.effort}"
         try:
             share = _measured(score, python, endpoint, folder)
         except NotRun as error:
-            reasons.append(f"{about}: {error}")
-            continue
+            raise NotRun(f"{about}: {error}") from error
         except (child.TookTooLong, Inconclusive) as error:  # a server that hangs, or is slow
-            undecided.append(Fact(f"done in {score.within_s:.0f} s", f"{error}", about))
-            continue
+            fact = Fact(f"done in {score.within_s:.0f} s", f"{error}", about)
+            raise Inconclusive(fact) from error
         remark(f"{about}: {share or 'no answers'}; {score.source}")
         fact = Fact(f"at least {score.at_least:.1%}", f"{share}", about, evidence=f"{folder}")
-        verdict = share.against(score.at_least) if share is not None else Verdict.FAIL
-        if verdict is not Verdict.PASS:
-            (undecided if verdict is Verdict.INCONCLUSIVE else facts).append(fact)
-    require_decided(facts, undecided, reasons)
+        if share is None:
+            raise Unmet(fact)
+        share.hold(score.at_least, fact)
+
+    require_each(is_reached, scores)
 
 
 def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> Interval | None:

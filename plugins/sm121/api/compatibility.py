@@ -21,8 +21,8 @@ from sm121.core.data_file import DataTable
 from sm121.core.files import write_text
 from sm121.core.level_settings import Score
 from sm121.core.profile import Profile
-from sm121.core.unmet import Fact, Unmet, facts_of, require, require_decided
-from sm121.core.verdict import Inconclusive, NotRun, Verdict
+from sm121.core.unmet import Fact, Unmet, require, require_each
+from sm121.core.verdict import Inconclusive, NotRun
 
 #: Turns of an attempt, as the published test allows: each call is answered by its tool's output.
 _TURNS = 10
@@ -70,28 +70,24 @@ def judge(api: Api, profile: Profile, folder: Path, remark: Callable[[str], obje
     scores = [score for score in profile.correctness.scores if score.tries]
     if not scores:
         raise NotRun(f"profile {profile.name} has no correctness.scores with tries")
-    facts, undecided, reasons = list[Fact](), list[Fact](), list[str]()
     folder.mkdir(exist_ok=True)
-    for score, path in itertools.product(scores, (CHAT, RESPONSES)):
+
+    def is_reached(score: Score, path: str) -> None:
         about = f"{score.task} by {path}"
         try:
             attempts = _attempts(api, score, path)
         except NotRun as error:
-            reasons.append(f"{about}: {error}")
-            continue
-        except Inconclusive as error:
-            undecided += facts_of(error)
-            continue
+            raise NotRun(f"{about}: {error}") from error
         lines = [json.dumps(vars(attempt), ensure_ascii=False) + "\n" for attempt in attempts]
         write_text("".join(lines), folder / f"{score.task}{path.replace('/', '-')}.jsonl")
         pass_hat, figures = _counted(score, attempts)
         remark(f"{about}, effort {score.effort}: {figures}; {score.source}")
-        if (verdict := pass_hat.against(score.at_least)) is not Verdict.PASS:
-            failed = [f"{a.question!r}: {a.why}" for a in attempts if a.why is not None]
-            required = f"pass^{score.tries} of at least {score.at_least:.1%}"
-            fact = Fact(required, figures, about, evidence="".join(failed[:1]))
-            (undecided if verdict is Verdict.INCONCLUSIVE else facts).append(fact)
-    require_decided(facts, undecided, reasons)
+        failed = [f"{a.question!r}: {a.why}" for a in attempts if a.why is not None]
+        required = f"pass^{score.tries} of at least {score.at_least:.1%}"
+        fact = Fact(required, figures, about, evidence="".join(failed[:1]))
+        pass_hat.hold(score.at_least, fact)
+
+    require_each(is_reached, *zip(*itertools.product(scores, (CHAT, RESPONSES)), strict=True))
 
 
 def _attempts(api: Api, score: Score, path: str) -> list[_Attempt]:

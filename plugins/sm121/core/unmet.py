@@ -169,23 +169,11 @@ def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
         raise Unmet(*noted(facts, f"{evidence}"))
 
 
-def require_decided(
-    facts: Sequence[Fact], undecided: Sequence[Fact], reasons: Sequence[str]
-) -> None:
-    """Of a check with several cases. Raises Unmet: `facts`; else Inconclusive: the first of
-    `undecided`; else NotRun: the `reasons` of what could not run."""
-    require_none(facts)
-    if undecided:
-        raise verdict.Inconclusive(undecided[0])
-    if reasons:
-        raise verdict.NotRun("; ".join(reasons))
-
-
 def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
     """Check each case, also behind one that fails: a failure that is known hides no other one.
     `cases`: of each argument of the check. Raises Unmet: some cases fail; what several cases say in
     the same words is one fact. A failure that has a severity, or is never waived, ends the check.
-    Undecided: a case is, and none fails."""
+    Undecided: cases are, and none fails; NotRun where each of those could not run."""
     facts, undecided = dict[tuple[str, ...], Fact](), list[verdict.Undecided]()
     for case in zip(*cases, strict=True):
         try:
@@ -197,8 +185,10 @@ def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
         except verdict.Undecided as error:
             undecided.append(error)
     require_none([*facts.values()])
-    for obstacle in undecided:
-        raise obstacle
+    if undecided:
+        first = min(undecided, key=lambda error: isinstance(error, verdict.NotRun))
+        alike = [error for error in undecided if type(error) is type(first)]
+        raise type(first)(*dict.fromkeys(part for e in alike for part in e.args)) from first
 
 
 def same_kind(earlier: Sequence[Fact], later: Sequence[Fact]) -> bool:
