@@ -1,6 +1,5 @@
 """The server's log-probabilities against the oracle's."""
 
-import dataclasses
 import functools
 import importlib.util
 import itertools
@@ -19,13 +18,14 @@ from sm121.answers.oracle_file import (
     Scored,
     prompts,
 )
-from sm121.client.completions import Asker, Position, Request, ids_of, name_of
+from sm121.client.completions import Asker, Position, Request, id_of, name_of
 from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.model_folder import folder_of
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, of, require
 from sm121.core.verdict import Inapplicable, NotRun
+from sm121.engines.requested import read_arguments
 
 _Bound = TypeVar("_Bound")
 
@@ -188,21 +188,7 @@ def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, nam
 def dtype_of(server: Server, profile: Profile) -> str:
     """The dtype that the engine was started with; of an attached one, that of the profile's
     configuration under test."""
-    if server.configuration is not None:
-        return _dtype(server.configuration.arguments)
-    configuration = profile.configurations[profile.under_test]
-    return _dtype((*profile.engine.arguments, *configuration.arguments))
-
-
-def _dtype(arguments: Sequence[str]) -> str:
-    """``--dtype`` in either spelling; the last one counts, as it does for the engine."""
-    dtype = "auto"
-    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
-        if argument == "--dtype":
-            dtype = following
-        elif argument.startswith("--dtype="):
-            dtype = argument.removeprefix("--dtype=")
-    return dtype
+    return read_arguments(profile.arguments_of(server.configuration)).get("dtype", "auto")
 
 
 def generation_beyond(
@@ -249,8 +235,8 @@ def generation_beyond(
 def _told(token: int, position: Position) -> Iterator[tuple[int, float]]:
     """The ids and log-probabilities that the engine tells of one place."""
     for name, value in {**position.top, name_of(token): position.log_probability}.items():
-        if (ids := ids_of([dataclasses.replace(position, token=name)])) is not None:
-            yield ids[0], value
+        if (token_id := id_of(name)) is not None:
+            yield token_id, value
 
 
 def prompts_agree(asker: Asker, reference: OracleReference) -> str:

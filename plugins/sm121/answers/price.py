@@ -2,7 +2,6 @@
 the oracle's without any rounding. The texts are fixed, so that the values decide as they are; an
 interval says how far they hold for other texts."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from statistics import fmean
 
 from sm121.answers import agreement, oracle_file
 from sm121.answers.oracle_file import ExamText, OracleFile, Place, Scored
-from sm121.client.completions import Asker, Position, Request, ids_of
+from sm121.client.completions import Asker, Position, Request, id_of
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Price
 from sm121.core.profile_fields import Gate
@@ -98,18 +97,18 @@ def _generated(asker: Asker, ids: Sequence[int], scored: Scored) -> list[_Pair]:
         request = Request((*ids, *scored.generated[: len(pairs)]), done, top=_TOP)
         for position in asker.positions(asker.ask(request)):
             pairs.append((scored.generated_places[len(pairs)], _by_id(position)))
-            if ids_of([position]) != (scored.generated[len(pairs) - 1],):
+            if id_of(position.token) != scored.generated[len(pairs) - 1]:
                 break
     return pairs
 
 
 def _by_id(position: Position) -> dict[int, float]:
     """The log-probabilities of a token. Raises NotRun: the engine names no ids."""
-    names = {position.token: position.log_probability, **position.top}
-    ids = ids_of([dataclasses.replace(position, token=name) for name in names])
-    if ids is None:
+    named = {position.token: position.log_probability, **position.top}
+    by_id = {token: value for name, value in named.items() if (token := id_of(name)) is not None}
+    if len(by_id) < len(named):
         raise NotRun("the engine names the tokens of log-probabilities by their text, not by ids")
-    return dict(zip(ids, names.values(), strict=True))
+    return by_id
 
 
 def _right_answers(asker: Asker, text: ExamText, scored: Scored) -> list[float]:

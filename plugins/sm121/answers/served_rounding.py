@@ -1,7 +1,7 @@
 """What a server rounds beyond the checkpoint, by its kernel path and its arguments. The oracle
 rounds in the same way; what does not show is not guessed."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
@@ -53,14 +53,8 @@ def served_rounding(
     it was started with, else what the path of the profile's configuration must show. `config`: of
     its model (config.json). Raises NotRun: something of it does not show; it names the option that
     tells it."""
-    if server.configuration is not None:
-        arguments: Sequence[str] = server.configuration.arguments
-    else:
-        arguments = (
-            *profile.engine.arguments,
-            *profile.configurations[profile.under_test].arguments,
-        )
-    return rounding_of(read_arguments(arguments), profile.path_of(profile.under_test), path, config)
+    options = read_arguments(profile.arguments_of(server.configuration))
+    return rounding_of(options, profile.path_of(profile.under_test), path, config)
 
 
 def rounding_of(

@@ -365,10 +365,13 @@ def _shown(prompt: Prompt) -> str:
 
 def ids_of(positions: Sequence[Position]) -> tuple[int, ...] | None:
     """Token ids from the names of tokens, None where they are texts."""
-    names = [position.token for position in positions]
-    if not all(name.startswith(_ID) for name in names):
-        return None
-    return tuple(int(name.removeprefix(_ID)) for name in names)
+    ids = [id_of(position.token) for position in positions]
+    return None if None in ids else tuple(token for token in ids if token is not None)
+
+
+def id_of(name: str) -> int | None:
+    """The id in the name of a token, None where that is its text."""
+    return int(name.removeprefix(_ID)) if name.startswith(_ID) else None
 
 
 def name_of(token_id: int) -> str:

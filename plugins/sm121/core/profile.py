@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from sm121.core import architecture, builds, data_file, extending
 from sm121.core.architecture import NAMES
+from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataTable, compiles
 from sm121.core.engine_settings import (
     Configuration,
@@ -299,6 +300,12 @@ class Profile(DataTable):
             f"profile {self.name}, configuration {name}: expected {' or '.join(needs)}; this is "
             f"{engine if row is None else f'{row.title}, {engine}'}, which has {has}"
         )
+
+    def arguments_of(self, started: ServerConfiguration | None) -> tuple[str, ...]:
+        """What a server was started with; None of an attached one: as the one under test is."""
+        if started is not None:
+            return started.arguments
+        return (*self.engine.arguments, *self.configurations[self.under_test].arguments)
 
     def path_of(self, configuration: str, requested: Collection[str] = ()) -> KernelPathRequirement:
         """What the path of a configuration must show; of one that is not the profile's, what holds

@@ -189,9 +189,7 @@ def slots(harness: Harness, server: Server) -> int | None:
     """As `requested_slots`; of an attached server whose log does not say, those of the profile."""
     if (logged := requested_slots(harness, server)) is not None or server.configuration is not None:
         return logged
-    profile = harness.profile
-    arguments = profile.configurations[profile.under_test].arguments
-    return at_once((*profile.engine.arguments, *arguments))
+    return at_once(harness.profile.arguments_of(None))
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
 """How much a server holds: the length of its context, the blocks of its KV cache."""
 
-import itertools
 import re
 from typing import NamedTuple
 
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
+from sm121.engines.requested import read_arguments
 
 #: vLLM's --max-num-batched-tokens where it is neither given nor logged.
 _CHUNK_TOKENS = 2048
@@ -68,9 +68,9 @@ def pressure(blocks: int, block: int, *, chunk: int, streams: int, spare: int) -
 def chunk_tokens(server: Server) -> int:
     """Tokens of a prompt that are worked on at once."""
     arguments = server.configuration.arguments if server.configuration is not None else ()
-    for name, value in itertools.pairwise(arguments):
-        if name == "--max-num-batched-tokens" and value.isdecimal():
-            return int(value)
+    value = read_arguments(arguments).get("max_num_batched_tokens", "")
+    if value.isdecimal():
+        return int(value)
     if server.log is not None:
         with server.log.open("rb") as log:
             match = _LOGGED_CHUNK.search(log.read(_LOG_BEGINS).decode("utf-8", "replace"))
