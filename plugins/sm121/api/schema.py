@@ -7,7 +7,6 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
-Json = dict[str, Any]
 Kind = Literal[
     "completion", "completion chunk", "chat completion", "chat completion chunk", "response",
     "response event", "model", "model list", "error",
@@ -36,10 +35,18 @@ def _types() -> dict[Kind, Any]:
     from openai import types  # half a second, which a run without requests need not spend
     from openai.types import chat, responses
 
+    class Choice(types.CompletionChoice):
+        """In a chunk: null until the end, whatever the published type says."""
+
+        finish_reason: Literal["stop", "length", "content_filter"] | None  # type: ignore[assignment]
+
+    class Chunk(types.Completion):
+        choices: list[Choice]  # type: ignore[assignment]
+
     models: dict[str, Any] = {"object": (Literal["list"], ...), "data": (list[types.Model], ...)}
     return {
         "completion": types.Completion,
-        "completion chunk": types.Completion,
+        "completion chunk": Chunk,
         "chat completion": chat.ChatCompletion,
         "chat completion chunk": chat.ChatCompletionChunk,
         "response": responses.Response,
@@ -50,8 +57,6 @@ def _types() -> dict[Kind, Any]:
     }
 
 
-#: What the services send as null although the published type says otherwise.
-_NULL_UNTIL_THE_END = {"completion chunk": "stop"}
 #: Fields that were not required when releases of an engine that are still served were made: openai
 #: 1.99 to 2.8 do not know the first one, and vLLM 0.24 does not send it.
 _REQUIRED_LATER = (("usage", "input_tokens_details", "cache_write_tokens"),)
@@ -59,8 +64,6 @@ _REQUIRED_LATER = (("usage", "input_tokens_details", "cache_write_tokens"),)
 
 def violations(kind: Kind, content: Any) -> list[str]:
     """What in a parsed answer is not as published; empty when all is."""
-    if kind in _NULL_UNTIL_THE_END and isinstance(content, dict):
-        content = _with_finish_reason(content, _NULL_UNTIL_THE_END[kind])
     adapter = _adapter(kind)
     if kind == "response event" and isinstance(content, dict):
         # Of the forty kinds of events only the errors of its own say anything.
@@ -97,16 +100,3 @@ def _event_adapters() -> dict[str, TypeAdapter[Any]]:
 def _line(item: Any) -> str:
     path = ".".join(str(part) for part in item["loc"]) or "the whole"
     return f"{path}: {item['msg']}, got {str(item['input'])[:60]!r}"
-
-
-def _with_finish_reason(content: Json, value: str) -> Json:
-    choices = content.get("choices")
-    if not isinstance(choices, list):
-        return content
-    filled = [
-        {**choice, "finish_reason": value}
-        if isinstance(choice, dict) and choice.get("finish_reason", "") is None
-        else choice
-        for choice in choices
-    ]
-    return {**content, "choices": filled}

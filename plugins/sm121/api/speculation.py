@@ -75,13 +75,13 @@ class Speculation:
         of that text says; returns what was seen. Raises AssertionError: one is not."""
         fork = max(self.bound.fork, _ROUNDING)
         for name, entries in self._judged.items():
-            for number, entry in enumerate(entries):
-                below = entry.best - entry.prefilled
+            for number, (token, _, top) in enumerate(entries):
+                below = max(top.values(), default=math.inf) - top.get(token, -math.inf)
                 require(
                     below <= fork,
                     "the likeliest token of the target, or one below it by at most",
                     "by a prefill of the same text",
-                    f"{name!r}: token {number} ({entry.token})",
+                    f"{name!r}: token {number} ({token})",
                     value=below,
                     limit=fork,
                     unit="nats",
@@ -93,18 +93,19 @@ class Speculation:
         AssertionError: it is not."""
         worst = 0.0
         for name, entries in self._judged.items():
-            for number, entry in enumerate(entries):
-                difference = abs(entry.reported - entry.prefilled)
+            for number, (token, position, top) in enumerate(entries):
+                reported, prefilled = position.log_probability, top.get(token, -math.inf)
+                difference = abs(reported - prefilled)
                 worst = max(worst, difference)
                 require(
                     difference <= self.bound.max_abs,
                     "a log-probability that differs from that of a prefill by at most",
                     "",
-                    f"{name!r}: token {number} ({entry.token})",
+                    f"{name!r}: token {number} ({token})",
                     value=difference,
                     limit=self.bound.max_abs,
                     unit="nats",
-                    evidence=f"{entry.reported:.4g} for {entry.prefilled:.4g}",
+                    evidence=f"{reported:.4g} for {prefilled:.4g}",
                 )
         return f"log-probabilities differ from the prefill's by {worst:.2g} at most"
 
@@ -245,9 +246,10 @@ class Speculation:
                     limit=100 * least, unit="%")  # fmt: skip
 
     @functools.cached_property
-    def _judged(self) -> "dict[str, list[_Place]]":
-        """Each prompt's greedy answer, token by token, beside the prefill of the same text. The
-        answers go on for long: of 200 tokens a single one may be wrong."""
+    def _judged(self) -> dict[str, list[tuple[int, Position, Mapping[int, float]]]]:
+        """Each prompt's greedy answer, token by token, beside what the prefill of the same text
+        says of it and of the likeliest. The answers go on for long: of 200 tokens a single one may
+        be wrong."""
         self.capabilities.require("prompt_logprobs")
         judged = {}
         requests = [Request(prompt.text, _JUDGED_TOKENS) for prompt in self.prompts.prompts]
@@ -255,18 +257,11 @@ class Speculation:
         for prompt, answer in zip(self.prompts.prompts, answers, strict=True):
             ids, before = self.asker.ids(answer), answer.prompt_ids
             before = self.asker.need(before, "the prompt's token ids")
-            entries = self._prefilled((*before, *ids))[len(before) :]
-            columns = ids, self.asker.positions(answer), entries
-            judged[prompt.name] = [_place(*row) for row in zip(*columns, strict=True)]
+            prefill = Request((*before, *ids), 1, 0, prompt_log_probabilities=True, prompt_top=1)
+            tops = self.asker.need(self.asker.ask(prefill).prompt_tops, "prompt_logprobs")
+            columns = ids, self.asker.positions(answer), tops[len(before) - 1 :]
+            judged[prompt.name] = [*zip(*columns, strict=True)]
         return judged
-
-    def _prefilled(self, ids: Sequence[int]) -> list[Mapping[str, Any]]:
-        """vLLM's ``prompt_logprobs`` of each token, with the likeliest beside it."""
-        body = self._body(tuple(ids), max_tokens=1, prompt_logprobs=1)
-        choice = self._send(body)["choices"][0]
-        entries = choice.get("prompt_logprobs")
-        require(len(entries or ()) == len(ids), f"prompt_logprobs of {len(ids)} tokens", entries)
-        return [entry or {} for entry in entries]
 
     def _samples(
         self, text: str, batches: int, options: dict[str, float]
@@ -314,25 +309,6 @@ class Speculation:
             raise Refused(answer.status_code, answer.text)
         content: dict[str, Any] = answer.json()
         return content
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A generated token: its log-probability as reported, and by a prefill of the text; and that of
-    the likeliest token by the prefill."""
-
-    token: int
-    reported: float
-    prefilled: float
-    best: float
-
-
-def _place(token: int, position: Position, entry: Mapping[str, Any]) -> _Place:
-    values = {int(name): float(one["logprob"]) for name, one in entry.items()}
-    prefilled = values.get(token, -math.inf)
-    return _Place(
-        token, position.log_probability, prefilled, max(values.values(), default=math.inf)
-    )
 
 
 def _shares(position: Position, listed: int, kind: str, value: float) -> dict[str, float]:

@@ -202,14 +202,8 @@ def response_violations(stream: Stream, unpublished: Collection[str] = ()) -> li
     return errors
 
 
-def response_text(stream: Stream) -> str:
-    """The text that the deltas of a response add up to."""
-    return "".join(
-        event["delta"] for event in stream.chunks if event["type"] == "response.output_text.delta"
-    )
-
-
-def response_reasoning(stream: Stream) -> str | None:
-    """The same of the reasoning; None where a server tells none of it."""
-    deltas = [e["delta"] for e in stream.chunks if e["type"] == "response.reasoning_text.delta"]
+def response_deltas(stream: Stream, kind: str) -> str | None:
+    """What the deltas of a response's ``output_text``, or its ``reasoning_text``, add up to; None
+    where a server sends none of it."""
+    deltas = [e["delta"] for e in stream.chunks if e["type"] == f"response.{kind}.delta"]
     return "".join(deltas) if deltas else None

@@ -57,8 +57,8 @@ def keeps_every_character(api: Api, kind: str, attempts: int) -> None:
             streamed = stream.message_of(api.stream_chat(question, **options), None)["content"]
             return streamed or "", message["content"] or ""
         options = {"text": {"format": {**schema_of, **form}}, "max_output_tokens": 400}
-        streamed = stream.response_text(api.stream_response(question, **options))
-        return streamed, responses.text_of(api.respond(question, **options))
+        streamed = stream.response_deltas(api.stream_response(question, **options), "output_text")
+        return streamed or "", responses.text_of(api.respond(question, **options))
 
     tries = (streamed_and_at_once() for _ in range(attempts))
     streamed, at_once = first_that(tries, lambda texts: texts[0] == texts[1])
