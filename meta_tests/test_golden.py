@@ -111,7 +111,8 @@ def test_two_attractors_are_followed_from_the_golden_token():
     assert found.beyond(BOUND) == [], found
     assert found.top1 == 7 / 8 and "1 accepted forks" in found.summary()
     broken = Engine({**TRUSTED, "a": other, (1, 10, 11): [at(70), at(71)]})
-    assert any(j.wrong for j in golden.compare(trusted, broken, PROMPTS, BOUND, {}).judgements)
+    agreements = golden.compare(trusted, broken, PROMPTS, BOUND, {}).agreements.values()
+    assert any(agreed.disagreement for agreed in agreements)
 
 
 def test_another_tokenizer_is_refused_by_its_tokens():
@@ -246,7 +247,7 @@ def test_an_engine_that_lists_the_chosen_token_alone_is_compared():
 
 
 def test_a_divergence_of_nothing_is_no_agreement():
-    nothing = golden.GoldenComparison((), ())
+    nothing = golden.GoldenComparison({}, ())
     assert math.isnan(nothing.mean_divergence)
     assert "KL divergence" in unmet.text(nothing.beyond(BOUND))
 

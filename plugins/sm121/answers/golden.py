@@ -7,7 +7,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,44 +74,36 @@ class GoldenFile(DataTable):
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """How one prompt's answer agrees with the golden one."""
-
-    name: str
-    agreement: TokenAgreement
-    wrong: Fact | None
-
-
-@dataclass(frozen=True)
 class GoldenComparison:
     """How a run agrees with a golden file."""
 
-    judgements: tuple[Judgement, ...]
+    #: Of each prompt's answer with the golden one.
+    agreements: Mapping[str, TokenAgreement]
     differences: tuple[str, ...]
     """Of the two runs' environments."""
 
     @property
     def mean_divergence(self) -> float:
         """Mean KL divergence over all tokens that can be compared; NaN without any."""
-        values = [v for j in self.judgements for v in j.agreement.divergences if math.isfinite(v)]
+        values = [v for a in self.agreements.values() for v in a.divergences if math.isfinite(v)]
         return math.fsum(values) / len(values) if values else math.nan
 
     @property
     def top1(self) -> float:
         """Share of the golden tokens that the run chooses too."""
-        values = [v for j in self.judgements for v in j.agreement.top1]
+        values = [v for a in self.agreements.values() for v in a.top1]
         return sum(values) / len(values) if values else 0.0
 
     @property
     def worst(self) -> tuple[str, int, float]:
         """Prompt, place and size of the largest difference of a log-probability."""
-        worst = max(self.judgements, key=lambda j: j.agreement.max_abs)
-        return worst.name, worst.agreement.worst, worst.agreement.max_abs
+        name, agreed = max(self.agreements.items(), key=lambda item: item[1].max_abs)
+        return name, agreed.worst, agreed.max_abs
 
     def beyond(self, bound: GoldenBound) -> list[Fact]:
         """What is above the bound; the first differing prompt comes first."""
         facts: list[Fact] = []
-        wrong = [(j.name, j.wrong) for j in self.judgements if j.wrong is not None]
+        wrong = [(name, a.disagreement) for name, a in self.agreements.items() if a.disagreement]
         if wrong:
             name, first = wrong[0]
             evidence = f"the first of {len(wrong)} that differ"
@@ -135,7 +127,7 @@ class GoldenComparison:
         after an accepted fork could not be judged."""
         if beyond := self.beyond(bound):
             raise Unmet(*noted(of(about, beyond), self.summary()))
-        if unjudged := sum(j.agreement.unjudged for j in self.judgements):
+        if unjudged := sum(a.unjudged for a in self.agreements.values()):
             raise NotRun(
                 Fact(
                     "token ids to ask the rest from (return_token_ids)",
@@ -148,10 +140,10 @@ class GoldenComparison:
     def summary(self) -> str:
         """One line of figures."""
         name, token, size = self.worst
-        tokens = sum(len(j.agreement.top1) for j in self.judgements)
-        forks = sum(j.agreement.forks for j in self.judgements)
+        tokens = sum(len(a.top1) for a in self.agreements.values())
+        forks = sum(a.forks for a in self.agreements.values())
         return (
-            f"{len(self.judgements)} prompts, {tokens} tokens: mean KL {self.mean_divergence:.3g} "
+            f"{len(self.agreements)} prompts, {tokens} tokens: mean KL {self.mean_divergence:.3g} "
             f"nats, top-1 agreement {self.top1:.2%}, worst token {size:.3g} nats ({name}, token "
             f"{token}), {forks} accepted forks"
         )
@@ -232,19 +224,10 @@ def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
         )
 
 
-def record(
-    asker: Asker,
-    prompts: PromptSet,
-    *,
-    model: Identity,
-    dtype: str,
-    engine: str,
-    engine_version: str | None,
-    configuration: str,
-    environment: Mapping[str, JsonValue],
-) -> GoldenFile:
-    """Ask the prompts one by one and keep the answers. Raises AssertionError: an answer is not fit
-    to be trusted; NotRun: the engine gives no log-probabilities."""
+def record(asker: Asker, prompts: PromptSet, **about: Any) -> GoldenFile:
+    """Ask the prompts one by one and keep the answers. `about`: the other fields of the file.
+    Raises AssertionError: an answer is not fit to be trusted; NotRun: the engine gives no
+    log-probabilities."""
     answers = []
     for prompt in prompts.prompts:
         answer = ask(asker, prompt.text, prompt.tokens)
@@ -260,15 +243,10 @@ def record(
     return GoldenFile(
         made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         suite=__version__,
-        model=model,
         prompt_set=prompts.name,
         prompt_set_sha256=prompts.sha256,
-        dtype=dtype,
-        engine=engine,
-        engine_version=engine_version,
-        configuration=configuration,
-        environment=dict(environment),
         answers=tuple(answers),
+        **about,
     )
 
 
@@ -283,7 +261,7 @@ def compare(
     """Ask the same again and judge each golden token under the answers. Raises UsageError: the
     server makes other tokens of a prompt; NotRun: the engine gives no log-probabilities."""
     by_name: dict[str, Prompt] = {prompt.name: prompt for prompt in prompts.prompts}
-    judgements = []
+    agreements = {}
     for expected in golden.answers:
         prompt = by_name[expected.name]
         answer = ask(asker, prompt.text, prompt.tokens)
@@ -300,8 +278,8 @@ def compare(
             continuation(asker, ids, prompt.tokens),
         )
         wrong = judgement.disagreement or _other_text(expected, answer, judgement)
-        judgements.append(Judgement(expected.name, judgement, wrong))
-    return GoldenComparison(tuple(judgements), tuple(differences(golden.environment, environment)))
+        agreements[expected.name] = replace(judgement, disagreement=wrong)
+    return GoldenComparison(agreements, tuple(differences(golden.environment, environment)))
 
 
 def unproven(golden: GoldenFile, now: Identity) -> str | None:
