@@ -281,10 +281,7 @@ def test_a_library_is_judged_by_its_architectures(tmp_path, entries, state, name
 
 @from_data
 def test_what_is_acceptable_in_a_build_for_gb10(images, words):
-    made = [
-        Image(kind, arch(text))  # type: ignore[arg-type]
-        for kind, text in (image.split() for image in images)
-    ]
+    made = [Image(k, arch(a)) for k, a in map(str.split, images)]  # type: ignore[arg-type]
     found = rules.unacceptable_images(made, GB10)
     assert (not found) if words is None else (words in "; ".join(found)), found
 
@@ -482,22 +479,25 @@ def test_an_engine_that_is_not_installed_has_no_code(tmp_path):
 
 def test_without_nvcc_it_is_not_run_and_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(toolchain, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(os, "environ", {"PATH": str(tmp_path)})
     with pytest.raises(NotRun, match=r"required: nvcc.*seen: none.*pip install.*nvidia-cuda-nvcc"):
-        toolchain.find_compiler([tmp_path], {"PATH": str(tmp_path)})
+        toolchain.find_compiler([tmp_path])
     with pytest.raises(NotRun, match=r"required: cuobjdump.*pip install.*nvidia-cuda-nvdisasm"):
-        toolchain.find_disassembler([tmp_path], {"PATH": str(tmp_path)})
+        toolchain.find_disassembler([tmp_path])
 
 
 @from_data
-def test_an_nvcc_that_is_of_no_use_is_not_run(tmp_path, script, said):
+def test_an_nvcc_that_is_of_no_use_is_not_run(tmp_path, monkeypatch, script, said):
     executable(tmp_path / "nvcc", script)
+    monkeypatch.setattr(os, "environ", {"PATH": f"{tmp_path}:/usr/bin:/bin"})
     with pytest.raises(NotRun, match=said):
-        toolchain.find_compiler([], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+        toolchain.find_compiler([])
 
 
-def test_a_wrapper_on_path_does_not_hide_the_toolkit(compiler, tmp_path):
+def test_a_wrapper_on_path_does_not_hide_the_toolkit(compiler, tmp_path, monkeypatch):
     executable(tmp_path / "nvcc", f'exec {compiler.nvcc} "$@"')
-    found = toolchain.find_compiler([], {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    monkeypatch.setattr(os, "environ", {"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    found = toolchain.find_compiler([])
     assert found.nvcc == tmp_path / "nvcc" and found.root == compiler.root
     assert (found.root / "include").is_dir()
 
@@ -509,9 +509,7 @@ def test_pip_wheels_alone_suffice(monkeypatch, tmp_path):
         if not any(list(folder.glob(f"nvidia/cu*/bin/{tool}")) for folder in packages):
             pytest.skip(f"NOT_RUN: no {tool} of pip here: pip install --no-deps {wheels}")
     monkeypatch.setattr(toolchain, "_SYSTEM", tmp_path)
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setattr(os, "environ", {"PATH": "/usr/bin:/bin"})
     if shutil.which("nvcc") is not None:
         pytest.skip("NOT_RUN: a system nvcc is in /usr/bin and cannot be hidden")
     compiler = toolchain.find_compiler(packages)

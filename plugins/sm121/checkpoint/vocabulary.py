@@ -6,10 +6,10 @@ import base64
 import hashlib
 from pathlib import Path
 
+from sm121.checkpoint import tokenizer
 from sm121.core.errors import Sm121Error
 
 NAME = "o200k_base.tiktoken"
-_TOKENS = 199_998
 #: openai/harmony, src/tiktoken_ext/public_encodings.rs: it refuses any other file.
 _SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
@@ -17,19 +17,16 @@ _SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 def write(folder: Path) -> Path:
     """Write the file into a folder, which is made. Raises ModuleNotFoundError: oss-harmony is not
     installed; Sm121Error: what is installed is another harmony, or has another vocabulary."""
-    from openai_harmony import HarmonyEncodingName, HarmonyError, load_harmony_encoding
+    from openai_harmony import HarmonyError
 
     try:
-        inner = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)._inner
+        ranks = tokenizer.ranks()
     except HarmonyError as error:
         raise Sm121Error(
             f"expected oss-harmony, which has the vocabulary inside (pip install oss-harmony); "
             f"seen: a harmony that cannot load it ({error})"
         ) from error
-    text = b"".join(
-        base64.b64encode(bytes(inner.decode_bytes([rank]))) + b" %d\n" % rank
-        for rank in range(_TOKENS)
-    )
+    text = b"".join(base64.b64encode(token) + b" %d\n" % n for n, token in enumerate(ranks))
     digest = hashlib.sha256(text).hexdigest()
     if digest != _SHA256:
         raise Sm121Error(f"{NAME}: expected SHA-256 {_SHA256}, seen {digest}")

@@ -33,11 +33,6 @@ class CodeArchitecture:
         return cls(int(number), match["suffix"])
 
     @property
-    def major(self) -> int:
-        """Major compute capability: 12 of 121."""
-        return self.number // 10
-
-    @property
     def sass(self) -> str:
         """As fat binaries name machine code: ``sm_121a``."""
         return f"sm_{self.number}{self.suffix}"
@@ -54,7 +49,7 @@ class CodeArchitecture:
         major version from its minor version up."""
         if self.suffix == "a":
             return self.number == gpu
-        return self.major == gpu // 10 and self.number <= gpu
+        return self.number // 10 == gpu // 10 and self.number <= gpu
 
     def ptx_runs_on(self, gpu: int) -> bool:
         """True when the driver can translate PTX for it for a GPU of capability ``gpu``."""

@@ -30,15 +30,10 @@ class Module(rules.SassRule):
     source: str = Field(min_length=3)
 
 
-class ModuleData(data_file.DataTable):
-    """The content of ``fixtures/compilation/modules.toml``."""
-
-    module: data_file.Entries[Module]
-
-
 def load_modules() -> tuple[Module, ...]:
     """The modules that come with the suite. Raises DataFileError when the file is wrong."""
-    return data_file.load("compilation/modules.toml", ModuleData).module
+    kind = data_file.Entries[Module]
+    return data_file.load_key("compilation/modules.toml", "module", kind)
 
 
 def names() -> list[str]:

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,13 +79,10 @@ def site_packages(python: str | None = None) -> list[Path]:
     return [folder for folder in dict.fromkeys(folders) if folder.is_dir()]
 
 
-def find_compiler(
-    packages: Sequence[Path], environment: Mapping[str, str] | None = None
-) -> Compiler:
+def find_compiler(packages: Sequence[Path]) -> Compiler:
     """The first nvcc of CUDA_HOME, PATH, /usr/local/cuda and the pip wheels in ``packages``. Raises
     NotRun: there is none, it does not start, or it is older than CUDA 12.9."""
-    variables = os.environ if environment is None else environment
-    nvcc = _first("nvcc", variables, packages)
+    nvcc = _first("nvcc", packages)
     if nvcc is None:
         observed = "none in CUDA_HOME, PATH, /usr/local/cuda or pip wheels"
         raise lacking("nvcc 12.9 or newer", observed, f"pip install --no-deps {WHEELS}")
@@ -97,19 +94,16 @@ def find_compiler(
             f"{version} at {nvcc}",
             f"set CUDA_HOME, or pip install --no-deps {WHEELS}",
         )
-    if shutil.which("g++", path=variables.get("PATH")) is None:
+    if shutil.which("g++") is None:
         raise lacking("g++, which nvcc calls", "none in PATH", "install g++")
     return Compiler(nvcc, _root(nvcc), version)
 
 
-def find_disassembler(
-    packages: Sequence[Path], environment: Mapping[str, str] | None = None
-) -> Disassembler:
+def find_disassembler(packages: Sequence[Path]) -> Disassembler:
     """The first cuobjdump and nvdisasm there, or Triton's. Raises NotRun: one does not start."""
-    variables = os.environ if environment is None else environment
     paths = {}
     for tool in ("cuobjdump", "nvdisasm"):
-        path = _first(tool, variables, packages)
+        path = _first(tool, packages)
         if path is None:
             observed = "none in CUDA_HOME, PATH, /usr/local/cuda, pip wheels or Triton"
             remedy = f"pip install --no-deps {READER_WHEELS}"
@@ -118,19 +112,17 @@ def find_disassembler(
     return Disassembler(paths["cuobjdump"], paths["nvdisasm"], _version(paths["cuobjdump"]))
 
 
-def _first(tool: str, variables: Mapping[str, str], packages: Sequence[Path]) -> Path | None:
-    for path in _candidates(tool, variables, packages):
+def _first(tool: str, packages: Sequence[Path]) -> Path | None:
+    for path in _candidates(tool, packages):
         if path.is_file() and os.access(path, os.X_OK):
             return path
     return None
 
 
-def _candidates(
-    tool: str, variables: Mapping[str, str], packages: Sequence[Path]
-) -> Iterator[Path]:
-    if home := variables.get("CUDA_HOME") or variables.get("CUDA_PATH"):
+def _candidates(tool: str, packages: Sequence[Path]) -> Iterator[Path]:
+    if home := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         yield Path(home) / "bin" / tool
-    if on_path := shutil.which(tool, path=variables.get("PATH", os.defpath)):
+    if on_path := shutil.which(tool):
         yield Path(on_path)
     yield _SYSTEM / tool
     for folder in packages:
