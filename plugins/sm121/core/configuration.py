@@ -1,9 +1,9 @@
 """A server configuration: everything that decides what an engine process will be."""
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from sm121.core import digest
 
 _MODEL = "{model}"
 
@@ -62,8 +62,7 @@ class ServerConfiguration:
             parts = (*parts, "profiler")
         if self.span is not None:
             parts = (*parts, [self.span.launcher, self.span.count, self.span.commands])
-        digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-        object.__setattr__(self, "key", digest[:12])
+        object.__setattr__(self, "key", digest.of(parts)[:12])
 
     @property
     def given(self) -> tuple[str, ...]:

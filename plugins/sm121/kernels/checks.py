@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from sm121.core.unmet import Fact, of
 from sm121.core.verdict import Inapplicable, NotRun
@@ -57,7 +58,7 @@ def check(provider: Any, problem: Problem) -> list[Fact]:
             wrong += of(about, problem.judge(output, declared))
         if not _same_bits((arguments, keywords), (problem.arguments, problem.keywords)):
             wrong.append(Fact("inputs as they were", "changed", problem.operation))
-        outputs.append(_each(Tensor.clone, output))
+        outputs.append(tree_map_only(Tensor, Tensor.clone, output))
     repeats = problem.operation in declared.deterministic
     if repeats and not wrong and not _same_bits(outputs[0], outputs[1]):
         differ = "two runs differ; take it out of `deterministic` or make it so"
@@ -107,7 +108,7 @@ def check_replay(provider: Any, problem: Problem, record: Recorder = record_grap
             _probe(declared, problem)
             about = f"{problem.operation} replayed into {kind}"
             wrong += of(about, problem.judge(output, declared))
-        result = _each(Tensor.clone, output)
+        result = tree_map_only(Tensor, Tensor.clone, output)
         same = problem.operation not in declared.deterministic or _same_bits(result, call())
     except RuntimeError as error:
         if is_device_fault(error):
@@ -134,24 +135,13 @@ def _operation_of(provider: Any, problem: Problem) -> tuple[Declaration, Callabl
     return declared, operation
 
 
-def _each(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The value with its tensors changed; they may be in tuples, lists and dictionaries."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, tuple | list):
-        return tuple(_each(change, part) for part in value)
-    if isinstance(value, dict):
-        return {key: _each(change, part) for key, part in value.items()}
-    return value
-
-
 def _on(value: Any, declared: Declaration) -> Any:
     def copied(tensor: Tensor) -> Tensor:
         storage = _whole(tensor).to(declared.device, copy=True).untyped_storage()
         copy = torch.empty(0, dtype=tensor.dtype, device=declared.device)
         return copy.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
-    return _each(copied, value)
+    return tree_map_only(Tensor, copied, value)
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -161,17 +151,17 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _same_bits(a: Any, b: Any) -> bool:
     """Equal bit for bit, tensors with all of their storage (so also what lies between strides)."""
-    if isinstance(a, Tensor):
-        first, second = (
-            (t.reshape(-1).view(torch.uint8) if t.is_contiguous() else _whole(t)).cpu()
-            for t in (a, b)
-        )
-        return (a.shape, a.dtype) == (b.shape, b.dtype) and bool(torch.equal(first, second))
-    if isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(_same_bits, a, b))
-    if isinstance(a, dict):
-        return all(_same_bits(a[key], b[key]) for key in a)
-    return bool(a == b)
+    mine, others = tree_leaves(a), tree_leaves(b)
+    return len(mine) == len(others) and all(map(_same, mine, others))
+
+
+def _same(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor):
+        return bool(a == b)
+    first, second = (
+        (t.reshape(-1).view(torch.uint8) if t.is_contiguous() else _whole(t)).cpu() for t in (a, b)
+    )
+    return (a.shape, a.dtype) == (b.shape, b.dtype) and bool(torch.equal(first, second))
 
 
 def is_device_fault(error: Exception) -> bool:

@@ -20,7 +20,6 @@ from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Inapplicable, Invalid, NotRun
 
-_SIZE_BYTES = 8  # of a question; the same in `sm121.kernels.judge`, which is not imported here
 #: Imports the suite's package from its folder alone: a folder of packages on the path would bring
 #: the suite's own vLLM and torch. What ``-c`` puts first on the path is the working directory.
 _BOOT = """
@@ -162,10 +161,9 @@ class Child:
 
 
 def _write(process: subprocess.Popen[bytes], message: Any) -> None:
-    content = pickle.dumps(message, protocol=4)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended, and reading its answer says how
-        process.stdin.write(len(content).to_bytes(_SIZE_BYTES, "big") + content)
+        pickle.dump(message, process.stdin, protocol=4)
         process.stdin.flush()
 
 

@@ -318,7 +318,7 @@ class FlashInferProvider(PlanningProvider):
             raise NotRun("FlashInfer's sink wrapper has sinks; without them it is another kernel")
         if not len(q):
             return None
-        paging = Paging.of(cu_seqlens, _PAGE)
+        paging = Paging(cu_seqlens.tolist(), _PAGE)
         window_left = -1 if window is None else window - 1
         cached = _E4M3 if fp8 else k.dtype
         self._needs_sinks()

@@ -3,6 +3,7 @@ is started by `sm121.kernels.child` and needs nothing of the suite to be install
 numpy and pydantic, which an engine has. Oracles, poison, replays and clocks work on the provider's
 own memory and device, so that they are here and not in pytest's process."""
 
+import contextlib
 import functools
 import json
 import os
@@ -11,7 +12,7 @@ import statistics
 import sys
 import traceback
 from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -19,7 +20,6 @@ from sm121.core import errors, verdict
 from sm121.kernels import benchmarks, checks, clocks, problems, protocol, registry
 
 _PACKAGES = ("vllm", "flashinfer")
-_SIZE_BYTES = 8
 
 
 @functools.cache
@@ -95,7 +95,7 @@ _QUESTIONS = {
 }
 
 
-def _answer(question: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
+def _answer(question: str, arguments: list[Any]) -> dict[str, Any]:
     try:
         return {"answer": _QUESTIONS[question](*arguments)}  # type: ignore[operator]
     except (verdict.Inapplicable, verdict.Invalid, verdict.NotRun, errors.UsageError) as error:
@@ -107,23 +107,18 @@ def _answer(question: str, arguments: tuple[Any, ...]) -> dict[str, Any]:
         return {"raised": "KernelError", "text": text, "trace": traceback.format_exc()}
 
 
-def _read(stream: IO[bytes]) -> Any:
-    size = stream.read(_SIZE_BYTES)
-    if len(size) < _SIZE_BYTES:
-        return None
-    return pickle.loads(stream.read(int.from_bytes(size, "big")))  # noqa: S301 - our own parent's
-
-
 def main() -> None:
     # What kernels and engines print is for people: it must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    settings = _read(sys.stdin.buffer)
+    settings = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own parent's
     if settings["path"] is not None:
         sys.path[:] = settings["path"]
     if settings["workers"] > 1:
         # Threads of several workers on one core wait for each other more than they compute.
         torch.set_num_threads(max(1, torch.get_num_threads() // settings["workers"]))
-    while (question := _read(sys.stdin.buffer)) is not None:
-        answers.write(json.dumps(_answer(question[0], question[1:])) + "\n")
-        answers.flush()
+    with contextlib.suppress(EOFError):
+        while True:
+            question, *arguments = pickle.load(sys.stdin.buffer)  # noqa: S301 - as above
+            answers.write(json.dumps(_answer(question, arguments)) + "\n")
+            answers.flush()

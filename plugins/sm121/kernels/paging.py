@@ -9,23 +9,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Paging:
-    """Where the tokens of sequences lie one after the other in pages of `page` tokens."""
+    """Where the tokens of sequences with these edges lie one after the other in pages of `page`
+    tokens."""
 
-    page: int
     edges: list[int]
-    counts: list[int]
-    """Pages of each sequence."""
-
-    @classmethod
-    def of(cls, cu_seqlens: Tensor, page: int) -> "Paging":
-        """For sequences with these edges."""
-        edges: list[int] = cu_seqlens.tolist()
-        spans = itertools.pairwise(edges)
-        return cls(page, edges, [-(-(end - start) // page) for start, end in spans])
+    page: int
 
     @property
     def lengths(self) -> list[int]:
         return [end - start for start, end in itertools.pairwise(self.edges)]
+
+    @property
+    def counts(self) -> list[int]:
+        """Pages of each sequence."""
+        return [-(-length // self.page) for length in self.lengths]
 
     @property
     def last(self) -> list[int]:
@@ -41,19 +38,15 @@ class Paging:
 
     def slots(self) -> Tensor:
         """[T] int64: the place of each token in the cache, counted in tokens."""
-        slots = torch.empty(self.edges[-1], dtype=torch.int64)
-        first = 0
-        for i, count in enumerate(self.counts):
-            start, end = self.edges[i], self.edges[i + 1]
-            slots[start:end] = torch.arange(first, first + end - start)
-            first += count * self.page
-        return slots
+        tables = zip(self.table(), self.lengths, strict=True)
+        places = torch.arange(self.page)
+        parts = [(pages[:, None] * self.page + places).flatten()[:size] for pages, size in tables]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
     def table(self) -> Tensor:
         """[n, most pages] int32; what a sequence does not have is page 0."""
         table = torch.zeros(len(self.counts), max(self.counts, default=1) or 1, dtype=torch.int32)
-        first = 0
-        for i, count in enumerate(self.counts):
-            table[i, :count] = torch.arange(first, first + count)
-            first += count
+        firsts = itertools.accumulate(self.counts, initial=0)
+        for row, first, count in zip(table, firsts, self.counts, strict=False):
+            row[:count] = torch.arange(first, first + count)
         return table

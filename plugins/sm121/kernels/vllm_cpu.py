@@ -140,10 +140,9 @@ class VllmCpuProvider:
         """The kernel reads a paged cache, which is written first by the kernel that the engine
         writes it with."""
         inputs = PrefillAttention(*arguments, **keywords)
-        paging = Paging.of(inputs.cu_seqlens, _BLOCK)
-        cache = self._empty_cache(paging.pages, inputs.k.shape[1], _BLOCK, inputs.k.shape[2], kv)
-        k, v = inputs.k.to(self._dtype), inputs.v.to(self._dtype)
-        self._write(cache, k, v, paging.slots(), kv)
+        paging = Paging(inputs.cu_seqlens.tolist(), _BLOCK)
+        slots = paging.slots()
+        cache = self._written(inputs.k, inputs.v, slots, (paging.pages, _BLOCK), kv)
         lengths = inputs.cu_seqlens[1:] - inputs.cu_seqlens[:-1]
         return self._attend(inputs, cache, paging.table(), inputs.cu_seqlens, lengths, kv)
 
@@ -152,12 +151,11 @@ class VllmCpuProvider:
         with whatever lies after a sequence's last token."""
         inputs = DecodeAttention(*arguments, **keywords)
         blocks, _, heads, block, size = inputs.kv_cache.shape
-        cache = self._empty_cache(blocks, heads, block, size, kv)
         keys, values = (
-            inputs.kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size).to(self._dtype)
-            for i in (0, 1)
+            inputs.kv_cache[:, i].transpose(1, 2).reshape(-1, heads, size) for i in (0, 1)
         )
-        self._write(cache, keys, values, torch.arange(blocks * block), kv)
+        slots = torch.arange(blocks * block)
+        cache = self._written(keys, values, slots, (blocks, block), kv)
         starts = torch.arange(len(inputs.q) + 1, dtype=torch.int32)
         return self._attend(inputs, cache, inputs.block_table, starts, inputs.seq_lens, kv)
 
@@ -166,19 +164,17 @@ class VllmCpuProvider:
     prefill_attention_fp8 = functools.partialmethod(_prefill, "fp8")
     decode_attention_fp8 = functools.partialmethod(_decode, "fp8")
 
-    def _empty_cache(
-        self, blocks: int, heads: int, block: int, size: int, kv: str
+    def _written(
+        self, k: Tensor, v: Tensor, slots: Tensor, pages: tuple[int, int], kv: str
     ) -> tuple[Tensor, Tensor]:
+        """A cache of so many pages of so many tokens, with k and v [T, Hkv, D] in their slots."""
+        blocks, block = pages
         dtype = torch.uint8 if kv == "fp8" else self._dtype
-        cache = torch.zeros(blocks, heads, 2 * block, size, dtype=dtype)
-        keys, values = cache.chunk(2, dim=2)
+        cache = torch.zeros(blocks, k.shape[1], 2 * block, k.shape[2], dtype=dtype).chunk(2, dim=2)
+        tokens, isa = (k.to(self._dtype), v.to(self._dtype)), self._isa(cache, kv)
+        self._ops.cpu_attn_reshape_and_cache(*tokens, *cache, slots, isa, kv_cache_dtype=kv)
+        keys, values = cache
         return keys, values
-
-    def _write(
-        self, cache: tuple[Tensor, Tensor], k: Tensor, v: Tensor, slots: Tensor, kv: str
-    ) -> None:
-        isa = self._isa(cache, kv)
-        self._ops.cpu_attn_reshape_and_cache(k, v, *cache, slots, isa, kv_cache_dtype=kv)
 
     def _isa(self, cache: tuple[Tensor, Tensor], kv: str) -> str:
         try:

@@ -171,7 +171,7 @@ class VllmProvider(PlanningProvider):
         q, k, v = inputs.q, inputs.k, inputs.v
         if not len(q):
             return None
-        paging = Paging.of(inputs.cu_seqlens, _PAGE)
+        paging = Paging(inputs.cu_seqlens.tolist(), _PAGE)
         shape = (2, paging.pages, _PAGE, *k.shape[1:])
         cache = torch.zeros(shape, dtype=_E4M3 if fp8 else k.dtype, device=q.device)
         slots = paging.slots().to(q.device)

@@ -18,29 +18,25 @@ Packed = tuple[Tensor, Tensor]
 """MXFP4 weights: packed [E, rows, K/2] u8, scales [E, rows, K/32] u8."""
 
 
-def exact(values: Tensor) -> Tensor:
-    return values
-
-
 @dataclass(frozen=True)
 class Roundings:
     """What the definition of a path rounds, of float64 [n, ...] in the same shape."""
 
-    x: Callable[[Tensor], Tensor] = exact
+    x: rounding.Function = rounding.same
     """The activations, before the first product."""
-    sums: Callable[[Tensor], Tensor] = exact
+    sums: rounding.Function = rounding.same
     """The first product's sums, before their bias."""
-    gates: Callable[[Tensor], Tensor] = exact
+    gates: rounding.Function = rounding.same
     """Both parts of SwiGLU, with their bias."""
-    hidden: Callable[[Tensor], Tensor] = exact
+    hidden: rounding.Function = rounding.same
     """The hidden activations, before the second product."""
-    outputs: Callable[[Tensor], Tensor] = exact
+    outputs: rounding.Function = rounding.same
     """The shares, and what an expert gives: its product, that with its bias, that times its
     share."""
 
 
 EXACT = Roundings()
-EACH_EXPERT = Roundings(exact, *[rounding.to_bf16] * 4)
+EACH_EXPERT = Roundings(rounding.same, *[rounding.to_bf16] * 4)
 """Where vLLM's Marlin rounds to bfloat16 (the epilogue of csrc/moe/marlin_moe_wna16/
 marlin_template.h; `swigluoai_and_mul` of csrc/activation_kernels.cu)."""
 
@@ -130,9 +126,7 @@ def hidden(
     return roundings.hidden(swiglu(t[:, 0::2], t[:, 1::2], alpha=alpha, limit=limit))
 
 
-def mxfp4_linear(
-    x: Tensor, weight: Packed, roundings: Callable[[Tensor], Tensor] = exact
-) -> Tensor:
+def mxfp4_linear(x: Tensor, weight: Packed, roundings: rounding.Function = rounding.same) -> Tensor:
     """y [M, N] float64 of x [M, K] and a dense MXFP4 weight, packed [N, K/2] and scales [N, K/32];
     nothing but x is rounded. Raises ValueError when packed elements and scales do not belong
     together."""
