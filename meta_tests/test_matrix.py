@@ -481,9 +481,8 @@ def test_cost_is_learned_and_foretold(tmp_path):
 
 def test_state_survives_a_line_that_was_cut_off(tmp_path):
     space = SPACES[0]
-    kept = state.StateFile(tmp_path, {"profile": "p"})
     for cell in list(space.full())[:3]:
-        kept.add(record(space, cell, CellOutcome.PASS))
+        state.add(record(space, cell, CellOutcome.PASS), tmp_path, {"profile": "p"})
     file = tmp_path / "state.jsonl"
     file.write_text(file.read_text()[:-20])
     found, why = state.read(tmp_path, {"profile": "p"})

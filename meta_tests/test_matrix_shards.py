@@ -295,8 +295,8 @@ def test_the_newest_earlier_run_that_was_the_same_is_taken_over(tmp_path):
     assert taken_over(tmp_path, mine)[1] == "there is no earlier matrix in the report directory"
     earlier = tmp_path / "earlier"
     for name, record in (("gw0", BASELINE), ("gw1", ended(COMPILED, CellOutcome.PASS))):
-        state.StateFile(earlier / "20260101-000000" / "workers" / name / "matrix", mine).add(record)
-    state.StateFile(earlier / "20260102-000000" / "matrix", other).add(BASELINE)
+        state.add(record, earlier / "20260101-000000" / "workers" / name / "matrix", mine)
+    state.add(BASELINE, earlier / "20260102-000000" / "matrix", other)
     (earlier / "20260103-000000").mkdir()
     ids, said = taken_over(tmp_path, mine)
     assert ids == ["baseline", "graphs=compiled"]

@@ -54,20 +54,19 @@ class MatrixLevel:
         self._is_part = is_part
         file = f"matrix-costs-{plan.profile.name}.json"
         self._durations = cost.Durations((cache or self.directory) / file)
-        fingerprint = self._made_of()
-        self._state = state.StateFile(self.directory, fingerprint)
+        self._fingerprint = self._made_of()
         oracles = (cache or self.directory) / "oracle"
         self._examiner = Examiner(
             harness, plan.space, plan.settings, self.directory, baseline, oracles
         )
         if resume is not None:
-            self.records, source = state.take_over(resume, fingerprint, self.directory)
+            self.records, source = state.take_over(resume, self._fingerprint, self.directory)
             if not self.records:
                 harness.remark(f"--resume: {source}")
                 return
             self.resumed_from = source
             for record in self.records:
-                self._state.add(record)
+                state.add(record, self.directory, self._fingerprint)
             self.write()
 
     @property
@@ -239,7 +238,7 @@ class MatrixLevel:
         harness.say("matrix", f"{name}: {record.outcome} {record.reason[:160]}")
         if not is_baseline or isolating or planned in self.plan.cells:
             self.records.append(record)
-            self._state.add(record)
+            state.add(record, self.directory, self._fingerprint)
             if configuration is not None:
                 self._durations.learn([record])
             self.write()

@@ -14,25 +14,17 @@ FOLDER = "matrix"
 _FILE = "state.jsonl"
 
 
-class StateFile:
-    """The ended cells of a run, one JSON line each, after a line that says what run it is."""
-
-    def __init__(self, directory: Path, fingerprint: Mapping[str, object]) -> None:
-        self._file = directory / _FILE
-        self._fingerprint = dict(fingerprint)
-
-    def add(self, record: CellRecord) -> None:
-        """Keep a cell; it is on the disk when this returns."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        if not self._file.exists():
-            self._append({"run": self._fingerprint})
-        self._append(json.loads(record.model_dump_json()))
-
-    def _append(self, content: object) -> None:
-        with self._file.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+def add(record: CellRecord, directory: Path, fingerprint: Mapping[str, object]) -> None:
+    """Keep a cell, one JSON line, after a line that says what run it is of; it is on the disk when
+    this returns."""
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / _FILE
+    run = [] if file.exists() else [{"run": dict(fingerprint)}]
+    with file.open("a", encoding="utf-8", errors="backslashreplace") as stream:
+        for content in (*run, json.loads(record.model_dump_json())):
             stream.write(json.dumps(content) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+        stream.flush()
+        os.fsync(stream.fileno())
 
 
 def read(directory: Path, fingerprint: Mapping[str, object]) -> tuple[list[CellRecord], str | None]:
