@@ -4,12 +4,12 @@ run with the reason, and each plan of the profile with its minutes."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
 from sm121.compilation.jit import FlashInferModules
-from sm121.core import architecture, interpreter, profile_fields
+from sm121.core import architecture, interpreter, profile_fields, templates
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.profile import FULL, Profile
 from sm121.engines import choices, preflight
@@ -43,35 +43,37 @@ def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) ->
     settings = config.stash[SETTINGS]
     timings = forecast.timed(settings.report_dir, chosen.profile, settings.plan)
     costs = config.stash[COSTS] = _costs(config, chosen.profile, settings.plan, tests, timings)
-    counts = ", ".join(f"{level} {cost.checks}" for level, cost in costs.items())
-    about = _about(chosen.profile, costs)
-    lines = [f"plan {settings.plan}: {len(tests)} checks ({counts}), {about}"]
-    lines += [f"cannot run: {len(ids)}: {why}" for why, ids in reasons(tests).items()]
-    return [*lines, *_gates(settings, chosen)]
+    text = templates.rendered(
+        "plan_head.txt.j2",
+        plan=settings.plan,
+        number=len(tests),
+        profile=chosen.profile,
+        costs=costs,
+        duration=duration,
+        reasons=reasons(tests),
+        gates=_gates(settings, chosen),
+    )
+    return text.splitlines()
 
 
-def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, Any]:
     """All that is known before a start: facts, plans, minutes."""
-    chosen = config.stash.get(TARGET, None)
+    chosen, settings = config.stash.get(TARGET, None), config.stash[SETTINGS]
     if chosen is None:
-        return []
-    settings, profile = config.stash[SETTINGS], chosen.profile
-    lines = [line for fact in _FACTS for line in fact(settings, chosen)]
-    profile = profile or settings.profile
-    if profile is None:
-        return lines
-    names = [*profile.plans, FULL] if settings.plan == FULL else [settings.plan]
-    rows, sums, bases = [], [], []
-    for name in names:
-        selected = [item for item in items if selection.is_asked(item, profile, name, settings)]
-        timings = forecast.timed(settings.report_dir, profile, name)
-        costs = _costs(config, profile, name, selected, timings, chosen.obstacle)
-        rows.append(_row(profile, name, costs))
-        sums.append(f"- {name}: {_sum(profile, costs)}")
-        bases.append(timings.source)
-    lines += ["", "| plan | checks | " + " | ".join(profile_fields.LEVELS) + " | minutes |"]
-    lines += ["|---|---:|" + "---:|" * len(profile_fields.LEVELS) + "---:|", *rows, "", *sums]
-    return [*lines, "", _basis(profile, next((base for base in bases if base), None))]
+        return {"facts": (), "profile": None}
+    facts = [line for fact in _FACTS for line in fact(settings, chosen)]
+    profile = chosen.profile or settings.profile
+    plans, source = {}, None
+    if profile is not None:
+        for name in [*profile.plans, FULL] if settings.plan == FULL else [settings.plan]:
+            selected = [item for item in items if selection.is_asked(item, profile, name, settings)]
+            timings = forecast.timed(settings.report_dir, profile, name)
+            plans[name] = _costs(config, profile, name, selected, timings, chosen.obstacle)
+            source = source or timings.source
+    levels = profile_fields.LEVELS
+    return {
+        "facts": facts, "profile": profile, "plans": plans, "levels": levels, "source": source
+    }  # fmt: skip
 
 
 def reasons(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
@@ -114,56 +116,6 @@ def _costs(
         for item in items
     ]
     return forecast.of(profile, plan, checks, timings, matrix_s)
-
-
-def _about(profile: Profile, costs: dict[str, Forecast]) -> str:
-    if profile.costs is None:
-        return f"time unknown: profile {profile.name} has no [costs]"
-    timed, checks, unable = (
-        sum(getattr(cost, key) for cost in costs.values()) for key in ("timed", "checks", "unable")
-    )
-    seconds = sum(cost.seconds for cost in costs.values())
-    basis = f"{timed} of {checks - unable} were timed here before"
-    return f"about {duration(seconds)} ({basis}{f'; {unable} cannot run' if unable else ''})"
-
-
-def _row(profile: Profile, name: str, costs: dict[str, Forecast]) -> str:
-    minutes = {level: f"{cost.seconds / 60:.1f}" for level, cost in costs.items()}
-    total = f"{sum(cost.seconds for cost in costs.values()) / 60:.1f}"
-    if profile.costs is None:
-        minutes, total = dict.fromkeys(minutes, "?"), "?"
-    each = [minutes.get(level, "-") for level in profile_fields.LEVELS]
-    checks = sum(cost.checks for cost in costs.values())
-    return f"| {name} | {checks} | " + " | ".join(each) + f" | {total} |"
-
-
-def _sum(profile: Profile, costs: dict[str, Forecast]) -> str:
-    if profile.costs is None:
-        return f"time unknown: profile {profile.name} has no [costs]"
-
-    def of(key: str) -> float:
-        return float(sum(getattr(cost, key) for cost in costs.values()))
-
-    parts = [
-        (of("timed_s"), f"{of('timed'):.0f} checks as they took here before"),
-        (of("starts_s"), f"{of('starts'):.0f} x {profile.costs.start_s.value:g} s of starts"),
-        (of("prompt_s"), f"{of('prompt'):,.0f} tokens of prompts"),
-        (of("generated_s"), f"{of('generated'):,.0f} generated tokens"),
-        (of("other_s"), "kernels, cells and the rest"),
-    ]
-    return " + ".join(f"{seconds:.0f} s ({label})" for seconds, label in parts if seconds)
-
-
-def _basis(profile: Profile, source: str | None) -> str:
-    lines = [f"timed in {source}" if source else "nothing was timed on this machine"]
-    if (costs := profile.costs) is not None:
-        rates = " and ".join(
-            f"prefill {rate.prefill:g} and decode {rate.decode:g} tok/s at {rate.depth}"
-            for rate in costs.rates
-        )
-        lines.append(f"else {rates} ({costs.rates_source}), a start {costs.start_s.value:g} s "
-                     f"({costs.start_s.source})")  # fmt: skip
-    return "minutes: " + "; ".join(lines)
 
 
 def _machine(_settings: Settings, chosen: Target) -> Iterable[str]:
@@ -276,7 +228,6 @@ def _certificate(settings: Settings, chosen: Target) -> Iterable[str]:
                 yield f"no certificate: {kernel} would not be judged: {choice.why}"
 
 
-#: What `sm121 plan` says before the plans, in this order.
 def _nodes(settings: Settings, chosen: Target) -> Iterable[str]:
     """The machines of a server that spans several, and what must carry its bytes."""
     profile = chosen.profile or settings.profile
@@ -291,4 +242,5 @@ def _nodes(settings: Settings, chosen: Target) -> Iterable[str]:
         yield f"node {rank}: by {shlex.join(words)}"
 
 
+#: What `sm121 plan` says before the plans, in this order.
 _FACTS: tuple[Fact, ...] = (_machine, _engine, _nodes, _path, _gates, _start, _certificate)
