@@ -252,8 +252,8 @@ def _path_of_files(options: argparse.Namespace) -> int:
         return 0
     cause = failure.classify(options.log) if path.failure else None
     print(*filter(None, (engine, answer["identity"] or path.version, path.model)))
-    rows = glance.of_path(path, answer.get("contradictions", ()), cause)
-    print(glance.table(rows + glance.of_nodes(nodes, unequal)), end="")
+    rows = glance.of_path(path, answer.get("contradictions", ()), cause, nodes, unequal)
+    print(glance.table(rows), end="")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from sm121.core.verdict import Verdict
+from sm121.core import templates
 from sm121.regression import priced
 from sm121.regression.ab_file import AbFile
 from sm121.report import forest, metric_names, rows
@@ -22,34 +22,16 @@ class AbSection:
     @property
     def headline(self) -> str:
         """How it ended, and in the same line what of the two paths nothing proves."""
-        unproven = [
-            f"{side}'s {' and '.join(map(words, missing))} not proven"
-            for side in "AB"
-            if (missing := [part for part in _DECISIVE if self.file.path(side).get(part) is None])
-        ]
-        return self._ending() + (f" ({'; '.join(unproven)})" if unproven else "")
-
-    def _ending(self) -> str:
-        outcomes, broken = self.file.outcomes, self.file.failures("B")
-        if self.file.void:
-            return f"Nothing of it counts: {self.file.void}"
-        if broken:
-            return f"B does not serve as A does: {broken[0]}"
-        if not outcomes:
-            return "A and B have no metric in common"
-        by = {
-            verdict: [each for each in outcomes if each.verdict is verdict] for verdict in Verdict
-        }
+        outcomes = self.file.outcomes
         sides = ({o.metric: o.a for o in outcomes}, {o.metric: o.b for o in outcomes})
-        trade = f"; B is {text}" if (text := priced.trade(*sides)) else ""
-        if worse := by[Verdict.FAIL]:
-            change = f"{metric_names.words(worse[0].metric)} {worse[0].percent} {worse[0].bounds}"
-            change = f"{worse[0].text}" if worse[0].difference is not None else change.strip()
-            return f"B is worse than A in {len(worse)} of {len(outcomes)} metrics: {change}{trade}"
-        summary = f"B is not worse than A in {len(by[Verdict.PASS])} of {len(outcomes)} metrics"
-        summary += trade
-        undecided = len(outcomes) - len(by[Verdict.PASS])
-        return summary + (f", {undecided} undecided" if undecided else "")
+        return templates.rendered(
+            "ab_headline.j2",
+            file=self.file,
+            trade=priced.trade(*sides),
+            decisive=_DECISIVE,
+            path_words=words,
+            words=metric_names.words,
+        )
 
     @property
     def forest(self) -> Forest | None:

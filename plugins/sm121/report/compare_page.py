@@ -3,20 +3,13 @@
 import os
 from pathlib import Path
 
-from markupsafe import Markup
-
-from sm121 import __version__
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
-from sm121.core.numbers import number
-from sm121.report import metric_names, page, stored
-from sm121.report.rows import shortened
+from sm121.report import page, stored
 from sm121.report.side import Beside, Side
-from sm121.run.fingerprint import profile_label
 
 #: Where it goes unless something else is said: in the current folder.
 NAME = Path("compare.html")
-_STYLES = ("report.css", "beside.css", "compare.css")
 
 
 def write(runs: list[tuple[str, Path]], target: Path) -> Path:
@@ -31,20 +24,9 @@ def write(runs: list[tuple[str, Path]], target: Path) -> Path:
 
 def html(beside: Beside) -> str:
     """The page of two runs."""
-    style = "".join(page.asset(f"templates/{name}") for name in _STYLES)
-    return (
-        page.environment()
-        .get_template("compare.html.j2")
-        .render(
-            beside=beside,
-            style=Markup(style),  # noqa: S704  # our own files
-            policy=page.policy(f"style-src {page.hashes(style)}", "img-src data:"),
-            label=profile_label,
-            number=number,
-            words=metric_names.words,
-            short=shortened,
-            version=__version__,
-        )
+    template = page.environment().get_template("compare.html.j2")
+    return template.render(
+        page.inlined("report", "beside", "compare", plotted=False), beside=beside
     )
 
 

@@ -21,13 +21,15 @@ from sm121.regression import priced
 from sm121.report import metric_names
 from sm121.report.rows import shown
 from sm121.run import stored_run, verdict_file
-from sm121.run.fingerprint import Difference
+from sm121.run.fingerprint import Difference, Fingerprint
 from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 
 #: The first columns of llama-benchy's CSV, its names of tests, and the key of sparkrun's YAML.
 _CSV = "model,test_name,"
 _CSV_TEST = re.compile(r"((?:pp|tg)\d+)(?: @ d(\d+))?(?: \(c(\d+)\))?")
 _SPARKRUN = "sparkrun_benchmark"
+#: What must be the same for two runs' numbers to be compared: fields of a fingerprint.
+_ASKED = {"profile", "plan", "model", "provider", "options", "machine"}
 #: What of a kernel path is compared, in this order.
 KERNELS = (
     "attention", "moe", "quantization", "weights", "dtype", "kv_cache_dtype", "kv_layout",
@@ -197,29 +199,10 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
 def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
     """What two runs did not ask in one way, or of one machine. Engine, version, configuration and
     arguments are what is compared. A profile is compared with the one of its own name."""
-    a, b = (_asked(run) for run in (one, other))
-    return [
-        Difference(name, a.get(name), b.get(name))
-        for name in dict.fromkeys([*a, *b])
-        if a.get(name) != b.get(name)
-        and ((name in a and name in b) or not name.startswith("profile "))
-    ]
-
-
-def _asked(run: VerdictFile) -> Mapping[str, str | None]:
-    """What must be the same for two runs' numbers to be compared, by name; empty: unknown."""
-    if (fingerprint := run.fingerprint) is None:
-        return {}
-    values = {
-        f"profile {run.profile}": fingerprint.profile,
-        "plan": fingerprint.plan,
-        "model": fingerprint.model,
-        "kernel provider": fingerprint.provider,
-    }
-    for table, entries in (("option", fingerprint.options), ("machine's", fingerprint.machine)):
-        for key, value in entries.items():
-            values[f"{table} {key}"] = None if value is None else str(value)
-    return values
+    fields = _ASKED - ({"profile"} if one.profile != other.profile else set())
+    runs = ((run.fingerprint or Fingerprint()).model_dump(include=fields) for run in (one, other))
+    a, b = (Fingerprint(**asked) for asked in runs)
+    return a.differences(b)
 
 
 def _llama_benchy(name: str, data: dict[str, Any]) -> Source:

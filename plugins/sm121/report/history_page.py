@@ -3,9 +3,6 @@
 import os
 from pathlib import Path
 
-from markupsafe import Markup
-
-from sm121 import __version__
 from sm121.core import templates
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
@@ -23,23 +20,14 @@ def write(history: History, target: Path) -> list[Path]:
     """Write the page, and summary.json beside it. Raises UsageError: there is no such folder."""
     if target.is_dir() or not target.absolute().parent.is_dir():
         raise UsageError(f"--html {target}: expected a file in a folder that is there")
-    script = page.asset("templates/report.js")
-    style = page.asset("templates/report.css") + page.asset("templates/history.css")
-    values: dict[str, object] = {
-        "policy": page.policy(
-            f"script-src {page.hashes(page.plotly(), script)}", *page.PLOTLY_SOURCES
-        ),
-        "style": Markup(style),  # noqa: S704  # our own files
-        "plotly": Markup(page.plotly()),  # noqa: S704  # the vendored bundle
-        "script": Markup(script),  # noqa: S704  # our own file
-        "links": {
-            past.path: os.path.relpath(past.path / page.NAME, target.parent)
-            for past in history.runs
-            if (past.path / page.NAME).is_file()
-        },
+    links = {
+        past.path: os.path.relpath(past.path / page.NAME, target.parent)
+        for past in history.runs
+        if (past.path / page.NAME).is_file()
     }
+    values = page.inlined("report", "history", plotted=True) | _values(history)
     template = page.environment().get_template("history.html.j2")
-    write_text(template.render(_values(history) | values), target)
+    write_text(template.render(values, links=links), target)
     beside = target.with_name(SUMMARY)
     write_text(text(history, "json"), beside)
     return [target, beside]
@@ -67,5 +55,4 @@ def _values(history: History) -> dict[str, object]:
         "escaped": charts.escaped,
         "words": metric_names.words,
         "number": number,
-        "version": __version__,
     }

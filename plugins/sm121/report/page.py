@@ -35,35 +35,25 @@ from sm121.report import (
     timelines,
 )
 from sm121.report.charts import Chart
-from sm121.report.rows import counts_shown
+from sm121.report.rows import counts_shown, shortened
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 NAME = "report.html"
-#: Findings that are told in full; all are in the table of tests.
-_MOST_FINDINGS = 100
 _UNIT_WORDS = {"gb_s": "GB/s", "tflop_s": "TFLOP/s", "mib": "MiB", "gib": "GiB", "mhz": "MHz",
                "w": "W", "c": "°C"}  # fmt: skip
 _UNITS = re.compile(rf"_({'|'.join(_UNIT_WORDS)})$")
-#: Bytes of a page, and what is left out of one that is larger, one after the other.
-_MOST_BYTES = 2_000_000
-_SAVINGS = (
-    "what pytest showed of each failure (details.json has it)",
-    "requirements and long messages in the table of tests (verdict.json has them)",
-    "tests that passed (verdict.json has them)",
-    "all but the beginning of long lists and long texts (verdict.json and details.json have them)",
-)
+#: Bytes of a page, and how often more is left out of one that is larger (tests.html.j2 says what).
+_MOST_BYTES, _SAVINGS = 2_000_000, 4
 #: Entries of a list and characters of a text where even that is too much.
 _FEW, _SHORT = 100, 200
-#: Styles by attribute are how plotly draws.
-PLOTLY_SOURCES = ("style-src 'unsafe-inline'", "img-src data: blob:")
 _HEADLINE_TIMES = ("ttft_p99", "ttft_p50")
 
 
 def html(report: StoredReport) -> str:
     """The page of a run, of at most 2 MB: of a very large run with less of its text, as it says."""
-    for saving in range(len(_SAVINGS) + 1):
+    for saving in range(_SAVINGS + 1):
         text = _html(report, saving)
         if len(text.encode()) <= _MOST_BYTES:
             break
@@ -72,62 +62,33 @@ def html(report: StoredReport) -> str:
 
 def _html(report: StoredReport, saving: int) -> str:
     sentence, then = headline.of(report.run), headline.action(report)
-    if saving == len(_SAVINGS):
+    if saving == _SAVINGS:
         report = _begun(report)
     run = report.run
-    others = references.load()
     figures = _charts(report)
     groups = findings.grouped(report)
     if saving:
         groups = [replace(one, detail=findings.without_output(one.detail)) for one in groups]
-    paths = timelines.read(report.directory)
-    style = asset("templates/report.css")
-    scripts = (plotly(), asset("templates/report.js"))
-    return (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            report=report,
-            run=run,
-            label=profile_label(run.profile, run.fingerprint),
-            asked=summary.asked(run),
-            version=__version__,
-            policy=policy(f"script-src {hashes(*scripts)}", *PLOTLY_SOURCES),
-            style=Markup(style + asset("templates/beside.css")),  # noqa: S704  # our own files
-            plotly=Markup(scripts[0]),  # noqa: S704  # the vendored bundle
-            script=Markup(scripts[1]),  # noqa: S704  # our own file
-            figures={chart.id: chart.figure for group in figures.values() for chart in group},
-            charts=figures,
-            levels=dict.fromkeys((*LEVELS, *run.levels)),
-            headline=sentence,
-            action=then,
-            judged=functools.partial(headline.judged, run),
-            tiles=_tiles(run),
-            findings=groups[:_MOST_FINDINGS],
-            more=len(groups[_MOST_FINDINGS:]),
-            saving=saving,
-            left_out=_SAVINGS[:saving],
-            waived=[test for test in run.tests if test.waived],
-            tolerated=[test for test in run.tests if test.tolerated and not test.waived],
-            counts=counts_shown(run.levels.values()),
-            not_run=findings.not_run(run),
-            matrix_incomplete=feature_matrix.incomplete(report.matrix) if report.matrix else None,
-            unexplained=feature_matrix.unexplained(report.matrix) if report.matrix else [],
-            references=others,
-            incomparable=others.comparable(run),
-            words=metric_names.words,
-            number=number,
-            interval=charts.certainty,
-            paths=paths,
-            line_width=timelines.WIDTH,
-            anchors=short_names.anchors(test.id for test in run.tests),
-            again={one.ids[0]: one.detail.reproduce for one in groups[:_MOST_FINDINGS]},
-            short_kernel=short_names.kernel,
-            box=_box(run),
-            logs=[(s, (report.directory / s.log).is_file()) for s in run.starts],
-            links=_links(report.directory),
-            grid=_grid(report),
-        )
+    template = environment().get_template("report.html.j2")
+    return template.render(
+        inlined("report", "beside", plotted=True),
+        report=report,
+        run=run,
+        asked=summary.asked(run),
+        figures={chart.id: chart.figure for group in figures.values() for chart in group},
+        charts=figures,
+        levels=dict.fromkeys((*LEVELS, *run.levels)),
+        headline=sentence,
+        action=then,
+        judged=functools.partial(headline.judged, run),
+        tiles=_tiles(run),
+        groups=groups,
+        saving=saving,
+        not_run=findings.not_run(run),
+        references=references.load(),
+        paths=timelines.read(report.directory),
+        again={one.ids[0]: one.detail.reproduce for one in groups[:100]},
+        box=_box(run),
     )
 
 
@@ -219,46 +180,26 @@ def _value(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _links(directory: Path) -> list[str]:
-    names = ("verdict.json", "summary.md", "junit.xml", "review.md", "matrix",
-             "memory.json", "accuracy.jsonl", "records", "crashes",
-             "earlier")  # fmt: skip
-    return [name for name in names if (directory / name).exists()]
-
-
-def _grid(report: StoredReport) -> dict[str, Any] | None:
-    """The two axes with the most values against each other: the worst verdict of the cells."""
-    matrix = report.matrix
-    if matrix is None or len(matrix.values) < 2:
-        return None
-    rows, columns = sorted(matrix.values, key=lambda axis: -len(matrix.values[axis]))[:2]
-
-    def cells(row: str, column: str) -> list[tuple[str, str, str]]:
-        return [
-            (cell.outcome.value, str(position), cell.reason)
-            for position, cell in enumerate(matrix.cells, 1)
-            if cell.values.get(rows) == row and cell.values.get(columns) == column
-        ]
-
-    names = matrix.values[columns]
-    table = [(row, [cells(row, column) for column in names]) for row in matrix.values[rows]]
-    return {"rows": rows, "columns": columns, "names": names, "table": table}
-
-
 @cache
 def asset(name: str) -> str:
     return (files("sm121.report") / name).read_text("utf-8")
 
 
-@cache
-def plotly() -> str:
-    """plotly.js in its own words; only what would end the script element is written otherwise."""
-    return re.sub(r"</(?=script)", r"<\\/", asset("vendor/plotly-basic.min.js"), flags=re.I)
-
-
-def policy(*sources: str) -> str:
-    """What a page may load: nothing but `sources`, and nothing from the network."""
-    return "; ".join(("default-src 'none'", *sources, "base-uri 'none'", "form-action 'none'"))
+def inlined(*styles: str, plotted: bool) -> dict[str, str]:
+    """Our own styles and scripts, and the policy of a page that allows nothing but them: nothing
+    from the network. `plotted`: with plotly, which draws by styles of attributes."""
+    style = "".join(asset(f"templates/{name}.css") for name in styles)
+    # plotly.js in its own words; only what would end the script element is written otherwise.
+    bundle = re.sub(r"</(?=script)", r"<\\/", asset("vendor/plotly-basic.min.js"), flags=re.I)
+    scripts = (bundle, asset("templates/report.js"))
+    sources = (f"style-src {hashes(style)}", "img-src data:")
+    if plotted:
+        sources = (f"script-src {hashes(*scripts)}; style-src 'unsafe-inline'",
+                   "img-src data: blob:")  # fmt: skip
+    texts = ("default-src 'none'", *sources, "base-uri 'none'", "form-action 'none'")
+    values = {"style": style, "plotly": scripts[0], "script": scripts[1]}
+    marked = {name: Markup(value) for name, value in values.items()}  # noqa: S704  # our own
+    return {"policy": "; ".join(texts), **marked}
 
 
 @cache
@@ -282,6 +223,19 @@ def _shown(value: object) -> object:
 def environment() -> Environment:
     """The templates of pages."""
     environment = templates.environment(_shown, escapes=True)
+    environment.globals.update(
+        number=number,
+        words=metric_names.words,
+        interval=charts.certainty,
+        label=profile_label,
+        short=shortened,
+        counts_shown=counts_shown,
+        anchors_of=short_names.anchors,
+        short_kernel=short_names.kernel,
+        feature_matrix=feature_matrix,
+        line_width=timelines.WIDTH,
+        version=__version__,
+    )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
     environment.tests["table"] = lambda value: isinstance(value, Mapping)
     environment.tests["listing"] = lambda value: isinstance(value, (list, tuple))
