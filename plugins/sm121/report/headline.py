@@ -26,18 +26,12 @@ from sm121.run.verdict_file import (
 
 #: Characters of somebody else's words in the sentence.
 _MOST = 160
-#: The same in brackets.
-_LITTLE = 70
 #: Where a text can be cut without a word or a number being cut.
 _STOPS = ("; ", ". ", ", ", ": ")
 #: The ability of tests whose answers are held against the oracle.
 _ORACLE = "oracle"
-#: What a metric without a gate is said to do.
-_COUNTS = {Verdict.INVALID: "counts neither way", Verdict.INCONCLUSIVE: "is not decided"}
 #: How more of a unit is called where less is better.
 _MORE = {"GiB": "larger", "%": "worse", "tokens": "worse", "nats": "worse"}
-#: Parts of a rounding for people.
-_PARTS = {"kv": "KV cache", "experts": "experts' inputs"}
 #: Before the ids of what ``--against`` has found, and of those that are about the path.
 _AGAINST = "--against::"
 _AGAINST_PATH = f"{_AGAINST}path "
@@ -126,25 +120,10 @@ def action(report: StoredReport) -> Action | None:
     return Action(_AGAIN, command) if command else None
 
 
-def _fixed(value: float | None) -> str:
-    return number(None if value is None else round(value, 4) + 0.0)
-
-
 def _price(run: VerdictFile) -> str:
-    measured = {name: run.metrics[name] for name in PRICES if name in run.metrics}
-    costs = [
-        f"{metric_names.words(name)} {_fixed(each.value)}"
-        + (f" [{_fixed(each.ci_low)}, {_fixed(each.ci_high)}]" if each.ci_low is not None else "")
-        + f" {each.unit}"
-        for name, each in measured.items()
-        if each.value is not None
-    ]
-    parts: dict[str, list[str]] = {}
-    for part, _, form in (item.partition("=") for item in (run.engine.rounding or "").split(",")):
-        parts.setdefault(form.partition("-")[0].upper(), []).append(_PARTS.get(part, part))
-    to = ", ".join(f"{', '.join(names)} to {form}" for form, names in parts.items() if form)
-    none = "nothing" if run.engine.rounding else "not known"
-    return f"Rounded beyond the checkpoint: {to or none}; {', '.join(costs)}" if costs else ""
+    return templates.rendered(
+        "price.j2", run=run, prices=PRICES, words=metric_names.words, number=number
+    )
 
 
 def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
@@ -203,22 +182,31 @@ def brief(text: str, most: int = _MOST) -> str:
 
 
 def _said(run: VerdictFile) -> str:
-    first = lead(run)
+    bad = [test for test in findings.failures(run) if test.verdict is run.verdict]
     ended = any(crash.kind == MEMORY_FLOOR for crash in run.crashes)
-    if first is None or (ended and run.verdict is Verdict.INCONCLUSIVE):
+    if not bad or (ended and run.verdict is Verdict.INCONCLUSIVE):
         return brief(run.reason, 2 * _MOST) + _why_nothing_ran(run)
-    bad = _Bad(run, [test for test in findings.failures(run) if test.verdict is run.verdict])
-    for about in (_crash, _box, _change, _gate, _kernels, _oracle):
-        if (answer := about(bad)) is not None:
-            sentence, covered = answer
-            break
-    else:
-        beside = first.id.startswith(BESIDE)
-        name = first.id.removeprefix(BESIDE) if beside else first.id.rpartition("::")[2] or first.id
-        sentence, covered = f"{brief(name)}: {brief(unmet.text(first.facts))}", 1
-    if (others := len(bad.tests) - covered) > 0:
-        sentence += f" (and {others} more check{'s' if others > 1 else ''})"
-    return sentence if run.finished else f"{sentence}; the run has not finished"
+    told = (about(run, bad) for about in (_crash, _box, _change, _gate, _oracle))
+    kind, covered, values = next(filter(None, told), ("test", 1, {}))
+    return templates.rendered(
+        "sentence.j2",
+        run=run,
+        kind=kind,
+        first=bad[0],
+        message=unmet.text(bad[0].facts),
+        reason=findings.reason_of(bad[0]),
+        beside=BESIDE,
+        covered=covered,
+        others=len(bad) - covered,
+        brief=brief,
+        named=_named,
+        by=_by,
+        percent=_percent,
+        is_price=is_price,
+        number=number,
+        apart=apart,
+        **values,
+    )
 
 
 def _why_nothing_ran(run: VerdictFile) -> str:
@@ -230,31 +218,17 @@ def _why_nothing_ran(run: VerdictFile) -> str:
     return f" ({len(most)} of {len(run.tests)}: {brief(why)})"
 
 
-@dataclass(frozen=True)
-class _Bad:
-    """The tests that have the run's verdict, which is no PASS."""
-
-    run: VerdictFile
-    tests: Sequence[TestReport]
-
-    @property
-    def first(self) -> TestReport:
-        return self.tests[0]
+#: A kind of sentence, how many of the tests with the run's verdict it is about, and its values.
+_Told = tuple[str, int, dict[str, object]] | None
 
 
-#: A sentence, and how many of the tests it is about.
-_Told = tuple[str, int] | None
-
-
-def _crash(bad: _Bad) -> _Told:
-    if (decisive := _decisive(bad.run)) is None:
+def _crash(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
+    if (decisive := _decisive(run)) is None:
         return None
-    crash = bad.run.crashes[decisive]
-    level = next((test.level for test in bad.run.tests if test.id == crash.test), None)
-    where = f" in {level}" if level else ""
-    happened = f"{crash.happened or crash.kind}{where}: "
-    affected = {test.id for test in bad.tests} & {each.test for each in bad.run.crashes}
-    return f"{happened}{brief(crash.summary)}", len(affected)
+    crash = run.crashes[decisive]
+    level = next((test.level for test in run.tests if test.id == crash.test), None)
+    affected = {test.id for test in bad} & {each.test for each in run.crashes}
+    return "crash", len(affected), {"crash": crash, "level": level}
 
 
 def _decisive(run: VerdictFile) -> int | None:
@@ -268,39 +242,19 @@ def _decisive(run: VerdictFile) -> int | None:
     return next(about, next(others, None))
 
 
-def _box(bad: _Bad) -> _Told:
-    if bad.run.verdict is not Verdict.INCONCLUSIVE or bad.run.box.state != BoxState.DEGRADED:
-        return None
-    return f"the box is DEGRADED: {brief(bad.run.box.reason or 'no reason is known')}", len(
-        bad.tests
-    )
+def _box(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
+    is_unfit = run.verdict is Verdict.INCONCLUSIVE and run.box.state == BoxState.DEGRADED
+    return ("box", len(bad), {}) if is_unfit else None
 
 
-def _change(bad: _Bad) -> _Told:
-    changes = [change for change in bad.run.changes if change.verdict is bad.run.verdict]
-    if bad.first.level != "regression" or not changes:
+def _change(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
+    changes = [change for change in run.changes if change.verdict is run.verdict]
+    if bad[0].level != "regression" or not changes:
         return None
-    change = max(changes, key=lambda each: each.worse or 0.0)
-    others = {each.metric for each in changes} - {change.metric}
-    more = (
-        f", and {len(others)} more metric{'s are' if len(others) > 1 else ' is'}" if others else ""
-    )
-    maybe = "may be" if change.verdict is Verdict.INCONCLUSIVE else "is"
-    before, now = (number(value) or "no number" for value in (change.before, change.here))
-    values = f"{before} → {now} {change.unit}"
-    limit = f"{number(change.allowed)} {change.unit}"
-    allowed = f"{limit if is_price(change.metric) else _percent(change.allowed)} allowed"
-    against = bad.run.against
-    paths = against.path if against is not None else []
-    path = f"; another kernel path ran ({brief(paths[0], _LITTLE)})" if paths else ""
-    sentence = (
-        f"{_named(change.metric)} {maybe} {_by(change)} {change.beside} ({values}; {allowed})"
-        f"{more}{path}{f'; {against.trade}' if against and against.trade else ''}"
-    )
-    names = [each.metric for each in changes]
+    names = {each.metric for each in changes}
     about = [
         test
-        for test in bad.tests
+        for test in bad
         if test.level == "regression"
         and (
             test.id.startswith(_AGAINST_PATH)
@@ -308,55 +262,34 @@ def _change(bad: _Bad) -> _Told:
             or any(fact.about in names for fact in test.facts)
         )
     ]
-    return sentence, max(1, len(about))
+    change = max(changes, key=lambda each: each.worse or 0.0)
+    return "change", max(1, len(about)), {"change": change, "metrics": len(names)}
 
 
-def _gate(bad: _Bad) -> _Told:
+def _gate(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
     # Older versions did not note which test measured what.
-    is_older = not any(test.metrics for test in bad.run.tests)
-    every = bad.run.metrics if bad.first.level == "performance" and is_older else ()
-    measured = bad.first.metrics or [*every]
-    metrics = bad.run.metrics
-    names = [n for n in measured if n in metrics and metrics[n].verdict is bad.run.verdict]
+    is_older = not any(test.metrics for test in run.tests)
+    every = run.metrics if bad[0].level == "performance" and is_older else ()
+    metrics = run.metrics
+    names = [
+        name
+        for name in bad[0].metrics or [*every]
+        if name in metrics and metrics[name].verdict is run.verdict
+    ]
     if not names:
         return None
-    name, metric = names[0], metrics[names[0]]
-    about = [test for test in bad.tests if test is bad.first or {*test.metrics} & {*names}]
-    if bad.run.verdict is not Verdict.FAIL or not metric.gated:
-        counts = _COUNTS.get(bad.run.verdict, "does not hold")
-        return f"{_named(name)} {counts}: {brief(findings.reason_of(bad.first))}", len(about)
-    limit = metric.minimum if metric.minimum is not None else metric.at_most
-    need = (
-        f"{number(limit)} required"
-        if limit == metric.minimum
-        else f"at most {number(limit)} allowed"
-    )
-    value = (
-        f"{apart(metric.value, limit)} {metric.unit}" if metric.value is not None else "no number"
-    )
-    why = f". It reads {metric.out_of_reach}" if metric.out_of_reach else ""
-    return f"{_named(name)} is {value}; {need} ({bad.run.profile}){why}", len(about)
+    about = [test for test in bad if test is bad[0] or {*test.metrics} & {*names}]
+    metric = metrics[names[0]]
+    kind = "gate" if run.verdict is Verdict.FAIL and metric.gated else "metric"
+    return kind, len(about), {"which": names[0], "metric": metric}
 
 
-def _kernels(bad: _Bad) -> _Told:
-    if bad.first.kernel is None:
+def _oracle(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
+    if bad[0].kernel is not None:
+        return "oracle", sum(test.kernel is not None for test in bad), {}
+    if bad[0].ability != _ORACLE or run.verdict is not Verdict.FAIL:
         return None
-    about = [test for test in bad.tests if test.kernel is not None]
-    whose = f" of {bad.first.kernel.provider}" if bad.first.kernel.provider else ""
-    subject = f"{bad.first.kernel.operation}{whose}: "
-    return _against_oracle(bad, "a kernel differs from the oracle", subject, about)
-
-
-def _oracle(bad: _Bad) -> _Told:
-    if bad.first.ability != _ORACLE or bad.run.verdict is not Verdict.FAIL:
-        return None
-    about = [test for test in bad.tests if test.ability == _ORACLE]
-    return _against_oracle(bad, "answers differ from the oracle", "", about)
-
-
-def _against_oracle(bad: _Bad, sentence: str, subject: str, about: Sequence[TestReport]) -> _Told:
-    checks = f" in {len(about)} checks (first: " if len(about) > 1 else " ("
-    return f"{sentence}{checks}{subject}{brief(unmet.text(bad.first.facts))})", len(about)
+    return "oracle", sum(test.ability == _ORACLE for test in bad), {}
 
 
 def _named(metric: str) -> str:

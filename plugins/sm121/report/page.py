@@ -41,9 +41,6 @@ from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import MetricReport, VerdictFile
 
 NAME = "report.html"
-_UNIT_WORDS = {"gb_s": "GB/s", "tflop_s": "TFLOP/s", "mib": "MiB", "gib": "GiB", "mhz": "MHz",
-               "w": "W", "c": "°C"}  # fmt: skip
-_UNITS = re.compile(rf"_({'|'.join(_UNIT_WORDS)})$")
 #: Bytes of a page, and how often more is left out of one that is larger (tests.html.j2 says what).
 _MOST_BYTES, _SAVINGS = 2_000_000, 4
 #: Entries of a list and characters of a text where even that is too much.
@@ -88,7 +85,6 @@ def _html(report: StoredReport, saving: int) -> str:
         references=references.load(),
         paths=timelines.read(report.directory),
         again={one.ids[0]: one.detail.reproduce for one in groups[:100]},
-        box=_box(run),
     )
 
 
@@ -155,29 +151,6 @@ def _tiles(run: VerdictFile) -> list[tuple[str, MetricReport]]:
     times.sort(key=lambda name: run.metrics[name].at_most is None)
     chosen += [*times[:1], "startup_s"]
     return [(name, run.metrics[name]) for name in chosen if name in run.metrics]
-
-
-def _box(run: VerdictFile) -> list[tuple[str, str, str]]:
-    sides: list[dict[str, Any]] = []
-    for reading in (run.box.before, run.box.after):
-        flat = reading.model_dump(mode="json") if reading is not None else {}
-        sides.append({**(flat.pop("device", None) or {}), **flat})
-    names = [name for name in dict.fromkeys([*sides[0], *sides[1]]) if name != "device"]
-    rows = []
-    for name in names:
-        one, two = (_value(side.get(name)) for side in sides)
-        if one or two:
-            label = _UNITS.sub(lambda match: f" ({_UNIT_WORDS[match[1]]})", name)
-            rows.append((label.replace("_", " "), one, two))
-    return rows
-
-
-def _value(value: Any) -> str:
-    if value is None or value == []:
-        return ""
-    if isinstance(value, float):
-        return number(value)
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @cache
