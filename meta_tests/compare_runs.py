@@ -8,8 +8,8 @@ import report_runs
 
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
-from sm121.regression import ab_file, change
-from sm121.regression.ab import Visit
+from sm121.regression import change
+from sm121.regression.ab import FILE, AbFile, Visit
 from sm121.run import details, verdict_file
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.verdict_file import VerdictFile
@@ -77,7 +77,7 @@ def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin")
             metric, unit, better, a, a * ratio, ratio, low, high, 3, allowed, Verdict(verdict)
         )
 
-    record = ab_file.AbFile(
+    record = AbFile(
         sides=("", text),
         visits=[visit("A", "FLASHINFER_CUTLASS_MXFP4_MXFP8"), visit("B", "MARLIN")],
         outcomes=[
@@ -88,5 +88,5 @@ def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin")
             outcome("startup_s", "s", 192.0, 1.07, 0.93, 1.22, "PASS", allowed=0.25),
         ],
     )
-    (folder / ab_file.NAME).write_text(json.dumps(record.model_dump(mode="json")))
+    (folder / FILE).write_text(json.dumps(record.model_dump(mode="json")))
     return folder

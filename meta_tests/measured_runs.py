@@ -14,8 +14,8 @@ import report_runs
 
 from sm121.core import profile, unmet
 from sm121.core.verdict import Verdict
-from sm121.regression import ab_file, change
-from sm121.regression.ab import Visit
+from sm121.regression import change
+from sm121.regression.ab import FILE, AbFile, Visit
 from sm121.report import references
 from sm121.run import details, fingerprint, verdict_file
 from sm121.run.verdict_file import ChangeReport, MetricReport, TestReport, VerdictFile
@@ -199,7 +199,7 @@ def ab(folder: Path) -> Path:
             Verdict.PASS if b.ci_low / a.ci_high > 0.95 else Verdict.INCONCLUSIVE,
         )  # fmt: skip
 
-    record = ab_file.AbFile(
+    record = AbFile(
         sides=("", "the same build, started again on another machine"),
         visits=[
             Visit(side, path=_H200, requested=[], log=f"server-{side}.log") for side in "ABBAABBA"
@@ -210,5 +210,5 @@ def ab(folder: Path) -> Path:
             for depth in (0, 4096, 8192, 16384)
         ],
     )
-    (folder / ab_file.NAME).write_text(json.dumps(record.model_dump(mode="json")))
+    (folder / FILE).write_text(json.dumps(record.model_dump(mode="json")))
     return folder

@@ -297,7 +297,7 @@ def facts_of_a_start(tmp_path, **needs) -> list[str]:
     engine = own.engine.model_copy(update={"needs": engine_settings.Needs(**needs)})
     own = own.model_copy(update={"engine": engine})
     chosen = Target("cpu", profile=own, obstacle=None)
-    return [*planning._start(Settings(profile=own, report_dir=tmp_path), chosen)]
+    return [*planning._start(Settings(profile=own, report_dir=tmp_path), chosen, own)]
 
 
 def test_a_plan_says_what_stands_against_a_start(tmp_path):
@@ -310,7 +310,7 @@ def test_a_plan_says_what_stands_against_a_start(tmp_path):
 def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
     own = profile.load("sm121-gpt-oss-120b").judging(None, version)
     chosen = Target("sm121", profile=own, obstacle="elsewhere")
-    (line,) = planning._path(Settings(profile=own), chosen)
+    (line,) = planning._path(Settings(profile=own), chosen, own)
     assert line.startswith(said)
 
 
@@ -318,7 +318,7 @@ def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
 def test_a_plan_says_why_nothing_can_be_certified(arch, more, kernels):
     own = profile.load("sm90-tiny-gpt-oss")
     chosen = Target(arch, profile=own, obstacle="elsewhere")
-    lines = [*planning._certificate(Settings(profile=own, engine_arguments=more), chosen)]
+    lines = [*planning._certificate(Settings(profile=own, engine_arguments=more), chosen, own)]
     assert tuple(line.split()[2] for line in lines) == kernels
     assert all("would not be judged: " in line for line in lines)
 
@@ -327,7 +327,7 @@ def gates_said(configuration: str | None, identity: str, folder: Path, *more: st
     own = profile.load("sm121-gpt-oss-120b").judging(configuration, identity)
     chosen = Target("sm121", profile=own, obstacle="elsewhere")
     settings = Settings(profile=own, report_dir=folder, engine_arguments=more)
-    return [*planning._gates(settings, chosen)]
+    return [*planning._gates(settings, chosen, own)]
 
 
 def test_a_gate_above_the_bound_is_said_before_the_run(tmp_path):
@@ -373,14 +373,14 @@ def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
     own = profile.load("sm121-gpt-oss-120b")
     chosen = Target("sm121", profile=own, obstacle=None)
     settings = Settings(profile=own, report_dir=tmp_path)
-    cold = [line for line in planning._start(settings, chosen) if "JIT cache" in line]
+    cold = [line for line in planning._start(settings, chosen, own) if "JIT cache" in line]
     assert len(cold) == 1 and "is cold" in cold[0]
     arguments = (*own.engine.arguments, *own.configurations[own.under_test].arguments)
     for module in jit.needed(own.engine.needs, arguments, {}):
         built = cache / "0.7" / "121a" / "cached_ops" / module.module.replace("*", "x") / "m.so"
         built.parent.mkdir(parents=True)
         built.touch()
-    warm = [line for line in planning._start(settings, chosen) if "JIT cache" in line]
+    warm = [line for line in planning._start(settings, chosen, own) if "JIT cache" in line]
     assert warm == [f"start: the JIT cache in {cache} is warm"]
 
 

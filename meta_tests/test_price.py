@@ -26,8 +26,7 @@ from sm121.oracles import scores
 from sm121.oracles.formats import EXACT, Rounding
 from sm121.plugin import answers
 from sm121.regression import priced, trend
-from sm121.regression.ab import MetricOfStart, Visit
-from sm121.regression.ab_file import AbFile
+from sm121.regression.ab import AbFile, MetricOfStart, Visit
 from sm121.report import comparison, headline, summary
 from sm121.report.ab_section import AbSection
 from sm121.run.stored_run import StoredMetric, StoredRun

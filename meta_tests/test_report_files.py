@@ -480,9 +480,7 @@ def test_the_path_of_the_median_and_the_slowest_request(tmp_path):
         (10, 2, 1), (12, 12, 2), (26, 3, 4)
     ]  # fmt: skip
     template = page.environment().get_template("requests.html.j2")
-    html = template.render(
-        paths=timelines.read(tmp_path), number=numbers.number, line_width=timelines.WIDTH
-    )
+    html = template.render(paths=timelines.read(tmp_path))
     assert "The slowest request: no chunk, 0 chunks, failed after 4 ms." in html
     assert slowest.error == "reset", "a failed request is infinitely slow"
     assert cell.ticks(median).startswith("M285.7 0V24M342.9 0V24") and cell.at(35) == 1000
@@ -563,14 +561,15 @@ def test_references_are_drawn_only_beside_what_they_are_of(runs):
 
 def test_memory_is_shown_as_it_was_sampled(runs):
     found = MemoryFile.model_validate_json((runs["pass"] / "memory.json").read_text())
-    shown = stored.timeline(found)
-    assert set(shown.levels) == {"server's processes", "host memory available"}, "no GPU, no line"
-    assert shown.seconds[0] == 0.0 and len(shown.seconds) == len(found.samples)
-    assert shown.levels["server's processes"][-1] == found.samples[-1].pss_bytes / 2**30
-    assert max(share for share in shown.cache if share is not None) <= 1
+    chart = charts.memory(found)
+    assert [row[0] for row in chart.rows][:2] == ["server's processes", "host memory available"]
+    pss, *_, cache = chart.figure["data"]
+    assert pss["x"][0] == 0.0 and len(pss["x"]) == len(found.samples), "no GPU, no line"
+    assert pss["y"][-1] == round(found.samples[-1].pss_bytes / 2**30, 4)
+    assert max(share for share in cache["y"] if share is not None) <= 100
     many = found.model_copy(update={"samples": found.samples * 50})
-    assert len(stored.timeline(many).seconds) <= 1800, "a chart of a soak stays small"
-    assert stored.timeline(found.model_copy(update={"samples": []})) is None
+    assert len(charts.memory(many).figure["data"][0]["x"]) <= 1800, "a chart of a soak stays small"
+    assert charts.memory(found.model_copy(update={"samples": []})) is None
 
 
 def test_the_memory_of_a_worker_is_found_where_verdict_json_says(runs, tmp_path):

@@ -17,11 +17,10 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
-from sm121.core import builds, data_file, own_tests, profile
+from sm121.core import builds, data_file, own_tests, profile, templates
 from sm121.core.arguments import Argument, Parser, WrongArgumentsError
 from sm121.core.data_file import DataTable
 from sm121.core.errors import OptionError, Sm121Error, UsageError
-from sm121.core.verdict import Verdict
 
 Command: TypeAlias = Callable[[argparse.Namespace], int]
 
@@ -310,19 +309,7 @@ def _warm(options: argparse.Namespace) -> int:
     warmth = Warmth.of(
         profile.load(name), options.engine_python, variables, options.module, options.configuration
     )
-    print(f"FlashInfer {warmth.modules.version or '(version not known)'}, {warmth.modules.folder}")
-    for module in warmth.needed:
-        state = "there"
-        if module in warmth.missing:
-            why = warmth.obstacle(module)
-            time_of_one = f"{module.cpu_s / 60:.1f} minutes of one core"
-            jobs = f"MAX_JOBS={warmth.jobs(module)}, {module.memory_gib:g} GiB a job"
-            state = f"missing: {time_of_one}; {jobs}" if why is None else f"missing, and {why}"
-        print(f"  {module.name} ({module.module}): {state}")
-    print(
-        "not compiled here: Triton's and vLLM's own kernels, which depend on what an engine "
-        "measures at its start: start it once (pytest tests/test_smoke.py)"
-    )
+    print(templates.rendered("warm.txt.j2", warmth=warmth), end="")
     failed = [module for module in warmth.missing if warmth.obstacle(module) is not None]
     if options.dry_run:
         return 0
@@ -432,14 +419,8 @@ def _trust(options: argparse.Namespace) -> int:
     for number, report in enumerate(options.directories):
         anew = options.anew and number == 0
         stored_at, run, narrower = against.trust(report, storage, anew=anew)
-        print(f"{stored_at}: {run.verdict}: {run.reason}")
-        for line in narrower:
-            print(f"  the run that was trusted before has more: {line}")
-        for test in run.tests:
-            if test.executed and test.counted not in (Verdict.PASS, Verdict.NOT_RUN):
-                is_failure = test.verdict is Verdict.FAIL and not test.waived
-                how = "known from now on, if an assertion failed" if is_failure else "stays red"
-                print(f"  {how}: {test.id}")
+        values = {"folder": stored_at, "run": run, "narrower": narrower}
+        print(templates.rendered("trusted.txt.j2", **values), end="")
     metrics, more = trend.not_judged(against.load(against.TRUSTED, storage).runs)
     if metrics:
         runs = "1 more run" if more == 1 else f"{more} more runs"

@@ -31,8 +31,8 @@ from sm121.session.settings import Settings
 TARGET = pytest.StashKey[Target]()
 #: What each level of a run will ask, from its head on.
 COSTS = pytest.StashKey[dict[str, Forecast]]()
-#: Lines on what a run would stand on, for a target that can run.
-Fact: TypeAlias = Callable[[Settings, Target], Iterable[str]]
+#: Lines on what a run would stand on.
+Fact: TypeAlias = Callable[[Settings, Target, Profile], Iterable[str]]
 
 
 def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) -> list[str]:
@@ -51,7 +51,7 @@ def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) ->
         costs=costs,
         duration=duration,
         reasons=reasons(tests),
-        gates=_gates(settings, chosen),
+        gates=_gates(settings, chosen, chosen.profile),
     )
     return text.splitlines()
 
@@ -61,10 +61,10 @@ def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, Any]
     chosen, settings = config.stash.get(TARGET, None), config.stash[SETTINGS]
     if chosen is None:
         return {"facts": (), "profile": None}
-    facts = [line for fact in _FACTS for line in fact(settings, chosen)]
-    profile = chosen.profile or settings.profile
+    facts, profile = [*_machine(chosen)], chosen.profile
     plans, source = {}, None
     if profile is not None:
+        facts += [line for fact in _FACTS for line in fact(settings, chosen, profile)]
         for name in [*profile.plans, FULL] if settings.plan == FULL else [settings.plan]:
             selected = [item for item in items if selection.is_asked(item, profile, name, settings)]
             timings = forecast.timed(settings.report_dir, profile, name)
@@ -118,7 +118,7 @@ def _costs(
     return forecast.of(profile, plan, checks, timings, matrix_s)
 
 
-def _machine(_settings: Settings, chosen: Target) -> Iterable[str]:
+def _machine(chosen: Target) -> Iterable[str]:
     identity, detected = machine.identity(), architecture.detect()
     yield (
         f"machine: {detected.name or 'unknown'} ({identity['gpu'] or identity['cpu_model']}, "
@@ -127,10 +127,7 @@ def _machine(_settings: Settings, chosen: Target) -> Iterable[str]:
     yield from machine.faults(chosen.arch)
 
 
-def _engine(settings: Settings, chosen: Target) -> Iterable[str]:
-    profile = chosen.profile
-    if profile is None:
-        return
+def _engine(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
     yield f"target: arch {chosen.arch}, profile {profile.name}, configuration {profile.under_test}"
     if settings.base_url is not None:
         yield f"engine: attached at {settings.base_url}"
@@ -140,10 +137,9 @@ def _engine(settings: Settings, chosen: Target) -> Iterable[str]:
     yield f"engine: {settings.engine} {version} of {settings.engine_python}, model {model}"
 
 
-def _path(settings: Settings, chosen: Target) -> Iterable[str]:
+def _path(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
     """What the release will choose, as far as the profile knows it."""
-    profile = chosen.profile
-    if profile is None or settings.base_url is not None:
+    if settings.base_url is not None:
         return
     required = profile.path_of(profile.under_test)
     kernels = (("attention", required.attention), ("moe", required.moe))
@@ -162,10 +158,9 @@ def _path(settings: Settings, chosen: Target) -> Iterable[str]:
         yield f"vLLM {release.version} was seen to choose: {choice} ({'; '.join(machines)})"
 
 
-def _start(settings: Settings, chosen: Target) -> Iterable[str]:
+def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
     """What stands against a start of the configuration under test; whether caches are warm."""
-    profile = chosen.profile
-    if profile is None or chosen.obstacle is not None or settings.base_url is not None:
+    if chosen.obstacle is not None or settings.base_url is not None:
         return
     under_test = profile.configurations[profile.under_test]
     environment = target.start_environment(settings, profile, under_test.environment)
@@ -192,11 +187,8 @@ def _start(settings: Settings, chosen: Target) -> Iterable[str]:
         yield f"start: the JIT cache in {modules.folder} is warm"
 
 
-def _gates(settings: Settings, chosen: Target) -> Iterable[str]:
+def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str]:
     """Gates above what the memory allows the configuration under test, by what it will read."""
-    profile = chosen.profile
-    if profile is None:
-        return
     if (config := roofline.read_config(settings.model or profile.model.id)) is None:
         return
     name, suffix = profile.under_test, "" if profile.question else " (asked of every build)"
@@ -209,10 +201,9 @@ def _gates(settings: Settings, chosen: Target) -> Iterable[str]:
                 yield f"{label} is above the bound: configuration {name} reads {why}"
 
 
-def _certificate(settings: Settings, chosen: Target) -> Iterable[str]:
+def _certificate(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
     """Kernels of the expected path that no provider judges, so that nothing can be certified."""
-    profile = chosen.profile
-    if profile is None or "kernel" not in profile.certify.levels or settings.base_url is not None:
+    if "kernel" not in profile.certify.levels or settings.base_url is not None:
         return
     configured = profile.configurations[profile.under_test]
     configuration = ServerConfiguration(
@@ -228,10 +219,9 @@ def _certificate(settings: Settings, chosen: Target) -> Iterable[str]:
                 yield f"no certificate: {kernel} would not be judged: {choice.why}"
 
 
-def _nodes(settings: Settings, chosen: Target) -> Iterable[str]:
+def _nodes(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str]:
     """The machines of a server that spans several, and what must carry its bytes."""
-    profile = chosen.profile or settings.profile
-    if profile is None or (nodes := profile.nodes) is None:
+    if (nodes := profile.nodes) is None:
         return
     how = "attached" if settings.base_url else f"by {settings.launcher or nodes.launcher}"
     yield (
@@ -242,5 +232,5 @@ def _nodes(settings: Settings, chosen: Target) -> Iterable[str]:
         yield f"node {rank}: by {shlex.join(words)}"
 
 
-#: What `sm121 plan` says before the plans, in this order.
-_FACTS: tuple[Fact, ...] = (_machine, _engine, _nodes, _path, _gates, _start, _certificate)
+#: What `sm121 plan` says of the target before the plans, in this order.
+_FACTS: tuple[Fact, ...] = (_engine, _nodes, _path, _gates, _start, _certificate)

@@ -11,13 +11,19 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
 from sm121.core import own_options
+from sm121.core.data_file import Record
 from sm121.core.errors import UsageError
 from sm121.core.server import root_of
+from sm121.regression.change import Change
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PYTHON = "--engine-python"
 _LOG = "--server-log"
+#: In the report directory.
+FILE = "ab.json"
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,30 @@ class Visit:
     requested: list[str] = field(default_factory=list)
     log: str | None = None
     failure: str | None = None
+
+
+class AbFile(Record):
+    """ab.json: every start of a comparison and what followed, as a report reads it again."""
+
+    sides: tuple[str, str]
+    """What was given for A and for B; empty for the configuration under test as it is."""
+    void: str | None = None
+    """Why nothing of it counts; null while it does."""
+    visits: list[Visit] = Field(default_factory=list)
+    outcomes: list[Change] = Field(default_factory=list)
+
+    def path(self, side: str) -> dict[str, Any]:
+        return next((v.path for v in reversed(self.visits) if v.side == side and v.path), {})
+
+    def requested(self, side: str) -> list[str]:
+        lines = (line for visit in self.visits if visit.side == side for line in visit.requested)
+        return [*dict.fromkeys(lines)]
+
+    def failures(self, side: str) -> list[str]:
+        return [v.failure for v in self.visits if v.side == side and v.failure]
+
+    def logs(self, side: str) -> list[str]:
+        return [*dict.fromkeys(v.log for v in self.visits if v.side == side and v.log)]
 
 
 def order(pairs: int) -> list[str]:

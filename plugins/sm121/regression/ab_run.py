@@ -29,7 +29,7 @@ from sm121.measure import metrics, statistics
 from sm121.measure.box import BoxState
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.plan import Plan
-from sm121.regression import ab, ab_file, hypothesis, trend, visited
+from sm121.regression import ab, hypothesis, trend, visited
 from sm121.regression.ab import MetricOfStart, Side, Visit
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import CriterionResult, Hypothesis
@@ -398,7 +398,7 @@ class AbRun:
             ],
         }
         text = self.harness.redact(json.dumps(record, indent=2))
-        write_text(text + "\n", self.harness.directory / ab_file.NAME)
+        write_text(text + "\n", self.harness.directory / ab.FILE)
         self.harness.save()
 
 

@@ -393,7 +393,7 @@ def levels_of(
 def series_of(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], started: str
 ) -> dict[str, Series]:
-    """Each metric of this run over the stored ones, oldest first, with its levels."""
+    """Each metric of this run over the stored ones, oldest first."""
     series = {}
     for name, metric in current.items():
         runs = [run for run in history if name in run.metrics][-_MOST_RUNS:]
@@ -402,12 +402,8 @@ def series_of(
             for each in runs
         ]
         points.append(SeriesPoint(run="this run", when=started, value=metric.value))
-        values = [point.value for point in points]
-        parts = segments(values) if len(values) >= 2 and min(values) > 0 else []
-        levels = [(start, end, float(np.median(values[start:end]))) for start, end in parts]
-        series[name] = Series(
-            unit=metric.unit, higher_is_better=metric.higher_is_better, points=points, levels=levels
-        )
+        higher = metric.higher_is_better
+        series[name] = Series(unit=metric.unit, higher_is_better=higher, points=points)
     return series
 
 

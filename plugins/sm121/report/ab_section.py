@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from sm121.core import templates
 from sm121.regression import priced
-from sm121.regression.ab_file import AbFile
+from sm121.regression.ab import AbFile
 from sm121.report import forest, metric_names, rows
 from sm121.report.forest import Forest
 from sm121.report.rows import Row, words

@@ -2,7 +2,7 @@
 are CSS variables, which the page's script looks up for light, dark and paper."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -11,22 +11,32 @@ import numpy as np
 
 from sm121.core.numbers import number
 from sm121.core.printable import printable
+from sm121.measure.timeline import Sample
 from sm121.regression import trend
 from sm121.report import metric_names
-from sm121.report.stored import MemoryTimeline
-from sm121.run.details import Details, Samples, Series
+from sm121.run.details import Details, Samples, Series, SeriesPoint
 from sm121.run.verdict_file import MetricReport
+from sm121.stress.memory import MemoryFile
 
 SERIES = ("var(--series-1)", "var(--series-2)", "var(--series-3)")
 OTHERS = ("var(--series-4)", "var(--series-5)", "var(--series-6)", "var(--series-7)",
            "var(--series-8)")  # fmt: skip
 _MOST_POINTS = 201  # of a distribution
+_MOST_MOMENTS = 1500  # more only make the file larger
 _MOST_HISTORIES = 6
 _MOST_RUN_TICKS = 12
 #: Percent within which a run is at a level.
 _SAME = 0.05
 #: A distribution whose longest sample is so many times the median has a logarithmic axis.
 _WIDE = 20.0
+
+#: What is shown of a sample of memory, in bytes.
+_LEVELS: dict[str, Callable[[Sample], float | None]] = {
+    # Shared pages by their share first: the better sum over a tree of processes.
+    "server's processes": lambda sample: sample.pss_bytes or sample.rss_bytes,
+    "GPU memory in use": lambda sample: sample.device_bytes,
+    "host memory available": lambda sample: sample.available_bytes,
+}
 
 Figure = dict[str, Any]
 #: Parts of plotly's layout that are the same in every figure.
@@ -159,41 +169,45 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
     )
 
 
-def memory(timeline: MemoryTimeline) -> Chart:
-    """Memory over the run."""
-    colours = (*SERIES, *OTHERS)
-    seconds = [round(second, 2) for second in timeline.seconds]
-    traces = [
-        scatter(
-            "lines",
-            seconds,
-            [None if value is None else round(value, 4) for value in values],
-            f"{level}: %{{y:.4~r}} GiB after %{{x:.0f}} s",
-            name=level,
-            line={"color": colour, "width": 2},
-        )
-        for colour, (level, values) in zip(colours, timeline.levels.items(), strict=False)
-    ]
-    if timeline.cache:
+def memory(file: MemoryFile) -> Chart | None:
+    """Memory over the run, by at most 1,500 of the samples, evenly; None when there is none."""
+    samples = file.samples[:: max(1, len(file.samples) // _MOST_MOMENTS)]
+    if not samples:
+        return None
+    seconds = [round(sample.at_s - samples[0].at_s, 2) for sample in samples]
+    traces, quantities = [], []
+    for name, level in _LEVELS.items():
+        sizes = [None if (size := level(each)) is None else size / 2**30 for each in samples]
+        if readings := [size for size in sizes if size is not None]:
+            traces.append(
+                scatter(
+                    "lines",
+                    seconds,
+                    [None if size is None else round(size, 4) for size in sizes],
+                    f"{name}: %{{y:.4~r}} GiB after %{{x:.0f}} s",
+                    name=name,
+                    line={"color": SERIES[len(traces)], "width": 2},
+                )
+            )
+            quantities.append((name, readings, "GiB", "GiB"))
+    cache = [None if (share := each.cache_usage) is None else share * 100 for each in samples]
+    if shares := [share for share in cache if share is not None]:
         traces.append(
             scatter(
                 "lines",
                 seconds,
-                [None if share is None else round(share * 100, 2) for share in timeline.cache],
+                [
+                    None if (s := each.cache_usage) is None else round(s * 100, 2)
+                    for each in samples
+                ],
                 "KV cache: %{y:.1f} % after %{x:.0f} s",
                 **LOOKS["cache"],
             )
         )
-    figure = figure_of(traces, x="seconds", y="GiB")
-    if timeline.cache:
-        figure["layout"] |= LOOKS["with_cache"]
-    quantities = [
-        (level, [v for v in values if v is not None], "GiB", "GiB")
-        for level, values in timeline.levels.items()
-    ]
-    shares = [share * 100 for share in timeline.cache if share is not None]
-    if shares:
         quantities.append(("KV cache in use", shares, "%", "points"))
+    figure = figure_of(traces, x="seconds", y="GiB")
+    if shares:
+        figure["layout"] |= LOOKS["with_cache"]
     rows = [
         [level, *(f"{number(v)} {unit}" for v in (values[0], min(values), max(values), values[-1])),
          f"{'+' * (values[-1] > values[0])}{number(values[-1] - values[0])} {difference}"]
@@ -217,7 +231,11 @@ def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
 
     def rank(name: str) -> tuple[bool, bool, bool]:
         rate = metric_names.rate(name)
-        return (len(long_enough[name].levels) < 2, name not in gates, not (rate and rate.plain))
+        return (
+            len(_levels(long_enough[name].points)) < 2,
+            name not in gates,
+            not (rate and rate.plain),
+        )
 
     chosen = sorted(long_enough, key=rank)[:_MOST_HISTORIES]
     return [_history(name, long_enough[name], position) for position, name in enumerate(chosen, 1)]
@@ -226,7 +244,7 @@ def histories(details: Details, gated: Iterable[str]) -> list[Chart]:
 def _history(name: str, series: Series, place: int) -> Chart:
     unit = escaped(series.unit)
     count = len(series.points)
-    levels = _levels_before(series)
+    levels = _levels(series.points[:-1])  # this run is compared with the last of them
     traces = [
         scatter(
             "lines+markers",
@@ -280,14 +298,12 @@ def _history(name: str, series: Series, place: int) -> Chart:
     )
 
 
-def _levels_before(series: Series) -> list[tuple[int, int, float]]:
-    """The levels of the stored runs: this one is what is compared with the last of them."""
-    values = [point.value for point in series.points[:-1]]
-    if len(values) < 2 or min(values) <= 0:
-        return [(0, len(values), float(np.median(values)))]
-    return [
-        (start, end, float(np.median(values[start:end]))) for start, end in trend.segments(values)
-    ]
+def _levels(points: Sequence[SeriesPoint]) -> list[tuple[int, int, float]]:
+    """The levels of some runs: first run, one past the last, and the median of these."""
+    values = [point.value for point in points]
+    positive = len(values) > 1 and min(values) > 0
+    parts = trend.segments(values) if positive else [(0, len(values))]
+    return [(start, end, float(np.median(values[start:end]))) for start, end in parts]
 
 
 def _last_against_level(series: Series, levels: Sequence[tuple[int, int, float]]) -> str:

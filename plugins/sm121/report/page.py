@@ -125,11 +125,12 @@ def write(report: StoredReport) -> Path:
 def _charts(report: StoredReport) -> dict[str, list[Chart]]:
     run, others = report.run, references.load()
     rates = [rate_chart.rates(run, others, decoding=decoding) for decoding in (True, False)]
+    memory = charts.memory(report.memory) if report.memory is not None else None
     gated = [name for name, metric in run.metrics.items() if metric.gated]
     return {
         "rates": [chart for chart in rates if chart is not None],
         "latency": charts.distributions(report.details),
-        "memory": [charts.memory(report.memory)] if report.memory is not None else [],
+        "memory": [memory] if memory is not None else [],
         "history": charts.histories(report.details, gated),
     }
 

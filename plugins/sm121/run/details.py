@@ -63,13 +63,11 @@ class SeriesPoint(_Part):
 
 
 class Series(_Part):
-    """A metric over the stored runs, this one last, and where its level changed."""
+    """A metric over the stored runs, this one last."""
 
     unit: str
     higher_is_better: bool = True
     points: list[SeriesPoint] = Field(default_factory=list)
-    levels: list[tuple[int, int, float]] = Field(default_factory=list)
-    """First point, one past the last, and the median of these."""
 
 
 class Details(_Part):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sm121.core import lenient
+from sm121.core import lenient, templates
 from sm121.core.data_file import Record
 from sm121.core.files import write_text
 from sm121.core.printable import json_text
@@ -368,33 +368,15 @@ class VerdictFile(Record):
 
     def why(self) -> str:
         """One line on why a run has its verdict, so far as it went."""
-        if not self.finished and self.verdict is Verdict.NOT_RUN:
-            return UNFINISHED
-        if self._ended_by is not None and self.verdict is Verdict.INCONCLUSIVE:
-            return f"the run was ended: {self._ended_by.summary}"
-        if self.verdict is Verdict.NOT_RUN:
-            return "no test of a level was executed: all were skipped or deselected"
-        decisive = [t for t in self.tests if t.counted is self.verdict and not t.skipped]
-        if self.verdict is Verdict.PASS:
-            passed = sum(test.verdict is Verdict.PASS for test in self.tests)
-            excused = [
-                test for test in self.tests if test.excused and test.counted is not test.verdict
-            ]
-            tolerated = "".join(
-                f"; {count} failed and {'are' if count > 1 else 'is'} {how}"
-                for how, count in Counter(map(_how_excused, excused)).items()
-            )
-            unexecuted = len(self.tests) - passed - len(excused)
-            missing = f"; {unexecuted} did not run" if unexecuted else ""
-            plan_name = self.fingerprint.plan if self.fingerprint is not None else FULL
-            plan = "" if plan_name == FULL else f" of plan {plan_name}"
-            checks = f"{passed} check{'' if passed == 1 else 's'}{plan}"
-            beside = f"{self.against}; " if self.against is not None else ""
-            return f"{beside}{checks} passed{tolerated}{missing}"
-        first = decisive[0]
-        more = f" (and {len(decisive) - 1} more)" if len(decisive) > 1 else ""
-        so_far = "" if self.finished else f"; {UNFINISHED}"
-        return f"{first.id}: {first.message}{more}{so_far}"
+        excused = [t for t in self.tests if t.excused and t.counted is not t.verdict]
+        return templates.rendered(
+            "why.j2",
+            run=self,
+            ended=self._ended_by,
+            excused=Counter(map(_how_excused, excused)),
+            unfinished=UNFINISHED,
+            full=FULL,
+        )
 
     def settle(self, verdict: Verdict) -> None:
         """Set the run's verdict together with its exit status."""
