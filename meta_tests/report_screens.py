@@ -18,7 +18,7 @@ import planted_runs
 import report_runs
 from PIL import Image
 
-from sm121.report import compare_page, history, history_page, page, stored, summary
+from sm121.report import compare_page, history, page, stored, summary
 from sm121.run.verdict_file import AgainstReport
 
 ROOT = Path(__file__).parent.parent
@@ -64,7 +64,7 @@ def measured(kind: str, folder: Path) -> Path:
     if kind == "history":
         runs = planted_runs.sixty(planted_runs.base(folder / "base"), folder / "runs")
         target = folder / "history.html"
-        return history_page.write(history.read([(None, runs)]), target)[0]
+        return history.write(history.read([(None, runs)]), target)[0]
     write = measured_runs.ab if kind == "ab" else functools.partial(measured_runs.write, kind)
     return page.write(stored.read(write(folder)))
 

@@ -13,7 +13,7 @@ from sm121.cli import main
 from sm121.core.verdict import Verdict
 from sm121.regression.change import Change
 from sm121.report import compare_page, forest, page, stored
-from sm121.report.side import Beside, Side
+from sm121.report.compare_page import Beside, Side
 from sm121.run import details, verdict_file
 from sm121.run.verdict_file import BESIDE, EngineReport, TestReport, VerdictFile
 

@@ -483,7 +483,7 @@ def test_the_path_of_the_median_and_the_slowest_request(tmp_path):
     html = template.render(paths=timelines.read(tmp_path))
     assert "The slowest request: no chunk, 0 chunks, failed after 4 ms." in html
     assert slowest.error == "reset", "a failed request is infinitely slow"
-    assert cell.ticks(median).startswith("M285.7 0V24M342.9 0V24") and cell.at(35) == 1000
+    assert 'd="M285.7 0V24M342.9 0V24' in html and 'd="M1000.0 0V24"' in html
 
 
 def test_records_that_cannot_be_read_or_are_too_many_are_said(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from sm121.core import templates
 from sm121.core.errors import UsageError
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
-from sm121.report import findings, metric_names
+from sm121.report import charts, findings, metric_names
 from sm121.report.stored import StoredReport
 from sm121.report.summary import plain
 from sm121.run.verdict_file import MetricReport, VerdictFile
@@ -154,7 +154,7 @@ def _memory(report: StoredReport) -> list[tuple[str, str, str]]:
     if report.memory is None:
         return []
     found = []
-    for what, values in report.memory.levels.items():
+    for what, values in charts.memory_levels(report.memory.samples).items():
         known = [value for value in values if value is not None]
         found.append((what, f"{known[0]:.2f} GiB", f"{known[-1]:.2f} GiB"))
     return found

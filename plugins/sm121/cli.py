@@ -362,13 +362,13 @@ def _beside(options: argparse.Namespace) -> int:
 
 
 def _history(options: argparse.Namespace) -> int:
-    from sm121.report import comparison, history, history_page
+    from sm121.report import comparison, history
 
     past = history.read([comparison.named(path) for path in options.runs])
     if options.html is not None:
-        print(*history_page.write(past, options.html), sep="\n")
+        print(*history.write(past, options.html), sep="\n")
     else:
-        print(history_page.text(past, "json" if options.json else "txt"), end="")
+        print(history.text(past, "json" if options.json else "txt"), end="")
     return 0
 
 
@@ -419,13 +419,12 @@ def _trust(options: argparse.Namespace) -> int:
     for number, report in enumerate(options.directories):
         anew = options.anew and number == 0
         stored_at, run, narrower = against.trust(report, storage, anew=anew)
-        values = {"folder": stored_at, "run": run, "narrower": narrower}
-        print(templates.rendered("trusted.txt.j2", **values), end="")
+        print(templates.rendered("trusted.txt.j2", folder=stored_at, run=run, narrower=narrower),
+              end="")  # fmt: skip
     metrics, more = trend.not_judged(against.load(against.TRUSTED, storage).runs)
     if metrics:
-        runs = "1 more run" if more == 1 else f"{more} more runs"
-        print(f"  not judged until {runs} of this build are trusted, unless twice as bad:")
-        print(f"    {', '.join(metrics)}")
+        print(f"  not judged until {more} more run{'s'[: more != 1]} of this build are trusted, "
+              f"unless twice as bad:\n    {', '.join(metrics)}")  # fmt: skip
     return 0
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import pytest
 
@@ -64,20 +65,29 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
 def open_empty(config: pytest.Config) -> None:
     """Open a run without any test, which is NOT_RUN: levels were asked for, and none was there."""
     settings = config.stash[SETTINGS]
-    try:
+    with refusing():
         chosen = _target(config, settings, [])
         session = opening.prepare(
             settings,
             dataclasses.replace(chosen, obstacle=chosen.obstacle or _NO_LEVEL),
             say=functools.partial(terminal.say, config),
         )
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
     config.stash[SESSION] = session
 
 
-def leave_no_older_verdict(config: pytest.Config) -> None:
-    """After a refused certificate, nobody takes the verdict of the run before for it."""
+@contextlib.contextmanager
+def refusing(config: pytest.Config | None = None) -> Iterator[None]:
+    """Refuse what is wrong as pytest does. `config`: after a certificate that is refused, nobody
+    takes the verdict of the run before for it."""
+    try:
+        yield
+    except UsageError as error:
+        if config is not None:
+            _leave_no_older_verdict(config)
+        raise pytest.UsageError(str(error)) from error
+
+
+def _leave_no_older_verdict(config: pytest.Config) -> None:
     worker = hasattr(config, "workerinput")
     if not config.getoption("--certify") or worker or config.option.collectonly:
         return

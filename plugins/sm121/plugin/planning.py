@@ -60,20 +60,28 @@ def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, Any]
     """All that is known before a start: facts, plans, minutes."""
     chosen, settings = config.stash.get(TARGET, None), config.stash[SETTINGS]
     if chosen is None:
-        return {"facts": (), "profile": None}
-    facts, profile = [*_machine(chosen)], chosen.profile
-    plans, source = {}, None
+        return {"chosen": None}
+    profile, facts, plans, source = chosen.profile, [], {}, None
     if profile is not None:
-        facts += [line for fact in _FACTS for line in fact(settings, chosen, profile)]
+        facts = [line for fact in _FACTS for line in fact(settings, chosen, profile)]
         for name in [*profile.plans, FULL] if settings.plan == FULL else [settings.plan]:
             selected = [item for item in items if selection.is_asked(item, profile, name, settings)]
             timings = forecast.timed(settings.report_dir, profile, name)
             plans[name] = _costs(config, profile, name, selected, timings, chosen.obstacle)
             source = source or timings.source
-    levels = profile_fields.LEVELS
     return {
-        "facts": facts, "profile": profile, "plans": plans, "levels": levels, "source": source
-    }  # fmt: skip
+        "chosen": chosen,
+        "settings": settings,
+        "identity": machine.identity(),
+        "detected": architecture.detect(),
+        "faults": [*machine.faults(chosen.arch)],
+        "facts": facts,
+        "profile": profile,
+        "plans": plans,
+        "levels": profile_fields.LEVELS,
+        "source": source,
+        "shell": shlex.join,
+    }
 
 
 def reasons(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
@@ -116,25 +124,6 @@ def _costs(
         for item in items
     ]
     return forecast.of(profile, plan, checks, timings, matrix_s)
-
-
-def _machine(chosen: Target) -> Iterable[str]:
-    identity, detected = machine.identity(), architecture.detect()
-    yield (
-        f"machine: {detected.name or 'unknown'} ({identity['gpu'] or identity['cpu_model']}, "
-        f"{identity['cores_logical']} cores, {identity['memory_gib']} GiB; {detected.evidence})"
-    )
-    yield from machine.faults(chosen.arch)
-
-
-def _engine(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
-    yield f"target: arch {chosen.arch}, profile {profile.name}, configuration {profile.under_test}"
-    if settings.base_url is not None:
-        yield f"engine: attached at {settings.base_url}"
-        return
-    version = chosen.engine.version or "(version unknown)"
-    model = settings.model or profile.model.id
-    yield f"engine: {settings.engine} {version} of {settings.engine_python}, model {model}"
 
 
 def _path(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
@@ -219,18 +208,5 @@ def _certificate(settings: Settings, chosen: Target, profile: Profile) -> Iterab
                 yield f"no certificate: {kernel} would not be judged: {choice.why}"
 
 
-def _nodes(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str]:
-    """The machines of a server that spans several, and what must carry its bytes."""
-    if (nodes := profile.nodes) is None:
-        return
-    how = "attached" if settings.base_url else f"by {settings.launcher or nodes.launcher}"
-    yield (
-        f"nodes: {nodes.count}, tensor parallel {nodes.tensor_parallel}, {how}; "
-        f"between them {' or '.join(nodes.transports)}"
-    )
-    for rank, words in enumerate(settings.node_commands, 1):
-        yield f"node {rank}: by {shlex.join(words)}"
-
-
 #: What `sm121 plan` says of the target before the plans, in this order.
-_FACTS: tuple[Fact, ...] = (_engine, _nodes, _path, _gates, _start, _certificate)
+_FACTS: tuple[Fact, ...] = (_path, _gates, _start, _certificate)

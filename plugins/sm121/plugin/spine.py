@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from sm121.core.errors import UsageError
 from sm121.plugin import (
     answers,
     api,
@@ -88,11 +87,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     workers.disable_timing(config)
     others.only_warn_from_now_on(config)
-    try:
+    with opening.refusing(config):
         config.stash[stash.SETTINGS] = options.read(config)
-    except UsageError as error:
-        opening.leave_no_older_verdict(config)
-        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -120,14 +116,11 @@ def pytest_collection_modifyitems(
     _step("levels found")
     result = yield
     collected = [*items]
-    try:
-        with others.only_warn():
-            selection.leave_out(config, items)
-            selection.refuse_wrong_names(config, collected)
-            matrix.refuse_a_wrong_plan(config)
-            shards.divide(config, items)
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
+    with opening.refusing(), others.only_warn():
+        selection.leave_out(config, items)
+        selection.refuse_wrong_names(config, collected)
+        matrix.refuse_a_wrong_plan(config)
+        shards.divide(config, items)
     _step("tests selected")
     return result
 
@@ -142,7 +135,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> Generator[None, object, object]:
     """Open the run. Wrong requests are refused before anything is started."""
     config = session.config
-    try:
+    with opening.refusing(config):
         with others.only_warn():
             run = opening.open_run(config, session.items)
         if run is not None:
@@ -154,9 +147,6 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
             run.save()
             _step("opened")
-    except UsageError as error:
-        opening.leave_no_older_verdict(config)
-        raise pytest.UsageError(str(error)) from error
     result = yield
     if run is not None:
         matrix.show_outlook(config, run, session.items)
@@ -197,10 +187,8 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_xdist_node_collection_finished(node: Any) -> None:
     """A worker has opened its part. No worker gets a test before this returned for all."""
     config = node.config
-    try:
+    with opening.refusing():
         session = _controller(config).opened_by_a_worker()
-    except UsageError as error:
-        raise pytest.UsageError(str(error)) from error
     if session is None:
         return
     config.stash[stash.SESSION] = session

@@ -169,27 +169,36 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
     )
 
 
+def memory_levels(samples: Sequence[Sample]) -> dict[str, list[float | None]]:
+    """What was read of the memory, in GiB at each sample; None where a sample lacks it."""
+    levels = {}
+    for name, level in _LEVELS.items():
+        sizes = [None if (size := level(each)) is None else size / 2**30 for each in samples]
+        if any(size is not None for size in sizes):
+            levels[name] = sizes
+    return levels
+
+
 def memory(file: MemoryFile) -> Chart | None:
     """Memory over the run, by at most 1,500 of the samples, evenly; None when there is none."""
     samples = file.samples[:: max(1, len(file.samples) // _MOST_MOMENTS)]
     if not samples:
         return None
     seconds = [round(sample.at_s - samples[0].at_s, 2) for sample in samples]
-    traces, quantities = [], []
-    for name, level in _LEVELS.items():
-        sizes = [None if (size := level(each)) is None else size / 2**30 for each in samples]
-        if readings := [size for size in sizes if size is not None]:
-            traces.append(
-                scatter(
-                    "lines",
-                    seconds,
-                    [None if size is None else round(size, 4) for size in sizes],
-                    f"{name}: %{{y:.4~r}} GiB after %{{x:.0f}} s",
-                    name=name,
-                    line={"color": SERIES[len(traces)], "width": 2},
-                )
+    traces: list[Figure] = []
+    quantities = []
+    for colour, (name, sizes) in zip(SERIES, memory_levels(samples).items(), strict=False):
+        traces.append(
+            scatter(
+                "lines",
+                seconds,
+                [None if size is None else round(size, 4) for size in sizes],
+                f"{name}: %{{y:.4~r}} GiB after %{{x:.0f}} s",
+                name=name,
+                line={"color": colour, "width": 2},
             )
-            quantities.append((name, readings, "GiB", "GiB"))
+        )
+        quantities.append((name, [size for size in sizes if size is not None], "GiB", "GiB"))
     cache = [None if (share := each.cache_usage) is None else share * 100 for each in samples]
     if shares := [share for share in cache if share is not None]:
         traces.append(

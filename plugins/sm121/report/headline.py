@@ -4,6 +4,7 @@ where a test says something that no field has, its message is put in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sm121.core import templates, unmet
 from sm121.core.level_settings import PRICES
@@ -186,8 +187,8 @@ def _said(run: VerdictFile) -> str:
     ended = any(crash.kind == MEMORY_FLOOR for crash in run.crashes)
     if not bad or (ended and run.verdict is Verdict.INCONCLUSIVE):
         return brief(run.reason, 2 * _MOST) + _why_nothing_ran(run)
-    told = (about(run, bad) for about in (_crash, _box, _change, _gate, _oracle))
-    kind, covered, values = next(filter(None, told), ("test", 1, {}))
+    sentences = (about(run, bad) for about in (_crash, _box, _change, _gate, _oracle))
+    kind, covered, values = next(filter(None, sentences), ("test", 1, {}))
     return templates.rendered(
         "sentence.j2",
         run=run,
@@ -219,7 +220,7 @@ def _why_nothing_ran(run: VerdictFile) -> str:
 
 
 #: A kind of sentence, how many of the tests with the run's verdict it is about, and its values.
-_Told = tuple[str, int, dict[str, object]] | None
+_Told = tuple[str, int, dict[str, Any]] | None
 
 
 def _crash(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:

@@ -3,6 +3,7 @@ checks that are red and green on one build and machine, machines apart from thei
 by the rules of the regression level; nothing else is judged anew."""
 
 import itertools
+import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,19 +14,24 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-from sm121.core import builds, digest
+from sm121.core import builds, digest, templates
 from sm121.core.errors import UsageError
+from sm121.core.files import write_text
 from sm121.core.level_settings import Regression
+from sm121.core.numbers import number
 from sm121.core.printable import printable, some_of
 from sm121.core.verdict import Verdict
 from sm121.regression import trend
 from sm121.regression.change import Change
-from sm121.report import comparison, metric_names
+from sm121.report import charts, comparison, metric_names, page
 from sm121.run import stored_run, verdict_file
 from sm121.run.engine_report import EngineReport
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import VerdictFile
 
+#: Written beside the page.
+SUMMARY = "summary.json"
+_MOST_CHARTS = 12
 _SUFFIXES = (".json", ".csv", ".yaml", ".yml")
 #: The metric of each column, unless most runs have another one whose name begins so.
 _COLUMNS = {"tg": "tg32@d0", "pp": "pp2048@d0", "ttft": "ttft_p50"}
@@ -334,3 +340,45 @@ def _past(
     which = (str(kind or "machine not named"), "" if machine else unit.strip())
     commit = str(source.get("sha") or "")[:9]
     return PastRun(path, StoredRun(name, small, metrics), which, verdict, commit, checks, exact)
+
+
+def write(history: History, target: Path) -> list[Path]:
+    """Write the page, and summary.json beside it. Raises UsageError: there is no such folder."""
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise UsageError(f"--html {target}: expected a file in a folder that is there")
+    links = {
+        past.path: os.path.relpath(past.path / page.NAME, target.parent)
+        for past in history.runs
+        if (past.path / page.NAME).is_file()
+    }
+    values = page.inlined("report", "history", plotted=True) | _values(history)
+    template = page.environment().get_template("history.html.j2")
+    write_text(template.render(values, links=links), target)
+    beside = target.with_name(SUMMARY)
+    write_text(text(history, "json"), beside)
+    return [target, beside]
+
+
+def text(history: History, kind: str) -> str:
+    """The runs as ``json``, which is the content of summary.json, or ``txt``, for a terminal."""
+    text = templates.rendered(f"history.{kind}.j2", templates.one_line, **_values(history))
+    return text.rstrip() + "\n"
+
+
+def _values(history: History) -> dict[str, object]:
+    """What every template shows."""
+    reports = [past.run.file.metrics for past in history.runs]
+    gated = [name for metrics in reports for name, metric in metrics.items() if metric.gated]
+    names = [*history.columns.values(), *(step.metric.name for step in history.steps), *gated]
+    return {
+        "history": history,
+        "names": [*dict.fromkeys(names)][:_MOST_CHARTS],
+        "places": {past.path: place for place, past in enumerate(history.runs, 1)},
+        "fewest": trend.SERIES,
+        "colours": (*charts.SERIES, *charts.OTHERS),
+        "figure_of": charts.figure_of,
+        "looks": charts.LOOKS,
+        "escaped": charts.escaped,
+        "words": metric_names.words,
+        "number": number,
+    }

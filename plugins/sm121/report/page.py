@@ -207,7 +207,6 @@ def environment() -> Environment:
         anchors_of=short_names.anchors,
         short_kernel=short_names.kernel,
         feature_matrix=feature_matrix,
-        line_width=timelines.WIDTH,
         version=__version__,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}

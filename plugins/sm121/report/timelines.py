@@ -19,10 +19,6 @@ _MOST_BYTES = 48 * 2**20
 _MOST_CELLS = 32
 #: Gaps that are marked, of an answer that has more than so many.
 _MARKED = 3
-#: Ticks of one line: more cannot be told apart.
-_MOST_TICKS = 500
-#: Units across the drawing of a line: it is stretched to the page's width.
-WIDTH = 1000
 #: Of this version or of one with other fields.
 _ANSWER = TypeAdapter(TimedAnswer)
 _FILE = re.compile(r"d(?P<depth>\d+)-c(?P<streams>\d+)(?:-(?P<again>\d+))?\.jsonl")
@@ -66,20 +62,6 @@ class CellPaths:
     #: Long answers that it has.
     requests: int
     paths: tuple[RequestPath, ...]
-
-    @property
-    def scale_ms(self) -> float:
-        """The time at the right end of its lines."""
-        return max((path.end_ms for path in self.paths), default=0.0) or 1.0
-
-    def at(self, ms: float) -> float:
-        """Where on a line a time is."""
-        return round(ms / self.scale_ms * WIDTH, 1)
-
-    def ticks(self, path: RequestPath) -> str:
-        """The chunks of a path as one SVG path."""
-        step = max(1, -(-len(path.chunks_ms) // _MOST_TICKS))
-        return "".join(f"M{self.at(ms):g} 0V24" for ms in path.chunks_ms[::step])
 
 
 class RequestPaths(NamedTuple):
