@@ -47,16 +47,8 @@ def header(config: pytest.Config) -> list[str]:
 
 def target(session: Session) -> list[str]:
     """The settings in force, after they were resolved."""
-    engine = session.file.engine
-    how = "started by the suite" if engine.managed else "attached"
-    return [
-        f"target: arch {session.file.arch}, profile "
-        f"{profile_label(session.file.profile, session.file.fingerprint)}, configuration "
-        f"{engine.configuration or 'none'}",
-        f"engine: {engine.name} {engine.version or '(version unknown)'}, {how}, "
-        f"model {engine.model or 'unknown'}",
-        *([f"not proven: {engine.unwatched}"] if engine.unwatched is not None else []),
-    ]
+    text = templates.rendered("target.txt.j2", _shown, run=session.file, label=profile_label)
+    return text.splitlines()
 
 
 def say(config: pytest.Config, what: str, line: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sm121.core import templates
 from sm121.core.numbers import number
 from sm121.core.printable import printable
 from sm121.measure.timeline import Sample
@@ -25,8 +26,6 @@ _MOST_POINTS = 201  # of a distribution
 _MOST_MOMENTS = 1500  # more only make the file larger
 _MOST_HISTORIES = 6
 _MOST_RUN_TICKS = 12
-#: Percent within which a run is at a level.
-_SAME = 0.05
 #: A distribution whose longest sample is so many times the median has a logarithmic axis.
 _WIDE = 20.0
 
@@ -293,9 +292,14 @@ def _history(name: str, series: Series, place: int) -> Chart:
         at = next((v for start, end, v in levels if start <= index < end), None)
         mark = " (changes here)" if index in changes else ""
         rows.append((point.run, point.when, number(point.value), number(at) + mark))
-    comparison = _last_against_level(series, levels)
-    if changes:
-        comparison += f"; the level changes with {', '.join(series.points[c].run for c in changes)}"
+    comparison = templates.rendered(
+        "against_level.j2",
+        series=series,
+        runs=levels[-1][1] - levels[-1][0],
+        level=levels[-1][2],
+        changes=[series.points[start].run for start in changes],
+        number=number,
+    )
     return Chart(
         id=f"history-{place}",
         title=f"{name} over {count} runs",
@@ -313,24 +317,6 @@ def _levels(points: Sequence[SeriesPoint]) -> list[tuple[int, int, float]]:
     positive = len(values) > 1 and min(values) > 0
     parts = trend.segments(values) if positive else [(0, len(values))]
     return [(start, end, float(np.median(values[start:end]))) for start, end in parts]
-
-
-def _last_against_level(series: Series, levels: Sequence[tuple[int, int, float]]) -> str:
-    last = series.points[-1].value
-    start, end, level = levels[-1]
-    runs = end - start
-    of = f"the level of the {f'{runs} runs' if runs > 1 else 'run'} before it"
-    subject = f"this run, {number(last)} {series.unit},"
-    if level <= 0:
-        return f"{subject} after {number(level)} {series.unit}, {of}"
-    off = (last / level - 1) * 100
-    if abs(off) < _SAME:
-        return f"{subject} is at {of} ({number(level)})"
-    better = (off > 0) == series.higher_is_better
-    return (
-        f"{subject} is {abs(off):.1f} % {'above' if off > 0 else 'below'} {of} ({number(level)}), "
-        f"which is {'better' if better else 'worse'}"
-    )
 
 
 def figure_of(

@@ -59,14 +59,6 @@ def judge(file: VerdictFile, path: KernelPath) -> list[ServedKernel]:
 def _served(
     operation: Operation, choice: Choice, tests: list[TestReport], *, shown: bool
 ) -> ServedKernel:
-    kernel = ServedKernel(
-        operation=operation,
-        component=serving.component(operation),
-        backend=choice.backend,
-        provider=choice.provider,
-    )
-    if choice.nothing is not None:
-        return kernel.model_copy(update={"why": choice.nothing})
     by = Counter(
         test.kernel.provider
         for test in tests
@@ -74,12 +66,12 @@ def _served(
     )
     cases = by.get(choice.provider, 0) if choice.provider is not None else 0
     others = [str(name) for name in by if name is not None and name != choice.provider]
-    if cases:
-        expects = "as expected of the configuration: no server has shown it"
-        return kernel.model_copy(
-            update={"judged": True, "cases": cases, "why": "" if shown else expects}
-        )
-    if choice.provider is None:
+    judged: bool | None = bool(cases)
+    if choice.nothing is not None:
+        judged, cases, why = None, 0, choice.nothing
+    elif cases:
+        why = "" if shown else "as expected of the configuration: no server has shown it"
+    elif choice.provider is None:
         why = choice.why
     elif others:
         why = f"{choice.provider} has the kernel that serves"
@@ -87,6 +79,14 @@ def _served(
         reasons = [test.why_not_run for test in tests if test.why_not_run]
         undecided = "none of its tests decided" if tests else "none of its tests was selected"
         why = reasons[0] if reasons else undecided
-    if others:
+    if others and judged is False:
         why += f"; judged was {', '.join(others)}, which does not serve"
-    return kernel.model_copy(update={"judged": False, "why": why})
+    return ServedKernel(
+        operation=operation,
+        component=serving.component(operation),
+        backend=choice.backend,
+        provider=choice.provider,
+        judged=judged,
+        cases=cases,
+        why=why,
+    )
