@@ -1,11 +1,8 @@
 """Output on the terminal: settings in the header, progress of long work, the closing table."""
 
 import time
-from io import StringIO
 
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from sm121 import __version__
 from sm121.core import architecture, redaction, templates
@@ -108,7 +105,6 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
     file = session.file
     report = terminal.config.stash.get(REPORT, None)
     terminal.section("sm121 conformance")
-    terminal.write(_levels_table(session, terminal._tw.fullwidth))
     waivers = [
         f"{waiver.test} {waiver.case or ''}".rstrip()
         for waiver in session.settings.waivers
@@ -128,6 +124,7 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
         "closing.txt.j2",
         _shown,
         run=file,
+        columns=rows.counts_shown(file.levels.values()),
         report=report,
         waivers=waivers,
         crashes=findings.same(crashes, lambda crash: (crash.kind, crash.summary)),
@@ -143,18 +140,3 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
 
 def _shown(value: object) -> str:
     return printable(str(value))
-
-
-def _levels_table(session: Session, width: int) -> str:
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("level", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    columns = rows.counts_shown(session.file.levels.values())
-    for name in columns:
-        table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
-    for name, level in session.file.levels.items():
-        counts = [str(getattr(level, column)) for column in columns]
-        table.add_row(name, level.verdict.value, *counts)
-    buffer = StringIO()
-    Console(file=buffer, width=max(width, 80), color_system=None).print(table)
-    return buffer.getvalue()

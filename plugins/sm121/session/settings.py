@@ -167,7 +167,7 @@ def read(option: Option, started_in: Path) -> Settings:
         report_dir=(started_in / option("--report-dir")).resolve(),
         configuration=option("--configuration"),
         reference=None if oracle is not None else _reference(option),
-        rounding=_rounding(option),
+        rounding=Rounding.parse(text) if (text := option("--rounding")) is not None else None,
         oracle=oracle,
         golden=_existing(option, "--golden"),
         record_golden=_new(option, "--record-golden"),
@@ -320,10 +320,6 @@ def _checked(
 def _reference(option: Option) -> Path | None:
     expected = "a checkpoint folder with config.json, or the file that `sm121 golden` made of one"
     return _checked(option, "--reference", lambda path: (path / "config.json").is_file(), expected)
-
-
-def _rounding(option: Option) -> Rounding | None:
-    return None if (text := option("--rounding")) is None else Rounding.parse(text)
 
 
 def _existing(option: Option, name: str) -> Path | None:
