@@ -31,21 +31,19 @@ from sm121.report import (
     rate_chart,
     references,
     short_names,
-    summary,
     timelines,
 )
 from sm121.report.charts import Chart
 from sm121.report.rows import counts_shown, shortened
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
-from sm121.run.verdict_file import MetricReport, VerdictFile
+from sm121.run.verdict_file import VerdictFile
 
 NAME = "report.html"
 #: Bytes of a page, and how often more is left out of one that is larger (tests.html.j2 says what).
 _MOST_BYTES, _SAVINGS = 2_000_000, 4
 #: Entries of a list and characters of a text where even that is too much.
 _FEW, _SHORT = 100, 200
-_HEADLINE_TIMES = ("ttft_p99", "ttft_p50")
 
 
 def html(report: StoredReport) -> str:
@@ -71,14 +69,12 @@ def _html(report: StoredReport, saving: int) -> str:
         inlined("report", "beside", plotted=True),
         report=report,
         run=run,
-        asked=summary.asked(run),
         figures={chart.id: chart.figure for group in figures.values() for chart in group},
         charts=figures,
         levels=dict.fromkeys((*LEVELS, *run.levels)),
         headline=sentence,
         action=then,
         judged=functools.partial(headline.judged, run),
-        tiles=_tiles(run),
         groups=groups,
         saving=saving,
         not_run=findings.not_run(run),
@@ -135,25 +131,6 @@ def _charts(report: StoredReport) -> dict[str, list[Chart]]:
     }
 
 
-def _tiles(run: VerdictFile) -> list[tuple[str, MetricReport]]:
-    """The numbers that most readers came for."""
-    rates = {
-        name: rate
-        for name in run.metrics
-        if (rate := metric_names.rate(name)) is not None and rate.streams == 1
-    }
-    chosen: list[str] = []
-    for decoding in (True, False):
-        of_kind = [name for name, rate in rates.items() if rate.decoding is decoding]
-        # What has a gate first, then what is nearest to an empty context.
-        of_kind.sort(key=lambda n: (run.metrics[n].minimum is None, rates[n].depth))
-        chosen += of_kind[:1]
-    times = [name for name in _HEADLINE_TIMES if name in run.metrics]
-    times.sort(key=lambda name: run.metrics[name].at_most is None)
-    chosen += [*times[:1], "startup_s"]
-    return [(name, run.metrics[name]) for name in chosen if name in run.metrics]
-
-
 @cache
 def asset(name: str) -> str:
     return (files("sm121.report") / name).read_text("utf-8")
@@ -200,6 +177,7 @@ def environment() -> Environment:
     environment.globals.update(
         number=number,
         words=metric_names.words,
+        rate_of=metric_names.rate,
         interval=charts.certainty,
         label=profile_label,
         short=shortened,

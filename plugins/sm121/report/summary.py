@@ -45,23 +45,6 @@ def _shown(name: str, metric: MetricReport) -> bool:
     return metric.gated or (rate is not None and rate.plain)
 
 
-def asked(run: VerdictFile) -> list[tuple[str, str]]:
-    """What was asked beside the profile, by name: certificate, options, waivers, sources."""
-    certificate = [("certificate for", run.certificate_covers or "")]
-    if (fingerprint := run.fingerprint) is None:
-        return [row for row in certificate if row[1]]
-    rows = [
-        *certificate,
-        ("options", " ".join(f"{name} {value}" for name, value in fingerprint.options.items())),
-        ("waivers", f"digest {fingerprint.waivers}" if fingerprint.waivers else ""),
-        ("kernel provider", fingerprint.provider or ""),
-        ("axes", f"digest {fingerprint.axes}" if fingerprint.axes else ""),
-        ("model's digest", fingerprint.model or ""),
-        ("sources", "; ".join(f"{name} {text}" for name, text in fingerprint.sources.items())),
-    ]
-    return [row for row in rows if row[1]]
-
-
 def _fenced(command: str) -> Markdown:
     """A command that can be copied: a block of code, whatever is in it."""
     line = printable(" ".join(command.splitlines()))
@@ -93,7 +76,6 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
         action=headline.action(report) if report is not None else None,
         command=report.details.command if report is not None else None,
         label=profile_label(run.profile, run.fingerprint),
-        asked=asked(run),
         counts=counts_shown(run.levels.values()),
         failures=failures[:_MOST_FAILURES],
         reason=reason,
