@@ -44,18 +44,6 @@ class AbSection:
         )
 
     @property
-    def given(self) -> list[Row]:
-        """What was given for the sides, and what became of it."""
-        file = self.file
-        return [
-            Row("given", *(side or "(as it is)" for side in file.sides)),
-            Row(
-                "asked for", *("; ".join(file.requested(s)) or "nothing of its path" for s in "AB")
-            ),
-            Row("logs", *(", ".join(file.logs(side)) or "not known" for side in "AB")),
-        ]
-
-    @property
     def path(self) -> list[Row]:
         """What ran, by the evidence of the sides' logs."""
         one, two = self.file.path("A"), self.file.path("B")

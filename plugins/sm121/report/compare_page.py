@@ -261,17 +261,6 @@ class Beside:
         return sorted(parts, key=lambda row: (not row.differs, bool(row.note)))
 
     @cached_property
-    def asked(self) -> list[Row]:
-        """What each asked for of its path, and what became of it."""
-        sides = [
-            {each.by: each for each in side.report.run.engine.path.requested} for side in self.sides
-        ]
-        return [
-            Row(name, *(side[name].state if name in side else "not asked" for side in sides))
-            for name in {**sides[0], **sides[1]}
-        ]
-
-    @cached_property
     def record(self) -> tuple[Group, Group]:
         """The environments value by value: what differs, and what is the same."""
         sides = [

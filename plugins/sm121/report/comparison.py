@@ -74,15 +74,6 @@ class Source:
         return next((row for row in self.rows if row.metric == metric), None)
 
     @property
-    def levels(self) -> list[str]:
-        """The levels that it ran, each with its verdict; empty where the file does not say."""
-        return [
-            f"{name} {level.verdict}"
-            for name, level in (self.run.levels if self.run is not None else {}).items()
-            if level.passed or level.verdict not in (Verdict.PASS, Verdict.NOT_RUN)
-        ]
-
-    @property
     def failed(self) -> list[TestReport]:
         """What failed and was not excused, the gravest first."""
         tests = self.run.tests if self.run is not None else []
@@ -323,7 +314,6 @@ def markdown(sources: Sequence[Source]) -> str:
         depths=depths,
         metrics=dict.fromkeys(row.metric for source in sources for row in source.rows),
         label=label,
-        judged=[source for source in sources if source.levels],
         grades=[severity.value for severity in Severity],
         proven=proven,
         parts=[part for part in KERNELS if any(part in source.kernels for source in proven)],
