@@ -4,6 +4,7 @@ unless the profile allows that."""
 import math
 from collections.abc import Mapping, Sequence
 
+from sm121.core import templates
 from sm121.core.level_settings import PRICES, Regression
 from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
@@ -42,19 +43,4 @@ def change_of(metric: str, before: float, now: float, limit: float, runs: int = 
 def trade(before: Values, now: Values) -> str:
     """How much faster it is, and what that costs: ``1.6 times as fast (...), at a price: ...``;
     empty unless both have a rate and a price."""
-    both = {
-        name: (a, b)
-        for name, b in now.items()
-        if b is not None and (a := before.get(name)) is not None
-    }
-    rates = [name for name in both if name.startswith("tg") and "_" not in name and both[name][0]]
-    costs = [
-        f"{name} {number(both[name][0])} → {number(both[name][1])} {PRICES[name][0]}"
-        for name in PRICES
-        if name in both
-    ]
-    if not rates or not costs:
-        return ""
-    a, b = both[rates[0]]
-    speed = f"{b / a:.2g} times as fast ({rates[0]} {number(a)} → {number(b)} tok/s)"
-    return f"{speed}, at a price: {', '.join(costs)}"
+    return templates.rendered("trade.j2", before=before, now=now, prices=PRICES, number=number)
