@@ -21,7 +21,7 @@ _MOST_CELLS = 32
 _MARKED = 3
 #: Of this version or of one with other fields.
 _ANSWER = TypeAdapter(TimedAnswer)
-_FILE = re.compile(r"d(?P<depth>\d+)-c(?P<streams>\d+)(?:-(?P<again>\d+))?\.jsonl")
+_FILE = re.compile(r"d(?P<depth>\d+)-c(?P<streams>\d+)(?:-\d+)?\.jsonl")
 
 
 class Gap(NamedTuple):
@@ -75,14 +75,14 @@ def read(directory: Path) -> RequestPaths:
     """The cells whose records are in a report directory, by depth and number of streams."""
     room = _MOST_BYTES
     cells, left_out = paths = RequestPaths([], [])
-    for file in _files(directory):
+    for depth, streams, file in _files(directory):
         name = file.relative_to(directory).as_posix()
         room -= file.stat().st_size
         if room < 0 or len(cells) == _MOST_CELLS:
             left_out.append(f"{name}: more than a page shows")
             continue
         try:
-            cell = _cell(file)
+            cell = _cell(file, depth, streams)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             left_out.append(f"{name} cannot be read: {type(error).__name__}: {error}")
             continue
@@ -91,31 +91,27 @@ def read(directory: Path) -> RequestPaths:
     return paths
 
 
-def _files(directory: Path) -> list[Path]:
-    files = [
+def _files(directory: Path) -> list[tuple[int, int, Path]]:
+    return sorted(
         (int(match["depth"]), int(match["streams"]), file)
         for pattern in ("records/*.jsonl", "shards/*/records/*.jsonl")
         for file in directory.glob(pattern)
         if (match := _FILE.fullmatch(file.name)) and file.is_file() and not file.is_symlink()
-    ]
-    return [file for _, _, file in sorted(files)]
+    )
 
 
-def _cell(file: Path) -> CellPaths | None:
+def _cell(file: Path, depth: int, streams: int) -> CellPaths | None:
     """None for a cell without a long answer."""
     with file.open(encoding="utf-8") as lines:
         records = [json.loads(line) for line in lines if line.strip()]
     answers = [_ANSWER.validate_python(one) for one in records if one["kind"] == "long"]
     if not answers:
         return None
-    match = _FILE.fullmatch(file.name)
-    assert match is not None  # _files takes no other
-    depth, streams = int(match["depth"]), int(match["streams"])
     first = answers[0]
     name = f"pp{first.asked_prompt - depth} tg{first.asked_tokens} at depth {depth}"
     if streams > 1:
         name += f", {streams} streams"
-    if match["again"]:
+    if file.stem != f"d{depth}-c{streams}":  # measured again
         name += f" ({file.stem})"
     ordered = sorted(answers, key=timing.e2e_ms)
     chosen = [("median", ordered[(len(ordered) - 1) // 2]), ("slowest", ordered[-1])]
