@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from inspect import ismodule
 from pathlib import Path
 from typing import Any
 
@@ -65,23 +66,30 @@ class Case:
 
 def of_data(module: str) -> Iterator[Case]:
     """The cases of ``data/false-greens/``, by the names of the variants. `fault` and `clean` are
-    calls: the name of a function of the module, what it is given, and its keywords in a table.
-    `make` is a function that makes the case, of its name, of `given` and of the other fields."""
-    names = vars(sys.modules[module])
-    file = DATA / f"{module.rpartition('.')[2]}.toml"
+    calls: the name of a function of the module, what it is given, and its keywords in a table; a
+    list that begins with no function is a list. The table `names` has more names. `make` is a
+    function that makes the case, of its name, of `given` and of the other fields."""
+    rows = tomllib.loads((DATA / f"{module.rpartition('.')[2]}.toml").read_text("utf-8"))
+    of_module = {k: v for k, v in vars(sys.modules[module]).items() if not ismodule(v)}
+    names = of_module | rows.pop("names", {})
 
     def meant(term: Any) -> Any:
+        if isinstance(term, dict):
+            return {key: meant(value) for key, value in term.items()}
         if not isinstance(term, list):
             return names.get(term, term) if isinstance(term, str) else term
-        function, *given = map(meant, term)
+        terms = list(map(meant, term))
+        if not terms or not callable(terms[0]):
+            return terms
+        function, *given = terms
         keywords = given.pop() if given and isinstance(given[-1], dict) else {}
         return function(*given, **keywords)
 
-    for name, row in tomllib.loads(file.read_text("utf-8")).items():
+    for name, row in rows.items():
         given = [meant(each) for each in row.pop("given", ())]
         fields = {key: meant(value) for key, value in row.items()}
         make = fields.pop("make", None)
-        yield make(name, *given, **fields) if make else Case(name=name, **fields)
+        yield make(name, *given, **fields) if make else Case(**{"name": name, **fields})
 
 
 def cases() -> Iterator[Case]:

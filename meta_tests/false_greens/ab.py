@@ -1,17 +1,19 @@
 """10: ``--ab`` looks whether B ran what B was asked for, and A what A was."""
 
 import contextlib
+import itertools
 import os
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from loopback import serving
+from two_steps import in_two_steps
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
@@ -28,15 +30,15 @@ from sm121.regression.hypothesis import Criterion, Hypothesis
 from sm121.run import beside
 from sm121.run.verdict_file import VerdictFile
 
-from . import Case, Outcome, Place
+from . import Outcome, Place, of_data
 
-_ITEM = "10 B that ran something else"
 _CONFIG = (
     "INFO 11-20 10:00:00 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
     "model='canary', speculative_config=None, dtype=torch.{dtype}, load_format=auto, "
     "enforce_eager={eager}, enable_prefix_caching=True\n"
     "INFO 11-20 10:00:01 [mxfp4.py:1] Using '{moe}' Mxfp4 MoE backend.\n"
 )
+_NUMBERS = itertools.count()
 #: What B promises: more than what a start of the same thing shows.
 _PROMISE = Hypothesis(
     feature="a faster backend",
@@ -45,39 +47,24 @@ _PROMISE = Hypothesis(
 )
 
 
-@dataclass
-class _Log:
-    """What a start says: its experts, its dtype, whether graphs are off."""
-
-    moe: str = "MARLIN"
-    dtype: str = "bfloat16"
-    eager: bool = False
-
-    def text(self) -> str:
-        return _CONFIG.format(moe=self.moe, dtype=self.dtype, eager=self.eager)
-
-
-#: The log of a side's visit, by its number from 1 on.
-Logs = Callable[[int], _Log]
-
-
-def _always(**said: Any) -> Logs:
-    return lambda _visit: _Log(**said)
+#: Of each side what its starts say: the experts, the dtype, whether graphs are off. The last stays.
+Logs = dict[str, list[dict[str, Any]]]
+_USUAL = {"moe": "MARLIN", "dtype": "bfloat16", "eager": False}
 
 
 @dataclass
 class _Starts(AbRun):
-    """Both sides, whose starts are their logs; B is 20 % faster, or as fast."""
+    """Both sides, whose starts are their logs; B is 20 % faster."""
 
-    logs: dict[str, Logs] = field(default_factory=dict)
+    logs: Logs = field(default_factory=dict)
     folder: Path = Path()
-    factor: float = 1.2
     visited: list[str] = field(default_factory=list)
 
     def _server(self, name: str, side: ab.Side) -> tuple[Server, None]:
         self.visited.append(name)
         log = self.folder / f"server-{len(self.visited)}-{name}.log"
-        log.write_text(self.logs[name](self.visited.count(name)).text())
+        logs, visit = self.logs[name], self.visited.count(name)
+        log.write_text(_CONFIG.format(**_USUAL | logs[min(visit, len(logs)) - 1]))
         own = _OWN
         made = ServerConfiguration(
             name, own.engine, own.python, own.model, own.served_name,
@@ -87,7 +74,7 @@ class _Starts(AbRun):
         return Server(endpoint, True, "vllm", None, log, made, None), None
 
     def _measure(self, name: str, server: Server) -> dict[str, MetricOfStart]:
-        value = (self.factor if name == "B" else 1.0) * (100 + 0.1 * len(self.visited))
+        value = (1.2 if name == "B" else 1.0) * (100 + 0.1 * len(self.visited))
         return {"tg32@d0": MetricOfStart(value, "tok/s", True)}
 
     def _forgotten(self, name: str, server: Server) -> str | None:
@@ -106,12 +93,10 @@ def _kernel_path(server: Server) -> KernelPath:
     )
 
 
-def _compared(
-    place: Place, which: str, sides: Sequence[str], logs: dict[str, Logs], *,
-    required: tuple[str, ...] = ("MARLIN", "TRITON"), factor: float = 1.2,
-) -> Outcome:  # fmt: skip
+@in_two_steps
+def _compared(place: Place, sides: Sequence[str], logs: Logs) -> Outcome:
     """The comparison and the hypothesis of one run, judged as the two tests do."""
-    folder = place.tmp_path / which
+    folder = place.tmp_path / f"compared-{next(_NUMBERS)}"
     folder.mkdir()
     file = VerdictFile.model_construct(metrics={}, unproven=[], levels={}, profile="meta")
     harness = SimpleNamespace(
@@ -125,14 +110,13 @@ def _compared(
         ),
         profile=SimpleNamespace(
             under_test="base",
-            path_of=lambda _name, _requested: KernelPathRequirement(moe=required, source="meta"),
+            path_of=lambda *_: KernelPathRequirement(moe=("MARLIN", "TRITON"), source="meta"),
             regression=Regression(),
         ),
     )  # fmt: skip
     parsed = ab.parse_sides(sides)
     run = _Starts(
-        harness, parsed, None, lambda _side: None, hypothesis=_PROMISE, logs=logs, folder=folder,
-        factor=factor,
+        harness, parsed, None, lambda _side: None, hypothesis=_PROMISE, logs=logs, folder=folder
     )  # fmt: skip
     verdicts, said = [], []
     for judge in (run.judge, run.review):
@@ -153,20 +137,6 @@ def _compared(
     return Outcome(both, f"{'; '.join(said)}{again}{'; '.join(harness.file.unproven)}")
 
 
-def _case(
-    name: str, sides: Sequence[str], logs: dict[str, Logs], clean: dict[str, Logs], expected: str,
-    clean_sides: Sequence[str] | None = None, **options: Any,
-) -> Case:  # fmt: skip
-    return Case(
-        _ITEM, name, lambda place: _compared(place, "fault", sides, logs, **options),
-        lambda place: _compared(place, "clean", clean_sides or sides, clean, **options), expected,
-    )  # fmt: skip
-
-
-_TRITON = ("", "--moe-backend triton")
-_RIGHT = {"A": _always(), "B": _always(moe="TRITON")}
-
-
 _DATA = Path(__file__).parents[1] / "data"
 #: What is compared here is what ran, on a machine that may be busy.
 _LENIENT = """
@@ -181,6 +151,7 @@ metrics = { startup_s = 0.95, memory_gib = 0.95 }
 """
 
 
+@in_two_steps
 def _whole_run(place: Place, sides: Sequence[str], faults: str = "") -> Outcome:
     """``pytest --ab`` on an engine whose B falls back, or does not, or on two URLs."""
     checkpoint = place.tmp_path / "checkpoint"
@@ -235,17 +206,18 @@ def _second_door(port: int) -> Iterator[str]:
         yield url
 
 
+@in_two_steps
 def _urls(place: Place, same: bool) -> Outcome:
     """Two URLs: one server behind two ports, or two servers."""
     first = place.timed_server("--rate", "500", "--model", "canary").base_url
     if same:
         with _second_door(int(first.rpartition(":")[2])) as other:
-            return _whole_run(place, (first, other))
-    return _whole_run(
-        place, (first, place.timed_server("--rate", "500", "--model", "canary").base_url)
-    )
+            return _whole_run((first, other))(place)
+    other = place.timed_server("--rate", "500", "--model", "canary").base_url
+    return _whole_run((first, other))(place)
 
 
+@in_two_steps
 def _answers(place: Place, sensible: bool) -> Outcome:
     """What is said of a B that answers noise, or what A answers, after an A that knows a fact."""
     run = AbRun(
@@ -265,6 +237,7 @@ class _Seen(AbRun):
     def _check_process(self, *_visit: object) -> None: ...
 
 
+@in_two_steps
 def _logs(place: Place, lines: str) -> Outcome:
     """What is said of the log at a URL, to which a server writes between a visit's two looks."""
     log, decided = place.tmp_path / f"b-{len(lines)}.log", []
@@ -287,37 +260,4 @@ def _logs(place: Place, lines: str) -> Outcome:
 
 _ILLEGAL = "ERROR 11-20 10:00:01 [core.py:1] CUDA error: an illegal memory access was encountered"
 _NOTHING = KernelPathRequirement(source="meta")
-CASES = [
-    *(Case(_ITEM, f"B's log at its URL reports {name}",
-           lambda place, lines=lines: _logs(place, lines),
-           lambda place: _logs(place, "INFO 11-20 10:00:01 [a.py:1] fine"), "log of B")
-      for name, lines in (
-          ("an illegal memory access", _ILLEGAL), ("NaN", "WARNING: NaN in logits"),
-          ("an ERROR that nobody knows", "ERROR: odd"))),
-    Case(_ITEM, "a fast B answers noise", lambda place: _answers(place, False),
-         lambda place: _answers(place, True), "which A knew at its first visit"),
-    _case("B fell back to A's kernels", _TRITON, {"A": _always(), "B": _always()}, _RIGHT,
-        "moe resolved to MARLIN"),
-    _case("B falls back at its second visit only", _TRITON,
-        {"A": _always(), "B": lambda visit: _Log(moe="TRITON" if visit == 1 else "MARLIN")},
-        _RIGHT, "B, visit 2"),
-    _case("A is not on the profile's path", _TRITON,
-        {"A": _always(moe="EMULATION"), "B": _always(moe="TRITON")}, _RIGHT,
-        "moe: required MARLIN or TRITON, seen EMULATION"),
-    _case("two spellings of one thing", ("--moe-backend marlin", "--moe-backend=marlin"),
-        {"A": _always(), "B": _always()}, _RIGHT, "B ran what A ran",
-        clean_sides=("--moe-backend marlin", "--moe-backend=triton")),
-    _case("B asks for what A has by default", ("", "--moe-backend marlin"),
-        {"A": _always(), "B": _always()}, {"A": _always(moe="TRITON"), "B": _always()},
-        "B ran what A ran (moe MARLIN)"),
-    _case("both ask for another dtype, and B does not get it",
-        ("--dtype float16", "--dtype float16 --moe-backend triton"),
-        {"A": _always(dtype="float16"), "B": _always(moe="TRITON")},
-        {"A": _always(dtype="float16"), "B": _always(moe="TRITON", dtype="float16")},
-        "--dtype float16"),
-    Case(_ITEM, "B fell back, in a whole run",
-         lambda place: _whole_run(place, _TRITON, "fallback:moe-backend+triton"),
-         lambda place: _whole_run(place, _TRITON), "moe resolved to MARLIN", slow=True),
-    Case(_ITEM, "two ports of one server", lambda place: _urls(place, True),
-         lambda place: _urls(place, False), "are one server", slow=True),
-]  # fmt: skip
+CASES = list(of_data(__name__))

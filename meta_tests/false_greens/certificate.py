@@ -1,6 +1,7 @@
 """A certificate, a resumed run and a merged one that say more than was judged."""
 
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from certificate_tricks import HONEST, ROOT, TRICKS, Tried, tried
+from two_steps import in_two_steps
 from whole_run import gated, judge, waive, waiver_file, whole
 
 from sm121.checkpoint.identity import identity
@@ -20,7 +22,6 @@ from sm121.report import comparison, merging
 from sm121.run import ledger, merge, resume, verdict_file
 from sm121.run.fingerprint import Fingerprint, profile_label
 from sm121.run.verdict_file import (
-    CrashReport,
     EngineReport,
     MetricReport,
     ShardReport,
@@ -33,10 +34,9 @@ from sm121.session import certification, fingerprinting
 from . import Case, Outcome, Place, of_data
 
 _CPU = "cpu-tiny-gpt-oss"
-_12 = "12 What was certified is not written down"
-_13 = "13 A certificate by a choice of options"
-_14 = "14 --resume takes over what another run measured"
-_15 = "15 Merged shards say more than the worst of them"
+_NUMBERS = itertools.count()
+#: What a field says that was taken out.
+TAKEN_OUT = None
 
 ASKED = Fingerprint(
     profile="p1", profile_shipped=True, provider="torch", configuration="cutlass", model="m1",
@@ -61,10 +61,11 @@ def run(**changed: Any) -> VerdictFile:
 # 12: sm121 compare, and the names.
 
 
-def _compared(place: Place, name: str, **changed: Any) -> Outcome:
+@in_two_steps
+def _compared(place: Place, **changed: Any) -> Outcome:
     sources = []
-    for number, file in enumerate((run(), run(**changed))):
-        path = place.tmp_path / f"{name}-{number}.json"
+    for file in (run(), run(**changed)):
+        path = place.tmp_path / f"compared-{next(_NUMBERS)}.json"
         verdict_file.write(file, path)
         sources.append(comparison.read(path))
     try:
@@ -74,15 +75,7 @@ def _compared(place: Place, name: str, **changed: Any) -> Outcome:
     return Outcome("PASS", "side by side")
 
 
-def _compare_case(name: str, asked: dict[str, Any], expected: str) -> Case:
-    return Case(
-        _12, name,
-        lambda place: _compared(place, "fault", asked=asked),
-        lambda place: _compared(place, "clean", asked={"sources": {"vllm": "0.34.0 def"}}),
-        expected,
-    )  # fmt: skip
-
-
+@in_two_steps
 def _named(place: Place, changed: bool) -> Outcome:
     text = profile.shipped()[_CPU].read_text("utf-8")
     if changed:
@@ -94,6 +87,7 @@ def _named(place: Place, changed: bool) -> Outcome:
     return Outcome("PASS" if mine else "another profile", label)
 
 
+@in_two_steps
 def _weights(place: Place, changed: bool) -> Outcome:
     folder = place.tmp_path / f"checkpoint-{changed}"
     folder.mkdir()
@@ -119,40 +113,37 @@ def _all(kind: str) -> dict[str, Tried]:
     return dict(zip((trick.name for trick in chosen), tried(chosen), strict=True))
 
 
-def _tricked(name: str, kind: str) -> Outcome:
+@in_two_steps
+def _tricked(_place: Place, name: str, kind: str = "quick") -> Outcome:
     seen = _all(kind)[name]
     lines = [x for x in seen.said.splitlines() if x.startswith("ERROR: ") or ": error: " in x]
     line = " ".join(lines) or seen.said[-300:]
     return Outcome(f"exit status {seen.status}", line, seen.status)
 
 
-def _trick_case(name: str, said: str, kind: str) -> Case:
-    return Case(
-        _13, name, lambda _place: _tricked(name, kind),
-        lambda _place: _tricked(HONEST[0].name, "quick"), said, slow=kind == "all",
-    )  # fmt: skip
-
-
-def _certified(change: Callable[[VerdictFile], None]) -> Outcome:
+@in_two_steps
+def _certified(_place: Place, change: Callable[..., None], *tests: str) -> Outcome:
     own = gated("tg32@d0")
     file = whole(own)
-    change(file)
+    change(file, *tests)
     judge(file)
     certification.certify(file, own, certification.inventory(), deselected=[], inapplicable=set())
     return Outcome(file.verdict.value, file.reason, certified=bool(file.certified))
 
 
-def _gap_case(
-    name: str, change: Callable[[VerdictFile], None], expected: str,
-    clean: Callable[[VerdictFile], None] = lambda _file: None,
-) -> Case:  # fmt: skip
-    return Case(
-        _13, name, lambda _place: _certified(change), lambda _place: _certified(clean), expected
-    )
+def _honest(_file: VerdictFile) -> None: ...
 
 
 def _waive_a_contract(file: VerdictFile) -> None:
     waive(file, "test_token_counts_are_exact", severity="contract")
+
+
+def _waive_most(file: VerdictFile) -> None:
+    waive(file, *(test.id for number, test in enumerate(file.tests) if number % 10))
+
+
+def _without_numbers(file: VerdictFile) -> None:
+    file.metrics.clear()
 
 
 def _waive_a_slow_gate(file: VerdictFile) -> None:
@@ -177,9 +168,12 @@ def _failed_and_waived(file: VerdictFile) -> None:
 _TEST = "tests/test_smoke.py"
 
 
-def _copy(place: Place, name: str) -> Path:
+def _nothing(_folder: Path) -> None: ...
+
+
+def _copy(place: Place) -> Path:
     """The suite's tests in a folder of their own."""
-    folder = place.tmp_path / name
+    folder = place.tmp_path / f"copy-{next(_NUMBERS)}"
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "conftest.py", folder)
     return folder
@@ -190,16 +184,16 @@ def _git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", *who, "-C", str(folder), *arguments], check=True, capture_output=True)
 
 
-def _checkout(place: Place, name: str, change: Callable[[Path], None] | None) -> Outcome:
+@in_two_steps
+def _checkout(place: Place, change: Callable[[Path], None] = _nothing) -> Outcome:
     """A checkout, and what was done in it."""
-    folder = _copy(place, name)
+    folder = _copy(place)
     _git(folder, "init", "-q")
     _git(folder, "add", ".")
     _git(folder, "commit", "-qm", "the tests")
     before = dict(os.environ)
     try:
-        if change is not None:
-            change(folder)
+        change(folder)
         changed = environment.changed_files(folder, ["tests", "conftest.py"])
     finally:
         os.environ.clear()
@@ -238,24 +232,16 @@ def _add_ignored(folder: Path) -> None:
     _add(folder)
 
 
-def _tarball(place: Place, name: str, change: Callable[[Path], None] | None) -> Outcome:
+@in_two_steps
+def _tarball(place: Place, change: Callable[[Path], None] = _nothing) -> Outcome:
     """The tests where no commit says what they are."""
-    folder = _copy(place, name)
-    if change is not None:
-        change(folder)
+    folder = _copy(place)
+    change(folder)
     foreign = certification.foreign_tests(folder)
     return Outcome("FAIL" if foreign else "PASS", f"changed: {', '.join(foreign)}")
 
 
-def _changed_case(
-    name: str, change: Callable[[Path], None], expected: str, of: Callable[..., Outcome] = _checkout
-) -> Case:
-    return Case(
-        _13, name, lambda place: of(place, "fault", change),
-        lambda place: of(place, "clean", None), expected,
-    )  # fmt: skip
-
-
+@in_two_steps
 def _excused(place: Place, chosen: str) -> Outcome:
     status, seen = place.run_pytest(
         "--arch", "cpu", "-k", chosen, "meta_tests/scenarios/excused.py"
@@ -263,13 +249,7 @@ def _excused(place: Place, chosen: str) -> Outcome:
     return Outcome(seen.verdict["verdict"], seen.verdict["reason"], status)
 
 
-def _excused_case(name: str, test: str, expected: str) -> Case:
-    return Case(
-        _13, name, lambda place: _excused(place, f"that_holds or {test}"),
-        lambda place: _excused(place, "that_holds or after_all"), expected, slow=True,
-    )  # fmt: skip
-
-
+@in_two_steps
 def _waived(place: Place, test: str, days: int) -> Outcome:
     try:
         waivers.load(waiver_file(place.tmp_path, test, days=days))
@@ -278,13 +258,7 @@ def _waived(place: Place, test: str, days: int) -> Outcome:
     return Outcome("PASS", "accepted")
 
 
-def _waiver_case(name: str, test: str, days: int, expected: str) -> Case:
-    return Case(
-        _13, name, lambda place: _waived(place, test, days),
-        lambda place: _waived(place, "tests/test_stress.py::test_soak", 90), expected,
-    )  # fmt: skip
-
-
+@in_two_steps
 def _no_level(place: Place, scenario: str) -> Outcome:
     status, seen = place.run_pytest("--arch", "cpu", "-k", "no_level or first", scenario,
                                     environment={"NOTES": str(place.tmp_path / "n")})  # fmt: skip
@@ -296,11 +270,12 @@ def _no_level(place: Place, scenario: str) -> Outcome:
 # 14: --resume.
 
 
+@in_two_steps
 def _resumed(
-    place: Place, name: str, edit: dict[str, Any] | None = None,
-    may: Collection[str] = ("one",), **changed: Any,
+    place: Place, *, edit: dict[str, Any] | None = None, may: Collection[str] = ("one",),
+    **changed: Any,
 ) -> Outcome:  # fmt: skip
-    directory = place.tmp_path / f"resumed-{name}"
+    directory = place.tmp_path / f"resumed-{next(_NUMBERS)}"
     earlier = directory / "earlier" / "1"
     earlier.mkdir(parents=True)
     before = run(**changed)
@@ -330,13 +305,6 @@ def _computing(cuda: str | None = None, **packages: str) -> dict[str, str]:
     ))  # fmt: skip
 
 
-def _resume_case(name: str, asked: dict[str, Any], expected: str) -> Case:
-    return Case(
-        _14, name, lambda place: _resumed(place, "fault", asked=asked),
-        lambda place: _resumed(place, "clean"), expected,
-    )  # fmt: skip
-
-
 # 15: shards.
 
 _PLANNED = ("one", "two")
@@ -349,12 +317,11 @@ def _shard(index: int, **changed: Any) -> VerdictFile:
     return run(**fields)
 
 
-def _merged(
-    place: Place, name: str, *parts: VerdictFile, edit: dict[str, Any] | None = None
-) -> Outcome:
+@in_two_steps
+def _merged(place: Place, *others: VerdictFile, edit: dict[str, Any] | None = None) -> Outcome:
     folders: list[Path] = []
-    for number, file in enumerate(parts):
-        folder = place.tmp_path / f"{name}-{number}"
+    for file in (_shard(1), *others):
+        folder = place.tmp_path / f"shard-{next(_NUMBERS)}"
         folder.mkdir()
         verdict_file.write(file, folder / "verdict.json")
         folders.append(folder)
@@ -369,18 +336,6 @@ def _merged(
     return Outcome(whole.verdict.value, whole.reason, whole.exit_status, bool(whole.certified))
 
 
-def _merge_case(
-    name: str, other: Callable[[], list[VerdictFile]], expected: str, **given: Any
-) -> Case:
-    return Case(
-        _15, name, lambda place: _merged(place, "fault", _shard(1), *other(), **given),
-        lambda place: _merged(place, "clean", _shard(1), _shard(2)), expected,
-    )  # fmt: skip
-
-
-_FLOOR = CrashReport(kind="memory_floor", summary="0.2 GiB of memory left", owner="the machine")
-
-
 def _undecided() -> VerdictFile:
     """A shard whose tests held and whose report could not be written to the end."""
     file = _shard(2)
@@ -389,74 +344,12 @@ def _undecided() -> VerdictFile:
     return file
 
 
+_ITEM = "13 A certificate by a choice of options"
 CASES = [
     *of_data(__name__),
-    Case(_12, "compare: a run whose fingerprint was taken out",
-         lambda place: _compared(place, "fault", fingerprint=None),
-         lambda place: _compared(place, "clean", asked={"sources": {"vllm": "0.34.0 def"}}),
-         "does not say what it asked"),
-    Case(_12, "a profile of one's own under a shipped name",
-         lambda place: _named(place, True), lambda place: _named(place, False),
-         "not the shipped one"),
-    Case(_12, "other weights in the same folder",
-         lambda place: _weights(place, True), lambda place: _weights(place, False), "differs"),
     *(
-        _trick_case(trick.name, trick.said, "quick" if trick.name in _QUICK else "all")
-        for trick in TRICKS),
-    _gap_case("a gate without a number", lambda file: file.metrics.clear(), "has no number"),
-    *(
-        _gap_case(name, change, "no certificate waives a gate or a blocker", _waive_a_contract)
-        for name, change in {"a waiver for each test": lambda file: waive(file, ""),
-            "a waiver for 135 of 150 tests": lambda file: waive(
-                file, *(test.id for number, test in enumerate(file.tests) if number % 10)),
-            "a waived gate, at 20 tok/s": _waive_a_slow_gate,
-            "a waived blocker of correctness": lambda file: waive(file, "test_known_answers"),
-        }.items()),
-    Case(_13, "no level is there, and an architecture was asked for",
-         lambda place: _no_level(place, "meta_tests/scenarios/foreign.py"),
-         lambda place: _no_level(place, "meta_tests/scenarios/kernel_resume.py::test_first[False]"),
-         "no test of a level was collected", slow=True),
-    *(_resume_case(name, asked, f"another {expected}") for name, asked, expected in (
-        ("another configuration", {"configuration": "marlin"}, "configuration"),
-        ("other arguments", {"arguments": []}, "engine's arguments"),
-        ("another checkpoint", {"model": "m2"}, "model's digest"),
-        ("another provider", {"provider": "mine:it 12"}, "kernel provider"),
-        ("another commit", {"sources": {"vllm": "0.33.0 def"}}, "version of vllm"),
-        ("changes that are not committed", {"sources": {"vllm": "0.33.0 abc with changes 12"}},
-         "version of vllm"),
-        ("another torch", {"sources": _computing(torch="2.11.0")}, "version of torch"),
-        ("another Triton", {"sources": _computing(triton="3.6.0")}, "version of triton"),
-        ("another CUDA", {"sources": _computing(cuda="13.1")}, "version of cuda"),
-    )),
-    Case(_14, "a verdict that was edited",
-        lambda place: _resumed(
-            place, "fault", tests=[TestReport(id="one", level="kernel", verdict="FAIL")],
-            edit={"tests": [{"id": "one", "level": "kernel", "verdict": "PASS"}]}),
-        lambda place: _resumed(place, "clean"), "was changed after it was written"),
-    Case(
-        _14, "a rate", lambda place: _resumed(place, "fault", may=()),  # its test measures
-        lambda place: _resumed(place, "clean"), "run again",
+        Case(_ITEM, name, _tricked(name, kind), _tricked(HONEST[0].name), said, kind == "all")
+        for name, said in ((trick.name, trick.said) for trick in TRICKS)
+        for kind in ("quick" if name in _QUICK else "all",)
     ),
-    *(_merge_case(name, lambda changed=changed: [_shard(2, **changed)], expected)
-      for name, changed, expected in (
-          ("a shard that the memory floor ended", {"crashes": [_FLOOR]}, "ended: 0.2 GiB"),
-          ("another model", {"asked": {"model": "m2"}}, "model's digest"),
-          ("another configuration", {"asked": {"configuration": "x"}}, "another configuration"),
-          ("other arguments", {"asked": {"arguments": []}}, "arguments"),
-          ("other waivers", {"asked": {"waivers": "w"}}, "waivers"),
-          ("other options", {"asked": {"options": {"--rounds": "1"}}}, "--rounds"),
-          ("another torch", {"asked": {"sources": _computing(torch="2.11.0")}}, "of torch"),
-          ("another day", {"started": "2026-11-13T10:00:00+00:00"}, "another day"),
-          ("a test that no shard had", {"tests": []}, "no shard had 1 of the run's"),
-          ("a shard that had the tests of another",
-           {"tests": [TestReport(id="one", level="kernel", verdict="PASS")]}, "tests (two)"),
-      )),
-    _merge_case("a shard that ended INCONCLUSIVE", lambda: [_undecided()], "no space left"),
-    _merge_case("one shard twice", lambda: [_shard(1)], "is there twice"),
-    _merge_case("a shard that is missing", lambda: [], "missing"),
-    _merge_case("a verdict that was edited",
-                lambda: [_shard(2, tests=[TestReport(id="two", level="kernel", verdict="FAIL")])],
-                "was changed after", edit={"verdict": "PASS", "exit_status": 0}),
-    _merge_case("a fingerprint that was taken out", lambda: [_shard(2)], "another fingerprint",
-                edit={"fingerprint": None}),
-]  # fmt: skip
+]

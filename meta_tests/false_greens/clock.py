@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from statistics import median
 
+from two_steps import in_two_steps
+
 from sm121.core.level_settings import Measuring
 from sm121.core.server import Endpoint
 from sm121.measure import cells, metrics, plan
@@ -31,36 +33,31 @@ def measured(place: Place, options: tuple[str, ...], read: Read, **texts: bool) 
         return read(cells.MeasuredCell(opened, 0).gather(PLAN.measuring.rounds))
 
 
-def judged(*options: str, rate: float, tokens: int = 32, **texts: bool) -> Ask:
+@in_two_steps
+def judged(place: Place, *options: str, rate: float, tokens: int = 32, **texts: bool) -> Outcome:
     """The rate over the first tokens against what is required of it."""
-
-    def ask(place: Place) -> Outcome:
-        served = ("--rate", str(rate), *options)
-        found = measured(place, served, DecodeRate(tokens).of, **texts)
-        if found.invalid:
-            return Outcome("INVALID", "; ".join(map(str, found.invalid)))
-        value = median(found.samples)
-        said = f"{found.name}: {value:.4g} tok/s, required: {MINIMUM:g}"
-        return Outcome("PASS" if value >= MINIMUM else "FAIL", said)
-
-    return ask
+    served = ("--rate", str(rate), *options)
+    found = measured(place, served, DecodeRate(tokens).of, **texts)
+    if found.invalid:
+        return Outcome("INVALID", "; ".join(map(str, found.invalid)))
+    value = median(found.samples)
+    said = f"{found.name}: {value:.4g} tok/s, required: {MINIMUM:g}"
+    return Outcome("PASS" if value >= MINIMUM else "FAIL", said)
 
 
-def waited(*options: str) -> Ask:
+@in_two_steps
+def waited(place: Place, *options: str) -> Outcome:
     """The slowest time to the first token against what is required of it."""
 
-    def ask(place: Place) -> Outcome:
-        def read(cell: cells.MeasuredCell) -> Measurement:
-            found = metrics.find("ttft", quantile=0.99).of(cell)
-            errors = [answer.error for answer in [*cell.answers, *cell.short] if answer.error]
-            return found.model_copy(update={"remarks": [*errors, *found.remarks]})
+    def read(cell: cells.MeasuredCell) -> Measurement:
+        found = metrics.find("ttft", quantile=0.99).of(cell)
+        errors = [answer.error for answer in [*cell.answers, *cell.short] if answer.error]
+        return found.model_copy(update={"remarks": [*errors, *found.remarks]})
 
-        found = measured(place, ("--rate", "200", *options), read)
-        worst = max(found.samples)
-        said = f"{worst:.4g} ms at worst, required: {AT_MOST_MS:g}; {'; '.join(found.remarks)}"
-        return Outcome("PASS" if worst <= AT_MOST_MS else "FAIL", said)
-
-    return ask
+    found = measured(place, ("--rate", "200", *options), read)
+    worst = max(found.samples)
+    said = f"{worst:.4g} ms at worst, required: {AT_MOST_MS:g}; {'; '.join(found.remarks)}"
+    return Outcome("PASS" if worst <= AT_MOST_MS else "FAIL", said)
 
 
 FIRST = "1 Tokens that come with the first chunk"
@@ -79,18 +76,15 @@ def _wrong(name: str, *options: str, tokens: int = 32, expected: str, slow: bool
     return Case(FIRST, name, fault, clean, expected, slow)
 
 
-def first_token(*options: str) -> Ask:
+@in_two_steps
+def first_token(place: Place, *options: str) -> Outcome:
     """The time to the first token against what is required of it."""
-
-    def ask(place: Place) -> Outcome:
-        served = ("--rate", "200", "--prefill-rate", "500", *options)
-        found = measured(place, served, lambda cell: metrics.find("ttft", quantile=0.5).of(cell))
-        if found.invalid:
-            return Outcome("INVALID", "; ".join(map(str, found.invalid)))
-        seen = median(found.samples)
-        return Outcome("PASS" if seen <= 600.0 else "FAIL", f"{seen:.4g} ms, required: 600")
-
-    return ask
+    served = ("--rate", "200", "--prefill-rate", "500", *options)
+    found = measured(place, served, lambda cell: metrics.find("ttft", quantile=0.5).of(cell))
+    if found.invalid:
+        return Outcome("INVALID", "; ".join(map(str, found.invalid)))
+    seen = median(found.samples)
+    return Outcome("PASS" if seen <= 600.0 else "FAIL", f"{seen:.4g} ms, required: 600")
 
 
 def _unsaid(name: str, *options: str, expected: str) -> Case:
@@ -99,6 +93,4 @@ def _unsaid(name: str, *options: str, expected: str) -> Case:
     return Case(WITNESS, name, fault, clean, expected, slow=True)
 
 
-CASES = [
-    *of_data(__name__),
-]
+CASES = list(of_data(__name__))

@@ -4,6 +4,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from two_steps import in_two_steps
+
 from . import Case, Outcome, Place
 from .clock import ABOVE, BELOW, Ask, judged
 
@@ -13,20 +15,17 @@ DRAFTS, HIGH = ("--steps", "2135312411", "--accepted-length", "2.3"), 1.07 * ABO
 ROWS = tomllib.loads((Path(__file__).parents[1] / "data" / "drafting-lies.toml").read_text("utf-8"))
 
 
-def level(*options: str) -> Ask:
+@in_two_steps
+def level(place: Place, *options: str) -> Outcome:
     """tg32@d0 of the level, attached, against the 52 tok/s of the shipped profile."""
-
-    def ask(place: Place) -> Outcome:
-        server = place.timed_server("--prefill-rate", "40000", *DRAFTS, *options)
-        status, run = place.run_pytest(
-            "tests/test_performance.py", "--arch", "sm121", "--base-url", server.base_url,
-            "--depths", "0", "-k", "decode_rate and tg32", timeout_s=240.0,
-        )  # fmt: skip
-        shares = {name: each["acceptance_rate"] for name, each in run.verdict["metrics"].items()}
-        shown = f"accepted {'beside each rate' if shares and all(shares.values()) else shares}"
-        return Outcome(run.verdict["verdict"], f"{shown}; {run.output}", status)
-
-    return ask
+    server = place.timed_server("--prefill-rate", "40000", *DRAFTS, *options)
+    status, run = place.run_pytest(
+        "tests/test_performance.py", "--arch", "sm121", "--base-url", server.base_url,
+        "--depths", "0", "-k", "decode_rate and tg32", timeout_s=240.0,
+    )  # fmt: skip
+    shares = {name: each["acceptance_rate"] for name, each in run.verdict["metrics"].items()}
+    shown = f"accepted {'beside each rate' if shares and all(shares.values()) else shares}"
+    return Outcome(run.verdict["verdict"], f"{shown}; {run.output}", status)
 
 
 def planted(name: str, row: dict[str, Any]) -> Case:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 from scripted_engine import lines_of_a_start
+from two_steps import in_two_steps
 
 from false_greens import Case, Outcome, Place, of_data
 from sm121.core import profile
@@ -35,6 +37,7 @@ SCENARIO = "meta_tests/scenarios/engine_events.py"
 VARIABLES = {"SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": ENGINE.name}
 
 Doing = Callable[[Session], None]
+_NUMBERS = itertools.count()
 
 
 @contextlib.contextmanager
@@ -63,12 +66,10 @@ def script(place: Place, name: str, doing: Doing, **settings: object) -> Outcome
     return Outcome(file.verdict.value, file.reason, file.exit_status, bool(file.certified))
 
 
-def scripted(doing: Doing, arguments: str = "") -> Callable[[Place], Outcome]:
-    def run(place: Place) -> Outcome:
-        with environment({**VARIABLES, "SM121_META_ARGUMENTS": arguments}):
-            return script(place, doing.__name__, doing)
-
-    return run
+@in_two_steps
+def scripted(place: Place, doing: Doing, arguments: str = "") -> Outcome:
+    with environment({**VARIABLES, "SM121_META_ARGUMENTS": arguments}):
+        return script(place, f"script-{next(_NUMBERS)}", doing)
 
 
 def tell(session: Session, do: str, configuration: str | None = None) -> None:
@@ -95,18 +96,10 @@ def changes_dead(session: Session) -> None:
     session.server("bfloat16")
 
 
-def loses_its_core(session: Session) -> None:
-    tell(session, "do=core&number=9")
+@in_two_steps
+def ends_its_core(session: Session, number: int) -> None:
+    tell(session, f"do=core&number={number}")
     session.server()
-
-
-def ends_its_core(number: int) -> Doing:
-    def doing(session: Session) -> None:
-        tell(session, f"do=core&number={number}")
-        session.server()
-
-    doing.__name__ = f"core-{number}"
-    return doing
 
 
 def is_restarted_by_us(session: Session) -> None:
@@ -122,17 +115,15 @@ def lives(session: Session) -> None:
     session.server()
 
 
-def run_of_pytest(do: str, *tests: str) -> Callable[[Place], Outcome]:
-    def run(place: Place) -> Outcome:
-        status, ran = place.run_pytest(
-            "--arch", "cpu", "--engine-python", str(HERE / "fake_python.py"),
-            "--kernel-trace", "off", *tests, SCENARIO,
-            environment={**VARIABLES, "SM121_META_DO": do},
-        )  # fmt: skip
-        verdict = ran.verdict
-        return Outcome(verdict["verdict"], verdict["reason"], status, bool(verdict["certified"]))
-
-    return run
+@in_two_steps
+def run_of_pytest(place: Place, do: str, *tests: str) -> Outcome:
+    status, ran = place.run_pytest(
+        "--arch", "cpu", "--engine-python", str(HERE / "fake_python.py"),
+        "--kernel-trace", "off", *tests, SCENARIO,
+        environment={**VARIABLES, "SM121_META_DO": do},
+    )  # fmt: skip
+    verdict = ran.verdict
+    return Outcome(verdict["verdict"], verdict["reason"], status, bool(verdict["certified"]))
 
 
 @contextlib.contextmanager
@@ -228,7 +219,8 @@ def replacements() -> Iterator[Case]:
     for name, row in rows.items():
         expected, slow = row.pop("expected"), row.pop("slow", True)
         fault = Replaced(**row)
-        yield Case(_ATTACHED, name, fault, fault.stays, expected, slow)
+        item = "17 An attached server is replaced behind its URL"
+        yield Case(item, name, fault, fault.stays, expected, slow)
 
 
 def rate(name: str) -> Measurement:
@@ -238,70 +230,46 @@ def rate(name: str) -> Measurement:
 # 8: what the path is later, and of which start.
 
 FALLBACK = "INFO 11-20 10:00:00 [mxfp4.py:499] Using 'EMULATION' Mxfp4 MoE backend."
-#: vLLM 0.32 on a CPU says this at each start; the profile accepts it.
-ACCEPTED = (
-    "WARNING 11-20 10:00:00 [vllm.py:725] Model Runner V2 requires Triton; using the V1 model "
-    "runner instead."
-)
-CORE = "(EngineCore pid=2) INFO 11-20 10:00:00 "
-BANNER = "(APIServer pid=1) INFO 11-20 10:00:00 [api_utils.py:286] vLLM API server version 0.32.0"
-FLASHINFER = CORE + "[cuda.py:507] Using FLASHINFER attention backend out of potential backends: x"
-TRITON = CORE + "[cuda.py:446] Using AttentionBackendEnum.TRITON_ATTN backend."
-MARLIN = CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend."
-OTHER_MOE = CORE + "[mxfp4.py:499] Using 'TRITON' Mxfp4 MoE backend."
-LAYOUT = CORE + "[utils.py:347] Using LBHNC KV cache layout."
 
 
-def says_later(line: str) -> Doing:
-    def doing(session: Session) -> None:
-        server = session.server()
-        assert not session.contradictions(server)  # as the kernel level does
-        tell(session, f"do=print&text={quote(line)}")
-
-    doing.__name__ = f"says-{len(line)}"
-    return doing
+@in_two_steps
+def says_later(session: Session, line: str) -> None:
+    server = session.server()
+    assert not session.contradictions(server)  # as the kernel level does
+    tell(session, f"do=print&text={quote(line)}")
 
 
-def says_before_a_restart(line: str) -> Doing:
-    def doing(session: Session) -> None:
-        says_later(line)(session)
-        session.stop()
-        session.server("bfloat16")
-
-    doing.__name__ = f"says-and-ends-{len(line)}"
-    return doing
+@in_two_steps
+def says_before_a_restart(session: Session, line: str) -> None:
+    says_later(line)(session)
+    session.stop()
+    session.server("bfloat16")
 
 
-def on_a_gb10(*lines: str) -> Callable[[Place], Outcome]:
+@in_two_steps
+def on_a_gb10(place: Place, *lines: str) -> Outcome:
     """What a GB10's log of these lines is, against the profile's path."""
-
-    def run(place: Place) -> Outcome:
-        log = place.tmp_path / f"gb10-{len(lines)}.log"
-        log.write_text("\n".join(lines) + "\n", "utf-8")
-        required = profile.load("sm121-gpt-oss-120b").judging("marlin", "0.33.0").path_of("marlin")
-        wrong = requirement.contradictions(required, read_log(log), log, "marlin")
-        return Outcome("FAIL" if wrong else "PASS", "; ".join(wrong))
-
-    return run
+    log = place.tmp_path / f"gb10-{len(lines)}.log"
+    log.write_text("\n".join(lines) + "\n", "utf-8")
+    required = profile.load("sm121-gpt-oss-120b").judging("marlin", "0.33.0").path_of("marlin")
+    wrong = requirement.contradictions(required, read_log(log), log, "marlin")
+    return Outcome("FAIL" if wrong else "PASS", "; ".join(wrong))
 
 
-def measured(*, leaves_the_path: bool) -> Callable[[Place], Outcome]:
+@in_two_steps
+def measured(_place: Place, *, leaves_the_path: bool) -> Outcome:
     """A rate that is read while the log says that the path was left."""
-
-    def run(_place: Place) -> Outcome:
-        found: list[Invalidity] = []
-        left = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
-        rate = Measurement(name="tg32@d0", unit="tok/s", samples=[50.0], higher_is_better=True)
-        metric = SimpleNamespace(
-            of=lambda _: rate, unit="tok/s", first_visit=False, is_tail=False, parts=lambda _: (),
-        )  # fmt: skip
-        plan = SimpleNamespace(depths=(0,), measuring=SimpleNamespace(maximum_rounds=2))
-        bench = Bench(SimpleNamespace(), plan, off_path=lambda: left)
-        bench.cell = lambda *_, **__: None
-        PerformanceChecks(bench, lambda item, *_, **__: found.extend(item.invalid)).judge(metric)
-        return Outcome("INVALID" if found else "PASS", "; ".join(str(item) for item in found))
-
-    return run
+    found: list[Invalidity] = []
+    left = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
+    metric = SimpleNamespace(
+        of=lambda _: rate("tg32@d0"), unit="tok/s", first_visit=False, is_tail=False,
+        parts=lambda _: (),
+    )  # fmt: skip
+    plan = SimpleNamespace(depths=(0,), measuring=SimpleNamespace(maximum_rounds=2))
+    bench = Bench(SimpleNamespace(), plan, off_path=lambda: left)
+    bench.cell = lambda *_, **__: None
+    PerformanceChecks(bench, lambda item, *_, **__: found.extend(item.invalid)).judge(metric)
+    return Outcome("INVALID" if found else "PASS", "; ".join(str(item) for item in found))
 
 
 def path_in_a_run_of_pytest(line: str) -> Callable[[Place], Outcome]:
@@ -312,26 +280,34 @@ def path_in_a_run_of_pytest(line: str) -> Callable[[Place], Outcome]:
 # 9: whose log it is.
 
 
-def given_log(write: Callable[[Path, Path], None], *server: str) -> Callable[[Place], Outcome]:
+def file_of(place: Place, url: str, log: Path) -> VerdictFile:
+    """The verdict file of a script's session at a URL, with a log."""
+    file: list[VerdictFile] = []
+
+    def doing(session: Session) -> None:
+        session.server()
+        file.append(session.file)
+
+    script(place, f"{log.stem}-report", doing, base_url=url, server_log=log)
+    return file[0]
+
+
+def two_logs(place: Place) -> tuple[Path, Path]:
+    """Files for the log of a server, and for the one that is given for it."""
+    number = next(_NUMBERS)
+    return place.tmp_path / f"own-{number}.log", place.tmp_path / f"given-{number}.log"
+
+
+@in_two_steps
+def given_log(place: Place, write: Callable[[Path, Path], None], *server: str) -> Outcome:
     """The kernel path of an attached server, from a log that `write` makes of the server's own.
     Whether it is proven is what is asked: FAIL where it is not."""
-
-    def run(place: Place) -> Outcome:
-        log = place.tmp_path / f"own-{time.monotonic_ns()}.log"
-        given = place.tmp_path / f"given-{time.monotonic_ns()}.log"
-        with attached_engine(log, *server) as (url, _), writing(write, log, given):
-            file: list[VerdictFile] = []
-
-            def doing(session: Session) -> None:
-                session.server()
-                file.append(session.file)
-
-            script(place, f"{given.stem}-report", doing, base_url=url, server_log=given)
-        path, unproven = file[0].engine.path, "; ".join(file[0].unproven)
-        proven = path.attention == "CPU_ATTN" and not unproven
-        return Outcome("PASS" if proven else "INVALID", unproven)
-
-    return run
+    log, given = two_logs(place)
+    with attached_engine(log, *server) as (url, _), writing(write, log, given):
+        file = file_of(place, url, given)
+    unproven = "; ".join(file.unproven)
+    proven = file.engine.path.attention == "CPU_ATTN" and not unproven
+    return Outcome("PASS" if proven else "INVALID", unproven)
 
 
 @contextlib.contextmanager
@@ -358,28 +334,26 @@ def its_own(own: Path, given: Path) -> None:
         given.symlink_to(own)
 
 
-def once(text: Callable[[Path], str]) -> Callable[[Path, Path], None]:
-    def write(own: Path, given: Path) -> None:
-        if not given.exists():
-            given.write_text(text(own), "utf-8")
-
-    return write
+def a_copy(own: Path, given: Path) -> None:
+    if not given.exists():
+        given.write_text(own.read_text("utf-8"), "utf-8")
 
 
-def with_a_start(**start: Any) -> Callable[[Path, Path], None]:
+@in_two_steps
+def with_a_start(own: Path, given: Path, *, in_days: float | None = None, **start: Any) -> None:
     """The start of another server, then what this one says of its requests."""
-
-    def write(own: Path, given: Path) -> None:
-        access = [line for line in own.read_text("utf-8").splitlines() if "HTTP/1.1" in line]
-        put(given, lines_of_a_start(**start) + "\n".join([*access, ""]))
-
-    return write
+    access = [line for line in own.read_text("utf-8").splitlines() if "HTTP/1.1" in line]
+    if in_days is not None:
+        start["at"] = time.time() + in_days * 86400
+    put(given, lines_of_a_start(**start) + "\n".join([*access, ""]))
 
 
-def of_another_process(own: Path, given: Path) -> None:
-    once(Path.read_text)(own, given)
+@in_two_steps
+def a_copy_that_goes_on(own: Path, given: Path, line: str) -> None:
+    """Another process appends a line to it, over and over."""
+    a_copy(own, given)
     with given.open("a") as stream:
-        stream.write('INFO:     10.0.0.7:1234 - "POST /v1/completions HTTP/1.1" 200 OK\n')
+        stream.write(line + "\n")
 
 
 def beginning_cut_off(own: Path, given: Path) -> None:
@@ -394,127 +368,69 @@ def put(file: Path, text: str) -> None:
     new.replace(file)
 
 
-def steady_rates_of_others(own: Path, given: Path) -> None:
-    once(Path.read_text)(own, given)
-    with given.open("a") as stream:
-        stream.write(CORE + "[loggers.py:335] Avg prompt throughput: 12.0 tokens/s, x\n")
-
-
-def its_log_has_another_start(*, share: bool) -> Callable[[Place], Outcome]:
+@in_two_steps
+def its_log_has_another_start(place: Place, *, share: bool) -> Outcome:
     """Two servers write into one file; the second one's path is not the first one's."""
-
-    def run(place: Place) -> Outcome:
-        log = place.tmp_path / f"shared-{share}.log"
-        file: list[VerdictFile] = []
-
-        def doing(session: Session) -> None:
-            session.server()
-            file.append(session.file)
-
-        with attached_engine(log) as (url, _):
-            other = log.with_name(f"other-{share}.log")
-            if share:
-                other.hardlink_to(log)
-            with attached_engine(other, "--attention", "TRITON_ATTN"):
-                script(place, f"{log.stem}-report", doing, base_url=url, server_log=log)
-        unproven = "; ".join(file[0].unproven)
-        return Outcome("INVALID" if unproven else "PASS", unproven)
-
-    return run
+    log = place.tmp_path / f"shared-{share}.log"
+    with attached_engine(log) as (url, _):
+        other = log.with_name(f"other-{share}.log")
+        if share:
+            other.hardlink_to(log)
+        with attached_engine(other, "--attention", "TRITON_ATTN"):
+            unproven = "; ".join(file_of(place, url, log).unproven)
+    return Outcome("INVALID" if unproven else "PASS", unproven)
 
 
-def log_is_moved(move: Callable[[Path], object], line: str) -> Callable[[Place], Outcome]:
+@in_two_steps
+def log_is_moved(place: Place, move: Callable[[Path], object], line: str) -> Outcome:
     """An attached server's log is cut, renamed or removed after its path was judged."""
+    log, _ = two_logs(place)
 
-    def run(place: Place) -> Outcome:
-        log = place.tmp_path / f"moved-{time.monotonic_ns()}.log"
+    def doing(session: Session) -> None:
+        server = session.server()
+        session.contradictions(server)
+        move(log)
+        tell(session, f"do=print&text={quote(line)}")
 
-        def doing(session: Session) -> None:
-            server = session.server()
-            session.contradictions(server)
-            move(log)
-            tell(session, f"do=print&text={quote(line)}")
-
-        with attached_engine(log) as (url, _):
-            return script(place, f"{log.stem}-report", doing, base_url=url, server_log=log)
-
-    return run
+    with attached_engine(log) as (url, _):
+        return script(place, f"{log.stem}-report", doing, base_url=url, server_log=log)
 
 
-def dies_behind_a_proxy(*, dies: bool) -> Callable[[Place], Outcome]:
-    def run(place: Place) -> Outcome:
-        def doing(session: Session) -> None:
-            session.server()
-            session.look_at_the_server()
-            if dies:
-                process.kill()
-                process.wait()
-
-        url_file = place.tmp_path / f"url-{dies}"
-        with attached_engine(place.tmp_path / f"proxied-{dies}.log") as (own, process):
-            url_file.write_text(own)
-            log = place.tmp_path / f"proxy-{dies}.log"
-            with attached_engine(log, "--forward", str(url_file)) as (url, _):
-                return script(place, f"proxied-{dies}-report", doing, base_url=url)
-
-    return run
+def cut(log: Path) -> None:
+    os.truncate(log, 0)
 
 
-def log_of_an_ab_side(write: Callable[[Path, Path], None]) -> Callable[[Place], Outcome]:
-    def run(place: Place) -> Outcome:
-        own = place.tmp_path / f"own-{time.monotonic_ns()}.log"
-        given = place.tmp_path / f"given-{time.monotonic_ns()}.log"
-        with attached_engine(own) as (url, _):
-            write(own, given)
-            chosen = profile.load("cpu-tiny-gpt-oss")
-            server = target.attach_to(url, given, Settings(), chosen)
-        said = server.why_no_log if server.log is None else ""
-        return Outcome("INVALID" if said else "PASS", said)
-
-    return run
+def renamed(log: Path) -> None:
+    log.rename(log.with_suffix(".1"))
 
 
-_CRASH = "7 A crash between tests"
-_ATTACHED = "17 An attached server is replaced behind its URL"
-_PATH = "8 The path is judged once"
-_LOG = "9 Any log proves an attached server"
-CASES = [
-    *of_data(__name__),
-    *(Case(_CRASH, f"its engine core ends by signal {number}, and it starts another by itself",
-             scripted(ends_its_core(number), "--heals"), scripted(lives, "--heals"),
-             f"of the engine ended with status -{number}", slow=True)
-        for number in (1, 10, 15)),
-    *replacements(),
-    Case(item=_PATH,
-        name="a user's request has the words that must be seen", fault=on_a_gb10(BANNER,
-            FLASHINFER, LAYOUT,
-            CORE + "[logger.py:40] Received request cmpl-1: prompt: \"Using 'MARLIN' Mxfp4 MoE "
-            'backend."'),
-        clean=on_a_gb10(BANNER, FLASHINFER, LAYOUT, MARLIN), expected="no line of the log matches"),
-    *(Case(item=_LOG,
-            name=name, fault=given_log(writer), clean=given_log(its_own), expected=expected,
-            slow="version" not in name)
-        for name, writer, expected in (("a log of another version, which grows with our requests",
-                with_a_start(version="0.24.0"), "the log is of vllm 0.24.0, the server is 0.32.0"),
-            ("a log of another model, which grows with our requests",
-                with_a_start(model="other", path="/models/other"), "the log is of the model other"),
-            *((f"a log whose start is {when}",
-                    with_a_start(at=time.time() + days * 86400),
-                    "the log's last start is of")
-                for when, days in (("a year old", -363), ("of tomorrow", 1))),
-            *(
-                (f"a copy of the right log, {which}", writer, "no line of it follows requests")
-                for which, writer in (("which does not grow", once(Path.read_text)),
-                    ("to which another process appends", of_another_process))))),
-    Case(_LOG, "a copy of the right log, given to a side of --ab",
-         log_of_an_ab_side(once(Path.read_text)), log_of_an_ab_side(its_own),
-         "no line of it follows requests", slow=True),
-    *(Case(item=_LOG,
-            name=f"a fallback after the log was {how}", fault=log_is_moved(move, FALLBACK),
-            clean=log_is_moved(move, ACCEPTED),
-            expected="the server stays on the path of the profile until it is closed",
-            slow=how != "cut")
-        for how, move in (("cut", lambda log: os.truncate(log, 0)),
-            ("renamed", lambda log: log.rename(log.with_suffix(".1"))),
-            ("removed", Path.unlink))),
-]  # fmt: skip
+@in_two_steps
+def dies_behind_a_proxy(place: Place, *, dies: bool) -> Outcome:
+    def doing(session: Session) -> None:
+        session.server()
+        session.look_at_the_server()
+        if dies:
+            process.kill()
+            process.wait()
+
+    url_file = place.tmp_path / f"url-{dies}"
+    with attached_engine(place.tmp_path / f"proxied-{dies}.log") as (own, process):
+        url_file.write_text(own)
+        log = place.tmp_path / f"proxy-{dies}.log"
+        with attached_engine(log, "--forward", str(url_file)) as (url, _):
+            return script(place, f"proxied-{dies}-report", doing, base_url=url)
+
+
+@in_two_steps
+def log_of_an_ab_side(place: Place, write: Callable[[Path, Path], None]) -> Outcome:
+    own, given = two_logs(place)
+    with attached_engine(own) as (url, _):
+        write(own, given)
+        chosen = profile.load("cpu-tiny-gpt-oss")
+        server = target.attach_to(url, given, Settings(), chosen)
+    said = server.why_no_log if server.log is None else ""
+    return Outcome("INVALID" if said else "PASS", said)
+
+
+removed = Path.unlink
+CASES = [*of_data(__name__), *replacements()]

@@ -8,13 +8,14 @@ from unittest import mock
 
 from servers import stress_server
 from stress_faults import profile_text
+from two_steps import in_two_steps
 
 from sm121.core import profile
 from sm121.core.verdict import worst
 from sm121.measure import timeline
 from sm121.stress import aftermath, memory
 
-from . import Case, Outcome, Place
+from . import Outcome, Place, of_data
 from .engine import attached_engine
 
 _GIB = 2**30
@@ -22,94 +23,68 @@ _GIB = 2**30
 _STEPS = ((20, 12.0), (90, 6.0), (110, 3.5), (150, 8.0))
 
 
+@in_two_steps
 def _load(
-    kept_kib: Callable[[int], float], *, per_s: int = 3, device: bool = False
-) -> Callable[[Place], Outcome]:
+    _place: Place, kept_kib: Callable[[int], float], *, per_s: int = 3, device: bool = False
+) -> Outcome:
     """The judgement on a minute of a load, of which a server keeps so much after n requests.
     `device`: it keeps memory of a GB10's device, which is in no process."""
-
-    def judge(_place: Place) -> Outcome:
-        noise, samples = random.Random(1), []
-        for second in range(60):
-            kept = int(1024 * (kept_kib(per_s * second) + noise.uniform(0, 64)))
-            samples.append(timeline.Sample(
-                at_s=float(second), completed=per_s * second, processes=1, rss_bytes=2 * _GIB,
-                pss_bytes=2 * _GIB + (0 if device else kept), handles=50,
-                device_bytes=None if device else 8 * _GIB, available_bytes=100 * _GIB - kept,
-                cache_usage=None, running=None, waiting=None,
-            ))  # fmt: skip
-        limits = profile.load("sm121-gpt-oss-120b").stress
-        growths = memory.judged(samples, limits, machine_bytes=128 * _GIB)
-        verdict = worst(growth.verdict for growth in growths)
-        reasons = [growth.reason for growth in growths if growth.verdict is verdict]
-        return Outcome(verdict.value, "; ".join(reasons))
-
-    return judge
+    noise, samples = random.Random(1), []
+    for second in range(60):
+        kept = int(1024 * (kept_kib(per_s * second) + noise.uniform(0, 64)))
+        samples.append(timeline.Sample(
+            at_s=float(second), completed=per_s * second, processes=1, rss_bytes=2 * _GIB,
+            pss_bytes=2 * _GIB + (0 if device else kept), handles=50,
+            device_bytes=None if device else 8 * _GIB, available_bytes=100 * _GIB - kept,
+            cache_usage=None, running=None, waiting=None,
+        ))  # fmt: skip
+    limits = profile.load("sm121-gpt-oss-120b").stress
+    growths = memory.judged(samples, limits, machine_bytes=128 * _GIB)
+    verdict = worst(growth.verdict for growth in growths)
+    reasons = [growth.reason for growth in growths if growth.verdict is verdict]
+    return Outcome(verdict.value, "; ".join(reasons))
 
 
-def _idle(kept: float, blocks: int) -> Callable[[Place], Outcome]:
+@in_two_steps
+def _idle(_place: Place, kept: float, blocks: int) -> Outcome:
     """What is said of a server that keeps so many blocks after its load, or so large a share."""
     size = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1' * bool(blocks)
     page = f"vllm:kv_cache_usage_perc {kept / (blocks or 1)}\n{size}\n"
-
-    def judge(_place: Place) -> Outcome:
-        with mock.patch.object(aftermath, "_IDLE_WITHIN_S", 0.0):
-            fault = aftermath.not_idle(SimpleNamespace(page=lambda _path: page))
-        return Outcome("PASS" if fault is None else "FAIL", f"{fault}")
-
-    return judge
+    with mock.patch.object(aftermath, "_IDLE_WITHIN_S", 0.0):
+        fault = aftermath.not_idle(SimpleNamespace(page=lambda _path: page))
+    return Outcome("PASS" if fault is None else "FAIL", f"{fault}")
 
 
-def _steps(requests: int) -> float:
+def _each(kib: float, most: float = float("inf")) -> Callable[[int], float]:
+    return lambda requests: kib * min(requests, most)
+
+
+def _heap(requests: int) -> float:
     return sum(1024 * mib for after, mib in _STEPS if requests > after)
 
 
-def _attached(fault: str, *, proxied: bool = False) -> Callable[[Place], Outcome]:
+@in_two_steps
+def _attached(place: Place, fault: str, *, proxied: bool = False) -> Outcome:
     """A server that somebody else started, and what is said of its memory."""
-
-    def run(place: Place) -> Outcome:
-        folder = place.tmp_path / f"{fault}-{proxied}"
-        folder.mkdir()
-        (folder / "profile.toml").write_text(profile_text({}))
-        with stress_server(fault) as endpoint, contextlib.ExitStack() as servers:
-            (folder / "url").write_text(url := endpoint.base_url)
-            if proxied:
-                proxy = attached_engine(folder / "proxy.log", "--forward", str(folder / "url"))
-                url, _ = servers.enter_context(proxy)
-            status, ran = place.run_pytest(
-                "--base-url", url, "--api-key", endpoint.api_key, "--served-model-name", "canary",
-                "--engine", "vllm", "--profile", str(folder / "profile.toml"), "--share-machine",
-                "tests/test_stress.py::test_sustained_load",
-                "tests/test_stress.py::test_memory_does_not_grow",
-                timeout_s=300, environment={"SM121_META_STEP_S": "0.005"},
-            )  # fmt: skip
-        file = ran.verdict
-        memory = next(test for test in file["tests"] if "memory_does_not" in test["id"])
-        text = "; ".join([memory["message"], *file["unproven"]])
-        return Outcome(memory["verdict"], text, None if proxied else status)
-
-    return run
+    folder = place.tmp_path / f"{fault}-{proxied}"
+    folder.mkdir()
+    (folder / "profile.toml").write_text(profile_text({}))
+    with stress_server(fault) as endpoint, contextlib.ExitStack() as servers:
+        (folder / "url").write_text(url := endpoint.base_url)
+        if proxied:
+            proxy = attached_engine(folder / "proxy.log", "--forward", str(folder / "url"))
+            url, _ = servers.enter_context(proxy)
+        status, ran = place.run_pytest(
+            "--base-url", url, "--api-key", endpoint.api_key, "--served-model-name", "canary",
+            "--engine", "vllm", "--profile", str(folder / "profile.toml"), "--share-machine",
+            "tests/test_stress.py::test_sustained_load",
+            "tests/test_stress.py::test_memory_does_not_grow",
+            timeout_s=300, environment={"SM121_META_STEP_S": "0.005"},
+        )  # fmt: skip
+    file = ran.verdict
+    memory = next(test for test in file["tests"] if "memory_does_not" in test["id"])
+    text = "; ".join([memory["message"], *file["unproven"]])
+    return Outcome(memory["verdict"], text, None if proxied else status)
 
 
-_ROWS = (
-    ("400 KiB of each request, three a second",
-     _load(lambda n: 400 * n), _load(lambda n: 400 * min(n, 100))),
-    ("40 KiB of each request, thirty a second",
-     _load(lambda n: 40 * n, per_s=30), _load(_steps)),
-    ("400 KiB of each request, of a device in no process",
-     _load(lambda n: 400 * n, device=True), _load(lambda n: 0.5 * n, device=True)),
-)  # fmt: skip
-_LEAK = "16 A leak that a day shows"
-CASES = [
-    *(Case(_LEAK, *row, "GiB a day") for row in _ROWS),
-    *(Case(_LEAK, f"{name} of each request, of an attached server", _attached(fault),
-           _attached("none"), expected, slow=True) for name, fault, expected in (
-        ("1 MB", "leak", "bytes of the processes"), ("an open file", "handles", memory.HANDLES),
-        ("a thread", "threads", memory.HANDLES))),
-    *(Case(_LEAK, f"{kept} of {blocks} blocks of the KV cache", _idle(kept, blocks),
-           _idle(blocks and 1, blocks), "not_idle")
-      for kept, blocks in ((2, 1000), (30, 9000), (400, 100_000), (0.02, 0))),
-    Case(_LEAK, "1 MB of each request, of a server behind a proxy on this machine",
-         _attached("leak", proxied=True), _attached("none"),
-         "memory of the attached server: a proxy listens at 127.0.0.1", slow=True),
-]  # fmt: skip
+CASES = list(of_data(__name__))
