@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from flashinfer_emulation import BLOCK, EmulatedProvider, Emulation, Identity, IdentityProvider
 from torch import Tensor
+from two_steps import in_two_steps
 
 from sm121.kernels.torch_provider import TorchProvider
 
@@ -75,22 +76,20 @@ def for_rows(count: int) -> Callable[..., Tensor]:
     return on_sums(lambda y: y * 1.01 if len(y) == count else y)
 
 
-def in_bfloat16(step: int) -> Callable[..., Tensor]:
-    def dense(_self: Any, x: Tensor, matrix: Tensor) -> Tensor:
-        sums = torch.zeros(len(x), len(matrix))
-        for k in range(0, x.shape[1], step):
-            sums = (sums + x[:, k : k + step] @ matrix[:, k : k + step].T).bfloat16().float()
-        return sums
-
-    return dense
+@in_two_steps
+def in_bfloat16(_self: Any, x: Tensor, matrix: Tensor, step: int) -> Tensor:
+    sums = torch.zeros(len(x), len(matrix))
+    for k in range(0, x.shape[1], step):
+        sums = (sums + x[:, k : k + step] @ matrix[:, k : k + step].T).bfloat16().float()
+    return sums
 
 
-def scales_by(largest_exponent: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    def block_scales(_self: Any, amax: Tensor, _largest: float) -> Tensor:
-        exponent = largest_exponent(amax) + 127 - 2
-        return torch.where(amax == 0, 0, exponent).clamp(0, 254).to(torch.uint8)
-
-    return block_scales
+@in_two_steps
+def scales_by(
+    _self: Any, amax: Tensor, _largest: float, largest_exponent: Callable[[Tensor], Tensor]
+) -> Tensor:
+    exponent = largest_exponent(amax) + 127 - 2
+    return torch.where(amax == 0, 0, exponent).clamp(0, 254).to(torch.uint8)
 
 
 FLOOR = scales_by(lambda amax: torch.frexp(amax)[1] - 1)

@@ -7,42 +7,38 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
+from two_steps import in_two_steps
+
 Json = dict[str, Any]
 
 
-def choice(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
-    def apply(answer: Json) -> Json:
-        if answer.get("choices"):
-            change(answer["choices"][0])
-        return answer
-
-    return apply
+@in_two_steps
+def choice(answer: Json, change: Callable[[Json], Any]) -> Json:
+    if answer.get("choices"):
+        change(answer["choices"][0])
+    return answer
 
 
 def message(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
     return choice(lambda choice: change(choice["message"]))
 
 
-def top(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
-    def apply(answer: Json) -> Json:
-        if "choices" in answer or "output" in answer:
-            change(answer)
-        return answer
-
-    return apply
+@in_two_steps
+def top(answer: Json, change: Callable[[Json], Any]) -> Json:
+    if "choices" in answer or "output" in answer:
+        change(answer)
+    return answer
 
 
 def of_each(change: Callable[[Json], Json]) -> Callable[[list[Json]], list[Json]]:
     return lambda chunks: [change(chunk) for chunk in chunks]
 
 
-def usage(change: Callable[[Json], None]) -> Callable[[Json], Json]:
-    def apply(answer: Json) -> Json:
-        if answer.get("usage"):
-            change(answer["usage"])
-        return answer
-
-    return apply
+@in_two_steps
+def usage(answer: Json, change: Callable[[Json], None]) -> Json:
+    if answer.get("usage"):
+        change(answer["usage"])
+    return answer
 
 
 def one_token_less(request: Json) -> Json:
@@ -86,29 +82,25 @@ def chat_entry(change: Callable[[Json], None]) -> Callable[[Json], Json]:
     return choice(apply)
 
 
-def edit_tokens(edit: Callable[[list[int]], list[int]]) -> Callable[[list[Json]], list[Json]]:
-    def apply(chunks: list[Json]) -> list[Json]:
-        for chunk in chunks[2:]:
-            for choice in chunk.get("choices", []):
-                if choice.get("token_ids"):
-                    choice["token_ids"] = edit(choice["token_ids"])
-                    return chunks
-        return chunks
-
-    return apply
+@in_two_steps
+def edit_tokens(chunks: list[Json], edit: Callable[[list[int]], list[int]]) -> list[Json]:
+    for chunk in chunks[2:]:
+        for choice in chunk.get("choices", []):
+            if choice.get("token_ids"):
+                choice["token_ids"] = edit(choice["token_ids"])
+                return chunks
+    return chunks
 
 
 def with_text(chunks: list[Json]) -> list[Json]:
     return [c for c in chunks if c.get("choices") and c["choices"][0].get("text")]
 
 
-def swap(key: str) -> Callable[[list[Json]], list[Json]]:
-    def apply(chunks: list[Json]) -> list[Json]:
-        first, second = (chunk["choices"][0] for chunk in with_text(chunks)[1:3])
-        first[key], second[key] = second[key], first[key]
-        return chunks
-
-    return apply
+@in_two_steps
+def swap(chunks: list[Json], key: str) -> list[Json]:
+    first, second = (chunk["choices"][0] for chunk in with_text(chunks)[1:3])
+    first[key], second[key] = second[key], first[key]
+    return chunks
 
 
 def merge(chunks: list[Json]) -> list[Json]:
@@ -119,22 +111,17 @@ def merge(chunks: list[Json]) -> list[Json]:
     return chunks
 
 
-def change(place: int, change: Callable[[Json], Any]) -> Callable[[list[Json]], list[Json]]:
-    def apply(chunks: list[Json]) -> list[Json]:
-        change(chunks[place])
-        return chunks
-
-    return apply
+@in_two_steps
+def change(chunks: list[Json], place: int, change: Callable[[Json], Any]) -> list[Json]:
+    change(chunks[place])
+    return chunks
 
 
-def drop_where(drops: Callable[[Json], bool]) -> Callable[[list[Json]], list[Json]]:
+@in_two_steps
+def drop_where(chunks: list[Json], drops: Callable[[Json], bool]) -> list[Json]:
     """Leave out the second of the chunks for which ``drops`` holds."""
-
-    def apply(chunks: list[Json]) -> list[Json]:
-        places = [place for place, chunk in enumerate(chunks) if drops(chunk)]
-        return [chunk for n, chunk in enumerate(chunks) if n not in places[1:2]]
-
-    return apply
+    places = [place for place, chunk in enumerate(chunks) if drops(chunk)]
+    return [chunk for n, chunk in enumerate(chunks) if n not in places[1:2]]
 
 
 def delta(chunk: Json) -> Json:
@@ -229,24 +216,19 @@ def nan_elsewhere(entry: Json) -> None:
         entry["top_logprobs"][-1]["logprob"] = float("nan")
 
 
-def response_at_the_end(change: Callable[[Json], Any]) -> Callable[[list[Json]], list[Json]]:
-    def apply(events: list[Json]) -> list[Json]:
-        change(events[-1]["response"])
-        return events
-
-    return apply
+@in_two_steps
+def response_at_the_end(events: list[Json], change: Callable[[Json], Any]) -> list[Json]:
+    change(events[-1]["response"])
+    return events
 
 
-def messages(change: Callable[[list[Json]], list[Json]]) -> Callable[[Json], Json]:
+@in_two_steps
+def messages(request: Json, change: Callable[[list[Json]], list[Json]]) -> Json:
     """What becomes of a chat's messages on the way."""
-
-    def apply(request: Json) -> Json:
-        messages = request.get("messages")
-        if not isinstance(messages, list):
-            return request
-        return {**request, "messages": change(copy.deepcopy(messages))}
-
-    return apply
+    messages = request.get("messages")
+    if not isinstance(messages, list):
+        return request
+    return {**request, "messages": change(copy.deepcopy(messages))}
 
 
 def each(change: Callable[[Json], Any], role: str = "") -> Callable[[Json], Json]:
@@ -280,12 +262,10 @@ def reasoning_forgotten(message: Json) -> None:
         message.pop("reasoning", None)
 
 
-def texts(change: Callable[[str], str]) -> Callable[[Json], None]:
-    def apply(message: Json) -> None:
-        if isinstance(message.get("content"), str):
-            message["content"] = change(message["content"])
-
-    return apply
+@in_two_steps
+def texts(message: Json, change: Callable[[str], str]) -> None:
+    if isinstance(message.get("content"), str):
+        message["content"] = change(message["content"])
 
 
 def first_part(message: Json) -> None:

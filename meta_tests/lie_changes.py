@@ -9,6 +9,7 @@ from typing import Any
 
 from fault_changes import Json, choice, top
 from fault_exchanges import CHAT, COMPLETIONS, RESPONSES, Answer, Exchange, Forward, Request
+from two_steps import in_two_steps
 
 Chunks = Callable[[list[Json]], list[Json]]
 Text = Callable[[str], str]
@@ -26,36 +27,30 @@ def shifted_logprobs(listed: Json) -> None:
         entry["logprob"] = value
 
 
-def scaled_logprobs(factor: float) -> Callable[[Json], None]:
-    def apply(listed: Json) -> None:
-        values, tops = listed.get("token_logprobs") or [], listed.get("top_logprobs") or []
-        listed["token_logprobs"] = [value and value * factor for value in values]
-        listed["top_logprobs"] = [top and {k: v * factor for k, v in top.items()} for top in tops]
-
-    return apply
+@in_two_steps
+def scaled_logprobs(listed: Json, factor: float) -> None:
+    values, tops = listed.get("token_logprobs") or [], listed.get("top_logprobs") or []
+    listed["token_logprobs"] = [value and value * factor for value in values]
+    listed["top_logprobs"] = [top and {k: v * factor for k, v in top.items()} for top in tops]
 
 
-def rows_of_ids(change: Callable[[list[int]], list[int]]) -> Callable[[Json], Json]:
-    def apply(request: Json) -> Json:
-        ids = request.get("prompt")
-        of_ids = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
-        return {**request, "prompt": change(ids)} if of_ids and ids else request
-
-    return apply
+@in_two_steps
+def rows_of_ids(request: Json, change: Callable[[list[int]], list[int]]) -> Json:
+    ids = request.get("prompt")
+    of_ids = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
+    return {**request, "prompt": change(ids)} if of_ids and ids else request
 
 
 def ends_of(length: int, kept: int) -> Callable[[list[int]], list[int]]:
     return lambda ids: [*ids[:kept], *ids[-kept:]] if len(ids) >= length else ids
 
 
-def biased(low: float, high: float) -> Callable[[Json], Json]:
-    def apply(request: Json) -> Json:
-        bias = request.get("logit_bias") or {}
-        if isinstance(bias, dict) and bias:
-            request["logit_bias"] = {k: v for k, v in bias.items() if low <= v <= high}
-        return request
-
-    return apply
+@in_two_steps
+def biased(request: Json, low: float, high: float) -> Json:
+    bias = request.get("logit_bias") or {}
+    if isinstance(bias, dict) and bias:
+        request["logit_bias"] = {k: v for k, v in bias.items() if low <= v <= high}
+    return request
 
 
 def response_texts(change: Text) -> Callable[[Json], Json]:
@@ -71,17 +66,15 @@ def other_fields(fields: Json) -> Chunks:
     return lambda chunks: [chunk | fields if n else chunk for n, chunk in enumerate(chunks)]
 
 
-def texts_of_stream(change: Text, fewest: int = 0) -> Chunks:
-    def apply(chunks: list[Json]) -> list[Json]:
-        tokens = 0
-        for part in (part for chunk in chunks for part in chunk.get("choices", [])):
-            tokens += len(part.get("token_ids") or [0])
-            piece = part.get("delta", part)
-            if tokens > fewest:
-                piece |= {k: change(piece[k]) for k in ("text", "content") if piece.get(k)}
-        return chunks
-
-    return apply
+@in_two_steps
+def texts_of_stream(chunks: list[Json], change: Text, fewest: int = 0) -> list[Json]:
+    tokens = 0
+    for part in (part for chunk in chunks for part in chunk.get("choices", [])):
+        tokens += len(part.get("token_ids") or [0])
+        piece = part.get("delta", part)
+        if tokens > fewest:
+            piece |= {k: change(piece[k]) for k in ("text", "content") if piece.get(k)}
+    return chunks
 
 
 def last_text_lost(chunks: list[Json]) -> list[Json]:

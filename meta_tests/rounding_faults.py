@@ -4,7 +4,7 @@ intact one."""
 
 import dataclasses
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from two_steps import in_two_steps
 
 from sm121.answers import oracle_file
 from sm121.oracles import gpt_oss, mxfp4, rounding
@@ -43,13 +44,11 @@ def quantised(weight: Tensor, rule: mxfp4.ScaleRule = _RULE, roll: int | None = 
     return torch.from_numpy(values.reshape(weight.shape)).to(weight.dtype)
 
 
-def _without_the_last(columns: int) -> rounding.Function:
-    def change(weight: Tensor) -> Tensor:
-        weight = quantised(weight)
-        weight[:, -columns:] = 0
-        return weight
-
-    return change
+@in_two_steps
+def _without_the_last(weight: Tensor, columns: int) -> Tensor:
+    weight = quantised(weight)
+    weight[:, -columns:] = 0
+    return weight
 
 
 _WEIGHTS: Mapping[str, rounding.Function] = {
@@ -89,17 +88,14 @@ def with_loud_keys(name: str, tensor: Tensor) -> Tensor:
     return tensor * {"q_proj": 1 / _LOUD, "k_proj": _LOUD}.get(name.split(".")[-2], 1.0)
 
 
-def held(row: Row) -> Callable[[str, Tensor], Tensor]:
+@in_two_steps
+def held(name: str, tensor: Tensor, row: Row) -> Tensor:
     """How a server with that row holds a tensor of the checkpoint."""
-
-    def change(name: str, tensor: Tensor) -> Tensor:
-        part, where = part_of(name), row.get("part", "")
-        if row["formats"] != "dense" or part is None or not name.endswith(".weight"):
-            return tensor
-        is_here = part == where or name.startswith(f"model.{where.replace('layer ', 'layers.')}.")
-        return _WEIGHTS[row["does"]](tensor) if is_here else quantised(tensor)
-
-    return change
+    part, where = part_of(name), row.get("part", "")
+    if row["formats"] != "dense" or part is None or not name.endswith(".weight"):
+        return tensor
+    is_here = part == where or name.startswith(f"model.{where.replace('layer ', 'layers.')}.")
+    return _WEIGHTS[row["does"]](tensor) if is_here else quantised(tensor)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from loopback import JsonHandler, serving
+from two_steps import in_two_steps
 
 from sm121.answers.exam import Document, Section
 from sm121.core.server import Endpoint
@@ -33,25 +34,24 @@ def script_of(section: Section, answers: Mapping[str, Sequence[Said]]) -> Script
     return script
 
 
-def reader(document: Document, forgets: Callable[[str], str] = lambda text: text) -> Script:
+@in_two_steps
+def reader(
+    request: Json, document: Document, forgets: Callable[[str], str] = lambda text: text
+) -> Said:
     """Reads the document, as far as it does not forget of it, and answers from what it has read."""
-
-    def script(request: Json) -> Said:
-        text = forgets(request["messages"][0]["content"].rpartition("\n")[0])
-        found = {
-            needle.id: needle.text.rstrip(".").rpartition(" ")[2]
-            for needle in document.needles
-            if needle.text in text
-        }
-        if "keeper" in found:
-            found["keeper"] = "Odile Brandt"
-        question = request["messages"][0]["content"].rpartition("\n")[2]
-        if question == document.question:
-            return json.dumps(found)
-        needle = next(needle for needle in document.needles if needle.question == question)
-        return found.get(needle.id, "The log does not say.")
-
-    return script
+    text = forgets(request["messages"][0]["content"].rpartition("\n")[0])
+    found = {
+        needle.id: needle.text.rstrip(".").rpartition(" ")[2]
+        for needle in document.needles
+        if needle.text in text
+    }
+    if "keeper" in found:
+        found["keeper"] = "Odile Brandt"
+    question = request["messages"][0]["content"].rpartition("\n")[2]
+    if question == document.question:
+        return json.dumps(found)
+    needle = next(needle for needle in document.needles if needle.question == question)
+    return found.get(needle.id, "The log does not say.")
 
 
 def _message(said: Said, number: int) -> tuple[Json, str]:
