@@ -266,23 +266,9 @@ def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
     assert any("answers sensibly" in line for line in unproven)
 
 
-@pytest.mark.parametrize(
-    ("second", "b", "same", "silent"),
-    [
-        ("--moe-backend marlin", {"moe": "MARLIN"}, True, None),
-        ("--moe-backend=auto", {"moe": "MARLIN"}, True, None),
-        ("--moe-backend triton", {"moe": "TRITON"}, False, None),
-        ("--attention-config '{\"backend\": \"TRITON_ATTN\"}'", {"moe": "MARLIN"}, False,
-         "attention_config.backend"),  # no log shows the attention
-        ("--max-num-seqs 4", {"moe": "MARLIN"}, False, "max_num_seqs"),
-        ("--moe-backend marlin --max-num-seqs 4", {"moe": "MARLIN"}, False, "max_num_seqs"),
-        ("--enforce-eager", {"moe": "MARLIN", "cuda_graphs": False}, False, "enforce_eager"),
-        (f"--engine-python {sys.executable}", {"moe": "MARLIN"}, False, None),
-        ("", {"moe": "MARLIN"}, False, None),  # A against A, as it was asked for
-    ],
-)  # fmt: skip
+@from_data
 def test_b_is_told_from_a_by_what_ran(second, b, same, silent):
-    sides = ab.parse_sides(["", second])
+    sides = ab.parse_sides(["", second.replace("PYTHON", sys.executable)])
     a = {"moe": "MARLIN", "cuda_graphs": False}
     why, unproven = visited.the_same(sides, "vllm", Visit("A", path=a), Visit("B", path=b))
     assert (why is not None and "B ran what A ran" in why) is same

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from data_rows import altered, from_data
 
 from sm121 import cli
 from sm121.core import profile
@@ -246,27 +247,7 @@ def test_what_another_reason_excused_is_not_known(tmp_path, how):
     assert trusted.known(a_run(*TESTS).tests[2]) is not None
 
 
-@pytest.mark.parametrize(
-    ("change", "same"),
-    [
-        ({}, True),
-        ({"value": 0.17}, True),
-        ({"value": 0.19}, False),
-        ({"value": -0.0912}, False),
-        ({"value": None}, False),
-        ({"value": float("nan")}, False),
-        ({"limit": 0.06}, True),
-        ({"limit": 0.58}, False),
-        ({"unit": "%"}, False),
-        ({"required": "no more than"}, True),  # other words for the same kind
-        ({"required": "no more than", "kind": ""}, False),
-        ({"kind": "order"}, False),
-        ({"evidence": "port 4001, /tmp/x/server.log, at 09:10:11"}, True),
-        ({"about": "prompt digits"}, False),
-        ({"observed": "at token 15"}, False),
-    ],
-    ids=str,
-)  # fmt: skip
+@from_data
 def test_failures_are_compared_by_what_does_not_hold(change, same):
     """Never by the words: the value by its size, the unit, the kind, and what was observed."""
     other = replace(ORACLE, **change)
@@ -290,43 +271,20 @@ def test_a_run_of_the_first_version_is_read(tmp_path):
     assert trusted.known(a_run(*changed(2, "FAIL", replace(ORACLE, value=0.095))).tests[2]) is None
 
 
-@pytest.mark.parametrize(
-    ("spoil", "why"),
-    [
-        (lambda run: run.update(finished=False), "has not finished"),
-        (lambda run: run["tests"][0].update(verdict="FAIL", message="x"), "changed after"),
-        (lambda run: run.update(fingerprint=None), "does not say what was asked"),
-        (
-            lambda run: run["crashes"].append({"kind": "oom", "summary": "died", "owner": "us"}),
-            "crashed in it: died",
-        ),
-        (lambda run: run.update(tests="x"), "expected a report directory"),
-        (lambda run: run.update(schema_version=99), "schema 99 is of a later version"),
-        (lambda run: run["box"].update(state="DEGRADED"), "its box was DEGRADED"),
-        (lambda run: run.update(levels={}), "changed after"),
-        *((text, "expected a report directory") for text in ("[" * 100_000, "{}", "null", "")),
-        *(
-            (lambda run, v=v: run["metrics"]["tg32@d0"].update(value=v), f"its tg32@d0 {why}")
-            for v, why in ((0.0, "holds a 0"), (-1.0, "holds a 0"), (float("nan"), "has no value"))
-        ),
-    ],
-)
-def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, spoil, why):
+@from_data
+def test_a_run_that_nothing_can_be_held_against_is_refused(tmp_path, changes, text, why):
     folder = stored(a_run(("tests/a.py::holds", "PASS", "")), tmp_path / "run")
     file = folder / "verdict.json"
-    run = json.loads(file.read_text())
-    file.write_text(spoil if isinstance(spoil, str) else json.dumps(spoil(run) or run))
+    if text is None:
+        text = json.dumps(altered(json.loads(file.read_text()), changes))
+    file.write_text(text)
     with pytest.raises(UsageError, match=why):
         against.load(str(folder), tmp_path)
     with pytest.raises(UsageError, match=why):
         against.trust(folder, tmp_path / "storage")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"arch": "sm121"}, {"profile": "another"}, {"fingerprint": Fingerprint(model="other")}],
-    ids=str,
-)
+@from_data
 def test_a_run_of_something_else_is_refused(trusted, change):
     run = a_run(*TESTS).model_copy(update=change)
     with pytest.raises(UsageError, match="is of another"):

@@ -1,11 +1,10 @@
 """The schema, the invariants and the streams notice what is wrong in an answer."""
 
-import copy
 import json
 from collections import Counter
 
 import pytest
-from data_rows import from_data, table
+from data_rows import altered, from_data, table
 
 from sm121.api import cases, harmony, invariants, sampling, schema, stream, tools
 from sm121.api.cases import Case
@@ -69,6 +68,14 @@ def sse(chunks, done=True, kind="text/event-stream; charset=utf-8"):
     return stream.read(kind, "".join(events).encode())
 
 
+def chunks(*places):
+    return [CHUNKS[place] for place in places]
+
+
+def read(text):
+    return stream.read("text/event-stream", text.encode())
+
+
 def test_good_answers_are_as_published():
     assert schema.violations("completion", COMPLETION) == []
     assert schema.violations("chat completion", chat({"role": "assistant", "content": "x"})) == []
@@ -82,9 +89,7 @@ def test_a_key_that_is_missing_is_noticed(key):
     assert key in schema.violations("completion", broken)[0]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("created", "1"), ("created", 1.5), ("id", 7), ("object", "list")]
-)
+@from_data
 def test_nothing_is_converted(key, value):
     assert schema.violations("completion", {**COMPLETION, key: value})
 
@@ -99,39 +104,17 @@ def test_what_is_no_error_object_is_noticed(body):
     assert schema.violations("error", body)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda a: a.update(model="gpt-4"), "model 'gpt-4'"),
-        (lambda a: a.update(id=""), "id is empty"),
-        (lambda a: a["usage"].update(total_tokens=8), "does not add up"),
-        (lambda a: a.update(usage=None), "no usage"),
-        (lambda a: a["choices"][0].update(index=1), "choices with index [1]"),
-        (lambda a: a["choices"].append(a["choices"][0]), "choices with index [0, 0]"),
-        (lambda a: a["choices"][0].update(text="x<|end|>"), "<|end|> in text"),
-    ],
-)
-def test_what_must_hold_in_every_completion(change, said):
-    broken = copy.deepcopy(COMPLETION)
-    change(broken)
+@from_data
+def test_what_must_hold_in_every_completion(changes, said):
+    broken = altered(COMPLETION, changes)
     assert said in "; ".join(invariants.of_completion(broken, REQUEST, hidden=True))
 
 
-@pytest.mark.parametrize(
-    ("calls", "said"),
-    [
-        ([{**CALL, "id": ""}], "one of its own for each"),
-        ([CALL, CALL], "one of its own for each"),
-        ([{**CALL, "function": {"name": "rm", "arguments": "{}"}}], "a call of 'rm'"),
-        ([{**CALL, "function": {"name": "get_weather", "arguments": "{"}}], "not JSON"),
-        ([{**CALL, "function": {"name": "get_weather", "arguments": "[]"}}], "are no object"),
-        ([{**CALL, "function": {"name": "get_weather", "arguments": None}}], "not JSON"),
-    ],
-)
-def test_tool_calls_that_are_not_well_formed(calls, said):
+@from_data
+def test_tool_calls_that_are_not_well_formed(changes, said):
     request = {"model": "canary", "tools": tools.tools()}
     assert invariants.of_tool_calls([CALL], request) == []
-    assert said in "; ".join(invariants.of_tool_calls(calls, request))
+    assert said in "; ".join(invariants.of_tool_calls([CALL | each for each in changes], request))
 
 
 def test_a_call_and_its_finish_reason_go_together():
@@ -152,31 +135,9 @@ def test_a_good_stream_is_as_published():
     )
 
 
-@pytest.mark.parametrize(
-    ("broken", "said"),
-    [
-        (lambda: sse(CHUNKS, done=False), "[DONE] is not once"),
-        (lambda: sse(CHUNKS, kind="application/json"), "content type"),
-        (lambda: sse([]), "not one chunk"),
-        (lambda: sse(CHUNKS[1:]), "no role"),
-        (lambda: sse([*CHUNKS[:-2], CHUNKS[-1]]), "0 finish_reasons of choice 0"),
-        (lambda: sse([*CHUNKS[:-1], *CHUNKS[-2:]]), "2 finish_reasons of choice 0"),
-        (lambda: sse([CHUNKS[0], CHUNKS[4], CHUNKS[2], CHUNKS[5]]), "goes on with choice 0"),
-        (lambda: sse(CHUNKS[:-1]), "usage not in the last chunk"),
-        (lambda: sse([*CHUNKS[:1], {**CHUNKS[1], "id": "other"}, *CHUNKS[2:]]), "one id"),
-        (lambda: sse([{"error": {"message": "x"}}]), "an error inside the stream"),
-        (lambda: stream.read("text/event-stream", b"data: {\n\ndata: [DONE]\n\n"), "not JSON"),
-        (lambda: stream.read("text/event-stream", b"what\n\ndata: [DONE]\n\n"), "no event"),
-        (lambda: sse([5]), "no JSON object"),
-        (lambda: sse([None]), "no JSON object"),
-        (
-            lambda: stream.read("text/event-stream", b"data: " + b"[" * 100_000 + b"\n\n"),
-            "not JSON",
-        ),
-    ],
-)
+@from_data
 def test_streams_that_are_not_as_published(broken, said):
-    found = stream.violations(broken(), "chat completion chunk", usage=True)
+    found = stream.violations(broken, "chat completion chunk", usage=True)
     assert said in "; ".join(found), found
 
 

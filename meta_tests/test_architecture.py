@@ -1,6 +1,5 @@
 """Which architecture is meant, and what happens when it is not here."""
 
-import pytest
 from data_rows import from_data
 
 from sm121.core import architecture
@@ -46,9 +45,7 @@ def test_a_level_test_without_applies_to_is_refused(run_pytest, tmp_path):
     assert status == 4 and "applies_to" in run.output, run.output
 
 
-@pytest.mark.parametrize(
-    ("capability", "name"), [((12, 1), "sm121"), ((12, 0), "sm120"), ((9, 0), "sm90")]
-)
+@from_data
 def test_detection_by_capability(monkeypatch, capability, name):
     monkeypatch.setattr(architecture, "_torch_capability", lambda: (capability, "meta"))
     assert architecture.detect().name == name

@@ -118,9 +118,7 @@ def test_a_proxy_of_the_environment_has_no_part(run_pytest, fault_server):
     assert status == 0, run.output
 
 
-@pytest.mark.parametrize(
-    ("version_file", "expected"), [("__version__ = version = '9.9.9'\n", "9.9.9"), (None, None)]
-)
+@from_data
 def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file, expected):
     """Not of the vLLM that is installed beside it; unknown when the checkout does not say."""
     from sm121.engines.vllm import Vllm

@@ -11,7 +11,7 @@ from sm121.api.client import Api
 from sm121.api.guarded_client import GuardedClient
 from sm121.core import errors, profile
 from sm121.core.server import Endpoint, Server
-from sm121.core.verdict import Inapplicable, NotRun
+from sm121.core.verdict import NotRun
 from sm121.engines import capabilities, detection
 from sm121.session import target
 from sm121.session.settings import Settings
@@ -120,15 +120,7 @@ def test_a_version_before_the_parameter_cannot():
     assert capabilities.of("vllm", None).missing("token_ids")
 
 
-@pytest.mark.parametrize(
-    ("engine", "version", "missing"),
-    [
-        ("vllm", "0.14.0rc1.dev375+g8409484b4", Inapplicable),
-        ("vllm", "0.25.1", Inapplicable),
-        ("vllm", None, NotRun),  # whether it has it is not known
-        ("llama-cpp", "b11434", NotRun),  # of no release: what takes its place is to be shown
-    ],
-)
+@from_data
 def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, missing):
     with pytest.raises(NotRun) as raised:
         capabilities.of(engine, version).require("logprobs", "bad_words")

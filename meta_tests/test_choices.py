@@ -272,9 +272,7 @@ def test_a_run_says_it_before_it_starts_a_server():
     assert any("error: vLLM 0.24.0 refuses" in line for line in said)
 
 
-@pytest.mark.parametrize(
-    "version", ["0.27.1", "0.27.9", "0.25.0"], ids=["known", "later of it", "another"]
-)
+@from_data
 def test_it_holds_for_the_same_minor_version(version):
     assert found(version, FLASHINFER)
 

@@ -91,15 +91,7 @@ def test_changes_go_by_the_rules_of_the_regression_level(pair):
     assert "worse than allowed" in found.headline
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (("fingerprint", "machine", {"gpu": "NVIDIA H200"}), "machine's gpu: A NVIDIA GB10, B NVI"),
-        (("fingerprint", "plan", "quick"), "plan: A full, B quick"),
-        (("profile", None, "cpu-tiny-gpt-oss"), "profile: A sm121-gpt-oss-120b, B cpu-tiny"),
-        (("fingerprint", None, None), "B does not say what it asked"),
-    ],
-)
+@from_data
 def test_runs_that_are_not_comparable_are_not_judged(pair, changed, said):
     key, part, value = changed
     run = json.loads((pair[1] / "verdict.json").read_text())

@@ -38,15 +38,7 @@ def test_a_run_agrees_with_itself():
     assert found.divergences == pytest.approx([0, 0, 0])
 
 
-@pytest.mark.parametrize(
-    ("other", "expected"),
-    [
-        (run(1, 9, 3), "token 1: required: token_id:2, seen: token_id:9"),
-        (run(1, 2), "token 2: required: token_id:3, seen: the end"),
-        ([at(1), at(2, 0.7), at(3)], "token 1 .*at most 0.001"),
-        ([at(1), Position("token_id:2", math.nan, {}), at(3)], "token 1"),
-    ],
-)
+@from_data
 def test_a_difference_is_named(other, expected):
     found = agreement.judge(run(1, 2, 3), other, EXACT)
     assert found.disagreement is not None
@@ -91,13 +83,7 @@ def test_a_fork_that_cannot_be_followed_leaves_the_rest_unjudged():
     assert found.disagreement is None and found.unjudged == 1
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        [at(1), at(7, 0.6, t2=0.3), at(8)],  # the other run is sure of its choice
-        [at(1), at(7, 0.46), at(8)],  # it does not even tell the judged token
-    ],
-)
+@from_data
 def test_a_choice_beyond_the_noise_is_no_fork(other):
     found = agreement.judge(ATTRACTOR, other, NOISY, lambda taken: run(3))
     assert found.disagreement is not None and not found.forks
@@ -158,27 +144,7 @@ def test_a_whole_answer_is_whole():
     assert malformed(bare, 2) is None, "what is not told is not wrong"
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"ids": (97,)}, "seen: 1 ids, 2 log-probabilities, 2 usage"),
-        ({"positions": tuple(run(97))}, "1 log-probabilities"),
-        ({"completion_tokens": 3}, "3 usage"),
-        ({"ids": (97,), "positions": tuple(run(97)), "completion_tokens": 1}, "required: 2 tokens"),
-        ({"finish_reason": "stop"}, "finish_reason length, seen: stop"),
-        ({"finish_reason": None}, "finish_reason length, seen: None"),
-        ({"ids": (98, 97)}, "seen: 97 in place of 98 at 0"),
-        (
-            {"positions": (at(97), Position("token_id:98", math.nan, {}))},
-            "token 1: required: a log",
-        ),
-        ({"positions": (at(97), Position("token_id:98", 0.5, {}))}, "seen: 0.5"),
-        ({"positions": (at(97), at(98, 0.3, t5=0.6))}, "required: the likeliest token"),
-        ({"positions": (Position("a", -1, {}), Position("c", -1, {}))}, "of the text 'ab'"),
-        ({"prompt_ids": (1, 3)}, "3 in place of 2 at 1"),
-        ({"prompt_tokens": 3}, "usage of 2 prompt tokens, seen: 3"),
-    ],
-)
+@from_data
 def test_what_is_not_whole_is_said(change, said):
     wrong = malformed(dataclasses.replace(WHOLE, **change), 2, (1, 2))
     assert said in str(wrong), wrong

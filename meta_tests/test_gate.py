@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from data_rows import from_data
 
 from sm121.core.profile_fields import Gate
 from sm121.core.verdict import Verdict
@@ -174,9 +175,7 @@ def test_looks():
     assert {decision.verdict for decision in one_by_one} == {Verdict.PASS}
 
 
-@pytest.mark.parametrize(
-    ("level", "grade"), [(53, "minimum"), (57.9, "minimum"), (58.5, "target"), (61.5, "stretch")]
-)
+@from_data
 def test_the_grade_is_what_the_whole_interval_reaches(level, grade):
     samples = [level + d for d in (-0.2, 0.1, 0.0, -0.1, 0.2) * 4]
     decision = gate.decide(samples, RATE, maximum_rounds=60)

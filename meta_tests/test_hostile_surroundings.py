@@ -209,9 +209,7 @@ def test_a_stream_does_not_last_for_ever(serve, monkeypatch):
     assert time.monotonic() - began < 3.0
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"), [(packed_stream, "packed (gzip)"), (flood, "larger than 64 MiB")]
-)
+@from_data
 def test_the_timed_client_takes_neither_packed_nor_endless_answers(serve, answer, says):
     endpoint = serve(answer)
 
@@ -223,14 +221,7 @@ def test_the_timed_client_takes_neither_packed_nor_endless_answers(serve, answer
     assert says in str(asyncio.run(ask()).answers[0].error)
 
 
-@pytest.mark.parametrize(
-    ("answer", "streamed", "says"),
-    [
-        (packed_stream, True, "packed (gzip)"),
-        (bomb, False, "packed (gzip)"),
-        (flood, False, "larger than 64 MiB"),
-    ],
-)
+@from_data
 def test_the_load_client_takes_neither_packed_nor_endless_answers(serve, answer, streamed, says):
     job = load.Job("one", {"model": "m", "prompt": "p", "stream": streamed}, 8)
     result = load.LoadClient(serve(answer), Patience(20.0, 10.0)).run([job])

@@ -109,9 +109,7 @@ def test_what_a_path_has_no_kernel_for_is_inapplicable(of_log):
     assert kernels.judged is None
 
 
-@pytest.mark.parametrize(
-    ("dtype", "provider"), [("float32", "vllm-cpu-float32"), ("bfloat16", "vllm-cpu")]
-)
+@from_data
 def test_on_the_cpu_each_kernel_has_a_provider_of_its_precision(dtype, provider):
     """Before, PyTorch was judged."""
     path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype=dtype)
@@ -120,19 +118,7 @@ def test_on_the_cpu_each_kernel_has_a_provider_of_its_precision(dtype, provider)
     assert {*found.values()} == {provider}
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "expected"),
-    [
-        (GB10, [], {"moe": "MARLIN", "attention": "FLASHINFER"}),
-        (GB10, ["--moe-backend", "triton"], {"moe": "TRITON"}),
-        ("sm90-tiny-gpt-oss", ["--moe-backend", "triton"], {"moe": "TRITON"}),
-        ("sm90-tiny-gpt-oss", OF_THE_EFFORT,
-         {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8", "attention": "FLASH_ATTN"}),
-        ("cpu-tiny-gpt-oss", ["--dtype", "float32"],
-         {"moe": "CPU", "attention": "CPU_ATTN", "dtype": "float32"}),
-        ("cpu-tiny-gpt-oss", [], {"dtype": None}),
-    ],
-)  # fmt: skip
+@from_data
 def test_before_a_server_ran_the_path_is_expected(name, arguments, expected):
     own = profile.load(name).judging()
     configuration = ServerConfiguration(
@@ -170,15 +156,7 @@ def test_what_served_is_judged_by_its_own_provider_alone(of_log):
     assert "judged was vllm, which does not serve" in kernel.why
 
 
-@pytest.mark.parametrize(
-    ("tests", "why"),
-    [
-        ((), "none of its tests was selected"),
-        ((judging("fused_moe", "vllm", "NOT_RUN", message="NOT_RUN: none there"),), "none there"),
-        ((judging("fused_moe", "vllm", "INVALID"),), "none of its tests decided"),
-        ((judging("route", "vllm"),), "none of its tests was selected"),
-    ],
-)  # fmt: skip
+@from_data
 def test_why_a_kernel_was_not_judged(of_log, tests, why):
     (kernel,) = of(run(of_log(TRITON_ATTN, MARLIN), *tests), "fused_moe")
     assert (kernel.judged, kernel.why) == (False, why)

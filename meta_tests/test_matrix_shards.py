@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 
 from sm121 import cli
 from sm121.core import profile
@@ -258,9 +259,7 @@ def worker_wrote(directory: Path, name: str, content: str) -> None:
     (folder / "matrix.json").write_text(content)
 
 
-@pytest.mark.parametrize(
-    ("outcome", "verdict"), [(CellOutcome.PASS, "PASS"), (CellOutcome.CRASH, "FAIL")]
-)
+@from_data
 def test_the_controller_judges_the_cells_of_all_workers(tmp_path, outcome, verdict):
     worker_wrote(tmp_path, "gw0", text_of(matrix_of(BASELINE)))
     worker_wrote(tmp_path, "gw1", text_of(matrix_of(ended(COMPILED, outcome))))

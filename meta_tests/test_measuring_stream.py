@@ -177,17 +177,7 @@ def test_an_error_event_fails_the_request():
     assert made.error is not None and made.error.startswith("error-event")
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [
-        (of_ids(8), None),
-        (of_ids(6, asked=8), "short_answer"),
-        (of_ids(9, asked=8), "token_accounting"),
-        (answer(event(ids=[1]), event(ids=[2], counted=3)), "token_accounting"),
-        (answer(event(), event("", counted=8)), "chunk_clock"),
-        (answer(event(""), event("")), "no_tokens"),
-    ],
-)
+@from_data
 def test_account_of_tokens(made, reason):
     findings = Findings()
     validity.check_answers([made], timing.clock_of([made]), findings)
@@ -213,9 +203,7 @@ def test_no_two_timed_prompts_begin_alike():
     assert max(ends) < 94, "behind half of a character, vLLM's answer begins with the prompt's text"
 
 
-@pytest.mark.parametrize(
-    ("seconds", "reason"), [(0.07, None), (0.0675, None), (0.09, "server_clock"), (0.05, None)]
-)
+@from_data
 def test_a_stream_is_not_faster_than_its_engine(seconds, reason):
     """Eight tokens in 70 ms. A stream that is slower than the engine is what a user gets."""
     findings = Findings()

@@ -120,8 +120,8 @@ class Failed(Exception):
     """The driver has no answer."""
 
 
-def nvml(used: int | None, compute: dict[int, int | None]) -> SimpleNamespace:
-    """A driver with one GPU, as far as it is asked."""
+def nvml(used: int | None, compute: dict[int | str, int | None]) -> SimpleNamespace:
+    """A driver with one GPU, as far as it is asked. `compute`: what each process holds, by pid."""
 
     def memory_info(_handle):
         if used is None:
@@ -129,7 +129,9 @@ def nvml(used: int | None, compute: dict[int, int | None]) -> SimpleNamespace:
         return SimpleNamespace(used=used)
 
     def holding(found):
-        return lambda _handle: [SimpleNamespace(pid=p, usedGpuMemory=u) for p, u in found.items()]
+        return lambda _handle: [
+            SimpleNamespace(pid=int(p), usedGpuMemory=u) for p, u in found.items()
+        ]
 
     return SimpleNamespace(
         NVMLError=Failed, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
@@ -139,15 +141,7 @@ def nvml(used: int | None, compute: dict[int, int | None]) -> SimpleNamespace:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("driver", "namespace", "found"),
-    [
-        (nvml(100, {7: 5, 8: 6}), memory._OF_THE_MACHINE, DeviceUse(100, 11)),
-        (nvml(None, {7: 5, 8: 6}), memory._OF_THE_MACHINE, DeviceUse(None, 11)),
-        (nvml(100, {8: None}), memory._OF_THE_MACHINE, DeviceUse(100, None)),
-        (nvml(100, {}), "pid:[4026532000]", DeviceUse(100, None)),
-    ],
-)
+@from_data
 def test_what_processes_hold_is_known_only_where_all_are_seen(
     monkeypatch, driver, namespace, found
 ):
@@ -156,16 +150,7 @@ def test_what_processes_hold_is_known_only_where_all_are_seen(
     assert memory._device_use() == found
 
 
-@pytest.mark.parametrize(
-    ("driver", "held", "source"),
-    [
-        (nvml(100, {7: 5, 8: 6}), 11, "NVML, by process"),
-        (nvml(100, {8: 6}), 11, "NVML, by process"),  # 7 draws
-        (nvml(None, {7: 5, 9: 50}), 5, "NVML, by process"),
-        (nvml(100, {7: 5, 8: None}), 100, "whole GPU"),
-        (nvml(None, {7: None}), None, "MemAvailable"),
-    ],
-)
+@from_data
 def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
     if held in (100, None):
         driver.nvmlDeviceGetGraphicsRunningProcesses = lambda _handle: []
@@ -174,16 +159,7 @@ def test_what_a_tree_holds_of_the_device(monkeypatch, driver, held, source):
     assert tree.used({7, 8}) == held and source in tree.source
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "device", "total", "source"),
-    [
-        (nvml(100, {}), nvml(170, {8: 66}), 71, 81, "NVML by process"),  # 7 draws 5
-        (nvml(None, {}), nvml(None, {8: 66}), 71, 81, "NVML by process"),  # GB10
-        (nvml(100, {}), nvml(170, {8: None}), 70, 80, "beyond what was before the server"),
-        (nvml(None, {}), nvml(None, {8: None}), None, 40, "the GPU's is the system's"),
-    ],
-    ids=["a GPU", "GB10", "a container", "GB10 without processes"],
-)
+@from_data
 def test_what_a_server_holds_in_all(monkeypatch, before, after, device, total, source):
     """Of a model of 66 GiB on the device, the host holds 6."""
     available = [50, 10]

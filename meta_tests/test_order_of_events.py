@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 
 HERE = Path(__file__).parent
 BEGINNING = ["levels found", "tests selected", "opened"]
@@ -41,20 +42,7 @@ def begin(start_pytest, fault_server, tmp_path):
 VERDICTS = "meta_tests/scenarios/verdicts.py"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "between"),
-    [
-        ([f"{VERDICTS}::test_pass"], 0, ["decided PASS"]),
-        ([f"{VERDICTS}::test_pass", "--shard=1/2"], 0, ["decided PASS"]),
-        (
-            [f"{VERDICTS}::test_fail", f"{VERDICTS}::test_invalid"], 1,
-            ["decided FAIL", "decided INVALID"],
-        ),
-        # The cause of a time-out is looked for before the test is decided.
-        (["meta_tests/scenarios/out_of_time.py"], 1, ["crash looked for", "decided FAIL"]),
-    ],
-    ids=["passes", "a shard", "fails", "its server may not be well"],
-)  # fmt: skip
+@from_data
 def test_a_run_that_ends_by_itself(begin, arguments, status, between):
     run, steps = begin(*arguments)
     assert run.wait() == status, run.output

@@ -18,7 +18,7 @@ from sm121.client.completions import Completion, Position, Refused, name_of
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Price, Regression
 from sm121.core.profile_fields import Gate
-from sm121.core.unmet import Fact, Unmet
+from sm121.core.unmet import Unmet
 from sm121.core.verdict import NotRun, Verdict
 from sm121.measure import gate
 from sm121.measure.measurement import Measurement
@@ -223,9 +223,7 @@ def test_probabilities_above_one_together_are_none(reference, checkpoint, served
         assert price._right_answers(asker, text, scored).count(-math.inf) == count
 
 
-@pytest.mark.parametrize(("before", "now"), [
-    (0.1, math.nan), (math.inf, math.inf), (0.1, math.inf), (math.nan, 0.1),
-])  # fmt: skip
+@from_data
 def test_no_number_is_worse_than_any(before, now):
     for limit in (0.01, math.inf):
         assert priced.change_of(KL, before, now, limit).verdict is Verdict.FAIL
@@ -333,11 +331,7 @@ def test_speed_for_quality_beside_a_trusted_run(now, limits, worse):
         assert f"{KL} 0.0001 → 0.012 nats, {LIKELIEST} 99.9 → 97.2 %" in str(run.against)
 
 
-@pytest.mark.parametrize(("before", "now", "is_named"), [
-    ({"tg32@d0": 30.0}, PAID, True),
-    (HONEST, HONEST, False),
-    ({"tg32@d0": 30.0}, {"tg32@d0": 30.0}, False),
-])  # fmt: skip
+@from_data
 def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
     """Of an earlier release: it is no reason for red, and a price is not called compared."""
     run, runs = run_of(now), (StoredRun("old", run_of(before), stored_metrics(before)),)
@@ -374,14 +368,7 @@ def test_speed_for_quality_in_ab():
         assert "B is 1.6 times as fast" in section
 
 
-@pytest.mark.parametrize(("error", "is_red"), [
-    (Unmet(Fact("12 tokens", "11 ids")), True),
-    (Unmet(Fact("prompt_logprobs with every answer")), True),
-    (Refused(500, "CUDA error"), True),
-    (Refused(400, "Requested prompt logprobs of 20, which is greater than max allowed: 5"), False),
-    (NotRun("the engine sends none"), False),
-    (UsageError("FILE rounds"), False),
-])  # fmt: skip
+@from_data
 def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, is_red):
     """What a side cannot tell is a remark; what it tells wrongly is red."""
     remarks = []
@@ -399,13 +386,7 @@ def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, 
         assert answers.price_of(None, side, None) == {} and len(remarks) == 1
 
 
-@pytest.mark.parametrize(("formats", "limits", "is_red"), [
-    ("kv=fp8", ALLOWING, True),
-    ("kv=fp8", LIMITS, False),
-    ("kv=fp8,o=mxfp4-even", ALLOWING, True),
-    (None, ALLOWING, True),
-    ("checkpoint", ALLOWING, False),
-])  # fmt: skip
+@from_data
 def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
     """Each price that is allowed: of one without a gate nothing would be red. `KL` has one."""
     way, gate_of = formats and Rounding.parse(formats), {"unit": "nats", "source": "this test"}
@@ -423,11 +404,7 @@ def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
         decide(RIGHT)
 
 
-@pytest.mark.parametrize(("status", "body", "error"), [
-    (400, "Requested prompt logprobs of 20, which is greater than max allowed: 5", NotRun),
-    (400, "prompt_logprobs: a bad request", Refused),
-    (500, "greater than max allowed", Refused),
-])  # fmt: skip
+@from_data
 def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body, error):
     """Its --max-logprobs is smaller: that is no fault, and any other refusal is one."""
     refuse = Mock(side_effect=Refused(status, body))
@@ -465,13 +442,7 @@ def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error
             decide(KL)
 
 
-@pytest.mark.parametrize(("rows", "rounding", "error"), [
-    (("kv=fp8",), "kv=fp8", None),
-    (("kv=fp8",), "checkpoint", NotRun),
-    (("checkpoint",), "qkv=mxfp4-even", NotRun),
-    (("checkpoint",), None, NotRun),
-    ((), "checkpoint", None),  # a profile that gates no price
-])  # fmt: skip
+@from_data
 def test_a_rounding_that_no_row_has_is_not_green(monkeypatch, rows, rounding, error):
     limit = {"metric": KL, "unit": "nats", "at_most": 1.0, "source": "this test"}
     prices = [Price(rounding=row, gates=[limit]) for row in rows]

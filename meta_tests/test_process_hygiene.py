@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from data_rows import from_data
 
 from sm121.core import errors, files
 from sm121.engines import process_tree, stale
@@ -167,10 +168,7 @@ def test_workers_make_one_report(run_pytest):
 
 
 @pytest.mark.slow("workers again")
-@pytest.mark.parametrize(
-    "loaded",
-    [pytest.param((), id="by conftest"), pytest.param(("-p", "sm121.plugin"), id="by -p")],
-)
+@from_data
 def test_a_green_run_of_workers_is_green(run_pytest, loaded):
     """What needs a server is in one worker, also where xdist itself groups nothing any more."""
     chosen = [f"{SCENARIOS}::{name}" for name in ("test_spread", "test_in_order")]

@@ -101,10 +101,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> KernelProfile:
     return taken
 
 
-@pytest.mark.parametrize(
-    ("chosen", "asked", "stops"),
-    [(CPU, "auto", 0), (GB10, "auto", 1), (CPU, "restart", 1), (GB10, "keep", 0)],
-)
+@from_data
 def test_server_that_a_gpu_profiler_slows_is_stopped(chosen, asked, stops, seen, tmp_path):
     run = stub(tmp_path, chosen, kernel_trace=asked)
     assert take(run, server(traces="/t")) == seen.model_copy(update={"decoding": True})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import lies
 import pytest
+from data_rows import from_data
 from fault_proxy import FAULTS, Fault
 from protocol_faults import Outcome, node_id, table
 
@@ -44,15 +45,7 @@ def outcome(status: int, *tests: tuple[str, str, str]) -> Outcome:
     return Outcome("no [DONE]", status, tests, 1.0)
 
 
-@pytest.mark.parametrize(
-    "survived",
-    [
-        outcome(0, ("test_a", "PASS", "")),
-        outcome(5, ("test_a", "NOT_RUN", "no such capability")),
-        outcome(4),
-        outcome(1, ("test_a", "FAIL", "KeyError: 'choices'")),
-    ],
-)
+@from_data
 def test_only_a_failure_that_says_what_was_required_is_a_kill(survived):
     assert not survived.killed
     killed = outcome(1, ("test_a", "FAIL", "required: this, seen: that"))

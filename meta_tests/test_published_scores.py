@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 from scripted_chats import scripted
 from servers import executable
 
@@ -161,15 +162,7 @@ def test_a_score_of_fewer_questions_is_none(monkeypatch, tmp_path, task, asked, 
         published.judge(CANARY, Path(sys.executable), endpoint, tmp_path, str)
 
 
-@pytest.mark.parametrize(
-    ("ends", "error"),
-    [
-        ("TypeError: expected string or bytes-like object, got 'list'", Inconclusive),
-        ("AttributeError: 'int' object has no attribute 'strip'", Inconclusive),
-        ("KeyError: 'message'", Inconclusive),
-        ("ModuleNotFoundError: No module named 'langdetect'", NotRun),
-    ],
-)
+@from_data
 def test_an_answer_that_ends_the_harness_is_not_green(monkeypatch, tmp_path, ends, error):
     ended = SimpleNamespace(status=1, output=ends)
     monkeypatch.setattr(published.child, "run", lambda _command, **_: ended)

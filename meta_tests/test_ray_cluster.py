@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from data_rows import from_data
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration, Span
@@ -84,11 +85,7 @@ def test_cluster_is_refused_in_one_line(monkeypatch, name):
     assert what in str(refused.value) and "\n" not in str(refused.value), refused.value
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    [CLUSTER, changed("facts.variables", {"VLLM_HOST_IP": "10.0.0.2"}),
-     changed("facts.available_bytes", 1 << 30)],
-)  # fmt: skip
+@from_data
 def test_cluster_that_is_as_required(monkeypatch, cluster):
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
     looks = ray_cluster.look(CONFIGURATION, "sm121", 1)

@@ -276,20 +276,7 @@ def stored(**changes) -> dict:
     }
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"verdict": "FAIL"}, "its tg32@d0 was FAIL"),
-        ({"verdict": "INCONCLUSIVE"}, "its tg32@d0 was INCONCLUSIVE"),
-        ({"verdict": "INVALID"}, "its tg32@d0 was INVALID"),
-        ({"run": "FAIL"}, "the run was FAIL"),
-        ({"value": 0.0}, "its tg32@d0 holds a 0"),
-        ({"value": None}, "its tg32@d0 has no value"),
-        ({"samples": [60.0, 0.0]}, "its tg32@d0 holds a 0"),
-        ({"value": float("nan")}, "its tg32@d0 holds a 0, or what is no number"),
-        ({"definition": 1}, "the definition of its metrics was 1, now None"),
-    ],
-)
+@from_data
 def test_a_run_that_was_red_or_holds_nothing_is_no_baseline(changes, why):
     good = stored_run.of_benchmarks("0001", "", [stored()])
     assert good.unlike(CONTEXT) == []

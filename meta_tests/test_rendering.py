@@ -160,10 +160,7 @@ def started_with(*environment: tuple[str, str]) -> ServerConfiguration:
 STORE = ("VLLM_ENABLE_RESPONSES_API_STORE", "1")
 
 
-@pytest.mark.parametrize(
-    ("configuration", "expected"),
-    [(None, NotRun), (started_with(), NotRun), (started_with(STORE), Refused)],
-)
+@from_data
 def test_a_server_that_was_told_to_keep_responses_may_not_lose_them(configuration, expected):
     def respond(_input, **options):
         if "previous_response_id" in options:

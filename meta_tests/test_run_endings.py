@@ -58,9 +58,7 @@ def check_nothing_left(run, memory_before: Memory) -> None:
     assert not lost, f"required: the memory is back, missing {lost / GIB:.1f} GiB"
 
 
-@pytest.mark.parametrize(
-    ("scenario", "status", "verdict"), [("test_passes", 0, "PASS"), ("test_fails", 1, "FAIL")]
-)
+@from_data
 def test_a_run_that_ends_by_itself(start, scenario, status, verdict):
     run, memory = start(scenario)
     assert run.wait() == status, run.output

@@ -171,9 +171,7 @@ NO_MEMORY = (
 )
 
 
-@pytest.mark.parametrize(
-    ("offsets", "verdict"), [((0.2, 0.3), "PASS"), ((0.2, 2.0), "INCONCLUSIVE"), ((), "PASS")]
-)
+@from_data
 def test_a_driver_without_memory_is_well_at_a_start_and_never_while_it_serves(
     tmp_path, offsets, verdict
 ):

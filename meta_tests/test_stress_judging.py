@@ -188,15 +188,7 @@ def test_another_requests_text_or_ids_are_no_noise(change, said):
     assert found is not None and found.kind == "corrupted_answer" and said in found.text, found
 
 
-@pytest.mark.parametrize(
-    ("change", "kind"),
-    [
-        ({"ids": None}, "bad_stream"),
-        ({"completion_tokens": None}, "wrong_usage"),
-        ({"prompt_tokens": None}, "wrong_usage"),
-        ({"prompt_tokens": 4711}, "wrong_usage"),
-    ],
-)
+@from_data
 def test_what_an_answer_has_alone_it_has_under_load(change, kind):
     whole = outcome((1, 2, 3, 4))
     whole.answer = replace(whole.answer, text="abcd", **change)
@@ -261,18 +253,7 @@ KILLED = [{"pid": 7, "name": "VLLM::EngineCor", "status": -9}]
 OOM_LINE = "[ 9.1] Out of memory: Killed process 7 (VLLM::EngineCor) total-vm:1kB"
 
 
-@pytest.mark.parametrize(
-    ("kernel", "kills", "exits", "kind"),
-    [
-        (KernelMessages((OOM_LINE,)), 0, KILLED, "oom"),
-        (KernelMessages((OOM_LINE.replace(" 7 ", " 8 "),)), 0, KILLED, "killed"),
-        (KernelMessages(), 1, KILLED, "oom"),
-        (KernelMessages(), 0, KILLED, "killed"),
-        (KernelMessages(unavailable="not permitted"), 0, KILLED, "killed"),
-        (KernelMessages(unavailable="not permitted"), 0, [], "oom"),
-        (KernelMessages(("[ 9.2] NVRM: Xid (PCI:0000:01:00): 13, x",)), 0, [], "xid"),
-    ],
-)
+@from_data
 def test_sigkill_is_the_oom_killer_only_where_something_says_so(kernel, kills, exits, kind):
     found = death.cause_of(SIGKILL_GUESS, exits=exits, kernel=kernel, kills=kills, pids={7})
     assert found.kind == kind, found
@@ -284,9 +265,7 @@ NO_MEMORY = (
 )
 
 
-@pytest.mark.parametrize(
-    "logged", [SIGKILL_GUESS, Cause(kind="engine_dead", summary="x", owner="y")]
-)
+@from_data
 def test_a_driver_without_memory_explains_an_end_without_a_word(logged):
     kernel = KernelMessages((NO_MEMORY,))
     found = death.cause_of(logged, exits=KILLED, kernel=kernel, kills=0, pids={7})

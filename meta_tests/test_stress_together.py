@@ -108,11 +108,7 @@ def test_requests_that_wait_for_a_place_are_not_stuck(monkeypatch):
     assert [outcome.problem for outcome in load.outcomes] == [None] * 40 and load.seconds > 2.0
 
 
-@pytest.mark.parametrize(
-    ("fault", "preempts", "problem"),
-    [("preempts", True, None), ("preempts", False, "stuck_request"),
-     ("preempts-and-loses", True, "stuck_request")],
-)  # fmt: skip
+@from_data
 def test_a_preempted_request_waits_for_the_end_of_others(monkeypatch, fault, preempts, problem):
     """Longer than a request may be silent elsewhere; but not when no other goes on."""
     monkeypatch.setenv("SM121_META_STEP_S", "0.05")

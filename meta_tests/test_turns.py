@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 
 from sm121.measure.turns import Turn, Turns
 from sm121.plugin import turns
@@ -85,15 +86,7 @@ def test_who_measures_is_not_passed_by_for_ever(tmp_path):
     assert waited < 2.0, f"required: at most a test of each, seen: {waited:.1f} s"
 
 
-@pytest.mark.parametrize(
-    ("arch", "base_url", "obstacle", "share"),
-    [
-        ("sm121", None, None, Turn.ALONE),
-        ("sm121", None, "no such GPU here", Turn.SHARED),
-        ("sm121", "http://127.0.0.1:8000", None, Turn.SHARED),
-        ("cpu", None, None, Turn.SHARED),
-    ],
-)
+@from_data
 def test_a_run_with_servers_on_a_gpu_has_the_machine(arch, base_url, obstacle, share):
     run = SimpleNamespace(
         target=SimpleNamespace(arch=arch, obstacle=obstacle),

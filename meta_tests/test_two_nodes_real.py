@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from data_rows import from_data
 
 from sm121.answers import golden, prompts
 from sm121.client.completions import Asker
@@ -103,9 +104,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault", ["killed", pytest.param("stopped", marks=pytest.mark.slow("another start"))]
-)
+@from_data
 def test_rank_of_a_real_vllm(pool, fault):
     number, kind, what, within_s = FAULTS[fault]
     server, managed = start(pool)

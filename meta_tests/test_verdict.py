@@ -1,6 +1,5 @@
 """How verdicts combine, and that nothing is not green."""
 
-import pytest
 from data_rows import from_data
 
 from sm121.core.verdict import Verdict, worst
@@ -38,15 +37,7 @@ def file_with(*verdicts: Verdict, finished: bool = True, **more) -> VerdictFile:
     return file
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "fields", "whole"),
-    [
-        ((), {}, Verdict.NOT_RUN),
-        ((Verdict.NOT_RUN,), {"skipped": True}, Verdict.NOT_RUN),
-        ((Verdict.PASS,), {"finished": False}, Verdict.NOT_RUN),
-        ((Verdict.FAIL,), {"finished": False}, Verdict.FAIL),
-    ],
-)
+@from_data
 def test_nothing_and_less_than_all_are_not_green(verdicts, fields, whole):
     assert file_with(*verdicts, **fields).verdict is whole
 

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from data_rows import from_data
 
 #: As the redirector of the ``pynvml`` package, and worse: it warns on each call, too.
 REDIRECTOR = """
@@ -24,11 +25,7 @@ say()
 """
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [pytest.param([], marks=pytest.mark.slow), ["-o", "filterwarnings=error"]],
-    ids=["as shipped", "in a project with errors of its own"],
-)
+@from_data
 def test_a_package_that_warns_ends_no_run(run_pytest, fault_server, tmp_path, arguments):
     (tmp_path / "pynvml.py").write_text(REDIRECTOR)
     folders = [str(tmp_path), os.environ.get("PYTHONPATH", "")]

@@ -12,6 +12,8 @@ from inspect import ismodule
 from pathlib import Path
 from typing import Any
 
+from data_rows import meant
+
 DATA = Path(__file__).parents[1] / "data" / "false-greens"
 
 
@@ -73,21 +75,12 @@ def of_data(module: str) -> Iterator[Case]:
     of_module = {k: v for k, v in vars(sys.modules[module]).items() if not ismodule(v)}
     names = of_module | rows.pop("names", {})
 
-    def meant(term: Any) -> Any:
-        if isinstance(term, dict):
-            return {key: meant(value) for key, value in term.items()}
-        if not isinstance(term, list):
-            return names.get(term, term) if isinstance(term, str) else term
-        terms = list(map(meant, term))
-        if not terms or not callable(terms[0]):
-            return terms
-        function, *given = terms
-        keywords = given.pop() if given and isinstance(given[-1], dict) else {}
-        return function(*given, **keywords)
+    def value(term: Any) -> Any:
+        return meant(term, lambda text: names.get(text, text))
 
     for name, row in rows.items():
-        given = [meant(each) for each in row.pop("given", ())]
-        fields = {key: meant(value) for key, value in row.items()}
+        given = [value(each) for each in row.pop("given", ())]
+        fields = {key: value(term) for key, term in row.items()}
         make = fields.pop("make", None)
         yield make(name, *given, **fields) if make else Case(**{"name": name, **fields})
 
