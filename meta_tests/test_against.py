@@ -133,40 +133,8 @@ def test_what_was_mended_is_told(trusted):
     assert found == [] and run.against.mended == ["tests/a.py::refuses"] and run.against.no_worse
 
 
-WORSE = {
-    "a new deviation": (
-        {"tests": changed(0, "FAIL", Fact("400", "200"))}, "new", "tests/a.py::holds"),
-    "another status": (
-        {"tests": changed(1, "FAIL", replace(REFUSED, observed="404 x"))}, "changed", "refuses"),
-    "the same status with another text": (
-        {"tests": changed(1, "FAIL", replace(REFUSED, observed="500 y"))}, "changed", "refuses"),
-    "wrong mathematics where it was red for another reason": (
-        {"tests": changed(1, "FAIL", replace(REFUSED, observed="garbage"))}, "changed", "refuses"),
-    "ten times as far off": (
-        {"tests": changed(2, "FAIL", replace(ORACLE, value=0.912))}, "changed", "computes"),
-    "as far off, in another unit": (
-        {"tests": changed(2, "FAIL", replace(ORACLE, unit="%"))}, "changed", "computes"),
-    "off at another token": (
-        {"tests": changed(2, "FAIL", replace(ORACLE, observed="token 15"))}, "changed", "computes"),
-    "a known one that is no longer decided": (
-        {"tests": changed(2, "INVALID", "wrong path")}, None, "wrong path"),
-    "a test that is gone": ({"tests": TESTS[1:]}, "missing", "tests/a.py::holds"),
-    "a test that does not run": (
-        {"tests": changed(0, "NOT_RUN", "NOT_RUN: no nvcc")}, "missing", "no nvcc"),
-    "a known failure that does not run": (
-        {"tests": changed(1, "NOT_RUN", "NOT_RUN: no nvcc")}, "missing", "no nvcc"),
-    "another path": ({"path": {"attention": "TORCH_SDPA"}}, "path", "attention: CPU_ATTN there"),
-    "a path without evidence": ({"path": {"moe": None}}, "path", "no evidence of any"),
-    "a fallback": ({"path": {"fallbacks": ["marlin"]}}, "path", "fallbacks: marlin"),
-    "a slower engine": ({"rate": 44.0}, "worse", "tg32@d0"),
-    "another machine": ({"machine": "two"}, "worse", "another machine"),
-    "a busy box": ({"box": "DEGRADED"}, "worse", "DEGRADED"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WORSE)
-def test_a_change_to_the_worse_is_red_and_named(trusted, name):
-    change, where, what = WORSE[name]
+@from_data
+def test_a_change_to_the_worse_is_red_and_named(trusted, change, where, what):
     run = a_run(*change.get("tests", TESTS))
     run.engine.path = PATH.model_copy(update=change.get("path", {}))
     run.fingerprint.machine["cpu_model"] = change.get("machine", "one")

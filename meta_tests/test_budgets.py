@@ -4,24 +4,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from data_rows import text_file
+from data_rows import from_data, text_file
 
 pytest.importorskip("tools")
 from tools import budgets
 
 SETTINGS = text_file("budgets.toml")
 MODULE = "def f() -> int:\n    matches = 1\n    return matches\n"
-FAULTS = {
-    "total": ("other.py", "x = 1\n" * 7, "package 13 lines; limit 12; target 10: TOO MUCH"),
-    "module": ("one.py", "x = 1\n" * 9, "package/one.py 9 lines; limit 8: TOO MUCH"),
-    "function": ("one.py", "def g():\n" + "    x = 1\n" * 4, "one.py:g 5 lines; limit 4: TOO MUCH"),
-    "listed": ("long.py", "x = 1\n" * 10, "long.py 10 lines; limit 9; target 8: TOO MUCH"),
-    "word": (
-        "one.py",
-        "def f(a):\n    a._found = 1\n",
-        "dialect in package 50.00 %; limit 0.00: TOO MUCH",
-    ),
-}
 
 
 @pytest.fixture
@@ -44,9 +33,8 @@ def test_a_small_tree_is_within_its_budgets(tree, capsys):
     assert "package 6 lines; limit 12; target 10\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_exceeds_its_budget_is_named(tree, capsys, fault):
-    file, text, message = FAULTS[fault]
+@from_data
+def test_what_exceeds_its_budget_is_named(tree, capsys, file, text, message):
     (tree / "package" / file).write_text(text)
     assert budgets.main([str(tree)]) == 1
     assert message in capsys.readouterr().out

@@ -18,25 +18,8 @@ from sm121.performance.bench import Bench, PerformanceChecks
 
 RATE, CPU = 400, profile.load("cpu-tiny-gpt-oss")
 PLAN = Plan(512, (32, 128), (0,), level_settings.Measuring(rounds=2, silent_within_s=2))
+SLOWER = [pytest.param(n, marks=pytest.mark.slow) for n in (None, RATE / 2 - 20)]
 CHATS = level_settings.TimedChats(questions=("Why?", "How?"), share=0.9, source="test")
-
-#: A server that is as fast for chats of 512 tokens and more as for anything; those that are not.
-MORE = pytest.mark.slow("another way to the same end")
-HEALTHY = [
-    pytest.param((), id="honest"),
-    pytest.param(("--content-free", "3"), id="control tokens first", marks=MORE),
-    pytest.param(("--jitter", "0.02", "--interval-jitter", "0.1"), id="jitter", marks=MORE),
-    pytest.param(("--tokens-per-chunk", "3"), id="several tokens a chunk", marks=MORE),
-    pytest.param(("--chat-tokens", "1000"), id="a longer answer", marks=MORE),
-    pytest.param(("--trap", "no-metrics"), id="no counters", marks=MORE),
-]
-SLOW = [
-    pytest.param(("--chat-slower", "1.2"), id="chats alone", marks=MORE),
-    pytest.param(("--later-slower", "1.3"), id="tokens after the 128th"),
-    pytest.param(("--sampled-slower", "1.2"), id="sampled requests", marks=MORE),
-    pytest.param(("--whole-slower", "1.2"), id="answers at once"),
-    pytest.param(("--whole-slower", "3"), id="answers at once, far slower", marks=MORE),
-]
 
 
 @pytest.fixture
@@ -59,7 +42,7 @@ def time_chats(timed_server, tmp_path):
     return time_them
 
 
-@pytest.mark.parametrize("options", HEALTHY)
+@from_data
 def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
     measurement = time_chats(*options)
     assert measurement.valid and measurement.name == "tg_chat"
@@ -67,7 +50,7 @@ def test_a_chat_as_fast_as_decoding_passes(time_chats, options):
     assert bool(measurement.unproven) == ("no-metrics" in options)
 
 
-@pytest.mark.parametrize("options", SLOW)
+@from_data
 def test_a_slow_chat_fails_whatever_greedy_completions_reach(time_chats, options):
     with pytest.raises(unmet.Unmet) as caught:
         time_chats(*options)
@@ -77,9 +60,7 @@ def test_a_slow_chat_fails_whatever_greedy_completions_reach(time_chats, options
     assert caught.value.severity is Severity.BLOCKER, "no certificate is had by a waiver of it"
 
 
-@pytest.mark.parametrize(
-    "minimum", [*(pytest.param(n, marks=MORE) for n in (None, RATE / 2 - 20)), RATE / 2 + 40]
-)
+@pytest.mark.parametrize("minimum", [*SLOWER, RATE / 2 + 40])
 def test_a_server_that_drafts_has_its_gate_in_chats(time_chats, minimum):
     """106.9 tok/s on random ids of which it had drafted 90 %, and 44.4 in chats."""
     drafts = ("--trap", "speculative", "--chat-slower", "2")

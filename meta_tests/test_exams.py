@@ -163,21 +163,9 @@ def test_the_answer_to_another_question_is_a_miss():
     assert not taken, taken
 
 
-BROKEN = {
-    "empty": ("", None, "a final message"),
-    "nothing": (None, None, "a final message"),
-    "spaces": (" \n", None, "a final message"),
-    "exclamation marks": ("!" * 60, None, "8 times '!'"),
-    "one word": ("Paris " * 40, None, "times in a row"),
-    "a cycle": ("the cat and " * 20, None, "the last 3 tokens"),
-    "cut off": ("The answer is", "length", "finish_reason stop"),
-}
-
-
 @pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize("fault", BROKEN)
-def test_one_broken_answer_is_never_excused(section, fault):
-    said, finish, why = BROKEN[fault]
+@from_data
+def test_one_broken_answer_is_never_excused(section, said, finish, why):
     question = next(iter(ANSWERS[section]))
     script = script_of(EXAM.section(section), {question: [said]})
     own = lenient(section, question)

@@ -1,6 +1,5 @@
 """A server on the user's Ray cluster: what the cluster must be, and what is left on it."""
 
-import copy
 import importlib.util
 import os
 import subprocess
@@ -11,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from data_rows import from_data
+from data_rows import altered, from_data
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration, Span
@@ -44,41 +43,9 @@ CLUSTER: dict[str, Any] = {
 }
 
 
-def changed(path: str, value: object) -> dict[str, Any]:
-    """The cluster with one value of the second node, or of itself, changed."""
-    cluster = copy.deepcopy(CLUSTER)
-    table: Any = cluster if path in cluster else cluster["nodes"][1]
-    *parts, last = path.split(".")
-    for part in parts:
-        table = table[part]
-    table[last] = value
-    return cluster
-
-
-REFUSED = {
-    "one node": (
-        changed("nodes", CLUSTER["nodes"][:1]),
-        "expected 2 nodes with 1 GPU each; spark1",
-    ),
-    "a node more": (
-        changed("nodes", [*CLUSTER["nodes"], node("spark3", "10.0.0.3")]),
-        "expected 2 nodes with 1 GPU each; spark1 10.0.0.1: 1 GPU; spark2 10.0.0.2: 1 GPU; spark3",
-    ),
-    "a node without a GPU": (changed("resources.GPU", 0.0), "spark2 10.0.0.2: 0 GPU"),
-    "another GPU": (changed("facts.gpus", ["NVIDIA H100"]), "node 1 (spark2) is not as node 0"),
-    "another vLLM": (changed("facts.packages.vllm", "0.31.0"), "vllm 0.31.0, expected 0.32.0"),
-    "another Python": (changed("facts.python", "3.11.7"), "Python 3.11.7, expected 3.12.3"),
-    "another NCCL": (changed("facts.packages.nvidia-nccl-cu13", "2.27"), "2.27, expected 2.28.3"),
-    "a variable": (changed("facts.variables", {"VLLM_MXFP4_USE_MARLIN": "1"}), "USE_MARLIN 1"),
-    "a node is silent": (changed("facts", None), "node 1 (spark2) of the Ray cluster does not"),
-    "a placement group": (changed("groups", ["unnamed (ab12)"]), "an earlier server holds"),
-    "an actor": (changed("holders", ["RayWorkerProc (pid 7)"]), "RayWorkerProc (pid 7): end it"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_cluster_is_refused_in_one_line(monkeypatch, name):
-    cluster, what = REFUSED[name]
+@from_data
+def test_cluster_is_refused_in_one_line(monkeypatch, changes, what):
+    cluster = altered(CLUSTER, changes)
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
     with pytest.raises(UsageError) as refused:
         ray_cluster.look(CONFIGURATION, "sm121", 1)
@@ -86,8 +53,8 @@ def test_cluster_is_refused_in_one_line(monkeypatch, name):
 
 
 @from_data
-def test_cluster_that_is_as_required(monkeypatch, cluster):
-    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
+def test_cluster_that_is_as_required(monkeypatch, changes):
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: altered(CLUSTER, changes))
     looks = ray_cluster.look(CONFIGURATION, "sm121", 1)
     assert [str(node) for node, _ in looks] == ["node 0 (spark1)", "node 1 (spark2)"]
 
@@ -108,8 +75,10 @@ def server(tmp_path, monkeypatch) -> RayServer:
 
 
 LOST = {
-    "Ray has lost it": changed("nodes", CLUSTER["nodes"][:1]),
-    "GetTimeoutError: Get timed out": changed("why", "GetTimeoutError: Get timed out"),
+    "Ray has lost it": altered(CLUSTER, {"nodes": CLUSTER["nodes"][:1]}),
+    "GetTimeoutError: Get timed out": altered(
+        CLUSTER, {"nodes.1.why": "GetTimeoutError: Get timed out"}
+    ),
 }
 
 
@@ -123,10 +92,10 @@ def test_node_that_is_lost_has_a_name(monkeypatch, server, how):
 
 
 def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server):
-    answers = iter([CLUSTER, changed("holders", ["RayWorkerProc (pid 7)"]), CLUSTER])
+    answers = iter([CLUSTER, altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]}), CLUSTER])
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: next(answers))
     assert server.stop().clean, "an actor takes a moment to end"
-    left = changed("holders", ["RayWorkerProc (pid 7)"])
+    left = altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]})
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: left)
     server.nodes = (ray_cluster.Node(0, "spark1"),)
     report = server.stop()
@@ -139,7 +108,7 @@ def test_shared_memory_of_ranks_is_removed(monkeypatch, server, noted):
 
     def answer(_configuration, remove=()):
         removals.append([*remove])
-        return changed("facts.segments", ["psm_1"])
+        return altered(CLUSTER, {"nodes.1.facts.segments": ["psm_1"]})
 
     monkeypatch.setattr(ray_cluster, "_ask", answer)
     server._segments += noted

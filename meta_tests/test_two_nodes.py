@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,12 +74,6 @@ def make(tmp_path, bounds):
     yield build
     for server in made:
         server.stop()
-
-
-def sampled(names: Iterable[str], *quick: str) -> list:
-    """The names, those slow that are not quick."""
-    slow = pytest.mark.slow("another start")
-    return [name if name in quick else pytest.param(name, marks=slow) for name in names]
 
 
 def rank_1(server: SpanningServer) -> psutil.Process:
@@ -193,21 +187,8 @@ def _kill_agent(server: SpanningServer) -> None:
     server.others[0]._process.kill()
 
 
-HANGS = {
-    "a rank is stopped": (_stop, "node 1 (this machine)", "is stopped by a signal"),
-    "rank 0 is stopped": (_stop_here, "node 0 (this machine)", "is stopped by a signal"),
-    "a node is silent": (_stop_agent, "node 1 (this machine)", "has told nothing for"),
-    "a node's command is killed": (
-        _kill_agent,
-        "node 1 (this machine)",
-        "its command ended with -9",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", sampled(HANGS, "a node's command is killed"))
-def test_every_client_has_an_answer_in_time(make, name):
-    plant, node, what = HANGS[name]
+@from_data
+def test_every_client_has_an_answer_in_time(make, plant, node, what):
     server = make()
     server.start()
     plant(server)

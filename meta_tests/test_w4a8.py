@@ -12,7 +12,7 @@ from pathlib import Path
 import kernel_mutants
 import pytest
 import w4a8_mutants
-from data_rows import from_data
+from data_rows import from_data, table
 from flashinfer_emulation import EmulatedProvider, Emulation
 from packaging.version import Version
 
@@ -27,23 +27,8 @@ CALLED = {
     "block_scale_interleave": "flashinfer/quantization/fp4_quantization.py",
     "cutlass_fused_moe": "flashinfer/fused_moe/core.py",
 }
-KERNELS = "flashinfer/data/csrc/fused_moe/cutlass_backend/cutlass_fused_moe_kernels.cuh"
-RUNNER = (
-    "flashinfer/data/csrc/nv_internal/tensorrt_llm/kernels/cutlass_kernels/include/moe_kernels.h"
-)
-QUANTISER = "flashinfer/data/csrc/nv_internal/tensorrt_llm/kernels/quantization_utils.cuh"
-#: What the oracle and the emulation were written from, without spaces.
-LINES = {
-    KERNELS: (
-        "packed_vec.elts[i].x=static_cast<GemmOutputType>(post_act_val[i*2+0]);",
-        "cvt_warp_fp16_to_mxfp8<GemmOutputType,VecSize",
-        "returngate_clamped*fn(gate_clamped*alpha)*(linear_clamped+beta);",
-        "Tgate_clamped=cutlass::minimum<T>{}(gate,limit);",
-        "thread_output=thread_output+row_scale*expert_result;",
-    ),
-    RUNNER: ("usingUnfusedGemmOutputType=BackBoneType;",),
-    QUANTISER: ("__nv_cvt_float_to_e8m0(SFValue,__NV_SATFINITE,cudaRoundPosInf)",),
-}
+#: What the oracle and the emulation were written from, without spaces, by file.
+LINES = table(__name__, "LINES")
 
 
 def case_of(group: str, name: str):
