@@ -58,6 +58,14 @@ def executable(file: Path, script: str) -> Path:
     return file
 
 
+def git(folder: Path, *words: str) -> str:
+    """What git says to these words, in a folder."""
+    options = ("user.name=meta", "user.email=meta@example.org", "init.defaultBranch=main")
+    who = [word for option in options for word in ("-c", option)]
+    command = ["git", "-C", str(folder), *who, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
 @contextmanager
 def fault_server(fault: str = "none", key: str = "meta-key") -> Iterator[FaultServer]:
     """``fault_server.py`` with a fault; no key where it is empty."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 
 from sm121.core import profile
 from sm121.core.errors import UsageError
@@ -131,18 +131,6 @@ def test_the_phases_and_the_example_are_valid(tmp_path):
     assert len(hypothesis.load(tmp_path / "h.toml").criteria) == 4
 
 
-PROMISE = """
-feature = "a faster server"
-hypothesis = "This should improve tg32 by 10 % because the timed server is told to be faster."
-[[criteria]]
-metric = "tg32@d0"
-change_at_least = 0.10
-[[criteria]]
-metric = "ttft_p50"
-change_at_most = 0.05
-"""
-
-
 @pytest.fixture
 def compared(run_pytest, timed_server, tmp_path):
 
@@ -171,7 +159,7 @@ def compared(run_pytest, timed_server, tmp_path):
 @pytest.mark.alone
 @pytest.mark.timeout(400)
 def test_two_servers_of_known_rate(compared, tmp_path):
-    (tmp_path / "promise.toml").write_text(PROMISE)
+    (tmp_path / "promise.toml").write_text(text_file("promise.toml"))
     promise = ("--hypothesis", str(tmp_path / "promise.toml"))
     status, tests, run = compared(500, 575, *promise)
     assert status == 0, run.output

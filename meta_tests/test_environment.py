@@ -9,7 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
+from servers import git
 
 from sm121.core import interpreter, redaction
 from sm121.core.redaction import (
@@ -37,19 +38,7 @@ def run_record(python: str = sys.executable, **changes: Any) -> environment.Envi
 @pytest.fixture
 def engine(tmp_path: Path) -> dict[str, str]:
     """An engine's environment on PYTHONPATH, as in the development container: no metadata."""
-    for name, file, text in (
-        (
-            "vllm",
-            "_version.py",
-            "__version__ = version = '0.33.1.dev7+g0123abcde'\n__commit_id__ = commit_id = None\n",
-        ),
-        (
-            "flashinfer",
-            "_build_meta.py",
-            '__version__ = "0.7.2"\n__git_version__ = "' + "c" * 40 + '"\n',
-        ),
-        ("torch", "version.py", "from typing import Optional\ncuda: Optional[str] = '13.0'\n"),
-    ):
+    for name, file, text in table(__name__, "PACKAGES"):
         package = tmp_path / "site" / name
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(
@@ -57,22 +46,6 @@ def engine(tmp_path: Path) -> dict[str, str]:
         )
         (package / file).write_text(text, encoding="utf-8")
     return {"PYTHONPATH": str(tmp_path / "site")}
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = [
-        "-c",
-        "user.name=t",
-        "-c",
-        "user.email=t@example.org",
-        "-c",
-        "init.defaultBranch=main",
-    ]
-    run = subprocess.run(
-        ["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    return run.stdout.strip()
 
 
 def test_versions_are_read_without_importing(engine):
@@ -278,22 +251,12 @@ class FakeNvml(SimpleNamespace):
     NVML_CLOCK_MEM = 2
 
     def __getattr__(self, name: str) -> Any:
-        known = {
-            "nvmlInit": None,
-            "nvmlShutdown": None,
-            "nvmlSystemGetDriverVersion": "580.95.05",
-            "nvmlDeviceGetCount": 1,
-            "nvmlDeviceGetHandleByIndex": "handle",
-            "nvmlDeviceGetName": "NVIDIA GB10",
-            "nvmlDeviceGetCudaComputeCapability": (12, 1),
-            "nvmlDeviceGetApplicationsClock": 2000,
-            "nvmlDeviceGetDefaultApplicationsClock": 2400,
-        }
+        known = table(__name__, "NVML")
 
         def call(*_: object) -> Any:
             if name not in known:
                 raise self.NVMLError("Not Supported")
-            return known[name]
+            return known[name] or None
 
         return call
 

@@ -1,12 +1,13 @@
 """Two runs of one prompt are judged rightly: equal, within the noise, forked, or different."""
 
 import dataclasses
+import json
 import math
 import re
 from contextlib import nullcontext
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 from scripted_answers import scripted, write_tokenizer
 from servers import configuration
 
@@ -177,18 +178,7 @@ def test_ids_are_held_against_their_text(tmp_path):
 
 
 def test_an_answer_is_read():
-    choice = {
-        "text": " a b",
-        "finish_reason": "length",
-        "token_ids": [5, 6],
-        "prompt_token_ids": [1, 2],
-        "prompt_logprobs": [None, {"2": {"logprob": -0.5}}],
-        "logprobs": {
-            "tokens": ["token_id:5", "token_id:6"],
-            "token_logprobs": [-0.1, None],
-            "top_logprobs": [{"token_id:5": -0.1}, {"token_id:7": -0.2}],
-        },
-    }
+    choice = json.loads(text_file("choice.json"))
     found = parse({"choices": [choice], "usage": {"completion_tokens": 2, "prompt_tokens": 2}})
     assert found.ids == (5, 6) and found.prompt_ids == (1, 2)
     assert found.prompt_log_probabilities == (-0.5,)

@@ -10,7 +10,7 @@ import numpy as np
 import past_runs
 import planted_runs
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 from planted_runs import CHECK, DECODE, healthy, plant
 from test_against import a_run
 
@@ -183,30 +183,13 @@ def test_a_thousand_runs_take_ten_seconds(base, tmp_path):
     assert time.process_time() - begun < 10.0
 
 
-SPARKRUN = """sparkrun_benchmark:
-  version: '1'
-  timestamp: '2026-11-21T08:00:00+00:00'
-  recipe: {name: gpt-oss, qualified_name: '@eugr/gpt-oss', container: 'img:mxfp4', runtime: vllm}
-  results:
-    json: {model: gpt-oss-120b, max_concurrency: 1, benchmarks: [{concurrency: 1, context_size: 0,
-      prompt_size: 2048, response_size: 32,
-      tg_throughput: {mean: 58.82, std: 0.1, values: [58.8]}}]}
-"""
-CSV = """model,test_name,t_s_mean,t_s_std,e2e_ttft_mean,e2e_ttft_std
-gpt-oss-120b,pp2048 (c1),4600.5,12.0,445.0,3.0
-gpt-oss-120b,tg32 (c1),57.1,0.2,,
-gpt-oss-120b,tg32 @ d4096 (c2),90.5,0.2,,
-gpt-oss-120b,ctx_pp @ d4096 (c1),4000.0,1.0,1000.0,1.0
-"""
-
-
 def test_results_of_others_are_rows(base, tmp_path, capsys):
     """llama-benchy's JSON and CSV, sparkrun's YAML (spark-arena/sparkrun 0041b8f)."""
     plant(base, tmp_path, {"a1": healthy(1)})
     benchy = Path(__file__).parent / "data" / "llama-benchy-0.4.0.json"
     (tmp_path / "benchy.json").write_bytes(benchy.read_bytes())
-    (tmp_path / "arena.csv").write_text(CSV)
-    (tmp_path / "arena.yaml").write_text(SPARKRUN)
+    for name in ("arena.csv", "arena.yaml"):
+        (tmp_path / name).write_text(text_file(name))
     (tmp_path / "other.json").write_text("{}")
     assert cli.main(["history", f"spark-1={tmp_path}", "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)

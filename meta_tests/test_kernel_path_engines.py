@@ -77,18 +77,8 @@ def test_what_users_write_proves_nothing(before, tmp_path):
     assert read_log(log) == read_lines([line]) == KernelPath()
 
 
-@pytest.mark.parametrize("engine", ["sglang", "llama-cpp"])
-def test_of_a_server_that_was_restarted_the_last_run_counts(engine):
-    first, last = {
-        "sglang": (
-            "server_args=ServerArgs(attention_backend='triton', moe_runner_backend='triton')",
-            "server_args=ServerArgs(attention_backend='flashinfer', moe_runner_backend='auto')",
-        ),
-        "llama-cpp": (
-            "build_info: b1\nllama_context: flash_attn    = enabled",
-            "build_info: b2\nllama_context: flash_attn    = disabled",
-        ),
-    }[engine]
+@from_data
+def test_of_a_server_that_was_restarted_the_last_run_counts(engine, first, last):
     assert read_lines([*first.split("\n"), *last.split("\n")], engine) == read_lines(
         last.split("\n"), engine
     )

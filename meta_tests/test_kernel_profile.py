@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, table
+from data_rows import from_data, table, text_file
 
 from sm121 import cli
 from sm121.core import profile
@@ -201,15 +201,9 @@ def test_row_of_another_form_is_said(row):
         read_nsys(f"Time (%),Total Time (ns),Instances,Name\n{row}\n", Path("k.csv"))
 
 
-NSYS = f"""Generating SQLite file report.sqlite from report.nsys-rep
-Processing [report.sqlite] with [cuda_gpu_kern_sum.py]...
-Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
-60.0,6000000,36,1,1,1,1,0.0,"{CUTLASS}"
-30.0,3000000,72,1,1,1,1,0.0,"{DENSE}"
-5.0,500000,72,1,1,1,1,0.0,"{QUANTISE}"
-5.0,500000,36,1,1,1,1,0.0,"{ATTENTION}"
-
-"""
+NSYS = text_file("nsys.csv").format(
+    CUTLASS=CUTLASS, DENSE=DENSE, QUANTISE=QUANTISE, ATTENTION=ATTENTION
+)
 
 
 def test_table_of_nsys_is_read_the_same_way(tmp_path):

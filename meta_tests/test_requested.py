@@ -1,7 +1,7 @@
 """What was asked for is compared with what ran: every difference is named, nothing is believed."""
 
 import pytest
-from data_rows import from_data, table
+from data_rows import from_data, table, text_file
 from logs import read_lines
 from servers import configuration
 
@@ -14,18 +14,7 @@ from sm121.evidence.kernel_path import KernelPath, mistaken_environment
 from sm121.evidence.metrics import with_metrics
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
-RESOLVED = (
-    CORE + "[core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: model='m', "
-    "speculative_config=None, dtype=torch.bfloat16, load_format=auto, quantization=gpt_oss_mxfp4, "
-    "kv_cache_dtype=auto, enable_prefix_caching=True, x=1"
-)
-GB10_LOG = [
-    RESOLVED,
-    CORE + "[cuda.py:446] Using AttentionBackendEnum.FLASHINFER backend.",
-    CORE + "[utils.py:347] Using LBHNC KV cache layout.",
-    CORE + "[mxfp4.py:499] Using 'FLASHINFER_CUTLASS_MXFP4_MXFP8' Mxfp4 MoE backend.",
-    CORE + "[gpu_model_runner.py:6582] Graph capturing finished in 5 secs, took 0.35 GiB",
-]
+GB10_LOG = text_file("gb10-cutlass.log").splitlines()
 
 
 def differences(asked, path, environment) -> list[str]:

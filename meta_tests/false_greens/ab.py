@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from data_rows import text_file
 from loopback import serving
 from two_steps import in_two_steps
 
@@ -138,17 +139,6 @@ def _compared(place: Place, sides: Sequence[str], logs: Logs) -> Outcome:
 
 
 _DATA = Path(__file__).parents[1] / "data"
-#: What is compared here is what ran, on a machine that may be busy.
-_LENIENT = """
-[performance.measuring]
-second_clock_bound = 0.9
-drift_bound = 0.9
-warm_bound = 0.9
-client_lag_bound = 0.9
-[regression]
-threshold = 0.95
-metrics = { startup_s = 0.95, memory_gib = 0.95 }
-"""
 
 
 @in_two_steps
@@ -157,7 +147,7 @@ def _whole_run(place: Place, sides: Sequence[str], faults: str = "") -> Outcome:
     checkpoint = place.tmp_path / "checkpoint"
     checkpoint.mkdir(exist_ok=True)
     (checkpoint / "config.json").write_text("{}")
-    text = (_DATA / "matrix-profile.toml").read_text() + _LENIENT
+    text = (_DATA / "matrix-profile.toml").read_text() + text_file("lenient.toml")
     text = text.replace('"CHECKPOINT"', f'"{checkpoint}"')
     text = text.replace('"AXES"', f'"{_DATA / "matrix-axes.toml"}"')
     own = place.tmp_path / "meta.toml"

@@ -5,13 +5,13 @@ import itertools
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from certificate_tricks import HONEST, ROOT, TRICKS, Tried, tried
+from servers import git
 from two_steps import in_two_steps
 from whole_run import gated, judge, waive, waiver_file, whole
 
@@ -179,18 +179,13 @@ def _copy(place: Place) -> Path:
     return folder
 
 
-def _git(folder: Path, *arguments: str) -> None:
-    who = ("-c", "user.name=meta", "-c", "user.email=meta@example.com")
-    subprocess.run(["git", *who, "-C", str(folder), *arguments], check=True, capture_output=True)
-
-
 @in_two_steps
 def _checkout(place: Place, change: Callable[[Path], None] = _nothing) -> Outcome:
     """A checkout, and what was done in it."""
     folder = _copy(place)
-    _git(folder, "init", "-q")
-    _git(folder, "add", ".")
-    _git(folder, "commit", "-qm", "the tests")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "the tests")
     before = dict(os.environ)
     try:
         change(folder)
@@ -209,12 +204,12 @@ def _change(folder: Path) -> None:
 
 
 def _change_unseen(folder: Path) -> None:
-    _git(folder, "update-index", "--assume-unchanged", _TEST)
+    git(folder, "update-index", "--assume-unchanged", _TEST)
     _change(folder)
 
 
 def _skip_worktree(folder: Path) -> None:
-    _git(folder, "update-index", "--skip-worktree", _TEST)
+    git(folder, "update-index", "--skip-worktree", _TEST)
     _change(folder)
 
 

@@ -1,10 +1,10 @@
 """What is judged becomes something else while the run goes on (20)."""
 
 import itertools
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from servers import git
 from two_steps import in_two_steps
 
 from false_greens import Outcome, Place, of_data
@@ -20,14 +20,9 @@ _FILES = {
 }  # fmt: skip
 
 
-def _git(folder: Path, *words: str) -> None:
-    name = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    subprocess.run(["git", *name, *words], cwd=folder, check=True, capture_output=True)
-
-
 def _commit(folder: Path) -> None:
     (folder / "vllm" / "envs.py").write_text("x = 2\n")
-    _git(folder, "commit", "-qam", "two")
+    git(folder, "commit", "-qam", "two")
 
 
 @in_two_steps
@@ -45,9 +40,9 @@ def _changes(place: Place, change: Callable[[Path], object]) -> Outcome:
     for name, text in _FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    _git(folder, "init", "-q")
-    _git(folder, "add", "vllm")
-    _git(folder, "commit", "-qm", "one")
+    git(folder, "init", "-q")
+    git(folder, "add", "vllm")
+    git(folder, "commit", "-qm", "one")
 
     def doing(session: Session) -> None:
         session.server()
