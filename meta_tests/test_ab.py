@@ -196,18 +196,7 @@ def test_the_words_of_a_side_are_its_own(run_pytest):
 ONE = Signs(frozenset({(7, 1763.2)}), 1763.25)
 
 
-@pytest.mark.parametrize(
-    ("other", "same"),
-    [
-        (ONE, True),
-        (Signs(started=1763.25), True),  # behind a proxy: another listener, the same engine
-        (Signs(ONE.processes, 1763.26), False),  # a proxy in front of both
-        (Signs(ONE.processes), True),
-        (Signs(frozenset({(8, 1763.2)})), False),
-        (Signs(frozenset({(7, 1800.0)})), False),  # its pid was given again
-        (Signs(), None),
-    ],
-)
+@from_data
 def test_two_addresses_of_one_process_are_told_from_two_servers(other, same):
     assert ONE.is_one_with(other) is same and other.is_one_with(ONE) is same
 

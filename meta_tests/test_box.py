@@ -376,17 +376,7 @@ def test_an_engine_that_still_spins_is_waited_for():
     assert box.wait_until_idle(lambda: [process], within_s=5.0)
 
 
-@pytest.mark.parametrize(
-    ("says", "status", "expected"),
-    [
-        ("QUALIFIED  fit", 0, (0, "QUALIFIED  fit")),
-        ("DEGRADED  a stuck clock", 1, (1, "DEGRADED  a stuck clock")),
-        ("", 0, "no box was read there"),
-        ("usage: python", 4, "no box was read there"),
-        ("x" * 99999, 0, "no box was read there: it ended with 0; last: xxx"),
-        ("DEGRADED \x1b[31m", 1, (1, r"DEGRADED \x1b[31m")),
-    ],
-)
+@from_data
 def test_the_box_of_another_node(says, status, expected, tmp_path):
     script = tmp_path / "node"
     script.write_text(f"import sys\nassert sys.argv[1:4] == ['-m', 'sm121', 'box']\n"

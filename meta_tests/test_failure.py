@@ -109,16 +109,7 @@ def test_why_each_kernel_refused_is_told() -> None:
         assert "cannot implement due to" in summary or "requires capability" in summary
 
 
-@pytest.mark.parametrize(
-    ("cause", "messenger"),
-    [
-        (CASES["illegal_instruction"], PUBLISHED["the watchdog's thread"][1]),
-        (CASES["oom_device"], PUBLISHED["NCCL 2.30"][1]),
-        (CASES["cutlass_internal"], CASES["hang_collective"]),
-        (CASES["harmony_vocabulary"], CASES["garbage_harmony"]),
-        (CASES["checkpoint_broken"], CASES["checkpoint_other_names"]),
-    ],
-)
+@from_data
 def test_messenger_is_not_blamed(cause: list[str], messenger: list[str]) -> None:
     for lines in ([*cause, *messenger], [*messenger, *cause]):
         assert classify_lines([*lines, *AFTERMATH], 1).kind == classify_lines(cause, 1).kind

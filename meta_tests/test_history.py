@@ -1,5 +1,6 @@
 """``sm121 history`` on planted runs, each fault with its healthy twin."""
 
+import itertools
 import json
 import re
 import time
@@ -69,24 +70,11 @@ def test_the_page_and_the_summary_of_what_was_planted(planted, tmp_path, chromiu
 QUIET = "nothing is red, worse than at its best, flaky, or apart from its like"
 
 
-@pytest.mark.parametrize(
-    ("runs", "words"),
-    [
-        pytest.param({"a1": healthy(12), "b2": healthy(12)}, QUIET, id="alike"),
-        pytest.param({"a1": [{"red": [CHECK]}] * 2 + healthy(10)}, QUIET, id="mended"),
-        pytest.param(
-            {"a1": healthy(8) + [{"slow": 1.07}] * 2 + healthy(2)}, QUIET, id="two-slow-starts"
-        ),
-        pytest.param(
-            {"a1": healthy(8) + [{"slow": 1.1}] * 8 + healthy(8)}, QUIET, id="fixed-again"
-        ),
-        pytest.param({"a1": healthy(3)}, "not judged, 6 runs with numbers show", id="few"),
-        pytest.param({"a1": [{"slow": 1.08}] * 8 + healthy(8)}, QUIET, id="faster"),
-    ],
-)
+@from_data
 def test_a_healthy_twin_is_not_blamed(base, tmp_path, capsys, runs, words):
+    runs = {machine: [*itertools.chain(*parts)] for machine, parts in runs.items()}
     assert cli.main(["history", str(plant(base, tmp_path, runs))]) == 0
-    assert capsys.readouterr().out.rpartition("\n\n")[2].startswith(words)
+    assert capsys.readouterr().out.rpartition("\n\n")[2].startswith(words or QUIET)
 
 
 @pytest.mark.parametrize("name", ["verdict.json", "night-1.json", "red.verdict.json"])

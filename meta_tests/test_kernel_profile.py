@@ -140,33 +140,19 @@ def test_trace_is_streamed(tmp_path):
     assert peak < 8 << 20
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"{}", b"not a trace", b'{"traceEvents": []}', b'{"traceEvents": [{"ph": "X"',
-     b'{"traceEvents": [{"ph": "X"}, 5, "x", null, garbage]}'],
-)  # fmt: skip
+@from_data
 def test_what_is_no_trace_is_said(tmp_path, content):
     path = tmp_path / "t.json"
-    path.write_bytes(content)
+    path.write_text(content)
     with pytest.raises(UsageError, match=r"t\.json: expected"):
         read_trace(path)
     cut = tmp_path / "t.json.gz"
-    cut.write_bytes(gzip.compress(content or b"x" * 100)[:-9])
+    cut.write_bytes(gzip.compress(content.encode() or b"x" * 100)[:-9])
     with pytest.raises(UsageError, match="expected a Chrome trace"):
         read_trace(cut)
 
 
-@pytest.mark.parametrize(
-    "event",
-    [
-        '"cat": "cpu_op", "dur": 1, "ts": "x"',
-        '"cat": "cpu_op", "dur": 1, "ts": null',
-        '"cat": "cpu_op", "dur": 1, "ts": 1, "pid": [1]',
-        '"cat": "kernel", "dur": ' + "9" * 5000,
-        '"args": ' + "[" * 100_000 + "]" * 100_000,
-    ],
-    ids=["text", "null", "list", "digits", "depth"],
-)
+@from_data
 def test_event_of_another_form_is_said(tmp_path, event):
     path = tmp_path / "t.json"
     path.write_text(f'{{"traceEvents": [{{"ph": "X", "name": "k", {event}}}]}}')

@@ -3,7 +3,6 @@ vLLM and its real process tree; `false_greens/engine.py` has a scripted engine."
 
 import os
 import re
-import signal
 import tempfile
 import time
 from pathlib import Path
@@ -66,15 +65,7 @@ def test_a_run_that_ends_by_itself(start, scenario, status, verdict):
     check_nothing_left(run, memory)
 
 
-@pytest.mark.parametrize(
-    ("signals", "status"),
-    [
-        ([signal.SIGINT], 2),
-        ([signal.SIGTERM], 2),
-        ([signal.SIGINT] * 3, 2),  # a second Ctrl-C breaks nothing off
-        ([signal.SIGKILL], -signal.SIGKILL),
-    ],
-)
+@from_data
 def test_a_run_that_is_ended(start, signals, status):
     run, memory = start("test_waits")
     for number in signals:

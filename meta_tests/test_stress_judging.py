@@ -87,22 +87,13 @@ def test_a_leak_on_a_device_of_which_nobody_speaks_is_seen_in_the_machines_memor
     assert known["device"] is Verdict.PASS and "machine" not in known
 
 
-@pytest.mark.parametrize(
-    ("requests_a_sample", "handles", "verdict"),
-    [
-        (1, lambda n: 50 + n // 3, Verdict.PASS),  # a pool fills while few requests end
-        (1, lambda n: 50 + n, Verdict.FAIL),
-        (10, lambda n: 50 + n // 3, Verdict.PASS),
-        (10, lambda n: 50 + 2 * n, Verdict.FAIL),  # a fifth of one for each request
-        (1, lambda n: 50 + min(n, 30), Verdict.PASS),  # a pool is full
-    ],
-)
-def test_handles_that_a_pool_holds_are_no_leak(requests_a_sample, handles, verdict):
+@from_data
+def test_handles_that_a_pool_holds_are_no_leak(requests_a_sample, each, most, verdict):
     samples = [
-        replace(sample, completed=n * requests_a_sample, handles=handles(n))
+        replace(sample, completed=n * requests_a_sample, handles=50 + min(int(n * each), most))
         for n, sample in enumerate(sampled())
     ]
-    assert verdicts(samples, None)["open handles and threads"] is verdict
+    assert verdicts(samples, None)["open handles and threads"] is Verdict(verdict)
 
 
 def test_a_sample_without_a_value_is_left_out_and_silence_decides_nothing():
