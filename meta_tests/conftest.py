@@ -275,15 +275,7 @@ def timed_server(tmp_path: Path) -> Iterator[Callable[..., TimedServer]]:
 @pytest.fixture
 def matrix_profile(tmp_path: Path) -> Path:
     """The profile of ``matrix_engine.py``, with a checkpoint that is none."""
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text("{}")
-    text = (HERE / "data" / "matrix-profile.toml").read_text()
-    text = text.replace('"CHECKPOINT"', f'"{checkpoint}"')
-    text = text.replace('"AXES"', f'"{HERE / "data" / "matrix-axes.toml"}"')
-    profile = tmp_path / "meta.toml"
-    profile.write_text(text)
-    return profile
+    return servers.matrix_profile(tmp_path)
 
 
 @pytest.fixture
@@ -293,11 +285,8 @@ def start_matrix(start_pytest, matrix_profile: Path, tmp_path: Path) -> Callable
     def start(
         *arguments: str, faults: str = "", report: Path | None = None, warm: bool = False
     ) -> PytestRun:
-        environment = {
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-            "MATRIX_FAULTS": faults,
-            "MATRIX_BOOTS": str(tmp_path / "boots.txt"),
-        }
+        environment = servers.matrix_variables(faults)
+        environment["MATRIX_BOOTS"] = str(tmp_path / "boots.txt")
         given = [] if report is None else ["--report-dir", str(report)]
         run = start_pytest(
             "-p", "matrix_engine", "--profile", str(matrix_profile), "tests/test_matrix.py",

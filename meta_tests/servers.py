@@ -58,6 +58,25 @@ def executable(file: Path, script: str) -> Path:
     return file
 
 
+def matrix_profile(folder: Path, more: str = "") -> Path:
+    """The profile of ``matrix_engine.py``, with a checkpoint that is none, and with more lines."""
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir(exist_ok=True)
+    (checkpoint / "config.json").write_text("{}")
+    text = (HERE / "data" / "matrix-profile.toml").read_text() + more
+    text = text.replace('"CHECKPOINT"', f'"{checkpoint}"')
+    text = text.replace('"AXES"', f'"{HERE / "data" / "matrix-axes.toml"}"')
+    profile = folder / "meta.toml"
+    profile.write_text(text)
+    return profile
+
+
+def matrix_variables(faults: str) -> dict[str, str]:
+    """With which a run has that engine, with faults."""
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    return {"PYTHONPATH": path, "MATRIX_FAULTS": faults}
+
+
 def git(folder: Path, *words: str) -> str:
     """What git says to these words, in a folder."""
     options = ("user.name=meta", "user.email=meta@example.org", "init.defaultBranch=main")

@@ -6,13 +6,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 from data_rows import from_data
+from two_ranks import TwoRanks
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
@@ -30,27 +31,14 @@ from sm121.engines.managed import (
 FAULT_SERVER = Path(__file__).parent / "fault_server.py"
 
 
-class FaultEngine:
+class FaultEngine(TwoRanks):
     """Starts the fault server as if it were an engine."""
 
     name = "fault"
-    reserved_arguments: tuple[str, ...] = ()
-    reserved_variables: tuple[str, ...] = ()
-
-    def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        return None
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
-        return [
-            configuration.python,
-            str(FAULT_SERVER),
-            "--port",
-            str(port),
-            *configuration.arguments,
-        ]
-
-    def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
-        return {**os.environ, "VLLM_API_KEY": api_key}
+        own = [configuration.python, str(FAULT_SERVER), "--port", str(port)]
+        return [*own, *configuration.arguments]
 
 
 @pytest.fixture

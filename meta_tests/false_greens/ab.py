@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import os
 import socket
 import socketserver
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import servers
 from data_rows import text_file
 from loopback import serving
 from two_steps import in_two_steps
@@ -138,28 +138,15 @@ def _compared(place: Place, sides: Sequence[str], logs: Logs) -> Outcome:
     return Outcome(both, f"{'; '.join(said)}{again}{'; '.join(harness.file.unproven)}")
 
 
-_DATA = Path(__file__).parents[1] / "data"
-
-
 @in_two_steps
 def _whole_run(place: Place, sides: Sequence[str], faults: str = "") -> Outcome:
     """``pytest --ab`` on an engine whose B falls back, or does not, or on two URLs."""
-    checkpoint = place.tmp_path / "checkpoint"
-    checkpoint.mkdir(exist_ok=True)
-    (checkpoint / "config.json").write_text("{}")
-    text = (_DATA / "matrix-profile.toml").read_text() + text_file("lenient.toml")
-    text = text.replace('"CHECKPOINT"', f'"{checkpoint}"')
-    text = text.replace('"AXES"', f'"{_DATA / "matrix-axes.toml"}"')
-    own = place.tmp_path / "meta.toml"
-    own.write_text(text)
+    own = servers.matrix_profile(place.tmp_path, text_file("lenient.toml"))
     status, run = place.run_pytest(
         "-p", "matrix_engine", "--profile", str(own), "tests/test_regression.py",
         "--ab", *sides, "-k", "b_is_not_worse",
         f"--benchmark-storage={place.tmp_path}/s", timeout_s=240.0,
-        environment={
-            "PYTHONPATH": os.pathsep.join([str(_DATA.parent), os.environ.get("PYTHONPATH", "")]),
-            "MATRIX_FAULTS": faults,
-        },
+        environment=servers.matrix_variables(faults),
     )  # fmt: skip
     verdict = run.verdict
     said = "; ".join(test["message"] for test in verdict["tests"])
