@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
+_DATA = tomllib.loads((Path(__file__).parent / "data" / "stress-server.toml").read_text("utf-8"))
 MAX_LENGTH = 4608
 BLOCKS, BLOCK = 192, 128
 PLACES = 8
@@ -42,13 +44,7 @@ JOINED = {
     "join-stalls": (lambda decoding, _prompt: decoding == 5, "stalls"),
 }
 #: From how many at once requests of which kind get the answer to the one before it.
-NEIGHBOURS = {
-    "neighbours": (16, "completions"), "neighbours-of-80": (60, "completions"),
-    "neighbours-in-chats": (16, "chat/completions"), "neighbours-in-responses": (16, "responses"),
-    "neighbours-in-choices": (16, "choice"), "neighbours-in-two": (16, "two"),
-    "neighbours-of-a-prefix": (8, "prefix"), "neighbours-of-a-prefix-of-80": (41, "prefix"),
-    "two-of-a-prefix": (2, "prefix"),
-}  # fmt: skip
+NEIGHBOURS = _DATA["neighbours"]
 #: What becomes of the text of a chat or a response from 16 requests at once.
 SPOILT: dict[str, Callable[[str], str]] = {
     "no-text": lambda _text: "",
@@ -68,16 +64,10 @@ TEXTS: dict[str, Callable[[int, str], str]] = {
     "cut-text": lambda n, sign: "" if n > 1000 else sign,
 }
 #: What becomes of /metrics, and from which request on.
-PAGES: dict[str, dict[str, Any]] = {
-    "metrics-gone": {"status": 404}, "metrics-fail": {"status": 500}, "metrics-empty": {"text": ""},
-    "no-metrics": {"status": 404},
-}  # fmt: skip
+PAGES = _DATA["pages"]
 GONE_AT = dict.fromkeys(PAGES, 15) | {"no-metrics": 0}
 #: What makes another answer, but for what a server forgets from this request on.
-CHANGES = (
-    "logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "bad_words",
-    "allowed_token_ids", "stop",
-)  # fmt: skip
+CHANGES = _DATA["changes"]
 FORGETS_AT = 110
 #: How many must have ended before a request of this number gets its fourth token.
 PREEMPTED = {"preempts": {3: 1, 4: 2}, "preempts-and-loses": {3: 1, 4: 99}}

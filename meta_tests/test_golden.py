@@ -6,6 +6,7 @@ import math
 import shutil
 
 import pytest
+from data_rows import from_data
 
 from sm121.answers import golden
 from sm121.answers.prompts import Prompt, PromptSet
@@ -158,23 +159,17 @@ def test_other_models_prompts_and_tokenizers_are_refused(canary_bf16, tmp_path):
         golden.refuse_other(trusted, "--golden x", changed, PROMPTS)
 
 
-TWO_NODES = {  # against one: what two ranks add to the log-probability of each token, in nats
-    "the same sums": (lambda n: 0.0, True),
-    "sums in another order": (lambda n: 1e-5 * (-1) ** n, True),
-    "one token near the bound": (lambda n: 3.9e-4 if n == 20 else 0.0, True),
-    "a rank's part is lost at one token": (lambda n: 0.2 if n == 20 else 0.0, False),
-    "a rank sums in bfloat16": (lambda n: 5e-3 * (-1) ** n, False),
-    "one head is computed twice": (lambda n: 2e-3, False),
-}
-
-
-@pytest.mark.parametrize("name", TWO_NODES)
-def test_two_nodes_against_one_within_the_bound_of_the_profile(name):
-    shift, within = TWO_NODES[name]
+@from_data
+def test_two_nodes_against_one_within_the_bound_of_the_profile(shifts, within):
+    each, other, one_token = shifts
     bound = profile.load("cpu-tiny-gpt-oss-tp2").correctness.golden["float32"]
     one = profile.load("cpu-tiny-gpt-oss").correctness.golden["float32"]
     assert bound == one, "what one node recorded holds for two"
     starts = {"a": 10, "b": 20}
+
+    def shift(n):
+        return each + other * (-1) ** n + one_token * (n == 20)
+
     two = {
         prompt: [at(n, 0.6 * math.exp(shift(n))) for n in range(start, start + 4)]
         for prompt, start in starts.items()

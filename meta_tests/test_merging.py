@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict, worst
@@ -30,18 +30,10 @@ from sm121.run.verdict_file import (
 )
 
 PLANNED = ("one", "two")
-BOXES = {
-    "unseen": BoxReport(),
-    "fit": BoxReport(state="QUALIFIED", reason="200 GB/s"),
-    "untold": BoxReport(state="UNKNOWN", reason="the server is attached at another machine"),
-    "no device": BoxReport(
-        state="UNKNOWN",
-        reason="the box was not measured",  # the words decide nothing
-        before=Reading(device=None, memory_available_gib=1.0, other_load=0.0, seconds=1.0),
-    ),
-    "bad": BoxReport(state="DEGRADED", reason="others work here"),
-    "later": BoxReport(state="A STATE OF A LATER VERSION", reason=""),
-}
+BOXES = {name: BoxReport(**row) for name, row in table(__name__, "BOXES").items()}
+BOXES["no device"].before = Reading(
+    device=None, memory_available_gib=1.0, other_load=0.0, seconds=1.0
+)
 
 
 def said(test_id: str, verdict: str, message: str = "", **more) -> TestReport:
@@ -260,17 +252,6 @@ def test_the_whole_is_never_better_than_the_worst_part(together, verdict):
 def test_a_shard_in_which_no_test_applied_takes_nothing_away():
     idle = part(2, said("two", "NOT_RUN", skipped=True), verdict="NOT_RUN")
     assert of_shards(part(1, said("one", "PASS"), verdict="PASS"), idle).verdict is Verdict.PASS
-
-
-def test_the_memory_floor_of_a_part_is_the_whole_s():
-    ended = CrashReport(kind="memory_floor", summary="0.1 GiB left", owner="machine")
-    whole = of_shards(
-        part(1, said("one", "PASS"), verdict="PASS"),
-        part(2, said("two", "PASS"), verdict="INCONCLUSIVE", crashes=[ended]),
-    )
-    assert (whole.verdict, whole.reason) == (
-        Verdict.INCONCLUSIVE, "the run was ended: 0.1 GiB left",
-    )  # fmt: skip
 
 
 def test_shards_make_no_certificate():

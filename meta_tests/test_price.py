@@ -309,22 +309,16 @@ def stored_metrics(values):
     }
 
 
-@pytest.mark.parametrize(("now", "limits", "worse"), [
-    (PAID, LIMITS, [KL, LIKELIEST]),
-    (PAID, ALLOWING, []),
-    (HONEST, LIMITS, []),
-    (HONEST | {"tg32@d0": 48.0}, LIMITS, []),
-    (HONEST | {KL: 0.0006}, LIMITS, [KL]),
-    ({"tg32@d0": 48.0}, ALLOWING, [KL, LIKELIEST, RIGHT]),
-])  # fmt: skip
-def test_speed_for_quality_beside_a_trusted_run(now, limits, worse):
+@from_data
+def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
     """Red with both numbers; green where the profile allows it; a price that is not measured any
     more is red either way."""
-    before, run = run_of(HONEST), run_of(now)
+    values = now | (but or {})
+    before, run = run_of(HONEST), run_of(values)
     trusted = against.Trusted((StoredRun("trusted", before, stored_metrics(HONEST)),), "0")
     profile = OWN.model_copy(update={"regression": limits})
-    found = against.judge(run, trusted, profile, stored_metrics(now), lambda _: True)
-    assert [test.id.removeprefix(against.PREFIX) for test in found] == worse
+    found = against.judge(run, trusted, profile, stored_metrics(values), lambda _: True)
+    assert [test.id.removeprefix(against.PREFIX) for test in found] == [*worse]
     assert run.against.no_worse == (not worse)
     if now is PAID:
         assert "1.6 times as fast (tg32@d0 30 → 48 tok/s)" in str(run.against)
@@ -417,15 +411,7 @@ def test_a_server_that_tells_fewer_tokens_has_no_price(monkeypatch, status, body
         answers._priced(None, SimpleNamespace(settings=settings, profile=profile), None, ())
 
 
-@pytest.mark.parametrize(("gated", "samples", "error"), [
-    (KL, {KL: [0.1]}, None),
-    (KL, {KL: [0.1], f"{KL}@d8192": [math.inf]}, Unmet),
-    (LIKELIEST, {KL: [0.1]}, None),
-    (LIKELIEST, {KL: [math.inf, 0.1]}, Unmet),
-    (f"{KL}@d8192", {KL: [0.1], f"{KL}@d8192": [0.1]}, None),
-    (f"{KL}@d8192", {KL: [0.1]}, NotRun),
-    (f"{KL}@d4096", {KL: [0.1]}, NotRun),
-])  # fmt: skip
+@from_data
 def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error):
     """Of a depth that the reference has not; nor is a price that is no number, gated or not."""
     unit, higher = PRICES[gated.partition("@")[0]]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 from whole_run import waiver_file
 
 from sm121.core import digest, profile, profile_fields
@@ -80,15 +80,8 @@ def test_own_thresholds_are_three_lines(tmp_path):
 
 
 def test_tables_merge_and_lists_and_statements_replace(tmp_path):
-    text = (
-        'name = "ours"\nextends = "sm121-gpt-oss-120b"\nwithout = ["matrix", "box.sm_clock_mhz"]\n'
-        '[engine]\narguments = ["--max-model-len", "4096"]\nstalled_after_s = 99\n'
-        '[engine.environment]\nMAX_JOBS = "2"\n'
-        '[configurations.eager]\ndescription = "eager"\narguments = ["--enforce-eager"]\n'
-        '[stress]\nanswer_tokens = { value = 8, source = "ours" }\n'
-        '[correctness.agreement.bfloat16]\nmax_abs = 1\nmean_abs = 1\nfork = 0\nsource = "ours"\n'
-    )
-    parent, own = profile.load("sm121-gpt-oss-120b"), profile.load(written(tmp_path, text=text))
+    parent = profile.load("sm121-gpt-oss-120b")
+    own = profile.load(written(tmp_path, text=text_file("ours.toml")))
     assert own.engine.arguments == ("--max-model-len", "4096")
     assert (own.engine.stalled_after_s, own.engine.name) == (99, parent.engine.name)
     assert own.engine.environment == {**parent.engine.environment, "MAX_JOBS": "2"}

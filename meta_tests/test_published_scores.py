@@ -133,16 +133,7 @@ def test_a_published_score_is_green_and_half_of_it_is_red(score):
         shares[1].hold(score.at_least, Fact("so many"))
 
 
-@pytest.mark.parametrize(
-    ("task", "asked", "text"),
-    [
-        (SCORE.task, 24, ""),
-        (SCORE.task, 23, "expected 24 questions, lm_eval asked 23"),
-        (SCORE.task, 6, "expected 24 questions, lm_eval asked 6"),
-        (SCORE.task, 0, "expected 24 questions, lm_eval asked 0"),
-        ("another", 24, f"expected the task {SCORE.task}, lm_eval gives .'another'"),
-    ],
-)
+@from_data
 def test_a_score_of_fewer_questions_is_none(monkeypatch, tmp_path, task, asked, text):
     """All right, of a data set that is a part of the one that was published."""
 
