@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121.compilation.jit import FlashInferModules, bounding_variables
 from sm121.core import profile
@@ -83,12 +83,7 @@ def test_a_flashinfer_with_sinks_or_unknown_is_right(flashinfer):
 
 
 #: christopherowen/spark-vllm-mxfp4-docker and eugr/spark-vllm-docker, as far as rules speak of it.
-RECIPE = (
-    ["--quantization", "mxfp4", "--mxfp4-backend=CUTLASS", "--mxfp4-layers", "moe,qkv,o,lm_head",
-     "--attention-backend", "FLASHINFER", "--kv-cache-dtype", "fp8"],
-    {"VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8": "1", "VLLM_MXFP4_BACKEND": "CUTLASS",
-     "VLLM_ATTENTION_BACKEND": "FLASHINFER"},
-)  # fmt: skip
+RECIPE = table(__name__, "RECIPE")
 
 
 def test_the_efforts_recipe_is_right_for_its_own_build_alone():

@@ -1,9 +1,7 @@
 """The detectors see broken texts, and leave good ones alone."""
 
-import math
-
 import pytest
-from data_rows import table
+from data_rows import from_data, table
 
 from sm121.answers import prompts, sanity
 
@@ -22,23 +20,7 @@ def test_counting_by_tokens_trips_nothing():
     assert sanity.signs("", tokens, [-1e-4] * len(tokens)) == []
 
 
-@pytest.mark.parametrize(
-    ("sign", "broken", "harmless"),
-    [
-        *((sanity.junk, [mark * 8, f"Paris is{mark * 40}"], [mark * 7]) for mark in "!?"),
-        (sanity.single_token_loop, [[1, 2, *[7] * 12]], [[1, 2, *[7] * 11]]),
-        *(
-            (
-                sanity.cycle,
-                [[900, 901, *loop * 6]],
-                [[900, 901, *loop * 5], [900, 901, *loop * 6, 902]],
-            )
-            for loop in ([0, 1], [*range(5)], [*range(16)])
-        ),
-        (sanity.collapse, [[1, 2] * 20], [[1, 2] * 10, [*range(40)]]),  # twenty say nothing
-        (sanity.noise, [[math.log(1e-5)] * 10], [[math.log(0.1)] * 10, [math.log(1e-5)]]),
-    ],
-)
+@from_data
 def test_a_broken_text_is_seen(sign, broken, harmless):
     assert all(map(sign, broken)) and not any(map(sign, harmless))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import browser
 import pytest
+from data_rows import table
 
 ROOT = Path(__file__).parent.parent
 #: Width and colours.
@@ -120,15 +121,7 @@ def test_every_page_can_be_read_by_everybody(chromium, site, look):
     _look(chromium, site, look, NAV, accessible=True)
 
 
-WIDE = '<div style="width: 3000px">a table that nothing scrolls</div>'
-PALE = '<p style="color: #bbb; background: #fff">hardly to be seen</p>'
-FAULTS = {
-    "pixels wide, the screen has": WIDE,
-    "color-contrast": PALE,
-    "no image": "![a picture](data:image/png;base64,bm90IG9uZQ==)",
-    "asks the network": '<img src="http://127.0.0.1:9/x.png" alt="from elsewhere">',
-    "aria-hidden-focus": '<div aria-hidden="true"><a href="index.html">hidden</a></div>',
-}
+FAULTS = table(__name__, "FAULTS")
 
 
 @pytest.fixture(scope="module")
