@@ -108,20 +108,7 @@ def test_a_metric_is_judged_by_its_samples_or_by_the_scatter_of_the_runs(
 
 
 @pytest.mark.parametrize("stored", [1, 2])
-@pytest.mark.parametrize(
-    ("name", "before", "now", "verdict"),
-    [
-        ("itl_p99", [20.0] * 200, [20.0] * 190 + [900.0] * 10, Verdict.FAIL),
-        ("ttft_p99", [250.0, 280.0, 300.0], [300.0, 940.0, 990.0], Verdict.FAIL),
-        ("memory_peak_gib", [60.0], [121.0], Verdict.FAIL),
-        ("tg32_c8@d0", [300.0, 310.0, 305.0], [140.0, 150.0, 145.0], Verdict.FAIL),
-        ("ttft_p99", [250.0, 280.0, 300.0], [250.0, 280.0, 990.0], Verdict.INCONCLUSIVE),
-        ("itl_p99", [20.0] * 200, [20.0] * 190 + [38.0] * 10, Verdict.NOT_RUN),
-        ("memory_peak_gib", [60.0], [65.9], Verdict.NOT_RUN),
-        ("tg32_c8@d0", [300.0, 310.0, 305.0], [277.0, 281.0, 279.0], Verdict.NOT_RUN),
-        ("ttft_p99", [250.0, 280.0, 300.0], [100.0, 120.0, 140.0], Verdict.PASS),
-    ],
-)
+@from_data
 def test_twice_as_bad_is_beyond_doubt_with_one_stored_run(name, before, now, verdict, stored):
     """One slow request of several is a reason to run again, and no proof."""
     fields = {"quantile": 0.99} if name.endswith("p99") else {}
@@ -130,7 +117,7 @@ def test_twice_as_bad_is_beyond_doubt_with_one_stored_run(name, before, now, ver
         return metric(name, samples, **fields, value=float(np.quantile(samples, 0.99)))
 
     earlier = [of(before)] * stored
-    assert verdicts(of(now), *earlier) is verdict
+    assert verdicts(of(now), *earlier) is Verdict(verdict)
     runs = [run(number, one, metric("tg32@d0", [60] * 9)) for number, one in enumerate(earlier)]
     assert regression.not_judged(runs) == ([name], 3 - stored)
     assert regression.not_judged([*runs, *runs, *runs]) == ([], 0)
@@ -144,17 +131,7 @@ def test_a_metric_that_vanished_or_was_renamed_is_named():
     assert regression.missing({**now, "tg32@d0": metric("tg32@d0", [60])}, baseline) == []
 
 
-@pytest.mark.parametrize(
-    ("levels", "changed"),
-    [
-        ([60] * 12, False),
-        ([60] * 6 + [55] * 4, True),  # let through once, and the baseline ever since
-        ([60 * 0.99**i for i in range(12)], True),  # creeps by 1 % a run
-        ([55] * 5 + [60] * 5, False),  # got better
-        ([60] * 6 + [50] + [60] * 5, False),  # one bad day
-        ([60] * 4, False),
-    ],
-)
+@from_data
 def test_a_level_that_came_down_and_stayed_down_is_seen(levels, changed):
     for seed in range(10):
         noise = 1 + 0.004 * np.random.default_rng(seed).standard_normal(len(levels))

@@ -4,6 +4,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
+from data_rows import from_data
 from xdist.scheduler import loadscope
 
 from sm121.plugin.scheduling import by_groups
@@ -98,22 +99,7 @@ class Session:
         self.scheduler.schedule()
 
 
-@pytest.mark.parametrize(
-    ("workers", "tests", "killers"),
-    [
-        (2, SERVER + KERNELS, []),
-        (2, SERVER + KERNELS, ["kernel4"]),
-        (2, SERVER + KERNELS, ["server2"]),
-        (4, SERVER + KERNELS, ["kernel4"]),
-        (4, SERVER + KERNELS, ["server2"]),
-        (2, SERVER + KERNELS, ["kernel2", "kernel3"]),
-        (4, SERVER + KERNELS, ["kernel2", "kernel3", "server0"]),
-        (2, SERVER + KERNELS[:3], ["server5"]),
-        (2, KERNELS, ["kernel0"]),
-        (2, KERNELS, KERNELS),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, list) and len(value) < 4 else None,
-)
+@from_data
 def test_each_test_runs_once_whoever_dies(monkeypatch, workers, tests, killers):
     monkeypatch.setattr(loadscope, "parse_tx_spec_config", lambda _config: range(workers))
     for order in range(ORDERS):
