@@ -4,6 +4,8 @@ started with ``--worker-extension-cls model_saboteur.Saboteur`` and in developme
 in another. Faults of the checkpoint go through vLLM's own loader, tensor by tensor; what no
 checkpoint can express is patched into the running model. Imports nothing of the suite."""
 
+import dataclasses
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -123,8 +125,6 @@ class Patcher:
                     self.set(builder, "window_size", size)
 
     def rope(self, *, factor: float = 32.0, mscale: bool = True, off: bool = False) -> None:
-        import math
-
         config = self.runner.model_config.hf_config
         rope = config.rope_parameters
         half = config.head_dim // 2
@@ -329,23 +329,17 @@ PATCHES: dict[str, Callable[[Patcher], None]] = {
 }
 
 
-def patch(name: str) -> Callable[[Callable[[Patcher], None]], Any]:
-    """Register a fault of the running model."""
-    return lambda function: PATCHES.setdefault(name, function)
+def patch(name: str, through: Callable[..., None] | None = None) -> Callable[..., Any]:
+    """Register a fault of the running model: a function of it, or what `through` changes of it."""
+    if through is None:
+        return lambda function: PATCHES.setdefault(name, function)
+    return lambda change: PATCHES.setdefault(name, lambda model: through(model, change))
 
 
-def patch_output(name: str) -> Callable[[Callable[[Tensor, Any], None]], Any]:
-    """Register a fault of one layer's attention output, as `Patcher.output` changes it."""
-    return lambda change: PATCHES.setdefault(name, lambda model: model.output(change))
-
-
-@patch("top-3 for top-4")
-def _(model: Patcher) -> None:
-    def change(shares: Tensor, _ids: Tensor) -> Tensor:
-        kept = shares * (shares > shares.min(-1, keepdim=True).values)
-        return kept / kept.sum(-1, keepdim=True)
-
-    model.routed(change)
+@patch("top-3 for top-4", Patcher.routed)
+def _(shares: Tensor, _ids: Tensor) -> Tensor:
+    kept = shares * (shares > shares.min(-1, keepdim=True).values)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 @patch("shares of the experts not renormalised")
@@ -366,31 +360,21 @@ def _(model: Patcher) -> None:
     model.wrap(Attention, "do_kv_cache_update", run)
 
 
-@patch("a stale KV block: a sequence's second block is its first")
-def _(model: Patcher) -> None:
-    def change(metadata: Any) -> Any:
-        import dataclasses
-
-        table = metadata.block_table.clone()
-        if table.shape[1] > 1:
-            table[:, 1] = torch.where(metadata.seq_lens > 160, table[:, 0], table[:, 1])
-        return dataclasses.replace(metadata, block_table=table)
-
-    model.metadata(change)
+@patch("a stale KV block: a sequence's second block is its first", Patcher.metadata)
+def _(metadata: Any) -> Any:
+    table = metadata.block_table.clone()
+    if table.shape[1] > 1:
+        table[:, 1] = torch.where(metadata.seq_lens > 160, table[:, 0], table[:, 1])
+    return dataclasses.replace(metadata, block_table=table)
 
 
-@patch("in a batch of four and more a sequence reads its neighbour's blocks")
-def _(model: Patcher) -> None:
-    def change(metadata: Any) -> Any:
-        import dataclasses
-
-        if len(metadata.seq_lens) < 4:
-            return metadata
-        table = metadata.block_table.clone()
-        table[-1] = table[-2]
-        return dataclasses.replace(metadata, block_table=table)
-
-    model.metadata(change)
+@patch("in a batch of four and more a sequence reads its neighbour's blocks", Patcher.metadata)
+def _(metadata: Any) -> Any:
+    if len(metadata.seq_lens) < 4:
+        return metadata
+    table = metadata.block_table.clone()
+    table[-1] = table[-2]
+    return dataclasses.replace(metadata, block_table=table)
 
 
 def _queries(metadata: Any) -> Tensor:
@@ -405,31 +389,31 @@ def _positions(metadata: Any) -> Tensor:
     return last - (ends - torch.arange(len(ends)))
 
 
-@patch_output("wrong in a batch only")
+@patch("wrong in a batch only", Patcher.output)
 def _(out: Tensor, metadata: Any) -> None:
     if len(metadata.seq_lens) > 1:
         out *= 1.1
 
 
-@patch_output("wrong after a hit of the prefix cache only")
+@patch("wrong after a hit of the prefix cache only", Patcher.output)
 def _(out: Tensor, metadata: Any) -> None:
     lengths = _queries(metadata)
     hit = (lengths > 1) & (metadata.seq_lens > lengths)
     out[torch.repeat_interleave(hit, lengths)] *= 1.1
 
 
-@patch_output("wrong past 128 tokens only")
+@patch("wrong past 128 tokens only", Patcher.output)
 def _(out: Tensor, metadata: Any) -> None:
     out[_positions(metadata) >= 128] *= 1.1
 
 
-@patch_output("wrong in decode only")
+@patch("wrong in decode only", Patcher.output)
 def _(out: Tensor, metadata: Any) -> None:
     lengths = _queries(metadata)
     out[torch.repeat_interleave(lengths == 1, lengths)] *= 1.1
 
 
-@patch_output("wrong past 128 tokens in decode only")
+@patch("wrong past 128 tokens in decode only", Patcher.output)
 def _(out: Tensor, metadata: Any) -> None:
     lengths = _queries(metadata)
     decoded = torch.repeat_interleave(lengths == 1, lengths)
@@ -447,7 +431,7 @@ def _(model: Patcher) -> None:
             model.wrap(rope, "forward", held)
 
 
-@patch_output("another result every time")
+@patch("another result every time", Patcher.output)
 def _(out: Tensor, _metadata: Any) -> None:
     out *= 1 + 0.05 * torch.randn_like(out)
 
@@ -458,18 +442,15 @@ def _(model: Patcher) -> None:
         model.output(lambda out, _metadata: out.copy_(out.bfloat16()), layer)
 
 
-@patch_output("NaN past 256 tokens")
+@patch("NaN past 256 tokens", Patcher.output)
 def _(out: Tensor, metadata: Any) -> None:
     out[_positions(metadata) >= 256] = float("nan")
 
 
-@patch("only ! comes out")
-def _(model: Patcher) -> None:
-    def change(logits: Tensor) -> Tensor:
-        logits[:, BANG] += 100
-        return logits
-
-    model.logits(change)
+@patch("only ! comes out", Patcher.logits)
+def _(logits: Tensor) -> Tensor:
+    logits[:, BANG] += 100
+    return logits
 
 
 @patch("one token over and over after a while")

@@ -84,11 +84,6 @@ def _delivered(model: Patcher, change: Any) -> None:
 # -------------------- which tokens are accepted
 
 
-@patch("every draft is accepted")
-def _(model: Patcher) -> None:
-    _outcome(model, lambda row, drafts, _logits, bonus, _m: _accept(row, drafts, bonus))
-
-
 @patch("a wrong token is accepted, one in 200")
 def _(model: Patcher) -> None:
     seen = [0]
@@ -102,23 +97,17 @@ def _(model: Patcher) -> None:
     _outcome(model, change)
 
 
-@patch("in place of a rejected token comes the second best")
-def _(model: Patcher) -> None:
-    def change(row: Tensor, drafts: Tensor, logits: Tensor, _bonus: Tensor, _m: Any) -> None:
-        last = _kept(row) - 1
-        if last < len(drafts):
-            row[last] = logits[last].topk(2).indices[1]
-
-    _outcome(model, change)
+@patch("in place of a rejected token comes the second best", _outcome)
+def _(row: Tensor, drafts: Tensor, logits: Tensor, _bonus: Tensor, _m: Any) -> None:
+    last = _kept(row) - 1
+    if last < len(drafts):
+        row[last] = logits[last].topk(2).indices[1]
 
 
-@patch("a sampled draft is always accepted")
-def _(model: Patcher) -> None:
-    def change(row: Tensor, drafts: Tensor, _logits: Tensor, bonus: Tensor, metadata: Any) -> None:
-        if not metadata.all_greedy:
-            _accept(row, drafts, bonus)
-
-    _outcome(model, change)
+@patch("a sampled draft is always accepted", _outcome)
+def _(row: Tensor, drafts: Tensor, _logits: Tensor, bonus: Tensor, metadata: Any) -> None:
+    if not metadata.all_greedy:
+        _accept(row, drafts, bonus)
 
 
 @patch("a sampled draft is accepted by the root of its probability")
@@ -163,36 +152,15 @@ def _(model: Patcher) -> None:
 # -------------------- what reaches the client
 
 
-@patch("the bonus token is lost")
-def _(model: Patcher) -> None:
+def _each_seventh(model: Patcher, change: Any) -> None:
+    """Change what goes to the client in each seventh step that has more than two tokens."""
     steps = [0]
 
-    def change(kept: list[int], given: list[int], _stopped: bool) -> list[int]:
+    def run(kept: list[int], given: list[int], _stopped: bool) -> list[int]:
         steps[0] += 1
-        return kept[:-1] if len(given) > 2 and steps[0] % 7 == 0 else kept
+        return change(kept) if len(given) > 2 and steps[0] % 7 == 0 else kept
 
-    _delivered(model, change)
-
-
-@patch("the bonus token comes twice")
-def _(model: Patcher) -> None:
-    steps = [0]
-
-    def change(kept: list[int], given: list[int], _stopped: bool) -> list[int]:
-        steps[0] += 1
-        return [*kept, kept[-1]] if len(given) > 2 and steps[0] % 7 == 0 else kept
-
-    _delivered(model, change)
-
-
-@patch("tokens that were accepted past the end are delivered")
-def _(model: Patcher) -> None:
-    _delivered(model, lambda kept, given, stopped: given if stopped else kept)
-
-
-@patch("accepted tokens come in another order")
-def _(model: Patcher) -> None:
-    _delivered(model, lambda kept, _given, _stopped: [*kept[1::-1], *kept[2:]])
+    _delivered(model, run)
 
 
 @patch("min_tokens is not applied to drafts")
@@ -250,16 +218,6 @@ def _(model: Patcher) -> None:
     _reported(model, change)
 
 
-@patch("log-probabilities are of the place before")
-def _(model: Patcher) -> None:
-    _reported(model, lambda target, _metadata: target.roll(1, 0))
-
-
-@patch("log-probabilities of accepted tokens are scaled by 0.9")
-def _(model: Patcher) -> None:
-    _reported(model, lambda target, _metadata: target * 0.9)
-
-
 # -------------------- the KV cache
 
 
@@ -295,28 +253,17 @@ def _(model: Patcher) -> None:
     )  # fmt: skip
 
 
-@patch("acceptance is lost as the answer grows")
-def _(model: Patcher) -> None:
-    def change(drafts: Tensor, keywords: Any) -> Tensor:
-        positions = keywords["target_positions"]
-        return torch.zeros_like(drafts) if int(positions.max()) > 110 else drafts
-
-    _drafts(model, change)
+@patch("acceptance is lost as the answer grows", _drafts)
+def _(drafts: Tensor, keywords: Any) -> Tensor:
+    positions = keywords["target_positions"]
+    return torch.zeros_like(drafts) if int(positions.max()) > 110 else drafts
 
 
-@patch("nothing that is drafted is ever right")
-def _(model: Patcher) -> None:
-    _drafts(model, lambda drafts, _keywords: torch.full_like(drafts, 7))
-
-
-@patch("only the first token of a draft is ever right")
-def _(model: Patcher) -> None:
-    def change(drafts: Tensor, _keywords: Any) -> Tensor:
-        drafts = drafts.clone()
-        drafts[:, 1:] = 7
-        return drafts
-
-    _drafts(model, change)
+@patch("only the first token of a draft is ever right", _drafts)
+def _(drafts: Tensor, _keywords: Any) -> Tensor:
+    drafts = drafts.clone()
+    drafts[:, 1:] = 7
+    return drafts
 
 
 # -------------------- the counts
@@ -327,16 +274,6 @@ def _counted(model: Patcher, change: Any) -> None:
         observe(own, *change(num_draft_tokens, num_accepted_tokens))
 
     model.wrap(SpecDecodingStats, "observe_draft", run)
-
-
-@patch("one accepted token too many is counted")
-def _(model: Patcher) -> None:
-    _counted(model, lambda drafted, accepted: (drafted, min(accepted + 1, drafted)))
-
-
-@patch("one accepted token too few is counted")
-def _(model: Patcher) -> None:
-    _counted(model, lambda drafted, accepted: (drafted, max(accepted - 1, 0)))
 
 
 @patch("drafts are counted twice")
@@ -358,3 +295,41 @@ def _(model: Patcher) -> None:
             own.num_accepted_tokens_per_pos[place] = before[place] + count
 
     model.wrap(SpecDecodingStats, "observe_draft", run)
+
+
+#: Those of one expression: through what they change the engine, and what they change.
+SMALL: dict[str, tuple[Any, Any]] = {
+    "every draft is accepted": (
+        _outcome,
+        lambda row, drafts, _l, bonus, _m: _accept(row, drafts, bonus),
+    ),
+    "the bonus token is lost": (_each_seventh, lambda kept: kept[:-1]),
+    "the bonus token comes twice": (_each_seventh, lambda kept: [*kept, kept[-1]]),
+    "tokens that were accepted past the end are delivered": (
+        _delivered,
+        lambda kept, given, stopped: given if stopped else kept,
+    ),
+    "accepted tokens come in another order": (
+        _delivered,
+        lambda kept, _given, _stopped: [*kept[1::-1], *kept[2:]],
+    ),
+    "log-probabilities are of the place before": (_reported, lambda target, _m: target.roll(1, 0)),
+    "log-probabilities of accepted tokens are scaled by 0.9": (
+        _reported,
+        lambda target, _m: target * 0.9,
+    ),
+    "nothing that is drafted is ever right": (
+        _drafts,
+        lambda drafts, _k: torch.full_like(drafts, 7),
+    ),
+    "one accepted token too many is counted": (
+        _counted,
+        lambda drafted, accepted: (drafted, min(accepted + 1, drafted)),
+    ),
+    "one accepted token too few is counted": (
+        _counted,
+        lambda drafted, accepted: (drafted, max(accepted - 1, 0)),
+    ),
+}
+for _name, _how in SMALL.items():
+    patch(_name, _how[0])(_how[1])
