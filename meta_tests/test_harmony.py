@@ -1,6 +1,7 @@
 """Harmony on the level of token ids, and in the server's log."""
 
 import pytest
+from data_rows import from_data
 
 from sm121.api import harmony
 
@@ -17,20 +18,7 @@ def test_good_answers_are_harmony(ids):
         assert not [line for line in found if line != "no message was begun"], (length, found)
 
 
-@pytest.mark.parametrize(
-    ("ids", "said"),
-    [
-        ([], "no token"),
-        (GOOD[1:], "the first token is 35644"),  # Marlin on SM121 loses it (vllm#37030)
-        ([220, *GOOD], "the first token is 220"),
-        (GOOD[:-1], "ended inside a message"),
-        ([*GOOD[:3], 200008, *GOOD[3:]], "inside a message"),
-        ([*GOOD[:4], 200006, *GOOD[5:]], "inside a message"),
-        ([*GOOD[:2], *GOOD[3:]], "was not begun"),
-        ([*GOOD, 976], "1 tokens after the end"),
-        ([200005, *[35644] * 40], "no <|message|> within"),
-    ],
-)
+@from_data
 def test_broken_answers_are_noticed(ids, said):
     assert said in "; ".join(harmony.violations(ids, finished=True))
 
