@@ -103,7 +103,7 @@ class Session:
 def test_each_test_runs_once_whoever_dies(monkeypatch, workers, tests, killers):
     monkeypatch.setattr(loadscope, "parse_tx_spec_config", lambda _config: range(workers))
     for order in range(ORDERS):
-        session = Session(order, workers, tests, killers)
+        session = Session(order, workers, [*tests], [*killers])
         session.run()
         seen = f"order {order}: ran {session.ran}, died {session.died}, told {session.told}"
         assert sorted(session.ran + session.died) == sorted(tests), seen
