@@ -69,11 +69,13 @@ def counts(root: Path, budgets: dict[str, Any]) -> list[Count]:
     for name, row in budgets["folders"].items():
         total = 0
         names: list[str] = []
-        for path in sorted((root / row["path"]).rglob("*.py")):
+        for path in sorted((root / row["path"]).rglob(row.get("files", "*.py"))):
             text = path.read_text("utf-8")
-            tree = ast.parse(text)
             lines = text.count("\n")
             total += lines
+            if path.suffix != ".py":
+                continue
+            tree = ast.parse(text)
             names += assigned(tree)
             module = path.relative_to(root).as_posix()
             add("module", module, lines)
