@@ -34,6 +34,7 @@ def from_data(test: Callable[..., None]) -> Callable[..., None]:
     rows = _tables(test.__module__)[test.__name__]
     keys = {key for row in rows for key in row} - {"case", "slow"}
     names = [name for name in inspect.signature(test).parameters if name in keys]
+    assert keys, f"{test.__name__} has no rows"
     assert len(names) == len(keys), f"{test.__name__} has no parameter for each of {keys}"
     values = [
         pytest.param(

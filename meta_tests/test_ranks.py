@@ -102,6 +102,21 @@ def test_a_fault_of_a_rank_is_named(
     assert all(any(node in line for node in names) for line in (*judged.wrong, *judged.remarks))
 
 
+@pytest.mark.parametrize("hours", [("11-30 23", "12-01 00"), ("02-28 23", "03-01 00")])
+def test_the_turn_of_a_month_is_no_other_start(hours, tmp_path):
+    """The logs name no start that both have: the time alone tells."""
+    nodes = []
+    for rank, hour in enumerate(hours):
+        (tmp_path / hour).mkdir()
+        change = (
+            "NCCL INFO .*|INFO 11-22 10",
+            {"NCCL": "NCCL version 2.28.9", "INFO": f"INFO {hour}"},
+        )
+        nodes.append(two_logs(tmp_path / hour, "nnodes", [0, 1], change).nodes[rank])
+    of_ranks = rank_paths.read_ranks([(node.name, node.log) for node in nodes], "vllm")
+    assert not [line for line in rank_paths.missing(of_ranks, 2) if "not of one start" in line]
+
+
 def _counters(root: Path, device: str, pair: tuple[object, object]) -> None:
     folder = root / device / "ports" / "1" / "counters"
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,11 +141,8 @@ def test_counters_tell_what_carried_a_prompt(name, carried, other, kinds, device
         if other is not None:
             _counters(tmp_path, "rocep1s0f0", (other[moment],) * 2)
         readings.append(transport.read_counters(tmp_path))
-    counted = transport.difference(*readings)
-    assert (counted is None) == (kinds is None)
-    if counted is not None:
-        by = transport.by_counters(counted, LEAST)
-        assert (tuple(by.kinds), by.devices) == (tuple(kinds), devices), by
+    by = transport.by_counters(transport.difference(*readings), LEAST)
+    assert (by and (tuple(by.kinds), by.devices)) == (kinds and (tuple(kinds), devices)), by
 
 
 @pytest.mark.parametrize(("host", "counts"), [("localhost", True), ("spark1.invalid", False)])

@@ -52,7 +52,7 @@ def _served(place: Place, *server: str) -> Outcome:
     return Outcome(run.verdict["metrics"]["tg32@d0"]["verdict"], " ".join(said), status)
 
 
-# 4: how often# 4: how often a gate errs.
+# 4: how often a gate errs.
 
 
 def _passed_too_often(found: Mapping[Verdict, int]) -> Outcome:
@@ -83,7 +83,7 @@ def _independent() -> Step:
     return _errs(lambda generator: 53.0 * (1.0 + noise(generator, gate_errors.BOUND)))
 
 
-# 5: what is a baseline.# 5: what is a baseline.
+# 5: what is a baseline.
 
 _LIMITS = profile.load("sm121-gpt-oss-120b").regression
 _GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8], "pp2048@d0": [9200.0, 9220, 9180, 9210, 9190]}
@@ -198,7 +198,7 @@ def _after(place: Place, *contexts: dict[str, Any], share: float = 0.6) -> Outco
     return Outcome("PASS" if green else error.verdict.value, str(error))
 
 
-# 6: rounds that# 6: rounds that are left out.
+# 6: rounds that are left out.
 
 
 @in_two_steps

@@ -15,7 +15,7 @@ import httpx
 from sm121.client.sse import DONE, EventParser
 from sm121.core.errors import Sm121Error
 from sm121.core.server import Endpoint, Server, require_context
-from sm121.core.unmet import Fact, Unmet, of
+from sm121.core.unmet import Fact, Unmet, of, require
 from sm121.core.verdict import NotRun
 from sm121.core.vocabulary import Vocabulary, of_server
 
@@ -410,8 +410,9 @@ def _of_prompt(
     entries: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None
 ) -> tuple[Mapping[int, float], ...] | None:
     """vLLM's ``prompt_logprobs``, from the second token on."""
-    if entries is None or ids is None or len(entries) != len(ids):
+    if entries is None or ids is None:
         return None
+    require(len(entries) == len(ids), f"prompt_logprobs of {len(ids)} tokens", len(entries))
     return tuple(
         {int(token): _number(value["logprob"]) for token, value in (entry or {}).items() if value}
         for entry in entries[1:]

@@ -1,5 +1,6 @@
 """Running a compiler: with a time limit for the whole tree of it, and output of bounded size."""
 
+import contextlib
 import os
 import selectors
 import signal
@@ -54,6 +55,8 @@ def run(
             output = _drain(stream, deadline)
             status = process.wait(max(0.1, deadline - time.monotonic()))
         except (TimeoutError, subprocess.TimeoutExpired) as error:
+            with contextlib.suppress(ProcessLookupError):  # also where the first of them has ended
+                os.killpg(process.pid, signal.SIGKILL)
             name = Path(str(command[0])).name
             raise TookTooLong(unmet.Fact(f"done in {timeout_s:.0f} s", "not", name)) from error
         finally:

@@ -34,6 +34,6 @@ def rendered(name: str, finalize: Callable[[Any], Any] | None = None, **values: 
     return environment(finalize).get_template(name).render(values)
 
 
-def one_line(value: object) -> object:
+def one_line(value: object) -> str:
     """Text without anything that a screen obeys."""
-    return printable(value) if isinstance(value, str) else value
+    return printable(str(value))

@@ -198,7 +198,11 @@ def master(span: Span) -> tuple[str, int]:
     if not process_tree.is_here(host):
         raise UsageError(f"--master-addr {host}: expected an address of this machine")
     # A name may be another machine there, and connections are told by their address.
-    host = next((each for each in sorted(process_tree.addresses(host)) if "." in each), host)
+    every = sorted(each for each in process_tree.addresses(host) if "." in each)
+    every = [each for each in every if not each.startswith("127.")] or every[:1]
+    if len(every) > 1:
+        raise UsageError(f"--master-addr {host}: expected one of its addresses: {', '.join(every)}")
+    host = every[0] if every else host
     if not given:
         return host, free_port(host)
     try:

@@ -3,6 +3,7 @@ after a stop. The cluster is the user's: nothing here starts, changes or stops i
 
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,7 +139,7 @@ class RayServer(ManagedServer):
         report = super().stop()
         if not served:
             return report
-        deadline, left = time.monotonic() + _REMOVED_WITHIN_S, ["the cluster does not answer"]
+        deadline, left = math.inf, ["the cluster does not answer"]
         self.nodes = ()
         while left and time.monotonic() < deadline:
             try:
@@ -147,6 +148,7 @@ class RayServer(ManagedServer):
                 left = [str(error)]
                 break
             left = [*cluster["groups"], *cluster["holders"]]
+            deadline = min(deadline, time.monotonic() + _REMOVED_WITHIN_S)
         self._segments = []
         remains = tuple(Survivor(0, "in the Ray cluster", each) for each in left)
         return dataclasses.replace(report, survivors=(*report.survivors, *remains))

@@ -30,6 +30,7 @@ _TYPES: dict[str, Callable[[Any], Any]] = {
     "requantised": lambda layer: [layer],
 }
 _ANOTHER_RUN = range(2, 180 * 24 * 60)  # minutes; more is the turn of a year
+_DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)  # each month
 _PROFILER_HINT = "] Executing '"
 _PROFILER_SPEAKS = re.compile(r"^\[\d/\d\] Executing '\w+' stats report")
 
@@ -374,7 +375,7 @@ def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:
 
 def _minute(stamp: str) -> int:
     month, day, hour, minute, _ = map(int, re.findall(r"\d+", stamp))
-    return ((month * 31 + day) * 24 + hour) * 60 + minute
+    return ((_DAYS_BEFORE[(month - 1) % 12] + day) * 24 + hour) * 60 + minute
 
 
 def _merge(states: list[_ServerState]) -> KernelPath:

@@ -105,7 +105,8 @@ def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:
     starts = {each.path.start for each in ranks if each.path.start}
     minutes = [each.path.since for each in ranks if each.path.since is not None] or [0]
     kinds, apart = {start[:3] for start in starts}, max(minutes) - min(minutes)
-    if len(starts) > len(kinds) or (apart in _ANOTHER_DAY and kinds != {"com"}):  # NCCL's id tells
+    all_by_id = all((each.path.start or "").startswith("com") for each in ranks)  # NCCL's
+    if len(starts) > len(kinds) or (apart in _ANOTHER_DAY and not all_by_id):
         of_each = ", ".join(f"{each}: {each.path.start}" for each in ranks)
         lines.append(f"the logs are not of one start ({of_each}; {apart // 60} h apart)")
     has_graphs = any(each.path.cuda_graphs for each in ranks)

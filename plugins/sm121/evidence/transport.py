@@ -4,7 +4,6 @@ proves nothing."""
 
 import contextlib
 import re
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -70,40 +69,48 @@ def _kind(channel: str, rdma: str) -> str:
     return rdma if re.fullmatch(r"IB(ext)?(_v\d+)?", name) else name
 
 
-def by_counters(counted: Mapping[str, int], least: int) -> Transport:
-    """What the counters of the RDMA ports prove of the bytes of a prompt. `counted`: bytes by
-    device, of one node; `least`: bytes that its ranks had to exchange at the least."""
-    total = sum(counted.values())
-    shown = (
-        ", ".join(f"{device} {count:,} B" for device, count in sorted(counted.items())) or "none"
-    )
+def by_counters(counted: Mapping[str, int | None], least: int) -> Transport | None:
+    """What the counters of the RDMA ports prove of the bytes of a prompt; None: too little, and
+    some of them tell nothing. `counted`: bytes by device, of one node; `least`: bytes that its
+    ranks had to exchange at the least."""
+    bytes_of = {device: count for device, count in sorted(counted.items()) if count is not None}
+    total = sum(bytes_of.values())
+    if total < least and len(bytes_of) < len(counted):
+        return None
+    shown = ", ".join(f"{device} {count:,} B" for device, count in bytes_of.items()) or "none"
     return Transport(
         kinds=["RoCE"] if total >= least else ["Socket"],
-        devices=sum(count >= least / 100 for count in counted.values()) or None,
+        devices=sum(count >= least / 100 for count in bytes_of.values()) or None,
         evidence=f"RDMA ports counted {shown} during a prompt that needs {least:,} B",
     )
 
 
-def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[Path, int]:
-    """Bytes sent and received by the RDMA devices of a machine, by counter; without those that tell
-    nothing: a driver has none (``N/A``), a port is dead, 32 bits are full."""
-    counters: dict[Path, int] = {}
+def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[Path, int | None]:
+    """Bytes sent and received by the RDMA devices of a machine, by counter; None of one that tells
+    nothing: its driver has none (``N/A``), its port is dead, its 32 bits are full."""
+    counters: dict[Path, int | None] = {}
     for file in root.glob(f"*/{_COUNTER}"):
+        counters[file.relative_to(root)] = None
         with contextlib.suppress(OSError, ValueError):
             if (words := int(file.read_text("ascii"))) != _FULL:
                 counters[file.relative_to(root)] = _WORD_BYTES * words
     return counters
 
 
-def difference(before: Mapping[Path, int], after: Mapping[Path, int]) -> dict[str, int] | None:
-    """Bytes by device between two readings; None where a counter of the first tells them no more:
-    it is full, or began anew."""
-    if any(after.get(counter, -1) < count for counter, count in before.items()):
-        return None
-    counted = Counter[str]()
-    for counter, count in before.items():
-        counted[counter.parts[0]] += after[counter] - count
-    return dict(counted)
+def difference(
+    before: Mapping[Path, int | None], after: Mapping[Path, int | None]
+) -> dict[str, int | None]:
+    """Bytes by device between two readings; None where one of its counters does not tell them: it
+    could not be read, is full, or began anew."""
+    counted: dict[str, int | None] = {}
+    for counter, start in before.items():
+        end, device = after.get(counter), counter.parts[0]
+        total = counted.get(device, 0)
+        if start is None or end is None or end < start or total is None:
+            counted[device] = None
+        else:
+            counted[device] = total + end - start
+    return counted
 
 
 def least_bytes(tokens: int, hidden: int, collectives: int) -> int:

@@ -163,7 +163,7 @@ class Child:
 def _write(process: subprocess.Popen[bytes], message: Any) -> None:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it has ended, and reading its answer says how
-        pickle.dump(message, process.stdin, protocol=4)
+        process.stdin.write(pickle.dumps(message, protocol=4))
         process.stdin.flush()
 
 

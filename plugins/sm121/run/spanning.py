@@ -97,4 +97,4 @@ def count_a_prompt(server: Server, nodes: Nodes, config: Mapping[str, Any]) -> T
         return None
     counted = transport.difference(before, transport.read_counters())
     least = transport.least_bytes(_PROMPT_TOKENS, hidden, layers + 1)
-    return transport.by_counters(counted, least) if counted is not None else None
+    return transport.by_counters(counted, least)

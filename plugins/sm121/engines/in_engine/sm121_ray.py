@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import sys
+import time
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -16,6 +17,8 @@ import ray
 from ray._private import state
 from ray.util import placement_group_table
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+_RELEASED_WITHIN_S = 2.0
 
 
 @ray.remote(num_cpus=0, max_retries=0)  # type: ignore[untyped-decorator]
@@ -78,6 +81,19 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
     }
 
 
+def held(nodes: list[dict[str, Any]]) -> list[str]:
+    """The resources of nodes that a rank needs and a task holds. What has ended holds its own for a
+    moment longer."""
+    free = state.available_resources_per_node()  # without those of which nothing is free
+    tasks = []
+    for node in nodes:
+        for key in {"GPU", "sm121_rank"} & node["Resources"].keys():
+            used = node["Resources"][key] - free.get(node["NodeID"], node["Resources"]).get(key, 0)
+            if used > 0:
+                tasks.append(f"a task with {used:g} {key} of {node['NodeManagerHostname']}")
+    return tasks
+
+
 def main() -> None:
     """Answers the question on standard input."""
     question = json.load(sys.stdin)
@@ -102,11 +118,9 @@ def main() -> None:
     groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
     actors = [a for a in state.actors().values() if a["State"] != "DEAD"]
     holders = [f"{a['ActorClassName']} (pid {a['Pid']})" for a in actors]
-    free = state.available_resources_per_node()  # without those of which nothing is free
-    for node in alive:
-        for key in {"GPU", "sm121_rank"} & node["Resources"].keys() if not holders else ():
-            used = node["Resources"][key] - free.get(node["NodeID"], {}).get(key, 0.0)
-            holders += [f"a task with {used:g} {key} of {node['NodeManagerHostname']}"] * (used > 0)
+    if not holders and held(alive):
+        time.sleep(_RELEASED_WITHIN_S)
+        holders += held(alive)
     nodes.sort(key=lambda entry: "node:__internal_head__" not in entry["resources"])
     answer = {
         "address": ray.get_runtime_context().gcs_address,
