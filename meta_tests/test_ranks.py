@@ -83,10 +83,7 @@ def two_logs(folder: Path, launcher: str, ranks: Any = (), change: Any = ("x", "
 
 @pytest.mark.parametrize("by", ["nnodes", "ray"])
 @from_data
-def test_a_fault_of_a_rank_is_named(
-    name, launcher, ranks, change, wrong, silent, remark, by, tmp_path
-):
-    del name
+def test_a_fault_of_a_rank_is_named(launcher, ranks, change, wrong, silent, remark, by, tmp_path):
     if launcher not in (None, by):
         pytest.skip("a fault of the other launcher's log")
     assert OWN.nodes is not None
@@ -129,10 +126,9 @@ LEAST = transport.least_bytes(1024, 2880, 37)
 
 
 @from_data
-def test_counters_tell_what_carried_a_prompt(name, carried, other, kinds, devices, tmp_path):
+def test_counters_tell_what_carried_a_prompt(carried, other, kinds, devices, tmp_path):
     """`carried`: by device, its share of what a prompt costs; `other`: what the counters of one
     more read before it, and after it."""
-    del name
     readings = []
     for moment in (0, 1):
         for device, share in carried.items():

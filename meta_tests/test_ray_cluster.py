@@ -12,7 +12,7 @@ import psutil
 import pytest
 from data_rows import altered, from_data
 
-from sm121.core import profile
+from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
 from sm121.engines import ports, ray_cluster
@@ -150,6 +150,24 @@ def cluster(tmp_path_factory) -> Iterator[None]:
                 process.kill()
 
 
+#: A task that has the one rank of a node.
+HOLDS = """
+import ray, time
+ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
+running = ray.remote(num_cpus=0, resources={"sm121_rank": 1})(time.sleep).remote(600)
+while ray.available_resources().get("sm121_rank", 0) > 1: time.sleep(0.2)
+print("held", flush=True); time.sleep(600)
+"""
+
+
+def _refused(configuration) -> str:
+    try:
+        ray_cluster.look(configuration, "cpu", 1)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.slow("a Ray cluster, and a start of vLLM on it")
 def test_real_cluster(cluster, canary_bf16, tmp_path):
     chosen = profile.load("cpu-tiny-gpt-oss-tp2")
@@ -158,6 +176,12 @@ def test_real_cluster(cluster, canary_bf16, tmp_path):
     assert len(ray_cluster.look(configuration, "cpu", 1)) == 2
     with pytest.raises(UsageError, match="expected 2 nodes with 2 sm121_rank each"):
         ray_cluster.look(configuration, "cpu", 2)
+    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline().strip() == b"held"
+        with pytest.raises(UsageError, match="a task with 1 sm121_rank"):
+            ray_cluster.look(configuration, "cpu", 1)
+        holder.kill()
+    assert waiting.until(lambda: not _refused(configuration), 60.0, every_s=1.0)
     pool = ServerPool(
         limits=StartLimits(600, 180, 20), directory=tmp_path, run_id="ray", notify=lambda *_: None
     )

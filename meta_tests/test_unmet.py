@@ -80,6 +80,19 @@ def test_a_case_that_is_not_decided_hides_no_failure(open_ones, error):
         require_each(check, "abcd", "abcd")
 
 
+@pytest.mark.parametrize(
+    "graver, milder", [("Invalid", "Inconclusive"), ("NotRun", "Inapplicable")]
+)
+def test_the_gravest_case_that_is_not_decided_is_raised(graver, milder):
+    def check(name: str) -> None:
+        raise getattr(verdict, name)(f"{name} is a reason")
+
+    for names in ([graver, milder], [milder, graver]):
+        with pytest.raises(verdict.Undecided) as raised:
+            require_each(check, names)
+        assert type(raised.value).__name__ == graver
+
+
 def test_an_answer_is_observed_without_what_differs_by_chance():
     call = {"id": "call_1", "function": {"name": "f"}}
     with pytest.raises(Unmet) as raised:

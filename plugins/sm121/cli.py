@@ -419,8 +419,8 @@ def _trust(options: argparse.Namespace) -> int:
     for number, report in enumerate(options.directories):
         anew = options.anew and number == 0
         stored_at, run, narrower = against.trust(report, storage, anew=anew)
-        print(templates.rendered("trusted.txt.j2", folder=stored_at, run=run, narrower=narrower),
-              end="")  # fmt: skip
+        print(templates.rendered("trusted.txt.j2", templates.one_line,
+                                 folder=stored_at, run=run, narrower=narrower), end="")  # fmt: skip
     metrics, more = trend.not_judged(against.load(against.TRUSTED, storage).runs)
     if metrics:
         print(f"  not judged until {more} more run{'s'[: more != 1]} of this build are trusted, "

@@ -173,7 +173,7 @@ def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
     """Check each case, also behind one that fails: a failure that is known hides no other one.
     `cases`: of each argument of the check. Raises Unmet: some cases fail; what several cases say in
     the same words is one fact. A failure that has a severity, or is never waived, ends the check.
-    Undecided: cases are, and none fails; NotRun where each of those could not run."""
+    Undecided: cases are, and none fails; of several verdicts the gravest."""
     facts, undecided = dict[tuple[str, ...], Fact](), list[verdict.Undecided]()
     for case in zip(*cases, strict=True):
         try:
@@ -186,8 +186,10 @@ def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
             undecided.append(error)
     require_none([*facts.values()])
     if undecided:
-        first = min(undecided, key=lambda error: isinstance(error, verdict.NotRun))
-        alike = [error for error in undecided if type(error) is type(first)]
+        gravest = verdict.worst(error.verdict for error in undecided)
+        of_it = [error for error in undecided if error.verdict is gravest]
+        first = min(of_it, key=lambda error: isinstance(error, verdict.Inapplicable))
+        alike = [error for error in of_it if type(error) is type(first)]
         raise type(first)(*dict.fromkeys(part for e in alike for part in e.args)) from first
 
 

@@ -14,8 +14,6 @@ from sm121.evidence.requirement import COMPARED, MUST_BE_SHOWN, accepted_values
 
 #: Equal on all ranks, beside what a profile may require.
 _EQUAL = (*COMPARED, "native_fp4", "block_size", "graph_sizes", "group", "version")
-
-
 #: Minutes: more than time zones differ; more still is the turn of a year.
 _ANOTHER_DAY = range(15 * 60, 180 * 24 * 60)
 
@@ -151,7 +149,7 @@ def _unequal_arguments(ranks: Sequence[RankPath]) -> Iterator[str]:
 
 def _arguments(path: KernelPath) -> Mapping[str, Any]:
     values: Any = {}
-    own = data_file.load_key("node-arguments.toml", "own", frozenset[str])
+    of_a_node = data_file.load_key("node-arguments.toml", "of_a_node", frozenset[str])
     with contextlib.suppress(ValueError, SyntaxError):
         values = ast.literal_eval(path.asked or "{}")
-    return {name: value for name, value in values.items() if name not in own}
+    return {name: value for name, value in values.items() if name not in of_a_node}

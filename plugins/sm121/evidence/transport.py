@@ -77,11 +77,11 @@ def by_counters(counted: Mapping[str, int | None], least: int) -> Transport | No
     total = sum(bytes_of.values())
     if total < least and len(bytes_of) < len(counted):
         return None
-    shown = ", ".join(f"{device} {count:,} B" for device, count in bytes_of.items()) or "none"
+    figures = ", ".join(f"{device} {count:,} B" for device, count in bytes_of.items()) or "none"
     return Transport(
         kinds=["RoCE"] if total >= least else ["Socket"],
         devices=sum(count >= least / 100 for count in bytes_of.values()) or None,
-        evidence=f"RDMA ports counted {shown} during a prompt that needs {least:,} B",
+        evidence=f"RDMA ports counted {figures} during a prompt that needs {least:,} B",
     )
 
 

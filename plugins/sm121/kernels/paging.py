@@ -39,8 +39,8 @@ class Paging:
     def slots(self) -> Tensor:
         """[T] int64: the place of each token in the cache, counted in tokens."""
         tables = zip(self.table(), self.lengths, strict=True)
-        places = torch.arange(self.page)
-        parts = [(pages[:, None] * self.page + places).flatten()[:size] for pages, size in tables]
+        offsets = torch.arange(self.page)
+        parts = [(pages[:, None] * self.page + offsets).flatten()[:size] for pages, size in tables]
         return torch.cat([torch.empty(0, dtype=torch.int64), *parts])
 
     def table(self) -> Tensor:

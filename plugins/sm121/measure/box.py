@@ -346,18 +346,18 @@ def _ours(own: Callable[[], Iterable[psutil.Process]]) -> list[psutil.Process]:
 def of_node(command: str, profile: str) -> tuple[int, str]:
     """The exit status of ``sm121 box`` on another machine, and its rows. `command`: what runs
     Python there. Raises UsageError: it does not answer in time, or the suite is not there."""
-    shown = printable(command)
+    name = printable(command)
     try:
         words = [*shlex.split(command), "-m", "sm121", "box", "--profile", profile]
         ended = child.run(words, timeout_s=_NODE_WITHIN_S)
     except (OSError, ValueError, child.TookTooLong) as error:
-        raise UsageError(f"--node-command {shown}: {error}") from error
+        raise UsageError(f"--node-command {name}: {error}") from error
     lines = [printable(line) for line in ended.output[:_NODE_LIMIT].splitlines()]
     if ended.status not in (0, 1) or not lines or len(ended.output) >= _NODE_LIMIT:
         last = lines[-1][:300] if lines else "it wrote nothing"
         how = f"it ended with {ended.status}; last: {last}"
-        raise UsageError(f"--node-command {shown}: no box was read there: {how}")
-    return ended.status, "\n".join(["", shown, *lines, ""])
+        raise UsageError(f"--node-command {name}: no box was read there: {how}")
+    return ended.status, "\n".join(["", name, *lines, ""])
 
 
 def wait_until_idle(own: Callable[[], Iterable[psutil.Process]], *, within_s: float) -> bool:

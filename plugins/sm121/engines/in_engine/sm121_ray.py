@@ -81,7 +81,7 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
     }
 
 
-def held(nodes: list[dict[str, Any]]) -> list[str]:
+def busy(nodes: list[dict[str, Any]]) -> list[str]:
     """The resources of nodes that a rank needs and a task holds. What has ended holds its own for a
     moment longer."""
     free = state.available_resources_per_node()  # without those of which nothing is free
@@ -118,9 +118,9 @@ def main() -> None:
     groups = [g for g in placement_group_table().values() if g["state"] != "REMOVED"]
     actors = [a for a in state.actors().values() if a["State"] != "DEAD"]
     holders = [f"{a['ActorClassName']} (pid {a['Pid']})" for a in actors]
-    if not holders and held(alive):
+    if not holders and busy(alive):
         time.sleep(_RELEASED_WITHIN_S)
-        holders += held(alive)
+        holders += busy(alive)
     nodes.sort(key=lambda entry: "node:__internal_head__" not in entry["resources"])
     answer = {
         "address": ray.get_runtime_context().gcs_address,
