@@ -154,7 +154,7 @@ def cluster(tmp_path_factory) -> Iterator[None]:
 HOLDS = """
 import ray, time
 ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
-running = ray.remote(num_cpus=0, resources={"sm121_rank": 1})(time.sleep).remote(600)
+running = ray.remote(num_cpus=0, resources={"sm121_rank": 1})(lambda: time.sleep(600)).remote()
 while ray.available_resources().get("sm121_rank", 0) > 1: time.sleep(0.2)
 print("held", flush=True); time.sleep(600)
 """
