@@ -146,10 +146,12 @@ def cluster(tmp_path_factory) -> Iterator[None]:
     finally:
         for process in psutil.process_iter(["cmdline"]):
             words = " ".join(process.info["cmdline"] or ())
-            if process.pid not in before and ("/ray/" in words or words.startswith("ray::")):
+            if process.pid not in before and any(part in words for part in RAYS):
                 process.kill()
 
 
+#: Parts of the command lines of Ray's processes.
+RAYS = ("/ray/", " ray.", "ray::")
 #: A task that has the one rank of a node.
 HOLDS = """
 import ray, time
