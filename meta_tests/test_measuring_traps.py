@@ -232,6 +232,19 @@ def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, ech
                     assert seen == pytest.approx(rate, rel=bound), (found.name, found.samples)
 
 
+def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path):
+    """The first requests wait for other work: the short ones of the warm-up, and one long one."""
+    late = ("--late-first", "6", "--slow-extra-ms", "60")
+    server = timed_server("--rate", "200", *late, "--trap", "no-metrics")
+    plan = Plan(512, (32,), (0,), Measuring(rounds=4, short_rounds=3))
+    with opened(server.base_url, tmp_path, plan) as measured:
+        cell = MeasuredCell(measured, 0).gather(4)
+        assert [each.reason for each in DecodeRate(32).of(cell).invalid] == ["second_clock"]
+        measurement = DecodeRate(32).settle(cell)
+    assert not measurement.invalid
+    assert measurement.extra["second_clock_tok_s"] == pytest.approx(200, rel=0.02)
+
+
 def test_a_bunch_as_long_as_a_short_answer_has_a_witness(timed_server, tmp_path):
     """The first 12 tokens come together, and a short answer has 8: longer ones are asked for."""
     options = ("--late-ms", "60", "--echo", "never", "--trap", "no-metrics")

@@ -399,7 +399,7 @@ class Examiner:
         records = self.directory / "records" / record.id
         with MeasuredServer.open(server.endpoint, plan, records) as measured_server:
             cell = MeasuredCell(measured_server, 0).gather(settings.rounds)
-        measured = DecodeRate(settings.generated_tokens).of(cell)
+            measured = DecodeRate(settings.generated_tokens).settle(cell)
         good = [s for s in measured.samples if math.isfinite(s) and s > 0]
         return name, good, measured.invalid
 

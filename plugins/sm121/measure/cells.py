@@ -28,6 +28,8 @@ _PROBE_TOKENS = 2
 #: Answers of several streams are longer than what is measured of them by this factor: some tokens
 #: come before all streams decode.
 _STREAMS_FACTOR = 2
+#: Fewest rounds that a cell whose clocks disagree gets more.
+_AGAIN = 6
 
 
 @dataclass
@@ -160,6 +162,8 @@ class MeasuredCell:
     #: What speaks against each of its numbers.
     doubts: validity.Findings = field(default_factory=validity.Findings)
     _batches: list[TimedBatch] = field(default_factory=list)
+    #: Whether it was measured once more since its clocks disagreed.
+    _again: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -283,6 +287,17 @@ class MeasuredCell:
         self._account(before, sent)
         self._write()
         return self
+
+    def gather_again(self) -> bool:
+        """Measure as many long rounds again, with a short answer beside each, the first time that
+        this is called. Says whether it did."""
+        if self._again:
+            return False
+        self._again = True
+        more = max(len(self.long), _AGAIN)
+        self.short_rounds = len(self.short) + more
+        self.gather(len(self.long) + more)
+        return True
 
     def findings(self, *, failures: bool) -> validity.Findings:
         """What speaks against any number of this cell. `failures`: whether a request that failed

@@ -95,6 +95,7 @@ class Bench:
 
     def read(self, metric: Metric, cell: MeasuredCell) -> Measurement:
         """A metric of what a cell has measured, compared with the kernel path of now."""
+        metric.settle(cell)
         if self.texts is not None:
             self.texts.hold(cell)
         measurement = metric.of(cell)

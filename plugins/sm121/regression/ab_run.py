@@ -343,7 +343,7 @@ class AbRun:
         rates = [metrics.find("tg", tokens=tokens) for tokens in self.plan.generated_tokens]
         values: dict[str, MetricOfStart] = {}
         for metric in (metrics.find("pp"), *rates, metrics.find("ttft"), metrics.find("tpot")):
-            measurement = metric.of(cell)
+            measurement = metric.settle(cell)
             if measurement.invalid:
                 why = "; ".join(str(item) for item in measurement.invalid)
                 raise Invalid(f"{name}: {measurement.name}: {why}")
