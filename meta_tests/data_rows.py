@@ -67,7 +67,9 @@ def altered(document: Any, changes: dict[str, Any]) -> Any:
     document = copy.deepcopy(document)
     for place, value in changes.items():
         *parents, key = (int(part) if part.isdigit() else part for part in place.split("."))
-        reduce(getitem, parents, document)[key] = value
+        parent = reduce(getitem, parents, document)
+        assert isinstance(key, int) or key in parent, f"{place} is no place of the document"
+        parent[key] = value
     return document
 
 

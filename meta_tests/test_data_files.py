@@ -1,10 +1,11 @@
 """A mistake in a data file is one line that names the file and what was expected."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, text_file
+from data_rows import ROWS, from_data, text_file
 
 from sm121.api import cases
 from sm121.compilation import probes
@@ -47,3 +48,11 @@ def test_a_mistake_is_one_line(kind, old, new, expected):
     with pytest.raises(data_file.DataFileError) as caught:
         data_file.parse(wrong, model, "mine.toml")
     assert re.fullmatch(f"mine.toml: .*({expected}).*", str(caught.value)), caught.value
+
+
+@pytest.mark.parametrize("file", sorted(ROWS.glob("*.toml")), ids=lambda file: file.stem)
+def test_each_table_of_rows_is_read(file):
+    """Rows of a test that is called otherwise since would be run by nothing."""
+    module = (ROWS.parent.parent / f"{file.stem}.py").read_text("utf-8")
+    names = tomllib.loads(file.read_text("utf-8"))
+    assert [name for name in names if not re.search(rf'def {name}\(|"{name}"', module)] == []

@@ -31,7 +31,7 @@ CONFIGURATION = ServerConfiguration(
 def node(name: str, address: str) -> dict[str, Any]:
     packages = {"vllm": "0.32.0", "torch": "2.13.0", "nvidia-nccl-cu13": "2.28.3"}
     facts = {"host": name, "python": "3.12.3", "packages": packages, "variables": {}}
-    facts |= {"gpus": ["NVIDIA GB10"], "available_bytes": 100 << 30}
+    facts |= {"gpus": ["NVIDIA GB10"], "available_bytes": 100 << 30, "segments": []}
     resources = {"CPU": 20.0, "GPU": 1.0}
     return {"name": name, "address": address, "resources": resources, "facts": facts, "why": None}
 
