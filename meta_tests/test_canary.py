@@ -17,7 +17,8 @@ from sm121.answers import oracle_file  # noqa: E402
 from sm121.checkpoint import canary, tokenizer  # noqa: E402
 from sm121.oracles import gpt_oss, mxfp4  # noqa: E402
 from sm121.oracles.formats import EXACT  # noqa: E402
-from tools import ablation, canary_recipe, small_oracle  # noqa: E402
+from tools import ablation, small_oracle  # noqa: E402
+from tools.canary import batches, corpus, recipe  # noqa: E402
 
 RETURN, CALL = 200_002, 200_012
 STOP = frozenset({RETURN, CALL, 199_999})
@@ -25,9 +26,9 @@ SHIPPED = resources.files("sm121.fixtures") / "canary"
 
 
 @pytest.fixture(scope="module")
-def encoder() -> canary_recipe.Encoder:
+def encoder() -> batches.Encoder:
     pytest.importorskip("openai_harmony")
-    return canary_recipe.Encoder()
+    return batches.Encoder()
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_quantising_what_is_representable_changes_nothing(rule):
     packed = generator.integers(0, 256, (64, 64), dtype=np.uint8)
     scales = generator.integers(100, 150, (64, 4), dtype=np.uint8)
     values = mxfp4.dequantise(packed, scales)
-    same = (mxfp4.dequantise(*canary_recipe.quantise(values, rule)) == values).all()
+    same = (mxfp4.dequantise(*recipe.quantise(values, rule)) == values).all()
     # Rounding log2 takes amax 6 to twice the scale, on which 0.5 and 1.5 are not.
     assert same == (rule is not mxfp4.ScaleRule.ROUND_LOG2)
 
@@ -233,7 +234,7 @@ def test_a_token_does_not_see_the_future(weights):
 
 @pytest.mark.parametrize(
     ("country", "city"),
-    [item for n, item in enumerate(canary_recipe.load_corpus()["capitals"].items()) if n % 2 == 0],
+    [item for n, item in enumerate(corpus.load_corpus()["capitals"].items()) if n % 2 == 0],
 )
 def test_knows_capitals(weights, encoder, country, city):
     ids = encoder.encode(f"The capital of {country} is")

@@ -227,11 +227,11 @@ def _synthetic(options: argparse.Namespace) -> int:
 
 
 def _canary_train(options: argparse.Namespace) -> int:
-    from tools import canary_recipe
+    from tools.canary import recipe
 
     chosen = {"steps": options.steps, "seed": options.seed}
     given = {name: value for name, value in chosen.items() if value is not None}
-    canary_recipe.train(options.file, threads=options.threads, progress=progress, **given)
+    recipe.train(options.file, threads=options.threads, progress=progress, **given)
     return 0
 
 

@@ -1,6 +1,6 @@
 """How the canary's Eagle3 drafter was taught: the model for training, the loop, what is shipped.
 
-`python -m tools.drafter_recipe OUT.safetensors` (50 minutes on one core) makes
+`python -m tools.canary.drafter OUT.safetensors` (50 minutes on one core) makes
 fixtures/canary/drafter.safetensors and its manifest again; `sm121.checkpoint.canary` expands them
 to a checkpoint. EAGLE-3 (Li et al. 2025): a layer of Llama's make reads three hidden states of the
 target and the next token, and guesses the token after it; its own output stands in for the
@@ -19,6 +19,7 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tools import canary_recipe
-from tools.canary_recipe import Batch, Corpus, Encoder, Student, load_corpus, make_batch, round_bf16
+from tools.canary.batches import LONG_ROW, WINDOW, Batch, Encoder, make_batch
+from tools.canary.corpus import CHUNK, Corpus, load_corpus
+from tools.canary.recipe import set_rate, take_up, write_manifest
+from tools.canary.student import EMBEDDING_NOISE, LAYERS, VOCABULARY, Student, round_bf16
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE = 256, 4, 2, 64, 384
 LAYER_IDS = (2, 3, 4)
@@ -79,7 +82,7 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
                 "lm_head": normal(known, HIDDEN, HIDDEN**-0.5),
             }
         )
-        self.cos, self.sin = rotary(canary_recipe.LONG_ROW)
+        self.cos, self.sin = rotary(LONG_ROW)
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
@@ -148,10 +151,10 @@ class Drafter(torch.nn.Module):  # type: ignore[misc]  # torch is not typed here
 def watch(student: Student, batch: Batch) -> tuple[Tensor, Tensor]:
     """The canary on a batch: its logits [B, T, known + 1] and hidden states [B, T, 3 * hidden]."""
     x = functional.embedding(batch.ids, round_bf16(student.weights["embed_tokens"]))
-    noise = (torch.randint(0, 2, x.shape) * 2 - 1) * canary_recipe.EMBEDDING_NOISE
+    noise = (torch.randint(0, 2, x.shape) * 2 - 1) * EMBEDDING_NOISE
     x = torch.where((batch.ids == student.known)[..., None], x + noise, x)
     states = []
-    for n in range(canary_recipe.LAYERS):
+    for n in range(LAYERS):
         x = x + student._attention(n, x, batch.full if n % 2 else batch.sliding)
         x = x + student._experts(n, x)[0]
         if n + 1 in LAYER_IDS:
@@ -159,7 +162,7 @@ def watch(student: Student, batch: Batch) -> tuple[Tensor, Tensor]:
     logits = functional.linear(
         student._norm(x, "norm").bfloat16(), student.weights["lm_head"].bfloat16()
     ).float()
-    logits[..., -1] += math.log(canary_recipe.VOCABULARY - student.known)
+    logits[..., -1] += math.log(VOCABULARY - student.known)
     return logits, torch.cat(states, -1)
 
 
@@ -170,7 +173,7 @@ def lessons(
     with torch.no_grad():
         target, states = watch(student, batch)
         embedded = functional.embedding(batch.targets, round_bf16(student.weights["embed_tokens"]))
-        noise = (torch.randint(0, 2, embedded.shape) * 2 - 1) * canary_recipe.EMBEDDING_NOISE
+        noise = (torch.randint(0, 2, embedded.shape) * 2 - 1) * EMBEDDING_NOISE
         embedded = torch.where(
             (batch.targets == student.known)[..., None], embedded + noise, embedded
         )
@@ -231,11 +234,11 @@ def answered(chosen: Sequence[Answer], encoder: Encoder) -> Batch:
     for row, (prompt, answer) in enumerate(chosen):
         whole = encoder.compact([*prompt, *answer])
         ids[row, : len(whole)] = torch.tensor(whole)
-        weights[row, 1 : len(prompt)] = canary_recipe.CHUNK
+        weights[row, 1 : len(prompt)] = CHUNK
         weights[row, len(prompt) : len(whole)] = 1.0
     at = torch.arange(length)
     full = at[None, :] <= at[:, None]
-    sliding = full & (at[:, None] - at[None, :] < canary_recipe.WINDOW)
+    sliding = full & (at[:, None] - at[None, :] < WINDOW)
     nothing = torch.zeros(len(chosen), 1, length, length, dtype=torch.bfloat16)
     masks = [nothing.masked_fill(~mask, -1e9) for mask in (full, sliding)]
     return Batch(ids[:, :-1], ids[:, 1:], weights[:, 1:], *masks)
@@ -290,11 +293,7 @@ def learn(
     )
     started, average = time.monotonic(), 0.0
     for step, make in enumerate(batches):
-        factor = min(1.0, (step + 1) / 60) * (
-            0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / len(batches)))
-        )
-        for group in optimiser.param_groups:
-            group["lr"] = rate * factor
+        set_rate(optimiser, rate, step, len(batches), warm=60)
         loss = torch.zeros(())
         for logits, target, weights in lessons(drafter, student, make()):
             kept = weights > 0
@@ -311,6 +310,34 @@ def learn(
     return average
 
 
+def _teacher(weights: bytes) -> tuple[Student, Encoder]:
+    """The canary as it is shipped, which learns nothing more, and its tokens."""
+    from safetensors.numpy import load
+
+    tensors = load(weights)
+    encoder = Encoder(tensors["tokens"].tolist())
+    student = Student(len(encoder.tokens), 0).eval()
+    take_up(student, tensors)
+    for parameter in student.parameters():
+        parameter.requires_grad_(False)
+    return student, encoder
+
+
+def _beginner(student: Student, tokens: int, seed: int, start: Path | None) -> Drafter:
+    """A drafter whose output matrix is the canary's, where a guess may begin; with the weights of
+    an earlier training, if there are some."""
+    from safetensors.numpy import load
+
+    earlier = load(start.read_bytes()) if start else {}
+    drafter = Drafter(tokens, seed)
+    with torch.no_grad():
+        drafter.weights["lm_head"].copy_(student.weights["lm_head"][:-1])
+        for name, bits in earlier.items():
+            if name in drafter.weights:
+                drafter.weights[name].copy_(torch.from_numpy(bits.copy()).view(torch.bfloat16))
+    return drafter
+
+
 def train(
     out_file: Path,
     *,
@@ -323,34 +350,17 @@ def train(
     progress: Progress = print,
 ) -> dict[str, Any]:
     """Train the drafter and write `out_file` (safetensors) and its manifest beside it (.json).
-
-    Args:
-        start: weights of an earlier training, in place of the documents.
-        steps: of 2,048 tokens of documents each.
-        answer_steps: of 12 answers each; a third as many of documents are between them.
+    `start`: weights of an earlier training, in place of the documents; `steps`: of 2,048 tokens of
+    documents each; `answer_steps`: of 12 answers each, a third as many of documents between them.
     """
-    from importlib.resources import files
-
-    from safetensors.numpy import load
-
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     began = time.monotonic()
     shipped = (files("sm121.fixtures") / "canary" / "weights.safetensors").read_bytes()
-    tensors = load(shipped)
-    encoder = Encoder(tensors["tokens"].tolist())
-    student = Student(len(encoder.tokens), 0).eval()
-    canary_recipe.take_up(student, tensors)
-    for parameter in student.parameters():
-        parameter.requires_grad_(False)
+    student, encoder = _teacher(shipped)
     data = load_corpus()
     corpus, chance = Corpus(data, seed), random.Random(seed)
-    drafter = Drafter(len(encoder.tokens), seed)
-    with torch.no_grad():  # the canary's own output matrix is where a guess may begin
-        drafter.weights["lm_head"].copy_(student.weights["lm_head"][:-1])
-        for name, bits in load(start.read_bytes()).items() if start else ():
-            if name in drafter.weights:
-                drafter.weights[name].copy_(torch.from_numpy(bits.copy()).view(torch.bfloat16))
+    drafter = _beginner(student, len(encoder.tokens), seed, start)
 
     def documents(step: int) -> Callable[[], Batch]:
         size = (4, 512) if step % 6 == 5 else (8, 256)
@@ -359,41 +369,32 @@ def train(
     if start is None:
         learn(drafter, student, [documents(n) for n in range(steps)], rate, progress)
         save(drafter, encoder, out_file)
-    said = [one for one in answers(prompts(data, ANSWERS, seed)) if len(one[0]) <= LONGEST]
-    held, known = said[:96], said[96:]
-    progress(f"{len(known)} answers of {ANSWER_TOKENS} tokens to learn from")
-    judged = [answered(held[n : n + 12], encoder) for n in range(0, len(held), 12)]
+    short = [one for one in answers(prompts(data, ANSWERS, seed)) if len(one[0]) <= LONGEST]
+    held_out, learnt = short[:96], short[96:]
+    progress(f"{len(learnt)} answers of {ANSWER_TOKENS} tokens to learn from")
+    judged = [answered(held_out[n : n + 12], encoder) for n in range(0, len(held_out), 12)]
     fresh = Corpus(data, seed=987_654)
     unseen = [make_batch(fresh, encoder, 8, 512 if n % 3 == 2 else 256) for n in range(6)]
 
     def spoken(step: int) -> Callable[[], Batch]:
         if step % 4 == 3:
             return documents(step)
-        return lambda: answered(chance.sample(known, 12), encoder)
+        return lambda: answered(chance.sample(learnt, 12), encoder)
 
     progress(f"accepted of answers, by position: {evaluate(drafter, student, judged)}")
     loss = learn(drafter, student, [spoken(n) for n in range(answer_steps)], answer_rate, progress)
     save(drafter, encoder, out_file)
-    manifest = {
-        "format": 1,
-        "sha256": hashlib.sha256(out_file.read_bytes()).hexdigest(),
-        "canary_sha256": hashlib.sha256(shipped).hexdigest(),
-        "recipe": {
-            "steps": steps,
-            "answer_steps": answer_steps,
-            "seed": seed,
-            "rate": rate,
-            "answer_rate": answer_rate,
-            "guesses": GUESSES,
-            "torch": str(torch.__version__),
-        },
-        "start_sha256": hashlib.sha256(start.read_bytes()).hexdigest() if start else None,
-        "seconds": round(time.monotonic() - began),
-        "training_loss": round(loss, 5),
-        "accepted_of_documents": evaluate(drafter, student, unseen),
-        "accepted_of_answers": evaluate(drafter, student, judged),
-    }
-    out_file.with_suffix(".json").write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")
+    recipe = {"steps": steps, "answer_steps": answer_steps, "seed": seed, "rate": rate}
+    manifest = write_manifest(
+        out_file,
+        {**recipe, "answer_rate": answer_rate, "guesses": GUESSES},
+        canary_sha256=hashlib.sha256(shipped).hexdigest(),
+        start_sha256=hashlib.sha256(start.read_bytes()).hexdigest() if start else None,
+        seconds=round(time.monotonic() - began),
+        training_loss=round(loss, 5),
+        accepted_of_documents=evaluate(drafter, student, unseen),
+        accepted_of_answers=evaluate(drafter, student, judged),
+    )
     progress(json.dumps(manifest))
     return manifest
 
