@@ -11,8 +11,8 @@ from data_rows import from_data, table
 from sm121 import cli
 from sm121.checkpoint import canary
 from sm121.oracles import mxfp4
-from tools import synthetic
-from tools.synthetic import Synthetic
+from tools import synthetic, synthetic_weights
+from tools.synthetic_weights import Synthetic
 
 LAYER = table(__name__, "LAYER")
 
@@ -22,10 +22,10 @@ def whole(layers: int = 36, shape: str = "gpt-oss-120b", twin: canary.Twin = "mx
 
 
 def test_names_formats_and_sizes_are_the_published_ones():
-    found = synthetic._layer(whole(), 35)
+    found = synthetic_weights.layer(whole(), 35)
     seen = {name.removeprefix("model.layers.35."): part[:2] for name, part in found.items()}
     assert seen == LAYER
-    ends = {name: part[:2] for name, part in synthetic._ends(whole()).items()}
+    ends = {name: part[:2] for name, part in synthetic_weights.ends(whole()).items()}
     assert ends == {
         "model.embed_tokens.weight": ("BF16", (201088, 2880)),
         "lm_head.weight": ("BF16", (201088, 2880)),
@@ -49,7 +49,7 @@ def experts(twin: canary.Twin, side: str, layer: int):
     part = "blocks" if twin == "mxfp4" else ""
     wanted = whole(4, "gpt-oss-20b", twin)
     name = f"model.layers.{layer}.mlp.experts.{side}_proj"
-    tensors = synthetic._experts(wanted, layer)
+    tensors = synthetic_weights.experts(wanted, layer)
     if twin == "bf16":
         return next(tensors[name][2]())
     return next(tensors[f"{name}_{part}"][2]()), next(tensors[f"{name}_scales"][2]())
@@ -67,19 +67,19 @@ def test_both_twins_hold_the_same_values(side):
 
 def test_two_experts_and_two_seeds_differ():
     wanted, other = whole(), Synthetic("gpt-oss-120b", 36, 1, "mxfp4")
-    (name,) = [n for n in synthetic._experts(wanted, 3) if n.endswith("down_proj_blocks")]
-    made = synthetic._experts(wanted, 3)[name][2]()
+    (name,) = [n for n in synthetic_weights.experts(wanted, 3) if n.endswith("down_proj_blocks")]
+    made = synthetic_weights.experts(wanted, 3)[name][2]()
     first, second = next(made), next(made)
-    of_other = next(synthetic._experts(other, 3)[name][2]())
+    of_other = next(synthetic_weights.experts(other, 3)[name][2]())
     assert not np.array_equal(first, second) and not np.array_equal(first, of_other)
-    assert np.array_equal(first, next(synthetic._experts(wanted, 3)[name][2]()))
+    assert np.array_equal(first, next(synthetic_weights.experts(wanted, 3)[name][2]()))
 
 
 @pytest.mark.parametrize("rms", [3 / math.sqrt(2880), 0.0041 / (5 * math.sqrt(2880)), 1.0])
 def test_random_codes_have_the_rms_that_is_wanted(rms):
     stream = np.random.PCG64(0)
-    codes = synthetic._bytes_of(stream, (512, 90, 16))
-    scales = synthetic._scales(stream, (512, 90), rms)
+    codes = synthetic_weights.bytes_of(stream, (512, 90, 16))
+    scales = synthetic_weights.scales_of(stream, (512, 90), rms)
     values = mxfp4.dequantise(codes.reshape(512, -1), scales)
     assert np.sqrt(np.square(values).mean()) == pytest.approx(rms, rel=0.05)
     assert len(np.unique(scales)) == 2

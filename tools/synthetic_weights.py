@@ -1,0 +1,407 @@
+"""The weights of a synthetic checkpoint: each tensor by its name, its shape and what makes it."""
+
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sm121.checkpoint import canary, tokenizer
+from sm121.checkpoint.canary import Array, Twin, from_bf16, to_bf16
+from sm121.oracles import mxfp4
+
+#: Of each shape: layers and experts. All else is the same for both (config.json of either).
+SHAPES = {"gpt-oss-120b": (36, 128), "gpt-oss-20b": (24, 32)}
+HIDDEN = INTERMEDIATE = 2880
+HEADS, KV_HEADS, _HEAD_DIM = 64, 8, 64
+
+# The canary's part.
+_C_HIDDEN, _C_EXPERTS, _C_PAIRS = 256, 8, 128
+_C_HEADS, _C_KV_HEADS = 8, 2
+#: The median RMS of the canary's hidden state before each of its norms: that of attention and of
+#: the experts of each layer, and the last (measured on the fixed prompts).
+_CANARY_RMS = ((0.47, 1.3), (2.4, 3.0), (5.5, 5.6), (6.2, 6.6), (9.0,))
+
+# The dimensions behind it.
+_GROUPS = 16
+_REST = _C_HIDDEN + _GROUPS
+_IN_GROUP = 0.1
+_OUT_OF_REACH = -2500.0
+_RMS_OF_CODES = math.sqrt(sum(value**2 for value in mxfp4.E2M1_VALUES) / 8)
+_EMBEDDED = 0.02
+"""RMS of the rest in the embedding."""
+_GROWTH = 1.5
+"""What all layers together add to it, in units of its square."""
+_LOGIT = 0.08
+"""Standard deviation that the rest gives to the logits of a token of median size."""
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """What is written: a shape, as many of its layers as are wanted, and the seed."""
+
+    shape: str
+    layers: int
+    seed: int
+    twin: Twin
+
+    @property
+    def experts(self) -> int:
+        """Experts a layer."""
+        return SHAPES[self.shape][1]
+
+    @property
+    def own_layers(self) -> dict[int, int]:
+        """Which layers hold the canary's: the last ones, from an even one on, since those slide."""
+        if self.layers < canary.LAYERS:
+            return {}
+        first = (self.layers - canary.LAYERS) // 2 * 2
+        return {first + n: n for n in range(canary.LAYERS)}
+
+    @property
+    def step(self) -> float:
+        """RMS of what attention, and the experts, of one layer add to the rest."""
+        return _EMBEDDED * math.sqrt(_GROWTH / (2 * self.layers))
+
+
+#: A tensor: its safetensors dtype, its shape, and what makes it part by part.
+Tensors = dict[str, tuple[str, tuple[int, ...], Callable[[], Iterator[Array]]]]
+
+
+@functools.cache
+def _canary() -> dict[str, Array]:
+    return {name: array for name, (_, array) in canary.tensors("mxfp4").items()}
+
+
+def ends(wanted: Synthetic) -> Tensors:
+    """Embedding, last norm and output matrix."""
+    vocabulary = tokenizer.VOCABULARY
+    own = bool(wanted.own_layers)
+
+    def rows(name: str, part: int, std: float) -> Iterator[Array]:
+        stream = np.random.PCG64([wanted.seed, 0, part])
+        for start in range(0, vocabulary, 8192):
+            ids = np.arange(start, min(start + 8192, vocabulary))
+            block = np.zeros((len(ids), HIDDEN), np.uint16)
+            if own:
+                block[:, :_C_HIDDEN] = _canary()[name][start : start + len(ids)]
+            if part == 0:  # one dimension says which group a token belongs to
+                group = (ids * 2_654_435_761 >> 16) % (wanted.experts // _C_EXPERTS)
+                block[np.arange(len(ids)), _C_HIDDEN + group] = to_bf16(
+                    np.array([_IN_GROUP], np.float32)
+                )
+            block[:, _REST:] = _normal(stream, (len(ids), HIDDEN - _REST), std)
+            yield block
+
+    head = _LOGIT / math.sqrt(HIDDEN - _REST)
+    return {
+        "model.embed_tokens.weight": (
+            "BF16",
+            (vocabulary, HIDDEN),
+            lambda: rows("model.embed_tokens.weight", 0, _EMBEDDED),
+        ),
+        "lm_head.weight": (
+            "BF16",
+            (vocabulary, HIDDEN),
+            lambda: rows("lm_head.weight", 1, head if own else 6 * head),
+        ),
+        "model.norm.weight": _norm(wanted, wanted.layers, 0, "model.norm.weight", 2),
+    }
+
+
+def _norm(
+    wanted: Synthetic, n: int, half: int, own: str, part: int
+) -> tuple[str, tuple[int, ...], Callable[[], Iterator[Array]]]:
+    """Brings the canary back to its own RMS, and the rest to 1 where the canary's is the median."""
+    places = sorted(wanted.own_layers)
+    before = sum(place < n for place in places)
+    layer = min(before, canary.LAYERS) if places else 0
+    # Between two of the canary's layers its state is the one before the next of them.
+    size = _CANARY_RMS[layer][half if n in places else 0]
+    added = 2 * n + half
+    rest = math.sqrt(_EMBEDDED**2 + added * wanted.step**2)
+    whole = math.sqrt((size**2 * _C_HIDDEN * bool(places) + rest**2 * (HIDDEN - _REST)) / HIDDEN)
+    energy = 1 + rest**2 * (HIDDEN - _REST) / (size**2 * _C_HIDDEN)
+
+    def make() -> Iterator[Array]:
+        weight = from_bf16(
+            _normal(np.random.PCG64([wanted.seed, n + 1, part]), (HIDDEN,), 0.1, mean=1.0)
+        )
+        weight[_REST:] *= whole / rest
+        weight[:_REST] = 1.0
+        if places and (n in places or n == wanted.layers):
+            back = math.sqrt(_C_HIDDEN / HIDDEN * energy)
+            weight[:_C_HIDDEN] = from_bf16(_canary()[own]) * back
+        yield to_bf16(weight)
+
+    return "BF16", (HIDDEN,), make
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What one layer has beside its experts, whose norms are `_norm`'s."""
+
+    wanted: Synthetic
+    n: int
+
+    @property
+    def _own(self) -> int | None:
+        return self.wanted.own_layers.get(self.n)
+
+    def _of_canary(self, name: str) -> Array:
+        return _canary()[f"model.layers.{self._own}.{name}"]
+
+    def _stream(self, part: int) -> Any:
+        return np.random.PCG64([self.wanted.seed, self.n + 1, part])
+
+    def _heads(self, side: str) -> dict[int, int]:
+        """Which heads are the canary's: of the real ones, to its own."""
+        if self._own is None:
+            return {}
+        if side != "q":
+            return {h: h for h in range(_C_KV_HEADS)}
+        a, b = _C_HEADS // _C_KV_HEADS, HEADS // KV_HEADS
+        return {h // a * b + h % a: h for h in range(_C_HEADS)}
+
+    def projection(self, side: str, part: int, std: float) -> Array:
+        """[heads, 64, H] of queries, keys or values."""
+        count = HEADS if side == "q" else KV_HEADS
+        made = _normal(self._stream(part), (count, _HEAD_DIM, HIDDEN), std)
+        for head, of_canary in self._heads(side).items():
+            weight = self._of_canary(f"self_attn.{side}_proj.weight")
+            made[head] = 0
+            made[head, :, :_C_HIDDEN] = weight.reshape(-1, _HEAD_DIM, _C_HIDDEN)[of_canary]
+        return made
+
+    def projection_bias(self, side: str, part: int) -> Array:
+        """[heads, 64]"""
+        count = HEADS if side == "q" else KV_HEADS
+        made = _normal(self._stream(part), (count, _HEAD_DIM), 0.2)
+        for head, of_canary in self._heads(side).items():
+            bias = self._of_canary(f"self_attn.{side}_proj.bias")
+            made[head] = bias.reshape(-1, _HEAD_DIM)[of_canary]
+        return made
+
+    def out(self) -> Array:
+        """[H, heads, 64]"""
+        std = self.wanted.step / (0.6 * math.sqrt(HEADS * _HEAD_DIM))
+        made = _normal(self._stream(7), (HIDDEN, HEADS, _HEAD_DIM), std)
+        made[:_REST] = 0
+        for head, of_canary in self._heads("q").items():
+            weight = self._of_canary("self_attn.o_proj.weight")
+            made[:_C_HIDDEN, head] = weight.reshape(_C_HIDDEN, -1, _HEAD_DIM)[:, of_canary]
+        return made
+
+    def out_bias(self) -> Array:
+        """[H]"""
+        made = _normal(self._stream(8), (HIDDEN,), self.wanted.step / 2)
+        made[:_REST] = 0
+        if self._own is not None:
+            made[:_C_HIDDEN] = self._of_canary("self_attn.o_proj.bias")
+        return made
+
+    def sinks(self) -> Array:
+        """[heads]"""
+        made = _normal(self._stream(9), (HEADS,), 1.0, mean=5.0)
+        for head, of_canary in self._heads("q").items():
+            made[head] = self._of_canary("self_attn.sinks")[of_canary]
+        return made
+
+    def router(self) -> Array:
+        """[experts, H]"""
+        experts, groups = self.wanted.experts, self.wanted.experts // _C_EXPERTS
+        made = np.zeros((experts, HIDDEN), np.uint16)
+        expert = np.arange(experts)
+        if self._own is None:
+            rest = HIDDEN - _REST
+            made[:, _REST:] = _normal(self._stream(10), (experts, rest), 1.3 / math.sqrt(rest))
+        else:
+            made[:, :_C_HIDDEN] = self._of_canary("mlp.router.weight")[expert % _C_EXPERTS]
+        home = (expert // _C_EXPERTS + 5 * self.n) % groups
+        away = np.arange(groups)[None] != home[:, None]
+        out_of_reach = to_bf16(np.array([_OUT_OF_REACH], np.float32))
+        made[:, _C_HIDDEN : _C_HIDDEN + groups] = away * out_of_reach
+        return made
+
+    def router_bias(self) -> Array:
+        """[experts]"""
+        experts = self.wanted.experts
+        if self._own is None:
+            return _normal(self._stream(11), (experts,), 0.3)
+        bias: Array = self._of_canary("mlp.router.bias")[np.arange(experts) % _C_EXPERTS]
+        return bias
+
+    def tensors(self) -> Tensors:
+        """Norms, attention and router."""
+        prefix, of_canary = f"model.layers.{self.n}", f"model.layers.{self._own}"
+        parts: Tensors = {}
+        for half, name in enumerate(("input_layernorm", "post_attention_layernorm")):
+            norm = _norm(self.wanted, self.n, half, f"{of_canary}.{name}.weight", 12 + half)
+            parts[f"{prefix}.{name}.weight"] = norm
+
+        def add(name: str, shape: tuple[int, ...], make: Callable[[], Array]) -> None:
+            parts[f"{prefix}.{name}"] = ("BF16", shape, lambda: iter((make(),)))
+
+        for side, part, std in (("q", 1, 0.023), ("k", 3, 0.023), ("v", 5, 0.02)):
+            width = (HEADS if side == "q" else KV_HEADS) * _HEAD_DIM
+            name = f"self_attn.{side}_proj"
+            weight = functools.partial(self.projection, side, part, std)
+            add(f"{name}.weight", (width, HIDDEN), weight)
+            add(f"{name}.bias", (width,), functools.partial(self.projection_bias, side, part + 1))
+        add("self_attn.o_proj.weight", (HIDDEN, HEADS * _HEAD_DIM), self.out)
+        add("self_attn.o_proj.bias", (HIDDEN,), self.out_bias)
+        add("self_attn.sinks", (HEADS,), self.sinks)
+        add("mlp.router.weight", (self.wanted.experts, HIDDEN), self.router)
+        add("mlp.router.bias", (self.wanted.experts,), self.router_bias)
+        return parts
+
+
+def layer(wanted: Synthetic, n: int) -> Tensors:
+    """All of one layer."""
+    return _Layer(wanted, n).tensors() | experts(wanted, n)
+
+
+@dataclass(frozen=True)
+class _Matrices:
+    """One of the two matrices of a layer's experts."""
+
+    wanted: Synthetic
+    layer: int
+    side: str
+    part: int
+    rows: int
+    columns: int
+    #: RMS of its values.
+    rms: float
+    #: What the canary's part of it is: so many rows and columns, the first ones.
+    own_rows: int
+    own_columns: int
+    #: Rows that are empty beside it.
+    empty: int
+
+    @property
+    def _own(self) -> str | None:
+        own = self.wanted.own_layers.get(self.layer)
+        return None if own is None else f"model.layers.{own}.mlp.experts.{self.side}_proj"
+
+    def packed(self, expert: int) -> tuple[Array, Array]:
+        """blocks [rows, columns / 32, 16] and scales [rows, columns / 32] of an expert."""
+        shape = (self.rows, self.columns // mxfp4.BLOCK, 16)
+        stream = np.random.PCG64([self.wanted.seed, self.layer + 1, self.part, expert])
+        blocks, scales = bytes_of(stream, shape), scales_of(stream, shape[:2], self.rms)
+        blocks[: self.empty] = 0
+        if self._own is not None:
+            here = slice(0, self.own_rows), slice(0, self.own_columns // mxfp4.BLOCK)
+            blocks[here] = _canary()[f"{self._own}_blocks"][expert % _C_EXPERTS]
+            scales[here] = _canary()[f"{self._own}_scales"][expert % _C_EXPERTS]
+        return blocks, scales
+
+    def values(self, expert: int) -> Array:
+        """The same in BF16, [columns, rows], as transformers' GptOssExperts has it."""
+        blocks, scales = self.packed(expert)
+        sizes = np.ldexp(np.float32(1), scales.astype(np.int32) - mxfp4.E8M0_BIAS)
+        pairs = _pairs()[blocks].reshape(*scales.shape, mxfp4.BLOCK) * sizes[..., None]
+        # Exact: an element has two significant bits.
+        bits: Array = (pairs.view(np.uint32) >> 16).astype(np.uint16)
+        return bits.reshape(self.rows, self.columns).T
+
+    def bias(self, std: float) -> Array:
+        """[experts, rows]"""
+        shape = (self.wanted.experts, self.rows)
+        stream = np.random.PCG64([self.wanted.seed, self.layer + 1, self.part + 1])
+        made = _normal(stream, shape, std)
+        made[:, : self.empty] = 0
+        if self._own is not None:
+            its = _canary()[f"{self._own}_bias"]
+            made[:, : self.own_rows] = its[np.arange(self.wanted.experts) % _C_EXPERTS]
+        return made
+
+    def tensors(self, bias_std: float) -> Tensors:
+        name = f"model.layers.{self.layer}.mlp.experts.{self.side}_proj"
+        count, blocks = self.wanted.experts, self.columns // mxfp4.BLOCK
+
+        def each(of: Callable[[int], Array]) -> Callable[[], Iterator[Array]]:
+            return lambda: map(of, range(count))
+
+        parts: Tensors = {
+            f"{name}_bias": ("BF16", (count, self.rows), lambda: iter((self.bias(bias_std),)))
+        }
+        if self.wanted.twin == "bf16":
+            parts[name] = ("BF16", (count, self.columns, self.rows), each(self.values))
+            return parts
+        of_blocks, of_scales = (count, self.rows, blocks, 16), (count, self.rows, blocks)
+        parts[f"{name}_blocks"] = ("U8", of_blocks, each(lambda e: self.packed(e)[0]))
+        parts[f"{name}_scales"] = ("U8", of_scales, each(lambda e: self.packed(e)[1]))
+        return parts
+
+
+def experts(wanted: Synthetic, n: int) -> Tensors:
+    own = n in wanted.own_layers
+    up = _Matrices(
+        wanted,
+        n,
+        "gate_up",
+        20,
+        2 * INTERMEDIATE,
+        HIDDEN,
+        3 / math.sqrt(HIDDEN),
+        2 * _C_PAIRS,
+        _C_HIDDEN,
+        2 * _C_PAIRS if own else 0,
+    )
+    # What SwiGLU makes of inputs of 3, times four shares, has an RMS of about 5 (measured).
+    down = _Matrices(
+        wanted,
+        n,
+        "down",
+        22,
+        HIDDEN,
+        INTERMEDIATE,
+        wanted.step / (5 * math.sqrt(INTERMEDIATE)),
+        _C_HIDDEN,
+        _C_PAIRS,
+        _REST,
+    )
+    return up.tensors(0.3) | down.tensors(wanted.step / 2)
+
+
+@functools.cache
+def _pairs() -> Array:
+    """[256, 2] float32: the two elements in each byte."""
+    values = np.array([*mxfp4.E2M1_VALUES, *(-v for v in mxfp4.E2M1_VALUES)], np.float32)
+    code = np.arange(256)
+    return np.stack([values[code & 15], values[code >> 4]], 1)
+
+
+def scales_of(stream: Any, shape: tuple[int, ...], rms: float) -> Array:
+    """E8M0 scales of two sizes, four apart, that give random codes this RMS."""
+    energy = (rms / _RMS_OF_CODES) ** 2
+    exponent = math.floor(math.log2(energy / 2) / 2)  # so that 2 <= energy / 4^exponent < 8
+    share = (energy / 4**exponent - 1) / 15
+    large = bytes_of(stream, shape) < 256 * share
+    scales: Array = (mxfp4.E8M0_BIAS + exponent + 2 * large).astype(np.uint8)
+    return scales
+
+
+def bytes_of(stream: Any, shape: tuple[int, ...]) -> Array:
+    # Raw words of PCG64 are the same in every version of NumPy; its distributions need not be.
+    count = math.prod(shape)
+    words: Array = stream.random_raw(-(-count // 8)).astype("<u8", copy=False)
+    return words.view(np.uint8)[:count].reshape(shape)
+
+
+@functools.cache
+def _quantiles() -> Array:
+    normal = statistics.NormalDist()
+    return np.array([normal.inv_cdf((i + 0.5) / 65_536) for i in range(65_536)], np.float32)
+
+
+def _normal(stream: Any, shape: tuple[int, ...], std: float, mean: float = 0.0) -> Array:
+    """BF16 bits of normally distributed values."""
+    table = to_bf16(_quantiles() * np.float32(std) + np.float32(mean))
+    codes = bytes_of(stream, (2 * math.prod(shape),)).view("<u2")
+    made: Array = table[codes].reshape(shape)
+    return made
