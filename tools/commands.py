@@ -24,6 +24,46 @@ def add(commands: Any) -> None:
     )
     canary.set_defaults(run=functools.partial(_canary, canary.get_default("run")))
 
+    _add_side_by_side(commands)
+    _add_synthetic(commands)
+    train = command(
+        commands, "canary-train", _canary_train, "train the canary's weights anew (CPU, minutes)"
+    )
+    train.add_argument("file", type=Path, metavar="FILE", help="the weights, when done")
+    train.add_argument("--steps", type=_positive, metavar="N", help="default: the recipe's")
+    train.add_argument("--seed", type=int, metavar="N", help="default: the recipe's")
+    train.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1")
+
+    ablation = command(
+        commands,
+        "ablation",
+        _ablation,
+        "how far each broken feature moves the canary's log-probabilities",
+    )
+    ablation.add_argument(
+        "checkpoint", type=Path, metavar="CHECKPOINT", help="the canary's BF16 twin"
+    )
+    _output(ablation, "docs/tables/ablation.md")
+
+    tolerances = command(
+        commands,
+        "tolerances",
+        _tolerances,
+        "the smallest defects that the numerics' tolerances detect",
+    )
+    _output(tolerances, "docs/tables/tolerances.md")
+
+    reference = command(
+        commands,
+        "reference",
+        _reference,
+        "the generated pages of the documentation (in a checkout of the suite)",
+    )
+    reference.add_argument("directory", type=Path, metavar="DIR", help="docs of the checkout")
+    _add_testlog(commands)
+
+
+def _add_side_by_side(commands: Any) -> None:
     side = command(
         commands,
         "side-by-side",
@@ -68,42 +108,8 @@ def add(commands: Any) -> None:
         help="for each run; repeatable; write --pytest-arg=--rounds=5",
     )
 
-    _add_synthetic(commands)
-    train = command(
-        commands, "canary-train", _canary_train, "train the canary's weights anew (CPU, minutes)"
-    )
-    train.add_argument("file", type=Path, metavar="FILE", help="the weights, when done")
-    train.add_argument("--steps", type=_positive, metavar="N", help="default: the recipe's")
-    train.add_argument("--seed", type=int, metavar="N", help="default: the recipe's")
-    train.add_argument("--threads", type=int, default=1, metavar="N", help="default: 1")
 
-    ablation = command(
-        commands,
-        "ablation",
-        _ablation,
-        "how far each broken feature moves the canary's log-probabilities",
-    )
-    ablation.add_argument(
-        "checkpoint", type=Path, metavar="CHECKPOINT", help="the canary's BF16 twin"
-    )
-    _output(ablation, "docs/tables/ablation.md")
-
-    tolerances = command(
-        commands,
-        "tolerances",
-        _tolerances,
-        "the smallest defects that the numerics' tolerances detect",
-    )
-    _output(tolerances, "docs/tables/tolerances.md")
-
-    reference = command(
-        commands,
-        "reference",
-        _reference,
-        "the generated pages of the documentation (in a checkout of the suite)",
-    )
-    reference.add_argument("directory", type=Path, metavar="DIR", help="docs of the checkout")
-
+def _add_testlog(commands: Any) -> None:
     testlog = command(
         commands,
         "testlog",

@@ -220,17 +220,21 @@ def write(data: Path, page: Path) -> None:
             f"{r['arguments_in'].removeprefix('vllm.entrypoints.')} | {start} | {stubbed} |"
         )
     out += ["", "## Lines", "", "What they log of it; `fixtures/signatures` must know them.", ""]
-    known = [r["version"] for r in releases]
-    lines: dict[str, list[str]] = {}
-    for r in releases:
-        for a in r["answers"]:
-            for line in a["lines"]:
-                versions = lines.setdefault(line, [])
-                if r["version"] not in versions:
-                    versions.append(r["version"])
-    out += ["| line | release |", "| --- | --- |"]
-    out += [f"| {_code(line)} | {_spans(found, known)} |" for line, found in sorted(lines.items())]
+    out += ["| line | release |", "| --- | --- |", *_lines(releases)]
     page.write_text("\n".join(out) + "\n", encoding="utf-8")
+
+
+def _lines(releases: list[dict[str, Any]]) -> list[str]:
+    """A row for each line that a release logs."""
+    versions_of: dict[str, list[str]] = {}
+    for release in releases:
+        for line in sorted({line for answer in release["answers"] for line in answer["lines"]}):
+            versions_of.setdefault(line, []).append(release["version"])
+    everything = [release["version"] for release in releases]
+    return [
+        f"| {_code(line)} | {_spans(versions, everything)} |"
+        for line, versions in sorted(versions_of.items())
+    ]
 
 
 def _without_line(text: str) -> str:
