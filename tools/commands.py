@@ -255,9 +255,9 @@ def _ablation(options: argparse.Namespace) -> int:
 
 
 def _tolerances(options: argparse.Namespace) -> int:
-    from tools import tolerances
+    from tools import tolerances_page
 
-    broken = tolerances.write_report(options.output, progress=progress)
+    broken = tolerances_page.write(options.output, progress=progress)
     for line in broken:
         print(line, file=sys.stderr)
     return 1 if broken else 0
