@@ -7,7 +7,7 @@ import pytest
 from data_rows import from_data
 from xdist.scheduler import loadscope
 
-from sm121.plugin.scheduling import by_groups
+from sm121.plugin.controller import by_groups
 
 KERNELS = [f"kernel{n}" for n in range(10)]
 SERVER = [f"server{n}" for n in range(6)]

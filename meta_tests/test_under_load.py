@@ -19,7 +19,7 @@ from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import level_settings, profile, verdict
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities
-from sm121.plugin import stash, stress
+from sm121.plugin import performance, stash
 from sm121.run.verdict_file import EngineReport, VerdictFile
 from sm121.stress import checks, memory, restart, throughput
 from sm121.stress.level import Stress
@@ -113,7 +113,7 @@ def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thre
     assert run.load is not None and run.load.client.under_way() == []
     assert sampling() == 0
     item = SimpleNamespace(config=SimpleNamespace(stash={}), stash={stash.LEVEL: "performance"})
-    stress.end_with_its_level(item, run)
+    performance.end_with_its_level(item, run)
     assert run.load is None, "a later level's bundle shows nothing of this server"
 
 

@@ -3,7 +3,7 @@
 ``fixtures/certificate.toml`` which of pytest's change nothing. ``--certify`` refuses the rest.
 Settings, plugins and variables cannot be given: see `sm121.session.certified_run`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -157,44 +157,30 @@ def _wrong_waivers(settings: Settings, tests: Sequence[pytest.Item]) -> list[str
     return [f"--waivers names {', '.join(names)}: {certification.NEVER_WAIVED}; take it out"]
 
 
-def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> list[str]:
-    wrong = []
+def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> Iterator[str]:
     expression = (config.getoption("markexpr", "") or "").strip()
     if expression not in ("", target.arch):
-        wrong.append(f"-m {expression!r}: expected none, or the target, {target.arch}")
-    profile = target.profile
-    if profile is not None:
-        wrong += _wrong_strength(config.getoption("--matrix"), profile)
-        wrong += _wrong_model(settings, profile)
-        wrong += _wrong_configuration(settings.configuration, profile)
-        wrong += _wrong_soak(config.getoption("--soak"), profile)
-    return wrong
-
-
-def _wrong_soak(duration: str | None, own: Profile) -> list[str]:
-    if (soak.parse_duration(duration) if duration else 0.0) >= own.certify.soak_s:
-        return []
-    named = f"--soak {duration}" if duration else "no --soak"
-    return [f"{named}: expected --soak {own.certify.soak_s:g}s or more, as profile {own.name} asks"]
-
-
-def _wrong_configuration(name: str | None, own: Profile) -> list[str]:
-    """A configuration with another question than the profile's, or there to compare with."""
-    if name is None or (name in own.fastest and own.question is None):
-        return []
-    return [
-        f"--configuration {name}: expected none, so that the profile's own question is asked, or a "
-        f"profile of your own with `under_test = {name!r}` (--profile)"
-    ]
-
-
-def _wrong_strength(asked: str | None, own: Profile) -> list[str]:
-    if asked is None or own.matrix is None:
-        return []
-    strength = covering.parse_strength(asked)
-    if strength == "full" or (isinstance(strength, int) and strength >= own.matrix.strength):
-        return []
-    return [f"--matrix {asked}: expected at least the profile's, {own.matrix.strength}"]
+        yield f"-m {expression!r}: expected none, or the target, {target.arch}"
+    if (own := target.profile) is None:
+        return
+    asked = config.getoption("--matrix")
+    if asked is not None and own.matrix is not None:
+        strength = covering.parse_strength(asked)
+        least = own.matrix.strength
+        if strength != "full" and not (isinstance(strength, int) and strength >= least):
+            yield f"--matrix {asked}: expected at least the profile's, {least}"
+    yield from _wrong_model(settings, own)
+    name = settings.configuration
+    # It has another question than the profile's, or is there to compare with.
+    if name is not None and (name not in own.fastest or own.question is not None):
+        yield (
+            f"--configuration {name}: expected none, so that the profile's own question is asked, "
+            f"or a profile of your own with `under_test = {name!r}` (--profile)"
+        )
+    duration, least_s = config.getoption("--soak"), own.certify.soak_s
+    if (soak.parse_duration(duration) if duration else 0.0) < least_s:
+        named = f"--soak {duration}" if duration else "no --soak"
+        yield f"{named}: expected --soak {least_s:g}s or more, as profile {own.name} asks"
 
 
 def _wrong_model(settings: Settings, own: Profile) -> list[str]:

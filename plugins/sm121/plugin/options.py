@@ -9,7 +9,7 @@ from sm121.core.arguments import Argument, did_you_mean
 from sm121.engines import capabilities
 from sm121.kernels import registry as kernel_providers
 from sm121.matrix import covering
-from sm121.plugin import certificate, shards
+from sm121.plugin import certificate, workers
 from sm121.session import settings
 
 
@@ -95,7 +95,7 @@ def read(config: pytest.Config) -> settings.Settings:
         )
     if (strength := config.getoption("--matrix")) is not None:
         covering.parse_strength(strength)
-    shards.parse(config.getoption("--shard"))
+    workers.parse(config.getoption("--shard"))
     options = certificate.given(config, own())
     if config.getoption("--certify"):
         certificate.refuse_options(options)

@@ -1,4 +1,4 @@
-"""Fixtures of the performance and regression levels: cells of the plan, stored runs, A and B."""
+"""Fixtures of the levels that load or measure: stress, performance and regression."""
 
 import functools
 import time
@@ -9,6 +9,7 @@ import pytest
 from sm121.core import profile, unmet
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun, Undecided, Verdict
+from sm121.engines.capabilities import Capabilities
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 from sm121.performance.box import RunBox
@@ -22,8 +23,10 @@ from sm121.regression.measured import MeasuredHistory
 from sm121.run.verdict_file import BESIDE, TestReport
 from sm121.session import target
 from sm121.session.session import Session
+from sm121.stress import level, soak
 
 _LINE_EVERY_S = 10.0
+_STRESS = pytest.StashKey[tuple[Server, level.Stress]]()
 #: While there is one.
 _BENCH = pytest.StashKey[Bench]()
 
@@ -162,3 +165,37 @@ def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> Ab
         obstacle=conformance.target.obstacle,
         price=functools.partial(answers.price_of, pytestconfig, conformance),
     )
+
+
+@pytest.fixture
+def stress(
+    conformance: Session, pytestconfig: pytest.Config, server: Server, capabilities: Capabilities
+) -> level.Stress:
+    """The server under load (see `Stress`); one for as long as the server lives."""
+    current = pytestconfig.stash.get(_STRESS, None)
+    if current is None or current[0] is not server:
+        end_load(pytestconfig)
+        made = level.Stress(conformance, server, capabilities)
+        pytestconfig.stash[_STRESS] = server, made
+    return pytestconfig.stash[_STRESS][1]
+
+
+@pytest.fixture
+def soak_s(pytestconfig: pytest.Config) -> float:
+    """How long ``--soak`` says."""
+    return soak.parse_duration(pytestconfig.getoption("--soak"))
+
+
+def end_with_its_level(item: pytest.Item, session: Session) -> None:
+    """Stop sampling when the level ends: sampling every second would disturb other levels."""
+    if item.stash[LEVEL] != "stress":
+        end_load(item.config)
+        session.load = None  # its samples are of this server only
+
+
+def end_load(config: pytest.Config) -> None:
+    """Stop sampling, and keep the samples."""
+    current = config.stash.get(_STRESS, None)
+    if current is not None:
+        current[1].close()
+        del config.stash[_STRESS]

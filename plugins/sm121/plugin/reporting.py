@@ -9,6 +9,7 @@ import pytest
 
 from sm121.core import own_options, own_tests
 from sm121.core.printable import printable
+from sm121.plugin import workers
 from sm121.plugin.options import is_own_run
 from sm121.plugin.stash import ID, LEVEL, STARTS
 from sm121.run import details
@@ -25,8 +26,6 @@ _NOT_REPEATED = {
     "--resume": 0,  # what has ended is not run
 }
 _MOST_SECTION = 4000
-_WITH_A_SERVER = frozenset({"server", "servers"})
-_WITHOUT_A_SERVER = frozenset({"kernels", "compilation"})
 
 
 def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> details.Details:
@@ -97,8 +96,7 @@ def _named_from_here(item: pytest.Item) -> str:
 
 
 def _logs(session: Session, item: pytest.Item) -> list[str]:
-    names = set(getattr(item, "fixturenames", ()))
-    if session.pool is None or (names & _WITHOUT_A_SERVER and not names & _WITH_A_SERVER):
+    if session.pool is None or not workers.uses_a_server(item):
         return []
     logs = [start.log for start in session.pool.starts[item.stash.get(STARTS, 0) :]]
     if session.pool.latest is not None:

@@ -24,17 +24,13 @@ from sm121.plugin import (
     planning,
     progress,
     reporting,
-    resume,
-    scheduling,
     selection,
-    shards,
     stash,
-    stress,
     terminal,
     turns,
     workers,
 )
-from sm121.plugin.controller import Controller, handed_over
+from sm121.plugin.controller import Controller, by_groups, handed_over
 from sm121.run import details, verdict_file
 from sm121.session import certified_run, forecast, last_word
 from sm121.session.session import Session
@@ -120,7 +116,7 @@ def pytest_collection_modifyitems(
         selection.leave_out(config, items)
         selection.refuse_wrong_names(config, collected)
         matrix.refuse_a_wrong_plan(config)
-        shards.divide(config, items)
+        workers.divide(config, items)
     _step("tests selected")
     return result
 
@@ -143,7 +139,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             run.refuse_a_foreign_trusted_run()
             benchmarks.keep_quiet(config, session.items)
             matrix.refuse_wrong_arguments(config, run, session.items)
-            resume.take_over(config, run, session.items)
+            selection.take_over(config, run, session.items)
             config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
             run.save()
             _step("opened")
@@ -162,7 +158,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
         *(terminal.target(session) if session is not None else []),
         *(planning.head(config, session.target, items) if session is not None else []),
         *selection.left_out(config),
-        *shards.lines(config, items),
+        *workers.lines(config, items),
     ]
 
 
@@ -174,7 +170,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Make the scheduler. It reads from the workers' folders which tests belong together."""
     if config.getoption("dist") != "loadgroup":
         return None
-    return scheduling.by_groups(config, log, _controller(config).groups)
+    return by_groups(config, log, _controller(config).groups)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -284,7 +280,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[stash.STARTS] = len(session.pool.starts) if session.pool is not None else 0
     item.config.stash[stash.CRASHES].before_test(item.stash[stash.ID], item.stash[stash.LEVEL])
     item.stash[stash.MEASURED] = len(session.recorder.recorded)
-    stress.end_with_its_level(item, session)
+    performance.end_with_its_level(item, session)
     item.config.stash[stash.CRASHES].after_abort()
     if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
         pytest.skip(f"{verdict_file.NOT_RUN}{why}")
@@ -359,7 +355,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
         config.stash[stash.CRASHES].after_abort()
     run.phase = (run.phase[0], "at the end of the run")
     benchmarks.decide_comparison(config, run)
-    stress.end(config)
+    performance.end_load(config)
     run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
     matrix.end(config, interrupted=run.interrupted)
     run.close()
