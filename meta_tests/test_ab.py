@@ -13,9 +13,9 @@ from sm121.core import profile
 from sm121.core.errors import UsageError
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Invalid, NotRun, Verdict
+from sm121.engines.attached_life import Signs
 from sm121.engines.life import Alive, Dead
-from sm121.engines.signs import Signs
-from sm121.regression import ab, ab_run, hypothesis, trend, visited
+from sm121.regression import ab, ab_run, hypothesis, trend
 from sm121.regression.ab import MetricOfStart, Visit
 from sm121.regression.ab_run import AbRun
 from sm121.regression.change import Change
@@ -247,7 +247,7 @@ def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
 def test_b_is_told_from_a_by_what_ran(second, b, same, silent):
     sides = ab.parse_sides(["", second.replace("PYTHON", sys.executable)])
     a = {"moe": "MARLIN", "cuda_graphs": False}
-    why, unproven = visited.the_same(sides, "vllm", Visit("A", path=a), Visit("B", path=b))
+    why, unproven = ab.the_same(sides, "vllm", Visit("A", path=a), Visit("B", path=b))
     assert (why is not None and "B ran what A ran" in why) is same
     assert (unproven is None) if silent is None else silent in unproven
 

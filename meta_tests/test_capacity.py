@@ -4,12 +4,10 @@ from types import SimpleNamespace
 
 from data_rows import from_data
 
-from sm121.stress import capacity
+from sm121.stress import shapes
 
 
-def preempted(
-    blocks: int, block: int, *, chunk: int, load: capacity.Pressure, streams: int
-) -> bool:
+def preempted(blocks: int, block: int, *, chunk: int, load: shapes.Pressure, streams: int) -> bool:
     """Whether a scheduler preempts: chunked prefill, a whole prompt's room before it is let in,
     sliding layers that hold a window of each request and the chunk that is read."""
     window = 128
@@ -47,14 +45,14 @@ def preempted(
 
 @from_data
 def test_preemption_is_reached(blocks, block, chunk):
-    load = capacity.pressure(blocks, block, chunk=chunk, streams=8, spare=2)
+    load = shapes.pressure(blocks, block, chunk=chunk, streams=8, spare=2)
     assert 8 * (load.prompt + load.answer) > blocks * block
     assert preempted(blocks, block, chunk=chunk, load=load, streams=8)
 
 
 def test_the_load_of_a_small_cache_is_what_it_was():
-    load = capacity.pressure(192, 128, chunk=2048, streams=8, spare=2)
-    assert load == capacity.Pressure((22 - 2) * 128 - 8, 256 + 32)
+    load = shapes.pressure(192, 128, chunk=2048, streams=8, spare=2)
+    assert load == shapes.Pressure((22 - 2) * 128 - 8, 256 + 32)
 
 
 @from_data
@@ -62,4 +60,4 @@ def test_the_chunk_is_the_servers(tmp_path, arguments, text, chunk):
     log = tmp_path / "server.log"
     log.write_text(text)
     server = SimpleNamespace(configuration=SimpleNamespace(arguments=arguments), log=log)
-    assert capacity.chunk_tokens(server) == chunk
+    assert shapes.chunk_tokens(server) == chunk

@@ -17,7 +17,7 @@ from two_ranks import TwoRanks
 
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
-from sm121.engines import managed, ports, process_tree, registry
+from sm121.engines import managed, process_tree, registry
 from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import (
     ManagedServer,
@@ -274,7 +274,7 @@ def test_a_stolen_port_is_retried(make, monkeypatch):
         thief.bind(("127.0.0.1", 0))
         thief.listen()
         stolen = thief.getsockname()[1]
-        offered = iter([stolen, ports.free_port()])
+        offered = iter([stolen, process_tree.free_port()])
         monkeypatch.setattr(managed.ports, "free_port", lambda: next(offered))
         server = make("none")
         running = server.start()

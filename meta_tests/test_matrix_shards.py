@@ -23,8 +23,8 @@ from sm121.matrix.level import MatrixLevel
 from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.plan import make_plan
 from sm121.report import merging
-from sm121.run import resume, verdict_file
-from sm121.run.ledger import Ledger
+from sm121.run import merge, verdict_file
+from sm121.run.record import Ledger
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
 
@@ -378,10 +378,10 @@ def test_the_newest_earlier_run_with_kernel_tests_is_taken_over(tmp_path):
     remarks: list[str] = []
     now = verdict_file.read(earlier / "1" / "verdict.json")
     run = SimpleNamespace(directory=tmp_path, file=now, remark=remarks.append)
-    found = resume.earlier_run(run)
+    found = merge.earlier_run(run)
     assert found is not None and found.tests[0].verdict is Verdict.PASS and not remarks
     now.profile = "third"
-    assert resume.earlier_run(run) is None
+    assert merge.earlier_run(run) is None
     assert remarks == ["--resume: nothing is taken over: another profile (other, now third)"]
 
 

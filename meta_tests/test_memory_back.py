@@ -12,10 +12,9 @@ from data_rows import from_data
 
 from sm121.core.engine_settings import Needs
 from sm121.core.verdict import Verdict
-from sm121.engines import device_memory, memory, preflight, process_tree
-from sm121.engines.device_memory import ServerMemory, ServerMemoryReader
+from sm121.engines import memory, preflight, process_tree
 from sm121.engines.managed import ManagedServer, StopReport
-from sm121.engines.memory import DeviceUse, Memory
+from sm121.engines.memory import DeviceUse, Memory, ServerMemory, ServerMemoryReader
 from sm121.evidence.failure import classify_lines
 from sm121.measure.timeline import ServerDeviceMemory
 from sm121.plugin import kernels, outcomes, stash
@@ -47,8 +46,8 @@ def test_a_neighbour_on_the_gpu_is_named_before_the_start_and_at_the_failure(
     """NemoClaw issue 12255: "no memory diagnosis". Of the server's own memory nothing is said."""
     processes = {(0, int(pid)): int(size * GIB) for pid, size in gib.items()} | {(0, 5): None}
     people = [SimpleNamespace(pid=4711, info={"name": "ollama"})]
-    device = device_memory.DeviceMemory(None, processes, True)
-    monkeypatch.setattr(device_memory, "read", lambda: device)
+    device = memory.DeviceMemory(None, processes, True)
+    monkeypatch.setattr(memory, "read_devices", lambda: device)
     monkeypatch.setattr(psutil, "process_iter", lambda _names: people)
     monkeypatch.setattr(memory, "_namespace", lambda: memory._OF_THE_MACHINE)
     found = preflight.Preflight("cpu", [], {}, needs=Needs(), directory=Path()).findings()
@@ -166,7 +165,7 @@ def test_what_a_server_holds_in_all(monkeypatch, before, after, device, total, s
     machine = SimpleNamespace(
         virtual_memory=lambda: SimpleNamespace(available=available.pop(0)), Process=None
     )
-    monkeypatch.setattr(device_memory, "psutil", machine)
+    monkeypatch.setattr(memory, "psutil", machine)
     monkeypatch.setitem(sys.modules, "pynvml", before)
     reader = ServerMemoryReader(gpu=True)
     monkeypatch.setitem(sys.modules, "pynvml", after)

@@ -21,7 +21,7 @@ from sm121.measure.plan import Plan, Sizes
 from sm121.plugin import planning, selection
 from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
-from sm121.run.target import Target
+from sm121.run.record import Target
 from sm121.run.verdict_file import BoxReport, EngineReport, TestReport, VerdictFile
 from sm121.session import forecast
 from sm121.session.forecast import Check, Timed

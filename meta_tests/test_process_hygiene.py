@@ -13,7 +13,7 @@ import pytest
 from data_rows import from_data
 
 from sm121.core import errors, files
-from sm121.engines import process_tree, stale
+from sm121.engines import process_tree
 from sm121.run import directory
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -68,7 +68,11 @@ def server_of():
     started = []
 
     def start(owner: str, run: str) -> subprocess.Popen:
-        marks = {process_tree.SERVER_ID: f"{run}/1", process_tree.RUN_ID: run, stale.OWNER: owner}
+        marks = {
+            process_tree.SERVER_ID: f"{run}/1",
+            process_tree.RUN_ID: run,
+            process_tree.OWNER: owner,
+        }
         process = subprocess.Popen(SLEEP, env={**os.environ, **marks})
         started.append(process)
         time.sleep(0.3)
@@ -82,16 +86,16 @@ def server_of():
 
 def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
     dead = subprocess.Popen(["/bin/true"])
-    was = stale.identity(dead.pid)
+    was = process_tree.identity(dead.pid)
     dead.wait()
     left = server_of(was, "meta-dead")
     # A pid that was given again to somebody else is another owner.
-    reused = server_of(f"{os.getpid()}:12345:{stale.owner().split(':')[2]}", "meta-reused")
-    ours = server_of(stale.owner(), "meta-alive")
+    reused = server_of(f"{os.getpid()}:12345:{process_tree.owner().split(':')[2]}", "meta-reused")
+    ours = server_of(process_tree.owner(), "meta-alive")
     # The clock was set meanwhile: start times of day are other ones now.
     monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
     monkeypatch.setattr(psutil.Process, "create_time", lambda _self: 2.0)
-    removed = {run for run, _ in stale.remove()}
+    removed = {run for run, _ in process_tree.end_dead_runs()}
     assert {"meta-dead", "meta-reused"} <= removed and "meta-alive" not in removed
     assert left.wait(10) != 0 and reused.wait(10) != 0
     assert ours.poll() is None, "a server of a living run is left alone"
@@ -101,9 +105,9 @@ def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
 def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
     """As vLLM's engine core does: it is known by the log that it writes to."""
     dead = subprocess.Popen(["/bin/true"])
-    was = stale.identity(dead.pid)
+    was = process_tree.identity(dead.pid)
     dead.wait()
-    folders = {"dead": was, "alive": stale.owner(), "not ours": None, "another's": was}
+    folders = {"dead": was, "alive": process_tree.owner(), "not ours": None, "another's": was}
     processes = {}
     for name, owner in folders.items():
         folder = tmp_path / name
@@ -116,7 +120,7 @@ def test_a_server_that_has_overwritten_its_environment_is_found(tmp_path, log):
             status = {"started_by": owner, "run": f"meta-{name}", "pid": session}
             (folder / "server-marlin.status.json").write_text(json.dumps(status))
     try:
-        assert "meta-dead" in {run for run, _ in stale.remove()}
+        assert "meta-dead" in {run for run, _ in process_tree.end_dead_runs()}
         assert processes["dead"].wait(10) != 0
         assert all(process.poll() is None for name, process in processes.items() if name != "dead")
     finally:
@@ -134,8 +138,8 @@ def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
         looks.append(None)
         return {"run": [supervisor]} if len(looks) < 3 else {}
 
-    monkeypatch.setattr(stale, "find", find)
-    assert stale.remove() == [] and len(looks) == 4
+    monkeypatch.setattr(process_tree, "of_dead_runs", find)
+    assert process_tree.end_dead_runs() == [] and len(looks) == 4
 
 
 SCENARIOS = "meta_tests/scenarios/spread.py"

@@ -17,7 +17,7 @@ from sm121.engines.requested import load_requests
 from sm121.evidence.kernel_path import read_log
 from sm121.evidence.requirement import contradictions
 from sm121.matrix.examine import missing_drafter
-from sm121.run.target import Target
+from sm121.run.record import Target
 from sm121.session import opening, target
 from sm121.session.settings import Settings
 

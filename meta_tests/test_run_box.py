@@ -16,7 +16,7 @@ from sm121.core.server import Endpoint, Server
 from sm121.engines.attached import AttachedProcesses
 from sm121.measure import box
 from sm121.performance.box import RunBox
-from sm121.run.ledger import Ledger
+from sm121.run.record import Ledger
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
 
 #: What listens starts an engine core in a session of its own.

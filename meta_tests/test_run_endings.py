@@ -11,7 +11,7 @@ import pytest
 import stress_faults
 from data_rows import from_data
 
-from sm121.engines import ports
+from sm121.engines import process_tree
 from sm121.engines.memory import Memory
 
 SCENARIOS = "meta_tests/scenarios/endings.py"
@@ -49,7 +49,7 @@ def check_nothing_left(run, memory_before: Memory) -> None:
     left = run.left()
     assert not left, f"required: no process, seen: {left}"
     port = int(re.findall(r"ready after .* on port (\d+)", run.output)[0])
-    assert ports.is_free(port), f"required: port {port} is free"
+    assert process_tree.is_free(port), f"required: port {port} is free"
     segments = stress_faults.segments() - run.segments_before
     assert not segments, f"required: no shared memory, seen: {segments}"
     assert not list(run.temporary.glob("sm121-*")), "required: no temporary files of the server"

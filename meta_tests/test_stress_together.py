@@ -18,7 +18,7 @@ from sm121.engines import capabilities
 from sm121.evidence.kernel_path import KernelPath
 from sm121.plugin import outcomes
 from sm121.stress import shapes, soak
-from sm121.stress.fault import UnderLoad
+from sm121.stress.checks import UnderLoad
 from sm121.stress.joining import LONGEST, SHORTEST
 from sm121.stress.level import Stress
 

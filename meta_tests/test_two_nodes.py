@@ -26,7 +26,7 @@ from sm121.core import data_file, profile
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import Sourced
-from sm121.engines import nodes, ports, process_tree, registry
+from sm121.engines import nodes, process_tree, registry
 from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import ServerExited, StartLimits
 from sm121.engines.spanning import SpanningServer
@@ -274,7 +274,7 @@ BLOCKED = {  # how, and during what
 @pytest.mark.slow("a connection that is given up after so long")
 @pytest.mark.parametrize("name", BLOCKED)
 def test_port_that_is_blocked(make, second_host, name):
-    port, (rule, during) = ports.free_port("10.77.0.1"), BLOCKED[name]
+    port, (rule, during) = process_tree.free_port("10.77.0.1"), BLOCKED[name]
     command = ("ip", "netns", "exec", second_host, *COMMAND)
     server = make(command=command, address=f"10.77.0.1:{port}")
     sysctl = ("sysctl", "-qw", "net.ipv4.tcp_early_demux=0")

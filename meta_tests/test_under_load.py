@@ -21,7 +21,7 @@ from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities
 from sm121.plugin import performance, stash
 from sm121.run.verdict_file import EngineReport, VerdictFile
-from sm121.stress import checks, memory, restart, throughput
+from sm121.stress import aftermath, checks, memory, restart
 from sm121.stress.level import Stress
 
 EXACT = level_settings.AgreementBound(max_abs=1e-3, mean_abs=1e-4, fork=0, source="a test")
@@ -106,7 +106,7 @@ def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thre
         assert sampling() == 1
         raise RuntimeError("no throughput")
 
-    monkeypatch.setattr(throughput, "read", fails)
+    monkeypatch.setattr(aftermath, "read_throughput", fails)
     run, make = begin()
     with pytest.raises(RuntimeError, match="no throughput"):
         make()
@@ -174,7 +174,7 @@ def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
 @pytest.mark.parametrize(("ends_by_itself", "decided"), [(True, False), (False, True)])
 def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, decided):
     """The server's stop must come while requests are under way, some having ended."""
-    monkeypatch.setattr(throughput, "read", lambda *_arguments: None)
+    monkeypatch.setattr(aftermath, "read_throughput", lambda *_arguments: None)
     monkeypatch.setattr(Stress, "_take", lambda _self, _source, count: [JOB] * count)
     monkeypatch.setattr(checks, "faults", lambda *_arguments, **_how: [])
     stopped = threading.Event()

@@ -18,8 +18,8 @@ from data_rows import from_data
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import life, pool, registry
+from sm121.engines.attached_life import SignReader, Signs
 from sm121.engines.managed import ManagedServer
-from sm121.engines.signs import SignReader, Signs
 from sm121.evidence import death, failure, kernel_messages
 from sm121.evidence.resources import ResourceSampler
 from sm121.run import directory

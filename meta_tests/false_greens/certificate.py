@@ -19,7 +19,7 @@ from sm121.checkpoint.identity import identity
 from sm121.core import errors, profile, waivers
 from sm121.evidence import environment, kernel_path
 from sm121.report import comparison, merging
-from sm121.run import ledger, merge, resume, verdict_file
+from sm121.run import merge, record, verdict_file
 from sm121.run.fingerprint import Fingerprint, profile_label
 from sm121.run.verdict_file import (
     EngineReport,
@@ -284,10 +284,10 @@ def _resumed(
     now.tests = [TestReport(id="one", level="kernel", verdict="NOT_RUN")]
     remarks: list[str] = []
     harness = SimpleNamespace(
-        directory=directory, file=now, ledger=ledger.Ledger(now), save=lambda: None,
+        directory=directory, file=now, ledger=record.Ledger(now), save=lambda: None,
         remark=remarks.append,
     )  # fmt: skip
-    taken = resume.take_over(harness, may)
+    taken = merge.take_over(harness, may)
     assert not now.metrics and now.engine.path.moe is None, "a rate or a path was taken over"
     return Outcome("PASS" if taken else "run again", "; ".join(remarks))
 

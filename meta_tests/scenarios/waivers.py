@@ -5,7 +5,7 @@ import pytest
 from sm121.core.unmet import Fact, Unmet
 from sm121.core.verdict import Inconclusive, Invalid
 from sm121.measure.measurement import Measurement
-from sm121.stress.fault import Fault, UnderLoad
+from sm121.stress.checks import Fault, UnderLoad
 
 pytestmark = [pytest.mark.performance, pytest.mark.applies_to("cpu", "gpu")]
 

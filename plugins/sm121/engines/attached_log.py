@@ -1,6 +1,8 @@
-"""Whether a log is the one that an attached server writes, now. Any file can be given as one."""
+"""Whether a log is the one that an attached server writes, now: any file can be given as one. And a
+copy of it, which rotation, truncation and removal do not touch."""
 
 import datetime
+import os
 import re
 import time
 import uuid
@@ -10,11 +12,12 @@ from pathlib import Path
 
 import httpx
 
+from sm121.core.redaction import redact_file
 from sm121.core.server import Endpoint, Server
 from sm121.core.waiting import until
 from sm121.engines.attached import json_of
+from sm121.engines.attached_life import entry_of
 from sm121.engines.capabilities import Capabilities
-from sm121.engines.signs import entry_of
 from sm121.evidence import metrics, signatures
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.log_lines import clean, moment, read_raw_lines
@@ -39,6 +42,9 @@ _HOW = (
     "give the log that this server writes (vLLM: with its lines of access, so without "
     "--disable-uvicorn-access-log, or with --enable-log-requests)"
 )
+#: A longer log is not copied: it is read where it lies.
+_COPIED_BYTES = 256 << 20
+_BLOCK_BYTES = 1 << 20
 
 
 def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
@@ -208,3 +214,48 @@ def _complete(http: httpx.Client, model: str, mark: str, words: int) -> int:
         return int(answer.json()["usage"]["prompt_tokens"])
     except (ValueError, KeyError, TypeError):
         return len(prompt.split())
+
+
+class KeptLog:
+    """Follows a log that its owner may rename, cut or remove while the run goes on. Raises OSError:
+    the log cannot be read, or the copy cannot be written."""
+
+    def __init__(self, log: Path, kept: Path) -> None:
+        self.log = log
+        self._read = log.open("rb")
+        #: Where the log is to be read.
+        self.path = kept if os.fstat(self._read.fileno()).st_size <= _COPIED_BYTES else log
+        #: What of the log cannot be known any more; None while all is.
+        self.lost: str | None = None
+        if self.path == kept:
+            kept.unlink(missing_ok=True)
+            self.follow()
+
+    def follow(self) -> None:
+        """Copy what was written since."""
+        if self.path == self.log or self._read.closed:
+            return
+        if os.fstat(self._read.fileno()).st_size < self._read.tell():
+            self.lost = f"{self.log} was cut while the run went on: lines may be lost"
+            self._read.seek(0)
+        self._copy()
+        try:
+            now = self.log.stat()
+        except FileNotFoundError:
+            return  # renamed or removed; what its owner still writes is read through the open file
+        if not os.path.samestat(now, os.fstat(self._read.fileno())):
+            self._read.close()
+            self._read = self.log.open("rb")
+            self._copy()
+
+    def _copy(self) -> None:
+        with self.path.open("ab") as copy:
+            while block := self._read.read(_BLOCK_BYTES):
+                copy.write(block)
+
+    def close(self, secrets: set[str]) -> None:
+        """Copy the rest, and take secrets out of the copy."""
+        self.follow()
+        self._read.close()
+        if self.path != self.log:
+            redact_file(self.path, secrets)

@@ -22,16 +22,21 @@ from sm121.core import errors, redaction
 from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.core.server import Endpoint, Server
 from sm121.core.waiting import until
-from sm121.engines import api_key, ports, protocol, stale
+from sm121.engines import api_key, protocol
 from sm121.engines.memory import Memory
 from sm121.engines.process_tree import (
+    LOOPBACK,
+    OWNER,
     RUN_ID,
     SERVER_ID,
     Survivor,
     become_subreaper,
     describe,
     end,
+    free_port,
+    is_free,
     listeners,
+    owner,
     reap,
     send,
     tree,
@@ -284,7 +289,7 @@ class ManagedServer:
             exit_status=exit_status,
             survivors=tuple(survivors),
             port_free=not self._has_listened
-            or until(lambda: ports.is_free(self._port), _PORT_FREE_WITHIN_S),
+            or until(lambda: is_free(self._port), _PORT_FREE_WITHIN_S),
             memory_missing_bytes=missing,
             seconds=time.monotonic() - started,
             remark=remark,
@@ -332,11 +337,11 @@ class ManagedServer:
 
     def _start_once(self) -> Server:
         started = time.monotonic()
-        self._port, self._has_listened = ports.free_port(), False
+        self._port, self._has_listened = free_port(), False
         self._number_log()  # each attempt has its own: the cause is read from one attempt alone
         self._launch()
         endpoint = Endpoint(
-            f"http://{ports.LOOPBACK}:{self._port}", self._api_key, self.configuration.served_name
+            f"http://{LOOPBACK}:{self._port}", self._api_key, self.configuration.served_name
         )
         self._wait_until_ready(endpoint, started)
         self.endpoint = endpoint
@@ -365,7 +370,7 @@ class ManagedServer:
         self._caches = CompileCaches.of(environment)
         environment[RUN_ID] = self.run_id
         environment[SERVER_ID] = self._server_id
-        environment[stale.OWNER] = stale.owner()
+        environment[OWNER] = owner()
         self._scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=scratch_base()))
         environment["TMPDIR"] = str(self._scratch)
         command = [
@@ -455,7 +460,7 @@ class ManagedServer:
             self.notify(StartPhase(progress))
 
     def _owns_port(self) -> bool:
-        return not {*listeners(ports.LOOPBACK, self._port)}.isdisjoint(self.processes())
+        return not {*listeners(LOOPBACK, self._port)}.isdisjoint(self.processes())
 
     def exits(self) -> list[dict[str, Any]]:
         """How processes of the tree ended so far: pid, name, status (negative: a signal; None:

@@ -24,7 +24,7 @@ import psutil
 
 from sm121.core import digest, interpreter
 from sm121.core.configuration import Rank, ServerConfiguration
-from sm121.engines import memory, registry, stale
+from sm121.engines import memory, process_tree, registry
 from sm121.engines.managed import ManagedServer, StartLimits, scratch_base
 from sm121.evidence import environment, kernel_messages, process_snapshot
 from sm121.evidence.unanswered import unanswered
@@ -85,7 +85,9 @@ def tell(kind: str, content: object) -> None:
 
 
 def _look(question: Mapping[str, Any], configuration: ServerConfiguration) -> None:
-    leftovers = [f"{run}: {'; '.join(map(str, found))}" for run, found in stale.remove()]
+    leftovers = [
+        f"{run}: {'; '.join(map(str, found))}" for run, found in process_tree.end_dead_runs()
+    ]
     reached = {str(port): _why_unreachable(host, port) for host, port in question["reach"]}
     tell("facts", {**facts(configuration), "leftovers": leftovers, "unreachable": reached})
 

@@ -22,7 +22,7 @@ from sm121.core.printable import printable
 from sm121.core.profile_fields import Sourced
 from sm121.core.server import Node
 from sm121.engines import node_agent, process_tree
-from sm121.engines.ports import LOOPBACK, free_port
+from sm121.engines.process_tree import LOOPBACK, free_port
 
 #: Longest line that a node may write; a longer one is cut.
 _LONGEST = 1 << 21

@@ -220,7 +220,7 @@ def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
                 value = "true"
             else:
                 value, index = following, index + 1
-        key = _normal(name)
+        key = normal_name(name)
         if key.startswith("no_") and not equals and value == "true":
             key, value = key.removeprefix("no_"), "false"
         values[key] = value
@@ -253,7 +253,7 @@ def _given(
         by = f"{rule.variable}={value}"
     else:
         assert rule.argument is not None
-        names = [_normal(name) for name in (rule.argument, *rule.aliases)]
+        names = [normal_name(name) for name in (rule.argument, *rule.aliases)]
         value = next((arguments[name] for name in names if name in arguments), None)
         by = f"{rule.argument} {value}"
     if value is None or value.lower() in {item.lower() for item in rule.nothing}:
@@ -301,14 +301,15 @@ def _flat(table: object) -> dict[str, str]:
     while pending:
         prefix, item = pending.pop()
         if isinstance(item, dict):
-            pending.extend((f"{prefix}.{_normal(str(k))}", v) for k, v in item.items())
+            pending.extend((f"{prefix}.{normal_name(str(k))}", v) for k, v in item.items())
         elif item is not None:
             text = str(item).lower() if isinstance(item, bool) else str(item)
             texts[prefix.removeprefix(".")] = text
     return texts
 
 
-def _normal(name: str) -> str:
+def normal_name(name: str) -> str:
+    """Of an option: ``kv_cache_dtype`` for ``--kv-cache-dtype``."""
     return name.lstrip("-").replace("-", "_")
 
 

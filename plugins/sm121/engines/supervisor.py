@@ -26,8 +26,7 @@ import psutil
 
 from sm121.core import files, lock_file
 from sm121.core.waiting import until
-from sm121.engines.process_tree import RUN_ID, become_subreaper, end
-from sm121.engines.stale import OWNER
+from sm121.engines.process_tree import OWNER, RUN_ID, become_subreaper, end
 
 _POLL_S = 0.05
 _LOOK_EVERY_S = 2.0

@@ -17,7 +17,7 @@ from sm121.compilation.caches import CompileCaches
 from sm121.compilation.jit import FlashInferModules, JitModule
 from sm121.core import errors, unmet
 from sm121.core.profile import Profile
-from sm121.engines import installed, preflight, registry
+from sm121.engines import preflight, registry
 
 _LINE_EVERY_S = 10.0
 #: What is shown of a compiler's output.
@@ -65,7 +65,7 @@ class Warmth:
             **profile.engine.environment,
             **variables,
         }
-        engine = installed.look(registry.engine(profile.engine.name), python, environment)
+        engine = registry.installed(registry.engine(profile.engine.name), python, environment)
         chosen = profile.judging(configuration, engine.identity, engine.options)
         by_name = {
             module.name: module

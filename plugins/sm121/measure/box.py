@@ -22,7 +22,7 @@ from sm121.compilation import child
 from sm121.core import data_file, level_settings, verdict, waiting
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.printable import printable
-from sm121.engines import device_memory
+from sm121.engines import memory
 from sm121.measure import gpu_load
 from sm121.measure.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
 
@@ -325,7 +325,7 @@ def _gpu_users(
 ) -> tuple[list[int] | None, list[int] | None]:
     """Who computes on the server's GPUs: pids of others, and pids that nobody can tell whose they
     are. One of the two is None; both are without NVML."""
-    users = device_memory.computing()
+    users = memory.computing()
     if users is None:
         return None, None
     run_pids = {process.pid for process in _ours(own)}

@@ -11,7 +11,7 @@ import httpx
 import psutil
 
 from sm121.core.server import Endpoint
-from sm121.engines import device_memory
+from sm121.engines import memory
 from sm121.measure import counters
 
 _EVERY_S = 1.0
@@ -48,7 +48,7 @@ class ServerDeviceMemory:
     def used(self, pids: set[int]) -> int | None:
         """Bytes that these processes hold; None where nothing says so. GB10's NVML answers N/A: its
         memory is the system's, and MemAvailable covers it."""
-        reading = device_memory.read()
+        reading = memory.read_devices()
         if reading is None:
             self.source = "no NVIDIA driver: the memory of the processes is all there is"
             return None

@@ -19,7 +19,7 @@ from sm121.evidence import environment
 from sm121.matrix import covering
 from sm121.plugin import outcomes, workers
 from sm121.plugin.stash import ID
-from sm121.run.target import Target
+from sm121.run.record import Target
 from sm121.session import certification, certified_run
 from sm121.session.settings import Settings
 from sm121.stress import soak

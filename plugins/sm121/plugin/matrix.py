@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from sm121.core import errors, profile, verdict
-from sm121.engines.installed import Installed
+from sm121.engines.registry import Installed
 from sm121.matrix import arguments, axes
 from sm121.matrix.level import MatrixLevel
 from sm121.matrix.plan import CellPlan, make_plan, space_of

@@ -11,7 +11,7 @@ from sm121.core.errors import UsageError
 from sm121.plugin import certificate, kernels, planning, selection, terminal, workers
 from sm121.plugin.stash import CRASHES, ID, LEVEL, SESSION, SETTINGS, SHARD, SIGNALS
 from sm121.run import directory
-from sm121.run.target import Target
+from sm121.run.record import Target
 from sm121.session import crashes, opening, signals
 from sm121.session.session import Session
 from sm121.session.settings import Settings

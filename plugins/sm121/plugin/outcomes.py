@@ -17,11 +17,11 @@ from sm121.engines import capabilities, managed
 from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED
-from sm121.run.ledger import stands
+from sm121.run.record import stands
 from sm121.run.verdict_file import BESIDE, NOT_RUN, JudgedKernel, TestReport
 from sm121.session.crashes import RanOutOfTime
 from sm121.session.session import Session
-from sm121.stress.fault import UnderLoad
+from sm121.stress.checks import UnderLoad
 
 _MESSAGE_LENGTH = 600
 #: Characters of what was observed; of the rest a digest is compared.

@@ -22,7 +22,7 @@ from sm121.plugin import matrix, selection
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
 from sm121.run import served
-from sm121.run.target import Target
+from sm121.run.record import Target
 from sm121.session import forecast, target
 from sm121.session.forecast import Check, Forecast, Timed
 from sm121.session.settings import Settings

@@ -18,8 +18,8 @@ from sm121.core.profile_fields import LEVELS
 from sm121.measure.plan import Plan
 from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
-from sm121.run import resume
-from sm121.run.target import Target
+from sm121.run import merge
+from sm121.run.record import Target
 from sm121.run.verdict_file import NOT_RUN, TestReport
 from sm121.session import certification
 from sm121.session.session import Session
@@ -406,5 +406,5 @@ def take_over(config: pytest.Config, session: Session, items: list[pytest.Item])
         and _MEASURES.isdisjoint(getattr(item, "fixturenames", ()))
         and item.get_closest_marker("never_waived") is None
     }
-    finished = resume.take_over(session, may_be_taken)
+    finished = merge.take_over(session, may_be_taken)
     items[:] = [item for item in items if item.stash.get(ID, "") not in finished]

@@ -20,16 +20,16 @@ from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Inconclusive, Invalid, NotRun, Undecided, Verdict, worst
 from sm121.engines import requested
 from sm121.engines.attached_life import AttachedLife
-from sm121.engines.device_memory import ServerMemoryReader
 from sm121.engines.life import Dead
 from sm121.engines.managed import ServerError
+from sm121.engines.memory import ServerMemoryReader
 from sm121.engines.pool import ServerPool
 from sm121.evidence.silent_errors import ErrorReader
 from sm121.measure import metrics, statistics
 from sm121.measure.box import BoxState
 from sm121.measure.cells import MeasuredCell, MeasuredServer
 from sm121.measure.plan import Plan
-from sm121.regression import ab, hypothesis, trend, visited
+from sm121.regression import ab, hypothesis, trend
 from sm121.regression.ab import MetricOfStart, Side, Visit
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import CriterionResult, Hypothesis
@@ -261,14 +261,14 @@ class AbRun:
             self.harness.unproven(f"A/B: the kernel path of {name} is not known: {why}")
             return
         path = harness.kernel_path(server)
-        visit.path = visited.effects(path)
+        visit.path = ab.effects(path)
         visit.requested = [f"{report.state}: {report.message}" for report in path.requested]
         under_test = harness.profile.under_test
         configuration = harness.managed_configuration(under_test) if side.url is None else None
         requests = requested.patterns(configuration) if configuration is not None else ()
         required = harness.profile.path_of(under_test, requests)
-        wrong = visited.not_as_asked(required, server, path, configuration, under_test)
-        wrong += visited.moved(visit, self.visits)
+        wrong = ab.not_as_asked(required, server, path, configuration, under_test)
+        wrong += ab.moved(visit, self.visits)
         if wrong:
             raise Invalid(f"{where}: {'; '.join(wrong)}. Evidence: {server.log}")
 
@@ -306,7 +306,7 @@ class AbRun:
         if self.sides[0].url is not None:
             return
         configuration = self.harness.managed_configuration(self.harness.profile.under_test)
-        why, silent = visited.the_same(self.sides, configuration.engine, a, b)
+        why, silent = ab.the_same(self.sides, configuration.engine, a, b)
         if why is not None:
             raise Invalid(f"{why}. Evidence: {a.log}, {b.log}")
         if silent is not None:

@@ -18,8 +18,8 @@ from sm121.matrix.feature_matrix import MatrixFile
 from sm121.report import junit, page, stored, summary
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.details import Details
-from sm121.run.ledger import Ledger
 from sm121.run.merge import apart, contradiction, merge_shards
+from sm121.run.record import Ledger
 from sm121.run.verdict_file import ShardReport, VerdictFile
 
 _COPIES = "shards"

@@ -10,7 +10,7 @@ from sm121.engines.life import Dead
 from sm121.engines.managed import StopReport
 from sm121.evidence.failure import Cause
 from sm121.evidence.silent_errors import SilentError
-from sm121.run.ledger import Ledger
+from sm121.run.record import Ledger
 from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
 
 #: Why a number is INVALID that was measured while the attached server was replaced.

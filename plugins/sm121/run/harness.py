@@ -20,7 +20,7 @@ from sm121.core.server import Server
 from sm121.core.verdict import NotRun
 from sm121.engines import preflight, registry, requested
 from sm121.engines.attached_life import AttachedLife
-from sm121.engines.kept_log import KeptLog
+from sm121.engines.attached_log import KeptLog
 from sm121.engines.life import Alive, Dead, Life, ManagedLife, ServerDied
 from sm121.engines.managed import ServerError, StopReport
 from sm121.engines.pool import ServerPool
@@ -33,8 +33,7 @@ from sm121.evidence.transport import Transport
 from sm121.measure import roofline
 from sm121.measure.timeline import Timeline
 from sm121.run import beside, served, spanning, verdict_file
-from sm121.run.record import RunRecord
-from sm121.run.target import Target
+from sm121.run.record import RunRecord, Target
 
 
 @dataclass(frozen=True)

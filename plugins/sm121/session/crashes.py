@@ -24,7 +24,7 @@ from sm121.evidence import cgroup, crash_bundle, death, kernel_messages
 from sm121.evidence.failure import Cause, classify
 from sm121.run.verdict_file import CrashReport
 from sm121.session.session import Session
-from sm121.stress.fault import OWNERS, UnderLoad
+from sm121.stress.checks import OWNERS, UnderLoad
 
 #: After these the server no longer works, or may not.
 _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "zombie", "http_5xx")

@@ -8,7 +8,7 @@ from pathlib import Path
 from sm121.checkpoint.identity import identity
 from sm121.core import data_file, digest, profile
 from sm121.core.redaction import is_secret_name, redact_arguments
-from sm121.engines.installed import Installed
+from sm121.engines.registry import Installed
 from sm121.evidence import environment
 from sm121.evidence.environment import EnvironmentRecord
 from sm121.matrix import axes

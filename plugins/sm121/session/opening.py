@@ -25,18 +25,17 @@ from sm121.engines import (
     protocol,
     ray_cluster,
     registry,
-    stale,
     starting,
 )
 from sm121.engines.attached_life import AttachedLife
-from sm121.engines.device_memory import ServerMemoryReader
-from sm121.engines.kept_log import KeptLog
+from sm121.engines.attached_log import KeptLog
 from sm121.engines.managed import StartLimits
+from sm121.engines.memory import ServerMemoryReader
 from sm121.evidence import environment, resources
 from sm121.measure import machine
 from sm121.run import directory as report_directory
 from sm121.run.engine_report import EngineReport
-from sm121.run.target import Target
+from sm121.run.record import Target
 from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import crashes, fingerprinting, signals
 from sm121.session import target as targets
@@ -211,7 +210,7 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
 
 def _make_pool(session: Session, profile: Profile) -> None:
     settings, worker = session.settings, session.settings.worker
-    for run, processes in stale.remove():
+    for run, processes in process_tree.end_dead_runs():
         names = "; ".join(str(process) for process in processes)
         session.remark(
             f"a server of run {run}, which is dead, was still there and was ended: {names}"

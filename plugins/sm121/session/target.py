@@ -12,11 +12,11 @@ from sm121.core import architecture, configuration, profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.server import Node, Server
-from sm121.engines import attached_log, installed, protocol, registry
+from sm121.engines import attached_log, protocol, registry
 from sm121.engines.attached import attach, several_processes
 from sm121.engines.detection import detect
 from sm121.evidence import kernel_path, requirement, signatures
-from sm121.run.target import Target
+from sm121.run.record import Target
 from sm121.session.settings import Settings
 
 _CANARY = "canary:"
@@ -39,7 +39,7 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     chosen = settings.profile
     if chosen is None and (obstacle is None or settings.base_url is not None):
         chosen = profile.load(profile.for_architecture(arch, settings.engine))
-    engine = installed.Installed()
+    engine = registry.Installed()
     if chosen is not None and settings.base_url is None:
         if obstacle is None:
             with contextlib.suppress(UsageError):  # raised again when the run is opened
@@ -57,7 +57,7 @@ def judging_attached(settings: Settings, target: Target, attached: Server) -> Ta
     path = None
     if attached.log is not None and attached.reader is not None:
         path = kernel_path.read_log(attached.log, attached.reader)
-    engine = installed.Installed(attached.version, build=path.build if path is not None else None)
+    engine = registry.Installed(attached.version, build=path.build if path is not None else None)
     judging = chosen.judging(settings.configuration, engine.identity)
     decided = settings.configuration is not None or judging.under_test in judging.fastest
     if path is not None and attached.log is not None and not decided:
@@ -201,10 +201,10 @@ def _traces(settings: Settings, chosen: Profile) -> str | None:
     return str(settings.report_dir / "traces")
 
 
-def installed_engine(settings: Settings, chosen: Profile) -> installed.Installed:
+def installed_engine(settings: Settings, chosen: Profile) -> registry.Installed:
     """The engine that will be started. Raises UsageError: there is none, or it does not answer."""
     engine = registry.engine(settings.engine)
-    return installed.look(engine, settings.engine_python, start_environment(settings, chosen))
+    return registry.installed(engine, settings.engine_python, start_environment(settings, chosen))
 
 
 def start_environment(

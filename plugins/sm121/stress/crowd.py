@@ -1,7 +1,8 @@
 """Many more requests at once than the server runs, of all kinds: each answer is its own. Every
 request is asked alone first. In the crowd its answer must be the same, or within the bound where
 tokens have log-probabilities. Where arithmetic may fork and they have none (streams of chats,
-responses), only the whole answer to another request is detected."""
+responses), only the whole answer to another request is detected. Between them are samples of one
+token, for what is sampled wrongly only while others run: `Sampler.far` judges them."""
 
 import functools
 import itertools
@@ -10,13 +11,62 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sm121.answers import sanity
+from sm121.api.client import Refused
+from sm121.api.sampled import Case, Sampler, Samples
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import level_settings, verdict
+from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities, Name
 from sm121.stress import checks
-from sm121.stress.fault import Fault, UnderLoad
-from sm121.stress.samples import NAME, CrowdedSamples
+from sm121.stress.checks import Fault, UnderLoad
 from sm121.stress.shapes import Shapes
+
+#: Begins the name of such a request; and so many of each kind are in a crowd.
+NAME, _REQUESTS = "samples with", 8
+
+
+@dataclass
+class CrowdedSamples:
+    """The samples for the crowds of one server."""
+
+    sampler: Sampler
+    shapes: Shapes
+    #: Why there are none.
+    lacking: str = ""
+
+    def jobs(self) -> list[Job]:
+        """The requests for a crowd, of all kinds in turn; none where the engine cannot do it."""
+        made = []
+        for number in range(_REQUESTS):
+            for kind, (texts, options, _) in self._cases.items():
+                body = {"prompt": texts, **self.sampler.body(options)}
+                job = self.shapes.other("/v1/completions", body, 1)
+                made.append(replace(job, name=f"{NAME} {kind} {number + 1}"))
+        return made
+
+    def faults(self, outcomes: Sequence[JobOutcome]) -> list[Fault]:
+        """What is wrong with those that were answered."""
+        faults, samples = list[Fault](), dict[str, Samples]()
+        for outcome in outcomes:
+            answers = (outcome.answer, *outcome.others)
+            drawn = [self.sampler.sample(each.positions or ()) if each else () for each in answers]
+            if all(len(positions) == 1 for positions in drawn):
+                samples.setdefault(outcome.job.name.split()[2], []).extend(drawn)
+            else:
+                required = "required a token and its log-probability in each answer"
+                where = f"request {outcome.number} ({outcome.job.name})"
+                faults.append(Fault("bad_stream", f"{where}: {required}"))
+        facts = [fact for kind, drawn in samples.items() for fact in self._cases[kind][2](drawn)]
+        return faults + [Fault("corrupted_answer", f"{fact}") for fact in facts]
+
+    @functools.cached_property
+    def _cases(self) -> dict[str, Case]:
+        try:
+            return self.sampler.far()
+        except (NotRun, Refused) as reason:
+            self.lacking = f"{reason}"
+            return {}
+
 
 #: Requests at once for each place of the server; at least so many, and never more than a client
 #: has connections for (1,024 open files are the default).

@@ -28,11 +28,10 @@ from sm121.measure import counters, growth
 from sm121.measure.timeline import Timeline
 from sm121.performance.bench import requested_slots, slots
 from sm121.run.harness import Harness, Load
-from sm121.stress import aftermath, capacity, checks, memory, restart, shapes, soak, throughput
-from sm121.stress.crowd import Crowd, size
-from sm121.stress.fault import Fault, UnderLoad
+from sm121.stress import aftermath, checks, memory, restart, shapes, soak
+from sm121.stress.checks import Fault, UnderLoad
+from sm121.stress.crowd import Crowd, CrowdedSamples, size
 from sm121.stress.joining import LONGEST, Joining
-from sm121.stress.samples import CrowdedSamples
 
 #: More load where the memory is undecided.
 _MEMORY_ROUNDS = 3
@@ -141,7 +140,7 @@ class Stress:
         require_context(
             self._server.context_tokens(), 32, tokens
         )  # its prompt is one of the short ones
-        job = self.shapes.long(tokens, throughput.TOKENS)
+        job = self.shapes.long(tokens, aftermath.TOKENS)
         (outcome,) = self._play("long generation", [job], concurrency=1).outcomes
         answer = outcome.answer
         if answer is not None and answer.ids is not None and answer.prompt_ids is not None:
@@ -152,7 +151,7 @@ class Stress:
             if texts is not None:
                 raise UnderLoad(name, [texts], len(parts))
             return
-        compared = f"only the first {throughput.TOKENS} tokens are compared"
+        compared = f"only the first {aftermath.TOKENS} tokens are compared"
         self._harness.remark(f"long generation: {compared}, since the engine gives no token ids")
 
     def arriving(self, kind: shapes.Arrival) -> None:
@@ -183,7 +182,7 @@ class Stress:
         self._capabilities.require("token_prompts", "token_ids")
         most = slots(self._harness, self._server) or self._streams
         lasts_s = self._sizes.joining_s.value
-        longest = capacity.context_tokens(self._server)
+        longest = shapes.context_tokens(self._server)
         if longest < 2 * LONGEST:
             raise NotRun(f"prompts of {LONGEST} tokens do not fit well into a context of {longest}")
         source = Joining(self.shapes, self._server.endpoint, most, lasts_s, longest)
@@ -206,7 +205,7 @@ class Stress:
         """A prompt and its answer that fill the context; one longer by a token is refused."""
         self._capabilities.require("token_prompts", "token_ids")
         tokens = int(self._sizes.answer_tokens.value)
-        longest = capacity.context_tokens(self._server)
+        longest = shapes.context_tokens(self._server)
         full = self.shapes.of_length(longest - tokens, tokens)
         ids = full.body["prompt"]
         body = {**full.body, "prompt": [*ids, *ids[: longest + 1 - len(ids)]]}
@@ -217,19 +216,19 @@ class Stress:
         """More at a time than the KV cache holds: some are preempted, and nobody notices."""
         self._capabilities.require("token_prompts", "token_ids")
         streams = self._streams
-        blocks, block = capacity.cache_blocks(self._server.endpoint)
+        blocks, block = shapes.cache_blocks(self._server.endpoint)
         before = counters.fetch(self._server.endpoint)
         if before is None or "preemptions" not in before.values:
             raise NotRun("whether anything is preempted is not known: /metrics has no counter")
-        longest = capacity.context_tokens(self._server)
-        chunk = capacity.chunk_tokens(self._server)
+        longest = shapes.context_tokens(self._server)
+        chunk = shapes.chunk_tokens(self._server)
         fewer = -(-streams * min(longest, 4 * chunk) // block)
         needed = (
             f"start it with a smaller cache (--engine-arg=--num-gpu-blocks-override={fewer} "
             f"--engine-arg=--max-model-len={min(longest, 4 * chunk)})"
         )
         for spare in (2, 3, 1):
-            load = capacity.pressure(blocks, block, chunk=chunk, streams=streams, spare=spare)
+            load = shapes.pressure(blocks, block, chunk=chunk, streams=streams, spare=spare)
             length, tokens = load.prompt, load.answer
             if length > longest - tokens:
                 raise NotRun(
@@ -325,7 +324,7 @@ class Stress:
     def throughput_holds(self) -> None:
         """As fast as before all load, within the profile's bound."""
         box = self._harness.profile.box
-        line = throughput.compare(
+        line = aftermath.compare_throughput(
             self._before,
             self._read_throughput,
             allowed=self._sizes.throughput_drop.value,
@@ -414,8 +413,8 @@ class Stress:
     def _take(self, source: Callable[[int], Iterator[Job]], count: int) -> list[Job]:
         return list(itertools.islice(source(int(self._sizes.answer_tokens.value)), count))
 
-    def _read_throughput(self) -> throughput.ThroughputReading:
-        return throughput.read(self.client, self.shapes, self._bound, self._processes)
+    def _read_throughput(self) -> aftermath.ThroughputReading:
+        return aftermath.read_throughput(self.client, self.shapes, self._bound, self._processes)
 
     def _judge_growth(self, first: int) -> list[growth.Growth]:
         samples = self.timeline.since(first)

@@ -10,7 +10,7 @@ from sm121.core.unmet import Fact, Unmet, require
 from sm121.engines.capabilities import Deviation
 from sm121.run.harness import Harness
 from sm121.stress import checks
-from sm121.stress.fault import UnderLoad
+from sm121.stress.checks import UnderLoad
 
 #: Within which every client must have ended once the server is gone.
 _LEARN_WITHIN_S = 30.0
