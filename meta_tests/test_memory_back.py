@@ -62,19 +62,20 @@ def test_a_neighbour_on_the_gpu_is_named_before_the_start_and_at_the_failure(
 @from_data
 def test_memory_that_others_hold_is_not_missing(before, after, missing, doubt):
     before, after = at(**before), at(**after)
-    assert before.missing(after, slack=GIB) == missing * GIB
-    assert (before.doubt(after, slack=GIB) is not None) is doubt
+    assert before.missing(after) == missing * GIB
+    assert (before.doubt(after) is not None) is doubt
 
 
 #: Reads the machine's memory, waits for a line, and reads it again.
 _READER = """
 import sys
-from sm121.engines.memory import Memory
-before = Memory.now()
+from sm121.engines import memory
+memory._SLACK_BYTES = 256 << 20
+before = memory.Memory.now()
 print("read", flush=True)
 sys.stdin.readline()
-after = Memory.now()
-print(before.missing(after, slack=256 << 20))
+after = memory.Memory.now()
+print(before.missing(after))
 """
 _TAKER = """
 import sys, time
@@ -244,7 +245,7 @@ def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity
 def test_memory_that_may_be_missing_is_no_pass():
     """In a container nobody can say who holds it: a leak must not be green, nor is it proven."""
     before, after = at(used=4), at(used=80)
-    doubt = before.doubt(after, slack=GIB)
+    doubt = before.doubt(after)
     run = object.__new__(Session)
     run.stops, said = {}, []
     run.remark = said.append

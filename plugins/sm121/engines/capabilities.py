@@ -5,7 +5,6 @@ import fnmatch
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -268,10 +267,8 @@ def _asked(value: Any) -> bool:
 def shipped() -> dict[str, EngineFile]:
     """The engines that the suite knows, by name. Raises UsageError: a file is not valid; one line
     with the file, the key and what was expected."""
-    names = sorted(item.name for item in (files("sm121.fixtures") / "engines").iterdir())
-    loaded = [
-        data_file.load(f"engines/{name}", EngineFile) for name in names if name.endswith(".toml")
-    ]
+    names = data_file.shipped("engines")
+    loaded = [data_file.load(f"engines/{name}.toml", EngineFile) for name in names]
     return {file.name: file for file in loaded}
 
 

@@ -22,25 +22,8 @@ from sm121.core import errors, redaction
 from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.core.server import Endpoint, Server
 from sm121.core.waiting import until
-from sm121.engines import api_key, protocol
+from sm121.engines import api_key, process_tree, protocol
 from sm121.engines.memory import Memory
-from sm121.engines.process_tree import (
-    LOOPBACK,
-    OWNER,
-    RUN_ID,
-    SERVER_ID,
-    Survivor,
-    become_subreaper,
-    describe,
-    end,
-    free_port,
-    is_free,
-    listeners,
-    owner,
-    reap,
-    send,
-    tree,
-)
 from sm121.engines.starting import Activity, ReadinessProbe, StartPhase
 from sm121.evidence import failure, process_snapshot
 from sm121.evidence.kernel_messages import KernelMessages
@@ -57,8 +40,6 @@ _FATAL_SIGNALS = ("SEGV", "ABRT", "BUS", "ILL", "FPE", "KILL", "SYS", "TRAP")
 FATAL = frozenset(-signal.Signals[f"SIG{name}"] for name in _FATAL_SIGNALS)
 #: How engines call their own processes: none of them ends while the server lives.
 OF_ENGINES = ("VLLM::", "sglang::")
-#: The page cache and other processes change what is available. Less than this is not missed.
-_MEMORY_SLACK_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -77,7 +58,7 @@ class StopReport:
     """What stopping a server left behind; everything empty or true when it was clean."""
 
     exit_status: int | None
-    survivors: tuple[Survivor, ...]
+    survivors: tuple[process_tree.Survivor, ...]
     port_free: bool
     memory_missing_bytes: int
     seconds: float
@@ -229,7 +210,7 @@ class ManagedServer:
 
     def _prepare(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
-        become_subreaper()
+        process_tree.become_subreaper()
         self._memory_before = Memory.now()
 
     def _command(self) -> list[str]:
@@ -248,7 +229,9 @@ class ManagedServer:
         supervisor stays, and cleans up; `stop` is still to be called."""
         self._killed_at = time.monotonic()
         processes = self.processes()
-        send((each for each in processes if each.pid != self._supervisor_pid), signal.SIGKILL)
+        process_tree.send(
+            (each for each in processes if each.pid != self._supervisor_pid), signal.SIGKILL
+        )
 
     def stop(self) -> StopReport:
         """Stop politely, then firmly; safe to call at any time and again."""
@@ -269,17 +252,20 @@ class ManagedServer:
         self.endpoint = None
 
         def remaining() -> list[psutil.Process]:
-            return tree(SERVER_ID, self._server_id, session=session)
+            return process_tree.tree(process_tree.SERVER_ID, self._server_id, session=session)
 
-        end(remaining, polite_s=1.0)
+        process_tree.end(remaining, polite_s=1.0)
         if self._scratch is not None:  # the supervisor has removed it, unless it was killed
             shutil.rmtree(self._scratch, ignore_errors=True)
-        self._redact_log()
-        reap(self._by_pid)  # orphans of a supervisor that was killed have become our children
+        self._redact(self.log)
+        # Orphans of a supervisor that was killed have become our children.
+        process_tree.reap(self._by_pid)
         # Zombies no longer show their marker: they are found among those that were seen. The
         # parent of a worker of Ray is not ours, and may be slow.
         until(lambda: not any(p.is_running() for p in self._by_pid.values()), _REAPED_WITHIN_S)
-        survivors = describe([*remaining(), *(p for p in self._by_pid.values() if p.is_running())])
+        survivors = process_tree.describe(
+            [*remaining(), *(p for p in self._by_pid.values() if p.is_running())]
+        )
         missing, remark, slight = self._memory_missing(at_work)
         self.progress = "stopped"
         # It is killed when it does not end in time, and by our own end.
@@ -289,7 +275,7 @@ class ManagedServer:
             exit_status=exit_status,
             survivors=tuple(survivors),
             port_free=not self._has_listened
-            or until(lambda: is_free(self._port), _PORT_FREE_WITHIN_S),
+            or until(lambda: process_tree.is_free(self._port), _PORT_FREE_WITHIN_S),
             memory_missing_bytes=missing,
             seconds=time.monotonic() - started,
             remark=remark,
@@ -298,17 +284,16 @@ class ManagedServer:
             crash=signal.Signals(-last).name if crashed and last is not None else None,
         )
 
-    def _redact_log(self) -> None:
+    def _redact(self, log: Path | None) -> None:
         """Nobody writes to it any more; it is part of the report."""
-        if not self.log.is_file():
+        if log is None or not log.is_file():
             return
         environment = dict(self.configuration.environment)
         hidden = {self._api_key, *self.other_secrets(), *redaction.secrets_of(environment)}
         try:
-            redaction.redact_file(self.log, hidden)
+            redaction.redact_file(log, hidden)
         except OSError as error:
-            why = error.strerror or error
-            self.notify(StartPhase(f"{self.log.name} may show secrets: {why}"))
+            self.notify(StartPhase(f"{log.name} may show secrets: {error.strerror or error}"))
 
     def look_at_tree(self) -> list[dict[str, Any]]:
         """The tree as it is now. When no process of it lives, the tree as it was last seen."""
@@ -328,7 +313,9 @@ class ManagedServer:
     def processes(self) -> list[psutil.Process]:
         """The living processes of the server's tree, the supervisor first."""
         root = self._supervisor_pid
-        members = tree(SERVER_ID, self._server_id, root=root, session=self._session())
+        members = process_tree.tree(
+            process_tree.SERVER_ID, self._server_id, root=root, session=self._session()
+        )
         return sorted(members, key=lambda process: process.pid)
 
     @property
@@ -337,11 +324,13 @@ class ManagedServer:
 
     def _start_once(self) -> Server:
         started = time.monotonic()
-        self._port, self._has_listened = free_port(), False
+        self._port, self._has_listened = process_tree.free_port(), False
         self._number_log()  # each attempt has its own: the cause is read from one attempt alone
         self._launch()
         endpoint = Endpoint(
-            f"http://{LOOPBACK}:{self._port}", self._api_key, self.configuration.served_name
+            f"http://{process_tree.LOOPBACK}:{self._port}",
+            self._api_key,
+            self.configuration.served_name,
         )
         self._wait_until_ready(endpoint, started)
         self.endpoint = endpoint
@@ -368,9 +357,9 @@ class ManagedServer:
         environment = dict(self.engine.environment(self.configuration, api_key=self._api_key))
         environment.update(self.added)
         self._caches = CompileCaches.of(environment)
-        environment[RUN_ID] = self.run_id
-        environment[SERVER_ID] = self._server_id
-        environment[OWNER] = owner()
+        environment[process_tree.RUN_ID] = self.run_id
+        environment[process_tree.SERVER_ID] = self._server_id
+        environment[process_tree.OWNER] = process_tree.owner()
         self._scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=scratch_base()))
         environment["TMPDIR"] = str(self._scratch)
         command = [
@@ -460,7 +449,9 @@ class ManagedServer:
             self.notify(StartPhase(progress))
 
     def _owns_port(self) -> bool:
-        return not {*listeners(LOOPBACK, self._port)}.isdisjoint(self.processes())
+        return not {*process_tree.listeners(process_tree.LOOPBACK, self._port)}.isdisjoint(
+            self.processes()
+        )
 
     def exits(self) -> list[dict[str, Any]]:
         """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
@@ -517,11 +508,10 @@ class ManagedServer:
         deadline = time.monotonic() + patience_s
         while True:
             now = Memory.now()
-            missing = before.missing(now, slack=_MEMORY_SLACK_BYTES)
-            doubt = before.doubt(now, slack=_MEMORY_SLACK_BYTES)
+            missing, doubt = before.missing(now), before.doubt(now)
             if (missing == 0 and doubt is None) or time.monotonic() >= deadline:
-                slight = before.decides_nothing(now, at_work, slack=_MEMORY_SLACK_BYTES)
-                return missing, doubt or "", doubt is not None and slight
+                slight = doubt is not None and before.decides_nothing(now, at_work)
+                return missing, doubt or "", slight
             time.sleep(0.2)
 
     def _number_log(self) -> None:

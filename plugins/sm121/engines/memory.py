@@ -27,6 +27,8 @@ _ZONES = Path("/proc/zoneinfo")
 #: Lines of /proc/meminfo that only living processes, huge pages and the balloon of a virtual
 #: machine can raise. They count every process of the machine, also those of other containers.
 _HELD = ("AnonPages", "KernelStack", "PageTables", "SecPageTables", "Hugetlb", "Balloon")
+#: The page cache and other processes change what is available. Less than this is not missed.
+_SLACK_BYTES = 1 << 30
 #: Of what a server held: less than this may be anybody's.
 _LITTLE = 0.05
 #: Of a GPU. What a desktop holds is no neighbour.
@@ -66,27 +68,27 @@ class Memory:
         shared = sum(lines.get(name, 0) for name in _SHARED)
         return cls(lines["MemAvailable"] + _waiting(), in_use, shared, _device_use())
 
-    def missing(self, later: "Memory", *, slack: int) -> int:
-        """What has certainly not come back, beyond ``slack``; 0 when it has. Memory that living
-        processes hold is theirs, and not missing: what counts is what nobody holds and yet is gone,
-        as a driver keeps it on unified memory."""
+    def missing(self, later: "Memory") -> int:
+        """What has certainly not come back; 0 when it has. Memory that living processes hold is
+        theirs, and not missing: what counts is what nobody holds and yet is gone, as a driver keeps
+        it on unified memory."""
         worst = max(lost for lost, _doubtful, _where in self._losses(later))
-        return worst if worst > slack else 0
+        return worst if worst > _SLACK_BYTES else 0
 
-    def doubt(self, later: "Memory", *, slack: int) -> str | None:
+    def doubt(self, later: "Memory") -> str | None:
         """What may not have come back, or may be held by a process that is not seen from here;
         None where there is no doubt."""
-        if self.missing(later, slack=slack):
+        if self.missing(later):
             return None
         worst, where = max((doubtful, where) for _lost, doubtful, where in self._losses(later))
-        if worst <= slack:
+        if worst <= _SLACK_BYTES:
             return None
         return (
             f"{worst / 2**30:.1f} GiB less {where} is free than before the server; whether "
             "other processes hold it cannot be known here"
         )
 
-    def decides_nothing(self, later: "Memory", at_work: "Memory | None", *, slack: int) -> bool:
+    def decides_nothing(self, later: "Memory", at_work: "Memory | None") -> bool:
         """Whether a doubt is small beside what the server held, where the holders of a GPU's memory
         cannot be seen from here; that of a leak comes again at the next stop. `later`: after the
         stop; `at_work`: just before it; None where the server had ended by itself."""
@@ -99,7 +101,7 @@ class Memory:
             if before.used is not None and at_work.device.used is not None:
                 took = at_work.device.used - before.used
         worst = max(doubtful for _lost, doubtful, _where in self._losses(later))
-        return worst <= max(2 * slack, int(took * _LITTLE))
+        return worst <= max(2 * _SLACK_BYTES, int(took * _LITTLE))
 
     def _losses(self, later: "Memory") -> list[tuple[int, int, str]]:
         """Of each memory: bytes that are gone and held by nobody for certain, bytes that are gone

@@ -12,6 +12,7 @@ log, and beside that lies who started the server."""
 import contextlib
 import ctypes
 import ipaddress
+import itertools
 import json
 import os
 import re
@@ -295,7 +296,11 @@ def end_dead_runs() -> list[tuple[str, list[Survivor]]]:
     to write down what happened, and to end its server itself."""
 
     def is_alone() -> bool:
-        return not any(map(_is_supervised, of_dead_runs().values()))
+        for process in itertools.chain.from_iterable(of_dead_runs().values()):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                if _SUPERVISOR in process.cmdline():
+                    return False
+        return True
 
     until(is_alone, _SUPERVISED_WITHIN_S, every_s=0.5)
     removed = []
@@ -307,14 +312,6 @@ def end_dead_runs() -> list[tuple[str, list[Survivor]]]:
 
         end(remaining, polite_s=5.0)
     return removed
-
-
-def _is_supervised(processes: list[psutil.Process]) -> bool:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if _SUPERVISOR in process.cmdline():
-                return True
-    return False
 
 
 def _lives(text: str) -> bool:

@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 
-from sm121.core import redaction
 from sm121.core.configuration import Rank
 from sm121.core.errors import UsageError
 from sm121.core.server import Node, Server
@@ -75,7 +74,7 @@ class SpanningServer(ManagedServer):
         for other in others:
             silent = time.monotonic() - other.heard_at >= nodes.bounds().silent_after_s.value
             theirs = other.close(5.0 if silent else self.limits.stop_s + _REPORT_WITHIN_S)
-            self._redact(other)
+            self._redact(other.node.log)
             report = _together(report, other.node, theirs, other.heard_at - self._ready_at)
         return report
 
@@ -220,12 +219,6 @@ class SpanningServer(ManagedServer):
             cause = theirs.model_copy(update={"summary": summary, "owner": owner})
         kind = ServerExited if self.endpoint is None else ServerError
         return kind(f"{node} is lost to the server: {how}", cause, log)
-
-    def _redact(self, other: NodeProcess) -> None:
-        log = other.node.log
-        if log is not None and log.is_file():
-            secrets = redaction.secrets_of(dict(self.configuration.environment))
-            redaction.redact_file(log, {*self.secrets, *self.other_secrets(), *secrets})
 
 
 def _is_to(end: str, state: Mapping[str, Any]) -> bool:

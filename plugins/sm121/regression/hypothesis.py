@@ -135,7 +135,10 @@ def evaluate(
     """Each criterion against what was measured; what was not measured is NOT_RUN. ``looks``: as of
     `trend.compare_starts`."""
     by_name = {outcome.metric: outcome for outcome in outcomes}
-    return [_answer(criterion, by_name, visits, levels, looks) for criterion in criteria]
+    return [
+        CriterionResult(criterion, *_answer(criterion, by_name, visits, levels, looks))
+        for criterion in criteria
+    ]
 
 
 def _answer(
@@ -144,29 +147,27 @@ def _answer(
     visits: Sequence[Visit],
     levels: Mapping[str, Verdict],
     looks: int,
-) -> CriterionResult:
+) -> tuple[Verdict, str, str, str]:
+    """Its verdict, what A and B have, and a note."""
     if criterion.level is not None:
         verdict = levels.get(criterion.level, Verdict.NOT_RUN)
-        return CriterionResult(criterion, verdict, "", verdict.value, "in the same run")
+        return verdict, "", verdict.value, "in the same run"
     if criterion.no_crash:
         crashed = [v.failure for v in visits if v.side == "B" and v.failure]
         if not any(visit.side == "B" for visit in visits):
-            return CriterionResult(criterion, Verdict.NOT_RUN, "", "", "B was not started")
+            return Verdict.NOT_RUN, "", "", "B was not started"
         verdict = Verdict.FAIL if crashed else Verdict.PASS
-        return CriterionResult(
-            criterion, verdict, "", f"{len(crashed)} crashed", "; ".join(crashed)
-        )
+        return verdict, "", f"{len(crashed)} crashed", "; ".join(crashed)
     if criterion.metric is None:
         return _path(criterion, visits)
     outcome = outcomes.get(criterion.metric)
     if outcome is None:
         measured = ", ".join(outcomes) or "nothing"
-        note = f"not measured on both sides; measured: {measured}"
-        return CriterionResult(criterion, Verdict.NOT_RUN, "", "", note)
+        return Verdict.NOT_RUN, "", "", f"not measured on both sides; measured: {measured}"
     low, high, note = outcome.ci_low, outcome.ci_high, outcome.text
+    sides = number(outcome.a), number(outcome.b)
     if low is None or high is None:  # too few pairs for an interval
-        sides = (number(outcome.a), number(outcome.b))
-        return CriterionResult(criterion, Verdict.INCONCLUSIVE, *sides, note)
+        return Verdict.INCONCLUSIVE, *sides, note
     if criterion.difference_at_most is not None:
         delta = difference_of_pairs(visits, criterion.metric, looks)
         assert delta is not None and delta[1] is not None and delta[2] is not None
@@ -176,8 +177,7 @@ def _answer(
         values = [v.metrics[criterion.metric].value for v in visits if v.side == "B"]
         low, high = min(values), max(values)
         note = f"B from {number(low)} to {number(high)} {outcome.unit}"
-    verdict = _on_the_right_side(criterion, low, high)
-    return CriterionResult(criterion, verdict, number(outcome.a), number(outcome.b), note)
+    return _on_the_right_side(criterion, low, high), *sides, note
 
 
 def _on_the_right_side(criterion: Criterion, low: float, high: float) -> Verdict:
@@ -190,16 +190,14 @@ def _on_the_right_side(criterion: Criterion, low: float, high: float) -> Verdict
     return verdict_of(high <= bound, low > bound)
 
 
-def _path(criterion: Criterion, visits: Sequence[Visit]) -> CriterionResult:
+def _path(criterion: Criterion, visits: Sequence[Visit]) -> tuple[Verdict, str, str, str]:
     experts = sorted({str(v.path["moe"]) for v in visits if v.side == "B" and v.path.get("moe")})
     if not experts:
-        why = "B's log does not show its experts"
-        return CriterionResult(criterion, Verdict.NOT_RUN, "", "", why)
+        return Verdict.NOT_RUN, "", "", "B's log does not show its experts"
     pattern = re.compile(criterion.moe or criterion.moe_not or "")
     matches = [bool(pattern.search(name)) for name in experts]
     holds = all(matches) if criterion.moe else not any(matches)
-    verdict = Verdict.PASS if holds else Verdict.FAIL
-    return CriterionResult(criterion, verdict, "", ", ".join(experts), "B's log")
+    return Verdict.PASS if holds else Verdict.FAIL, "", ", ".join(experts), "B's log"
 
 
 def cell(value: object) -> str:

@@ -229,7 +229,12 @@ def judge(
         (report.metrics if verdict is Verdict.PASS else report.worse).append(text)
         if verdict is not Verdict.PASS:
             add(name, Fact("", text), verdict)
-    report.differs = _differs(before, run)
+    if before.fingerprint is not None and run.fingerprint is not None:
+        report.differs = [
+            f"{each.name}: {each.one} there, {each.other} here"
+            for each in before.fingerprint.differences(run.fingerprint)
+            if not each.name.startswith(("machine", "against"))
+        ]
     if any(map(priced.is_price, metrics)) and not any(map(priced.is_price, trusted.metrics)):
         report.differs.append(f"price of rounding: not measured in {trusted.name}, not compared")
     report.measured = {name: before.metrics[name] for name in run.metrics if name in before.metrics}
@@ -291,17 +296,6 @@ def _sort(report: AgainstReport, test: TestReport, before: TestReport | None) ->
 
 def _engine(run: VerdictFile) -> str:
     return f"{run.engine.name} {run.engine.version or ''}".strip()
-
-
-def _differs(before: VerdictFile, run: VerdictFile) -> list[str]:
-    """What else the two runs differ in: it is told, and decides nothing."""
-    if before.fingerprint is None or run.fingerprint is None:
-        return []
-    return [
-        f"{each.name}: {each.one} there, {each.other} here"
-        for each in before.fingerprint.differences(run.fingerprint)
-        if not each.name.startswith(("machine", "against"))
-    ]
 
 
 def _path(trusted: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:

@@ -32,6 +32,7 @@ _REPLACE = ("hang", "stuck_request", "connection", "memory_floor", "not_idle", "
 _MAY_BE_DYING = ("connection", "http_5xx", "bad_stream")
 #: At the boundaries of tests /health is not asked more often: they may come by the hundred.
 _LATELY_S = 1.0
+_ATTACHED = "the server is attached: its processes are its owner's"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -130,20 +131,15 @@ class CrashDesk:
         kernel = kernel_messages.since(since, session.pool.start_spans if session.pool else ())
         exits = managed.exits() if managed is not None else []
         tree = managed.look_at_tree() if managed is not None else []
+        pids = managed.known_pids if managed is not None else set()
         cause = self._cause(error, managed if dying else None, tree)
-        fault = managed.fault() if managed is not None else None
-        if fault is not None:
+        if managed is not None and (fault := managed.fault()) is not None:
             cause = fault.cause
         elif isinstance(error, ServerError) or dying or (managed and isinstance(error, Dead)):
-            cause = death.cause_of(
-                cause,
-                exits=exits,
-                kernel=kernel,
-                kills=cgroup.kills(session.cgroup_before),
-                pids=managed.known_pids if managed is not None else set(),
-            )
+            kills = cgroup.kills(session.cgroup_before)
+            cause = death.cause_of(cause, exits=exits, kernel=kernel, kills=kills, pids=pids)
         if managed is not None:
-            cause = _beside_others(cause, managed.known_pids)
+            cause = _beside_others(cause, pids)
         spans = session.attached.nodes if session.attached is not None else ()
         if spans and (isinstance(error, Dead) or cause.kind in (*_REPLACE, "timeout")):
             cause = _by_logs(cause, spans)
@@ -152,31 +148,32 @@ class CrashDesk:
                 kind="memory_floor", summary=session.aborted[1], owner=OWNERS["memory_floor"]
             )
         load = session.load
-        in_flight = None if load is None else [each.record() for each in load.client.under_way()]
-        configuration = managed.configuration if managed is not None else None
-        return crash_bundle.Evidence(
+        evidence = crash_bundle.Evidence(
             cause=cause,
             what=_what(error),
             test=test,
-            log=managed.log if managed is not None else session.settings.server_log,
-            exit_status=managed.exit_status if managed is not None else None,
             exits=exits,
             tree=tree,
             kernel=kernel,
             cgroup_before=session.cgroup_before,
             cgroup_after=cgroup.memory_events(),
             memory=self._memory(),
-            in_flight=in_flight,
+            in_flight=None if load is None else [each.record() for each in load.client.under_way()],
             metrics=self._metrics(managed),
-            configuration=None if managed is None else self._record(managed),
-            environment={} if configuration is None else session.engine_environment(configuration),
             debug=session.settings.engine_debug,
             rerun=self._rerun(test),
-            missing={} if managed is not None else self._missing(),
-            nodes=managed.described()
-            if managed is not None
-            else {f"node-{node.rank}": (node.log, {"node": str(node)}) for node in spans[1:]},
         )
+        if managed is not None:
+            evidence.log, evidence.exit_status = managed.log, managed.exit_status
+            evidence.configuration, evidence.nodes = self._record(managed), managed.described()
+            evidence.environment = session.engine_environment(managed.configuration)
+            return evidence
+        evidence.log, why = session.settings.server_log, _ATTACHED
+        log = {"log": "not known; give --server-log"} if evidence.log is None else {}
+        evidence.missing = {"tree": why, "exits": why, **log}
+        named = {f"node-{node.rank}": (node.log, {"node": str(node)}) for node in spans[1:]}
+        evidence.nodes = named
+        return evidence
 
     def _is_dying(self, error: Exception | Dead | None) -> bool:
         """Whether the server, or a process that it needs, has ended since the test began."""
@@ -326,12 +323,6 @@ class CrashDesk:
         if self._session.again is not None:
             return self._session.again(test)
         return f"pytest --engine-debug {shlex.quote(test or '')}".rstrip()
-
-    def _missing(self) -> dict[str, str]:
-        why = "the server is attached: its processes are its owner's"
-        has_log = self._session.settings.server_log is not None
-        log = {} if has_log else {"log": "not known; give --server-log"}
-        return {"tree": why, "exits": why, **log}
 
 
 def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:

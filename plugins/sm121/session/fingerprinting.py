@@ -16,7 +16,6 @@ from sm121.measure import machine
 from sm121.performance.recorder import host_of
 from sm121.run.fingerprint import Fingerprint
 from sm121.session.session import Session
-from sm121.session.settings import Settings
 
 
 def location_variables() -> tuple[str, ...]:
@@ -37,7 +36,8 @@ def sources(record: EnvironmentRecord) -> dict[str, str]:
 def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]) -> Fingerprint:
     """What a session asks, of what, on which machine. ``variables``: of the engine's start."""
     settings, chosen = session.settings, session.profile
-    managed = session.configurations.get(chosen.under_test)
+    managed, attached = session.configurations.get(chosen.under_test), session.attached
+    served = f"served:{attached.endpoint.served_name}" if attached is not None else None
     relevant = environment.relevant_environment(variables)
     left_out = location_variables()
     return Fingerprint(
@@ -45,7 +45,9 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         profile_shipped=is_shipped(chosen, session.target.engine),
         extends=chosen.extends,
         plan=settings.plan,
-        axes=_axes(settings, chosen),
+        axes=None
+        if chosen.matrix is None
+        else digest.of(axes.load(settings.axes or chosen.matrix.axes).model_dump(mode="json")),
         waivers=digest.of([waiver.model_dump(mode="json") for waiver in settings.waivers])
         if settings.waivers
         else None,
@@ -63,7 +65,7 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
         }
         if managed
         else None,
-        model=identity(managed.model, variables) if managed else _served(session),
+        model=identity(managed.model, variables) if managed else served,
         machine=machine.identity(host_of(settings.base_url)),
     )
 
@@ -91,16 +93,6 @@ def provider(session: Session) -> str | None:
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         return name
     return f"{name} {digest.of_files(Path(spec.origin).parent, [Path(spec.origin)])}"
-
-
-def _axes(settings: Settings, chosen: profile.Profile) -> str | None:
-    if chosen.matrix is None:
-        return None
-    return digest.of(axes.load(settings.axes or chosen.matrix.axes).model_dump(mode="json"))
-
-
-def _served(session: Session) -> str | None:
-    return f"served:{session.attached.endpoint.served_name}" if session.attached else None
 
 
 def _suite() -> str:

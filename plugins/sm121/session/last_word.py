@@ -23,16 +23,11 @@ def write_report(session: Session, known: details.Details) -> stored.StoredRepor
     page.write(report)
     file = os.environ.get("GITHUB_STEP_SUMMARY")
     if file:
+        data = text.encode("utf-8", "backslashreplace")
         try:
-            _append_summary(text, Path(file))
+            with Path(file).open("ab") as stream:
+                if stream.tell() + len(data) <= _LONGEST_SUMMARY:
+                    stream.write(data + b"\n")
         except OSError as error:
             session.say("note", f"GITHUB_STEP_SUMMARY {file}: {error}")
     return report
-
-
-def _append_summary(text: str, file: Path) -> None:
-    data = text.encode("utf-8", "backslashreplace")
-    size = file.stat().st_size if file.is_file() else 0
-    if size + len(data) <= _LONGEST_SUMMARY:
-        with file.open("ab") as stream:
-            stream.write(data + b"\n")

@@ -215,30 +215,26 @@ def start_environment(
     return {**os.environ, **dict(configuration.environment_items(*layers))}
 
 
-def _gguf(root: Path) -> Path:
-    file = root / ".cache" / "canary" / "canary.gguf"
-    if not file.is_file():
-        raise UsageError(
-            f"the profile's model is the canary as GGUF, expected at {file}: "
-            "`sm121 canary .cache/canary --gguf LLAMA_CPP` makes it, in a checkout of the suite, "
-            "LLAMA_CPP being one of llama.cpp"
-        )
-    return file
-
-
 def _canary(twin: str, root: Path, notify: Callable[[str], None]) -> Path:
+    folder = root / ".cache" / "canary"
     if twin == "gguf":
-        return _gguf(root)
+        if not (file := folder / "canary.gguf").is_file():
+            raise UsageError(
+                f"the profile's model is the canary as GGUF, expected at {file}: "
+                "`sm121 canary .cache/canary --gguf LLAMA_CPP` makes it, in a checkout of the "
+                "suite, LLAMA_CPP being one of llama.cpp"
+            )
+        return file
     missing = [
         m for m in ("torch", "safetensors", "openai_harmony") if not importlib.util.find_spec(m)
     ]
-    directory = root / ".cache" / "canary" / twin
-    if missing and not (directory / "config.json").is_file():
-        raise UsageError(
-            f"the profile's model is the canary, which {', '.join(missing)} would build: "
-            "`make canary` builds it, or give --model"
-        )
+    directory = folder / twin
     if missing:
+        if not (directory / "config.json").is_file():
+            raise UsageError(
+                f"the profile's model is the canary, which {', '.join(missing)} would build: "
+                "`make canary` builds it, or give --model"
+            )
         return directory
     from sm121.checkpoint import canary
 
