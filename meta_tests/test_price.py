@@ -25,8 +25,9 @@ from sm121.measure.measurement import Measurement
 from sm121.oracles import scores
 from sm121.oracles.formats import EXACT, Rounding
 from sm121.plugin import answers
-from sm121.regression import priced, trend
+from sm121.regression import trend
 from sm121.regression.ab import AbFile, MetricOfStart, Visit
+from sm121.regression.change import compare_prices, price_change
 from sm121.report import comparison, headline, summary
 from sm121.report.ab_section import AbSection
 from sm121.run.stored_run import StoredMetric, StoredRun
@@ -188,10 +189,10 @@ def test_a_price_has_a_sign(reference, checkpoint):
         assert decision.verdict is verdict and decision.estimate.value * shift > 0
         assert means(samples)[KL] < 1e-6  # of the same server
         now, before = metric(RIGHT, samples[RIGHT]), metric(RIGHT, [0.0] * 6)
-        assert priced.compare(now, [before], LIMITS).verdict is verdict
+        assert compare_prices(now, [before], LIMITS).verdict is verdict
     steps = [metric(KL, [0.001 + 0.00015 * n]) for n in range(4)]  # each is allowed, not all
-    assert priced.compare(steps[1], steps[:1], LIMITS).verdict is Verdict.PASS
-    assert priced.compare(steps[3], steps[:3], LIMITS).verdict is Verdict.FAIL
+    assert compare_prices(steps[1], steps[:1], LIMITS).verdict is Verdict.PASS
+    assert compare_prices(steps[3], steps[:3], LIMITS).verdict is Verdict.FAIL
 
 
 def test_no_number_is_no_price(reference, checkpoint):
@@ -226,8 +227,8 @@ def test_probabilities_above_one_together_are_none(reference, checkpoint, served
 @from_data
 def test_no_number_is_worse_than_any(before, now):
     for limit in (0.01, math.inf):
-        assert priced.change_of(KL, before, now, limit).verdict is Verdict.FAIL
-        assert priced.change_of(KL, 0.1, 0.1, limit).verdict is Verdict.PASS
+        assert price_change(KL, before, now, limit).verdict is Verdict.FAIL
+        assert price_change(KL, 0.1, 0.1, limit).verdict is Verdict.PASS
 
 
 @from_data

@@ -14,9 +14,8 @@ from data_rows import from_data
 from sm121.core import level_settings, profile
 from sm121.core.errors import UsageError
 from sm121.core.verdict import Verdict
-from sm121.regression import priced
 from sm121.regression import trend as regression
-from sm121.regression.change import Change
+from sm121.regression.change import Change, is_price
 from sm121.run import stored_run
 from sm121.run.stored_run import StoredMetric, StoredRun
 
@@ -176,7 +175,7 @@ def test_each_metric_of_a_run_is_red_by_the_tenth_merge_of_one_percent(name):
     """All that the stand-in's run measured, and what one that speculates or chats has too. A price
     is compared with the best of all runs, not by its level: `test_price.py`."""
     metrics = json.loads(EVIDENCE.read_text())["metrics"]
-    units = {key: m["unit"] for key, m in metrics.items() if not priced.is_price(key)}
+    units = {key: m["unit"] for key, m in metrics.items() if not is_price(key)}
     units |= {"accepted_length": "tokens", "acceptance@1": "%", "tg_chat": "tok/s"}
     runs, red, limits = [], set(), profile.load(name).regression
     assert len(units) > 20

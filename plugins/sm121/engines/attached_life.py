@@ -102,10 +102,6 @@ class AttachedLife:
             self._changed_after = time.time()
         return self._dead or Alive()
 
-    def account(self) -> None:
-        """Its end is in the report."""
-        self.accounted = True
-
     def answers(self) -> bool:
         """Whether it gives the list of its models within 10 s."""
         return self._endpoint.page("/v1/models") is not None

@@ -132,7 +132,11 @@ def refusals(
         else:
             applies = answer.kind == "option" and start.keys() <= pairs.keys()
         if applies:
-            matches.append(_refusal(release, answer, answer.refused))
+            others = [each for each in release.answers if each.kind == answer.kind in DECIDING]
+            taken = (e for e in others if (e.machine, e.refused) == ("cubins", None))
+            instead = tuple(" ".join(each.arguments) for each in taken)
+            options = " ".join(answer.arguments)
+            matches.append(Refusal(release.version, options, answer.refused, instead))
     return [*matches, *_layout(release, pairs, environment)]
 
 
@@ -154,16 +158,6 @@ def chosen(
         if answer.machine not in machines:
             machines.append(answer.machine)
     return table
-
-
-def _refusal(release: Release, answer: Answer, words: str) -> Refusal:
-    instead = [
-        " ".join(other.arguments)
-        for other in release.answers
-        if other.kind == answer.kind in DECIDING
-        and (other.machine, other.refused) == ("cubins", None)
-    ]
-    return Refusal(release.version, " ".join(answer.arguments), words, tuple(instead))
 
 
 def _layout(

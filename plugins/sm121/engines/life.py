@@ -52,14 +52,11 @@ class ServerDied(ServerError):
 class Life(Protocol):
     """Knows whether one engine lives."""
 
-    #: The report has the reason of its end, or the suite itself ended it.
+    #: The report has the reason of its end, or the suite itself ended it: it is not reported again.
     accounted: bool
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
         """Whether it lives. `asked_within_s`: not asked again where it answered so lately."""
-
-    def account(self) -> None:
-        """Its end is in the report: it is not reported again."""
 
     def answers(self) -> bool:
         """Whether it answers now, however long it has lived."""
@@ -117,10 +114,6 @@ class ManagedLife:
             for entry in self.managed.exits()
         )
         return killed and not self.answers()
-
-    def account(self) -> None:
-        """Its end is in the report."""
-        self.accounted = True
 
     def answers(self, within_s: float = 5.0) -> bool:
         """Whether it serves a token; /health may be answered by a web server without an engine."""

@@ -152,7 +152,7 @@ class ServerPool:
     def kill(self) -> None:
         """SIGKILL to the engine's processes at once, as `ManagedServer.kill`. It is no death."""
         if self.life is not None:
-            self.life.account()
+            self.life.accounted = True
         if self.latest is not None:
             self.latest.kill()
 

@@ -17,15 +17,12 @@ class Engine(Protocol):
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
         """Version of the engine that ``python`` would run, None if its files do not say. Raises
         UsageError: the interpreter is missing or has no such engine."""
-        ...
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
         """The command line, for 127.0.0.1 and ``port``. It contains no secret."""
-        ...
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
         """The whole environment of the engine's process."""
-        ...
 
 
 @runtime_checkable
@@ -34,7 +31,6 @@ class Profiling(Protocol):
 
     def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
         """Whether the engine of that interpreter can, with `ServerConfiguration.traces`."""
-        ...
 
 
 @runtime_checkable
@@ -45,7 +41,6 @@ class Spanning(Protocol):
         self, configuration: ServerConfiguration, *, port: int, rank: Rank
     ) -> list[str]:
         """As `Engine.command`, of one node's part."""
-        ...
 
 
 @runtime_checkable
@@ -64,7 +59,6 @@ class ChecksArguments(Protocol):
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
         """Of each list of arguments the engine's own message where it refuses it, else None."""
-        ...
 
 
 @runtime_checkable
@@ -73,4 +67,3 @@ class TellsOptions(Protocol):
 
     def options(self, python: str, environment: Mapping[str, str]) -> frozenset[str]:
         """The options of the engine's own parser."""
-        ...

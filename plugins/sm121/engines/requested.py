@@ -4,6 +4,7 @@ with what the evidence shows. A configuration with a difference is not the one t
 its numbers are INVALID."""
 
 import ast
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -224,7 +225,12 @@ def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
         if key.startswith("no_") and not equals and value == "true":
             key, value = key.removeprefix("no_"), "false"
         values[key] = value
-        values.update({f"{key}.{inner}": text for inner, text in _nested(value)})
+        if value.startswith("{"):
+            with contextlib.suppress(
+                json.JSONDecodeError
+            ):  # the engine will refuse it, and say why
+                table = _flat(json.loads(value))
+                values.update({f"{key}.{inner}": text for inner, text in table.items()})
     return values
 
 
@@ -259,16 +265,6 @@ def _given(
     if value is None or value.lower() in {item.lower() for item in rule.nothing}:
         return None
     return by, value
-
-
-def _nested(value: str) -> list[tuple[str, str]]:
-    if not value.startswith("{"):
-        return []
-    try:
-        table = json.loads(value)
-    except json.JSONDecodeError:
-        return []  # the engine will refuse it, with a better message than ours
-    return list(_flat(table).items())
 
 
 def _literal(text: str) -> object:

@@ -1,5 +1,6 @@
 """A server that starts: its log, its use of the processor, whether it serves, what is shown."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -61,22 +62,16 @@ class Activity:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _ACTIVITY_EVERY_S
-            cpu_s = self._tree_cpu_s()
+            cpu_s = 0.0
+            for process in self._processes():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    cpu_s += times.user + times.system
             # A waiting Python process wakes now and then; work is more than 1 % of a core.
             if cpu_s - self._cpu_s > 0.01 * _ACTIVITY_EVERY_S:
                 self._last = now
             self._cpu_s = cpu_s
         return now - self._last
-
-    def _tree_cpu_s(self) -> float:
-        total = 0.0
-        for process in self._processes():
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return total
 
 
 class ReadinessProbe(threading.Thread):

@@ -79,7 +79,10 @@ class _Supervisor:
             self._ending_s = self._ending_s or time.monotonic()
             killed = end(self._tree, polite_s=2.0 if self._stop_requested else 0.5)
             self._reap()
-            self._remove_what_is_left()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            for segment in self._segments:
+                with contextlib.suppress(OSError):
+                    segment.unlink(missing_ok=True)
         if killed:
             _say(f"killed {killed} processes that were left")
         if self._stop_requested == _END_OF_THE_SUITE:
@@ -139,12 +142,6 @@ class _Supervisor:
                 of_engine = name.startswith(("psm_", "sem.mp-")) or "-cpushm_" in name
                 if of_engine and not name.endswith(" (deleted)"):
                     self._segments.add(_SHARED_MEMORY / name)
-
-    def _remove_what_is_left(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        for segment in self._segments:
-            with contextlib.suppress(OSError):
-                segment.unlink(missing_ok=True)
 
     def _reap(self) -> None:
         """Collect every child that has ended: the server's and the orphans that came to us."""

@@ -186,7 +186,8 @@ class RunBox:
         unfit = box.judge(reference, earlier).state is BoxState.DEGRADED
         for _ in range(1 if unfit else _ATTEMPTS):
             box.wait_until_idle(self._own, within_s=_SETTLED_WITHIN_S)
-            reading = box.read(device, own=self._own, serving=self._serving)
+            serving = bool(self._attached or self._own())
+            reading = box.read(device, own=self._own, serving=serving)
             if box.judge(reference, earlier, reading).state is not BoxState.DEGRADED:
                 break
         self._say_what_is_not_known(reading)
@@ -219,11 +220,6 @@ class RunBox:
     def _strangers(self) -> list[AttachedProcesses]:
         """Attached servers whose processes cannot be told from other people's."""
         return [server for server in self._attached if not server.find()]
-
-    @property
-    def _serving(self) -> bool:
-        """Whether a server is up, whose processes are to be expected on the device."""
-        return bool(self._attached or self._own())
 
     def _own(self) -> list[psutil.Process]:
         if self.harness.pool is not None:

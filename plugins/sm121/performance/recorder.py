@@ -93,7 +93,10 @@ class Recorder:
         file.metrics[measurement.name] = _report(
             measurement, threshold, estimate, decision, verdict, memory
         )
-        self._note(measurement)
+        for line in measurement.unproven:
+            self.harness.unproven(line)
+        for line in measurement.remarks:
+            self.harness.remark(line, at_once=False)
         recorded = Recorded(measurement, estimate, verdict, fact)
         store(recorded)
         # The last look decides again on what was decided before.
@@ -115,16 +118,10 @@ class Recorder:
         replaced = self.harness.replaced
         return [Invalidity(reason=beside.REPLACED, evidence=replaced)] if replaced else []
 
-    def _note(self, measurement: Measurement) -> None:
-        """Put into the report what a measurement leaves unproven, and what it remarks on."""
-        for line in measurement.unproven:
-            self.harness.unproven(line)
-        for line in measurement.remarks:
-            self.harness.remark(line, at_once=False)
-
     def described(self, recorded: Recorded, *, reason: str = "") -> dict[str, Any]:
         """What is stored with a measurement, so that it can be compared and understood later."""
         file, measurement = self.harness.file, recorded.measurement
+        attached, named = self.harness.attached, self.model or self.harness.profile.model.id
         finite = [sample for sample in measurement.samples if math.isfinite(sample)]
         metric = file.metrics[measurement.name]
         return {
@@ -143,7 +140,7 @@ class Recorder:
             "unproven": list(measurement.unproven),
             "engine": {"name": file.engine.name, "version": file.engine.version},
             # By name, not by path: another checkout measures the same model.
-            "model": self._model,
+            "model": named if attached is None else attached.endpoint.served_name,
             "path": {name: getattr(file.engine.path, name, None) for name in _SPEED_PATH},
             "path_requests": [r.by for r in file.engine.path.requested if r.field in _SPEED_PATH],
             "box": file.box.model_dump(mode="json"),
@@ -167,12 +164,6 @@ class Recorder:
             "plan": {name: value for name, value in workload.items() if name != "rounds"},
             "definition": metrics.DEFINITION,
         }
-
-    @property
-    def _model(self) -> str:
-        if self.harness.attached is not None:
-            return self.harness.attached.endpoint.served_name
-        return self.model or self.harness.profile.model.id
 
     def _against_roofline(
         self, measurement: Measurement, estimate: statistics.Estimate | None, threshold: Gate | None

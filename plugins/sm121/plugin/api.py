@@ -22,6 +22,12 @@ from sm121.session.session import Session
 if TYPE_CHECKING:
     import openai
 
+#: By the address of a server, what it can do, and what it answered well.
+_CAPABILITIES = pytest.StashKey[dict[str, Capabilities]]()
+_WELL = pytest.StashKey[dict[str, str]]()
+#: Of all answers of a run.
+_IDS = pytest.StashKey[Counter[str]]()
+
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
     """Parametrize a test with the marker ``api_cases`` over the cases, as ``case``."""
@@ -29,41 +35,26 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", cases.shipped().case, ids=str)
 
 
-@pytest.fixture(scope="session")
-def _capabilities_by_address() -> dict[str, Capabilities]:
-    return {}
-
-
-@pytest.fixture(scope="session")
-def _well_by_address() -> dict[str, str]:
-    return {}
-
-
 @pytest.fixture
-def capabilities(
-    conformance: Session, server: Server, _capabilities_by_address: dict[str, Capabilities]
-) -> Capabilities:
+def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Server) -> Capabilities:
     """What the server under test can do. Ask with ``require``: what it cannot is NOT_RUN."""
-    detected = _capabilities_by_address.get(server.endpoint.base_url)
+    by_address = pytestconfig.stash.setdefault(_CAPABILITIES, {})
+    detected = by_address.get(server.endpoint.base_url)
     if detected is None:
         engine = conformance.file.engine
         named = server.engine if server.managed else conformance.settings.attached_engine
         detected = detect(server, named, identity=engine.identity)
         if not server.managed:
             engine.name, engine.version = detected.engine, detected.version
-        _capabilities_by_address[server.endpoint.base_url] = detected
+        by_address[server.endpoint.base_url] = detected
     return detected
 
 
-@pytest.fixture(scope="session")
-def _ids() -> Counter[str]:
-    return Counter()
-
-
 @pytest.fixture
-def api(server: Server, capabilities: Capabilities, _ids: Counter[str]) -> Api:
+def api(pytestconfig: pytest.Config, server: Server, capabilities: Capabilities) -> Api:
     """The API of the server under test; every answer is valid, or the test fails."""
-    return Api(server.endpoint, capabilities, every_id=_ids)
+    every_id = pytestconfig.stash.setdefault(_IDS, Counter())
+    return Api(server.endpoint, capabilities, every_id=every_id)
 
 
 @pytest.fixture(scope="session")
@@ -94,13 +85,12 @@ def sdk(client: "openai.OpenAI", model: str) -> Sdk:
 
 
 @pytest.fixture
-def judge(
-    request: pytest.FixtureRequest, conformance: Session, api: Api, _well_by_address: dict[str, str]
-) -> Judge:
+def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Judge:
     """Holds the server against a case of ``fixtures/api/cases.toml``."""
+    answered = request.config.stash.setdefault(_WELL, {})
     remark = functools.partial(conformance.remark, at_once=False)
     excused = request.node.stash.setdefault(DEVIATIONS, [])
-    return Judge(api, remark, _well_by_address, excused)
+    return Judge(api, remark, answered, excused)
 
 
 @pytest.fixture

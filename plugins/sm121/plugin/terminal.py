@@ -5,8 +5,9 @@ import time
 import pytest
 
 from sm121 import __version__
-from sm121.core import architecture, redaction, templates
+from sm121.core import architecture, redaction
 from sm121.core.printable import printable
+from sm121.core.templates import one_line, rendered
 from sm121.core.verdict import Verdict
 from sm121.plugin import planning, selection
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
@@ -36,15 +37,20 @@ def header(config: pytest.Config) -> list[str]:
         *(f"{key}={value}" for key, value in variables.items()),
     ]
     detected, version = architecture.detect(), __version__
-    text = templates.rendered(
-        "header.txt.j2", _shown, settings=settings, detected=detected, extra=extra, version=version
+    text = rendered(
+        "header.txt.j2",
+        one_line,
+        settings=settings,
+        detected=detected,
+        extra=extra,
+        version=version,
     )
     return text.splitlines()
 
 
 def target(session: Session) -> list[str]:
     """The settings in force, after they were resolved."""
-    text = templates.rendered("target.txt.j2", _shown, run=session.file, label=profile_label)
+    text = rendered("target.txt.j2", one_line, run=session.file, label=profile_label)
     return text.splitlines()
 
 
@@ -94,8 +100,13 @@ def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
     terminal.section("sm121 conformance")
     removed = [*config.stash.get(selection.DESELECTED, dict[str, frozenset[str]]())]
     plan = planning.whole(config, items)
-    text = templates.rendered(
-        "would_run.txt.j2", _shown, counts=levels, reasons=reasons, removed=removed, **plan
+    text = rendered(
+        "would_run.txt.j2",
+        one_line,
+        counts=levels,
+        reasons=reasons,
+        removed=removed,
+        **plan,
     )
     terminal.write(text)
 
@@ -120,9 +131,9 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
     groups = findings.grouped(report) if report is not None else []
     remaining = [each for each in groups if not crashed.issuperset(each.ids)]
     page, conclusion = session.directory / "report.html", headline.of(file)
-    text = templates.rendered(
+    text = rendered(
         "closing.txt.j2",
-        _shown,
+        one_line,
         run=file,
         columns=rows.counts_shown(file.levels.values()),
         report=report,
@@ -136,7 +147,3 @@ def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
     )
     terminal.write(text)
     terminal.write_line(printable(str(conclusion)), bold=True, **_COLOURS[file.verdict])
-
-
-def _shown(value: object) -> str:
-    return printable(str(value))

@@ -32,7 +32,7 @@ _LOG = "--server-log"
 #: In the report directory.
 FILE = "ab.json"
 #: Of the kernel path: what makes two servers differ in what they compute, or how fast.
-_EFFECTS = (
+EFFECTS = (
     "attention", "moe", "kv_layout", "cuda_graphs", "speculative", "native_fp4", "dtype",
     "kv_cache_dtype", "load_format", "quantization", "prefix_caching", "block_size", "version",
 )  # fmt: skip
@@ -175,11 +175,6 @@ class AbFile(Record):
 def order(pairs: int) -> list[str]:
     """Whose turn it is: A B, B A, A B, ... so that a drift of the machine favours nobody."""
     return [side for pair in range(pairs) for side in (("A", "B") if pair % 2 == 0 else ("B", "A"))]
-
-
-def effects(path: KernelPath) -> dict[str, Any]:
-    """The values of a path that two starts of one configuration have in common."""
-    return {name: getattr(path, name) for name in _EFFECTS}
 
 
 def not_as_asked(

@@ -261,7 +261,7 @@ class AbRun:
             self.harness.unproven(f"A/B: the kernel path of {name} is not known: {why}")
             return
         path = harness.kernel_path(server)
-        visit.path = ab.effects(path)
+        visit.path = {name: getattr(path, name) for name in ab.EFFECTS}
         visit.requested = [f"{report.state}: {report.message}" for report in path.requested]
         under_test = harness.profile.under_test
         configuration = harness.managed_configuration(under_test) if side.url is None else None

@@ -18,9 +18,8 @@ from sm121.core.numbers import number
 from sm121.core.verdict import Verdict
 from sm121.measure import statistics
 from sm121.measure.statistics import CONFIDENCE, Floats
-from sm121.regression import priced
 from sm121.regression.ab import MetricOfStart, Visit
-from sm121.regression.change import Change
+from sm121.regression.change import Change, compare_prices, is_price, price_change
 from sm121.run.details import Series, SeriesPoint
 from sm121.run.stored_run import StoredMetric, StoredRun
 
@@ -65,8 +64,8 @@ def compare(
     oldest first, without the current one."""
     earlier = {n: [run.metrics[n] for run in history if n in run.metrics] for n in current}
     return [
-        priced.compare(current[name], metrics, limits)
-        if priced.is_price(name)
+        compare_prices(current[name], metrics, limits)
+        if is_price(name)
         else _over_starts(
             _compare(current[name], metrics[-_RECENT:], limits.allowed(name)), metrics, limits
         )
@@ -267,7 +266,7 @@ def changes(
     for name, metric in current.items():
         runs = [run for run in history if name in run.metrics and run.metrics[name].value > 0.0]
         values = [run.metrics[name].value for run in runs] + [metric.value]
-        if len(values) < SERIES or not metric.value > 0.0 or priced.is_price(name):
+        if len(values) < SERIES or not metric.value > 0.0 or is_price(name):
             continue  # `compare` says of a value of 0, and of a price, that it is worse than any
         fall = _fall(metric, values, limits)
         if fall is None:
@@ -433,9 +432,9 @@ def _compare_pairs(
 ) -> Change:
     first = np.array([start.value for start in a])
     second = np.array([start.value for start in b])
-    if priced.is_price(name):
+    if is_price(name):
         means = float(first.mean()), float(second.mean())
-        return priced.change_of(name, *means, allowed, len(first))
+        return price_change(name, *means, allowed, len(first))
     ratio, low, high = ratio_of_pairs(first, second, looks=looks)
     change = Change(
         name, a[0].unit, a[0].higher_is_better, float(np.median(first)), float(np.median(second)),

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 
 from sm121.core import templates
-from sm121.regression import priced
 from sm121.regression.ab import AbFile
+from sm121.regression.change import trade
 from sm121.report import forest, metric_names, rows
 from sm121.report.forest import Forest
 from sm121.report.rows import Row, words
@@ -27,7 +27,7 @@ class AbSection:
         return templates.rendered(
             "ab_headline.j2",
             file=self.file,
-            trade=priced.trade(*sides),
+            trade=trade(*sides),
             decisive=_DECISIVE,
             path_words=words,
             words=metric_names.words,

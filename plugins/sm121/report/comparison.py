@@ -17,7 +17,7 @@ from sm121.core import profile, templates
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Regression
 from sm121.core.verdict import Severity, Verdict
-from sm121.regression import priced
+from sm121.regression.change import price_change, trade
 from sm121.report import metric_names
 from sm121.report.rows import shown
 from sm121.run import stored_run, verdict_file
@@ -335,9 +335,9 @@ def trades(sources: Sequence[Source]) -> list[str]:
             metric
             for metric in PRICES
             if (a := values[0].get(metric)) is not None and (b := now.get(metric)) is not None
-            if not priced.change_of(metric, a, b, limits.of_price(metric)).holds
+            if not price_change(metric, a, b, limits.of_price(metric)).holds
         ]
-        if text := priced.trade(values[0], now):
+        if text := trade(values[0], now):
             word = f"FAIL ({', '.join(worse)})" if worse else "PASS"
             lines.append(f"{name} compared with {runs[0][0]}: {text}: {word}")
     return lines

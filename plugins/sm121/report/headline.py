@@ -13,7 +13,7 @@ from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict, worst
 from sm121.measure import gate, statistics
 from sm121.measure.box import BoxState
-from sm121.regression.priced import is_price
+from sm121.regression.change import is_price
 from sm121.report import findings, metric_names
 from sm121.report.stored import StoredReport
 from sm121.run.verdict_file import (

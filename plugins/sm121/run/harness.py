@@ -473,7 +473,7 @@ class Harness(RunRecord):
         if isinstance(state, Alive) or life.accounted:
             return None
         name = state.evidence.stem if managed and state.evidence else "the attached server"
-        life.account()
+        life.accounted = True
         cause = self.crashed(state, None)
         self.ledger.decide(beside.unasked(name, state, cause, self.phase))
         if state.replaced:

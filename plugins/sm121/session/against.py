@@ -18,7 +18,8 @@ from sm121.core.unmet import Fact, alike, same_kind
 from sm121.core.verdict import Verdict
 from sm121.measure import machine
 from sm121.measure.box import BoxState
-from sm121.regression import priced, trend
+from sm121.regression import trend
+from sm121.regression.change import is_price, trade
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric, StoredRun
@@ -235,11 +236,11 @@ def judge(
             for each in before.fingerprint.differences(run.fingerprint)
             if not each.name.startswith(("machine", "against"))
         ]
-    if any(map(priced.is_price, metrics)) and not any(map(priced.is_price, trusted.metrics)):
+    if any(map(is_price, metrics)) and not any(map(is_price, trusted.metrics)):
         report.differs.append(f"price of rounding: not measured in {trusted.name}, not compared")
     report.measured = {name: before.metrics[name] for name in run.metrics if name in before.metrics}
     values = ({n: m.value for n, m in each.items()} for each in (report.measured, run.metrics))
-    report.trade = priced.trade(*values)
+    report.trade = trade(*values)
     report.no_worse = not worse and not report.new and not report.changed
     return worse
 

@@ -234,7 +234,7 @@ class CrashDesk:
                 )
             return
         if session.life is not None:
-            session.life.account()  # the bundle has its log
+            session.life.accounted = True  # the bundle has its log
         report = session.pool.stop()
         if report is not None and not report.clean:
             session.distrusted = (

@@ -123,6 +123,8 @@ def read(option: Option, started_in: Path) -> Settings:
     ab, base_url = _sides(option)
     chosen, engine = _profile_and_engine(option, base_url)
     _refuse_conflicts(option, base_url)
+    if (provider := option("--kernel-provider")) is not None:
+        kernel_providers.check_name(provider)
     if (duration := option("--soak")) is not None:
         soak.parse_duration(duration)
     logs = _server_logs(option, ab, base_url, chosen)
@@ -146,7 +148,7 @@ def read(option: Option, started_in: Path) -> Settings:
         master_address=option("--master-addr"),
         model=_model(option, base_url),
         served_name=option("--served-model-name") or (base_url and option("--model")),
-        kernel_provider=_provider(option),
+        kernel_provider=option("--kernel-provider"),
         full_shapes=option("--full-shapes"),
         kernel_trace=option("--kernel-trace"),
         plan=option("--plan"),
@@ -257,13 +259,6 @@ def _environment(option: Option) -> tuple[tuple[str, str], ...]:
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     pairs = (_pair(text) for text in option("--engine-env"))
     return (*devices.environment(worker, architecture.gpu_count()), *pairs)
-
-
-def _provider(option: Option) -> str | None:
-    provider: str | None = option("--kernel-provider")
-    if provider is not None:
-        kernel_providers.check_name(provider)
-    return provider
 
 
 def _path(option: Option, name: str) -> Path | None:

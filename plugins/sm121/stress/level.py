@@ -83,7 +83,7 @@ class Stress:
             refuses=lambda case: capabilities.deviation(case, "served") is None,
         )
         self.timeline = Timeline(
-            self._processes,
+            harness.processes,
             server.endpoint,
             completed=lambda: self.client.completed,
             floor_bytes=sizes.memory_floor_gib.value * 2**30,
@@ -335,7 +335,10 @@ class Stress:
 
     def nothing_kept(self) -> None:
         """No request, no KV block, no zombie."""
-        checked = [aftermath.not_idle(self._server.endpoint), aftermath.zombies(self._processes)]
+        checked = [
+            aftermath.not_idle(self._server.endpoint),
+            aftermath.zombies(self._harness.processes),
+        ]
         counted, endpoint = counters.read(self.timeline.metrics or "").values, self._server.endpoint
         if counted and not any(counters.fetch(endpoint) for _ in range(3)):
             lost = "required /metrics as before the load, seen none"
@@ -349,9 +352,15 @@ class Stress:
         `more`: the load is repeated while the samples do not decide."""
         if self._steady_from is None:
             raise NotRun("the sustained load was not run: it is what memory is judged by")
+        on_cpu = self._harness.arch == architecture.CPU
+        machine = None if on_cpu else psutil.virtual_memory().total
         began, tries = time.monotonic(), 0
         while True:
-            self._growths = self._judge_growth(self._steady_from)
+            samples = self.timeline.since(self._steady_from)
+            is_shown = any(sample.processes for sample in samples)
+            self._growths = (
+                memory.judged(samples, self._sizes, machine_bytes=machine) if is_shown else []
+            )
             if not more or all(g.verdict is not Verdict.INCONCLUSIVE for g in self._growths):
                 break
             # A fast server is through with the load before there are samples of it.
@@ -414,21 +423,12 @@ class Stress:
         return list(itertools.islice(source(int(self._sizes.answer_tokens.value)), count))
 
     def _read_throughput(self) -> aftermath.ThroughputReading:
-        return aftermath.read_throughput(self.client, self.shapes, self._bound, self._processes)
-
-    def _judge_growth(self, first: int) -> list[growth.Growth]:
-        samples = self.timeline.since(first)
-        if not samples or not any(sample.processes for sample in samples):
-            return []
-        on_cpu = self._harness.arch == architecture.CPU
-        machine = None if on_cpu else psutil.virtual_memory().total
-        return memory.judged(samples, self._sizes, machine_bytes=machine)
+        return aftermath.read_throughput(
+            self.client, self.shapes, self._bound, self._harness.processes
+        )
 
     def _keep_memory(self) -> None:
         memory.keep(self._harness, self.timeline, self._growths)
-
-    def _processes(self) -> list[psutil.Process]:
-        return self._harness.processes()
 
     def _say(self, line: str) -> None:
         self._harness.say("stress", line)
