@@ -266,9 +266,9 @@ def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
         folder = stored(a_run(("tests/a.py::a", "FAIL", message)), tmp_path / f"run-{number}")
         kept, *_ = against.trust(folder, tmp_path)
         assert kept.name == f"{number:04}"
-    found = against.load("trusted", tmp_path)
-    assert found.file.tests[0].message == "two" and len(found.metrics["tg32@d0"].samples) == 20
-    by_file = against.load(str(tmp_path / "run-1" / "verdict.json"), tmp_path)
+    newest = against.load("trusted", tmp_path).newest
+    assert newest.file.tests[0].message == "two" and len(newest.metrics["tg32@d0"].samples) == 20
+    by_file = against.load(str(tmp_path / "run-1" / "verdict.json"), tmp_path).newest
     assert by_file.file.tests[0].message == "one" and by_file.metrics
 
 
@@ -307,8 +307,8 @@ def test_a_deviation_that_the_trusted_run_did_not_show_is_red(tmp_path):
     assert "empty-messages: served" in found.message
     # In both: it is as it was. Of a suite that did not note it: nobody knows.
     for there in (["empty-messages: served"], None):
-        before = trusted.file.tests[0]
-        trusted.file.tests[0] = of(before, deviations=there)
+        before = trusted.newest.file.tests[0]
+        trusted.newest.file.tests[0] = of(before, deviations=there)
         run = a_run(*TESTS)
         run.tests[0] = of(run.tests[0], deviations=["empty-messages: served"])
         run, found = held(run, trusted)
@@ -371,12 +371,12 @@ def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
 def test_what_is_not_judged_is_said(tmp_path):
     """A percentile nearly twice as long: one run decides nothing, and nobody calls it fine."""
     trusted = against.load(str(stored(a_run(*TESTS), tmp_path / "run")), tmp_path)
-    there = trusted.metrics["tg32@d0"]
+    there = trusted.newest.metrics["tg32@d0"]
     tail = replace(
         there, name="itl_p99", unit="ms", higher_is_better=False, quantile=0.99,
         samples=(90.0, 91.0), value=90.0,
     )  # fmt: skip
-    trusted.runs[-1].metrics["itl_p99"] = tail
+    trusted.newest.metrics["itl_p99"] = tail
     run = a_run(*TESTS)
     now = replace(tail, samples=(80.0, 170.0), value=170.0)
     for test in run.tests[1:]:
@@ -391,7 +391,7 @@ def test_what_is_not_judged_is_said(tmp_path):
 def test_a_failure_that_counts_is_not_called_known(trusted):
     """Alike in words, but nothing excused it: a crash, or a waiver that has expired."""
     run = a_run(*TESTS)
-    found = against.judge(run, trusted, OWN, {**trusted.metrics}, lambda _test: True)
+    found = against.judge(run, trusted, OWN, {**trusted.newest.metrics}, lambda _test: True)
     run.judge()
     assert not found and run.verdict is Verdict.FAIL and not run.against.no_worse
     assert not run.against.known and len(run.against.changed) == 2
@@ -423,14 +423,14 @@ def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
         against.load("trusted", tmp_path)
     _, _, narrower = against.trust(stored(a_run(*TESTS), tmp_path / "two"), tmp_path, anew=True)
     assert "not known" in narrower[0]
-    assert against.load("trusted", tmp_path).file.tests[0].id == TESTS[0][0]
+    assert against.load("trusted", tmp_path).newest.file.tests[0].id == TESTS[0][0]
 
 
 def test_copies_are_of_the_file(trusted):
     """What is compared with a run does not change that run."""
-    before = copy.deepcopy(trusted.file)
+    before = copy.deepcopy(trusted.newest.file)
     held(a_run(*TESTS), trusted)
-    assert trusted.file == before
+    assert trusted.newest.file == before
 
 
 @pytest.mark.slow("eight runs")

@@ -258,8 +258,8 @@ def test_a_peak_of_memory_is_compared_where_the_same_was_asked_before(level, tmp
         str(stored(a_run(("a", "PASS", "", "smoke")), tmp_path / "run")), tmp_path
     )
     peak = stored_run.StoredMetric("memory_peak_gib", "GiB", False, None, (4.82,), 4.82)
-    trusted.runs[-1].metrics[peak.name] = peak
-    now = {**trusted.metrics, peak.name: replace(peak, samples=(9.77,), value=9.77)}
+    trusted.newest.metrics[peak.name] = peak
+    now = {**trusted.newest.metrics, peak.name: replace(peak, samples=(9.77,), value=9.77)}
     run = a_run(("a", "PASS", "", level))
     found = [test.id for test in against.judge(run, trusted, OWN, now, lambda _test: True)]
     assert (f"--against::{peak.name}" in found) is (level == "smoke"), found

@@ -31,35 +31,29 @@ class TimedProcess:
     """Sends batches from a process of its own; a context manager."""
 
     def __init__(self, base_url: str, api_key: str) -> None:
-        self._server = (base_url, api_key)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> "TimedProcess":
         self._process = subprocess.Popen(
             [sys.executable, "-m", "sm121.client.timed_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is the parent's to handle
         )
-        self._write(self._server)  # not on the command line: the key is nobody else's business
+        # Not on the command line: the key is nobody else's business.
+        self._write((base_url, api_key))
+
+    def __enter__(self) -> "TimedProcess":
         return self
 
     def __exit__(self, *_reason: object) -> None:
-        assert self._process is not None
         self._process.kill()
-        for stream in (self._process.stdin, self._process.stdout):
-            assert stream is not None
-            with contextlib.suppress(OSError):
-                stream.close()
-        self._process.wait()
-        self._process = None
+        with contextlib.suppress(OSError), self._process:
+            pass  # its end closes what leads to it, and waits for it
 
     def run(
         self, requests: Sequence[TimedRequest], *, concurrency: int = 1, patience: Patience
     ) -> TimedBatch:
         """Send a batch and wait for its end. Raises ClientDied: the process is no more."""
         self._write((requests, concurrency, patience))
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process.stdout is not None
         try:
             batch: TimedBatch = pickle.load(self._process.stdout)  # noqa: S301 - our own child's
         except (EOFError, pickle.UnpicklingError) as error:
@@ -67,7 +61,7 @@ class TimedProcess:
         return batch
 
     def _write(self, message: Any) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process.stdin is not None
         content = pickle.dumps(message)
         try:
             self._process.stdin.write(len(content).to_bytes(_SIZE_BYTES) + content)

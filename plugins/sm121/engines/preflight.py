@@ -1,7 +1,6 @@
 """Checks before a server is started. They look and change nothing. What is known of architectures,
 build memory and wrong choices is data: ``fixtures/preflight.toml``."""
 
-import dataclasses
 import math
 import os
 import re
@@ -31,15 +30,15 @@ _FLASHINFER_NAMED = re.compile(r"(?i)--(moe|attention)\S* flashinfer")
 _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
 
 
-@dataclass(frozen=True, slots=True)
-class PreflightFinding:
-    """Something that a start should not pass over."""
+class PreflightFinding(DataTable):
+    """Something that a start should not pass over. In the data names in braces are numbers and
+    names of the check."""
 
     check: str
     severity: Severity
     message: str
     """What was required and what was seen."""
-    remedy: str | None = None
+    remedy: str
 
 
 class _Architecture(DataTable):
@@ -79,20 +78,11 @@ class _Rule(DataTable):
         return self
 
 
-class _Finding(DataTable):
-    """What a check of this module says; names in braces are its numbers and names."""
-
-    check: str
-    severity: Severity
-    message: str
-    remedy: str
-
-
 class PreflightData(DataTable):
     """The content of ``fixtures/preflight.toml``."""
 
     architecture: tuple[_Architecture, ...] = Field(min_length=1)
-    finding: dict[str, _Finding] = Field(default_factory=dict)
+    finding: dict[str, PreflightFinding] = Field(default_factory=dict)
     rule: Entries[_Rule]
 
     @model_validator(mode="after")
@@ -113,8 +103,8 @@ def load_preflight() -> PreflightData:
 
 def _of(name: str, severity: Severity | None = None, /, **values: object) -> PreflightFinding:
     row = load_preflight().finding[name]
-    texts = (text.format_map(values) for text in (row.message, row.remedy))
-    return PreflightFinding(row.check, severity or row.severity, *texts)
+    texts = {key: getattr(row, key).format_map(values) for key in ("message", "remedy")}
+    return row.model_copy(update={"severity": severity or row.severity, **texts})
 
 
 def lacking_tools(environment: Mapping[str, str]) -> list[str]:
@@ -136,7 +126,7 @@ def of_nodes(
     node by its name (`sm121.engines.nodes.look`), this machine's first."""
     for node, record in [*facts.items()][1:]:
         for each in _memory(needs, record["available_bytes"], record.get("gpu_neighbours")):
-            yield dataclasses.replace(each, message=f"{node}: {each.message}")
+            yield each.model_copy(update={"message": f"{node}: {each.message}"})
 
 
 def _memory(
@@ -298,7 +288,10 @@ class Preflight:
             *matching,
         ]
         text = f" (seen: {', '.join(matches)})" if matches else ""
-        return PreflightFinding(rule.id, rule.severity, rule.message + text, rule.remedy)
+        message = rule.message + text
+        return PreflightFinding(
+            check=rule.id, severity=rule.severity, message=message, remedy=rule.remedy
+        )
 
     def _refusals(self) -> Iterator[PreflightFinding]:
         releases = choices.load(self.engine, self.arch)
@@ -312,7 +305,8 @@ class Preflight:
             instead = (
                 f"it takes {' or '.join(refusal.instead)}" if refusal.instead else "leave it out"
             )
-            yield PreflightFinding("release_refuses", severity, refusal.message, instead)
+            check, message = "release_refuses", refusal.message
+            yield PreflightFinding(check=check, severity=severity, message=message, remedy=instead)
 
 
 def _of_others(cache_folder: Path, architecture: _Architecture) -> list[Path]:

@@ -5,7 +5,7 @@ The plugin does nothing unless tests with a level marker are collected."""
 import pytest
 
 MODULES = (
-    "sm121.plugin.spine", "sm121.plugin.fixtures", "sm121.plugin.answers", "sm121.plugin.api",
+    "sm121.plugin.spine", "sm121.plugin.fixtures", "sm121.plugin.answers",
     "sm121.plugin.kernels", "sm121.plugin.benchmarks", "sm121.plugin.performance",
     "sm121.plugin.matrix",
 )  # fmt: skip

@@ -1,5 +1,9 @@
-"""What the tests are given. The server is started when the first test asks for it."""
+"""What the tests are given of a server, which is started when the first test asks for it: clients,
+one that checks answers by the schema, and the cases."""
 
+import functools
+import secrets
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -7,17 +11,29 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from sm121.answers import exam
+from sm121.api import cases, exams, sampled
+from sm121.api.cases import Judge
+from sm121.api.client import Api
+from sm121.api.sdk import Sdk
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities
+from sm121.engines.detection import detect
 from sm121.engines.managed import StopReport
 from sm121.evidence.kernel_path import KernelPath
-from sm121.plugin.stash import SESSION
+from sm121.plugin.stash import DEVIATIONS, SESSION
 from sm121.session.session import Session
 
 if TYPE_CHECKING:
     import openai
+
+#: By the address of a server, what it can do, and what it answered well.
+_CAPABILITIES = pytest.StashKey[dict[str, Capabilities]]()
+_WELL = pytest.StashKey[dict[str, str]]()
+#: Of all answers of a run.
+_IDS = pytest.StashKey[Counter[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -94,3 +110,73 @@ def model(server: Server) -> str:
 def kernel_path(conformance: Session, server: Server) -> KernelPath:
     """What the log of the server under test proves about its kernels."""
     return conformance.kernel_path(server)
+
+
+def parametrize(metafunc: pytest.Metafunc) -> None:
+    """Parametrize a test with the marker ``api_cases`` over the cases, as ``case``."""
+    if metafunc.definition.get_closest_marker("api_cases") is not None:
+        metafunc.parametrize("case", cases.shipped().case, ids=str)
+
+
+@pytest.fixture
+def capabilities(pytestconfig: pytest.Config, conformance: Session, server: Server) -> Capabilities:
+    """What the server under test can do. Ask with ``require``: what it cannot is NOT_RUN."""
+    by_address = pytestconfig.stash.setdefault(_CAPABILITIES, {})
+    detected = by_address.get(server.endpoint.base_url)
+    if detected is None:
+        engine = conformance.file.engine
+        named = server.engine if server.managed else conformance.settings.attached_engine
+        detected = detect(server, named, identity=engine.identity)
+        if not server.managed:
+            engine.name, engine.version = detected.engine, detected.version
+        by_address[server.endpoint.base_url] = detected
+    return detected
+
+
+@pytest.fixture
+def api(pytestconfig: pytest.Config, server: Server, capabilities: Capabilities) -> Api:
+    """The API of the server under test; every answer is valid, or the test fails."""
+    every_id = pytestconfig.stash.setdefault(_IDS, Counter())
+    return Api(server.endpoint, capabilities, every_id=every_id)
+
+
+@pytest.fixture(scope="session")
+def _seed_of_samples(conformance: Session) -> int:
+    seed = secrets.randbits(32)
+    conformance.remark(f"sampling: values drawn with seed {seed}", at_once=False)
+    return seed
+
+
+@pytest.fixture
+def sampler(api: Api, _seed_of_samples: int) -> sampled.Sampler:
+    """The server under test, asked for samples."""
+    return sampled.Sampler(api, _seed_of_samples)
+
+
+@pytest.fixture
+def server_environment(server: Server, profile: Profile) -> dict[str, str]:
+    """What is known of the server's environment: that of a managed one, or the profile's."""
+    if server.configuration is not None:
+        return dict(server.configuration.environment)
+    return dict(profile.engine.environment)
+
+
+@pytest.fixture
+def sdk(client: "openai.OpenAI", model: str) -> Sdk:
+    """The server under test, asked through the ``openai`` package."""
+    return Sdk(client, model)
+
+
+@pytest.fixture
+def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Judge:
+    """Holds the server against a case of ``fixtures/api/cases.toml``."""
+    answered = request.config.stash.setdefault(_WELL, {})
+    remark = functools.partial(conformance.remark, at_once=False)
+    excused = request.node.stash.setdefault(DEVIATIONS, [])
+    return Judge(api, remark, answered, excused)
+
+
+@pytest.fixture
+def candidate(conformance: Session, api: Api, judge: Judge, profile: Profile) -> exams.Candidate:
+    """The server under test in the exam of its profile."""
+    return exams.Candidate(api, judge, exam.of(profile), conformance.remark)

@@ -65,13 +65,6 @@ def crash(error: BaseException) -> managed.ServerError | UnderLoad | RanOutOfTim
     return None
 
 
-def not_run(item: pytest.Item, error: NotRun, report: pytest.TestReport) -> None:
-    """Make pytest report a check that could not run as skipped, with its reason."""
-    path, line, _ = item.location
-    report.outcome = "skipped"
-    report.longrepr = (path, (line or 0) + 1, f"{NOT_RUN}{error}")
-
-
 def take(
     session: Session, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport
 ) -> None:
@@ -80,7 +73,9 @@ def take(
     if isinstance(error, Inapplicable):
         session.inapplicable.add(item.stash[ID])
     if isinstance(error, NotRun):
-        not_run(item, error, report)
+        path, line, _ = item.location
+        report.outcome = "skipped"
+        report.longrepr = (path, (line or 0) + 1, f"{NOT_RUN}{error}")
     excused = error is not None and not report.failed and not isinstance(error, _NO_FAILURE)
     if excused:  # by an xfail mark, or by another plugin
         report.outcome = "failed"

@@ -11,9 +11,9 @@ import pytest
 
 from sm121.plugin import (
     answers,
-    api,
     benchmarks,
     certificate,
+    fixtures,
     kernels,
     matrix,
     opening,
@@ -97,7 +97,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrize tests over the cases, cells, depths and streams of the plan."""
-    api.parametrize(metafunc)
+    fixtures.parametrize(metafunc)
     kernels.parametrize(metafunc)
     performance.parametrize(metafunc)
     matrix.parametrize(metafunc)

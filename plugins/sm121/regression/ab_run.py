@@ -83,7 +83,10 @@ class AbRun:
                 self._ended = self._compared()
             except Undecided as error:
                 self._ended = error
-                self._void(str(error), error.verdict)
+                for name, metric in self.harness.file.metrics.items():
+                    if name.startswith("ab:"):
+                        metric.verdict = error.verdict
+                self._write([], str(error))
         if isinstance(self._ended, Exception):
             raise self._ended
         return self._ended
@@ -311,12 +314,6 @@ class AbRun:
             raise Invalid(f"{why}. Evidence: {a.log}, {b.log}")
         if silent is not None:
             self.harness.unproven(silent)
-
-    def _void(self, why: str, verdict: Verdict) -> None:
-        for name, metric in self.harness.file.metrics.items():
-            if name.startswith("ab:"):
-                metric.verdict = verdict
-        self._write([], why)
 
     def _server(self, name: str, side: Side) -> tuple[Server, ServerMemoryReader | None]:
         if side.url is not None:

@@ -55,15 +55,11 @@ class Trusted:
 
     @property
     def name(self) -> str:
-        return self.runs[-1].name
+        return self.newest.name
 
     @property
-    def file(self) -> VerdictFile:
-        return self.runs[-1].file
-
-    @property
-    def metrics(self) -> Mapping[str, StoredMetric]:
-        return self.runs[-1].metrics
+    def newest(self) -> StoredRun:
+        return self.runs[-1]
 
     def known(self, failure: TestReport) -> str | None:
         """The name of this run, if the test failed in it in the same way. Of a failure that several
@@ -162,7 +158,7 @@ def _kept(storage: Path) -> list[Path]:
 def refuse(trusted: Trusted, run: VerdictFile) -> None:
     """Refuse a run that has nothing in common with this one. Raises UsageError: it is of another
     architecture, profile, engine or model, or of a smaller plan."""
-    if (why := _unlike(trusted.file, run)) is not None:
+    if (why := _unlike(trusted.newest.file, run)) is not None:
         raise UsageError(
             f"--against: {trusted.name} is of another {why}: expected a run that asked the same"
         )
@@ -194,7 +190,10 @@ def judge(
 ) -> list[TestReport]:
     """What is worse than in the trusted run and shows in no test of a finished run, except for its
     verdict; ``run.against`` is set. ``asked_for``: whether this run asked for a test."""
-    before, tests_before = trusted.file, {test.id: test for test in trusted.file.tests}
+    before, tests_before = (
+        trusted.newest.file,
+        {test.id: test for test in trusted.newest.file.tests},
+    )
     report = AgainstReport(run=trusted.name, engine=_engine(before))
     run.against = report
     run.changes = [change for change in run.changes if change.beside != THE_TRUSTED]
@@ -236,7 +235,7 @@ def judge(
             for each in before.fingerprint.differences(run.fingerprint)
             if not each.name.startswith(("machine", "against"))
         ]
-    if any(map(is_price, metrics)) and not any(map(is_price, trusted.metrics)):
+    if any(map(is_price, metrics)) and not any(map(is_price, trusted.newest.metrics)):
         report.differs.append(f"price of rounding: not measured in {trusted.name}, not compared")
     report.measured = {name: before.metrics[name] for name in run.metrics if name in before.metrics}
     values = ({n: m.value for n, m in each.items()} for each in (report.measured, run.metrics))
@@ -340,9 +339,9 @@ def _metrics(
     lost: Collection[str],
 ) -> Iterable[tuple[str, Verdict, str]]:
     """Each metric of both, by the rules of the regression level. `lost`: missed if missing."""
-    if not trusted.metrics or (not metrics and not lost):
+    if not trusted.newest.metrics or (not metrics and not lost):
         return
-    fingerprints = trusted.file.fingerprint, run.fingerprint
+    fingerprints = trusted.newest.file.fingerprint, run.fingerprint
     machines = [each.machine if each is not None else {} for each in fingerprints]
     if apart := machine.differences(*machines):
         why = f"which is of another machine ({'; '.join(apart)})"
@@ -352,7 +351,7 @@ def _metrics(
     if run.box.state == BoxState.DEGRADED:
         yield "metrics", Verdict.INCONCLUSIVE, f"the box is DEGRADED: {run.box.reason}"
         return
-    for line in trend.missing(metrics, trusted.runs[-1]):
+    for line in trend.missing(metrics, trusted.newest):
         if (name := line.partition(" ")[0]) not in lost:
             continue
         metric = run.metrics.get(name)
@@ -362,8 +361,8 @@ def _metrics(
             yield name, Verdict.FAIL, line
     same: dict[str, StoredMetric] = {}
     for name, now in metrics.items():
-        trusted_metric = trusted.metrics.get(name)
-        if name == _PEAK and _asked_before(run) != _asked_before(trusted.file):
+        trusted_metric = trusted.newest.metrics.get(name)
+        if name == _PEAK and _asked_before(run) != _asked_before(trusted.newest.file):
             report.unjudged.append(name)
         elif trusted_metric is None or trusted_metric.kind == now.kind:
             same[name] = now
