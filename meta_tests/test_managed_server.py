@@ -275,7 +275,7 @@ def test_a_stolen_port_is_retried(make, monkeypatch):
         thief.listen()
         stolen = thief.getsockname()[1]
         offered = iter([stolen, process_tree.free_port()])
-        monkeypatch.setattr(managed.ports, "free_port", lambda: next(offered))
+        monkeypatch.setattr(managed.process_tree, "free_port", lambda: next(offered))
         server = make("none")
         running = server.start()
         assert not running.endpoint.base_url.endswith(f":{stolen}")
@@ -286,7 +286,7 @@ def test_a_port_that_is_always_stolen_is_a_typed_error(make, monkeypatch):
     with socket.socket() as thief:
         thief.bind(("127.0.0.1", 0))
         thief.listen()
-        monkeypatch.setattr(managed.ports, "free_port", lambda: thief.getsockname()[1])
+        monkeypatch.setattr(managed.process_tree, "free_port", lambda: thief.getsockname()[1])
         with pytest.raises(PortTaken) as caught:
             make("none").start()
     assert caught.value.cause.kind == "port", caught.value.cause
@@ -295,7 +295,8 @@ def test_a_port_that_is_always_stolen_is_a_typed_error(make, monkeypatch):
 def test_somebody_elses_server_on_our_port_is_not_ours(make, fault_server, monkeypatch):
     """A server that answers on the port, but is not of our tree, never counts as ready."""
     other = fault_server("none", key="")
-    monkeypatch.setattr(managed.ports, "free_port", lambda: int(other.base_url.rsplit(":", 1)[1]))
+    port = int(other.base_url.rsplit(":", 1)[1])
+    monkeypatch.setattr(managed.process_tree, "free_port", lambda: port)
     with pytest.raises((PortTaken, ServerTimedOut)):
         make("silent", ready=4.0).start()
     assert other.process.poll() is None, "the other server is left alone"
