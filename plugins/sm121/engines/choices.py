@@ -133,8 +133,8 @@ def refusals(
             applies = answer.kind == "option" and start.keys() <= pairs.keys()
         if applies:
             others = [each for each in release.answers if each.kind == answer.kind in DECIDING]
-            taken = (e for e in others if (e.machine, e.refused) == ("cubins", None))
-            instead = tuple(" ".join(each.arguments) for each in taken)
+            accepted = (e for e in others if (e.machine, e.refused) == ("cubins", None))
+            instead = tuple(" ".join(each.arguments) for each in accepted)
             options = " ".join(answer.arguments)
             matches.append(Refusal(release.version, options, answer.refused, instead))
     return [*matches, *_layout(release, pairs, environment)]

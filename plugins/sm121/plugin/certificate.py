@@ -161,26 +161,26 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
     expression = (config.getoption("markexpr", "") or "").strip()
     if expression not in ("", target.arch):
         yield f"-m {expression!r}: expected none, or the target, {target.arch}"
-    if (own := target.profile) is None:
+    if (profile := target.profile) is None:
         return
-    asked = config.getoption("--matrix")
-    if asked is not None and own.matrix is not None:
-        strength = covering.parse_strength(asked)
-        least = own.matrix.strength
+    text = config.getoption("--matrix")
+    if text is not None and profile.matrix is not None:
+        strength = covering.parse_strength(text)
+        least = profile.matrix.strength
         if strength != "full" and not (isinstance(strength, int) and strength >= least):
-            yield f"--matrix {asked}: expected at least the profile's, {least}"
-    yield from _wrong_model(settings, own)
+            yield f"--matrix {text}: expected at least the profile's, {least}"
+    yield from _wrong_model(settings, profile)
     name = settings.configuration
     # It has another question than the profile's, or is there to compare with.
-    if name is not None and (name not in own.fastest or own.question is not None):
+    if name is not None and (name not in profile.fastest or profile.question is not None):
         yield (
             f"--configuration {name}: expected none, so that the profile's own question is asked, "
             f"or a profile of your own with `under_test = {name!r}` (--profile)"
         )
-    duration, least_s = config.getoption("--soak"), own.certify.soak_s
+    duration, least_s = config.getoption("--soak"), profile.certify.soak_s
     if (soak.parse_duration(duration) if duration else 0.0) < least_s:
         named = f"--soak {duration}" if duration else "no --soak"
-        yield f"{named}: expected --soak {least_s:g}s or more, as profile {own.name} asks"
+        yield f"{named}: expected --soak {least_s:g}s or more, as profile {profile.name} asks"
 
 
 def _wrong_model(settings: Settings, own: Profile) -> list[str]:
