@@ -172,17 +172,20 @@ def test_merged_choices_are_kept_apart():
 # The cases.
 
 
-def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | None = "0.32.0"):
-    """What becomes of a case whose answers are these; the last is that of the sentinel."""
+def canned(*answers: Exchange, engine: str = "vllm", version: str | None = "0.32.0") -> Api:
     waiting = list(answers)
 
     class Canned(Api):
         def send(self, *_arguments, **_options):
             return waiting.pop(0)
 
-    known = capabilities.of(engine, version)
-    api = Canned(Endpoint("http://127.0.0.1:1", "key", "canary"), known)
-    return cases.judge(api, case, " Paris.")[1]
+    endpoint = Endpoint("http://127.0.0.1:1", "key", "canary")
+    return Canned(endpoint, capabilities.of(engine, version))
+
+
+def judged(case: Case, *answers: Exchange, **release: str | None):
+    """What becomes of a case whose answers are these; the last is that of the sentinel."""
+    return cases.judge(canned(*answers, **release), case, " Paris.")[1]
 
 
 def answer(status: int | None, body: object = None, failure: str = "") -> Exchange:
@@ -283,15 +286,8 @@ def test_a_known_deviation_is_excused_until_it_is_mended(name):
 
 def test_a_deviation_that_is_mended_asks_to_be_removed():
     def remarks(name: str, reply: Exchange, version: str) -> list[str]:
-        waiting = [reply, WELL]
-
-        class Canned(Api):
-            def send(self, *_arguments, **_options):
-                return waiting.pop(0)
-
         said: list[str] = []
-        known = capabilities.of("vllm", version)
-        api = Canned(Endpoint("http://127.0.0.1:1", "key", "canary"), known)
+        api = canned(reply, WELL, version=version)
         judge = cases.Judge(api, said.append, {"http://127.0.0.1:1": " Paris."})
         judge(case(name))
         excused.append(judge.excused)
