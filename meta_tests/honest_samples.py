@@ -20,7 +20,7 @@ import test_samples
 from model_faults import PROFILE, ROOT, SabotagedServer
 
 from sm121.answers import prompts
-from sm121.api import client, sampled, sampled_chats, sampling
+from sm121.api import client, sampled, sampling
 from sm121.api.speculation import Speculation
 from sm121.checkpoint import canary
 from sm121.client.completions import Asker
@@ -43,7 +43,7 @@ def failures(server: Server, seed: int) -> list[str]:
     sampler = sampled.Sampler(client.Api(server.endpoint, can), seed)
     checks = {t: functools.partial(test_samples.hold, t, sampler) for t in test_samples.TESTS}
     for name in ("temperature", "top_p", "top_k", "min_p"):
-        checks[f"{name} of chats"] = functools.partial(sampled_chats.obey, sampler.api, seed, name)
+        checks[f"{name} of chats"] = functools.partial(sampled.chats_obey, sampler.api, seed, name)
     for form in get_args(sampling.Form):
         checks[form] = functools.partial(
             sampling.form_obeys_temperature_and_top_p, sampler.api, form

@@ -1,6 +1,7 @@
 """Kernel benchmarks: a kernel that leaves its work out is INVALID, a slower one has a larger
 number, and what pytest-benchmark saves can be compared. Replays, tactics and a dead device too."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -12,7 +13,7 @@ from servers import executable
 
 from sm121.core.unmet import text
 from sm121.core.verdict import Invalid, NotRun
-from sm121.kernels import benchmark_cases, benchmarks, cases, checks, child, clocks, problems
+from sm121.kernels import benchmarks, cases, checks, child, problems
 from sm121.kernels.protocol import Operation
 from sm121.kernels.serving import Choice
 from sm121.kernels.torch_provider import TorchProvider
@@ -96,7 +97,7 @@ def test_a_kernel_that_computes_something_else_is_invalid(timed):
 
 def test_work_left_out_where_nobody_looks_is_faster_than_memory():
     """The first and the last columns are right: the share of the roofline gives it away."""
-    case = benchmark_cases.BenchmarkCase("lm-head", "lm_head", hidden=64, vocabulary=2048)
+    case = cases.BenchmarkCase("lm-head", "lm_head", hidden=64, vocabulary=2048)
     timed = benchmarks.build(TorchProvider(), case)
     peak = Bandwidth((10.0,), "constructed")
     output = timed.call()
@@ -106,11 +107,11 @@ def test_work_left_out_where_nobody_looks_is_faster_than_memory():
         benchmarks.check(case, timed.bytes_moved / 15e9, timed, output, peak)
 
 
-@pytest.mark.parametrize("case", benchmark_cases.select((0, 40), full=False), ids=str)
+@pytest.mark.parametrize("case", cases.select_timed((0, 40), full=False), ids=str)
 def test_what_is_timed_is_judged(case):
     """Clean: right. With a stale output, which is what skipping the call leaves: wrong."""
     if case.tokens > 64:
-        case = benchmark_cases.replace(case, tokens=33)
+        case = dataclasses.replace(case, tokens=33)
     timed = benchmarks.build(TorchProvider(), case)
     output = timed.call()
     assert timed.judge(output) == []
@@ -120,11 +121,11 @@ def test_what_is_timed_is_judged(case):
     assert timed.judge(output), "required: detected, seen: zeros pass"
 
 
-@pytest.mark.parametrize("case", benchmark_cases.select((0, 40), full=False), ids=str)
+@pytest.mark.parametrize("case", cases.select_timed((0, 40), full=False), ids=str)
 def test_an_output_kept_from_the_last_call_is_noticed(case):
     """Faster than memory it is only where there is much to read; for one token there is not."""
     if case.tokens > 64:
-        case = benchmark_cases.replace(case, tokens=33)
+        case = dataclasses.replace(case, tokens=33)
     timed = benchmarks.build(TorchProvider(), case)
     kept = timed.call()
     timed.renew()
@@ -138,7 +139,7 @@ def test_work_left_out_in_the_middle_is_noticed(operation, tokens, left):
     """A kernel that is bound by its sums is not faster than memory when it does half of them."""
     (case, *_) = (
         case
-        for case in benchmark_cases.select((0,), full=False)
+        for case in cases.select_timed((0,), full=False)
         if case.operation == operation and case.tokens == tokens
     )
     timed = benchmarks.build(TorchProvider(), case)
@@ -322,4 +323,4 @@ def test_an_interpreter_that_cannot_judge_is_named(tmp_path):
 def test_one_clock_for_all_tests():
     """It holds three times the last-level cache, and pytest-benchmark keeps each test's timer: on a
     CPU with 480 MiB of L3 one for each test took 20 GB, and the kernel ended the run."""
-    assert clocks.clock_of("cpu") is clocks.clock_of("cpu")
+    assert benchmarks.clock_of("cpu") is benchmarks.clock_of("cpu")

@@ -9,7 +9,7 @@ from fault_proxy import SAMPLING as FAULTS
 from scripted_sampler import sampling
 
 from sm121.answers import promised
-from sm121.api import client, sampled, sampled_chats
+from sm121.api import client, sampled
 from sm121.api import sampling as sampling_forms
 from sm121.api.sampled import Sampler
 from sm121.api.speculation import Speculation
@@ -28,10 +28,10 @@ CHECKS = {
     "test_each_form_obeys_temperature_and_top_p": lambda sampler, form: (
         sampling_forms.form_obeys_temperature_and_top_p(sampler.api, form)
     ),
-    "test_samples_of_chats_follow_the_temperature": lambda sampler, _: sampled_chats.obey(
+    "test_samples_of_chats_follow_the_temperature": lambda sampler, _: sampled.chats_obey(
         sampler.api, sampler.seed, "temperature"
     ),
-    "test_samples_of_chats_keep_the_cut": lambda sampler, cut: sampled_chats.obey(
+    "test_samples_of_chats_keep_the_cut": lambda sampler, cut: sampled.chats_obey(
         sampler.api, sampler.seed, cut
     ),
 }
@@ -120,7 +120,7 @@ def test_what_an_engine_does_not_know_is_not_run():
 @pytest.mark.parametrize("test", [test for test in TESTS if "_cut" in test or "the_temp" in test])
 def test_too_few_samples_decide_nothing(test, monkeypatch):
     monkeypatch.setattr(sampled, "_MOST", 10)
-    monkeypatch.setattr(sampled_chats, "_MOST", 0)
+    monkeypatch.setattr(sampled, "_MOST_CHATS", 0)
     with pytest.raises(NotRun, match=r"after no text .* off by a tenth|chats do not tell whether"):
         check(test, lambda body: body, 1)
 

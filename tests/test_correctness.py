@@ -7,15 +7,13 @@ import pytest
 
 from sm121.answers import accuracy, golden, log_probabilities, oracle_file, prompts, published
 from sm121.api import (
-    chats,
     compatibility,
-    defaults,
     endings,
     harmony,
     logprobs,
     rendering,
     responses,
-    sampled_chats,
+    sampled,
     sampling,
     stream,
     streaming,
@@ -66,7 +64,7 @@ def test_seed_is_used(sdk):
 @contract
 def test_what_is_not_sent_is_as_promised(api, server, attempts):
     """What is sampled without parameters is what the checkpoint's, or neutral, ones give."""
-    defaults.hold(api, defaults.promised(api, server), attempts)
+    sampling.defaults_hold(api, sampling.defaults_promised(api, server), attempts)
 
 
 def test_samples_follow_the_temperature(sampler):
@@ -97,14 +95,14 @@ def test_samples_are_allowed_tokens(sampler, parameter):
 
 def test_samples_of_chats_follow_the_temperature(sampler):
     """At a temperature, tokens of chats come as often as their log-probabilities promise."""
-    sampled_chats.obey(sampler.api, sampler.seed, "temperature")
+    sampled.chats_obey(sampler.api, sampler.seed, "temperature")
 
 
 @contract
 @pytest.mark.parametrize("cut", ["top_p", "top_k", "min_p"])
 def test_samples_of_chats_keep_the_cut(sampler, cut):
     """With top_p, top_k or min_p, only tokens come in chats that it leaves."""
-    sampled_chats.obey(sampler.api, sampler.seed, cut)
+    sampled.chats_obey(sampler.api, sampler.seed, cut)
 
 
 # Against the oracle (`sm121 golden`). docs/tables/ablation.md says how small a defect is caught.
@@ -335,7 +333,7 @@ def test_sixteen_tokens_by_default(api):
 @contract
 def test_nothing_is_cut_off(api, profile):
     """A chat without a limit ends by itself, with its final message."""
-    chats.end_by_themselves(api, profile.correctness)
+    endings.chats_end_by_themselves(api, profile.correctness)
 
 
 @contract
@@ -450,13 +448,13 @@ def test_answers_belong_to_their_prompts(api, profile):
 
 def test_chats_end_in_a_final_message(api, profile):
     """pass^k: the final channel has the answer, the reasoning is apart, the chat ends by itself."""
-    chats.end_in_a_final_message(api, profile.correctness)
+    endings.chats_end_in_a_final_message(api, profile.correctness)
 
 
 @pytest.mark.parametrize("effort", ["low", "medium", "high"])
 def test_tokens_of_a_chat_are_harmony(api, profile, effort):
     """The first token is the channel token, and every message has a begin and an end."""
-    chats.are_harmony(api, profile.correctness, effort)
+    endings.chats_are_harmony(api, profile.correctness, effort)
 
 
 def test_first_token_is_the_channel_token(api, profile):

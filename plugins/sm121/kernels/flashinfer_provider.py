@@ -22,8 +22,7 @@ from torch import Tensor
 
 from sm121.core import data_file
 from sm121.core.verdict import NotRun
-from sm121.kernels.paging import Paging
-from sm121.kernels.planning import Call, PlanningProvider, in_fp8, padded
+from sm121.kernels.planning import Call, Paging, PlanningProvider, in_fp8, padded
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
 
 _PAGE = 32

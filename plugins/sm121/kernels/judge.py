@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sm121.core import errors, verdict
-from sm121.kernels import benchmarks, checks, clocks, problems, protocol, registry
+from sm121.kernels import benchmarks, checks, problems, protocol, registry
 
 _PACKAGES = ("vllm", "flashinfer")
 
@@ -59,7 +59,7 @@ def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
     Raises Invalid where the number is of a call that did not do its work."""
     provider = _provider(name)
     device = protocol.declaration(provider).device
-    clock, peak = clocks.clock_of(device), benchmarks.bandwidth(device)
+    clock, peak = benchmarks.clock_of(device), benchmarks.bandwidth(device)
     timed = benchmarks.build(provider, case)
     count = rounds[0] if device == "cpu" else rounds[1]
     seconds, output = [], None

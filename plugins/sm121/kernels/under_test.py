@@ -6,7 +6,7 @@ from typing import Any
 
 from sm121.core.unmet import Fact, facts_of, of
 from sm121.core.verdict import Inapplicable, NotRun
-from sm121.kernels import benchmark_cases, cases, protocol, serving
+from sm121.kernels import cases, protocol, serving
 from sm121.kernels.child import Child, DeviceFault, Ended
 
 _ROUNDS = (5, 20)
@@ -49,7 +49,7 @@ class Kernels:
             wrong += of(f"tactic {tactic}", facts)
         return wrong
 
-    def time(self, case: benchmark_cases.BenchmarkCase, benchmark: Any) -> None:
+    def time(self, case: cases.BenchmarkCase, benchmark: Any) -> None:
         """Time a case, and replay the rounds as pytest-benchmark's, what they were compared with in
         its extra_info. Raises Invalid: the number is of a call that did not do its work."""
         name, child = self._provider(case.operation)

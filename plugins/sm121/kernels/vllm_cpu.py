@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sm121.core.verdict import NotRun
-from sm121.kernels.paging import Paging
+from sm121.kernels.planning import Paging
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
 from sm121.kernels.torch_provider import TorchProvider
 

@@ -14,8 +14,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from sm121.core.verdict import NotRun
-from sm121.kernels.paging import Paging
-from sm121.kernels.planning import Call, PlanningProvider, in_fp8, new_like, padded
+from sm121.kernels.planning import Call, Paging, PlanningProvider, in_fp8, new_like, padded
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Packed, PrefillAttention
 
 _ALPHA, _LIMIT = 1.702, 7.0

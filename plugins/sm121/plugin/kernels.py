@@ -11,7 +11,7 @@ from sm121.core.verdict import NotRun
 from sm121.engines import registry as engines
 from sm121.engines.protocol import Program
 from sm121.evidence.kernel_profile import KernelProfile
-from sm121.kernels import benchmark_cases, builds, cases, child, registry, serving, under_test
+from sm121.kernels import builds, cases, child, registry, serving, under_test
 from sm121.kernels.protocol import Operation
 from sm121.plugin import selection, stash
 from sm121.run import decode_profile as decode
@@ -40,9 +40,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     """Parametrize a test over the cases that its marker asks for, as ``case``."""
     if metafunc.definition.get_closest_marker("kernel_benchmarks") is not None:
         settings = metafunc.config.stash[stash.SETTINGS]
-        chosen = benchmark_cases.of_target(
-            settings.arch, settings.profile, full_shapes=settings.full_shapes
-        )
+        chosen = cases.of_target(settings.arch, settings.profile, full_shapes=settings.full_shapes)
         metafunc.parametrize("case", chosen, ids=str)
         return
     marker = metafunc.definition.get_closest_marker("kernel_cases")
@@ -54,7 +52,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             f"{metafunc.definition.nodeid}: kernel_cases({group!r}): expected one of "
             + ", ".join(cases.GROUPS)
         )
-    full = benchmark_cases.at_full_size(metafunc.config.stash[stash.SETTINGS].full_shapes)
+    full = cases.at_full_size(metafunc.config.stash[stash.SETTINGS].full_shapes)
     metafunc.parametrize("case", cases.select(group, full=full), ids=str)
 
 
