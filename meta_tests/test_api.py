@@ -1,5 +1,6 @@
 """The schema, the invariants and the streams notice what is wrong in an answer."""
 
+import itertools
 import json
 from collections import Counter
 
@@ -31,26 +32,18 @@ CALL = {
 }
 
 
+def of_chat(kind, **choice):
+    head = {"id": "chatcmpl-1", "object": kind, "created": 1, "model": "canary"}
+    return {**head, "choices": [{"index": 0, **choice}]}
+
+
 def chat(message, finish="stop"):
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1,
-        "model": "canary",
-        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
-        "usage": USAGE,
-    }
+    whole = of_chat("chat.completion", message=message, finish_reason=finish, logprobs=None)
+    return {**whole, "usage": USAGE}
 
 
-def chunk(delta, finish=None, **more):
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion.chunk",
-        "created": 1,
-        "model": "canary",
-        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
-        **more,
-    }
+def chunk(delta, finish=None):
+    return of_chat("chat.completion.chunk", delta=delta, finish_reason=finish)
 
 
 CHUNKS = [
@@ -172,20 +165,23 @@ def test_merged_choices_are_kept_apart():
 # The cases.
 
 
-def canned(*answers: Exchange, engine: str = "vllm", version: str | None = "0.32.0") -> Api:
-    waiting = list(answers)
+ENDPOINT = Endpoint("http://127.0.0.1:1", "key", "canary")
 
-    class Canned(Api):
+
+def replying(*answers: Exchange, engine: str = "vllm", version: str | None = None) -> Api:
+    """The API of a server that answers so, the last time again and again."""
+    to_come = itertools.chain(answers, itertools.repeat(answers[-1]))
+
+    class Replying(Api):
         def send(self, *_arguments, **_options):
-            return waiting.pop(0)
+            return next(to_come)
 
-    endpoint = Endpoint("http://127.0.0.1:1", "key", "canary")
-    return Canned(endpoint, capabilities.of(engine, version))
+    return Replying(ENDPOINT, capabilities.of(engine, version))
 
 
-def judged(case: Case, *answers: Exchange, **release: str | None):
+def judged(case: Case, *answers: Exchange, engine: str = "vllm", version: str | None = "0.32.0"):
     """What becomes of a case whose answers are these; the last is that of the sentinel."""
-    return cases.judge(canned(*answers, **release), case, " Paris.")[1]
+    return cases.judge(replying(*answers, engine=engine, version=version), case, " Paris.")[1]
 
 
 def answer(status: int | None, body: object = None, failure: str = "") -> Exchange:
@@ -224,15 +220,7 @@ PROFILE = profile.load("cpu-tiny-gpt-oss").correctness
 
 def asked_for_a_tool(reply: Exchange, check=tools.called_every_time, engine: str = "vllm"):
     """A check of tools against a server that always answers the same."""
-
-    class Same(Api):
-        def send(self, *_arguments, **_options):
-            return reply
-
-    check(
-        Same(Endpoint("http://127.0.0.1:1", "key", "canary"), capabilities.of(engine, None)),
-        PROFILE,
-    )
+    check(replying(reply, engine=engine), PROFILE)
 
 
 TOOL_CHECKS = (tools.called_every_time, tools.named, tools.required, tools.results_are_answered)
@@ -286,12 +274,12 @@ def test_a_known_deviation_is_excused_until_it_is_mended(name):
 
 def test_a_deviation_that_is_mended_asks_to_be_removed():
     def remarks(name: str, reply: Exchange, version: str) -> list[str]:
-        said: list[str] = []
-        api = canned(reply, WELL, version=version)
-        judge = cases.Judge(api, said.append, {"http://127.0.0.1:1": " Paris."})
+        lines: list[str] = []
+        api = replying(reply, WELL, version=version)
+        judge = cases.Judge(api, lines.append, {ENDPOINT.base_url: " Paris."})
         judge(case(name))
         excused.append(judge.excused)
-        return said
+        return lines
 
     excused: list[list[str]] = []
 
@@ -317,13 +305,8 @@ def test_a_server_that_is_not_well_afterwards_fails_whatever_it_said():
 
 
 def test_a_server_that_is_not_well_to_begin_with_is_not_judged():
-    class Dead(Api):
-        def send(self, *_arguments, **_options):
-            return answer(503, "dead")
-
-    api = Dead(Endpoint("http://127.0.0.1:1", "key", "canary"), capabilities.of("vllm", "0.32.0"))
     with pytest.raises(AssertionError, match="before any bad one"):
-        cases.healthy(api)
+        cases.healthy(replying(answer(503, "dead"), version="0.32.0"))
 
 
 def test_every_case_says_why_and_none_comes_twice():

@@ -121,17 +121,12 @@ def test_a_version_before_the_parameter_cannot():
 
 
 @from_data
-def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, missing):
+def test_no_certificate_asks_for_what_a_release_did_not_have(engine, version, ability, missing):
+    """But for token ids, without which none is certified."""
+    abilities = ("logprobs", "bad_words") if ability is None else (ability,)
     with pytest.raises(NotRun) as raised:
-        capabilities.of(engine, version).require("logprobs", "bad_words")
+        capabilities.of(engine, version).require(*abilities)
     assert raised.type is missing
-
-
-@pytest.mark.parametrize("ability", ["token_ids", "chat_token_ids"])
-def test_a_release_without_token_ids_is_not_certified(ability):
-    with pytest.raises(NotRun) as raised:
-        capabilities.of("vllm", "0.9.0").require(ability)
-    assert raised.type is NotRun
 
 
 def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, run_pytest):

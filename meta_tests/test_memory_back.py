@@ -218,12 +218,18 @@ def test_of_several_gpus_nobody_knows_which_are_the_servers(monkeypatch):
     assert tree.used({8}) is None and "shows 2 GPUs" in tree.source
 
 
+def a_session() -> tuple[Session, list[str]]:
+    """One that only hears of servers that stop, and its remarks."""
+    run, remarks = object.__new__(Session), []
+    run.stops, run.remark, run.file = {}, remarks.append, SimpleNamespace(tests=[])
+    return run, remarks
+
+
 def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     """Also one in the middle, and when the next one of its name ended well."""
-    run = object.__new__(Session)
-    run.stops, run.file = {}, SimpleNamespace(tests=[])
-    left = (process_tree.Survivor(4711, "running", "VLLM::EngineCore"),)
-    run.note_stop("marlin", StopReport(0, left, False, 100 * GIB, 1.0, log="server-marlin.log"))
+    run, _ = a_session()
+    core = process_tree.Survivor(4711, "running", "VLLM::EngineCore")
+    run.note_stop("marlin", StopReport(0, (core,), False, 100 * GIB, 1.0, log="server-marlin.log"))
     run.note_stop("marlin", StopReport(0, (), True, 0, 1.0, log="server-marlin-2.log"))
     assert not run.stops["server-marlin.log"].clean and run.stops["server-marlin-2.log"].clean
     (test,) = run.file.tests
@@ -246,15 +252,12 @@ def test_memory_that_may_be_missing_is_no_pass():
     """In a container nobody can say who holds it: a leak must not be green, nor is it proven."""
     before, after = at(used=4), at(used=80)
     doubt = before.doubt(after)
-    run = object.__new__(Session)
-    run.stops, said = {}, []
-    run.remark = said.append
-    run.file = SimpleNamespace(tests=[])
+    run, remarks = a_session()
     for _ in range(2):  # the matrix stops one of a name again and again
         run.note_stop("marlin", StopReport(0, (), True, 0, 1.0, remark=doubt))
     (test,) = run.file.tests
     assert test.verdict == "INCONCLUSIVE" and "76.0 GiB less device memory" in test.message
-    assert run.ledger.complete and len(said) == 2
+    assert run.ledger.complete and len(remarks) == 2
     run.note_stop("triton", StopReport(0, (), True, 0, 1.0))
     assert run.file.tests == [test]
 
@@ -262,10 +265,7 @@ def test_memory_that_may_be_missing_is_no_pass():
 def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool = False):
     """The tests and remarks of a run whose servers took so much, each of which left so many GiB to
     nobody that is seen. In a container as docker makes it, unless all processes are seen."""
-    run = object.__new__(Session)
-    run.stops, said = {}, []
-    run.remark = said.append
-    run.file = SimpleNamespace(tests=[])
+    run, remarks = a_session()
     free, used = 110, 4
     for number, lost in enumerate(losses):
         server = object.__new__(ManagedServer)
@@ -281,7 +281,7 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
             0, (), True, missing, 1.0, remark=remark, slight=slight, log=f"server-{number}.log"
         )
         run.note_stop("marlin", report)
-    return [test.verdict.value for test in run.file.tests], said
+    return [test.verdict.value for test in run.file.tests], remarks
 
 
 @pytest.mark.parametrize("unified", [True, False], ids=["unified", "a GPU's own memory"])

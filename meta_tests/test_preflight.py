@@ -66,31 +66,13 @@ def test_rule_hits(rule):
         assert "seen: " in finding.message
 
 
-def test_hopper_has_an_attention_with_sinks_of_its_own():
-    row = {**HIT["attention_by_network"], "arch": "sm90"}
-    assert "attention_by_network" not in checks(found_of(row))
-
-
 @pytest.mark.parametrize("rule", sorted(NEAR_MISS))
 def test_rule_does_not_hit_what_is_right(rule):
     assert rule not in checks(found_of(NEAR_MISS[rule]))
 
 
-@pytest.mark.parametrize("flashinfer", ["0.6.16", "0.7.2.post1", None])
-def test_a_flashinfer_with_sinks_or_unknown_is_right(flashinfer):
-    findings = found(["--attention-backend", "FLASHINFER"], {}, flashinfer=flashinfer)
-    assert "attention_old_flashinfer" not in checks(findings)
-
-
 #: christopherowen/spark-vllm-mxfp4-docker and eugr/spark-vllm-docker, as far as rules speak of it.
 RECIPE = table(__name__, "RECIPE")
-
-
-def test_the_efforts_recipe_is_right_for_its_own_build_alone():
-    told = checks(found(*RECIPE, flashinfer="0.6.3", version="0.14.0+mxfp4"))
-    assert told == {"attention_needs_network"}
-    release = checks(found(*RECIPE, flashinfer="0.6.3", version="0.33.0"))
-    assert {"fork_arguments", "environment_without_effect", "attention_old_flashinfer"} < release
 
 
 @pytest.mark.parametrize("backend", ["CUTLAS", "Cutlass", "gemv", "CUTLASS_MXFP8"])
@@ -107,21 +89,13 @@ def test_a_backend_that_is_left_to_the_build_is_no_mistake():
         assert not [f for f in found(*given, version="0.14.0+mxfp4") if f.severity == "error"]
 
 
-def test_an_attention_backend_is_known_in_lower_case():
-    assert "attention_without_sinks" in checks(found(["--attention-backend", "flash_attn"]))
-    assert "attention_needs_network" in checks(found(["--attention-backend=flashinfer"]))
-
-
-def test_good_choice_passes_silently():
-    assert found() == []
-
-
-def test_rules_of_an_architecture_stay_there():
-    assert "moe_trtllm" not in checks(
-        found(["--moe-backend", "flashinfer_trtllm"], {}, arch="sm100")
-    )
-    assert found([], {}, arch="cpu") == []
-    assert "fork_arguments" in checks(found(["--mxfp4-layers", "qkv"], {}, arch="cpu"))
+@from_data
+def test_what_is_told_of_a_start(start, options, told, untold, exactly):
+    """Rules of a build, a release and an architecture stay there. `start`: its arguments and its
+    environment, else good ones."""
+    names = checks(found(*start or (), **options or {}))
+    assert names >= {*(told or ())} and not names & {*(untold or ())}
+    assert exactly is None or names == {*exactly}
 
 
 def test_errors_come_first():

@@ -103,14 +103,9 @@ def test_every_rule_is_seen_to_fail():
 
 
 @from_data
-def test_variables_of_the_experts(variable, value, moe, state):
-    path = KernelPath(moe=moe)
-    assert states(path, **{variable: value}) == ([state] if state else [])
-
-
-@from_data
-def test_both_names_of_a_layout_are_one(asked, seen, state):
-    assert states(KernelPath(kv_layout=seen), VLLM_KV_CACHE_LAYOUT=asked) == [state]
+def test_what_becomes_of_a_request(path, arguments, environment, becomes):
+    """Of variables of the experts, both names of a layout, layers that are proven, and so on."""
+    assert states(KernelPath(**path), *arguments or (), **environment or {}) == [*becomes]
 
 
 @from_data
@@ -121,14 +116,6 @@ def test_graphs_of_another_mode_are_not_those_asked_for(line):
     path = read_lines([*GB10_LOG, CORE + line])
     assert states(path, *asked) == ["different"]
     assert "PIECEWISE" in differences(configuration(*asked), path, {})[0]
-
-
-def test_a_rule_speaks_of_its_versions_only():
-    path = KernelPath(attention="TRITON_ATTN")
-    asked = {"VLLM_ATTENTION_BACKEND": "FLASHINFER"}
-    for version, expected in (("0.11.2", ["different"]), ("0.13.2", ["different"]), ("0.18", [])):
-        path.version = version
-        assert states(path, **asked) == expected, version
 
 
 BUILD = "0.14.0rc1.dev375+g8409484b4"
@@ -164,20 +151,6 @@ def test_a_name_that_became_auto_is_named_by_its_line():
     )
     (wrong,) = differences(configuration("--mxfp4-backend", "CUTLAS"), path, {})
     assert "Unknown backend 'CUTLAS'" in wrong
-
-
-@from_data
-def test_the_variant_of_the_experts(variable, seen, state):
-    path = KernelPath(moe_variant=seen, version=BUILD)
-    assert states(path, VLLM_MXFP4_FUSE_ACTIVATION=variable) == [state]
-    assert states(KernelPath(version="0.33.0"), VLLM_MXFP4_FUSE_ACTIVATION="1") == [
-        "not_applicable"
-    ]
-
-
-@from_data
-def test_layers_are_those_that_are_proven(asked, seen, state):
-    assert states(KernelPath(requantised=seen), "--mxfp4-layers", asked) == [state]
 
 
 ASKED = "(APIServer pid=1) INFO 10-05 02:13:00 [utils.py:253] non-default args: "
