@@ -51,22 +51,16 @@ def a_run(
     engine = EngineReport(
         name="vllm", version="0.24.0", managed=True, model="m", startup_s=60.0, path=PATH
     )
-    own = {
-        "engine": engine,
-        "finished": True,
-        "metrics": {
-            "tg32@d0": MetricReport(
-                value=sorted(samples)[10], unit="tok/s", rounds=20, verdict=Verdict.PASS
-            )
-        },
-        "fingerprint": Fingerprint(model="0123", machine={"cpu_model": "one"}, arguments=["--x"]),
-    }
+    middle = sorted(samples)[10]
+    metric = MetricReport(value=middle, unit="tok/s", rounds=20, verdict=Verdict.PASS)
+    asked = Fingerprint(model="0123", machine={"cpu_model": "one"}, arguments=["--x"])
+    whole = {"engine": engine, "metrics": {"tg32@d0": metric}, "fingerprint": asked}
     file = VerdictFile(
         arch="cpu",
         profile=OWN.name,
         started="2026-11-23T08:00:00+00:00",
         tests=[ended(*test) for test in tests],
-        **{**own, **fields},
+        **{**whole, "finished": True, **fields},
     )
     file.judge()
     return file

@@ -1,5 +1,6 @@
 """Results of several runs and tools side by side, each with its clock."""
 
+import copy
 import csv
 import io
 import json
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import past_runs
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121.cli import main
 from sm121.core.errors import UsageError
@@ -24,18 +25,7 @@ LLAMA_BENCHY = (DATA / "llama-benchy.json").read_text("utf-8")
 
 
 def verdict(**metrics) -> dict:
-    return {
-        "schema_version": 1,
-        "verdict": "PASS",
-        "arch": "sm121",
-        "profile": "sm121-gpt-oss-120b",
-        "started": "2026-11-20T08:00:00+00:00",
-        "engine": {"name": "vllm", "version": "0.33.0", "managed": True,
-                   "model": "openai/gpt-oss-120b",
-                   "path": {"attention": "FLASHINFER", "moe": "CUTLASS"}},
-        "box": {"state": "QUALIFIED"},
-        "metrics": metrics,
-    }  # fmt: skip
+    return {**copy.deepcopy(table(__name__, "RUN")), "metrics": metrics}
 
 
 def metric(value, **fields) -> dict:

@@ -114,12 +114,7 @@ def test_missing_package_is_null_with_a_reason():
 
 
 def test_record_is_json_and_keeps_the_workload():
-    workload = {
-        "prompt_tokens": 2048,
-        "generated_tokens": [32, 128],
-        "temperature": 1.0,
-        "note": None,
-    }
+    workload = {"prompt_tokens": 2048, "generated_tokens": [32, 128], "note": None}
     record = run_record(workload=workload)
     text = record.model_dump_json()
     assert environment.EnvironmentRecord.model_validate_json(text) == record
@@ -130,23 +125,12 @@ def test_record_is_json_and_keeps_the_workload():
 
 def test_no_secret_reaches_the_record():
     secret = "Tr0ub4dor"
-    record = run_record(
-        arguments=[
-            "--api-key",
-            secret,
-            "--model",
-            "https://user:pw123@example.org/m",
-            f"--hf-token={TOKEN}",
-        ],
-        environment={
-            "HF_TOKEN": TOKEN,
-            "VLLM_API_KEY": secret,
-            "VLLM_X": f"see {secret}",
-            "VLLM_USE_V1": "1",
-            "HOME": "/h",
-        },
-        workload={"note": f"key {secret}"},
-    )
+    url = "https://user:pw123@example.org/m"
+    arguments = ["--api-key", secret, "--model", url, f"--hf-token={TOKEN}"]
+    variables = {"HF_TOKEN": TOKEN, "VLLM_API_KEY": secret, "VLLM_X": f"see {secret}"}
+    variables |= {"VLLM_USE_V1": "1", "HOME": "/h"}
+    workload = {"note": f"key {secret}"}
+    record = run_record(arguments=arguments, environment=variables, workload=workload)
     text = record.model_dump_json()
     for part in (secret, TOKEN, "pw123"):
         assert part not in text

@@ -101,53 +101,25 @@ def test_wrappers_are_stripped(wrapper):
 
 
 def test_unknown_variables():
-    lines = [
-        f"WARNING 07-02 21:58:11 [envs.py:2027] Unknown vLLM environment variable detected: {name}"
-        for name in (
-            "VLLM_ATTENTION_BACKEND",
-            "VLLM_BUILD_URL",
-            "VLLM_CPU_PORT_8000_TCP",
-            "VLLM_ATTENTION_BACKEND",
-        )
-    ]
-    path = read_lines(lines)
-    assert path.unknown_env == [
-        "VLLM_ATTENTION_BACKEND",
-        "VLLM_BUILD_URL",
-        "VLLM_CPU_PORT_8000_TCP",
-    ]
+    line = "WARNING 07-02 21:58:11 [envs.py:2027] Unknown vLLM environment variable detected: "
+    names = ["VLLM_ATTENTION_BACKEND", "VLLM_BUILD_URL", "VLLM_CPU_PORT_8000_TCP"]
+    path = read_lines([line + name for name in (*names, names[0])])
+    assert path.unknown_env == names
     assert mistaken_environment(path) == ["VLLM_ATTENTION_BACKEND"]
 
 
-def test_real_cpu_engine():
-    path = read_log(DATA / "vllm-0.32-cpu-stopped.log")
-    assert stated(path) | {"version": path.version} == {
-        "moe": "CPU",
-        "cuda_graphs": False,
-        "kv_layout": "LBHNC",
-        "speculative": "none",
-        "dtype": "float32",
-        "quantization": "none",
-        "unknown_env": ["VLLM_ATTENTION_BACKEND"],
-        "fallbacks": ["runner_v2_to_v1"],
-        "silent_fallbacks": ["moe_one_candidate"],
-        "version": "0.32.0",
-    }
+@from_data
+def test_a_real_log_states_its_path(log, version, states):
+    path = read_log(DATA / log)
+    assert (stated(path), path.version) == (states, version)
     assert "version" not in path.model_dump()
 
 
 def test_binary_and_endless_lines(tmp_path):
     log = tmp_path / "server.log"
     good = (CORE + "[cuda.py:427] Using FLASH_ATTN backend.").encode()
-    log.write_bytes(
-        b"\xff\xfe\x00\x80" * 50_000
-        + b"\n"
-        + b"x" * 3_000_000
-        + b"\r\n"
-        + good
-        + b"\r"
-        + b"\x00" * 100
-    )
+    binary, endless = b"\xff\xfe\x00\x80" * 50_000, b"x" * 3_000_000
+    log.write_bytes(binary + b"\n" + endless + b"\r\n" + good + b"\r" + b"\x00" * 100)
     assert max(map(len, read_physical_lines(log))) <= LINE_LIMIT
     assert read_log(log).attention == "FLASH_ATTN"
 

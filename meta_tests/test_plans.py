@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 
+from sm121.cli import main
 from sm121.compilation import jit
 from sm121.core import data_file, engine_settings, errors, profile, profile_fields
 from sm121.core.profile import FULL, Costs, Profile
@@ -152,19 +153,7 @@ def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, t
 
 
 def costs(**changed) -> Costs:
-    sourced = {"value": 1.0, "source": "a test"}
-    known = {
-        "start_s": {"value": 100, "source": "a test"},
-        "kernel_check_s": sourced,
-        "answer_tokens": {"value": 74, "source": "a test"},
-        "gain_of_eight": {"value": 8, "source": "a test"},
-        "rates": [
-            {"depth": 0, "prefill": 1000, "decode": 10},
-            {"depth": 1000, "prefill": 500, "decode": 5},
-        ],
-        "rates_source": "a test",
-    }
-    return Costs.model_validate(known | changed)
+    return Costs.model_validate(table(__name__, "COSTS") | changed)
 
 
 def costing(**changed) -> Profile:
@@ -241,27 +230,25 @@ def test_a_check_that_was_timed_here_takes_as_long_as_it_did():
     assert (found.timed, found.starts, found.seconds) == (1, 0, 7.0)
 
 
+def store(folder: Path, arch: str, name: str, asked: dict, **fields) -> None:
+    """The verdict of a finished run of this machine, unless something else is asked."""
+    fingerprint = Fingerprint(**{"machine": machine.identity(), **asked})
+    engine = EngineReport(name="vllm", managed=True, model="m")
+    whole = {"profile": name, "started": "2026-11-22T10:00:00", "finished": True, **fields}
+    file = VerdictFile(arch=arch, engine=engine, fingerprint=fingerprint, **whole)
+    verdict_file.write(file, folder / "verdict.json")
+
+
 @from_data
 def test_only_runs_of_this_machine_and_profile_say_how_long_a_check_takes(tmp_path, changed, taken):
-    known = Fingerprint(
-        machine=changed.get("machine", machine.identity()),
-        configuration=changed.get("configuration", "float32"),
-        plan=changed.get("plan", "quick"),
-    )
-    file = VerdictFile(
-        arch="cpu",
-        profile=changed.get("profile", "cpu-tiny-gpt-oss"),
-        started="2026-11-22T10:00:00",
-        finished=changed.get("finished", True),
-        engine=EngineReport(name="vllm", managed=True, model="m"),
-        fingerprint=known,
-        tests=[
-            TestReport(id="a", level="smoke", verdict=Verdict.PASS, seconds=3),
-            TestReport(id="p", level="performance", verdict=Verdict.FAIL, seconds=4),
-            TestReport(id="n", level="smoke", verdict=Verdict.NOT_RUN),
-        ],
-    )
-    verdict_file.write(file, tmp_path / "verdict.json")
+    asked = {"configuration": "float32", "plan": "quick"} | changed
+    of_run = {key: asked.pop(key) for key in ("profile", "finished") if key in asked}
+    tests = [
+        TestReport(id="a", level="smoke", verdict=Verdict.PASS, seconds=3),
+        TestReport(id="p", level="performance", verdict=Verdict.FAIL, seconds=4),
+        TestReport(id="n", level="smoke", verdict=Verdict.NOT_RUN),
+    ]
+    store(tmp_path, "cpu", "cpu-tiny-gpt-oss", asked, tests=tests, **of_run)
     found = forecast.timed(tmp_path, profile.load("cpu-tiny-gpt-oss"), "quick")
     assert {*found.seconds} == {*taken}
 
@@ -353,15 +340,8 @@ def test_the_bound_is_of_this_machine_where_a_run_has_measured_it(tmp_path, stat
         bandwidth_method="", buffer_mib=1, matrix_tflop_s=1, matrix_spread=0, matrix_method="",
     )  # fmt: skip
     reading = Reading(device=device, memory_available_gib=1, other_load=0, seconds=1)
-    file = VerdictFile(
-        arch="sm121",
-        profile="sm121-gpt-oss-120b",
-        started="2026-11-22T10:00:00",
-        engine=EngineReport(name="vllm", managed=True, model="m"),
-        box=BoxReport(state=state, before=reading),
-        fingerprint=Fingerprint(machine=machine.identity(), plan="quick"),
-    )
-    verdict_file.write(file, tmp_path / "verdict.json")
+    box = BoxReport(state=state, before=reading)
+    store(tmp_path, "sm121", "sm121-gpt-oss-120b", {"plan": "quick"}, box=box)
     assert f"at most {where}" in gates_said(None, "0.33.0", tmp_path)[0]
 
 
@@ -386,8 +366,6 @@ def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
 
 @pytest.mark.slow("a collection more")
 def test_plan_takes_what_a_run_takes(capsys):
-    from sm121.cli import main
-
     given = ["--profile=cpu-tiny-gpt-oss", "--engine-arg=--dtype=auto", "-k", "test_known_answers"]
     assert main(["plan", "--plan", "quick", *given]) == 0
     said = capsys.readouterr().out

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import past_runs
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 
 from sm121.core import level_settings, profile
 from sm121.core.errors import UsageError
@@ -21,14 +21,8 @@ from sm121.run.stored_run import StoredMetric, StoredRun
 
 EVIDENCE = Path(__file__).parents[1] / "docs" / "evidence" / "gb10-stand-in-verdict.json"
 LIMITS = level_settings.Regression(metrics={"startup_s": 0.2})
-CONTEXT = {
-    "machine": {"cpu_model": "c", "gpu": "NVIDIA GB10", "attached_to": None},
-    "profile": "sm121-gpt-oss-120b",
-    "configuration": "cutlass",
-    "model": "openai/gpt-oss-120b",
-    "plan": {"prompt_tokens": 2048, "depths": [0]},
-    "path": {"attention": "FLASHINFER", "moe": "CUTLASS"},
-}
+CONTEXT = table(__name__, "CONTEXT")
+CONTEXT["machine"]["attached_to"] = None
 
 
 def metric(name: str, samples, **fields) -> StoredMetric:
@@ -223,19 +217,7 @@ def test_another_machine_path_profile_or_plan_is_no_baseline(context, why):
 
 
 def stored(**changes) -> dict:
-    return {
-        "sm121": 1,
-        "metric": "tg32@d0",
-        "unit": "tok/s",
-        "higher_is_better": True,
-        "quantile": None,
-        "samples": [60.0, 60.1],
-        "value": 60.05,
-        "verdict": "PASS",
-        "run": "PASS",
-        **CONTEXT,
-        **changes,
-    }
+    return {**table(__name__, "STORED"), "quantile": None, **CONTEXT, **changes}
 
 
 @from_data
