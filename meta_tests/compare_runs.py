@@ -49,9 +49,7 @@ def pair(folder: Path) -> tuple[Path, Path]:
         test.verdict, test.unmet = Verdict.FAIL, [fact]
         test.message = str(fact)
     b.tests = [test for test in b.tests if not test.id.endswith("test_cell[cutlass]")]
-    b.engine.path.moe = "MARLIN"
-    b.engine.path.native_fp4 = None
-    b.engine.path.evidence["moe"] = "Using 'MARLIN' Mxfp4 MoE backend."
+    report_runs.on_marlin(b, native_fp4=None)
     b.environment["cuda_version"] = "13.2"
     b.metrics["tg128@d0"].verdict = Verdict.INVALID
     a.metrics["itl_p99"] = a.metrics["ttft_p99"].model_copy()

@@ -156,8 +156,7 @@ def pair(folder: Path) -> list[tuple[str, Path]]:
             profile="p1", profile_shipped=True, model="m1", machine={"gpu": "NVIDIA GB10"}
         )
         if source == _BEFORE:
-            run.engine.path.moe, run.engine.path.native_fp4 = "MARLIN", False
-            run.engine.path.evidence["moe"] = "Using 'MARLIN' Mxfp4 MoE backend."
+            report_runs.on_marlin(run, native_fp4=False)
         for test in run.tests:
             _hold(test, run.metrics["tg32@d0"])
         _judge(run)

@@ -48,36 +48,27 @@ def _metrics(decode: float, prefill: float, verdict: Verdict) -> dict[str, Metri
     metrics = {}
     undecided = verdict in (Verdict.INVALID, Verdict.INCONCLUSIVE)
     for depth, row in _DATA["depths"].items():
-        factor = row["share"]
-        for kind, share in (("tg32", 1.0), ("tg128", 0.99)):
+        factor, limits = row["share"], {k: v for k, v in row.items() if k != "share"}
+        for kind, share, gate in (("tg32", 1.0, limits), ("tg128", 0.99, {})):
             value = decode * factor * share
-            gated = kind == "tg32"
-            good = not gated or value * 0.985 >= row["minimum"]
+            good = not gate or value * 0.985 >= gate["minimum"]
             metrics[f"{kind}@d{depth}"] = MetricReport(
                 value=value,
-                unit="tok/s",
                 ci_low=value * 0.985,
                 ci_high=value * 1.01,
-                confidence=0.95,
-                rounds=12,
-                minimum=row["minimum"] if gated else None,
-                target=row.get("target") if gated else None,
-                stretch=row.get("stretch") if gated else None,
-                grade="minimum" if gated and good and verdict is Verdict.PASS else None,
-                clock="token_ids",
+                grade="minimum" if gate and good and verdict is Verdict.PASS else None,
                 roofline=round(value / (74.0 * factor**0.4), 4),
                 verdict=verdict if undecided else Verdict.PASS if good else Verdict.FAIL,
+                **_DATA["rate"] | gate,
             )
+        value = prefill * factor**1.6
         metrics[f"pp2048@d{depth}"] = MetricReport(
-            value=prefill * factor**1.6,
-            unit="tok/s",
-            ci_low=prefill * factor**1.6 * 0.97,
-            ci_high=prefill * factor**1.6 * 1.03,
-            confidence=0.95,
-            rounds=12,
+            value=value,
+            ci_low=value * 0.97,
+            ci_high=value * 1.03,
             minimum=4500.0 if depth == "0" else None,
-            clock="token_ids",
             verdict=verdict if verdict is not Verdict.FAIL else Verdict.PASS,
+            **_DATA["rate"],
         )
     return metrics | {name: MetricReport(**row) for name, row in _DATA["metrics"].items()}
 
@@ -95,9 +86,8 @@ def _base(verdict: Verdict, decode: float) -> VerdictFile:
         for name in names
     ]  # fmt: skip
     if verdict is Verdict.INVALID:
+        on_marlin(run, native_fp4=False)
         path = run.engine.path
-        path.moe, path.native_fp4 = "MARLIN", False
-        path.evidence["moe"] = "Using 'MARLIN' Mxfp4 MoE backend."
         message = "asked for flashinfer_cutlass, the log shows MARLIN"
         different = {"resolved": "MARLIN", "state": "different", "message": message}
         path.requested = [each.model_copy(update=different) for each in path.requested]
@@ -106,16 +96,19 @@ def _base(verdict: Verdict, decode: float) -> VerdictFile:
     return run
 
 
+def on_marlin(run: VerdictFile, *, native_fp4: bool | None) -> None:
+    """Its experts ran on Marlin."""
+    run.engine.path.moe, run.engine.path.native_fp4 = "MARLIN", native_fp4
+    run.engine.path.evidence["moe"] = "Using 'MARLIN' Mxfp4 MoE backend."
+
+
 def _details(run: VerdictFile, decode: float) -> Details:
     chance = random.Random(121)
 
     def gaussian(middle: float, spread: float, count: int, unit: str, quantile: float) -> dict:
-        return {
-            "unit": unit,
-            "higher_is_better": False,
-            "quantile": quantile,
-            "samples": [middle * math.exp(chance.gauss(0, spread)) for _ in range(count)],
-        }
+        samples = [middle * math.exp(chance.gauss(0, spread)) for _ in range(count)]
+        limits = {"unit": unit, "higher_is_better": False, "quantile": quantile}
+        return {**limits, "samples": samples}
 
     samples = {
         "ttft_p99": gaussian(410.0, 0.09, 480, "ms", 0.99),
@@ -251,29 +244,21 @@ def _memory(label: str) -> MemoryFile:
     samples = []
     for second in range(0, 900, 5):
         level = 66.0 + 8.0 * (1 - math.exp(-second / 90)) + 0.15 * math.sin(second / 17)
-        held = int(level * 2**30 * (second / 200 if second < 200 else 1))
-        samples.append(
-            Sample(
-                at_s=second,
-                completed=max(0, second - 200),
-                processes=3,
-                rss_bytes=held,
-                pss_bytes=held,
-                handles=210,
-                device_bytes=None,
-                available_bytes=int((118 - level) * 2**30),
-                cache_usage=None if second < 200 else 0.3 + 0.2 * math.sin(second / 40),
-                running=0.0 if second < 200 else 8.0,
-                waiting=0.0,
-            )
+        resident = int(level * 2**30 * (second / 200 if second < 200 else 1))
+        sample = Sample(
+            at_s=second,
+            completed=max(0, second - 200),
+            rss_bytes=resident,
+            pss_bytes=resident,
+            available_bytes=int((118 - level) * 2**30),
+            cache_usage=None if second < 200 else 0.3 + 0.2 * math.sin(second / 40),
+            running=0.0 if second < 200 else 8.0,
+            device_bytes=None,
+            **_DATA["sample"],
         )
-    growth = Growth(
-        quantity="bytes of the processes",
-        samples=140,
-        requests=285,
-        verdict=Verdict.PASS,
-        reason=f"+19.2 MiB [+0.3 MiB, +37.9 MiB] over 285 {label}; allowed +346 MiB in all",
-    )
+        samples.append(sample)
+    reason = f"+19.2 MiB [+0.3 MiB, +37.9 MiB] over 285 {label}; allowed +346 MiB in all"
+    growth = Growth(**_DATA["growth"], verdict=Verdict.PASS, reason=reason)
     return MemoryFile(every_s=5.0, device_memory="MemAvailable", samples=samples, growth=[growth])
 
 
@@ -285,24 +270,16 @@ def _matrix(label: str) -> MatrixFile:
         CellRecord(
             id=f"c{number}",
             values=dict(zip(values, choice, strict=True)),
-            why=["pairs"],
             configuration=f"c{number}",
-            arguments=[],
             outcome=outcome,
             reason="" if outcome is CellOutcome.PASS else f"because of {label}",
             rate=CellRate(metric="tg32@d0", samples=[], value=55.1 - number, ratio=1.0),
-            took_s=61.0,
+            **_DATA["cell"],
         )
         for number, (choice, outcome) in enumerate(
             zip(itertools.product(*values.values()), outcomes, strict=True), 1
         )
     ]
-    together = FailingSetReport(
-        values={"moe": "triton", "kv": "fp8"},
-        outcome=CellOutcome.CRASH,
-        reason=label,
-        cells=["c9"],
-        confirmed=True,
-        text=f"moe=triton + kv=fp8 fail together: {label}",
-    )
+    text = f"moe=triton + kv=fp8 fail together: {label}"
+    together = FailingSetReport(**_DATA["failing_set"], reason=label, text=text)
     return MatrixFile(**_DATA["matrix"], cells=cells, failing_sets=[together])

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import servers
@@ -46,7 +46,7 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, str], bool]] = {
 def sample(name: str, report: Path) -> str:
     """The end of a run, as its terminal shows it."""
     arguments, variables, attached = RUNS[name]
-    with _server() if attached else _none() as at:
+    with _server() if attached else nullcontext(()) as at:
         asked = [*arguments, *at, "--report-dir", str(report)]
         written = on_a_terminal(asked, environment=variables)
     return neutral(closing(written), report)
@@ -98,11 +98,6 @@ def on_a_terminal(arguments: list[str], *, environment: dict[str, str] | None = 
     os.close(ours)
     process.wait()
     return written.decode("utf-8", "replace")
-
-
-@contextmanager
-def _none() -> Iterator[tuple[str, ...]]:
-    yield ()
 
 
 @contextmanager

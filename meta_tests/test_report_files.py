@@ -761,14 +761,8 @@ def test_the_history_of_a_run_is_in_its_report(run_pytest, fault_server, tmp_pat
 
 
 def test_the_test_log_is_the_documents_template_filled_in(runs, tmp_path, capsys):
-    arguments = [
-        "testlog",
-        str(runs["fail"]),
-        "--feature",
-        "MXFP4 lm_head",
-        "--branch",
-        "feature/x",
-    ]
+    feature = ("--feature", "MXFP4 lm_head", "--branch", "feature/x")
+    arguments = ["testlog", str(runs["fail"]), *feature]
     assert main([*arguments, "--baseline", str(runs["pass"])]) == 0
     text = capsys.readouterr().out
     assert text.startswith("# Test Log: MXFP4 lm\\_head\n\nDate: 2026-01-12\nBranch: feature/x\n")

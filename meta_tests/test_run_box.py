@@ -1,5 +1,6 @@
 """The box of a run: whose processes are the server's, and what a change of the machine refutes."""
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -39,8 +40,8 @@ class Serving:
     core: int
 
 
-@pytest.fixture
-def serving() -> Iterator[Serving]:
+@contextlib.contextmanager
+def served() -> Iterator[Serving]:
     """One that is not of the run."""
     command = [sys.executable, "-c", SERVES]
     with subprocess.Popen(
@@ -50,6 +51,12 @@ def serving() -> Iterator[Serving]:
         yield Serving(port, process.pid, core)
         psutil.Process(core).kill()
         process.stdin.close()
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    with served() as server:
+        yield server
 
 
 def driver(*gpus: set[int]) -> SimpleNamespace:
@@ -161,20 +168,15 @@ def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, beside
 
 def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
     """A and B are attached at the same time, on one GPU."""
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as other:
-        port, core = map(int, other.stdout.readline().split())
-        gpus = [{serving.core, core}]
-        urls = [f"http://127.0.0.1:{serving.port}", f"http://127.0.0.1:{port}"]
+    with served() as other:
+        gpus = [{serving.core, other.core}]
+        urls = [f"http://127.0.0.1:{server.port}" for server in (serving, other)]
         both, file, _ = run_box(*urls, gpus=gpus)
         both.read_before()
         assert file.box.state == "QUALIFIED", file.box
         one, file, _ = run_box(urls[0], gpus=gpus)
         one.read_before()
-        assert file.box.state == "DEGRADED" and str(core) in file.box.reason
-        psutil.Process(core).kill()
-        other.stdin.close()
+        assert file.box.state == "DEGRADED" and str(other.core) in file.box.reason
 
 
 @pytest.mark.parametrize(
