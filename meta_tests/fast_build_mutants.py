@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from flashinfer_emulation import BLOCK, EmulatedProvider, Emulation, Identity, IdentityProvider
+from mutants import After, Before, broken
 from torch import Tensor
 from two_steps import in_two_steps
 
@@ -27,20 +28,20 @@ class W4a4(TorchProvider):
         return self.mxfp4_dequantize(*self.mxfp4_quantize(x))
 
 
-def broken(name: str, of: type, groups: tuple[str, ...], **methods: Any) -> None:
-    MUTANTS[name] = type("Broken", (of,), methods), groups
+def wrong(name: str, of: type, groups: tuple[str, ...], **methods: Any) -> None:
+    MUTANTS[name] = broken(of, **methods), groups
 
 
 def emulated(name: str, of: type, provider: type, groups: tuple[str, ...], **methods: Any) -> None:
-    emulation = type("Broken", (of,), methods)
+    emulation = broken(of, **methods)
     MUTANTS[name] = (lambda: provider(emulation())), groups
 
 
 # Dense layers
 
 
-def on_weight(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
-    return lambda self, x, weight: TorchProvider.mxfp4_linear(self, x, change(*weight))
+def on_weight(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Before:
+    return Before(lambda x, weight: (x, change(*weight)))
 
 
 def one_scale(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,17 +50,9 @@ def one_scale(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def on_matrix(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda self, x, matrix: TorchProvider.dense(self, x, change(matrix.clone()))
-
-
-def half_block_dropped(matrix: Tensor) -> Tensor:
-    matrix[:, matrix.shape[1] // 128 * 128 :] = 0
-    return matrix
-
-
-def on_sums(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    return lambda self, x, matrix: change(TorchProvider.dense(self, x, matrix))
+def partial_tile(y: Tensor) -> Tensor:
+    y[:, y.shape[1] // 128 * 128 :] = 0
+    return y
 
 
 def tile_column(y: Tensor) -> Tensor:
@@ -67,13 +60,8 @@ def tile_column(y: Tensor) -> Tensor:
     return y
 
 
-def partial_tile(y: Tensor) -> Tensor:
-    y[:, y.shape[1] // 128 * 128 :] = 0
-    return y
-
-
-def for_rows(count: int) -> Callable[..., Tensor]:
-    return on_sums(lambda y: y * 1.01 if len(y) == count else y)
+def for_rows(count: int) -> After:
+    return After(lambda y: y * 1.01 if len(y) == count else y)
 
 
 @in_two_steps
@@ -99,9 +87,11 @@ for form, of in (("bfloat16", TorchProvider), ("MXFP4", W4a4)):
     for fault, methods in {
         "scales one block off": {"mxfp4_linear": on_weight(lambda c, s: (c, s.roll(1, -1)))},
         "one block's scale + 1": {"mxfp4_linear": on_weight(one_scale)},
-        "last half block of 2880 dropped": {"dense": on_matrix(half_block_dropped)},
-        "each tile's last column of its neighbour": {"dense": on_sums(tile_column)},
-        "the last partial tile's columns zero": {"dense": on_sums(partial_tile)},
+        "last half block of 2880 dropped": {
+            "dense": Before(lambda x, matrix: (x, partial_tile(matrix.clone())))
+        },
+        "each tile's last column of its neighbour": {"dense": After(tile_column)},
+        "the last partial tile's columns zero": {"dense": After(partial_tile)},
         "M = 1 wrong alone": {"dense": for_rows(1)},
         "M = 2 wrong alone": {"dense": for_rows(2)},
         "M = 16 wrong alone": {"dense": for_rows(16)},
@@ -109,19 +99,19 @@ for form, of in (("bfloat16", TorchProvider), ("MXFP4", W4a4)):
         "sums in bfloat16, of 128": {"dense": in_bfloat16(128)},
         "sums in bfloat16, of 1024": {"dense": in_bfloat16(1024)},
     }.items():
-        broken(f"MXFP4 linear, {form} activations: {fault}", of, DENSE, **methods)
+        wrong(f"MXFP4 linear, {form} activations: {fault}", of, DENSE, **methods)
 for fault, rule in (("floor", FLOOR), ("even", EVEN)):
-    broken(f"MXFP4 linear: scales by {fault} for ceil", W4a4, DENSE, block_scales=rule)
+    wrong(f"MXFP4 linear: scales by {fault} for ceil", W4a4, DENSE, block_scales=rule)
     other = {"floor": "vllm-rne", "even": "ocp-floor"}[fault]
     methods = {"block_scales": rule, "mxfp4_scale_rule": other}
-    broken(f"MXFP4 linear: scales by {fault} for {other}", W4a4, DENSE, **methods)
-broken(
+    wrong(f"MXFP4 linear: scales by {fault} for {other}", W4a4, DENSE, **methods)
+wrong(
     "MXFP4 linear: activations in bfloat16 where MXFP4 is promised",
     W4a4,
     DENSE,
     linear_input=TorchProvider.linear_input,
 )
-broken(
+wrong(
     "MXFP4 linear: activations in MXFP4 where bfloat16 is promised",
     TorchProvider,
     DENSE,
@@ -223,7 +213,7 @@ for fault, methods in {
     "window + 1": with_keywords(lambda k: {"window": k["window"] and k["window"] + 1}),
     "window - 1": with_keywords(lambda k: {"window": k["window"] and k["window"] - 1}),
 }.items():
-    broken(f"FP8 cache: {fault}", TorchProvider, FP8, **methods)
+    wrong(f"FP8 cache: {fault}", TorchProvider, FP8, **methods)
 
 # Experts with E4M3 activations under scales of one
 

@@ -15,6 +15,7 @@ import fast_build_mutants
 import torch
 import w4a8_mutants
 from flashinfer_emulation import EmulatedProvider
+from mutants import After, Before, Catalogue, Mutant, broken
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,15 +29,6 @@ LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
-class Mutant:
-    """A broken provider, and the groups of cases of which one has to notice."""
-
-    name: str
-    make: Callable[[], Any]
-    groups: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class Kill:
     """The first case of a group that detected, and what it said."""
 
@@ -45,47 +37,12 @@ class Kill:
     finding: str
 
 
-MUTANTS: list[Mutant] = []
 #: A method of the right provider is called through its class, with the broken one as `self`.
 right = TorchProvider
-
-
-def mutant(name: str, *groups: str) -> Callable[[type], type]:
-    """Register a broken provider."""
-
-    def register(cls: type) -> type:
-        MUTANTS.append(Mutant(name, cls, groups))
-        return cls
-
-    return register
-
-
-def method(operation: str, name: str, *groups: str) -> Callable[[Callable[..., Any]], None]:
-    """Register the provider with another method in the place of an operation's."""
-
-    def register(function: Callable[..., Any]) -> None:
-        mutant(name, *groups)(type("OtherMethod", (TorchProvider,), {operation: function}))
-
-    return register
-
-
-def on_output(name: str, operation: str, change: Callable[[Any], Any], *groups: str) -> None:
-    """Register the provider with an operation whose output is changed."""
-
-    @method(operation, name, *groups)
-    def _(self: TorchProvider, *arguments: Any, **keywords: Any) -> Any:
-        return change(getattr(right, operation)(self, *arguments, **keywords))
-
-
-def on_arguments(
-    name: str, operation: str, change: Callable[..., tuple[tuple, dict]], *groups: str
-) -> None:
-    """Register the provider with an operation that gets other arguments."""
-
-    @method(operation, name, *groups)
-    def _(self: TorchProvider, *arguments: Any, **keywords: Any) -> Any:
-        arguments, keywords = change(*arguments, **keywords)
-        return getattr(right, operation)(self, *arguments, **keywords)
+CATALOGUE = Catalogue(TorchProvider)
+MUTANTS, mutant, method, add = (
+    CATALOGUE.mutants, CATALOGUE.mutant, CATALOGUE.method, CATALOGUE.add
+)  # fmt: skip
 
 
 def where(y: Tensor, rows: slice, factor: float) -> Tensor:
@@ -136,7 +93,7 @@ for operation, groups in (
     ("decode_attention", ("decode",)),
 ):
     for fault, change in ANYWHERE.items():
-        on_output(f"{operation}: {fault}", operation, change, *groups)
+        add(operation, f"{operation}: {fault}", After(change), *groups)
 
 for where_wrong, change in {
     "for M >= 320": lambda y: y * (1.02 if len(y) >= 320 else 1),
@@ -147,12 +104,10 @@ for where_wrong, change in {
     "for M = 96": lambda y: y * (1.02 if len(y) == 96 else 1),
     "where M is no multiple of 16, by 1 %": lambda y: y * (1.01 if len(y) % 16 else 1),
 }.items():
-    on_output(f"fused_moe: wrong only {where_wrong}", "fused_moe", change, *MOE)
+    add("fused_moe", f"fused_moe: wrong only {where_wrong}", After(change), *MOE)
 for group, where_wrong, first in (("decode", "for B > 16", 16), ("prefill", "above row 128", 128)):
-    on_output(
-        f"{group}_attention: wrong only {where_wrong}", f"{group}_attention",
-        lambda y, first=first: where(y, slice(first, None), 1.02), group,
-    )  # fmt: skip
+    beyond = After(lambda y, first=first: where(y, slice(first, None), 1.02))
+    add(f"{group}_attention", f"{group}_attention: wrong only {where_wrong}", beyond, group)
 
 
 class _Stale(TorchProvider):
@@ -160,11 +115,11 @@ class _Stale(TorchProvider):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kept: dict[Any, Tensor] = {}
+        self.outputs: dict[Any, Tensor] = {}
 
     def stale(self, y: Tensor) -> Tensor:
-        before = self.kept.get(tuple(y.shape), torch.zeros_like(y))
-        self.kept[tuple(y.shape)] = y.clone()
+        before = self.outputs.get(tuple(y.shape), torch.zeros_like(y))
+        self.outputs[tuple(y.shape)] = y.clone()
         return before
 
 
@@ -186,11 +141,11 @@ class _StaleDecode(_Stale):
 def moe_arguments(name: str, change: Callable[..., Any], *groups: str) -> None:
     names = ("x", "weights", "ids", "w1", "w1_bias", "w2", "w2_bias")
 
-    def changed(*arguments: Any, **keywords: Any) -> tuple[tuple, dict]:
-        given = dict(zip(names, arguments, strict=True))
-        return tuple((given | change(given)).values()), keywords
+    def changed(*arguments: Any) -> tuple:
+        by_name = dict(zip(names, arguments, strict=True))
+        return tuple((by_name | change(by_name)).values())
 
-    on_arguments(name, "fused_moe", changed, *(groups or MOE))
+    add("fused_moe", name, Before(changed), *(groups or MOE))
 
 
 def column(shares: Tensor, at: int, factor: float) -> Tensor:
@@ -259,7 +214,10 @@ moe_arguments(
 
 
 def keyword(name: str, key: str, value: float, *groups: str) -> None:
-    on_arguments(name, "fused_moe", lambda *a, **k: (a, {**k, key: value}), *groups)
+    def changed(self: TorchProvider, *arguments: Any, **keywords: Any) -> Tensor:
+        return right.fused_moe(self, *arguments, **{**keywords, key: value})
+
+    add("fused_moe", name, changed, *groups)
 
 
 keyword("alpha 1", "alpha", 1.0, *MOE)
@@ -330,8 +288,8 @@ METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
     },
     ("order_nibbles", "mxfp4_dequantisation", *MOE): {"nibble order": lambda self, pairs: pairs},
     ("expert", *MOE): {
-        "nibble order in the experts only": lambda self, weights, e: (
-            right.expert(self, weights, e).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        "nibble order in the experts only": After(
+            lambda matrix: matrix.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         ),
     },
     ("share", *MOE): {
@@ -341,22 +299,18 @@ METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
         "NaN swallowed: scale 0xFF is 2^128": lambda self, scales: torch.where(
             scales == 0xFF, torch.inf, right.scale_values(self, scales)
         ),
-        "NaN swallowed: scale 0xFF is 0": lambda self, scales: right.scale_values(
-            self, scales
-        ).nan_to_num(nan=0.0),
-        "scale bias 126": lambda self, scales: right.scale_values(self, scales) * 2,
+        "NaN swallowed: scale 0xFF is 0": After(lambda values: values.nan_to_num(nan=0.0)),
+        "scale bias 126": After(lambda values: values * 2),
         "scale byte 0 is 1": lambda self, scales: torch.where(
             scales == 0, 1.0, right.scale_values(self, scales)
         ),
     },
     ("e2m1_codes", "mxfp4_quantisation"): {
-        "elements cut off, not rounded": lambda self, values: right.e2m1_codes(
-            self, values * (1 - 0.2)
+        "elements cut off, not rounded": Before(lambda values: values * (1 - 0.2)),
+        "everything above 4 saturates to 6": Before(
+            lambda values: torch.where(values.abs() > 4, 6 * values.sign(), values)
         ),
-        "everything above 4 saturates to 6": lambda self, values: right.e2m1_codes(
-            self, torch.where(values.abs() > 4, 6 * values.sign(), values)
-        ),
-        "sign lost": lambda self, values: right.e2m1_codes(self, values.abs()),
+        "sign lost": Before(torch.abs),
     },
     ("pack", "mxfp4_quantisation"): {
         "packed with the even element high": lambda self, codes: (
@@ -364,8 +318,8 @@ METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
         ),
     },
     ("e4m3", "mxfp8_quantisation"): {
-        "MXFP8 elements cut off": lambda self, values: right.e4m3(self, values * (1 - 2.0**-5)),
-        "MXFP8 saturates at 240": lambda self, values: right.e4m3(self, values.clamp(-240, 240)),
+        "MXFP8 elements cut off": Before(lambda values: values * (1 - 2.0**-5)),
+        "MXFP8 saturates at 240": Before(lambda values: values.clamp(-240, 240)),
     },
     ("kv_heads", "prefill", "decode"): {
         "KV heads interleaved": lambda self, query_heads, kv_heads, device: (
@@ -376,18 +330,16 @@ METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
         ),
     },
     ("visible", "prefill"): {
-        "causal mask off by one": lambda self, queries, keys, window: right.visible(
-            self, queries + 1, keys, None if window is None else window + 1
+        "causal mask off by one": Before(
+            lambda queries, keys, window: (queries + 1, keys, window and window + 1)
         ),
         "no causal mask": lambda self, queries, keys, window: (
             (queries[:, None] >= 0) & (keys[None, :] >= 0)
         ),
     },
     ("attend", "prefill", "decode"): {
-        "keys from 128 on left out": lambda self, q, k, v, *rest: right.attend(
-            self, q, k[:128], v[:128], *rest
-        ),
-        "keys and values swapped": lambda self, q, k, v, *rest: right.attend(self, q, v, k, *rest),
+        "keys from 128 on left out": Before(lambda q, k, v, *rest: (q, k[:128], v[:128], *rest)),
+        "keys and values swapped": Before(lambda q, k, v, *rest: (q, v, k, *rest)),
     },
     ("tile_sink", "prefill", "decode"): {
         "sink added in each tile": lambda self, sinks, highest: (
@@ -395,22 +347,20 @@ METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
         ),
     },
     ("read_pages", "decode"): {
-        "off by one page": lambda self, cache, pages, length: right.read_pages(
-            self, cache, torch.cat((pages[:1], pages[:-1])), length
+        "off by one page": Before(
+            lambda cache, pages, length: (cache, torch.cat((pages[:1], pages[:-1])), length)
         ),
-        "the newest token left out": lambda self, cache, pages, length: right.read_pages(
-            self, cache, pages, max(length - 1, 1)
+        "the newest token left out": Before(
+            lambda cache, pages, length: (cache, pages, max(length - 1, 1))
         ),
     },
     ("decode_attention", "decode"): {
-        "block table of the next sequence": lambda self, q, cache, block_table, *rest, **keywords: (
-            right.decode_attention(self, q, cache, block_table.roll(1, 0), *rest, **keywords)
+        "block table of the next sequence": Before(
+            lambda q, cache, block_table, *rest: (q, cache, block_table.roll(1, 0), *rest)
         ),
     },
 }
-for (operation, *groups), mutants in METHODS.items():
-    for name, function in mutants.items():
-        method(operation, name, *groups)(function)
+CATALOGUE.add_all(METHODS)
 
 
 @method("fused_moe", "bias after the share, not under it", *MOE)
@@ -482,9 +432,9 @@ for name, change in {
     "expert numbers off by one": lambda pair: (pair[0], (pair[1] + 1) % 32),
     "one expert chosen twice": lambda p: (p[0], torch.cat([p[1][:, :-1], p[1][:, :1]], 1)),
     "shares in another order than the experts": lambda pair: (pair[0].flip(-1), pair[1]),
+    "routing shares x 1.01": lambda pair: (pair[0] * 1.01, pair[1]),
 }.items():
-    on_output(name, "route", change, "routing")
-on_output("routing shares x 1.01", "route", lambda pair: (pair[0] * 1.01, pair[1]), "routing")
+    add("route", name, After(change), "routing")
 
 
 # Codecs
@@ -553,17 +503,12 @@ class _Empty(TorchProvider):
 
 def attention_keyword(name: str, change: Callable[[dict], dict], *groups: str) -> None:
 
-    def prefill(self, *arguments, **keywords):
-        return right.prefill_attention(self, *arguments, **{**keywords, **change(keywords)})
+    def changed(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *arguments, **k: operation(*arguments, **{**k, **change(k)})
 
-    def decode(self, *arguments, **keywords):
-        return right.decode_attention(self, *arguments, **{**keywords, **change(keywords)})
-
-    mutant(name, *(groups or ATTENTION))(
-        type(
-            "Keyword", (TorchProvider,), {"prefill_attention": prefill, "decode_attention": decode}
-        )
-    )
+    names = ("prefill_attention", "decode_attention")
+    methods = {operation: changed(getattr(right, operation)) for operation in names}
+    mutant(name, *(groups or ATTENTION))(broken(right, **methods))
 
 
 def sinks_by(change: Callable[[Tensor], Tensor | None]) -> Callable[[dict], dict]:
@@ -661,8 +606,8 @@ def _(self, q, kv_cache, *arguments, **keywords):
 # MXFP8 x MXFP4 experts
 
 W4A8 = [
-    Mutant(f"W4A8: {name}", lambda broken=broken: EmulatedProvider(broken.make()), broken.groups)
-    for name, broken in w4a8_mutants.MUTANTS.items()
+    Mutant(f"W4A8: {wrong.name}", lambda wrong=wrong: EmulatedProvider(wrong.make()), wrong.groups)
+    for wrong in w4a8_mutants.CATALOGUE.mutants
 ]
 
 
@@ -690,15 +635,15 @@ def first_kill(provider: Any, group: str) -> Kill | None:
     return None
 
 
-def kill(broken: Mutant) -> Kill | None:
-    return next((k for group in broken.groups if (k := first_kill(broken.make(), group))), None)
+def kill(wrong: Mutant) -> Kill | None:
+    return next((k for group in wrong.groups if (k := first_kill(wrong.make(), group))), None)
 
 
 def table() -> str:
     """The catalogue as Markdown."""
     killed = {
-        broken.name: [k for g in broken.groups if (k := first_kill(broken.make(), g))]
-        for broken in EVERY
+        wrong.name: [k for g in wrong.groups if (k := first_kill(wrong.make(), g))]
+        for wrong in EVERY
     }
     milder = {name: why for name, (_, why) in w4a8_mutants.MILDER.items()}
     return catalogue_rows.page("kernel-mutants", killed=killed, milder=milder)

@@ -64,9 +64,9 @@ def test_a_tactic_that_adds_by_atomics_passes_and_is_not_held_to_its_bits():
 @pytest.mark.slow("it keeps a list true")
 @pytest.mark.parametrize("name", w4a8_mutants.MILDER)
 def test_what_no_tolerance_tells_apart_is_known(name):
-    broken, _ = w4a8_mutants.MILDER[name]
+    emulation, _ = w4a8_mutants.MILDER[name]
     for group in ("moe_routing", "moe_activation"):
-        kill = kernel_mutants.first_kill(EmulatedProvider(broken.make()), group)
+        kill = kernel_mutants.first_kill(EmulatedProvider(emulation()), group)
         assert kill is None, f"it is detected: take it out of MILDER: {kill}"
 
 

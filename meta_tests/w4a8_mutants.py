@@ -3,11 +3,11 @@
 with the reason, and not dropped."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from flashinfer_emulation import BLOCK, GARBAGE, TILE, Emulation, times_scales
+from mutants import After, Before, Catalogue
 from torch import Tensor
 
 ANY = ("moe_token_counts", "moe_routing", "moe_block_scales", "moe_activation")
@@ -15,44 +15,11 @@ SCALES = ("moe_block_scales", *ANY)
 ACTIVATION = ("moe_activation", *ANY)
 
 
-@dataclass(frozen=True)
-class Broken:
-    """A wrong emulation, and the groups of cases of which one has to notice."""
-
-    make: Callable[[], Emulation]
-    groups: tuple[str, ...] = ANY
-
-
-MUTANTS: dict[str, Broken] = {}
-MILDER: dict[str, tuple[Broken, str]] = {}
-
-
-def mutant(
-    name: str, groups: tuple[str, ...] = ANY
-) -> Callable[[type[Emulation]], type[Emulation]]:
-    def register(cls: type[Emulation]) -> type[Emulation]:
-        MUTANTS[name] = Broken(cls, groups)
-        return cls
-
-    return register
-
-
-def milder(name: str, why: str) -> Callable[[type[Emulation]], type[Emulation]]:
-    def register(cls: type[Emulation]) -> type[Emulation]:
-        MILDER[name] = Broken(cls), why
-        return cls
-
-    return register
-
-
-def method(
-    operation: str, name: str, groups: tuple[str, ...] = ANY
-) -> Callable[[Callable[..., object]], None]:
-
-    def register(function: Callable[..., object]) -> None:
-        mutant(name, groups)(type("OtherMethod", (Emulation,), {operation: function}))
-
-    return register
+right = Emulation
+CATALOGUE = Catalogue(Emulation, *ANY)
+mutant, method = CATALOGUE.mutant, CATALOGUE.method
+#: Each with the reason.
+MILDER: dict[str, tuple[type[Emulation], str]] = {}
 
 
 def floor_bytes(amax: Tensor) -> Tensor:
@@ -88,23 +55,23 @@ class _Cut(Emulation):
         return super().to_mxfp8((x.float() * (1 - 2.0**-5)).bfloat16())
 
 
-def only(place: str, cls: type[Emulation]) -> type[Emulation]:
-    """What `cls` does wrong, in the quantisation of `place` alone."""
-    quantise = {f"quantise_{place}": lambda _self, t: cls().to_mxfp8(t.bfloat16())}
+def only(operand: str, cls: type[Emulation]) -> type[Emulation]:
+    """What `cls` does wrong, in the quantisation of an operand alone."""
+    quantise = {f"quantise_{operand}": lambda _self, t: cls().to_mxfp8(t.bfloat16())}
     return type("Only", (Emulation,), quantise)
 
 
 # The quantisations
 
-for place in ("x", "hidden"):
-    mutant(f"{place} quantised by the floor rule", ACTIVATION)(only(place, _Floor))
-    mutant(f"{place} quantised one exponent too fine: saturates")(only(place, _Finer))
-    mutant(f"{place} cut off, not rounded")(only(place, _Cut))
-    milder(
-        f"{place} quantised one exponent too coarse",
+for operand in ("x", "hidden"):
+    mutant(f"{operand} quantised by the floor rule", *ACTIVATION)(only(operand, _Floor))
+    mutant(f"{operand} quantised one exponent too fine: saturates")(only(operand, _Finer))
+    mutant(f"{operand} cut off, not rounded")(only(operand, _Cut))
+    MILDER[f"{operand} quantised one exponent too coarse"] = (
+        only(operand, _Coarser),
         "E4M3 is a floating-point format: all but a block's smallest elements stay the same. "
         "`mxfp8_quantize` on its own is held to the rule",
-    )(only(place, _Coarser))
+    )
 
 
 @method("quantise_x", "x: one scale for 64 elements")
@@ -252,7 +219,7 @@ class _WrongScale(Emulation):
 
 for first, by in ((True, 1), (True, -1), (False, 1), (False, -1)):
     name = f"one block's scale {by:+} in {'gate-up' if first else 'down'}"
-    mutant(name, SCALES)(type("OneScale", (_WrongScale,), {"first": first, "by": by}))
+    mutant(name, *SCALES)(type("OneScale", (_WrongScale,), {"first": first, "by": by}))
 
 
 @method("matrix", "nibble order")
@@ -307,41 +274,32 @@ def without_last(t: Tensor, columns: int) -> Tensor:
     return t
 
 
-right = Emulation
 RANGES = ("moe_ranges", *ANY)
-#: By operation and groups: what stands in its place, by the mutant's name.
-METHODS: dict[tuple[str, tuple[str, ...]], dict[str, Callable[..., Any]]] = {
-    ("quantise_x", ANY): {
-        "x: stored scale one too high": lambda self, x: shifted(right.quantise_x(self, x), 1),
+#: By operation and groups, if other than `ANY`: what stands in its place, by the mutant's name.
+METHODS: dict[tuple[str, ...], dict[str, Any]] = {
+    ("quantise_x",): {
+        "x: stored scale one too high": After(lambda pair: shifted(pair, 1)),
     },
-    ("quantise_hidden", ANY): {
-        "hidden: stored scale one too low": lambda self, h: shifted(
-            right.quantise_hidden(self, h), -1
-        ),
+    ("quantise_hidden",): {
+        "hidden: stored scale one too low": After(lambda pair: shifted(pair, -1)),
         "hidden quantised from float32, not from bfloat16": lambda self, h: self.to_mxfp8(h),
-        "hidden: scales of the neighbouring block": lambda self, h: next_block(
-            right.quantise_hidden(self, h)
-        ),
+        "hidden: scales of the neighbouring block": After(next_block),
     },
-    ("written", ANY): {
+    ("written",): {
         "the first product kept in float32": lambda self, t: t,
         "the first product written in float16": lambda self, t: t.half().float(),
     },
-    ("block_scale_interleave", ANY): {
+    ("block_scale_interleave",): {
         "weights: scales not in tiles": lambda self, unswizzled_sf: unswizzled_sf.flatten(),
-        "down: scales of the neighbouring block": lambda self, unswizzled_sf: (
-            right.block_scale_interleave(self, down_rolled(unswizzled_sf))
-        ),
+        "down: scales of the neighbouring block": Before(down_rolled),
     },
-    ("source_scales", ANY): {
+    ("source_scales",): {
         "x: wrong only for M >= 320: scales of neighbouring blocks": lambda self, sf, rows, *of: (
             right.source_scales(self, sf, rows, *of).roll(int(rows >= 320), -1)
         ),
-        "x: each row's scales are those of the row after it": lambda self, sf, rows, blocks: (
-            right.source_scales(self, sf, rows, blocks).roll(-1, 0)
-        ),
+        "x: each row's scales are those of the row after it": After(lambda s: s.roll(-1, 0)),
     },
-    ("expanded", ANY): {
+    ("expanded",): {
         "x: scales by the place in the expert, not by the token": lambda self, q, scales, tokens: (
             (q[tokens], scales[torch.arange(len(tokens))])
         ),
@@ -349,7 +307,7 @@ METHODS: dict[tuple[str, tuple[str, ...]], dict[str, Callable[..., Any]]] = {
             lambda self, q, scales, tokens: (q[tokens], scales[tokens].roll(len(tokens) % 32, 0))
         ),
     },
-    ("constants", ACTIVATION): {
+    ("constants", *ACTIVATION): {
         "alpha ignored": lambda self, alpha, beta, limit, e: (torch.ones(()), beta[e], limit[e]),
         "alpha of one expert 1.5": lambda self, alpha, beta, limit, e: (
             (torch.tensor(1.5) if e == 3 else alpha[e], beta[e], limit[e])
@@ -361,56 +319,50 @@ METHODS: dict[tuple[str, tuple[str, ...]], dict[str, Callable[..., Any]]] = {
             (alpha[e], beta[e], torch.tensor(6.0) if e == 5 else limit[e])
         ),
     },
-    ("constants", ANY): {
+    ("constants",): {
         "beta ignored": lambda self, alpha, beta, limit, e: (alpha[e], torch.zeros(()), limit[e]),
     },
-    ("activation", ACTIVATION): {
-        "gate clamped from below too": lambda self, gate, up, alpha, beta, limit: right.activation(
-            self, gate.maximum(-limit / 4), up, alpha, beta, limit
+    ("activation", *ACTIVATION): {
+        "gate clamped from below too": Before(
+            lambda gate, *rest: (gate.maximum(-rest[-1] / 4), *rest)  # the limit
         ),
     },
-    ("activation", ANY): {
-        "gate and up in the other order": lambda self, gate, up, *constants: right.activation(
-            self, up, gate, *constants
-        ),
+    ("activation",): {
+        "gate and up in the other order": Before(lambda gate, up, *rest: (up, gate, *rest)),
     },
-    ("with_bias", ANY): {
-        "gate-up bias of the next expert": lambda self, t, biases, e: right.with_bias(
-            self, t, next_expert(biases), e
-        ),
+    ("with_bias",): {
+        "gate-up bias of the next expert": Before(lambda t, biases, e: (t, next_expert(biases), e)),
         "gate-up bias of one expert dropped": lambda self, t, biases, e: (
             t if e == 2 else right.with_bias(self, t, biases, e)
         ),
     },
-    ("finalize", ANY): {
-        "wrong only for M >= 320: 2 % too large": lambda self, results, *rest: right.finalize(
-            self, results * (1.02 if len(results) >= 320 else 1.0), *rest
+    ("finalize",): {
+        "wrong only for M >= 320: 2 % too large": Before(
+            lambda results, *rest: (results * (1.02 if len(results) >= 320 else 1.0), *rest)
         ),
-        "down bias of the next expert": lambda self, results, shares, ids, biases: right.finalize(
-            self, results, shares, ids, next_expert(biases)
+        "down bias of the next expert": Before(
+            lambda results, shares, ids, biases: (results, shares, ids, next_expert(biases))
         ),
-        "shares rounded to float8": lambda self, results, shares, *rest: right.finalize(
-            self, results, shares.to(torch.float8_e4m3fn).float(), *rest
+        "shares rounded to float8": Before(
+            lambda results, shares, *rest: (results, shares.to(torch.float8_e4m3fn).float(), *rest)
         ),
-        "the last expert of each token left out": lambda self, results, shares, *rest: (
-            right.finalize(self, results, without_last(shares, 1), *rest)
-        ),
-    },
-    ("matrix", ANY): {
-        "swapped experts": lambda self, *arguments: right.matrix(self, *arguments).roll(1, 0),
-    },
-    ("product", ANY): {
-        "K's last part of 128 left out": lambda self, values, scales, matrix: right.product(
-            self, values, scales, without_last(matrix, 128)
+        "the last expert of each token left out": Before(
+            lambda results, shares, *rest: (results, without_last(shares, 1), *rest)
         ),
     },
-    ("product", RANGES): {
+    ("matrix",): {
+        "swapped experts": After(lambda matrix: matrix.roll(1, 0)),
+    },
+    ("product",): {
+        "K's last part of 128 left out": Before(
+            lambda values, scales, matrix: (values, scales, without_last(matrix, 128))
+        ),
+    },
+    ("product", *RANGES): {
         "accumulators of bfloat16": accumulated(lambda sums: sums.bfloat16().float()),
         "accumulators of 13 bits, as Ada and Hopper have them for FP8": accumulated(
             lambda sums: (sums.view(torch.int32) & ~0x3FF).view(torch.float32)
         ),
     },
 }
-for (operation, groups), mutants in METHODS.items():
-    for name, function in mutants.items():
-        method(operation, name, groups)(function)
+CATALOGUE.add_all(METHODS)
