@@ -18,6 +18,7 @@ import catalogue_rows
 import pytest
 from protocol_faults import PROFILE, vllm_serving
 
+from sm121.checkpoint import canary
 from sm121.core.server import Server
 
 HERE = Path(__file__).parent
@@ -197,8 +198,6 @@ def main() -> int:
     options = parser.parse_args()
     if options.real_width:
         return real_width(*options.real_width)
-    from sm121.checkpoint import canary
-
     checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     deadline = time.monotonic() + 60 * options.minutes
     found: dict[str, dict[str, Finding]] = {}

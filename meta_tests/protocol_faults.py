@@ -21,6 +21,7 @@ from pathlib import Path
 import catalogue_rows
 from fault_proxy import FAULTS, Fault, FaultProxy
 
+from sm121.checkpoint import canary
 from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.engines.managed import ManagedServer, StartLimits
@@ -154,8 +155,6 @@ def table(found: Sequence[Outcome], clean: Outcome, seconds: float) -> str:
 
 
 def _catalogue(output: Path) -> int:
-    from sm121.checkpoint import canary
-
     model = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     with tempfile.TemporaryDirectory() as folder:
         managed = vllm_serving(model, Path(folder))

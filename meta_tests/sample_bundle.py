@@ -4,6 +4,7 @@ import os
 import pwd
 import re
 import shutil
+import site
 import socket
 import sys
 from pathlib import Path
@@ -43,7 +44,5 @@ def neutral(text: str) -> str:
 
 
 def _environments() -> set[str]:
-    import site
-
     folders = {str(Path(entry).parents[2]) for entry in sys.path if entry.endswith("site-packages")}
     return {folder for folder in folders | set(site.PREFIXES) if len(folder) > 5}

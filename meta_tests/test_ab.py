@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from importlib.resources import files
 from types import SimpleNamespace
 
 import numpy as np
@@ -124,8 +125,6 @@ def test_the_phases_and_the_example_are_valid(tmp_path):
     for phase in ("P1", "P2", "P3", "P4", "P5", "P6"):
         text, criteria = hypothesis.gate_behind(phase)
         assert text and criteria
-    from importlib.resources import files
-
     example = files("sm121.fixtures") / "hypotheses" / "example.toml"
     (tmp_path / "h.toml").write_text(example.read_text("utf-8"))
     assert len(hypothesis.load(tmp_path / "h.toml").criteria) == 4

@@ -8,8 +8,13 @@ import venv
 import pytest
 from data_rows import from_data
 
+from sm121.core import data_file, profile
 from sm121.core.errors import UsageError
+from sm121.core.profile import shipped
 from sm121.engines.attached import attach
+from sm121.engines.vllm import Vllm
+from sm121.evidence import requirement
+from sm121.evidence.kernel_path import KernelPath
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -63,8 +68,6 @@ def test_a_model_folder_without_config(run_pytest, tmp_path):
 
 
 def test_an_unknown_profile_key_is_named_with_its_file(run_pytest, tmp_path):
-    from sm121.core.profile import shipped
-
     text = shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     file = tmp_path / "mine.toml"
     file.write_text(text.replace("stalled_after_s", "staled_after_s"))
@@ -93,8 +96,6 @@ def test_collecting_starts_and_needs_nothing(run_pytest):
 
 def test_nothing_is_started_on_a_machine_that_is_not_fit(run_pytest, tmp_path, canary_bf16):
     """The first smoke test says why; the tests that need a server are NOT_RUN, none is started."""
-    from sm121.core.profile import shipped
-
     text = shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     file = tmp_path / "greedy.toml"
     file.write_text(text.replace("memory_gib = 5", "memory_gib = 99999"))
@@ -121,8 +122,6 @@ def test_a_proxy_of_the_environment_has_no_part(run_pytest, fault_server):
 @from_data
 def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file, expected):
     """Not of the vLLM that is installed beside it; unknown when the checkout does not say."""
-    from sm121.engines.vllm import Vllm
-
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     if version_file:
@@ -133,10 +132,6 @@ def test_the_version_is_of_the_checkout_that_is_imported(tmp_path, version_file,
 
 def test_the_rules_of_each_configuration_are_looked_at(tmp_path):
     """A signature that no log has is missed, for the baseline as for the configuration judged."""
-    from sm121.core import data_file, profile
-    from sm121.evidence import requirement
-    from sm121.evidence.kernel_path import KernelPath
-
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     altered = text.replace(r"Using \\w*CPUUnquantizedExperts", "NEVER IN ANY LOG")
     mine = data_file.parse(altered, profile.Profile, "profile mine")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import stat
 import subprocess
@@ -25,16 +26,9 @@ ENGINES: list[protocol.Engine] = [Vllm(), SGLang(), llama_cpp.LlamaCpp()]
 
 
 def configuration(engine: str, **changes) -> ServerConfiguration:
-    values = {
-        "name": "n",
-        "engine": engine,
-        "python": "/the/program",
-        "model": "/the/model",
-        "served_name": "canary",
-        "arguments": ("--own", "1"),
-        "environment": (("OWN", "2"),),
-    }
-    return ServerConfiguration(**{**values, **changes})
+    base = ServerConfiguration("n", engine, "/the/program", "/the/model", "canary")
+    options = {"arguments": ("--own", "1"), "environment": (("OWN", "2"),)}
+    return dataclasses.replace(base, **{**options, **changes})
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)

@@ -15,6 +15,7 @@ from sm121.core import redaction
 from sm121.core.verdict import Verdict
 from sm121.plugin import reporting
 from sm121.report import badge, headline, junit, page, stored, summary
+from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
 from sm121.run import details
 from sm121.run.details import Details, FailureDetail
@@ -182,8 +183,6 @@ def test_there_is_one_action(tmp_path):
 
 
 def test_the_action_after_a_crash_is_its_remedy_or_its_log(tmp_path):
-    from sm121.report.crash_list import Crash
-
     run = run_of(ended("test_many", level="stress"), crashes=[CRASH])
     crash = Crash(**CRASH.model_dump(), remedy="lower --max-num-seqs")
     told = headline.action(report_of(run, tmp_path, crashes=(crash,)))
@@ -245,8 +244,6 @@ def test_a_metric_of_a_is_not_worse_because_b_is():
 
 def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
     """The log of another test's server is not read, and what no failure is about leads nothing."""
-    from sm121.report.crash_list import Crash
-
     floor = CrashReport(kind="memory_floor", summary="1 GiB left", owner="the machine")
     tests = ended("test_moe", level="kernel"), ended("test_many", level="stress")
     run = run_of(*tests, crashes=[floor, CRASH])

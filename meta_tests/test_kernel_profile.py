@@ -16,6 +16,7 @@ from data_rows import from_data, table, text_file
 from sm121 import cli
 from sm121.core import profile
 from sm121.core.errors import UsageError
+from sm121.core.server import Endpoint
 from sm121.core.verdict import NotRun
 from sm121.evidence import kernel_profile, profiler, requirement
 from sm121.evidence.kernel_path import KernelPath
@@ -532,8 +533,6 @@ def test_command_names_variant_layers_and_what_the_log_says_wrongly(tmp_path, ca
 
 
 def test_server_without_a_profiler_is_not_run(fault_server, tmp_path, monkeypatch):
-    from sm121.core.server import Endpoint
-
     monkeypatch.setattr(profiler, "_WRITTEN_WITHIN_S", 0.5)
     server = fault_server()
     endpoint = Endpoint(server.base_url, server.key, "fault-model")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sm121.api import cases
 from sm121.client.completions import parse
 from sm121.core import server, verdict
 from sm121.engines import capabilities
@@ -58,8 +59,6 @@ def test_only_what_an_engine_refuses_is_held_against_it():
 
 
 def test_every_bad_request_is_a_case():
-    from sm121.api import cases
-
     known = {case.id for case in cases.shipped().case}
     assert {case for case, _ in BAD_REQUESTS.values()} <= known
 

@@ -1,5 +1,6 @@
 """The order of events of a run, as the spine logs it, against a written list."""
 
+import importlib
 import os
 import signal
 import time
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from data_rows import from_data
+
+from sm121.plugin import MODULES
 
 HERE = Path(__file__).parent
 BEGINNING = ["levels found", "tests selected", "opened"]
@@ -127,10 +130,6 @@ def test_a_run_that_is_interrupted_after_a_measurement(begin, tmp_path):
 
 def test_every_hook_is_implemented_once_and_in_one_module():
     """No plugin of the set but the spine has a hook: its order is no one else's."""
-    import importlib
-
-    from sm121.plugin import MODULES
-
     found = {
         name: module
         for module in MODULES

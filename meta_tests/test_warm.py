@@ -1,8 +1,12 @@
 """``sm121 warm``: what is missing is told first, compiled within bounds, and said to be missing
 where it cannot be compiled."""
 
+import fnmatch
+import json
 import os
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -94,8 +98,6 @@ def test_a_dry_run_tells_what_is_missing_and_makes_nothing(machine, capsys):
 
 
 def test_what_is_missing_is_compiled_within_bounds(machine, capsys, monkeypatch):
-    import json
-
     given = ("--engine-python", machine.python(), "--module", "xqa_decode")
     assert warm(*given) == 0
     ((asked, environment),) = [
@@ -207,9 +209,6 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def built_by_flashinfer(name: str) -> str:
     """The name of the module that the installed FlashInfer builds."""
-    import json
-    import subprocess
-
     script = Path(jit.__file__).parent / "in_flashinfer" / "sm121_units.py"
     asked = [sys.executable, str(script), json.dumps({"ask": "build", "module": name})]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
@@ -228,10 +227,6 @@ def test_flashinfer_itself_builds_the_sampler(toolkit):
 @pytest.mark.parametrize("release", ["0.6.12", "0.6.16", "0.7.2"])
 def test_each_release_of_flashinfer_builds_its_modules(toolkit, release, monkeypatch):
     """By its own generators: before 0.7 they want another argument. Gets the release's wheel."""
-    import fnmatch
-    import subprocess
-    import zipfile
-
     wheel = f"flashinfer-python=={release}"
     get = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(toolkit), wheel]
     subprocess.run(get, check=True)
