@@ -6,20 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-from loopback import JsonHandler
+from loopback import JsonHandler, say
 
 FAULTS = tomllib.loads((Path(__file__).parent / "data" / "fault-server.toml").read_text("utf-8"))
 MODEL = "canary"
 NAMES = {"another-model": "llama-3-8b", "whole-name": f"openai/{MODEL}"}
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
 
 
 class Handler(JsonHandler):
@@ -66,12 +63,7 @@ class Handler(JsonHandler):
             time.sleep(3600)
         if self.fault == "dies-later" and self.completions > 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        choice = {"index": 0, "text": " Paris", "finish_reason": "length", "logprobs": None}
-        usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
-        self.say(
-            {"id": "cmpl-1", "object": "text_completion", "created": 0, "model": MODEL,
-             "choices": [choice], "usage": usage}
-        )  # fmt: skip
+        self.say(self.completion(" Paris", 5, 1, id="cmpl-1", created=0, model=MODEL))
 
 
 def start_up(fault: str) -> None:
@@ -143,7 +135,6 @@ def main() -> None:
     server.daemon_threads = True
     say(f"listening on {server.server_address[1]}")
     if options.fault in ("never-ready", "compiles-then-hangs"):
-        import threading
 
         def load() -> None:
             for percent in range(100):

@@ -8,6 +8,11 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
+def say(text: str) -> None:
+    """A line of a server's log."""
+    print(text, flush=True)
+
+
 class JsonHandler(BaseHTTPRequestHandler):
     """Reads and says JSON, and logs nothing."""
 
@@ -25,6 +30,13 @@ class JsonHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
+
+    def completion(self, text: str, prompt: int, tokens: int, **fields: object) -> dict:
+        """An answer of /v1/completions that ends at its limit, with its counts of tokens."""
+        choice = {"index": 0, "text": text, "finish_reason": "length", "logprobs": None}
+        usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
+        usage["total_tokens"] = prompt + tokens
+        return {"object": "text_completion", "choices": [choice], "usage": usage, **fields}
 
     def log_message(self, *_arguments: object) -> None: ...
 

@@ -26,7 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx
 from fault_server import build
-from loopback import JsonHandler
+from loopback import JsonHandler, say
 
 MODEL = "canary"
 #: What vLLM 0.32 and the suite's probe print on a CPU, after the seconds since the epoch.
@@ -89,10 +89,9 @@ class Handler(JsonHandler):
         if self.forwards():
             return
         parts = urlsplit(self.path)
-        given = {name: values[0] for name, values in parse_qs(parts.query).items()}
-        own = type(self)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         if parts.path == "/health":
-            self.answer("", 503 if own.dead else 200)
+            self.answer("", 503 if self.dead else 200)
         elif parts.path == "/version":
             self.answer({"version": self.options.version})
         elif parts.path == "/v1/models":
@@ -100,61 +99,53 @@ class Handler(JsonHandler):
             entry |= {"owned_by": "vllm", "created": int(time.time()), "root": self.options.path}
             self.answer({"object": "list", "data": [entry]})
         elif parts.path == "/metrics":
-            lines = [f"vllm:generation_tokens_total {own.tokens}.0"]
+            lines = [f"vllm:generation_tokens_total {self.tokens}.0"]
             if not self.options.no_start_time:
-                lines.append(f"process_start_time_seconds {own.started}")
+                lines.append(f"process_start_time_seconds {self.started}")
             self.answer("\n".join(lines) + "\n")
         elif parts.path == "/meta":
             self.answer({})
-            threading.Timer(float(given.get("after", 0)), self.obey, [given]).start()
+            threading.Timer(float(query.get("after", 0)), self.obey, [query]).start()
         else:
             self.answer({"error": "not found"}, 404)
 
-    def obey(self, given: dict[str, str]) -> None:
-        own = type(self)
-        match given["do"]:
+    def obey(self, query: dict[str, str]) -> None:
+        match query["do"]:
             case "print":
-                say(given["text"].replace("11-20 10:00:00", time.strftime("%m-%d %H:%M:%S")))
+                say(query["text"].replace("11-20 10:00:00", time.strftime("%m-%d %H:%M:%S")))
             case "exit":
-                os._exit(int(given["status"]))
+                os._exit(int(query["status"]))
             case "signal":
-                os.kill(os.getpid(), int(given["number"]))
-            case "core" if own.core is not None:
-                os.kill(own.core.pid, int(given["number"]))
+                os.kill(os.getpid(), int(query["number"]))
+            case "core" if self.core is not None:
+                os.kill(self.core.pid, int(query["number"]))
                 time.sleep(0.5)  # who watches may read how it ended before it is collected
-                own.core.wait()
-                own.dead = not self.options.heals
+                self.core.wait()
+                type(self).dead = not self.options.heals
                 if self.options.heals:
                     start_core()
 
     def do_POST(self) -> None:
-        said = self.asked()
-        if self.forwards(json.dumps(said).encode()):
+        body = self.asked()
+        if self.forwards(json.dumps(body).encode()):
             return
-        own = type(self)
-        if own.dead:
+        if self.dead:
             self.answer({"error": {"message": "EngineDeadError"}}, 500)
             return
-        tokens = int(said.get("max_tokens", 1))
+        tokens = int(body.get("max_tokens", 1))
         time.sleep(0.005 * tokens)
-        own.tokens += tokens
-        choice = {"index": 0, "text": " Paris", "finish_reason": "length", "logprobs": None}
-        prompt = len(str(said.get("prompt")).split())
+        type(self).tokens += tokens
+        prompt = len(str(body.get("prompt")).split())
         if self.options.rates:
             line = f"Engine 000: Avg prompt throughput: {prompt / 10:.1f} tokens/s, x"
             line = f"(APIServer pid=1) INFO 11-20 10:00:00 [loggers.py:335] {line}"
             threading.Timer(2.0, say, [line]).start()
-        usage = {"prompt_tokens": prompt, "completion_tokens": tokens}
-        usage["total_tokens"] = prompt + tokens
         self.answer(
-            {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion",
-             "created": int(time.time()), "system_fingerprint": self.options.fingerprint,
-             "model": self.options.served_model_name, "choices": [choice], "usage": usage}
+            self.completion(
+                " Paris", prompt, tokens, id=f"cmpl-{uuid.uuid4().hex}", created=int(time.time()),
+                model=self.options.served_model_name, system_fingerprint=self.options.fingerprint,
+            )
         )  # fmt: skip
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
 
 
 def start_core() -> None:
@@ -180,9 +171,9 @@ def main() -> None:
     parser.add_argument("--forward", type=Path, help="file with the URL of the server behind it")
     parser.add_argument("--compiles", type=int, default=0, help="a module, for so many seconds")
     parser.add_argument("--port-file", type=Path, help="where the port is written")
-    given = [*sys.argv[1:], *os.environ.get("SM121_META_ARGUMENTS", "").split()]
-    Handler.options, _ = parser.parse_known_args(given)
-    options = Handler.options
+    arguments = [*sys.argv[1:], *os.environ.get("SM121_META_ARGUMENTS", "").split()]
+    options, _ = parser.parse_known_args(arguments)
+    Handler.options = options
     if options.compiles:
         build(options.compiles)
     server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)

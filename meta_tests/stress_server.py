@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from loopback import say
+from vllm_pages import VllmPages
 
 _DATA = tomllib.loads((Path(__file__).parent / "data" / "stress-server.toml").read_text("utf-8"))
 MAX_LENGTH = 4608
@@ -57,6 +59,12 @@ LONG: dict[str, Callable[[list[int]], list[int]]] = {
     "drifts": lambda ids: [*ids[:900], (ids[900] + 1) % len(SIGNS), *ids[901:]],
     "loops": lambda ids: [*ids[:600], *ids[200 : len(ids) - 400]],
 }
+#: What becomes, once, of an answer of more than three tokens.
+ONCE: dict[str, Callable[[list[int]], list[int]]] = {
+    "corrupted": lambda ids: [*ids[:2], (ids[2] + 1) % len(SIGNS), *ids[3:]],
+    "lost": lambda ids: [*ids[:2], *ids[3:]],
+    "doubled": lambda ids: [*ids[:2], ids[1], *ids[2:]],
+}
 #: The text of the token n in a long answer, where that is the fault.
 TEXTS: dict[str, Callable[[int, str], str]] = {
     "noisy-text": lambda n, sign: f"{sign} noise " if n > 900 else sign,
@@ -75,10 +83,6 @@ PREEMPTED = {"preempts": {3: 1, 4: 2}, "preempts-and-loses": {3: 1, 4: 99}}
 FAULT_AT = 150
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
 @dataclass
 class State:
     fault: str
@@ -87,13 +91,13 @@ class State:
     requests: int = 0
     running: int = 0
     waiting: int = 0
-    tokens_held: int = 0
+    tokens_reserved: int = 0
     generated: int = 0
     #: The last request of each kind.
     before: dict[str, dict[str, Any]] = field(default_factory=dict)
     prompted: int = 0
     preemptions: int = 0
-    kept_requests: int = 0
+    stale_requests: int = 0
     hoard: list[Any] = field(default_factory=list)
     hung: bool = False
     ended: int = 0
@@ -101,6 +105,19 @@ class State:
     decoding: set[int] = field(default_factory=set)
     harmed: set[int] = field(default_factory=set)
     places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES))
+
+
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+
+
+def die(last_words: str) -> None:
+    say("ERROR 11-20 10:00:01 [core.py:1] EngineCore encountered a fatal error.")
+    say(last_words)
+    os._exit(1)
+
+
+def refused(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)
 
 
 def ids_of(prompt: Any) -> list[int]:
@@ -120,41 +137,23 @@ def answer_of(ids: list[int], tokens: int) -> list[int]:
 
 
 def choice_of(
-    said: dict[str, Any], answered: dict[str, Any], ids: list[int], finish: str | None, index: int
+    body: dict[str, Any], answered: dict[str, Any], ids: list[int], finish: str | None, index: int
 ) -> dict[str, Any]:
-    text = said.get("spoilt", str)("".join(SIGNS[n] for n in ids))
-    if "structured_outputs" in said:
+    text = body.get("spoilt", str)("".join(SIGNS[n] for n in ids))
+    if "structured_outputs" in body:
         return {"text": answered["structured_outputs"]["choice"][1], "finish_reason": "stop"}
-    if "messages" in said:
-        name = "delta" if said.get("stream") else "message"
+    if "messages" in body:
+        name = "delta" if body.get("stream") else "message"
         return {"index": index, "finish_reason": finish, name: {"content": text}}
     return {"index": index, "text": text, "token_ids": ids, "finish_reason": finish}
 
 
-class Server:
+class Server(VllmPages):
+    generates = ("completions", "chat/completions", "responses")
+    context = MAX_LENGTH
+
     def __init__(self, state: State) -> None:
-        self.state = state
-
-    def application(self) -> web.Application:
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_get("/health", self.health)
-        app.router.add_get("/version", self.version)
-        app.router.add_get("/metrics", self.metrics)
-        app.router.add_get("/v1/models", self.models)
-        for path in ("completions", "chat/completions", "responses"):
-            app.router.add_post(f"/v1/{path}", self.complete)
-        return app
-
-    async def health(self, _request: web.Request) -> web.Response:
-        return web.Response()
-
-    async def version(self, _request: web.Request) -> web.Response:
-        return web.json_response({"version": "0.32.0"})
-
-    async def models(self, request: web.Request) -> web.Response:
-        entry = {"id": self.state.model, "object": "model", "owned_by": "vllm"}
-        entry["max_model_len"] = MAX_LENGTH
-        return web.json_response({"object": "list", "data": [entry]})
+        self.state, self.model = state, state.model
 
     async def metrics(self, _request: web.Request) -> web.Response:
         state = self.state
@@ -162,9 +161,9 @@ class Server:
             return web.Response(**PAGES[state.fault])
         labels = f'{{engine="0",model_name="{state.model}"}}'
         values = {
-            "num_requests_running": state.running + state.kept_requests,
+            "num_requests_running": state.running + state.stale_requests,
             "num_requests_waiting": state.waiting,
-            "kv_cache_usage_perc": min(1.0, state.tokens_held / (BLOCKS * BLOCK)),
+            "kv_cache_usage_perc": min(1.0, state.tokens_reserved / (BLOCKS * BLOCK)),
             "generation_tokens_total": state.generated,
             "prompt_tokens_total": state.prompted,
             "num_preemptions_total": state.preemptions,
@@ -180,111 +179,110 @@ class Server:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         if request.headers.get("Authorization") != f"Bearer {self.state.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
-        said: dict[str, Any] = await request.json()
-        if "messages" in said:
-            said["prompt"] = said["messages"][-1]["content"]
-        if "input" in said:
-            said |= {"prompt": said["input"], "max_tokens": said["max_output_tokens"]}
-        applies, what = JOINED.get(self.state.fault, (lambda *_: False, ""))
-        if what == "refuses" and applies(len(self.state.decoding), 0):
-            return web.json_response({"error": {"message": "busy"}}, status=429)
-        if (wrong := self.refusal(said)) is not None:
-            status, message = wrong
-            return web.json_response({"error": {"message": message}}, status=status)
+        body: dict[str, Any] = await request.json()
+        if "messages" in body:
+            body["prompt"] = body["messages"][-1]["content"]
+        if "input" in body:
+            body |= {"prompt": body["input"], "max_tokens": body["max_output_tokens"]}
+        applies, harm = JOINED.get(self.state.fault, (lambda *_: False, ""))
+        if harm == "refuses" and applies(len(self.state.decoding), 0):
+            return refused(429, "busy")
+        if (wrong := self.refusal(body)) is not None:
+            return refused(*wrong)
         state = self.state
         state.requests += 1
         number = state.requests
         self.misbehave(number)
         if state.fault == "5xx" and number % FAULT_AT == 0:
-            return web.json_response({"error": {"message": "EngineDeadError"}}, status=500)
+            return refused(500, "EngineDeadError")
         state.waiting += 1
         async with state.places:
             state.waiting -= 1
             state.running += 1
-            answered = self.neighbour(request.path, said)
-            if state.running + state.waiting >= 16 and {"messages", "input"} & {*said}:
-                said["spoilt"] = SPOILT.get(state.fault, str)
-            tokens = len(ids_of(said["prompt"])) + int(said.get("max_tokens", 16))
-            held = (-(-tokens // BLOCK) + 2) * BLOCK
+            answered = self.neighbour(request.path, body)
+            if state.running + state.waiting >= 16 and {"messages", "input"} & {*body}:
+                body["spoilt"] = SPOILT.get(state.fault, str)
+            tokens = len(ids_of(body["prompt"])) + int(body.get("max_tokens", 16))
+            reserved = (-(-tokens // BLOCK) + 2) * BLOCK
             try:
-                self.hold(held)
-                return await self.generate(request, said, number, answered)
+                self.hold(reserved)
+                return await self.generate(request, body, number, answered)
             finally:
                 state.running -= 1
                 state.decoding.discard(number)
-                state.tokens_held -= held
+                state.tokens_reserved -= reserved
                 if state.fault == "kept" and number == FAULT_AT:
-                    state.kept_requests += 1
+                    state.stale_requests += 1
 
-    def neighbour(self, path: str, said: dict[str, Any]) -> dict[str, Any]:
+    def neighbour(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The request whose answer a request gets; of two choices, the second."""
         state = self.state
         kind = path.removeprefix("/v1/")
-        kind = "two" if said.get("n") == 2 else "choice" if "structured_outputs" in said else kind
-        salt = str(said.get("cache_salt"))
+        kind = "two" if body.get("n") == 2 else "choice" if "structured_outputs" in body else kind
+        salt = str(body.get("cache_salt"))
         state.before = dict([*state.before.items()][-500:])  # each salt for ever would be a leak
-        if state.before.setdefault(f"salt {salt}", said)["prompt"] != said["prompt"]:
+        if state.before.setdefault(f"salt {salt}", body)["prompt"] != body["prompt"]:
             kind = f"prefix {salt}" if salt != "None" else kind
-        before, state.before[kind] = state.before.get(kind, said), said
+        before, state.before[kind] = state.before.get(kind, body), body
         least, of_kind = NEIGHBOURS.get(state.fault, (0, ""))
         return (
             before
             if kind.split()[0] == of_kind and state.running + state.waiting >= least
-            else said
+            else body
         )
 
     def hold(self, tokens: int) -> None:
         state = self.state
-        state.tokens_held += tokens
-        if state.tokens_held > BLOCKS * BLOCK and state.running > 1:
+        state.tokens_reserved += tokens
+        if state.tokens_reserved > BLOCKS * BLOCK and state.running > 1:
             state.preemptions += 1
 
-    def refusal(self, said: dict[str, Any]) -> tuple[int, str] | None:
-        prompt = said.get("prompt")
-        if said.get("model") != self.state.model:
+    def refusal(self, body: dict[str, Any]) -> tuple[int, str] | None:
+        prompt = body.get("prompt")
+        if body.get("model") != self.state.model:
             return 404, "no such model"
-        if not isinstance(prompt, str | list) or said.get("max_tokens", 1) < 1:
+        if not isinstance(prompt, str | list) or body.get("max_tokens", 1) < 1:
             return 400, "bad prompt or max_tokens"
-        if said.get("temperature", 0) < 0:
+        if body.get("temperature", 0) < 0:
             return 400, "temperature"
         ids = prompt if isinstance(prompt, list) else []
         if not all(isinstance(n, int) and 0 <= n < VOCABULARY for n in ids):
             return 400, "token out of vocabulary"
-        if len(ids_of(prompt)) + said.get("max_tokens", 1) > MAX_LENGTH:
+        if len(ids_of(prompt)) + body.get("max_tokens", 1) > MAX_LENGTH:
             return 400, "longer than the context"
         return None
 
     async def generate(
-        self, request: web.Request, said: dict[str, Any], number: int, answered: dict[str, Any]
+        self, request: web.Request, body: dict[str, Any], number: int, answered: dict[str, Any]
     ) -> web.StreamResponse:
         state = self.state
-        prompt = ids_of(said["prompt"])
-        tokens = int(said.get("max_tokens", 16))
-        answer = self.spoiled(answer_of([*prompt, *self.changes(said, number)], tokens), number)
-        other = answer_of(ids_of(answered["prompt"]), tokens) if answered is not said else answer
-        answer = answer if said.get("n") == 2 else other
+        prompt = ids_of(body["prompt"])
+        tokens = int(body.get("max_tokens", 16))
+        answer = self.spoiled(answer_of([*prompt, *self.changes(body, number)], tokens), number)
+        other = answer_of(ids_of(answered["prompt"]), tokens) if answered is not body else answer
+        answer = answer if body.get("n") == 2 else other
         self.join(len(prompt))
         step_s = STEP_S * (4.0 if state.fault == "slower" and number > FAULT_AT else 1.0)
         state.prompted += len(prompt)
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens * said.get("n", 1)}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens * body.get("n", 1)}
         usage["total_tokens"] = sum(usage.values())
 
         def choice(ids: list[int], finish: str | None, index: int = 0) -> dict[str, Any]:
-            return choice_of(said, answered, ids, finish, index)
+            return choice_of(body, answered, ids, finish, index)
 
         base = {"id": f"cmpl-{number}", "object": "text_completion", "model": state.model}
-        if not said.get("stream"):
+        if not body.get("stream"):
             await asyncio.sleep(step_s * tokens)
             while state.hung:
                 await asyncio.sleep(1)
             state.generated += len(answer)
-            if "input" in said:
+            if "input" in body:
                 content = [{"type": "output_text", "text": choice(answer, "")["text"]}]
                 counts = {"input_tokens": len(prompt), "output_tokens": tokens}
                 output = [{"type": "message", "content": content}]
                 return web.json_response({"output": output, "status": "completed", "usage": counts})
             pair = [choice(answer, "length"), choice(other, "length", 1)]
-            whole = [{**each, "prompt_token_ids": prompt} for each in pair[: said.get("n", 1)]]
+            whole = [{**each, "prompt_token_ids": prompt} for each in pair[: body.get("n", 1)]]
             return web.json_response({**base, "choices": whole, "usage": usage})
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -315,13 +313,13 @@ class Server:
         state.ended += 1
         return response
 
-    def changes(self, said: dict[str, Any], number: int) -> list[int]:
+    def changes(self, body: dict[str, Any], number: int) -> list[int]:
         """What the parameters of a request add to what its answer depends on."""
         fault = self.state.fault
         forgotten = fault.removeprefix("forgets-") if number > FORGETS_AT else ""
-        changes = {k: said[k] for k in CHANGES if k in said and k != forgotten}
-        cuts = {"top_p", "top_k", "min_p"} & said.keys() - {forgotten}
-        hot = said.get("temperature") and not cuts
+        changes = {k: body[k] for k in CHANGES if k in body and k != forgotten}
+        cuts = {"top_p", "top_k", "min_p"} & body.keys() - {forgotten}
+        hot = body.get("temperature") and not cuts
         return ids_of(f"{changes} {number if hot else ''}") if changes or hot else []
 
     def spoiled(self, answer: list[int], number: int) -> list[int]:
@@ -329,29 +327,19 @@ class Server:
         if len(answer) > 1000 and state.fault in LONG:
             return LONG[state.fault](answer)
         hit = number >= FAULT_AT and number % 200 >= FAULT_AT and len(answer) > 3
-        if not hit or number in state.hoard:
-            return answer
-        if state.fault == "corrupted" and state.running > 4 and not state.hoard:
+        in_a_crowd = state.running > 4 or state.fault != "corrupted"
+        if state.fault in ONCE and hit and in_a_crowd and not state.hoard:
             state.hoard.append(number)
-            return [*answer[:2], (answer[2] + 1) % len(SIGNS), *answer[3:]]
-        if state.fault == "lost" and not state.hoard:
-            state.hoard.append(number)
-            return [*answer[:2], *answer[3:]]
-        if state.fault == "doubled" and not state.hoard:
-            state.hoard.append(number)
-            return [*answer[:2], answer[1], *answer[2:]]
+            return ONCE[state.fault](answer)
         return answer
 
     def join(self, prompt: int) -> None:
         """A prompt joins those that decode."""
-        applies, what = JOINED.get(self.state.fault, (lambda *_: False, ""))
+        applies, harm = JOINED.get(self.state.fault, (lambda *_: False, ""))
         if not applies(len(self.state.decoding), prompt):
             return
-        if what == "dies":
-            say("ERROR 11-20 10:00:01 [core.py:1] EngineCore encountered a fatal error.")
-            say("    entry.cudagraph.replay()")
-            say("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
-            os._exit(1)
+        if harm == "dies":
+            die(f"    entry.cudagraph.replay()\n{ILLEGAL}")
         self.state.harmed |= self.state.decoding
 
     def misbehave(self, number: int) -> None:
@@ -387,9 +375,7 @@ class Server:
                 with contextlib.suppress(OSError):
                     for _ in range((1 << 30) // len(block) + 1):
                         sys.stdout.write(block)
-                say("ERROR 11-20 10:00:01 [core.py:1] EngineCore encountered a fatal error.")
-                say("torch.AcceleratorError: CUDA error: an illegal memory access was encountered")
-                os._exit(1)
+                die(ILLEGAL)
             case "silent":
                 state.hung = True
             case "full-disk":
@@ -403,9 +389,7 @@ class Server:
         try:
             self.state.hoard.append(bytearray(1 << 30))
         except MemoryError:
-            say("ERROR 11-20 10:00:01 [core.py:1] EngineCore encountered a fatal error.")
-            say("MemoryError")
-            os._exit(1)
+            die("MemoryError")
 
 
 def cgroup_folder() -> Path | None:
@@ -471,7 +455,6 @@ def main() -> None:
         Server(state).application(), host="127.0.0.1", port=options.port, print=None,
         access_log=None, shutdown_timeout=0.5,
     )  # fmt: skip
-    time.sleep(0)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import IO, Any
 import timed_events
 from aiohttp import web
 from timed_events import VOCABULARY, Event, Place, bundled, ids_of, late, usage_of
+from vllm_pages import VllmPages
 
 #: The event loop's own timers have a resolution of a millisecond; the rest is spun.
 SPIN_NS = 1_500_000
@@ -57,9 +58,10 @@ class Pace(SimpleNamespace):
 _BEGAN = time.time()
 
 
-class TimedServer:
+class TimedServer(VllmPages):
     """State of one server: its pace and its counters."""
 
+    release, owner = "0.0-timed", "meta"
     #: Ids below it are generated.
     vocabulary = timed_events.VOCABULARY
 
@@ -82,35 +84,22 @@ class TimedServer:
         self.group: Share = (0.0, [], "")
         self.random = random.Random(pace.seed)
 
+    @property
+    def context(self) -> int:
+        return self.pace.context
+
     def application(self) -> web.Application:
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_get("/health", self.health)
-        app.router.add_get("/version", self.version)
-        app.router.add_get("/metrics", self.metrics)
-        app.router.add_get("/v1/models", self.models)
+        app = super().application()
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/detokenize", self.detokenize)
-        app.router.add_post("/v1/completions", self.complete)
-        app.router.add_post("/v1/chat/completions", self.complete)
         app.router.add_get("/book.txt", self.book)
         app.router.add_post("/admin", self.admin)
         return app
-
-    async def health(self, _request: web.Request) -> web.Response:
-        return web.Response()
-
-    async def version(self, _request: web.Request) -> web.Response:
-        return web.json_response({"version": "0.0-timed"})
 
     async def book(self, _request: web.Request) -> web.Response:
         """A text, for clients that make their prompts of one."""
         words = (f"w{self.random.randrange(VOCABULARY)}" for _ in range(20_000))
         return web.Response(text=" ".join(words))
-
-    async def models(self, _request: web.Request) -> web.Response:
-        entry = {"id": self.model, "object": "model", "owned_by": "meta"}
-        entry |= {"max_model_len": self.pace.context}
-        return web.json_response({"object": "list", "data": [entry]})
 
     async def admin(self, request: web.Request) -> web.Response:
         changes = await request.json()
@@ -126,16 +115,16 @@ class TimedServer:
         """A word is a token."""
         if not self.pace.tokenize:
             raise web.HTTPNotFound
-        said = await request.json()
-        text = said.get("prompt") or " ".join(m["content"] for m in said.get("messages", []))
+        body = await request.json()
+        text = body.get("prompt") or " ".join(m["content"] for m in body.get("messages", []))
         ids, context = ids_of(text), self.pace.context
         return web.json_response({"count": len(ids), "tokens": ids, "max_model_len": context})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         if not self.pace.tokenize:
             raise web.HTTPNotFound
-        said = await request.json()
-        return web.json_response({"prompt": self.text_of(said["tokens"])})
+        body = await request.json()
+        return web.json_response({"prompt": self.text_of(body["tokens"])})
 
     async def metrics(self, _request: web.Request) -> web.Response:
         pace = self.pace
@@ -170,7 +159,7 @@ class TimedServer:
         return web.Response(text="\n".join(lines) + "\n")
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        body = await request.read()
+        raw = await request.read()
         received = time.monotonic_ns()
         pace = self.pace
         self.requests += 1
@@ -195,7 +184,7 @@ class TimedServer:
                 share = self._join(number)
                 # Others that come at the same time are not kept waiting.
                 await asyncio.sleep(0.03 if pace.prompts else 0.005)
-                return await self._answer(request, body, received, pace, number, share)
+                return await self._answer(request, raw, received, pace, number, share)
         finally:
             self.running -= 1
 
@@ -209,42 +198,42 @@ class TimedServer:
         return self.group
 
     async def _answer(
-        self, request: web.Request, body: bytes, received: int, pace: Pace, number: int,
+        self, request: web.Request, raw: bytes, received: int, pace: Pace, number: int,
         share: Share,
     ) -> web.StreamResponse:  # fmt: skip
-        said = json.loads(body)
-        chat = "messages" in said
-        prompt = said.get("prompt") or " ".join(str(m["content"]) for m in said["messages"])
+        body = json.loads(raw)
+        chat = "messages" in body
+        prompt = body.get("prompt") or " ".join(str(m["content"]) for m in body["messages"])
         if isinstance(prompt, list) and not pace.accepts_ids:
             return web.json_response({"error": {"message": "prompt must be a string"}}, status=400)
         failing = number == pace.fail_number
         if failing or (pace.fail_every and number % pace.fail_every == 0):
             return web.json_response({"error": {"message": "engine is busy"}}, status=500)
         prompt_tokens = len(prompt) if isinstance(prompt, list) else len(prompt.split())
-        asked = int(said.get("max_tokens") or said.get("max_completion_tokens") or 16)
+        limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 16)
         if chat:
-            asked = min(asked, pace.chat_tokens)
+            limit = min(limit, pace.chat_tokens)
             rate, factor = pace.rate / pace.chat_slower, pace.usage_factor * pace.chat_counts
             pace = pace.but(rate=rate, usage_factor=factor)
-        if said.get("temperature") != 0.0:
+        if body.get("temperature") != 0.0:
             pace = pace.but(rate=pace.rate / pace.sampled_slower)
-        if not said.get("stream"):
+        if not body.get("stream"):
             pace = pace.but(rate=pace.rate / pace.whole_slower)
         pace = _for_text(pace, prompt)
-        plan = self._plan(pace, number, prompt_tokens, max(1, asked - pace.short_by), share)
+        plan = self._plan(pace, number, prompt_tokens, max(1, limit - pace.short_by), share)
         lie = pace.lie if prompt_tokens >= pace.lies_from else ""
-        places = timed_events.answer(lie, ids_of(prompt), said, plan.tokens, self.vocabulary)
+        places = timed_events.answer(lie, ids_of(prompt), body, plan.tokens, self.vocabulary)
         self.prompted += prompt_tokens
         self.hits += int(prompt_tokens * pace.cache_hits)
-        if not said.get("stream"):
+        if not body.get("stream"):
             await _until(received + plan.at[-1])
             self._count(pace, plan.tokens, plan)
-            return web.json_response(self._whole(said, places, prompt_tokens, pace))
+            return web.json_response(self._whole(body, places, prompt_tokens, pace))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         if not pace.keep_alive:
             response.force_close()
         await response.prepare(request)
-        events = self._events(said, plan, places, prompt_tokens, chat, pace)
+        events = self._events(body, plan, places, prompt_tokens, chat, pace)
         sent: list[int] = []
         for due, payload, tokens in events:
             if due is None:  # it stalls here
@@ -310,15 +299,15 @@ class TimedServer:
         return Plan(tokens, [int(second * 1e9) for second in at[:tokens]])
 
     def _events(
-        self, said: dict[str, Any], plan: Plan, places: list[Place], prompt_tokens: int, chat: bool,
+        self, body: dict[str, Any], plan: Plan, places: list[Place], prompt_tokens: int, chat: bool,
         pace: Pace,
     ) -> list[Event]:  # fmt: skip
         """Ready before the first is due."""
         ids = [place[0] for place in places]
-        options = said.get("stream_options") or {}
+        options = body.get("stream_options") or {}
         usage = bool(options.get("include_usage")) and pace.final_usage
         continuous = bool(options.get("continuous_usage_stats")) and pace.continuous_usage
-        with_ids = bool(said.get("return_token_ids")) and pace.token_ids
+        with_ids = bool(body.get("return_token_ids")) and pace.token_ids
         events: list[Event] = []
         base = {"id": "cmpl-timed", "model": self.model}
         base["object"] = "chat.completion.chunk" if chat else "text_completion"
@@ -368,7 +357,7 @@ class TimedServer:
             echoes = pace.echo == "always" or (with_ids and pace.echo == "asked")
             if chunk == 1 and echoes:
                 made["prompt_token_ids"] = (
-                    said["prompt"] if isinstance(said.get("prompt"), list) else []
+                    body["prompt"] if isinstance(body.get("prompt"), list) else []
                 )
             extra = counted(done) if continuous else {}
             if 32 < done <= 32 + pace.lost_tokens:
@@ -379,12 +368,12 @@ class TimedServer:
             events.append((plan.at[-1], event(choice("", "length"), plan.at[-1], {}), 0))
         events = bundled(events, pace.burst)
         if pace.held_tokens:
-            held = plan.at[min(pace.held_tokens, plan.tokens) - 1]
-            events = [(max(due or 0, held), *rest) for due, *rest in events]  # type: ignore[misc]
+            until = plan.at[min(pace.held_tokens, plan.tokens) - 1]
+            events = [(max(due or 0, until), *rest) for due, *rest in events]  # type: ignore[misc]
         late_ns = int(1e6 * (pace.late_ms + pace.late_ms_per_1k * prompt_tokens / 1e3))
         if late_ns and (with_ids or pace.echo != "asked"):
             if pace.echo == "apart":
-                ids_event = {"prompt_token_ids": said.get("prompt")}
+                ids_event = {"prompt_token_ids": body.get("prompt")}
                 events.insert(0, (plan.at[0], event(None, 0, ids_event), 0))
             events = late(events, plan.at[0] + late_ns, pace.leak)
         end = max(plan.at[-1], events[-1][0] or 0)
@@ -392,16 +381,16 @@ class TimedServer:
         return [*events, (end, tail + b"data: [DONE]\n\n", 0)]
 
     def _whole(
-        self, said: dict[str, Any], places: list[Place], prompt_tokens: int, pace: Pace
+        self, body: dict[str, Any], places: list[Place], prompt_tokens: int, pace: Pace
     ) -> dict[str, Any]:
-        ids, chat = [place[0] for place in places], "messages" in said
+        ids, chat = [place[0] for place in places], "messages" in body
         text = self.text_of(ids[pace.content_free :])
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
-        choice["logprobs"] = timed_events.log_probabilities(places, said)
+        choice["logprobs"] = timed_events.log_probabilities(places, body)
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         if pace.token_ids:
             choice["token_ids"] = ids
-            choice["prompt_token_ids"] = ids_of(said.get("prompt", ""))
+            choice["prompt_token_ids"] = ids_of(body.get("prompt", ""))
         return {
             "id": "cmpl-timed", "object": "chat.completion" if chat else "text_completion",
             "created": 1_790_000_000, "model": self.model, "choices": [choice],
@@ -451,9 +440,9 @@ def _stepped(pace: Pace, rate: float, first_s: float, tokens: int) -> list[float
 
 async def _until(deadline: int) -> None:
     """Wait for a time of CLOCK_MONOTONIC: asleep at first, spinning for the last moment."""
-    left = deadline - time.monotonic_ns()
-    if left > SPIN_NS:
-        await asyncio.sleep((left - SPIN_NS) / 1e9)
+    remaining = deadline - time.monotonic_ns()
+    if remaining > SPIN_NS:
+        await asyncio.sleep((remaining - SPIN_NS) / 1e9)
     while time.monotonic_ns() < deadline:
         await asyncio.sleep(0)
 

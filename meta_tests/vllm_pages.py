@@ -1,0 +1,36 @@
+"""What the servers of the meta tests that run on aiohttp have in common: the pages of vLLM."""
+
+from aiohttp import web
+
+
+class VllmPages:
+    """A server that is healthy and has a version and a model. Its own class has ``metrics``, and
+    ``complete``, which generates."""
+
+    release = "0.32.0"
+    owner = "vllm"
+    #: Where it generates, under ``/v1/``.
+    generates = ("completions", "chat/completions")
+    model: str
+    #: The longest sequence, in tokens.
+    context: int
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=64 << 20)
+        for page in ("health", "version", "metrics"):
+            app.router.add_get(f"/{page}", getattr(self, page))
+        app.router.add_get("/v1/models", self.models)
+        for path in self.generates:
+            app.router.add_post(f"/v1/{path}", self.complete)
+        return app
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": self.release})
+
+    async def models(self, _request: web.Request) -> web.Response:
+        entry = {"id": self.model, "object": "model", "owned_by": self.owner}
+        entry |= {"max_model_len": self.context}
+        return web.json_response({"object": "list", "data": [entry]})
