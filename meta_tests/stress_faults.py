@@ -21,6 +21,7 @@ from pathlib import Path
 
 import catalogue_rows
 import psutil
+import sample_bundle
 
 from sm121.engines.process_tree import marked
 
@@ -202,7 +203,7 @@ def _run(
     first = crashes[0] if crashes else {}
     line = next((item for item in text.splitlines() if "] crash: " in item), "")
     if keep is not None and crashes:
-        _keep(report, crashes[0], keep)
+        sample_bundle.keep(report / crashes[0]["bundle"], keep)
     if wrong:
         (Path(tempfile.gettempdir()) / f"sm121-meta-{case.name}.txt").write_text(text, "utf-8")
     return Outcome(
@@ -236,19 +237,17 @@ def _left(mark: str, within_s: float = 30.0) -> list[str]:
 
 
 def _verdict(report: Path, temporary: Path) -> dict:
-    for file in (report / "verdict.json",):
-        with contextlib.suppress(OSError, ValueError):
-            found = json.loads(file.read_text("utf-8"))
-            if found.get("crashes"):
-                return found
+    verdict: dict = {}
+    with contextlib.suppress(OSError, ValueError):
+        verdict = json.loads((report / "verdict.json").read_text("utf-8"))
+    if verdict.get("crashes"):
+        return verdict
     # A full disk: what could be written lies in a bundle elsewhere.
     for index in sorted(temporary.glob("sm121-crash-*/*/bundle.json")):
         bundle = json.loads(index.read_text("utf-8"))
         entry = {"kind": bundle["class"], "summary": bundle["summary"], "owner": bundle["owner"]}
         return {"verdict": "not written", "crashes": [{**entry, "bundle": str(index.parent)}]}
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads((report / "verdict.json").read_text("utf-8"))
-    return {}
+    return verdict
 
 
 def _judge(
@@ -291,13 +290,6 @@ def _judge(
     return wrong
 
 
-def _keep(report: Path, crash: dict, target: Path) -> None:
-    """A bundle as a sample: without what names this machine."""
-    from sample_bundle import keep
-
-    keep(report / crash["bundle"], target)
-
-
 def table(found: list[Outcome], clean: list[Outcome], seconds: float) -> str:
     """The catalogue as Markdown."""
     return catalogue_rows.page(
@@ -316,7 +308,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=[[], *CASES])
     options = parser.parse_args()
     names = options.names or [*CASES, *["clean"] * (options.clean - 1)]
-    done = _read_state(options.state)
+    is_resumed = options.state is not None and options.state.is_file()
+    lines = options.state.read_text("utf-8").splitlines() if is_resumed else []
+    done = [Outcome(**json.loads(line)) for line in lines]
     left = list(done)
     for name in names:
         known = next((outcome for outcome in left if outcome.case == name), None)
@@ -337,12 +331,6 @@ def main() -> int:
         seconds = sum(outcome.seconds for outcome in [*found, *clean])
         options.output.write_text(table(found, clean, seconds), "utf-8")
     return 1 if any(outcome.wrong for outcome in [*found, *clean]) else 0
-
-
-def _read_state(file: Path | None) -> list[Outcome]:
-    if file is None or not file.is_file():
-        return []
-    return [Outcome(**json.loads(line)) for line in file.read_text("utf-8").splitlines()]
 
 
 #: Bundles that are kept in docs/bundles.

@@ -2,6 +2,8 @@
 detected and the engine without it is not; and the power and the false alarms are as they are said.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import scripted_sampler
@@ -50,6 +52,14 @@ def check(test: str, change, seed: int, engine: str = "vllm") -> None:
         hold(test, Sampler(client.Api(endpoint, capabilities.of(engine, "0.32.0")), seed))
 
 
+def judge_drafts(change, seed: int) -> None:
+    """Judge what a server by script samples at drafted places."""
+    with sampling(change, seed) as endpoint:
+        server = Server(endpoint, False, "vllm", None, None, None, None)
+        can = capabilities.of("vllm", "0.32.0")
+        Speculation(server, Asker(server), None, None, "", can).samples_follow_the_target()
+
+
 @pytest.mark.parametrize("test", TESTS)
 def test_right_samples_are_not_called_wrong(test):
     for seed in range(3):
@@ -83,26 +93,16 @@ def test_what_is_sampled_at_drafted_places_is_held_too(drafted):
         wrong = {name: value for name, value in drafted.items() if body.get(name, 1.0) < 1}
         return body | {"drafted": wrong}
 
-    with sampling(change, 3) as endpoint:
-        server = Server(endpoint, False, "vllm", None, None, None, None)
-        known = capabilities.of("vllm", "0.32.0")
-        speculation = Speculation(server, Asker(server), None, None, "", known)
-        if not drafted:
-            speculation.samples_follow_the_target()
-            return
-        with pytest.raises(Unmet, match="samples by the reported probabilities"):
-            speculation.samples_follow_the_target()
+    wrong = pytest.raises(Unmet, match="samples by the reported probabilities")
+    with wrong if drafted else nullcontext():
+        judge_drafts(change, 3)
 
 
 def test_equally_likely_tokens_are_counted_whichever_was_drawn(monkeypatch):
     """In BF16 many are, and vLLM lists the one that was drawn first."""
     monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
     for seed in range(3):
-        with sampling(lambda body: body, seed) as endpoint:
-            server = Server(endpoint, False, "vllm", None, None, None, None)
-            known = capabilities.of("vllm", "0.32.0")
-            speculation = Speculation(server, Asker(server), None, None, "", known)
-            speculation.samples_follow_the_target()
+        judge_drafts(lambda body: body, seed)
 
 
 def test_what_an_engine_does_not_know_is_not_run():
