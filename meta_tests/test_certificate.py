@@ -251,8 +251,8 @@ def test_every_gate_has_a_number(metric, verdict, said):
     if metric is not None:
         fields = {"value": None, "unit": "tok/s", "minimum": 52.0, **metric}
         file.metrics["tg32@d4096"] = MetricReport(**fields)
-    seen = certified(file, own)
-    assert seen.verdict is Verdict[verdict] and said in seen.reason, seen.reason
+    judged = certified(file, own)
+    assert judged.verdict is Verdict[verdict] and said in judged.reason, judged.reason
 
 
 def test_the_other_gaps():

@@ -59,9 +59,10 @@ def test_a_small_difference_everywhere_is_a_difference_on_average():
 @from_data
 def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
     """`resumed`: what follows the token of the other run; None where nobody can be asked."""
-    found = agreement.judge(ATTRACTOR, other, bound or NOISY, lambda _tokens: resumed)
-    assert found.forks == forks and found.unjudged == (forks and resumed is None)
-    assert (disagreement in str(found.disagreement)) if disagreement else not found.disagreement
+    judgement = agreement.judge(ATTRACTOR, other, bound or NOISY, lambda _tokens: resumed)
+    assert judgement.forks == forks and judgement.unjudged == (forks and resumed is None)
+    difference = judgement.disagreement
+    assert (disagreement in str(difference)) if disagreement else not difference
 
 
 def test_a_difference_of_the_others_counts_too():

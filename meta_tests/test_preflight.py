@@ -90,11 +90,11 @@ def test_a_backend_that_is_left_to_the_build_is_no_mistake():
 
 
 @from_data
-def test_what_is_told_of_a_start(start, options, told, untold, exactly):
+def test_what_is_told_of_a_start(start, options, tells, tells_not, exactly):
     """Rules of a build, a release and an architecture stay there. `start`: its arguments and its
     environment, else good ones."""
     names = checks(found(*start or (), **options or {}))
-    assert names >= {*(told or ())} and not names & {*(untold or ())}
+    assert names >= {*(tells or ())} and not names & {*(tells_not or ())}
     assert exactly is None or names == {*exactly}
 
 
