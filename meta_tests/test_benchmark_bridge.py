@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from data_rows import table
 
 SCENARIO = "meta_tests/scenarios/measurements.py"
 FAST = [53.0, 53.2, 52.9, 53.1, 53.05] * 4
-SLOW = [47.9, 48.1, 48.0, 48.05, 47.95] * 4
 
 
 @pytest.fixture
@@ -56,28 +56,13 @@ def test_a_rate_is_a_benchmark_whose_ops_are_tokens_per_second(measured):
     assert set(file["commit_info"]["git_shas"]) == {"vllm", "flashinfer", "suite"}
 
 
-VERDICTS = {
-    "tg32@d0": (SLOW, "FAIL", "tg32@d0: required: at least 52 tok/s, seen: 48"),
-    "tg32@d4096": ([46.0, 48.0, 47.0, 46.5, 47.6], "INCONCLUSIVE", "bound of 5 rounds"),
-    "tg32@d8192": (FAST[:2], "INCONCLUSIVE", "2 rounds decide nothing"),
-    "tg32@d16384": (
-        {"samples": FAST, "invalid": [{"reason": "prefix_cache", "evidence": "2048 hits"}]},
-        "INVALID",
-        "prefix_cache: 2048 hits",
-    ),
-    "tg32@d32768": ({"samples": FAST, "clock": "chunks"}, "INCONCLUSIVE", "counted by chunks"),
-    "tg128@d0": ({"samples": []}, "INVALID", "nothing was measured"),
-    "ttft_p99": (
-        {"samples": [440.0] * 19 + [float("inf")], "quantile": 0.99},
-        "INCONCLUSIVE",
-        "1 of 20 requests over the bound",
-    ),
-}
+#: By metric: what is measured, the verdict on it, and a part of the reason.
+VERDICTS = table(__name__, "VERDICTS")
 
 
 def test_each_verdict_on_a_measurement(measured):
     status, file, run = measured(
-        {name: given for name, (given, _, _) in VERDICTS.items()}, "--benchmark-autosave"
+        {name: samples for name, (samples, _, _) in VERDICTS.items()}, "--benchmark-autosave"
     )
     assert status == 1, run.output
     for test, (name, (_, verdict, why)) in zip(file["tests"], VERDICTS.items(), strict=True):

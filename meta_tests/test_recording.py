@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from data_rows import from_data
+from data_rows import from_data, table
 from test_against import OWN, a_run, stored
 from whole_run import waiver_file, whole
 
@@ -200,12 +200,7 @@ def test_no_waiver_tolerates_what_is_no_plain_failure(attached, tmp_path):
     said = {test["id"].rsplit("::", 1)[1]: test for test in found["tests"]}
     assert status == 1 and found["verdict"] == "FAIL", run.output
     assert [name for name in names if said[name]["waived"]] == ["test_wrong"], run.output
-    for name, why in (
-        ("test_invalid", "what is INVALID"), ("test_inconclusive", "what is INCONCLUSIVE"),
-        ("test_path", "the kernel path"), ("test_cell", "a crash"), ("test_crash", "a crash"),
-        ("test_nothing_measured", "a measurement without a number"),
-        ("test_invalid_then_wrong", "what is INVALID"),
-    ):  # fmt: skip
+    for name, why in table(__name__, "NEVER_WAIVED").items():
         assert said[name]["message"].startswith(f"not waived, since {why} never is"), said[name]
     assert said["test_rate_without_a_number"]["message"].startswith("not waived, since ")
 
