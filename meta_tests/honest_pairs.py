@@ -57,7 +57,6 @@ def _run(folder: Path, plan: str, against: Path | None = None) -> Path:
 
 def _row(number: int, run: verdict_file.VerdictFile, minutes: float) -> str:
     held = run.against
-    assert held is not None
     wrong = [*held.new, *held.changed, *held.missing, *held.path, *held.worse]
     ran = sum(test.executed for test in run.tests)
     said = "; ".join(item.replace("|", "\\|") for item in wrong) or "nothing"

@@ -83,7 +83,6 @@ class SabotagedServer:
 
     def put(self, fault: str) -> None:
         """Put a fault in force, in place of the one before it; `nothing` for none."""
-        assert self.server is not None
         with self.server.endpoint.http(timeout_s=120.0) as http:
             body = {"method": "sabotage", "args": [fault]}
             for path, content in (("/collective_rpc", body), ("/reset_prefix_cache", None)):
@@ -94,7 +93,6 @@ class SabotagedServer:
 
     def arguments(self, tests: tuple[str, ...]) -> list[str]:
         """Of pytest, for the suite's tests of some names against this server."""
-        assert self.server is not None
         return [
             "--arch", "cpu", "--base-url", self.server.endpoint.base_url,
             "--api-key", self.server.endpoint.api_key, "--reference", str(self.reference),

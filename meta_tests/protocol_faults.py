@@ -89,7 +89,6 @@ def outcomes(
     command = [sys.executable, __file__, "--base-url", base_url, "--key", key]
     command += [*(f"--clean={test}" for test in clean), *names]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             found = json.loads(line)
             yield Outcome(**{**found, "tests": tuple(map(tuple, found["tests"]))})

@@ -126,7 +126,6 @@ def _listening(
         env={**os.environ, "VLLM_API_KEY": key}, stdout=subprocess.PIPE, text=True,
     ) as process:  # fmt: skip
         try:
-            assert process.stdout is not None
             line = ""
             while not line.startswith("listening on "):
                 line = process.stdout.readline()

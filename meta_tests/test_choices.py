@@ -41,15 +41,11 @@ def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
 
 
 def known() -> Choices:
-    found = choices.load("vllm", "sm121")
-    assert found is not None
-    return found
+    return choices.load("vllm", "sm121")
 
 
 def release(version: str) -> Release:
-    found = known().at(version)
-    assert found is not None
-    return found
+    return known().at(version)
 
 
 def asked_for_in_vain(profile: Profile) -> list[str]:
@@ -266,7 +262,6 @@ def test_a_run_says_it_before_it_starts_a_server():
     )
     run.findings = Session.findings.func(run)  # type: ignore[attr-defined]
     why = Session.obstacle(run)  # type: ignore[arg-type]
-    assert why is not None
     assert "no server is started: vLLM 0.24.0 refuses --attention-backend FLASHINFER" in why
     assert "it takes --attention-backend TRITON_ATTN" in why
     assert "\n" not in why

@@ -265,7 +265,6 @@ def test_log_probabilities_as_llama_server_writes_them():
             "top_logprobs": [{"id": 7, "token": " a", "logprob": -0.5},
                              {"id": 9, "token": " b", "logprob": -1.5}]}  # fmt: skip
     answer = completions.parse({"choices": [{"text": " a", "logprobs": {"content": [item]}}]})
-    assert answer.positions is not None
     (position,) = answer.positions
     assert position.token == "token_id:7" and position.log_probability == -0.5
     assert position.top == {"token_id:7": -0.5, "token_id:9": -1.5}

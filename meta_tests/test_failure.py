@@ -85,7 +85,6 @@ def test_error_answer_of_a_server_is_explained() -> None:
         "loading vocab file: failed to download or load vocab file', 'code': 500}}"
     )
     told = explain(answer)
-    assert told is not None
     assert told.startswith("vocabulary: ")
     assert "TIKTOKEN_ENCODINGS_BASE" in told
     assert explain(answer.replace("500", "400")) is None

@@ -50,7 +50,6 @@ WAYS = {
 def _of_level(level: str) -> dict[str, object]:
     file = ROOT / "tests" / f"test_{level}.py"
     spec = importlib.util.spec_from_file_location(f"level_{level}", file)
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return {name: value for name, value in vars(module).items() if name.startswith("test_")}

@@ -188,7 +188,6 @@ def test_json_without_a_bottom_is_no_answer(serve):
     assert exchange.send(endpoint, "GET", "/version", timeout_s=5.0).parsed() is None
     job = load.Job("one", {"model": "m", "prompt": "p"}, 8)
     outcome = load.LoadClient(endpoint, Patience(20.0, 10.0)).run([job]).outcomes[0]
-    assert outcome.problem is not None
     assert outcome.problem[0] == "bad_stream"
 
 
@@ -359,16 +358,9 @@ def test_two_keys_are_refused(tmp_path):
 
 def test_a_key_of_the_environment_reaches_the_server_and_no_report(run_pytest, fault_server):
     server = fault_server("none", key=SECRET)
-    arguments = (
-        "--arch",
-        "cpu",
-        "--base-url",
-        server.base_url,
-        "tests/test_smoke.py",
-        "-k",
-        "models",
-    )
-    _, run = run_pytest(*arguments, environment={"SM121_API_KEY": SECRET})
+    attached = ("--arch", "cpu", "--base-url", server.base_url)
+    chosen = ("tests/test_smoke.py", "-k", "models")
+    _, run = run_pytest(*attached, *chosen, environment={"SM121_API_KEY": SECRET})
     assert "accepts the key" not in run.output
     assert run.report.exists()
     files = [path for path in run.report.rglob("*") if path.is_file()]

@@ -1,5 +1,6 @@
 """`--kernel-provider`: which kernels are tested, and what a run says when they cannot be."""
 
+import ast
 import functools
 import importlib.util
 import itertools
@@ -13,7 +14,8 @@ import pytest
 from servers import executable
 
 from sm121.core.verdict import NotRun
-from sm121.kernels import builds, cases, checks, problems, registry
+from sm121.kernels import builds, cases, checks, problems, registry, vllm_cuda
+from sm121.kernels.flashinfer_provider import FlashInferProvider, since
 from sm121.oracles import attention
 
 pytestmark = pytest.mark.timeout(300)
@@ -23,6 +25,14 @@ NUMERICS = ("tests/test_kernel.py", "-k", "routing_takes", "--arch", "cpu")
 
 def judged(run) -> list[dict]:
     return [t for t in run.verdict["tests"] if "routing_takes" in t["id"]]
+
+
+def not_run(run_pytest, provider: str, *more: str, **options) -> str:
+    """Why a provider is not judged."""
+    status, run = run_pytest(*NUMERICS, "--kernel-provider", provider, *more, **options)
+    assert status == 5, run.output
+    assert {test["verdict"] for test in judged(run)} == {"NOT_RUN"}
+    return judged(run)[0]["message"]
 
 
 def test_a_provider_of_ones_own_is_judged(run_pytest, tmp_path):
@@ -47,12 +57,8 @@ def test_a_provider_of_ones_own_is_judged(run_pytest, tmp_path):
 @pytest.mark.slow("a run more")
 def test_what_a_provider_lacks_is_not_run(run_pytest, tmp_path):
     (tmp_path / "bare.py").write_text("name = 'bare'\nempty = object()\n")
-    status, run = run_pytest(
-        *NUMERICS, "--kernel-provider", "bare:empty", environment={"PYTHONPATH": str(tmp_path)}
-    )
-    assert status == 5, run.output
-    assert {t["verdict"] for t in judged(run)} == {"NOT_RUN"}
-    assert "provider object has no route" in judged(run)[0]["message"]
+    message = not_run(run_pytest, "bare:empty", environment={"PYTHONPATH": str(tmp_path)})
+    assert "provider object has no route" in message
 
 
 def test_cases_and_plugin_are_there_without_torch():
@@ -104,7 +110,6 @@ def test_another_interpreter_with_the_same_packages_has_the_same_build(tmp_path)
 
 def test_another_build_of_the_engine_is_seen(another_build):
     seen = builds.differences(("vllm", "torch"), str(another_build), dict(os.environ))
-    assert seen is not None
     assert f"the engine serves with vllm 0.33.0 at {another_build.parent / 'site' / 'vllm'}" in seen
     assert "torch" not in seen, "that is the same"
     environment = {**os.environ, "PYTHONPATH": str(another_build.parent / "site")}
@@ -114,10 +119,8 @@ def test_another_build_of_the_engine_is_seen(another_build):
 def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
     bare = executable(tmp_path / "bare", f'exec {sys.executable} -I -S "$@"')
     seen = builds.differences(("vllm",), str(bare), dict(os.environ))
-    assert seen is not None
     assert "the engine serves with no vllm" in seen
     seen = builds.differences(("vllm",), str(tmp_path / "none"), dict(os.environ))
-    assert seen is not None
     assert "cannot be started" in seen
     assert builds.differences((), str(tmp_path / "none"), {}) is None, "nothing of an engine"
 
@@ -139,12 +142,7 @@ def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path)
 
 @pytest.mark.slow("a run more")
 def test_an_engine_without_the_kernels_is_named(run_pytest, another_build):
-    status, run = run_pytest(
-        *NUMERICS, "--kernel-provider", "vllm-cpu", f"--engine-python={another_build}"
-    )
-    assert status == 5, run.output
-    assert {t["verdict"] for t in judged(run)} == {"NOT_RUN"}
-    message = judged(run)[0]["message"]
+    message = not_run(run_pytest, "vllm-cpu", f"--engine-python={another_build}")
     assert "provider vllm-cpu needs vLLM for the CPU" in message
     assert f"{another_build.parent}" in message, "where that interpreter's vLLM lies"
 
@@ -160,13 +158,9 @@ def test_another_build_than_the_engines_is_not_judged_by_a_provider_of_ones_own(
         "from sm121.kernels.torch_provider import TorchProvider\n"
         "provider = TorchProvider()\n"
     )
-    status, run = run_pytest(
-        *NUMERICS, "--kernel-provider", "mine:provider", f"--engine-python={another_build}",
-        environment={"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
-    )  # fmt: skip
-    assert status == 5, run.output
-    assert {t["verdict"] for t in judged(run)} == {"NOT_RUN"}
-    message = judged(run)[0]["message"]
+    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
+    python = f"--engine-python={another_build}"
+    message = not_run(run_pytest, "mine:provider", python, environment=environment)
     assert "vllm 0.33.0" in message
     assert "that build was not judged" in message
     assert "pip install sm121-conformance" in message
@@ -216,8 +210,6 @@ class OldFlashInfer:
         monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", ModuleType("flashinfer.fused_moe"))
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-        from sm121.kernels.flashinfer_provider import FlashInferProvider
-
         self.provider = FlashInferProvider()
         self.provider.device = "cpu"
         self.x = torch.zeros(2, 64, dtype=torch.bfloat16)
@@ -261,10 +253,6 @@ def test_a_kernel_that_raises_is_a_failure(monkeypatch):
 
 def test_every_argument_of_the_installed_flashinfer_is_there():
     """The names that the provider calls are those of the real package."""
-    import ast
-
-    from sm121.kernels.flashinfer_provider import since
-
     folder = Path(importlib.util.find_spec("flashinfer").origin).parent
     found = {}
     for file in folder.rglob("*.py"):
@@ -313,8 +301,6 @@ def flash_attention(fault: str, q, k, v, out, *, window_size, s_aux, **planned):
 
 @pytest.mark.parametrize("fault", ["", "sinks", "window", "pages", "length"])
 def test_flash_attention_is_called_as_vllm_calls_it(monkeypatch, fault):
-    from sm121.kernels import vllm_cuda
-
     call = functools.partial(flash_attention, fault)
     module = SimpleNamespace(
         current_platform=SimpleNamespace(is_cuda=lambda: True),

@@ -460,7 +460,6 @@ def test_cells_of_one_start_up_are_neighbours():
 
 def test_cost_is_learned_and_foretold(tmp_path):
     space, own = SPACES[0], profile.load("cpu-tiny-gpt-oss").matrix
-    assert own is not None
     cells = [space.baseline, {**space.baseline, "graphs": "compiled"}]
     first = cost.predict(space, cells, ["a", "b"], own, cost.Durations(tmp_path / "d.json"))
     assert first.boots == 2 and "nothing timed yet" in str(first)

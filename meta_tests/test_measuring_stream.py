@@ -373,7 +373,6 @@ def test_the_client_ends_with_its_parent(timed_server):
     parent = subprocess.Popen(
         [sys.executable, "-c", code, server.base_url], stdout=subprocess.PIPE, text=True
     )
-    assert parent.stdout is not None
     client = psutil.Process(int(parent.stdout.readline()))
     time.sleep(1.0)
     assert client.is_running()

@@ -392,9 +392,7 @@ def test_the_prediction_of_quick_is_within_a_factor_of_two(run_pytest):
 
 def test_what_a_release_was_seen_to_choose_is_said():
     """Of the same arguments and layout only; vLLM's own choice with and without a network."""
-    known = choices.load("vllm", "sm121")
-    release = known.at("0.33.0") if known is not None else None
-    assert release is not None
+    release = choices.load("vllm", "sm121").at("0.33.0")
     stock = choices.chosen(release, (), {})
     assert [("FLASHINFER" in choice, "offline" in seen) for choice, seen in stock.items()] == [
         (True, False), (False, True),

@@ -70,7 +70,6 @@ def test_own_thresholds_are_three_lines(tmp_path):
     own = whole.judging()
     assert (own.name, own.extends) == ("ours", "sm121-gpt-oss-120b")
     gate = own.gate("tg32@d0")
-    assert gate is not None
     assert (gate.minimum, gate.target, gate.source) == (30, None, "users")
     metrics = [sorted(g.metric for g in p.performance.gates) for p in (own, parent.judging())]
     assert metrics[0] == metrics[1]

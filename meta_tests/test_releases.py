@@ -69,7 +69,6 @@ def test_a_stock_engine_is_held_to_its_own_floor():
     published = {0: 33.55, 4096: 32.63, 8192: 31.50, 16384: 29.55, 32768: 26.65}
     for depth, rate in published.items():
         floor, wanted = stock.gate(f"tg32@d{depth}"), effort.gate(f"tg32@d{depth}")
-        assert floor is not None and wanted is not None
         assert 0.89 * rate < floor.minimum < 0.93 * rate and floor.minimum < wanted.minimum
         assert f"{rate:.2f}" in floor.source
     assert stock.gate("tg32@d0").minimum < 31.58  # of the other machine

@@ -90,7 +90,6 @@ def rank_1(server: SpanningServer) -> psutil.Process:
 def asked(server: SpanningServer) -> tuple[str, float]:
     """What a client gets for a token, and after how many seconds."""
     began, endpoint = time.monotonic(), server.endpoint
-    assert endpoint is not None
     with endpoint.http(timeout_s=60) as http:
         try:
             status = http.post("/v1/completions", json={"prompt": "x"}).status_code

@@ -22,7 +22,6 @@ def test_registry_is_the_installed_engines_own() -> None:
     rules = load_requests("vllm").registry
     answer = variables.ask(sys.executable, os.environ, rules)
     known = answer["VLLM_"].known
-    assert known is not None
     assert "VLLM_KV_CACHE_LAYOUT" in known
     assert "VLLM_MXFP4_BACKEND" not in known
     asked = {"VLLM_MXFP4_BACKEND": "marlin", "VLLM_KV_CACHE_LAYOUT": "HND"}
@@ -58,7 +57,6 @@ def test_registry_that_cannot_be_read_proves_nothing(tmp_path: Path) -> None:
     (package / "envs.py").write_text("raise RuntimeError('broken')\n")
     environment = {"PYTHONPATH": str(tmp_path), "VLLM_X": "1"}
     answer = variables.ask(sys.executable, environment, load_requests("vllm").registry[:1])
-    assert answer["VLLM_"].problem is not None
     assert "broken" in answer["VLLM_"].problem
     own = dataclasses.replace(configuration(), environment=(("VLLM_X", "1"),))
     assert compare(own, kernel_path.KernelPath(), environment) == []

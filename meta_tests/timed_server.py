@@ -166,7 +166,6 @@ class TimedServer(VllmPages):
         number = self.requests
         if self.first is None:
             self.first = time.monotonic()
-        assert request.transport is not None
         peer = request.transport.get_extra_info("peername")
         used = peer in self.used
         self.used.add(peer)

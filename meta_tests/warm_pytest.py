@@ -65,7 +65,6 @@ class WarmPytest:
     def start(self, arguments: list[str], output: Path, environment: dict[str, str]) -> WarmRun:
         """Fork a run that writes to ``output``, in a session of its own."""
         request = {"arguments": arguments, "output": str(output), "environment": environment}
-        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         while not self._begun:
@@ -74,7 +73,6 @@ class WarmPytest:
 
     def read(self, timeout_s: float | None) -> None:
         """Read a line of the template, if there is one after ``timeout_s``."""
-        assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             if not selector.select(timeout_s):
@@ -88,7 +86,6 @@ class WarmPytest:
             self._begun.append(event["pid"])
 
     def close(self) -> None:
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()

@@ -86,7 +86,6 @@ _OWN = ServerConfiguration("base", "vllm", "python", "canary", "canary")
 
 
 def _kernel_path(server: Server) -> KernelPath:
-    assert server.log is not None and server.configuration is not None
     path = read_log(server.log)
     reports = requested.compare(server.configuration, path, dict(server.configuration.environment))
     return path.model_copy(

@@ -36,7 +36,6 @@ def _series(_place: Place, rates: Sequence[float], left_out: int = 0) -> Outcome
     found = gate.decide(
         values, gate_errors.RATE, maximum_rounds=len(values), left_out=[(51.0, 55.0)] * left_out
     )
-    assert found is not None
     return Outcome(found.verdict.value, found.reason)
 
 

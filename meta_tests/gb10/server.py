@@ -200,7 +200,6 @@ class Gb10(TimedServer):
         return web.json_response({"version": self.settings.version})
 
     async def _behind(self) -> str:
-        assert self.session is not None
         async with self.session.get("/metrics") as answer:
             return await answer.text() if answer.ok else ""
 
@@ -244,7 +243,6 @@ class Gb10(TimedServer):
         return await self.hand_on(request)
 
     async def hand_on(self, request: web.Request) -> web.StreamResponse:
-        assert self.session is not None
         headers = {"Authorization": f"Bearer {self.settings.key}"}
         if kind := request.headers.get("Content-Type"):
             headers["Content-Type"] = kind
