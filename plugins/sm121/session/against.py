@@ -190,10 +190,8 @@ def judge(
 ) -> list[TestReport]:
     """What is worse than in the trusted run and shows in no test of a finished run, except for its
     verdict; ``run.against`` is set. ``asked_for``: whether this run asked for a test."""
-    before, tests_before = (
-        trusted.newest.file,
-        {test.id: test for test in trusted.newest.file.tests},
-    )
+    before = trusted.newest.file
+    tests_before = {test.id: test for test in before.tests}
     report = AgainstReport(run=trusted.name, engine=_engine(before))
     run.against = report
     run.changes = [change for change in run.changes if change.beside != THE_TRUSTED]

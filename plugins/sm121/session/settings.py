@@ -123,10 +123,6 @@ def read(option: Option, started_in: Path) -> Settings:
     ab, base_url = _sides(option)
     chosen, engine = _profile_and_engine(option, base_url)
     _refuse_conflicts(option, base_url)
-    if (provider := option("--kernel-provider")) is not None:
-        kernel_providers.check_name(provider)
-    if (duration := option("--soak")) is not None:
-        soak.parse_duration(duration)
     logs = _server_logs(option, ab, base_url, chosen)
     oracle = _path(option, "--reference")
     oracle = oracle.absolute() if oracle is not None and oracle.is_file() else None
@@ -343,6 +339,10 @@ def _words(name: str, text: str) -> list[str]:
 
 
 def _refuse_conflicts(option: Option, base_url: str | None) -> None:
+    if (provider := option("--kernel-provider")) is not None:
+        kernel_providers.check_name(provider)
+    if (duration := option("--soak")) is not None:
+        soak.parse_duration(duration)
     engine_options = ("python", "binary", "arg", "args", "env", "debug")
     attaching = ("--api-key", "--api-key-file", "--server-log")
     if base_url:
