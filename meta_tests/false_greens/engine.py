@@ -263,7 +263,7 @@ def measured(_place: Place, *, leaves_the_path: bool) -> Outcome:
     left = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
     metric = SimpleNamespace(
         of=lambda _: rate("tg32@d0"), unit="tok/s", first_visit=False, is_tail=False,
-        parts=lambda _: (),
+        parts=lambda _: (), settle=lambda _: None,
     )  # fmt: skip
     plan = SimpleNamespace(depths=(0,), measuring=SimpleNamespace(maximum_rounds=2))
     bench = Bench(SimpleNamespace(), plan, off_path=lambda: left)
