@@ -114,40 +114,29 @@ def main() -> None:
             if said.get("stream") or ("logprobs" not in said and "return_token_ids" not in said):
                 return await super().complete(request)
             if "die" in self.faults and "logprobs" in said:
-                print(
-                    "RuntimeError: CUDA error: an illegal memory access was encountered", flush=True
-                )
+                print("CUDA error: an illegal memory access was encountered", flush=True)
                 os._exit(1)
             self.running += 1
             await asyncio.sleep(0.02)  # so that those that come together are together
-            wrong = "corrupt" in self.faults
-            wrong = wrong or ("corrupt-together" in self.faults and self.running > 1)
+            together = "corrupt-together" in self.faults and self.running > 1
             prompt, tokens = said["prompt"], int(said["max_tokens"])
-            ids = ids_of(prompt, tokens, corrupt=wrong)
+            ids = ids_of(prompt, tokens, corrupt=together or "corrupt" in self.faults)
             count = len(prompt)
             self.prompted += count
             self.generated += tokens
             await asyncio.sleep(0.02)
             self.running -= 1
             names = [f"token_id:{i}" for i in ids]
-            choice: dict[str, Any] = {
-                "index": 0,
-                "text": text_of(ids, prompt),
-                "finish_reason": "length",
-                "token_ids": ids,
-                "prompt_token_ids": prompt if isinstance(prompt, list) else list(prompt.encode()),
-                "logprobs": None,
-            }
+            choice = {"index": 0, "text": text_of(ids, prompt), "finish_reason": "length"}
+            sent = prompt if isinstance(prompt, list) else list(prompt.encode())
+            choice |= {"token_ids": ids, "prompt_token_ids": sent, "logprobs": None}
             if said.get("logprobs"):
-                choice["logprobs"] = {
-                    "tokens": names,
-                    "token_logprobs": [-0.1] * tokens,
-                    "top_logprobs": [{name: -0.1, "token_id:190001": -3.0} for name in names],
-                }
+                top = [{name: -0.1, "token_id:190001": -3.0} for name in names]
+                choice["logprobs"] = {"tokens": names, "top_logprobs": top}
+                choice["logprobs"] |= {"token_logprobs": [-0.1] * tokens}
             usage = {"prompt_tokens": count, "completion_tokens": tokens}
-            return web.json_response(
-                {"id": "c", "object": "text_completion", "choices": [choice], "usage": usage}
-            )
+            answer = {"id": "c", "object": "text_completion", "choices": [choice]}
+            return web.json_response({**answer, "usage": usage})
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
@@ -172,23 +161,14 @@ def main() -> None:
         f"enforce_eager={options.enforce_eager}, enable_prefix_caching=True")  # fmt: skip
     if "crash" in faults:
         print("ERROR 11-20 10:00:01 [core.py:1510] EngineCore failed to start.", flush=True)
-        print(
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 61.86 GiB.", flush=True
-        )
-        sys.exit(1)
+        sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 61.86 GiB.")
     if "refuse" in faults:
-        print("ValueError: moe_backend='x' is not supported for MXFP4 MoE.", flush=True)
-        sys.exit(1)
+        sys.exit("ValueError: moe_backend='x' is not supported for MXFP4 MoE.")
     kernel = options.moe_backend if "fallback" not in faults else "marlin"
-    names = {
-        "flashinfer_cutlass": "FLASHINFER_CUTLASS_MXFP4_MXFP8",
-        "marlin": "MARLIN",
-        "triton": "TRITON",
-    }
-    say(f"Using '{names[kernel]}' Mxfp4 MoE backend.")
-    pace = timed_server.Pace(
-        rate=400.0 * (0.85 if "slow" in faults else 1.0), fixed_ms=3.0, prefill_rate=1e6
-    )
+    names = {"flashinfer_cutlass": "FLASHINFER_CUTLASS_MXFP4_MXFP8"}
+    say(f"Using '{names.get(kernel, kernel.upper())}' Mxfp4 MoE backend.")
+    rate = 400.0 * (0.85 if "slow" in faults else 1.0)
+    pace = timed_server.Pace(rate=rate, fixed_ms=3.0, prefill_rate=1e6)
     server = Server(pace, "canary", None)
     server.faults = faults
     asyncio.run(timed_server.serve(server, options.port))

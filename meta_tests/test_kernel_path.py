@@ -13,8 +13,7 @@ from sm121.core import profile
 from sm121.core.data_file import DataFileError
 from sm121.evidence.kernel_path import mistaken_environment, read_log
 from sm121.evidence.log_lines import LINE_LIMIT, clean, read_physical_lines
-from sm121.evidence.progress import startup_progress
-from sm121.evidence.signatures import load_signatures
+from sm121.evidence.signatures import load_signatures, startup_progress
 from sm121.run.harness import Harness
 
 DATA = Path(__file__).parent / "data"

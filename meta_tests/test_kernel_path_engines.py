@@ -13,7 +13,7 @@ from logs import lines_of, proofs, read_lines, stated
 from sm121 import cli
 from sm121.evidence import log_lines, signatures
 from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
-from sm121.evidence.progress import startup_progress
+from sm121.evidence.signatures import startup_progress
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 SERVER_ARGS = table(__name__, "SERVER_ARGS")

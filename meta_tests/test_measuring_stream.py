@@ -319,6 +319,15 @@ def test_second_clock_finds_what_is_so_in_half_of_the_answers():
     assert [item.reason for item in findings.invalid] == ["second_clock"]
 
 
+@pytest.mark.parametrize(("neighbours", "reasons"), [(False, []), (True, ["second_clock"])])
+def test_more_rounds_say_more_of_two_clocks(neighbours, reasons):
+    """What the noise of pairs that share answers hides, the error of a median does not."""
+    pairs = [(200.0, 182.0 + 9.0 * (n % 3 - 1)) for n in range(24)]
+    findings = Findings()
+    validity.check_second_clock(pairs, 0.02, findings, neighbours)
+    assert [item.reason for item in findings.invalid] == reasons
+
+
 #: tg32 of the canary on an H100, one row an answer: time to its first token, and between two (ms).
 H100_LONG = ((17.6, 2.49), (19.6, 2.66), (44.2, 1.84), (15.2, 1.78), (15.7, 1.85))
 H100_SHORT = (30.1, 30.8, 32.8)

@@ -5,7 +5,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
+import httpx
 import pytest
 from timed_server import TRAPS
 
@@ -18,6 +20,7 @@ from sm121.measure.metrics.pp import PrefillRate
 from sm121.measure.metrics.streams import StreamsRate, dips
 from sm121.measure.metrics.tg import DecodeRate
 from sm121.measure.plan import Plan
+from sm121.regression.ab_run import AbRun
 from sm121.run.stored_run import StoredMetric
 
 pytestmark = pytest.mark.alone
@@ -74,8 +77,9 @@ def test_trap(timed_server, tmp_path, name):
     """The right number, or the reason why there is none; what cannot be checked is said."""
     expected = Expected(**TRAPS[name])
     server = timed_server("--rate", str(RATE), "--trap", name, *OPTIONS.get(name, ()))
-    cell = measure(server.base_url, tmp_path, rounds=expected.rounds)
-    found = DecodeRate(PLAN.longest).of(cell)
+    with opened(server.base_url, tmp_path) as measured:
+        cell = MeasuredCell(measured, 0).gather(expected.rounds)
+        found = DecodeRate(PLAN.longest).settle(cell)
     reasons = {item.reason for item in found.invalid} - {expected.perhaps}
     assert reasons == {*expected.invalid}, [str(item) for item in found.invalid]
     assert found.clock == expected.clock
@@ -232,17 +236,24 @@ def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, ech
                     assert seen == pytest.approx(rate, rel=bound), (found.name, found.samples)
 
 
-def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path):
-    """The first requests wait for other work: the short ones of the warm-up, and one long one."""
-    late = ("--late-first", "6", "--slow-extra-ms", "60")
-    server = timed_server("--rate", "200", *late, "--trap", "no-metrics")
+def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path, monkeypatch):
+    """The short answers wait for other work, which ends; and a start of --ab can be measured once
+    more as well."""
+    server = timed_server("--rate", "200", "--one-slow-in", "1", "--slow-extra-ms", "60")
     plan = Plan(512, (32,), (0,), Measuring(rounds=4, short_rounds=3))
     with opened(server.base_url, tmp_path, plan) as measured:
-        cell = MeasuredCell(measured, 0).gather(4)
-        assert [each.reason for each in DecodeRate(32).of(cell).invalid] == ["second_clock"]
+        cell = MeasuredCell(measured, 0).gather(0)
+        httpx.post(f"{server.base_url}/admin", json={"one_slow_in": 0})
+        assert [each.reason for each in DecodeRate(32).of(cell.gather(4)).invalid] == [
+            "second_clock"
+        ]
         measurement = DecodeRate(32).settle(cell)
-    assert not measurement.invalid
-    assert measurement.extra["second_clock_tok_s"] == pytest.approx(200, rel=0.02)
+    assert not measurement.invalid and "second_clock" in measurement.remarks[0]
+    more = lambda metric, cell: metric.of(cell.gather(len(cell.long) + 1))  # noqa: E731
+    monkeypatch.setattr(DecodeRate, "settle", more)
+    comparison = SimpleNamespace(harness=SimpleNamespace(directory=tmp_path), plan=plan, visits=[])
+    endpoint = Endpoint(server.base_url, "none", "gpt-oss-120b")
+    assert "tg32@d0" in AbRun._measure(comparison, "a", SimpleNamespace(endpoint=endpoint))
 
 
 def test_a_bunch_as_long_as_a_short_answer_has_a_witness(timed_server, tmp_path):

@@ -269,7 +269,7 @@ class TimedServer(VllmPages):
             rate *= 1.0 + self.random.gauss(0.0, pace.jitter)
         fresh = prompt_tokens * (1.0 - pace.cache_hits)
         first_s = slow * (pace.fixed_ms / 1e3 + fresh / pace.prefill_rate)
-        if number <= pace.late_first or (pace.one_slow_in and number % pace.one_slow_in == 0):
+        if pace.one_slow_in and number % pace.one_slow_in == 0:
             first_s += pace.slow_extra_ms / 1e3
         if pace.drift_after_s and self.first is not None:
             late = time.monotonic() - self.first > pace.drift_after_s

@@ -37,7 +37,7 @@ def measured(place: Place, options: tuple[str, ...], read: Read, **texts: bool) 
 def judged(place: Place, *options: str, rate: float, tokens: int = 32, **texts: bool) -> Outcome:
     """The rate over the first tokens against what is required of it."""
     served = ("--rate", str(rate), *options)
-    found = measured(place, served, DecodeRate(tokens).of, **texts)
+    found = measured(place, served, DecodeRate(tokens).settle, **texts)
     if found.invalid:
         return Outcome("INVALID", "; ".join(map(str, found.invalid)))
     value = median(found.samples)

@@ -374,12 +374,12 @@ def _history(options: argparse.Namespace) -> int:
 
 def _matrix(options: argparse.Namespace) -> int:
     from sm121.core import architecture
-    from sm121.matrix import outlook
+    from sm121.matrix import cost
 
     name = options.profile or profile.for_architecture(architecture.detect().name or "unknown")
     try:
         names = (options.axes, options.engine, options.engine_version)
-        print(outlook.table(profile.load(name), *names, strength=options.strength), end="")
+        print(cost.table(profile.load(name), *names, strength=options.strength), end="")
     except OptionError as error:  # pytest calls it --matrix
         raise OptionError("--strength", error.wrong) from error
     return 0

@@ -27,7 +27,7 @@ from sm121.engines.memory import Memory
 from sm121.engines.starting import Activity, ReadinessProbe, StartPhase
 from sm121.evidence import failure, process_snapshot
 from sm121.evidence.kernel_messages import KernelMessages
-from sm121.evidence.progress import startup_progress
+from sm121.evidence.signatures import startup_progress
 
 _POLL_S = 0.1
 #: How often it is looked what is being compiled.

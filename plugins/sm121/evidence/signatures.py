@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from sm121.core import data_file
 from sm121.core.data_file import DataFileError, DataTable, Entries, Regex
-from sm121.evidence.log_lines import LogLine
+from sm121.evidence.log_lines import LogLine, clean
 
 SignatureField = Literal[
     "attention", "moe", "cuda_graphs", "kv_layout", "speculative", "native_fp4", "kv_cache_dtype",
@@ -209,3 +209,19 @@ def load_signatures(engine: str) -> SignatureSet:
     if signatures.engine != engine:
         raise DataFileError(f"{engine}.toml: engine must be {engine!r}, seen {signatures.engine!r}")
     return signatures
+
+
+def startup_progress(line: str, engine: str = "vllm") -> str | None:
+    """The phase of a start by this line, such as ``loading weights (33 %)``, or None. An engine
+    without signatures of its own is read as vLLM is."""
+    message = clean(line)
+    for phase in load_signatures(engine if engine in known_engines() else "vllm").of("progress"):
+        if (match := phase.search(message)) is None:
+            continue
+        groups, name = match.groupdict(), str(phase.value)
+        if groups.get("percent"):
+            return f"{name} ({groups['percent']} %)"
+        if groups.get("done") and groups.get("total"):
+            return f"{name} ({groups['done']} of {groups['total']})"
+        return name
+    return None

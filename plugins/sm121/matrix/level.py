@@ -9,7 +9,7 @@ from sm121.core import digest
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Invalid, NotRun
-from sm121.matrix import cost, covering, feature_matrix, isolation, outlook, state
+from sm121.matrix import cost, covering, feature_matrix, isolation, state
 from sm121.matrix.axes import Cell, identity, label
 from sm121.matrix.covering import Planned
 from sm121.matrix.examine import Baseline, Examiner
@@ -136,7 +136,7 @@ class MatrixLevel:
 
     def outlook(self) -> list[str]:
         """What is going to happen, and how long it takes, a line each."""
-        lines = outlook.of_run(self.plan)
+        lines = cost.of_run(self.plan)
         waiting = [p.cell for p in self.plan.cells if self._record_of(p) is None]
         if self.resumed_from:
             resumed = len(self.plan.cells) - len(waiting)

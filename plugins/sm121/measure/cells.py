@@ -28,8 +28,8 @@ _PROBE_TOKENS = 2
 #: Answers of several streams are longer than what is measured of them by this factor: some tokens
 #: come before all streams decode.
 _STREAMS_FACTOR = 2
-#: Fewest rounds that a cell whose clocks disagree gets more.
-_AGAIN = 6
+#: Rounds that a cell whose clocks disagree gets more.
+_AGAIN = 8
 
 
 @dataclass
@@ -161,9 +161,9 @@ class MeasuredCell:
     unread: list[tuple[TimedRequest, TimedAnswer]] = field(default_factory=list)
     #: What speaks against each of its numbers.
     doubts: validity.Findings = field(default_factory=validity.Findings)
+    #: Why it was measured once more, and when the last answer before that was sent.
+    again: tuple[str, int] = ("", 0)
     _batches: list[TimedBatch] = field(default_factory=list)
-    #: Whether it was measured once more since its clocks disagreed.
-    _again: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -288,15 +288,14 @@ class MeasuredCell:
         self._write()
         return self
 
-    def gather_again(self) -> bool:
-        """Measure as many long rounds again, with a short answer beside each, the first time that
-        this is called. Says whether it did."""
-        if self._again:
+    def gather_again(self, why: str) -> bool:
+        """Measure more long rounds, a short one before or after each, the first time that this is
+        called. `why`: for people. Says whether it did."""
+        if any(self.again):
             return False
-        self._again = True
-        more = max(len(self.long), _AGAIN)
-        self.short_rounds = len(self.short) + more
-        self.gather(len(self.long) + more)
+        self.again = why, max(answer.sent_ns for answer in self.all_answers)
+        self.short_rounds = len(self.short) + _AGAIN * len(self.server.prompts.texts)
+        self.gather(len(self.long) + _AGAIN)
         return True
 
     def findings(self, *, failures: bool) -> validity.Findings:
@@ -331,6 +330,8 @@ class MeasuredCell:
                 f"{name}: {self.concurrency} requests, {self.server.slots} at once "
                 "(--max-num-seqs): most of their time to the first token is waiting for a place"
             )
+        if self.again[0]:
+            remarks.append(f"{self.title}: measured once more, since {self.again[0]}")
         if self._retries:
             remarks.append(
                 f"{self.title}: {self._retries} requests were sent twice, since the server had "
@@ -445,10 +446,9 @@ class MeasuredCell:
 
     def _missing_witnesses(self) -> int:
         """Short answers that are still missing where none of those that are here is a witness."""
-        if not (bunched := self._bunched()):
-            return 0
+        bunched = self._bunched()
         witnesses = sum(answer.asked_tokens > bunched for answer in self.short)
-        return max(self.server.plan.measuring.short_rounds - witnesses, 0)
+        return max(self.server.plan.measuring.short_rounds - witnesses, 0) if bunched else 0
 
     @property
     def _has_failed(self) -> bool:

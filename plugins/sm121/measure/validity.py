@@ -401,17 +401,19 @@ def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float |
 
 
 def check_second_clock(
-    pairs: Sequence[tuple[float, float]], bound: float, findings: Findings
+    pairs: Sequence[tuple[float, float]], bound: float, findings: Findings, neighbours: bool = False
 ) -> None:
     """The decode rates of answers against what the wall times of whole requests say of the same
-    answers: what moves from one answer to the next is in both."""
+    answers: what moves from one answer to the next is in both. `neighbours`: no answer is in two
+    pairs, so that their median may be wrong by three of its standard errors alone."""
     ratios = [second / rate for rate, second in pairs if rate]
     if not ratios:
         findings.not_checked("second clock: no requests of different length to compare")
         return
     ratio = median(ratios)
     # Pairs share requests: no more of their spread is taken off than one request in each allows.
-    noise = 2.0 * 1.4826 * median(abs(each - ratio) for each in ratios)
+    deviations = 3.0 * 1.2533 / len(ratios) ** 0.5 if neighbours else 2.0
+    noise = deviations * 1.4826 * median(abs(each - ratio) for each in ratios)
     # Wall times that are steady contradict also a stream that is not in half of the answers.
     first, other = (median(rates) for rates in zip(*pairs, strict=True))
     spread = 2.0 * pstdev(second for _, second in pairs)

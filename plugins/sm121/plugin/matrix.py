@@ -7,9 +7,9 @@ import pytest
 
 from sm121.core import errors, profile, verdict
 from sm121.engines.registry import Installed
-from sm121.matrix import arguments, axes
+from sm121.matrix import axes
 from sm121.matrix.level import MatrixLevel
-from sm121.matrix.plan import CellPlan, make_plan, space_of
+from sm121.matrix.plan import CellPlan, make_plan, refuse_arguments, space_of
 from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.session import target
 from sm121.session.session import Session
@@ -84,7 +84,7 @@ def refuse_wrong_arguments(
     plan = _plan_to_run(config, session, items)
     if plan is not None:
         under_test = session.managed_configuration(session.profile.under_test)
-        arguments.refuse_arguments(plan, under_test, session.settings.root / ".cache")
+        refuse_arguments(plan, under_test, session.settings.root / ".cache")
 
 
 def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:

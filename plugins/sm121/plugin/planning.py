@@ -14,7 +14,7 @@ from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.profile import FULL, Profile
 from sm121.engines import choices, preflight
 from sm121.kernels import serving
-from sm121.matrix import outlook
+from sm121.matrix import cost
 from sm121.matrix.cost import duration
 from sm121.measure import machine, roofline
 from sm121.measure.plan import Plan
@@ -107,7 +107,7 @@ def _costs(
     settings = config.stash[SETTINGS]
     plan = Plan.of(profile, plan=name, sizes=settings.sizes)
     cells = matrix.plan_of_items(config)
-    matrix_s = outlook.seconds(cells) if cells is not None and cells.cells else 0.0
+    matrix_s = cost.seconds(cells) if cells is not None and cells.cells else 0.0
     starting = {"server", "servers"}
     if profile.engine.profiler == "restart":
         starting.add("decode_profile")

@@ -337,17 +337,17 @@ class AbRun:
         with MeasuredServer.open(server.endpoint, self.plan, directory) as measured_server:
             cell = MeasuredCell(measured_server, self.plan.depths[0])
             cell.gather(self.plan.measuring.rounds)
-        rates = [metrics.find("tg", tokens=tokens) for tokens in self.plan.generated_tokens]
-        values: dict[str, MetricOfStart] = {}
-        for metric in (metrics.find("pp"), *rates, metrics.find("ttft"), metrics.find("tpot")):
-            measurement = metric.settle(cell)
-            if measurement.invalid:
-                why = "; ".join(str(item) for item in measurement.invalid)
-                raise Invalid(f"{name}: {measurement.name}: {why}")
-            value = statistics.estimate(measurement.samples).value
-            values[measurement.name] = MetricOfStart(
-                value, measurement.unit, measurement.higher_is_better
-            )
+            rates = [metrics.find("tg", tokens=tokens) for tokens in self.plan.generated_tokens]
+            values: dict[str, MetricOfStart] = {}
+            for metric in (metrics.find("pp"), *rates, metrics.find("ttft"), metrics.find("tpot")):
+                measurement = metric.settle(cell)
+                if measurement.invalid:
+                    why = "; ".join(str(item) for item in measurement.invalid)
+                    raise Invalid(f"{name}: {measurement.name}: {why}")
+                value = statistics.estimate(measurement.samples).value
+                values[measurement.name] = MetricOfStart(
+                    value, measurement.unit, measurement.higher_is_better
+                )
         return values
 
     def _memory(self, reader: ServerMemoryReader | None) -> dict[str, MetricOfStart]:

@@ -91,9 +91,8 @@ class Metric(ABC):
         is not the generation stays one. Raises NotRun, Inapplicable: none."""
         measurement = self.of(cell)
         reasons = {item.reason for item in measurement.invalid}
-        if reasons and reasons <= _CLOCKS and cell.gather_again():
-            return self.of(cell)
-        return measurement
+        again = reasons and reasons <= _CLOCKS and cell.gather_again(str(measurement.invalid[0]))
+        return self.of(cell) if again else measurement
 
     def gather(self, cell: MeasuredCell, samples: int) -> None:
         """Measure until there are so many samples in all, one round more at least."""

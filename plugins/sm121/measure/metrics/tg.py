@@ -59,13 +59,14 @@ class DecodeRate(Metric):
         tokens, clock = self.tokens, cell.counted_by
         answers = self._of(cell.answers_of(tokens))
         good = [answer for answer in answers if answer.ok]
-        pairs = second_clock(self._of(cell.answers), cell.short, clock, tokens)
+        neighbours = self._neighbours(cell)
+        pairs = neighbours or second_clock(self._of(cell.answers), cell.short, clock, tokens)
         bound = cell.server.plan.measuring.second_clock_bound
         reasons = {item.reason for item in findings.invalid}
         if not reasons & {"drift", "short_answer"}:
             # Of a rate that moves, requests of different times say different things, and so do
             # wall times of answers that are not as long as they should be.
-            validity.check_second_clock(pairs, bound, findings)
+            validity.check_second_clock(pairs, bound, findings, bool(neighbours))
         validity.check_start(good, clock, tokens, findings)
         if cell.server.prompts.natural:  # no part of the second clock's window
             validity.check_first_chunk(good, clock, findings)
@@ -97,6 +98,18 @@ class DecodeRate(Metric):
         measurement.left_out = [
             (min(b[0] for b in each), min(b[1] for b in each)) for each in bounds
         ]
+
+    def _neighbours(self, cell: MeasuredCell) -> list[tuple[float, float]]:
+        """As `second_clock`, of a long answer and the short one beside it, since they disagreed."""
+        long, short = (
+            [a for a in self._of(answers) if 0 < cell.again[1] < a.sent_ns and a.ok]
+            for answers in (cell.answers, cell.short)
+        )
+        pairs = (
+            second_clock([a], [b], cell.counted_by, self.tokens)
+            for a, b in zip(long, short, strict=False)
+        )
+        return [pair for each in pairs for pair in each]
 
     def gather(self, cell: MeasuredCell, samples: int) -> None:
         """No answers longer than what is asked: they tell as much in less time."""
