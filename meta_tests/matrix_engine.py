@@ -121,8 +121,7 @@ def main() -> None:
             together = "corrupt-together" in self.faults and self.running > 1
             prompt, tokens = said["prompt"], int(said["max_tokens"])
             ids = ids_of(prompt, tokens, corrupt=together or "corrupt" in self.faults)
-            count = len(prompt)
-            self.prompted += count
+            self.prompted += len(prompt)
             self.generated += tokens
             await asyncio.sleep(0.02)
             self.running -= 1
@@ -134,7 +133,7 @@ def main() -> None:
                 top = [{name: -0.1, "token_id:190001": -3.0} for name in names]
                 choice["logprobs"] = {"tokens": names, "top_logprobs": top}
                 choice["logprobs"] |= {"token_logprobs": [-0.1] * tokens}
-            usage = {"prompt_tokens": count, "completion_tokens": tokens}
+            usage = {"prompt_tokens": len(prompt), "completion_tokens": tokens}
             answer = {"id": "c", "object": "text_completion", "choices": [choice]}
             return web.json_response({**answer, "usage": usage})
 

@@ -237,10 +237,9 @@ def test_a_payload_in_proportion_to_the_prompt(timed_server, tmp_path, rate, ech
 
 
 def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path, monkeypatch):
-    """The short answers wait for other work, which ends; and a start of --ab can be measured once
-    more as well."""
+    """The short answers wait for other work, which ends. A start of --ab can be measured again."""
     server = timed_server("--rate", "200", "--one-slow-in", "1", "--slow-extra-ms", "60")
-    plan = Plan(512, (32,), (0,), Measuring(rounds=4, short_rounds=3))
+    plan = Plan(512, (32,), (0,), Measuring(rounds=4, short_rounds=3, drift_bound=0.5))
     with opened(server.base_url, tmp_path, plan) as measured:
         cell = MeasuredCell(measured, 0).gather(0)
         httpx.post(f"{server.base_url}/admin", json={"one_slow_in": 0})
@@ -248,12 +247,15 @@ def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path,
             "second_clock"
         ]
         measurement = DecodeRate(32).settle(cell)
-    assert not measurement.invalid and "second_clock" in measurement.remarks[0]
+        assert not measurement.invalid and "second_clock" in measurement.remarks[0]
+        httpx.post(f"{server.base_url}/admin", json={"early_token": True, "content_free": 1})
+        measurement = DecodeRate(32).settle(cell.gather(4 * len(cell.long)))
+        assert "second_clock" in {each.reason for each in measurement.invalid}, "a lie after it"
+        httpx.post(f"{server.base_url}/admin", json={"early_token": False, "content_free": 0})
     more = lambda metric, cell: metric.of(cell.gather(len(cell.long) + 1))  # noqa: E731
     monkeypatch.setattr(DecodeRate, "settle", more)
     comparison = SimpleNamespace(harness=SimpleNamespace(directory=tmp_path), plan=plan, visits=[])
-    endpoint = Endpoint(server.base_url, "none", "gpt-oss-120b")
-    assert "tg32@d0" in AbRun._measure(comparison, "a", SimpleNamespace(endpoint=endpoint))
+    assert "tg32@d0" in AbRun._measure(comparison, "a", measured)
 
 
 def test_a_bunch_as_long_as_a_short_answer_has_a_witness(timed_server, tmp_path):

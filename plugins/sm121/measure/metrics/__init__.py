@@ -87,8 +87,7 @@ class Metric(ABC):
 
     def settle(self, cell: MeasuredCell) -> Measurement:
         """As `of`; where nothing but clocks that disagree speaks against it, the cell is measured
-        once more. Other work on the machine is gone by then, or in all answers alike; a stream that
-        is not the generation stays one. Raises NotRun, Inapplicable: none."""
+        once more: other work may be over by then. Raises NotRun, Inapplicable: none."""
         measurement = self.of(cell)
         reasons = {item.reason for item in measurement.invalid}
         again = reasons and reasons <= _CLOCKS and cell.gather_again(str(measurement.invalid[0]))

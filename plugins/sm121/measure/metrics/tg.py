@@ -59,14 +59,15 @@ class DecodeRate(Metric):
         tokens, clock = self.tokens, cell.counted_by
         answers = self._of(cell.answers_of(tokens))
         good = [answer for answer in answers if answer.ok]
-        neighbours = self._neighbours(cell)
-        pairs = neighbours or second_clock(self._of(cell.answers), cell.short, clock, tokens)
+        pairs = second_clock(self._of(cell.answers), cell.short, clock, tokens)
         bound = cell.server.plan.measuring.second_clock_bound
         reasons = {item.reason for item in findings.invalid}
         if not reasons & {"drift", "short_answer"}:
             # Of a rate that moves, requests of different times say different things, and so do
             # wall times of answers that are not as long as they should be.
-            validity.check_second_clock(pairs, bound, findings, bool(neighbours))
+            validity.check_second_clock(pairs, bound, findings)
+            if len(neighbours := self._neighbours(cell)) > 3:
+                validity.check_second_clock(neighbours, bound, findings, neighbours=True)
         validity.check_start(good, clock, tokens, findings)
         if cell.server.prompts.natural:  # no part of the second clock's window
             validity.check_first_chunk(good, clock, findings)
