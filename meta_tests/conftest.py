@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import browser
 import durations
@@ -28,11 +28,8 @@ ROOT = Path(__file__).parent.parent
 HERE = Path(__file__).parent
 #: A project of its own: `test_downstream.py` runs it.
 collect_ignore = ["downstream"]
-#: Leaves out what needs torch or an engine, where neither can be installed.
+#: Leaves out what needs torch, where it cannot be installed.
 LIGHT = "SM121_META_LIGHT" in os.environ
-if LIGHT:
-    _TORCH = re.compile(r"^(import|from) (torch|kernel_mutants|oss_harmony)\b", re.M)
-    collect_ignore += [f.name for f in HERE.glob("test_*.py") if _TORCH.search(f.read_text())]
 
 # OpenMP's threads spin while they wait for each other: two processes with two threads each take ten
 # times as long on two cores as with one each.
@@ -61,6 +58,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=heavy)
         items[:] = [item for item in items if item not in heavy]
     durations.longest_first(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """A module that imports torch is skipped where LIGHT says that there is none."""
+    report = yield
+    if LIGHT and report.failed and "No module named 'torch'" in str(report.longrepr):
+        report.outcome, report.longrepr = "skipped", (str(collector.path), 0, "it needs torch")
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """So is a test that imports it."""
+    report, error = (yield), call.excinfo.value if call.excinfo is not None else None
+    if LIGHT and isinstance(error, ModuleNotFoundError) and error.name == "torch":
+        report.outcome, report.longrepr = "skipped", (str(item.path), 0, "it needs torch")
+    return report
 
 
 @pytest.fixture(scope="session")

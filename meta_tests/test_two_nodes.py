@@ -354,6 +354,8 @@ def real_facts() -> str:
 
 @from_data
 def test_unequal_nodes_are_refused(real_facts, key, value, what):
+    if what is not None and what.startswith("torch"):
+        pytest.importorskip("torch")
     first, other = json.loads(real_facts), json.loads(real_facts)
     *path, last = key.split(".")
     table = functools.reduce(lambda inner, part: inner[part], path, other)
