@@ -67,7 +67,7 @@ class Durations:
         self._slow = max(self._slow, getattr(node, "workeroutput", {}).get("slow", 0))
 
     def pytest_terminal_summary(
-        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+        self, terminalreporter: "pytest.TerminalReporter", config: pytest.Config
     ) -> None:
         """Print the slowest tests and what this run left out; record `make test`."""
         total = sum(self._by_test.values())

@@ -108,7 +108,7 @@ def end(config: pytest.Config, *, interrupted: bool) -> None:
         level.end(interrupted=interrupted)
 
 
-def show_account(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
+def show_account(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:
     """Show the results of the cells."""
     level = config.stash.get(_MATRIX, None)
     if level is not None and level.records:

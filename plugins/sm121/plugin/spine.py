@@ -396,7 +396,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own summary, which may be long
 def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    terminalreporter: "pytest.TerminalReporter", config: pytest.Config
 ) -> Generator[None, object, object]:
     """Show the matrix, the table of levels, and the verdict as the last line."""
     session = config.stash.get(stash.SESSION, None)

@@ -72,7 +72,7 @@ def say(config: pytest.Config, what: str, line: str) -> None:
         reporter.write_line(text)
 
 
-def leave_out_tracebacks(terminal: pytest.TerminalReporter) -> None:
+def leave_out_tracebacks(terminal: "pytest.TerminalReporter") -> None:
     """The closing lines and the report say what failed of the levels. ``--tb``, ``-v``, ``-s`` and
     ``--pdb`` show pytest's tracebacks, and so does a failure of anybody else's test."""
     option = terminal.config.option
@@ -87,7 +87,7 @@ def leave_out_tracebacks(terminal: pytest.TerminalReporter) -> None:
             )
 
 
-def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
+def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:
     """``--collect-only``: show what would run, and why the rest would not."""
     items = config.stash.get(COLLECTED, [])
     levels: dict[str, int] = {}
@@ -111,7 +111,7 @@ def would_run(terminal: pytest.TerminalReporter, config: pytest.Config) -> None:
     terminal.write(text)
 
 
-def closing(terminal: pytest.TerminalReporter, session: Session) -> None:
+def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     """Show the table of levels, what needs attention, and the verdict as the last line."""
     file = session.file
     report = terminal.config.stash.get(REPORT, None)
