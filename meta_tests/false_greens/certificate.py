@@ -175,7 +175,6 @@ def _copy(place: Place) -> Path:
     """The suite's tests in a folder of their own."""
     folder = place.tmp_path / f"copy-{next(_NUMBERS)}"
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "conftest.py", folder)
     return folder
 
 
