@@ -1,9 +1,8 @@
-"""The canary checkpoint: a small gpt-oss that answers, in the Hugging Face format, in two twins.
-`mxfp4` is stored like gpt-oss itself; `bf16` holds the very same values without quantisation, for
-engines that have no MXFP4 kernel. Both are expanded from fixtures/canary/weights.safetensors, which
-knows only the tokens of its corpus: every other row of the embedding and of the output matrix is
-one shared row plus a small noise of its own, so that no two tokens look alike. Its Eagle3 drafter
-lies in each twin's folder, as `eagle3`."""
+"""The canary checkpoint: a small gpt-oss that answers, in the Hugging Face format. Its twin `mxfp4`
+is stored like gpt-oss; `bf16` holds the same values, for engines without MXFP4. Both are expanded
+from fixtures/canary/weights.safetensors, which knows the tokens of its corpus: other rows of
+embedding and output are one shared row plus a noise of their own, so that no two tokens look alike.
+Its Eagle3 drafter lies in each twin's folder, as `eagle3`."""
 
 import hashlib
 import json
@@ -151,9 +150,8 @@ def tensors(twin: Twin) -> dict[str, tuple[str, Array]]:
 
 def drafter_tensors() -> dict[str, tuple[str, Array]]:
     """Every tensor of the Eagle3 drafter (`LlamaForCausalLMEagle3`), as `tensors` gives them. It
-    knows the tokens of the corpus alone: ``d2t`` [draft vocabulary] i64 is what to add to an id of
-    its own for the canary's, ``t2d`` [vocabulary] says which tokens it knows. The canary's
-    embedding serves it."""
+    knows the tokens of the corpus alone: ``d2t`` [draft vocabulary] i64 is what to add to its ids
+    for the canary's, ``t2d`` [vocabulary] which tokens it knows. It uses the canary's embedding."""
     import safetensors.numpy
 
     shipped: dict[str, Array] = safetensors.numpy.load(_data("drafter.safetensors"))

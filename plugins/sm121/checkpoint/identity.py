@@ -15,10 +15,9 @@ _SHAPE = (
 
 
 def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
-    """What tells one checkpoint from another: a digest of its files; of a name on the hub that is
-    not in the cache yet, the name. `model`: a folder, a file, or a name on the hub (owner/name);
-    `environment`: says where the hub's cache is, as for the engine. Raises OSError: a file of it
-    cannot be read."""
+    """A digest of a checkpoint's files; of a name on the hub that is not in the cache, the name.
+    `model`: a folder, a file, or owner/name; `environment`: says where the hub's cache is. Raises
+    OSError: a file of it cannot be read."""
     path = Path(model)
     if path.is_file():
         return digest.of_files(path.parent, [path])
@@ -33,8 +32,7 @@ def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_of_shape(folder: str, name: str) -> bool:
-    """Whether the checkpoint in a folder has the shape of a model that the suite knows. `name`: of
-    the model on the hub, as openai/gpt-oss-120b."""
+    """Whether the checkpoint in a folder has the shape of a known model of the hub (owner/name)."""
     return _shape_differences(Path(folder), name) == []
 
 

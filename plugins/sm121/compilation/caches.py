@@ -11,22 +11,9 @@ from pathlib import Path
 COMPILERS = frozenset({"ninja", "nvcc", "cicc", "ptxas", "fatbinary", "cudafe++", "cc1plus"})
 #: Files that only a compiler makes.
 _COMPILED = frozenset({".so", ".o", ".cubin"})
-#: Kernels of Triton and torch.compile that were written within so many seconds cost a start little,
-#: and another process may have written them.
+#: Kernels written within so many seconds cost a start little, and may be another process'.
 _FEW_S = 5.0
 _OUTPUT = re.compile(r"^build (\S+\.o):", re.MULTILINE)
-
-
-@dataclass(frozen=True)
-class Building:
-    """A module of FlashInfer that is being compiled."""
-
-    module: str
-    remaining: int
-    total: int
-
-    def __str__(self) -> str:
-        return f"{self.module}, {self.remaining} of {self.total} files left"
 
 
 @dataclass(frozen=True)
@@ -76,10 +63,10 @@ class CompileCaches:
         files = (file for folder in folders if folder is not None for file in _new(folder, since))
         return max((_written(file) for file in files), default=None)
 
-    def building(self, since: float) -> Building | None:
-        """The module that FlashInfer compiles now: of those without a library, the one to which a
-        file was added last, since then."""
-        modules: list[tuple[float, Building]] = []
+    def building(self, since: float) -> str | None:
+        """The module that FlashInfer compiles now, and what is left of it: of those without a
+        library, the one to which a file was added last, since then."""
+        modules: list[tuple[float, str]] = []
         for rules in self.flashinfer.glob("*/*/cached_ops/*/build.ninja"):
             folder = rules.parent
             written = max(_written(file) for file in folder.iterdir())
@@ -87,8 +74,9 @@ class CompileCaches:
                 continue
             outputs = [Path(name) for name in _OUTPUT.findall(rules.read_text("utf-8", "replace"))]
             remaining = sum(1 for output in outputs if not output.exists())
-            modules.append((written, Building(folder.name, remaining, len(outputs))))
-        return max(modules, key=lambda item: item[0])[1] if modules else None
+            line = f"{folder.name}, {remaining} of {len(outputs)} files left"
+            modules.append((written, line))
+        return max(modules)[1] if modules else None
 
 
 def _new(folder: Path, since: float) -> Iterator[Path]:

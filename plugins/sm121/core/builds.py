@@ -5,8 +5,9 @@ what goes by release is then unknown, never that of the newest."""
 
 import re
 from collections.abc import Collection
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from sm121.core import data_file
 from sm121.core.versions import release
@@ -38,6 +39,17 @@ class Build(data_file.DataTable):
 def shipped() -> tuple[Build, ...]:
     """The builds that the suite knows. Raises DataFileError: the file is wrong."""
     return data_file.load_key("builds.toml", "build", tuple[Build, ...])
+
+
+def _of_a_row(name: str) -> str:
+    rows = [row.name for row in shipped()]
+    if name not in rows:
+        raise ValueError(f"expected a build of builds.toml ({', '.join(rows)}), got {name!r}")
+    return name
+
+
+#: The name of one of them.
+Name = Annotated[str, AfterValidator(_of_a_row)]
 
 
 def named(identity: str | None) -> Build | None:

@@ -10,9 +10,8 @@ _MODEL = "{model}"
 
 @dataclass(frozen=True)
 class Span:
-    """How a server is started that spans ``count`` machines. ``commands``: of each other node, in
-    the order of ranks, what runs Python there; ``address``: of this machine, as the others reach
-    it (None: all of them are this machine)."""
+    """How a server is started that spans ``count`` machines. ``commands``: of each other node, by
+    rank, what runs Python there; ``address``: of this machine (None: all of them are this one)."""
 
     launcher: str
     count: int
@@ -46,8 +45,7 @@ class ServerConfiguration:
     environment: tuple[tuple[str, str], ...] = ()
     debug: bool = False
     speaking_worker: bool = False
-    #: Folder for the traces of the engine's profiler, which stays off until it is asked. None:
-    #: the engine is started without one.
+    #: For the traces of the engine's profiler, off until it is asked. None: it has none.
     traces: str | None = None
     #: None: the server is on this machine alone.
     span: Span | None = None

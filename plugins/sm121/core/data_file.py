@@ -151,8 +151,7 @@ def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Mo
 
 
 def parse(text: str, model: type[_Model], origin: str) -> _Model:
-    """Validate a file's text; ``origin`` names it in errors. Raises DataFileError: one line with
-    the file, the key and what was expected."""
+    """Validate a file's text; ``origin`` names it. Raises DataFileError: one line, with the key."""
     return validated(_table(text, origin), origin, model)
 
 
@@ -168,8 +167,7 @@ _parsed = functools.lru_cache(maxsize=64)(tomllib.loads)
 
 
 def validated(data: dict[str, Any], origin: str, model: type[_Model]) -> _Model:
-    """Validate a file's table; ``origin`` names the file in errors. Raises DataFileError: one line
-    with the file, the key and what was expected."""
+    """As `parse`, of the table in it."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

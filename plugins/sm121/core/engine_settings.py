@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from sm121.core import builds, extending
 from sm121.core.data_file import DataTable, Pattern
@@ -106,18 +106,10 @@ class ReleaseSetting(DataTable):
     #: Releases (PEP 440) that this is for.
     versions: Versions = ""
     #: A build of ``fixtures/builds.toml`` that this is for alone.
-    build: str | None = None
+    build: builds.Name | None = None
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default={})
     source: str = Field(min_length=3)
-
-    @field_validator("build")
-    @classmethod
-    def _is_a_row(cls, build: str | None) -> str | None:
-        rows = [row.name for row in builds.shipped()]
-        if build is not None and build not in rows:
-            raise ValueError(f"expected a build of builds.toml ({', '.join(rows)}), got {build!r}")
-        return build
 
     def fits(
         self, identity: str | None, options: Collection[str] | None = None, more: Sequence[str] = ()

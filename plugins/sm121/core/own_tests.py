@@ -33,8 +33,7 @@ def settings() -> Path:
 
 
 def words(started_in: Path, given: Sequence[str] = ()) -> list[str]:
-    """What ``sm121 run`` says to pytest, by what the user says and the folder for pytest's
-    cache."""
+    """What ``sm121 run`` says to pytest, by the user's words and the folder for the cache."""
     # Without its cache, pytest does not know the setting.
     cacheless = any("no:cacheprovider" in word for word in given)
     return [

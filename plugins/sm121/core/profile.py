@@ -239,10 +239,9 @@ class Profile(DataTable):
     ) -> "Profile":
         """The profile as one configuration is judged by it (default: the fastest that the engine
         has, else ``under_test``), with what each one is in an engine of that `builds.identity` and
-        those parser options. A configuration that was named is judged by its own gates, where it
-        has some, in place of the rates of ``[performance]``; else those come first, which are asked
-        of every build. Raises UsageError: there is no such configuration, or that engine cannot
-        have it."""
+        those parser options. One that was named is judged by its own gates, where it has some, in
+        place of the rates of ``[performance]``; else those come first. Raises UsageError: there is
+        no such configuration, or that engine cannot have it."""
         named = self.configurations.get(configuration or "")
         may_have_it = options is None and any(
             builds.may_be(identity, each.build) for each in (named.settings if named else ())
@@ -309,9 +308,8 @@ class Profile(DataTable):
 
     def path_of(self, configuration: str, requested: Collection[str] = ()) -> KernelPathRequirement:
         """What the path of a configuration must show; of one that is not the profile's, what holds
-        for all. `requested`: values of the path that the server was asked for by name. What the
-        profile says of them for all configurations does not hold then; what this one promises
-        does."""
+        for all. `requested`: values that the server was asked for by name: what the profile says of
+        them for all configurations does not hold; what this one promises does."""
         row = {**self.lacking, **self.configurations}.get(configuration)
         required = self.kernel_path.model_copy(update=dict.fromkeys(requested))
         return required.model_copy(update=values_set(row.path) if row is not None else {})

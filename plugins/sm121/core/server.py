@@ -129,8 +129,7 @@ def _library_of(openai: Any) -> Any:
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of a server that spans several. ``name``: as its user calls it; ``log``: of its
-    rank, None where the suite has no access to it."""
+    """One machine of a server that spans several: as its user calls it, and its rank's log."""
 
     rank: int
     name: str

@@ -163,8 +163,7 @@ def require(
 
 
 def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
-    """Go on only if there is no such fact. `evidence`: where all of them show. Raises Unmet: there
-    are some."""
+    """Go on only if there are no facts. `evidence`: of all of them. Raises Unmet: some are."""
     if facts:
         raise Unmet(*noted(facts, f"{evidence}"))
 

@@ -1,5 +1,4 @@
-"""Whether an attached server is still the process that was attached to, by what it shows that
-differs between two processes, or two releases."""
+"""Whether an attached server is still the process that was attached to, by what tells two apart."""
 
 import contextlib
 import time
@@ -41,9 +40,8 @@ _WITHHELD = (401, 403, 404, 410)
 class AttachedLife:
     """The life of a server that somebody else has started: `sm121.engines.life.Life`. It has died
     where it is gone, and where another process has taken its place; then that one is looked at. Two
-    processes differ in their pids on this machine, their start and their counters (``/metrics``).
-    Where neither pids nor start are seen, all that a server says of itself is compared (`Signs`),
-    and its log has to follow the questions."""
+    processes differ in pids, start and counters (``/metrics``). Where neither pids nor start are
+    seen, all that it says of itself counts (`Signs`), and its log has to follow questions."""
 
     def __init__(self, server: Server) -> None:
         self.accounted = False
@@ -134,8 +132,10 @@ class AttachedLife:
         size = self._log_size()
         now, before = self._reader.read() if self._is_bound else self._reader.read_all(), self._last
         sign = next(before.changes(now), None)
-        if sign is None and not self._is_bound and not self._follows(size):
-            sign = f"its log {self._log} follows its answers no more"
+        if sign is None and not self._is_bound and size is not None:
+            # One that is moved away is copied from where it goes.
+            follows = until(lambda: self._log_size() != size, _LOGGED_WITHIN_S, every_s=0.05)
+            sign = None if follows else f"its log {self._log} follows its answers no more"
         if sign is None and was_silent:
             sign = "it answered no more, and answers again"
         self._last = now.after(before)
@@ -146,13 +146,6 @@ class AttachedLife:
 
     def _log_size(self) -> int | None:
         return self._log.stat().st_size if self._log is not None and self._log.is_file() else None
-
-    def _follows(self, size: int | None) -> bool:
-        """Whether its log has another size than before a question, in time; one that is moved away
-        is copied from where it goes."""
-        return size is None or until(
-            lambda: self._log_size() != size, _LOGGED_WITHIN_S, every_s=0.05
-        )
 
     def _silence(self) -> str | None:
         deadline, name = time.monotonic() + _GONE_AFTER_S, self._endpoint.served_name

@@ -59,8 +59,7 @@ def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
     try:
         path = read_log(log, can.engine)
         reason = (
-            _wrong_version(path, can.version, can.engine)
-            or _wrong_model(path, server.endpoint)
+            _wrong_release_or_model(path, server.endpoint, can)
             or _wrong_start(path, server.endpoint, log)
             or _does_not_grow(server.endpoint, log, can.engine, path)
         )
@@ -69,17 +68,14 @@ def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
     return f"--server-log {log} is not proven to be this server's: {reason}" if reason else None
 
 
-def _wrong_version(path: KernelPath, version: str | None, engine: str) -> str | None:
+def _wrong_release_or_model(path: KernelPath, endpoint: Endpoint, can: Capabilities) -> str | None:
+    engine, version = can.engine, can.version
     if path.version is None:
         return f"it has no start of {engine} (its beginning is cut off, or it is another program's)"
     if version is None:
         return f"the server does not tell its version, the log says {path.version}"
-    if not (path.version == version or path.version.partition("+")[0] == version):
+    if version not in (path.version, path.version.partition("+")[0]):
         return f"the log is of {engine} {path.version}, the server is {version}"
-    return None
-
-
-def _wrong_model(path: KernelPath, endpoint: Endpoint) -> str | None:
     with endpoint.http(timeout_s=10.0) as http:
         entry = entry_of(json_of(http, "/v1/models"), endpoint.served_name) or {}
     names = {endpoint.served_name, *(root for root in [entry.get("root")] if isinstance(root, str))}
@@ -102,12 +98,11 @@ def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> str | None:
     if not stamps:
         return None
     first, last = stamps[0], stamps[-1]
-    for ahead in _ZONES:
-        if (
-            _FIRST_LINE[0] <= first - ahead - began <= _FIRST_LINE[1]
-            and last - ahead <= now + _CLOCKS
-        ):
-            return None
+    if any(
+        _FIRST_LINE[0] <= first - ahead - began <= _FIRST_LINE[1] and last - ahead <= now + _CLOCKS
+        for ahead in _ZONES
+    ):
+        return None
     return f"the log's last start is of {first}, the server's process began at {began:%F %T} UTC"
 
 
@@ -146,7 +141,15 @@ def _does_not_grow(endpoint: Endpoint, log: Path, engine: str, path: KernelPath)
             growth = _Growth(log)
             http.get("/v1/models", params={"sm121": mark})
             if growth.has(lambda text: mark in text, _WRITTEN_WITHIN_S):
-                return _of_another_start(growth.more(), mark, log, path)
+                line = next(line for line in growth.more().splitlines() if mark in line)
+                pids = (_PID.search(each) for each in _last_start(path, log))
+                starter, answered = next(filter(None, pids), None), _PID.search(line)
+                if starter is None or answered is None or answered[1] == starter[1]:
+                    return None  # they are the same, or lines have no pid
+                return (
+                    f"several servers write it: the last start in it is of process {starter[1]}, "
+                    f"and process {answered[1]} answered"
+                )
             if _counts_our_requests(http, log):
                 return None
             if all(_rate_follows(endpoint, http, log, engine, words) for words in _PROMPTS):
@@ -156,26 +159,19 @@ def _does_not_grow(endpoint: Endpoint, log: Path, engine: str, path: KernelPath)
     return f"no line of it follows requests that are sent to {endpoint.base_url}; {_HOW}"
 
 
-def _of_another_start(text: str, mark: str, log: Path, path: KernelPath) -> str | None:
-    """Why a request of ours was logged by another process than the one of the log's last start:
-    several servers write into one file. None where they are the same, or lines have no pid."""
-    line = next(line for line in text.splitlines() if mark in line)
-    starter = next((pid[1] for each in _last_start(path, log) if (pid := _PID.search(each))), None)
-    answered = _PID.search(line)
-    if starter is None or answered is None or answered[1] == starter:
-        return None
-    return (
-        f"several servers write it: the last start in it is of process {starter}, and process "
-        f"{answered[1]} answered"
-    )
-
-
 def _rate_follows(
     endpoint: Endpoint, http: httpx.Client, log: Path, engine: str, words: int
 ) -> bool:
     mark = f"sm121-{uuid.uuid4().hex}"
     growth = _Growth(log)
-    tokens = _complete(http, endpoint.served_name, mark, words)
+    # No cache has this prompt.
+    prompt = f"{mark} " + "the quick brown fox jumps over the lazy dog " * words
+    body = {"model": endpoint.served_name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    answer = http.post("/v1/completions", json=body, headers={"X-Request-Id": mark})
+    try:
+        tokens = int(answer.json()["usage"]["prompt_tokens"])
+    except (ValueError, KeyError, TypeError):
+        tokens = len(prompt.split())
     rates = [signature.regex for signature in signatures.load_signatures(engine).of("prompt_rate")]
 
     def has_it(text: str) -> bool:
@@ -203,17 +199,6 @@ def _counts_our_requests(http: httpx.Client, log: Path) -> bool:
         if sum("/v1/models" in line for line in lines) != count:
             return False
     return True
-
-
-def _complete(http: httpx.Client, model: str, mark: str, words: int) -> int:
-    """One token of an answer to a prompt that no cache has; the number of its tokens."""
-    prompt = f"{mark} " + "the quick brown fox jumps over the lazy dog " * words
-    body = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-    answer = http.post("/v1/completions", json=body, headers={"X-Request-Id": mark})
-    try:
-        return int(answer.json()["usage"]["prompt_tokens"])
-    except (ValueError, KeyError, TypeError):
-        return len(prompt.split())
 
 
 class KeptLog:

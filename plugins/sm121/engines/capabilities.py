@@ -97,18 +97,11 @@ class Bug(DataTable):
     says: str = Field(min_length=3)
     versions: Versions
     #: It is of this build alone (a row of ``fixtures/builds.toml``), whose release is in the range.
-    build: str | None = None
+    build: builds.Name | None = None
     severity: verdict.Severity
     what: str = Field(min_length=3)
     #: The issue or the change upstream.
     source: str = Field(min_length=3)
-
-    @model_validator(mode="after")
-    def _names_a_build(self) -> "Bug":
-        names = [row.name for row in builds.shipped()]
-        if self.build is not None and self.build not in names:
-            raise ValueError(f"build: expected one of {', '.join(names)}, got {self.build!r}")
-        return self
 
     def shown_by(self, check: str) -> bool:
         """Whether the check is one that shows it."""
@@ -265,8 +258,7 @@ def _asked(value: Any) -> bool:
 
 @functools.cache
 def shipped() -> dict[str, EngineFile]:
-    """The engines that the suite knows, by name. Raises UsageError: a file is not valid; one line
-    with the file, the key and what was expected."""
+    """The engines that the suite knows, by name. Raises UsageError: a file is not valid."""
     names = data_file.shipped("engines")
     loaded = [data_file.load(f"engines/{name}.toml", EngineFile) for name in names]
     return {file.name: file for file in loaded}
@@ -277,9 +269,8 @@ def of(
     offers: Collection[str] | None = None, drafts: bool = False,
 ) -> Capabilities:  # fmt: skip
     """What a server of that engine can do. `version`: as the engine calls itself; `identity`: of
-    `builds.identity`, where more than the version tells it; `offers`: of the server (`offered`),
-    where neither tells its release; `drafts`: whether it speculates. Raises UsageError: the suite
-    has no file of such an engine."""
+    `builds.identity`, where more than the version tells it; the rest: see `Capabilities`. Raises
+    UsageError: the suite has no file of such an engine."""
     files = shipped()
     if engine not in files:
         raise errors.UsageError(f"--engine {engine}: expected one of {', '.join(files)}")

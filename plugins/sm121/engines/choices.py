@@ -137,7 +137,15 @@ def refusals(
             instead = tuple(" ".join(each.arguments) for each in accepted)
             options = " ".join(answer.arguments)
             matches.append(Refusal(release.version, options, answer.refused, instead))
-    return [*matches, *_layout(release, pairs, environment)]
+    name = environment.get(_LAYOUT)
+    for answer in release.answers:
+        backend = deciding("attention", as_pairs(answer.arguments))
+        same = deciding("attention", pairs) in ({}, backend)
+        if answer.kind == "attention" and same and name in answer.layouts_refused:
+            instead = tuple(f"{_LAYOUT}={other}" for other in answer.layouts)
+            words = answer.layouts_refused[name]
+            return [*matches, Refusal(release.version, f"{_LAYOUT}={name}", words, instead)]
+    return matches
 
 
 def chosen(
@@ -158,20 +166,6 @@ def chosen(
         if answer.machine not in machines:
             machines.append(answer.machine)
     return table
-
-
-def _layout(
-    release: Release, given: Mapping[str, Any], environment: Mapping[str, str]
-) -> list[Refusal]:
-    name = environment.get(_LAYOUT)
-    for answer in release.answers:
-        backend = deciding("attention", as_pairs(answer.arguments))
-        same = deciding("attention", given) in ({}, backend)
-        if answer.kind == "attention" and same and name in answer.layouts_refused:
-            words = answer.layouts_refused[name]
-            instead = tuple(f"{_LAYOUT}={other}" for other in answer.layouts)
-            return [Refusal(release.version, f"{_LAYOUT}={name}", words, instead)]
-    return []
 
 
 def deciding(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:

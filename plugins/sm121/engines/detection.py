@@ -36,11 +36,9 @@ def detect(
 
 def _recognised(http: httpx.Client, file: EngineFile, owners: set[str]) -> bool:
     signs = file.detection
-    if owners & set(signs.owned_by):
-        return True
-    if signs.path is None or signs.key is None:
-        return False
-    return signs.key in json_of(http, signs.path)
+    return bool(owners & {*signs.owned_by}) or (
+        signs.path is not None and signs.key in json_of(http, signs.path)
+    )
 
 
 def _version(http: httpx.Client, file: EngineFile) -> str | None:

@@ -76,9 +76,8 @@ class ManagedLife:
         self._settled = False
 
     def state(self, *, asked_within_s: float = 0.0) -> Alive | Dead:
-        """It is dead where its main process ended, where /health says so, or where a process ended
-        that it had when it was ready; one that crashed counts also where another has taken its
-        place."""
+        """It is dead where its main process ended, /health says so, or a process ended that it had
+        when it was ready; a crashed one counts also where another has taken its place."""
         may_have_ended = self._dead is None and not self.accounted
         end = self._end(asked_within_s) if may_have_ended else None
         fault = self.managed.fault(settle_s=0.0 if end is None else 3.0) if may_have_ended else None
@@ -148,13 +147,11 @@ class ManagedLife:
             return None if served else f"the server serves no token within {within_s:g} s"
         with self.managed.endpoint.http(timeout_s=10.0) as http:
             try:
-                status = http.get("/health").status_code
+                answer = f"{http.get('/health').status_code}"
             except httpx.HTTPError as error:
                 answer = type(error).__name__
-            else:
-                if status == 200:
-                    return None
-                answer = str(status)
+        if answer == "200":
+            return None
         # A dying server answers 503 or nothing shortly before it exits: its status says more.
         self._wait_for_exit(1.0)
         exit_status = self.managed.exit_status

@@ -23,8 +23,7 @@ class LlamaCpp:
     reserved_variables: tuple[str, ...] = ("LLAMA_API_KEY",)
 
     def check_interpreter(self, python: str, environment: Mapping[str, str]) -> str | None:
-        """Version of the program, None where it does not say. Raises UsageError: there is no such
-        program."""
+        """Version of the program, None: it does not say. Raises UsageError: there is none."""
         answer = _run([python, "--version"], environment, python)
         match = re.search(r"version: (\S+)", answer.stderr + answer.stdout)
         return match[1] if match else None
@@ -39,8 +38,7 @@ class LlamaCpp:
         ]
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
-        """The suite's environment, the configuration's on top. Only from verbosity 4 on its log
-        says which tensors, attention and caches it has."""
+        """The suite's environment, the configuration's on top, with a log of all that is read."""
         environment = {
             **os.environ,
             "LLAMA_API_KEY": api_key,

@@ -81,8 +81,7 @@ class StopReport:
 
 
 class ServerError(errors.Sm121Error):
-    """A managed server failed: `what` happened, without the cause; the `cause` by its log; the
-    `log`."""
+    """A managed server failed: `what` happened, without the cause; its `cause` and `log`."""
 
     def __init__(self, what: str, cause: failure.Cause, log: Path) -> None:
         self.what = what
@@ -177,8 +176,7 @@ class ManagedServer:
         return (self._api_key,)
 
     def start(self) -> Server:
-        """Start, and return when a token was served. Raises StartError: one of its subclasses;
-        nothing is left running then."""
+        """Start, and return when a token was served. Raises StartError: nothing is left running."""
         self._prepare()
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             try:
@@ -392,7 +390,13 @@ class ManagedServer:
                 if fault := self.fault(settle_s=0.0 if exit_status is None else 3.0):
                     raise fault
                 if exit_status is not None:
-                    self._raise_exited(exit_status)
+                    cause = failure.classify(self.log, exit_status)
+                    raise (PortTaken if cause.kind == "port" else ServerExited)(
+                        f"the server ended with status {exit_status} during start-up "
+                        f"(last progress: {self.progress})",
+                        cause,
+                        self.log,
+                    )
                 for line in activity.new_lines():
                     self._note_progress(startup_progress(line, self.engine.name))
                 self._note_progress(probe.progress)
@@ -401,9 +405,11 @@ class ManagedServer:
                     building = self._caches.building(self._launched_at)
                     if building is not None and self._compiles:  # others have the same caches
                         self._note_progress(f"building kernels (JIT): {building}")
-                if probe.ready and self._owns_port():
-                    self._has_listened = True
-                    return
+                if probe.ready:
+                    listeners = process_tree.listeners(process_tree.LOOPBACK, self._port)
+                    self._has_listened = not {*listeners}.isdisjoint(self.processes())
+                    if self._has_listened:
+                        return
                 if time.monotonic() >= deadline:
                     deadline = self._later_deadline(started, deadline)
                 idle_s = activity.idle_s()
@@ -430,16 +436,6 @@ class ManagedServer:
             message += f", {time.time() - latest:.0f} s after the last file that it compiled"
         raise self._failed(ServerTimedOut, message)
 
-    def _raise_exited(self, exit_status: int) -> None:
-        cause = failure.classify(self.log, exit_status)
-        kind = PortTaken if cause.kind == "port" else ServerExited
-        raise kind(
-            f"the server ended with status {exit_status} during start-up "
-            f"(last progress: {self.progress})",
-            cause,
-            self.log,
-        )
-
     def _failed(self, kind: type[StartError], what: str) -> StartError:
         return kind(f"{what}; last progress: {self.progress}", failure.classify(self.log), self.log)
 
@@ -447,11 +443,6 @@ class ManagedServer:
         if progress is not None and progress != self.progress:
             self.progress = progress
             self.notify(StartPhase(progress))
-
-    def _owns_port(self) -> bool:
-        return not {*process_tree.listeners(process_tree.LOOPBACK, self._port)}.isdisjoint(
-            self.processes()
-        )
 
     def exits(self) -> list[dict[str, Any]]:
         """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
@@ -522,8 +513,7 @@ class ManagedServer:
 
 
 def _ended(supervisor: subprocess.Popen[bytes], *, within_s: float) -> int:
-    """Ask a supervisor to stop the server and to end; its exit status. It needs as long as SIGTERM
-    and SIGKILL together, and is killed after that."""
+    """Ask a supervisor to stop the server and to end; its exit status."""
     with supervisor:  # closes its input
         supervisor.terminate()
         try:

@@ -7,7 +7,7 @@ import os
 import re
 import resource
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ from sm121.evidence.resources import ServerMemory
 #: processes that hold a GPU's memory are not all to be seen.
 _OF_THE_MACHINE = "pid:[4026531836]"
 _MEMINFO = Path("/proc/meminfo")
-#: Since Linux 6.7 up to an eighth of the memory waits in lists of each CPU after it was freed, for
-#: minutes, and is not in MemAvailable.
+#: Since Linux 6.7 up to an eighth of the memory waits there for minutes after it was freed.
 _ZONES = Path("/proc/zoneinfo")
 #: Lines of /proc/meminfo that only living processes, huge pages and the balloon of a virtual
 #: machine can raise. They count every process of the machine, also those of other containers.
@@ -63,15 +62,15 @@ class Memory:
     @classmethod
     def now(cls) -> "Memory":
         """Read it."""
-        lines = _meminfo()
+        pairs = re.findall(r"^(\S+):\s+(\d+) kB$", _MEMINFO.read_text("ascii"), re.MULTILINE)
+        lines = {name: int(kib) * 1024 for name, kib in pairs}
         in_use = sum(lines.get(name, 0) for name in _HELD) if _HELD[0] in lines else None
         shared = sum(lines.get(name, 0) for name in _SHARED)
         return cls(lines["MemAvailable"] + _waiting(), in_use, shared, _device_use())
 
     def missing(self, later: "Memory") -> int:
-        """What has certainly not come back; 0 when it has. Memory that living processes hold is
-        theirs, and not missing: what counts is what nobody holds and yet is gone, as a driver keeps
-        it on unified memory."""
+        """What has certainly not come back; 0 when it has. What living processes hold is not
+        missing: what counts is gone and nobody's, as what a driver keeps on unified memory."""
         worst = max(lost for lost, _doubtful, _where in self._losses(later))
         return worst if worst > _SLACK_BYTES else 0
 
@@ -128,9 +127,8 @@ class Memory:
 
 
 def neighbours(server: Collection[int] | None = None) -> str | None:
-    """Who else holds `_MUCH` memory of the GPUs, those with most first; None where nobody is seen.
-    `server`: pids of the run's, None before one was started. From inside a container nobody can be
-    told from it, and nobody has a name."""
+    """Who else holds `_MUCH` memory of the GPUs, those with most first; None where nobody is seen,
+    as from inside a container. `server`: pids of the run's, None before one was started."""
     at_home, memory = _namespace() == _OF_THE_MACHINE, read_devices()
     if memory is None or (server is not None and not at_home):
         return None
@@ -149,11 +147,6 @@ def neighbours(server: Collection[int] | None = None) -> str | None:
 
 def _loss(certain: int, gone: int, where: str, *, known: bool) -> tuple[int, int, str]:
     return (certain if known else 0, gone, where)
-
-
-def _meminfo() -> Mapping[str, int]:
-    pairs = re.findall(r"^(\S+):\s+(\d+) kB$", _MEMINFO.read_text("ascii"), re.MULTILINE)
-    return {name: int(kib) * 1024 for name, kib in pairs}
 
 
 def _waiting() -> int:

@@ -198,13 +198,9 @@ def _start(question: Mapping[str, Any], configuration: ServerConfiguration) -> N
         tell("stopped", {**report, "kernel": [lines, kernel.unavailable, time.monotonic()]})
 
 
-def _end(_number: int, _frame: object) -> None:
-    sys.exit(1)
-
-
 def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        signal.signal(number, lambda *_: sys.exit(1))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the suite, which then stops us
     with open(0, "rb", buffering=0, closefd=False) as questions:
         question = json.loads(questions.readline())

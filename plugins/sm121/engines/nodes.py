@@ -243,14 +243,9 @@ def look(configuration: ServerConfiguration) -> list[tuple[Node, dict[str, Any]]
                 f"{named} does not reach {host}:{port} of this machine ({why}): give --master-addr "
                 "an address, and a port if need be, that it reaches"
             )
-        if wrong := differences(first, answer):
+        if wrong := unequal(_compared(first), _compared(answer)):
             raise UsageError(f"{named} is not as this machine: {'; '.join(wrong[:5])}")
     return looks
-
-
-def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What would make ranks unequal, a line each."""
-    return unequal(dict(_compared(first)), dict(_compared(other)))
 
 
 def unequal(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
@@ -264,19 +259,17 @@ def unequal(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _compared(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _compared(facts: Mapping[str, Any]) -> dict[str, str]:
     data, record = bounds(), facts["record"]
     packages = record["engine_packages"]["packages"] or {}
-    pairs = [(name, packages[name]) for name in data.packages if name in packages]
-    pairs += [(f"source of {name}", _text(made)) for name, made in record["git_shas"].items()]
-    gpus = [gpu["name"] for gpu in record["gpus"] or ()]
-    pairs += [("CUDA", record["cuda_version"]), ("GPUs", ", ".join(map(str, gpus)))]
-    pairs.append(("the model's files", facts["model"]))
+    values = {name: packages[name] for name in data.packages if name in packages}
+    for name, made in record["git_shas"].items():
+        parts = (made.get(key) for key in ("version", "sha", "changes"))
+        values[f"source of {name}"] = " ".join(map(str, filter(None, parts)))
+    values["CUDA"] = record["cuda_version"]
+    values["GPUs"] = ", ".join(str(gpu["name"]) for gpu in record["gpus"] or ())
+    values["the model's files"] = facts["model"]
     for name, value in record["environment"].items():
         if name.startswith(data.variables) and name not in data.own_variables:
-            pairs.append((name, value))
-    return pairs
-
-
-def _text(made: Mapping[str, Any]) -> str:
-    return " ".join(str(made[key]) for key in ("version", "sha", "changes") if made.get(key))
+            values[name] = value
+    return values

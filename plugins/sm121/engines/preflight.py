@@ -213,7 +213,14 @@ class Preflight:
             return
         cache = caches.CompileCaches.of(self.environment).flashinfer
         modules = self.modules or jit.FlashInferModules(None, cache)
-        if wrong := _of_others(modules.folder, architecture):
+        wrong = [
+            folder
+            for folder in modules.folder.glob("*/*")  # <version>/<architectures>
+            if _CACHE_NAME.fullmatch(folder.name)
+            and not {*folder.name.split("_")} & {*architecture.codes}
+            and (folder / "cached_ops").is_dir()
+        ]
+        if wrong:
             others = printable.some_of(sorted(folder.name for folder in wrong), 5)
             codes = ", ".join(architecture.codes)
             yield _of("jit_cache_of_others", it=architecture, codes=codes, others=others, m=modules)
@@ -307,14 +314,3 @@ class Preflight:
             )
             check, message = "release_refuses", refusal.message
             yield PreflightFinding(check=check, severity=severity, message=message, remedy=instead)
-
-
-def _of_others(cache_folder: Path, architecture: _Architecture) -> list[Path]:
-    """Directories ``<version>/<arch>`` with modules for other architectures alone."""
-    return [
-        folder
-        for folder in sorted(cache_folder.glob("*/*"))
-        if _CACHE_NAME.fullmatch(folder.name)
-        and not set(folder.name.split("_")) & set(architecture.codes)
-        and (folder / "cached_ops").is_dir()
-    ]

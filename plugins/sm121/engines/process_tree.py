@@ -36,8 +36,6 @@ RUN_ID = "SM121_RUN_ID"
 #: One per server that is started.
 SERVER_ID = "SM121_SERVER_ID"
 #: Who started a server: pid and start time of the suite's process, and the boot it was in.
-#: Earlier versions of the suite wrote otherwise, to SM121_OWNER: neither ends the servers of the
-#: other.
 OWNER = "SM121_STARTED_BY"
 LOOPBACK = "127.0.0.1"
 _SUPERVISOR = "sm121.engines.supervisor"
@@ -110,9 +108,8 @@ def is_here(host: str) -> bool:
 
 
 def listeners(host: str, port: int) -> list[psutil.Process]:
-    """Every process of this machine that holds the socket which listens there. Several do where a
-    server forks: whoever opened the socket, and its workers. Those of another user, or in a
-    container, are not seen from here."""
+    """Every process of this machine that holds the socket which listens there: several where a
+    server forks. Those of another user, or in a container, are not seen from here."""
     expected = {_address(address) for address in addresses(host)}
     everywhere = any(address.is_unspecified for address in expected)
     exact, general = [], []
@@ -157,8 +154,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def began(pid: int) -> int:
-    """When a process began, in ticks since boot: no change of the clock moves that. Raises
-    OSError: it is gone."""
+    """When a process began, in ticks since boot. Raises OSError: it is gone."""
     text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     return int(text.rpartition(")")[2].split()[_START])
 
@@ -243,8 +239,7 @@ def owner() -> str:
 
 
 def identity(pid: int) -> str:
-    """A name of a process that no other process ever gets: ``pid:ticks:boot``. Raises
-    FileNotFoundError: there is no such process."""
+    """A process' name for ever: ``pid:ticks:boot``. Raises FileNotFoundError: there is none."""
     return f"{pid}:{began(pid)}:{_BOOT.read_text('ascii').strip()}"
 
 

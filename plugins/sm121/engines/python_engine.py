@@ -67,10 +67,8 @@ class PythonEngine:
     ) -> list[str | None]:
         """The engine's own message where its parser refuses a list of arguments, else None. Raises
         UsageError: the interpreter has no such engine, or its parser cannot be asked."""
-        answers = self._parser(python, lists, environment)["refused"]
-        if len(answers) != len(lists):
-            raise UsageError(f"sm121_arguments.py: {len(answers)} answers to {len(lists)} lists")
-        return [None if answer is None else str(answer) for answer in answers]
+        answers: list[str | None] = self._parser(python, lists, environment)["refused"]
+        return answers
 
     def options(self, python: str, environment: Mapping[str, str]) -> frozenset[str]:
         """The options of the engine's own parser (``--moe-backend``). Raises UsageError: the

@@ -114,8 +114,7 @@ class RayServer(ManagedServer):
             self._segments += (entry["facts"] or {}).get("segments", ())
 
     def fault(self, *, settle_s: float = 0.0) -> ServerError | None:
-        """Which node the cluster has lost, or does not answer; it is asked where something is
-        amiss alone."""
+        """Which node the cluster has lost; it is asked where something is amiss alone."""
         if settle_s and self._fault is None and not self.was_stopped:
             try:
                 entries, lost = _ask(self.configuration)["nodes"], "Ray has lost it"

@@ -42,8 +42,7 @@ class Installed:
 
     #: As it calls itself; None where its files do not say.
     version: str | None = None
-    #: The parser's options; None where the version alone tells what the engine is, or where the
-    #: engine has no parser that can be asked.
+    #: The parser's options; None where the version alone is enough, or no parser can be asked.
     options: frozenset[str] | None = None
     #: The build that a server's log shows.
     build: str | None = None

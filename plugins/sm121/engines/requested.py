@@ -1,7 +1,6 @@
-"""What was asked for against what ran. An argument or a variable proves nothing. Each one that says
-something about the kernel path is looked up in ``fixtures/requests/<engine>.toml`` and compared
-with what the evidence shows. A configuration with a difference is not the one that its name says:
-its numbers are INVALID."""
+"""What was asked for against what ran. What says something about the kernel path is looked up in
+``fixtures/requests/<engine>.toml`` and compared with what the evidence shows. A configuration with
+a difference is not what its name says: its numbers are INVALID."""
 
 import ast
 import contextlib
@@ -61,13 +60,11 @@ class RequestRule(DataTable):
     """False where the engine may show nothing though it does what was asked."""
     without_effect: Regex | None = None
     """Values that change nothing."""
-    build: str | None = None
-    """The build of ``fixtures/builds.toml`` that it speaks of alone; it knows the variable, whether
-    its list of variables has it or not."""
+    build: builds.Name | None = None
+    """The only build that it speaks of; it knows the variable, whether it lists it or not."""
     versions: Versions = ""
-    """Releases in which it means this. A build goes by the release that it is based on. Where that
-    is not known, an argument with a range means this, since the engine took it; what a variable
-    means is not known."""
+    """Releases in which it means this; a build goes by its release. Where that is not known, an
+    argument means this, since the engine took it, and a variable's meaning is not known."""
     source: str = Field(min_length=3)
 
     _patterns: dict[str, re.Pattern[str]] = PrivateAttr(default_factory=dict)
@@ -100,8 +97,7 @@ class RequestRule(DataTable):
         return within(identity, self.versions)
 
     def pattern(self, value: str) -> re.Pattern[str] | None:
-        """What the resolved value must match for `value` to be satisfied; None where it has no
-        effect, or nothing is known of it."""
+        """What the resolved value must match for `value`; None: no effect, or nothing is known."""
         if self.without_effect is not None and self.without_effect.fullmatch(value):
             return None
         if (listed := self._patterns.get(value.lower())) is not None:
@@ -141,7 +137,8 @@ def compare(
         environment = engine.environment(configuration, api_key="")
     rules = load_requests(configuration.engine)
     without_effect, unanswered = _unknown_variables(configuration, environment, rules)
-    of_build = {rule.variable for rule in rules.request if rule.build and _covers(rule, path)}
+    covers = (rule for rule in rules.request if rule.covers(path.version, path.build))
+    of_build = {rule.variable for rule in covers if rule.build}
     reports = [r for name, r in without_effect.items() if name not in of_build]
     unread = {*without_effect, *(unanswered - dict(configuration.environment).keys())} - of_build
     requests = _asked(rules, read_arguments(configuration.arguments), environment, path)
@@ -167,8 +164,7 @@ def in_log(path: KernelPath, name: str) -> str | None:
 
 
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
-    """By value of the path, what it will match after what the configuration itself asks for. No
-    engine is asked: a variable may have no effect."""
+    """By value of the path, what it will match by what is asked for. No engine is asked."""
     values, settings = read_arguments(configuration.arguments), dict(configuration.environment)
     by_field: dict[str, list[re.Pattern[str]]] = {}
     for rule in load_requests(configuration.engine).request:
@@ -179,8 +175,7 @@ def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[st
 
 
 def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:
-    """What a test that measures calls first. Raises Invalid: something that was asked for is not
-    what ran; names all of it and the evidence."""
+    """What a test that measures calls first. Raises Invalid: something else ran; all of it."""
     if wrong := different(compare(configuration, path)):
         raise Invalid(f"{'; '.join(wrong)}. Evidence: {log}")
 
@@ -234,10 +229,6 @@ def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def _covers(rule: RequestRule, path: KernelPath) -> bool | None:
-    return rule.covers(path.version, path.build)
-
-
 def _asked(
     rules: RequestRules,
     arguments: Mapping[str, str],
@@ -246,7 +237,7 @@ def _asked(
 ) -> Iterator[tuple[RequestRule, str, str]]:
     for rule in rules.request:
         request = _given(rule, arguments, environment)
-        if request is not None and _covers(rule, path) is not False:
+        if request is not None and rule.covers(path.version, path.build) is not False:
             yield rule, *request
 
 
@@ -324,7 +315,7 @@ def _judge(
     elif rule.without_effect is not None and rule.without_effect.fullmatch(value):
         state = RequestState.NOT_APPLICABLE
         message = "not applicable: it has no effect in this build"
-    elif pattern is None or _covers(rule, path) is None:
+    elif pattern is None or rule.covers(path.version, path.build) is None:
         state, message = RequestState.NOT_PROVEN, "what it resolves to is not known here"
     elif isinstance(actual, list):
         names = {part.strip() for part in value.split(",")} - {*rule.nothing}

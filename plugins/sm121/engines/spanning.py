@@ -178,7 +178,8 @@ class SpanningServer(ManagedServer):
                 how = f"for {now - since:.0f} s it does not reach this machine"
                 why = f"the link is down: {how} ({state['unreachable']})"
                 yield self._of_node(node, why, log)
-            of_rank_0 = [e for e in self._unanswered_since.items() if _is_to(e[0], state)]
+            by_end = self._unanswered_since.items()
+            of_rank_0 = [e for e in by_end if _far_host(e[0]) == state.get("address")]
             both = [*other.unanswered_since.items(), *of_rank_0]
             for end, since in both if "unreachable" not in other.since else ():
                 if now - since >= data.unreachable_after_s.value:
@@ -221,8 +222,8 @@ class SpanningServer(ManagedServer):
         return kind(f"{node} is lost to the server: {how}", cause, log)
 
 
-def _is_to(end: str, state: Mapping[str, Any]) -> bool:
-    return end.partition(" -> ")[2].rpartition(":")[0].strip("[]") == state.get("address")
+def _far_host(end: str) -> str:
+    return end.partition(" -> ")[2].rpartition(":")[0].strip("[]")
 
 
 def _stopped(entry: Mapping[str, Any], seconds: float) -> str:

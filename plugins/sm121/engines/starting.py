@@ -106,9 +106,8 @@ class ReadinessProbe(threading.Thread):
 
 
 class StartProgress:
-    """Called with a configuration's name and what its server does, on each change. `show` gets at
-    most one line in fifteen seconds, and one at the end; `begins`: also that it begins; `clock`:
-    seconds."""
+    """Called with a configuration's name and what its server does, on each change. `show` gets one
+    line in fifteen seconds, and one at the end; `begins`: one at the beginning, too."""
 
     def __init__(
         self,

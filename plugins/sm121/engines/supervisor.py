@@ -157,8 +157,7 @@ class _Supervisor:
                 self._main_status = os.waitstatus_to_exitcode(status)
 
     def _watch(self, pid: int) -> None:
-        """Be told at once when a process ends: what it ended with can be read until its parent has
-        collected it."""
+        """Be told at once when a process ends, before its parent has collected its status."""
         if pid in self._watched.values() or pid in self._exits:
             return
         with contextlib.suppress(OSError):
@@ -224,16 +223,20 @@ class _Supervisor:
             }
             for pid, status in sorted(self._exits.items())
         ]
-        self._write(
-            {
-                "started_by": os.environ.get(OWNER, ""),
-                "run": os.environ.get(RUN_ID, ""),
-                "pid": self._main_pid,
-                "exit_status": self._main_status,
-                "stopped_by": self._stop_requested,
-                "exits": exits,
-            }
-        )
+        content = {
+            "started_by": os.environ.get(OWNER, ""),
+            "run": os.environ.get(RUN_ID, ""),
+            "pid": self._main_pid,
+            "exit_status": self._main_status,
+            "stopped_by": self._stop_requested,
+            "exits": exits,
+        }
+        try:
+            files.write_text(json.dumps(content), self._status)
+        except OSError as error:  # a full disk: the server is watched, and ended, all the same
+            if not self._could_not_write:
+                _say(f"{self._status}: cannot be written: {error.strerror or error}")
+            self._could_not_write = True
 
     def _by_us(self, pid: int, status: int | None) -> bool:
         """Whether our stop ended it. An engine that is told to end kills its own workers; what
@@ -241,14 +244,6 @@ class _Supervisor:
         began = self._ending_s
         crashed = status is not None and status < 0 and -status not in _ENDING
         return began is not None and self._ended_at[pid] >= began and not crashed
-
-    def _write(self, content: dict[str, object]) -> None:
-        try:
-            files.write_text(json.dumps(content), self._status)
-        except OSError as error:  # a full disk: the server is watched, and ended, all the same
-            if not self._could_not_write:
-                _say(f"{self._status}: cannot be written: {error.strerror or error}")
-            self._could_not_write = True
 
 
 def _say(line: str) -> None:

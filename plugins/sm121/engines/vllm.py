@@ -63,8 +63,7 @@ class Vllm(PythonEngine):
         return command
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
-        """The suite's environment, the configuration's on top. The key stays off the command line,
-        which every user of the machine can read."""
+        """As of every engine. The key stays off the command line, which every user can read."""
         # A server's temporary files are removed with it; compiled kernels are to be kept.
         compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
         settings = {

@@ -46,12 +46,11 @@ class Warmth:
         names: Sequence[str] = (),
         configuration: str | None = None,
     ) -> "Warmth":
-        """Of a profile's configurations, as they are in the engine's release: the one under test
-        and the baseline. `python`: the engine's interpreter; `variables`: of its environment,
-        beside this process's and the profile's; `names`: only these modules; `configuration`: the
-        one under test (default: the profile's). Raises UsageError: the engine compiles nothing, the
-        interpreter has no such engine, or a name is not known; NoAnswer: the interpreter does not
-        answer."""
+        """Of a profile's configurations in the engine's release: the one under test and the
+        baseline. `python`: the engine's interpreter; `variables`: added to its environment;
+        `names`: only these modules; `configuration`: the one under test (default: the profile's).
+        Raises UsageError: the engine compiles nothing, there is none, or a name is not known;
+        NoAnswer: no answer."""
         architectures = {item.name: item for item in preflight.load_preflight().architecture}
         if not profile.engine.needs.jit_modules or profile.arch not in architectures:
             raise errors.UsageError(

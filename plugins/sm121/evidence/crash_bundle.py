@@ -55,8 +55,7 @@ class BundleIndex(failure.Cause):
 
 @dataclass
 class Evidence:
-    """What is known. None or empty where it is not, with the reason in ``missing`` if there is one
-    that is better than the general one."""
+    """What is known; empty where it is not, with a better reason than usual in ``missing``."""
 
     cause: failure.Cause
     what: str
@@ -123,8 +122,7 @@ def _fill(folder: Path, evidence: Evidence, redact: Redact) -> None:
 
 
 def write_somewhere(evidence: Evidence, directory: Path, redact: Redact) -> tuple[Path, str | None]:
-    """As `write`; where the report directory cannot be written, into a temporary one. The path,
-    and why it is not where it should be."""
+    """As `write`, into a temporary directory if need be. The path, and why it is there."""
     try:
         return write(evidence, directory, redact), None
     except OSError as error:

@@ -403,9 +403,8 @@ def classify_lines(lines: Iterable[str], exit_code: int | None = None) -> Cause:
 
 def classify(log: Path, exit_code: int | None = None) -> Cause:
     """Why the server that wrote `log` is dead. `exit_code` as of `subprocess` (negative: the
-    signal) or of a shell (128 + signal); None when unknown. A SIGKILL with no cause in the log is
-    reported as a *probable* kill by the host's OOM killer, because nothing else is printed then.
-    Raises OSError when the log cannot be read."""
+    signal) or of a shell (128 + signal); None: unknown. A SIGKILL without a cause in the log is a
+    *probable* kill by the host's OOM killer. Raises OSError: the log cannot be read."""
     reader = FailureReader()
     reader.read(log)
     return reader.cause(exit_code)

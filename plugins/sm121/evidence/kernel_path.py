@@ -240,10 +240,9 @@ def _over(own: _ServerState, common: _ServerState) -> _ServerState:
 
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
     """The kernel path that a log file proves. Of a server that was restarted the last run counts;
-    of several in one log (``docker compose``) what they agree on. Memory stays bounded; bytes that
-    are no text are replaced. `engine`: ``vllm``, ``sglang`` or ``llama-cpp``; `one_run`: no line is
-    of an older run, whatever its moment. Raises OSError: the file cannot be read; DataFileError:
-    nothing is known of the engine."""
+    of several in one log (``docker compose``) what they agree on. `engine`: ``vllm``, ``sglang`` or
+    ``llama-cpp``; `one_run`: no line is of an older run, whatever its moment. Raises OSError: the
+    file cannot be read; DataFileError: nothing is known of the engine."""
     reader = LogReader(engine, one_run=one_run)
     reader.read(path)
     return reader.path()
@@ -356,8 +355,7 @@ def search_last_start(
 
 
 def detect_engine(path: Path) -> str:
-    """Whose log a file is, by the words of its first megabytes; vLLM's where nothing tells. Raises
-    OSError when the file cannot be read."""
+    """Whose log a file is, by its first megabytes; vLLM's where nothing tells. Raises OSError."""
     with path.open("rb") as file:
         head = file.read(_DETECTED_IN).decode("utf-8", errors="replace")
     engines = {

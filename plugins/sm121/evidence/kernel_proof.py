@@ -30,8 +30,7 @@ def with_kernels(path: KernelPath, seen: KernelProfile, layers: int | None) -> K
 
 
 def moe_variant(seen: KernelProfile) -> str | None:
-    """``fused`` where the experts' first product has the activation in it, else ``unfused``; None
-    where no kernel tells, as where names are cut."""
+    """``fused`` or ``unfused``, as the experts' first product is; None where no kernel tells."""
     if _rows(seen, "fused"):
         return "fused"
     return "unfused" if _rows(seen, "unfused") and not seen.cut_names() else None

@@ -25,8 +25,7 @@ _PLAIN_LIMIT = 20_000  # different lines remembered as saying nothing
 _DIGITS = b"0123456789"
 _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 
-# The last form is an escape whose ESC character was lost when the log was pasted; it needs an "m",
-# so that "[1, 2]" and "[0/5]" stay.
+# The last form has lost its ESC; it needs an "m", so that "[1, 2]" and "[0/5]" stay.
 _ANSI = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[\]_][^\x07\x1b]*(?:\x07|\x1b\\)"
     r"|(?:\^\[|\\x1b|\\u001b|\\033)\[[0-9;]*m|\[\d{1,2}(?:;\d{1,3})*m"
@@ -75,13 +74,11 @@ class LogLine:
     level: str | None
     """DEBUG, INFO, WARNING, ERROR, CRITICAL; None where the line does not say."""
     file: str | None
-    """Name of the source file that printed it, without folders; None where the line does not
-    say."""
+    """Of the source file that printed it, without folders; None where the line does not say."""
     container: str
     """Name in front of a ``docker compose`` line; empty without one."""
     bare: bool
-    """True when the line carried no prefix at all (output of a compiler, a wrapped or pasted
-    line)."""
+    """It had no prefix at all: output of a compiler, a wrapped or pasted line."""
     stamp: str | None = field(default=None, compare=False)
     """Of its own clock, as ``02-24 19:04:56``; None where it does not say, or another node does."""
     process: str = field(default="", compare=False)
@@ -333,8 +330,7 @@ def read_new_lines(
 
 
 def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
-    """At most `limit` characters of a line, with those at index `around` among them: whole words,
-    and an ellipsis where something is left out."""
+    """At most `limit` characters of a line with those at `around`: whole words, and ellipses."""
     text = text.strip()
     if len(text) <= limit:
         return text

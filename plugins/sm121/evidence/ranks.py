@@ -1,5 +1,4 @@
-"""The kernel path of each rank of a server that spans machines: one for each rank, from one log or
-from one log a node, and equal on all of them."""
+"""The kernel path of each rank of a server that spans machines, from one log or one a node."""
 
 import ast
 import contextlib
@@ -74,8 +73,7 @@ def _computes(path: KernelPath) -> bool:
 def contradictions(
     ranks: Sequence[RankPath], required: KernelPathRequirement, world_size: int
 ) -> Iterator[str]:
-    """What differs between ranks, and a size of the world that is another one; a line each, with
-    rank and node."""
+    """What differs between ranks, and another size of the world, a line each."""
     for each in ranks:
         size = each.path.world_size
         if size is not None and size != world_size:

@@ -9,8 +9,7 @@ from sm121.evidence.kernel_path import KernelPath, mistaken_environment, search_
 from sm121.evidence.kernel_profile import KernelProfile, entry_of, load_names
 from sm121.evidence.kernel_proof import with_kernels
 
-#: Values of a path that a profile may require. What no line shows contradicts the first three; of
-#: the others it is said (`not_shown`).
+#: What a profile may require. Silence contradicts the first three; see `not_shown`.
 MUST_BE_SHOWN = ("attention", "moe", "kv_layout")
 COMPARED = (
     *MUST_BE_SHOWN,
@@ -29,8 +28,7 @@ def accepted_values(required: PathValues, name: str) -> tuple[str, ...] | None:
 
 
 def not_shown(required: PathValues, path: KernelPath) -> list[str]:
-    """The values that are required and that nothing has shown. ``auto`` is accepted in silence: a
-    path has no value of it."""
+    """Required values that nothing has shown; ``auto`` is accepted in silence."""
     silent = [
         name
         for name in COMPARED

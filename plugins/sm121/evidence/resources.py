@@ -40,11 +40,10 @@ class ServerMemory:
 
 
 class ResourceSampler(threading.Thread):
-    """Samples a changing set of ``processes``, asked anew each time, until it is stopped. ``held``:
-    what processes of these pids, with so many resident bytes, hold of all memory. ``on_floor``:
-    called at each sample with less than ``floor_bytes`` available, here or on another node
-    (``nodes``: bytes by its name): what it ends may just be starting. ``on_trouble``: called with a
-    line, once, when a sample could not be taken."""
+    """Samples a changing set of ``processes`` until it is stopped. ``held``: what processes of
+    these pids, with so many resident bytes, hold of all memory. ``on_floor``: called at each sample
+    with less than ``floor_bytes`` available, here or on another node (``nodes``: bytes by its
+    name). ``on_trouble``: called once, when a sample could not be taken."""
 
     def __init__(
         self,

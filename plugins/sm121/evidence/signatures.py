@@ -20,10 +20,9 @@ SignatureField = Literal[
     "progress", "fact", "rank", "world_size", "group", "graph_sizes", "channels", "network",
     "rdma_devices", "rerouted", "start",
 ]  # fmt: skip
-"""What a signature speaks of. A ``fact`` is no result of its own: other signatures lean on it.
-``asked`` is what the server was asked for. A ``prompt_rate`` counts the tokens of the last
-seconds. Of a rank: its number, how many there are, what their ``group`` is made by, and what NCCL
-says of its ``channels`` to other ranks."""
+"""What a signature speaks of. Other signatures lean on a ``fact``. ``asked`` is what the server was
+asked for. A ``prompt_rate`` counts the tokens of the last seconds. Of a rank: its number, how many
+there are, what their ``group`` is made by, its ``channels`` to others by NCCL."""
 
 
 class LinePattern(DataTable):
@@ -31,8 +30,7 @@ class LinePattern(DataTable):
 
     id: str = Field(pattern=r"^[a-z0-9_]+$")
     hint: tuple[str, ...] = Field(min_length=1)
-    """Plain texts of which one must be in the line; they keep a long log from costing a regex a
-    line."""
+    """Plain texts of which one must be in the line: a regex a line would cost too much."""
     regex: Regex
     unless: Regex | None = None
     """A line that matches this too proves nothing."""
@@ -41,8 +39,7 @@ class LinePattern(DataTable):
     file_required: bool = False
     """With `file`: a line that names no file is no match either."""
     source: str = Field(min_length=3)
-    """Where it is known from: the file of the engine, its version, and whether a log or the source
-    was read."""
+    """The file of the engine, its version, and whether a log or the source was read."""
 
     @model_validator(mode="after")
     def _file_is_named(self) -> "LinePattern":
@@ -81,8 +78,7 @@ class Signature(LinePattern):
     transform: Literal["enum"] | None = None
     """``enum``: upper case, blanks to underscores, as vLLM spells its enumerations."""
     strength: int = Field(default=5, ge=1, le=9)
-    """Of two lines that disagree the stronger one counts; 1 is an inference, 5 a plain
-    statement."""
+    """Of two that disagree the stronger one counts; 1 is an inference, 5 a plain statement."""
     needs: tuple[str, ...] = ()
     """Facts (ids) that the log must state too."""
     drafter: bool = False
@@ -164,8 +160,7 @@ class SignatureSet(DataTable):
     detect: tuple[str, ...] = ()
     """Texts that only this engine's log has; the more of them, the surer it is."""
     harmless_env: tuple[Regex, ...] = ()
-    """Patterns of unknown variables that official images and Kubernetes set: no mistake of the
-    user."""
+    """Unknown variables that images and Kubernetes set: no mistake of the user."""
     signature: Entries[Signature]
     metric: tuple[MetricSignature, ...] = ()
 
@@ -198,8 +193,7 @@ def known_engines() -> tuple[str, ...]:
 
 @cache
 def load_signatures(engine: str) -> SignatureSet:
-    """The signatures of an engine: ``vllm``, ``sglang``, ``llama-cpp``. Raises DataFileError when
-    there is no such file or when it is wrong."""
+    """The signatures of an engine. Raises DataFileError: there are none, or the file is wrong."""
     if engine not in known_engines():
         raise DataFileError(
             f"fixtures/signatures/{engine}.toml: no such file; "

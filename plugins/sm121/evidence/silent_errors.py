@@ -51,8 +51,7 @@ class ErrorReader:
         self._never_green = [entry for entry in failures.failure if entry.never_green]
         self._accepted = [row for row in failures.accepted if row.engine in (engine, "any")]
         self._position = start
-        #: By process, the level of a traceback whose end was not read yet, and whether a process of
-        #: the engine has it.
+        #: By process, the level of a traceback that goes on, and whether the engine has it.
         self._stacks: dict[str, tuple[str | None, bool]] = {}
         #: By process whose last message accepts a traceback under it: None; after that stack its
         #: level, file and time, which lines that go on with the exception's message have too.

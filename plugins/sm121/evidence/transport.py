@@ -1,6 +1,5 @@
-"""What carries the bytes between the ranks of a server: by the lines of NCCL's channels, by the
-network that NCCL chose, by gloo's line, or by the counters of the RDMA ports. What NCCL only found
-proves nothing."""
+"""What carries the bytes between the ranks of a server: by NCCL's channels or the network that it
+chose, by gloo's line, or by counters of RDMA ports. What NCCL only found proves nothing."""
 
 import contextlib
 import re
@@ -70,9 +69,8 @@ def _kind(channel: str, rdma: str) -> str:
 
 
 def by_counters(counted: Mapping[str, int | None], least: int) -> Transport | None:
-    """What the counters of the RDMA ports prove of the bytes of a prompt; None: too little, and
-    some of them tell nothing. `counted`: bytes by device, of one node; `least`: bytes that its
-    ranks had to exchange at the least."""
+    """What the counters of RDMA ports prove of a prompt's bytes; None: too little, and not all
+    tell. `counted`: bytes by device, of one node; `least`: what its ranks had to exchange."""
     bytes_of = {device: count for device, count in sorted(counted.items()) if count is not None}
     total = sum(bytes_of.values())
     if total < least and len(bytes_of) < len(counted):
@@ -100,8 +98,7 @@ def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[Path, int 
 def difference(
     before: Mapping[Path, int | None], after: Mapping[Path, int | None]
 ) -> dict[str, int | None]:
-    """Bytes by device between two readings; None where one of its counters does not tell them: it
-    could not be read, is full, or began anew."""
+    """Bytes by device between two readings; None where one of its counters does not tell."""
     counted: dict[str, int | None] = {}
     for counter, start in before.items():
         end, device = after.get(counter), counter.parts[0]

@@ -1,7 +1,6 @@
-"""Kernel times: the call that is timed, the bytes it has to move, and whether it did its work. A
-number counts only when the output of a timed call is right (some rows of it against the oracle, all
-of it written, from values that no call before it had) and when it is not faster than memory: its
-share of the measured bandwidth is at most one."""
+"""Kernel times. A number counts only when the output of a timed call is right (some rows of it
+against the oracle, all of it written, from values that no call before it had) and when it is not
+faster than memory: its share of the measured bandwidth is at most one."""
 
 import functools
 import time
@@ -72,8 +71,7 @@ def check_output(case: BenchmarkCase, timed: Timed, output: Any) -> None:
 
 
 def check(case: BenchmarkCase, seconds: float, timed: Timed, output: Any, peak: Bandwidth) -> float:
-    """The share of the roofline. Raises Invalid: the output is wrong, or the time is shorter than
-    memory allows."""
+    """The share of the roofline. Raises Invalid: a wrong output, or too fast for the memory."""
     check_output(case, timed, output)
     share = timed.bytes_moved / seconds / 1e9 / peak.best_gb_s
     if not 0 < share <= _MARGIN:
@@ -254,8 +252,7 @@ _BUILDERS: dict[str, Callable[..., Timed]] = {
 
 
 _HOLD_CYCLES = 2_000_000
-"""About a millisecond in which the GPU waits while the host enqueues what is timed, so that the
-host's own slowness is not in the result."""
+"""About a millisecond in which the GPU waits, so that the host's slowness is not timed."""
 
 
 class HostClock:

@@ -1,10 +1,9 @@
 """Is any block scale of an expert another one? By what it would do to the output. A scale of the
-second matrix that is one exponent too high adds what its block gives to the output once more; one
-too low takes half of it away. How much of a block's part is in the error is found by projecting one
-on the other over all tokens of the expert (least squares): 1, -1/2, or near 0. Rounding is no part
-of any block, so it averages out. A scale of the first matrix moves one hidden activation of every
-token that lives in its block. What both wrong scales would do is computed, and the error projected
-on each: 1 or near 0."""
+second matrix one exponent too high adds what its block gives once more; one too low takes half of
+it away. How much of a block's part is in the error is found by projecting one on the other over all
+tokens of the expert (least squares): 1, -1/2, or near 0; rounding averages out. A scale of the
+first matrix moves one hidden activation of every token that lives in its block: what wrong scales
+would do is computed, and the error projected on each."""
 
 import functools
 import math
@@ -52,8 +51,7 @@ class Projection:
 
 
 Shares = Iterator[tuple[int, Tensor]]
-"""Of each expert that has tokens: its number, and the shares [rows, K / 32] of its blocks' parts in
-the error."""
+"""Of each expert that has tokens: its number, and its blocks' shares [rows, K / 32]."""
 
 
 def worst(matrix: str, shares: Shares) -> Projection:
@@ -99,8 +97,7 @@ def of_first_matrix(
     **swiglu: float,
 ) -> Shares:
     """The shares of w1, where each token lives in one block and w2 reads each hidden activation out
-    alone; the larger of both wrong scales. As of `of_second_matrix`. The gate row and the up row of
-    an activation cannot always be told apart."""
+    alone; the larger of both wrong scales. Gate and up cannot always be told apart."""
     _, weights, ids, *_ = arguments
     for e, tokens, rank in _tokens(ids, weights):
         moved = Moved.of(arguments, e, tokens, roundings=roundings, **swiglu)
@@ -118,8 +115,7 @@ WRONG = (1.0, -0.5)
 
 @dataclass(frozen=True)
 class Moved:
-    """What wrong scales of an expert's first matrix do to its hidden activations, where each token
-    lives in one block."""
+    """What wrong scales of w1 do to hidden activations, where each token lives in one block."""
 
     inside: Tensor
     """[n, 2I], the first product."""

@@ -1,6 +1,5 @@
-"""What the numerics tests are run on: one dataclass a kind of case, one group a test. The cases are
-rows of fixtures/kernels/cases.toml. And what kernels are timed on. No torch here: cases are
-counted, named and selected where there is none."""
+"""What the numerics tests are run on: one dataclass a kind of case, one group a test, rows of
+fixtures/kernels/cases.toml. And what kernels are timed on. There is no torch here."""
 
 import functools
 import tomllib
@@ -41,8 +40,7 @@ class DequantiseCase(_Case):
 
 @dataclass(frozen=True)
 class QuantiseCase(_Case):
-    """Values [rows, 32 * blocks]: normal ones, ones on every rounding midpoint, or every
-    magnitude."""
+    """Values [rows, 32 * blocks]: normal, on every rounding midpoint, or every magnitude."""
 
     format: Literal["mxfp4", "mxfp8"] = "mxfp4"
     rows: int = 1
@@ -119,8 +117,7 @@ class MoeCase(_Case):
     """The first block's activations are 2^power times as large, and its scales in the first matrix
     as much lower: beyond E4M3's largest value, or below its normal ones."""
     cancelling: bool = False
-    """What the first block gives to the first matrix's sums, 32 times as much as others, the last
-    one takes away."""
+    """The last block takes away what the first one adds to the sums, 32 times what others do."""
 
 
 @dataclass(frozen=True)
@@ -235,8 +232,7 @@ class BenchmarkCase:
 
 def select_timed(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, ...]:
     """The cases, at gpt-oss-120b's sizes when `full`. Reduced: a twenty-fifth of an expert's
-    weights, 8 experts, a sixteenth of the vocabulary. Attention and quantisation are as they are,
-    at the depths given."""
+    weights, 8 experts, a sixteenth of the vocabulary; attention and quantisation as they are."""
     cases = [BenchmarkCase(f"moe-{n}", "fused_moe", tokens=n) for n in MOE_TOKENS]
     for depth in depths:
         decode = BenchmarkCase(f"decode-{depth}", "decode_attention", depth=depth)
@@ -252,8 +248,7 @@ def select_timed(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, .
 def of_target(
     arch: str | None, profile: Profile | None, *, full_shapes: bool
 ) -> tuple[BenchmarkCase, ...]:
-    """The cases at the depths of a profile, or of the architecture's own; the standard depths where
-    there is none."""
+    """The cases at the depths of a profile, or of the architecture's own, or the standard ones."""
     try:
         name = profiles.for_architecture(arch or _detected() or "")
         depths = (profile or profiles.load(name)).performance.depths

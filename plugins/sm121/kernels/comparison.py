@@ -46,8 +46,7 @@ class KernelTolerance(data_file.DataTable):
 
 
 def tolerances() -> tuple[KernelTolerance, ...]:
-    """All tolerances of `fixtures/kernels/tolerances.toml`. Raises DataFileError when the file does
-    not say what it has to."""
+    """Of `fixtures/kernels/tolerances.toml`. Raises DataFileError: the file is wrong."""
     return data_file.load_key("kernels/tolerances.toml", "tolerance", tuple[KernelTolerance, ...])
 
 
@@ -59,8 +58,7 @@ def tolerance(
     below_limit: bool = False,
     readout: bool = False,
 ) -> KernelTolerance | None:
-    """The tolerance of an operation with outputs of a dtype: the one that is for the least else;
-    None where there is none."""
+    """Of an operation with outputs of a dtype: the one for the least else; None without one."""
     # An FP8 cache's values are exact in bfloat16, and what writing it rounds is in the oracle.
     operation = operation.removesuffix("_fp8")
     key = (operation, str(dtype).removeprefix("torch."), below_limit)

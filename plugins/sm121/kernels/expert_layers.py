@@ -83,8 +83,7 @@ float32 has nothing left of it, which is no fault."""
 
 
 def with_gates(layer: Layer, bias: float) -> Layer:
-    """The layer with this bias of every gate, for small activations, and nothing beside what the
-    hidden ones give."""
+    """With this bias of every gate, and nothing beside what hidden activations give."""
     biases = layer.w1_bias.clone()
     biases[:, 0::2] = bias
     return Layer(layer.w1, biases, layer.w2, torch.zeros_like(layer.w2_bias))

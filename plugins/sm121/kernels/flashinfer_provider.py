@@ -62,8 +62,7 @@ def since() -> dict[tuple[str, str | None], str]:
 
 
 class FlashInferProvider(PlanningProvider):
-    """Each operation where it exists on the device's architecture; NotRun with the reason
-    elsewhere."""
+    """Each operation where it exists on the architecture; NotRun with the reason elsewhere."""
 
     name = "flashinfer"
     mxfp4_scale_rule = "ceil"
@@ -411,8 +410,7 @@ def _write_fp8(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor
 
 
 class FlashInferIdentityProvider(FlashInferProvider):
-    """The same where a build's experts take E4M3 under scales of one (identity, 0x7F): x here, the
-    hidden activations in the build's own kernel."""
+    """Where a build's experts take E4M3 under scales of one: x here, hidden in its own kernel."""
 
     name = "flashinfer-identity"
 
@@ -428,8 +426,7 @@ class FlashInferIdentityProvider(FlashInferProvider):
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer as both forms of `cutlass_fused_moe` take it: the up rows before the gate rows, sizes
-    padded with zeros."""
+    """As both forms of `cutlass_fused_moe` take it: up rows before gate rows, sizes padded."""
 
     w1: Packed
     w2: Packed

@@ -1,5 +1,4 @@
-"""Base of the providers on a GPU: weights are put in order and a step is planned once. And pages,
-for kernels that read nothing but a paged cache."""
+"""Base of the providers on a GPU, which plan a step once, and pages for paged caches."""
 
 import functools
 import itertools
@@ -94,8 +93,7 @@ def in_fp8(kv_cache: Tensor, write: Callable[..., None]) -> Tensor:
 
 
 def padded(weights: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Packed elements and scales [E, rows, K] with so many more rows and columns (elements) of
-    zeros."""
+    """Packed elements and scales [E, rows, K] with more rows and columns (elements) of zeros."""
     packed, scales = (
         functional.pad(part, (0, columns // per, 0, rows)).contiguous()
         for part, per in zip(weights, (2, 32), strict=True)
@@ -105,8 +103,7 @@ def padded(weights: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Ten
 
 @dataclass(frozen=True)
 class Paging:
-    """Where the tokens of sequences with these edges lie one after the other in pages of `page`
-    tokens."""
+    """Where the tokens of sequences with these edges lie in pages of `page` tokens."""
 
     edges: list[int]
     page: int

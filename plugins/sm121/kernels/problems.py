@@ -1,6 +1,5 @@
-"""From a case to tensors, and to what must be said of the output. Random values come from a
-generator of the case's seed, so that a case is the same everywhere. The oracle is asked once, when
-the problem is built."""
+"""From a case to tensors, and to what must be said of the output. Random values are of the case's
+seed. The oracle is asked once, when the problem is built."""
 
 import dataclasses
 import functools
@@ -57,9 +56,8 @@ def _by_tolerance(
     case: cases.MoeCase = cases.MoeCase("usual"),  # noqa: B008 - frozen
     definitions: Mapping[str, Callable[[], Tensor]] = MappingProxyType({}),
 ) -> Judge:
-    """`more`: what else is wrong with an error [rows, n] float64. `rounded`: what rounding alone
-    makes of the reference where a provider `rounds_each_expert`. `definitions`: what the formats
-    make of it that a provider may have in truth."""
+    """`more`: what else is wrong with an error [rows, n] float64. `rounded`: what rounding makes of
+    the reference for `rounds_each_expert`. `definitions`: of formats that it may have in truth."""
 
     def judge(output: Any, declared: Declaration) -> list[Fact]:
         if not isinstance(output, Tensor) or tuple(output.shape) != shape:
@@ -184,10 +182,9 @@ def _bytes(case: cases.BytesCase) -> Problem:
 
 
 def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
-    """Encoding of x [M, K] bfloat16: the scale of the provider's rule, elements the nearest. Bytes
-    are not compared across rules: the scale has to be the one of the declared rule, or of one rule
-    throughout. Left open: which neighbour a tie goes to, blocks whose scale is at the ends of E8M0,
-    the sign of zero."""
+    """Encoding of x [M, K] bfloat16: scales by the declared rule, or by one rule throughout,
+    elements the nearest. Left open: ties, blocks whose scale is at the ends of E8M0, the sign of
+    zero."""
     values = x.double().numpy()
     rules = mxfp4.ScaleRule if form == "mxfp4" else mxfp8.ScaleRule
     operation: Operation = "mxfp4_quantize" if form == "mxfp4" else "mxfp8_quantize"
@@ -360,8 +357,7 @@ def _linear(case: cases.LinearCase) -> Problem:
 
 
 def _off_edges(values: Tensor) -> Tensor:
-    """bfloat16 with the last bit set: no value lies between two of E4M3 or E2M1, where each may be
-    taken."""
+    """bfloat16 with the last bit set: no value lies between two of E4M3 or E2M1."""
     return (values.view(torch.int16) | 1).view(torch.bfloat16)
 
 
@@ -394,8 +390,7 @@ def _sinks(kind: cases.Sinks, heads: int, generator: torch.Generator) -> Tensor 
 def _qkv(
     case: cases.PrefillCase | cases.DecodeCase, tokens: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q [T, Hq, D], k and v [T, Hkv, D]: slices of one tensor, as of a fused projection, when
-    strided."""
+    """q [T, Hq, D], k and v [T, Hkv, D]: slices of one tensor when strided."""
     heads = case.query_heads + 2 * case.kv_heads
     fused = (_normal(generator, tokens, heads, case.head_dim) * 1.25).bfloat16()
     if case.kv == "fp8":

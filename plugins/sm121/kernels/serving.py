@@ -72,8 +72,7 @@ def _data() -> _ServingFile:
 
 @dataclass(frozen=True)
 class Choice:
-    """Who judges an operation; without a provider ``why`` says why nobody does, or ``nothing`` why
-    nobody has to."""
+    """Who judges an operation, or ``why`` nobody does, or ``nothing``: why nobody has to."""
 
     backend: str | None
     """The value of the path that names the kernel."""
@@ -87,9 +86,8 @@ def component(operation: Operation) -> Fact:
 
 
 def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> list[Choice]:
-    """Who judges an operation on a path: one choice for each kernel that serves it. `path`:
-    resolved, or expected; where layers run several values (``also``), each of them is a kernel that
-    serves."""
+    """Who judges an operation on a path, resolved or expected: one choice for each kernel that
+    serves it (``also``: some layers run others)."""
     named = component(operation)
     first = _value(path, named)
     return [

@@ -26,8 +26,7 @@ _BLOCK = 32
 
 
 class VllmCpuProvider:
-    """Routing, experts and attention of vLLM on the CPU. Raises NotRun where vLLM's CPU kernels
-    cannot be loaded."""
+    """Routing, experts and attention of vLLM on the CPU. Raises NotRun: it cannot be loaded."""
 
     device = "cpu"
     deterministic = frozenset(
@@ -83,8 +82,7 @@ class VllmCpuProvider:
         return None
 
     def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """y [T, H] of the provider's precision; see `FusedMoe`. Raises NotRun for other constants
-        than gpt-oss's, which the kernel has built in."""
+        """See `FusedMoe`. Raises NotRun for other constants than gpt-oss's, which are built in."""
         return self._experts(FusedMoe(*arguments, **keywords))()
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -124,8 +122,7 @@ class VllmCpuProvider:
         return call
 
     def _prepacked(self, weights: Packed) -> Tensor:
-        """[E, rows, K] in the kernel's order. Decoding is done expert by expert, to bound
-        what it holds in float32."""
+        """[E, rows, K] in the kernel's order, decoded expert by expert to bound the memory."""
         packed, scales = weights
         decoded = torch.stack(
             [
@@ -137,8 +134,7 @@ class VllmCpuProvider:
         return prepacked
 
     def _prefill(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
-        """The kernel reads a paged cache, which is written first by the kernel that the engine
-        writes it with."""
+        """The kernel reads a paged cache, which the engine's own kernel writes first."""
         inputs = PrefillAttention(*arguments, **keywords)
         paging = Paging(inputs.cu_seqlens.tolist(), _BLOCK)
         slots = paging.slots()

@@ -1,8 +1,7 @@
-"""The providers `vllm`, `vllm-triton` and `vllm-flash-attn`: the kernels that vLLM serves gpt-oss
-with on a GPU. Called as vLLM 0.24 to 0.33 call them: the experts by Marlin (`fused_marlin_moe`) or
-by the Triton kernels from OpenAI (`triton_kernel_fused_experts`), attention by Triton's unified
-attention or by FlashAttention, both with sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by the Triton
-kernels' `downcast_to_mxfp`."""
+"""The providers `vllm`, `vllm-triton` and `vllm-flash-attn`: the kernels that vLLM 0.24 to 0.33
+serve gpt-oss with on a GPU: the experts by Marlin or by the Triton kernels from OpenAI, attention
+by Triton's unified attention or by FlashAttention, both with sinks, MXFP8 by `mxfp8_e4m3_quantize`,
+MXFP4 by the Triton kernels' `downcast_to_mxfp`."""
 
 import importlib
 import types
@@ -37,8 +36,7 @@ _OF_TRITON = {
 
 
 class VllmProvider(PlanningProvider):
-    """vLLM's experts by Marlin, its attention and its quantisers. Raises NotRun where vLLM for
-    CUDA is not there."""
+    """vLLM's experts by Marlin, attention and quantisers. Raises NotRun: no vLLM for CUDA."""
 
     name = "vllm"
     deterministic = frozenset({"prefill_attention", "decode_attention"})
@@ -271,8 +269,7 @@ class VllmProvider(PlanningProvider):
 
 
 class VllmFlashAttentionProvider(VllmProvider):
-    """The same with attention by FlashAttention, which vLLM takes on sm90. Raises NotRun where
-    vLLM's FlashAttention has no sinks on this GPU."""
+    """With FlashAttention, which vLLM takes on sm90. Raises NotRun: it has no sinks here."""
 
     name = "vllm-flash-attn"
 
@@ -301,8 +298,7 @@ class VllmTritonProvider(VllmProvider):
     name = "vllm-triton"
 
     def _in_layout(self, inputs: FusedMoe) -> Call:
-        # Widths in multiples of 128, padded with zeros as vLLM pads them: the Hopper layout of the
-        # weights is wrong for others, without a word.
+        # Widths in multiples of 128: the Hopper layout is silently wrong for others.
         _triton_kernels()
         experts = _module(f"{_LAYERS}.fused_moe.experts.gpt_oss_triton_kernels_moe")
         swizzle = _module(f"{_LAYERS}.quantization.utils.mxfp4_utils")._swizzle_mxfp4

@@ -82,8 +82,7 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
 
 
 def busy(nodes: list[dict[str, Any]]) -> list[str]:
-    """The resources of nodes that a rank needs and a task holds. What has ended holds its own for a
-    moment longer."""
+    """What tasks hold of the nodes' resources for ranks. What has ended does for a moment more."""
     free = state.available_resources_per_node()  # without those of which nothing is free
     tasks = []
     for node in nodes:
