@@ -12,7 +12,7 @@ from logs import lines_of, proofs, read_lines, stated
 from sm121.core import profile
 from sm121.core.data_file import DataFileError
 from sm121.evidence.kernel_path import mistaken_environment, read_log
-from sm121.evidence.log_lines import LINE_LIMIT, clean, read_physical_lines
+from sm121.evidence.log_lines import LINE_LIMIT, clean, read_raw_lines
 from sm121.evidence.signatures import load_signatures, startup_progress
 from sm121.run.harness import Harness
 
@@ -119,7 +119,7 @@ def test_binary_and_endless_lines(tmp_path):
     good = (CORE + "[cuda.py:427] Using FLASH_ATTN backend.").encode()
     binary, endless = b"\xff\xfe\x00\x80" * 50_000, b"x" * 3_000_000
     log.write_bytes(binary + b"\n" + endless + b"\r\n" + good + b"\r" + b"\x00" * 100)
-    assert max(map(len, read_physical_lines(log))) <= LINE_LIMIT
+    assert max(map(len, read_raw_lines(log))) <= LINE_LIMIT
     assert read_log(log).attention == "FLASH_ATTN"
 
 

@@ -36,10 +36,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     names = table(__name__, "VARIABLES")
 
     def ask(_python, _environment, registries):
-        return {
-            r.prefix: variables.Knowledge(r.package, True, frozenset(names[r.prefix]))
-            for r in registries
-        }
+        return {r.prefix: variables.Knowledge(True, frozenset(names[r.prefix])) for r in registries}
 
     monkeypatch.setattr(variables, "ask", ask)
 

@@ -61,8 +61,10 @@ def build(
     if ended.status != 0:
         match = refusal.search(ended.output)
         outcome = BuildOutcome.REFUSED if match else BuildOutcome.BROKEN
-        reason = match[0] if match else _first_error(ended)
-        return Built(architecture, outcome, reason, None)
+        lines = [line.strip() for line in ended.output.splitlines() if line.strip()]
+        lines += [f"exit status {ended.status}, no message"] if not lines else []
+        error = next((line for line in lines if "error" in line or "fatal" in line), lines[-1])
+        return Built(architecture, outcome, match[0] if match else error[:300], None)
     images = device_code.read(output)
     if images != (device_code.Image("sass", architecture),):
         observed = ", ".join(map(str, images)) or "no device code"
@@ -87,9 +89,3 @@ def without_architectures(arguments: Sequence[str]) -> list[str]:
         elif not re.match(r"-gencode=|--generate-code=|-arch=|--gpu-architecture=", word):
             remaining.append(word)
     return remaining
-
-
-def _first_error(ended: child.Ended) -> str:
-    lines = [line.strip() for line in ended.output.splitlines() if line.strip()]
-    error = next((line for line in lines if "error" in line or "fatal" in line), None)
-    return (error or (lines[-1] if lines else f"exit status {ended.status}, no message"))[:300]

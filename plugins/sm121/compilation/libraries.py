@@ -97,7 +97,10 @@ def judge(path: Path, gpu: int = GB10, disassembler: Disassembler | None = None)
         return LibraryReport(path, state, machine, virtual, reason)
     kernels, trapping = 0, []
     try:
-        for architecture in _disassembled(images, gpu):
+        running = (i.architecture for i in images if i.kind == "sass")
+        # cuobjdump takes ``sm_120`` and ``sm_120f`` for one.
+        names = {(a.number, a.suffix.replace("f", "")) for a in running if a.sass_runs_on(gpu)}
+        for architecture in sorted(CodeArchitecture(*name) for name in names):
             for kernel in sass.disassemble(
                 path, disassembler, only=architecture, timeout_s=_SASS_TIMEOUT_S
             ):
@@ -132,16 +135,6 @@ def _state(images: Sequence[device_code.Image], gpu: int) -> tuple[CodeState, st
             f"no machine code for sm_{gpu}, only PTX that runs there; has {observed}",
         )
     return CodeState.OTHER, str(unmet.Fact(f"code that runs on sm_{gpu}", observed))
-
-
-def _disassembled(images: Sequence[device_code.Image], gpu: int) -> list[CodeArchitecture]:
-    """The architectures to ask cuobjdump for, which takes ``sm_120`` and ``sm_120f`` for one."""
-    running = {
-        image.architecture
-        for image in images
-        if image.kind == "sass" and image.architecture.sass_runs_on(gpu)
-    }
-    return sorted({CodeArchitecture(a.number, a.suffix.replace("f", "")) for a in running})
 
 
 class _Required(data_file.DataTable):
@@ -200,21 +193,14 @@ def files_of(paths: Iterable[Path]) -> Iterator[Path]:
     """Files that may hold device code, each once: those named, and those under folders."""
     identities: set[tuple[int, int]] = set()
     for root in paths:
-        for path in [root] if root.is_file() else _walk(root):
-            status = path.stat()
-            identity = (status.st_dev, status.st_ino)
-            if identity not in identities:
-                identities.add(identity)
-                yield path
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for root, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(root) / name
-            if (path.suffix in _SUFFIXES or ".so." in name) and path.is_file():
-                yield path
+        for path in [root] if root.is_file() else sorted(root.rglob("*")):
+            is_library = path.suffix in _SUFFIXES or ".so." in path.name
+            if path == root or (is_library and path.is_file()):
+                status = path.stat()
+                identity = (status.st_dev, status.st_ino)
+                if identity not in identities:
+                    identities.add(identity)
+                    yield path
 
 
 def write_report(

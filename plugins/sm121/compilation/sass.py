@@ -43,7 +43,6 @@ class Kernel:
     only_traps: bool = False
     """True when every thread reaches ``BPT.TRAP``: nothing before it can branch away. So looks a
     kernel whose body was compiled out because the architecture lacks its instructions."""
-    _straight: bool = field(default=True, repr=False)
 
 
 def parse(lines: Iterable[str], origin: str) -> Iterator[Kernel]:
@@ -51,15 +50,21 @@ def parse(lines: Iterable[str], origin: str) -> Iterator[Kernel]:
     function comes before any architecture was named; ``origin`` names it."""
     target: CodeArchitecture | None = None
     kernel: Kernel | None = None
+    straight = True  # whether nothing before this instruction can branch away
     for line in lines:
         if kernel is not None and (match := _INSTRUCTION.match(line)):
-            _add(kernel, match["opcode"].rstrip("."), bool(match["guard"]))
+            opcode = match["opcode"].rstrip(".")
+            kernel.opcodes[opcode] += 1
+            if straight and opcode == _TRAP and not match["guard"]:
+                kernel.only_traps, straight = True, False
+            elif opcode.partition(".")[0] in _JUMPS:
+                straight = False
         elif match := _FUNCTION.match(line):
             if kernel is not None:
                 yield kernel
             if target is None:
                 raise UnreadableSass(f"{origin}: function {match[1]} before any architecture")
-            kernel = Kernel(match[1], target)
+            kernel, straight = Kernel(match[1], target), True
         elif match := _TARGET.match(line):
             if kernel is not None:
                 yield kernel
@@ -67,15 +72,6 @@ def parse(lines: Iterable[str], origin: str) -> Iterator[Kernel]:
             target = CodeArchitecture.parse(match[1])
     if kernel is not None:
         yield kernel
-
-
-def _add(kernel: Kernel, opcode: str, guarded: bool) -> None:
-    kernel.opcodes[opcode] += 1
-    if kernel._straight:
-        if opcode == _TRAP and not guarded:
-            kernel.only_traps, kernel._straight = True, False
-        elif opcode.split(".", 1)[0] in _JUMPS:
-            kernel._straight = False
 
 
 def disassemble(

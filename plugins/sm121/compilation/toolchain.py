@@ -113,10 +113,8 @@ def find_disassembler(packages: Sequence[Path]) -> Disassembler:
 
 
 def _first(tool: str, packages: Sequence[Path]) -> Path | None:
-    for path in _candidates(tool, packages):
-        if path.is_file() and os.access(path, os.X_OK):
-            return path
-    return None
+    paths = (path for path in _candidates(tool, packages) if path.is_file())
+    return next((path for path in paths if os.access(path, os.X_OK)), None)
 
 
 def _candidates(tool: str, packages: Sequence[Path]) -> Iterator[Path]:

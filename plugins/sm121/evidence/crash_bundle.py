@@ -3,7 +3,6 @@ are not to be had; what is missing says why in bundle.json."""
 
 import contextlib
 import datetime
-import itertools
 import json
 import shutil
 import subprocess
@@ -264,10 +263,11 @@ def _of_nodes(evidence: Evidence) -> Iterator[tuple[str, Callable[[Evidence], st
 
 def _new_folder(directory: Path, kind: str) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
+    number = 1
+    while True:
         folder = directory / f"{number}-{kind}"
         if not any(directory.glob(f"{number}-*")):
             with contextlib.suppress(FileExistsError):  # somebody has just made it
                 folder.mkdir()
                 return folder
-    raise AssertionError("numbers do not end")
+        number += 1

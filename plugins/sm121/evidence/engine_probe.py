@@ -9,9 +9,9 @@ the package is there and which names it knows: one with ``module`` is a file wit
 import importlib.metadata
 import importlib.util
 import json
-import os
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 _FIELD = re.compile(r"(?m)^(Name|Version):[ \t]*(\S+)")
@@ -22,22 +22,18 @@ def _location(name: str) -> str | None:
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        return None
-    if spec is None:
-        return None
-    if spec.submodule_search_locations:
+        spec = None
+    if spec is not None and spec.submodule_search_locations:
         return next(iter(spec.submodule_search_locations), None)
-    return os.path.dirname(spec.origin) if spec.origin else None  # noqa: PTH120
+    return str(Path(spec.origin).parent) if spec is not None and spec.origin else None
 
 
 def _constant(folder: str | None, file: str, name: str) -> str | None:
     """The text assigned to a name in a source file, without an import."""
     if folder is None:
         return None
-    path = os.path.join(folder, file)  # noqa: PTH118
     try:
-        with open(path, encoding="utf-8") as source:  # noqa: PTH123
-            text = source.read(100_000)
+        text = Path(folder, file).read_text("utf-8")
     except OSError:
         return None
     # __commit_id__ = commit_id = 'g0123abc', and cuda: Optional[str] = '13.0'
@@ -47,11 +43,9 @@ def _constant(folder: str | None, file: str, name: str) -> str | None:
 
 
 def _registered(folder: str, registry: dict[str, Any]) -> list[str]:
-    path = os.path.join(folder, registry["module"])  # noqa: PTH118
+    path = Path(folder, registry["module"])
     try:
-        spec = importlib.util.spec_from_file_location("sm121_registry", path)
-        if spec is None or spec.loader is None:
-            raise ImportError(path)
+        spec: Any = importlib.util.spec_from_file_location("sm121_registry", path)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except (ImportError, AttributeError):
@@ -63,15 +57,9 @@ def _registered(folder: str, registry: dict[str, Any]) -> list[str]:
 def _named_in_sources(folder: str, registry: dict[str, Any]) -> list[str]:
     quoted = re.compile(rf"""["']({re.escape(registry["prefix"])}[A-Z0-9_]+)["']""")
     variables: set[str] = set()
-    for directory, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith(tuple(registry["suffixes"])):
-                path = os.path.join(directory, name)  # noqa: PTH118
-                try:
-                    with open(path, encoding="utf-8", errors="replace") as source:  # noqa: PTH123
-                        variables.update(quoted.findall(source.read()))
-                except OSError:
-                    continue
+    for path in Path(folder).rglob("*"):
+        if path.name.endswith(tuple(registry["suffixes"])) and path.is_file():
+            variables.update(quoted.findall(path.read_text("utf-8", "replace")))
     return sorted(variables)
 
 

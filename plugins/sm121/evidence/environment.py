@@ -152,11 +152,13 @@ def record(
     devices, driver = gpus(unknown)
     engine = PackagesRecord(python=probe.python, packages=probe.packages) if probe else None
     packages = dict(sorted(engine_probe.installed()["packages"].items()))
+    if (suite := _checkout(Path(__file__).resolve())) is None:
+        suite, unknown["git_shas.suite"] = SourceRecord(), "not run from a git checkout"
     return EnvironmentRecord(
         git_shas={
             "vllm": _engine_source("vllm", ("vllm",), probe, unknown),
             "flashinfer": _engine_source("flashinfer", names, probe, unknown),
-            "suite": _suite_source(packages.get("sm121-conformance"), unknown),
+            "suite": suite.model_copy(update={"version": packages.get("sm121-conformance")}),
         },
         container=container(environment, root),
         engine_packages=engine or PackagesRecord(),
@@ -225,14 +227,6 @@ def _engine_source(
         return SourceRecord(sha=match["sha"], version=version)
     unknown[f"git_shas.{name}"] = f"version {version} is installed without a commit in its metadata"
     return SourceRecord(version=version)
-
-
-def _suite_source(version: str | None, unknown: dict[str, str]) -> SourceRecord:
-    checkout = _checkout(Path(__file__).resolve())
-    if checkout is None:
-        unknown["git_shas.suite"] = "not run from a git checkout"
-        return SourceRecord(version=version)
-    return checkout.model_copy(update={"version": version})
 
 
 def _checkout(file: Path) -> SourceRecord | None:

@@ -305,9 +305,7 @@ class FailureReader:
     def kind(self) -> str | None:
         """The failure that the log shows, or None, whatever ended the process."""
         hit = self._best(died=False)
-        if hit is None:
-            return None
-        return self._kind(hit)
+        return None if hit is None else self._kind(hit)
 
     def _kind(self, hit: _Hit) -> str:
         if hit.entry.rank == _GENERIC_RANK and any(rank >= _DEAD_RANK for rank in self._first):
@@ -340,18 +338,15 @@ class FailureReader:
             cause = ended("aftermath", lines, basis=Basis.AFTERMATH, line=hit.summary)
             changed = {"kind": hit.entry.kind, "summary": log_lines.cut(cause.summary)}
             return cause.model_copy(update=changed)
+        is_fatal = hit.entry.rank == _GENERIC_RANK and (self._fatal or not self.ready)
         return Cause(
             kind=self._kind(hit),
             summary=hit.summary,
             owner=hit.entry.owner,
             remedy=hit.entry.remedy,
             lines=lines,
-            basis=self._basis(hit),
+            basis=Basis.FATAL_EXCEPTION if is_fatal else Basis.STATED,
         )
-
-    def _basis(self, hit: _Hit) -> Basis:
-        ended = hit.entry.rank == _GENERIC_RANK and (self._fatal or not self.ready)
-        return Basis.FATAL_EXCEPTION if ended else Basis.STATED
 
     def _last_line(self) -> list[str]:
         if isinstance(self._last, bytes):

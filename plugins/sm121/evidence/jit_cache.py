@@ -34,24 +34,28 @@ def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule
     for folder in chosen:
         if not folder.exists():
             raise errors.UsageError(f"{folder}: expected a folder of compiled modules")
-    modules: dict[tuple[str, str], JitModule] = {}
+    modules: list[JitModule] = []
     for file in libraries.files_of(chosen):
         if file.suffix == ".o":
             continue  # what a library is made of
         report = libraries.judge(file, gpu)
         if report.state is libraries.CodeState.HOST:
             continue
-        name = _name(file)
-        modules[name, str(file)] = JitModule(
-            name=name,
-            part=part_of(name),
-            state=report.state.value,
-            sass=list(report.sass),
-            ptx=list(report.ptx),
-            path=str(file),
-            written=round(file.stat().st_mtime, 3),
+        folder = file.parent.name
+        is_own = folder not in ("", *_FOLDERS_OF_ALL) and folder in file.stem
+        name = folder if file.suffix == ".so" and is_own else file.name.partition(".")[0]
+        modules.append(
+            JitModule(
+                name=name,
+                part=part_of(name),
+                state=report.state.value,
+                sass=list(report.sass),
+                ptx=list(report.ptx),
+                path=str(file),
+                written=round(file.stat().st_mtime, 3),
+            )
         )
-    return [modules[key] for key in sorted(modules)]
+    return sorted(modules, key=lambda module: (module.name, module.path))
 
 
 def evidence(modules: Sequence[JitModule]) -> dict[str, str]:
@@ -61,10 +65,3 @@ def evidence(modules: Sequence[JitModule]) -> dict[str, str]:
         f"{', '.join(module.sass or module.ptx) or 'no code'} ({module.path})"
         for module in modules
     }
-
-
-def _name(file: Path) -> str:
-    parent = file.parent.name
-    if file.suffix == ".so" and parent and parent not in _FOLDERS_OF_ALL and parent in file.stem:
-        return parent
-    return file.name.partition(".")[0]

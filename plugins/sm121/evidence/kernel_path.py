@@ -197,16 +197,13 @@ class _ServerState:
             and "drafter_loads" in self.facts
             and not signature.drafter
         ):
-            self._offer(signature, value, excerpt)
-
-    def _offer(self, signature: Signature, value: str | bool, shown: str) -> None:
-        candidates = self.best.setdefault(signature.field, [])
-        for candidate in candidates:
-            if candidate.strength == signature.strength and candidate.needs == signature.needs:
-                if candidate.value != value and len(candidate.others) < _LIST_LIMIT:
-                    candidate.others.setdefault(str(value), shown)
-                return  # the first line of a strength counts
-        candidates.append(_Candidate(value, signature.strength, shown, signature.needs))
+            candidates = self.best.setdefault(signature.field, [])
+            for candidate in candidates:
+                if candidate.strength == signature.strength and candidate.needs == signature.needs:
+                    if candidate.value != value and len(candidate.others) < _LIST_LIMIT:
+                        candidate.others.setdefault(str(value), excerpt)
+                    return  # the first line of a strength counts
+            candidates.append(_Candidate(value, signature.strength, excerpt, signature.needs))
 
     def resolve(self) -> dict[str, _Candidate]:
         resolved = {}
@@ -215,11 +212,6 @@ class _ServerState:
             if possible:
                 resolved[name] = max(possible, key=lambda item: item.strength)
         return resolved
-
-    @property
-    def spoke(self) -> bool:
-        names = ("weights", "unknown_env", "fallbacks", "channels")
-        return bool(self.best or any(self.lists[name] for name in names))
 
 
 def _over(own: _ServerState, common: _ServerState) -> _ServerState:
@@ -377,7 +369,8 @@ def _minute(stamp: str) -> int:
 
 
 def _merge(states: list[_ServerState]) -> KernelPath:
-    speaking = [state for state in states if state.spoke]
+    speaks_in = ("weights", "unknown_env", "fallbacks", "channels")
+    speaking = [s for s in states if s.best or any(s.lists[name] for name in speaks_in)]
     result = KernelPath()
     resolved = [state.resolve() for state in speaking]
     for name in _SINGLE_FIELDS:

@@ -38,6 +38,7 @@ _MOST_NAMES = 100_000
 _STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)")
 _NSYS_COLUMNS = ("Total Time (ns)", "Instances", "Name")
 _RULER = re.compile(r"-{4,}")
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
 
 
 class KernelName(DataTable):
@@ -161,7 +162,9 @@ class _Trace:
             return
         took = max(took, 0.0) if math.isfinite(took) else 0.0  # it ran, whatever the clock said
         if category == "kernel":
-            self._sum(name).add(took / 1e6)
+            if name not in self.kernels and len(self.kernels) >= _MOST_NAMES:
+                name = "(kernels beyond the first 100,000 names)"
+            self.kernels.setdefault(name, _Sum()).add(took / 1e6)
         elif category == "cpu_op":
             self.operator_count += 1
             if self.operator_count <= _MOST_OPERATORS:
@@ -170,11 +173,6 @@ class _Trace:
                 self.operators.setdefault(where, []).append((start, float(took), name))
         elif category == "user_annotation" and (match := _STEP.match(name)):
             self.steps += int(match["requests"]) > 0
-
-    def _sum(self, name: str) -> _Sum:
-        if name not in self.kernels and len(self.kernels) >= _MOST_NAMES:
-            name = "(kernels beyond the first 100,000 names)"
-        return self.kernels.setdefault(name, _Sum())
 
 
 def read_trace(path: Path) -> KernelProfile:
@@ -354,8 +352,8 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
                 buffer, inside = buffer[start.end() :], True
             position = 0
             while True:
-                position = _next_event(buffer, position)
-                if position < len(buffer) and buffer[position] == "]":
+                position += len(_BETWEEN.match(buffer, position)[0])  # type: ignore[index]
+                if buffer.startswith("]", position):
                     return
                 if position >= len(buffer):
                     break
@@ -371,9 +369,3 @@ def _events(path: Path) -> Iterator[dict[str, Any]]:
                 position = end
             buffer = buffer[position:]
     raise json.JSONDecodeError("the trace ends before its last event", "", 0)
-
-
-def _next_event(buffer: str, position: int) -> int:
-    while position < len(buffer) and buffer[position] in " \t\r\n,":
-        position += 1
-    return position

@@ -59,7 +59,7 @@ _FORMS = data_file.load("log-lines.toml", _Forms)
 _FOREIGN_LIMIT = 100  # characters that a log collector puts in front
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*")  # Ray, behind a message
 _PREFIX_LIMIT = 200
-_TRACEBACK_OPENING = re.compile(r"^Traceback \(most recent call last\)")
+
 
 _LEVELS = {name: name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
 _LEVELS |= {"WARN": "WARNING", "ERR": "ERROR", "FATAL": "CRITICAL", "PANIC": "CRITICAL"}
@@ -239,18 +239,12 @@ def moment(raw: str, now: datetime.datetime) -> datetime.datetime | None:
 
 def is_traceback_opening(line: LogLine) -> bool:
     """True for the line that opens a Python stack."""
-    return _TRACEBACK_OPENING.match(line.text.lstrip()) is not None
-
-
-def read_physical_lines(path: Path) -> Iterator[str]:
-    """The lines of a log, each cut at `LINE_LIMIT` characters, in bounded memory. A carriage return
-    ends a line too. Bytes that are not UTF-8 are replaced. Raises OSError: no such file."""
-    for line in read_raw_lines(path):
-        yield line.decode("utf-8", errors="replace")
+    return line.text.lstrip().startswith("Traceback (most recent call last)")
 
 
 def read_raw_lines(path: Path) -> Iterator[bytes]:
-    """As `read_physical_lines`, without decoding; empty lines are left out."""
+    """The lines of a log but empty ones, each cut at `LINE_LIMIT` bytes, in bounded memory. A
+    carriage return ends a line too. Raises OSError: no such file."""
     rest = b""
     skipping = False
     with path.open("rb") as file:

@@ -25,7 +25,16 @@ def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
     writes into `traces` here. Raises NotRun: it has no profiler, or wrote no trace."""
     before = set(_written(traces))
     _decode(endpoint, steps)
-    return _newest(traces, before)
+    deadline, size = time.monotonic() + _WRITTEN_WITHIN_S, -1
+    while time.monotonic() < deadline:
+        new = {path for path in _written(traces) if "async_llm" not in path.name} - before
+        if new:
+            first = min(new, key=lambda path: path.name)
+            if (now := first.stat().st_size) == size and now > 0:
+                return first
+            size = now
+        time.sleep(0.3)
+    raise NotRun(f"the engine wrote no trace into {traces} within {_WRITTEN_WITHIN_S:.0f} s")
 
 
 def _decode(endpoint: Endpoint, steps: int) -> None:
@@ -78,21 +87,3 @@ def _post(http: httpx.Client, path: str) -> None:
 
 def _written(traces: Path) -> list[Path]:
     return [path for pattern in _TRACES for path in traces.glob(pattern)]
-
-
-def _newest(traces: Path, before: set[Path]) -> Path:
-    deadline = time.monotonic() + _WRITTEN_WITHIN_S
-    size = -1
-    while time.monotonic() < deadline:
-        fresh = [
-            path
-            for path in _written(traces)
-            if path not in before and "async_llm" not in (path.name)
-        ]
-        if fresh:
-            first = min(fresh, key=lambda path: path.name)
-            if (now := first.stat().st_size) == size and now > 0:
-                return first
-            size = now
-        time.sleep(0.3)
-    raise NotRun(f"the engine wrote no trace into {traces} within {_WRITTEN_WITHIN_S:.0f} s")

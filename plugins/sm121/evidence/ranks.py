@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,15 @@ def read_ranks(
                     if getattr(other.path, field) is None and field != "group":
                         setattr(other.path, field, getattr(first, field))
                         other.path.also |= {n: v for n, v in first.also.items() if n == field}
-        rank_paths += (each for ranks in of_node.values() for each in ranks if _computes(each.path))
+        for each in itertools.chain.from_iterable(of_node.values()):
+            path = each.path  # a start may have other processes with a worker's name
+            if path.rank is not None or path.attention is not None or path.channels:
+                rank_paths.append(each)
     return sorted(rank_paths, key=_order)
 
 
 def _order(each: RankPath) -> int:
     return 1 << 30 if each.rank is None else each.rank
-
-
-def _computes(path: KernelPath) -> bool:
-    """Whether it is a worker's path: a start may have other processes with such a name."""
-    return path.rank is not None or path.attention is not None or bool(path.channels)
 
 
 def contradictions(

@@ -106,7 +106,15 @@ class ResourceSampler(threading.Thread):
         totals = self.resources
         self.history.append((round(time.monotonic(), 2), rss, available))
         totals.tree_rss_peak_bytes = max(rss, totals.tree_rss_peak_bytes or 0)
-        self._look_at_all(set(times), rss)
+        if self._read_memory is not None:
+            memory = self._read_memory(set(times), rss)
+            if memory.source != totals.memory_source:  # peaks are of one way to know it
+                totals.device_peak_bytes = totals.memory_peak_bytes = None
+                totals.memory_source = memory.source
+            if memory.device is not None:
+                totals.device_peak_bytes = max(memory.device, totals.device_peak_bytes or 0)
+            if memory.total is not None:
+                totals.memory_peak_bytes = max(memory.total, totals.memory_peak_bytes or 0)
         totals.mem_available_min_bytes = min(available, totals.mem_available_min_bytes or available)
         if self._previous:
             percent = round(100.0 * used_s / totals.interval_s, 1)
@@ -114,18 +122,6 @@ class ResourceSampler(threading.Thread):
         totals.cpu_seconds = round((totals.cpu_seconds or 0.0) + used_s, 2)
         totals.samples += 1
         self._previous = times
-
-    def _look_at_all(self, pids: Collection[int], resident: int) -> None:
-        if self._read_memory is None:
-            return
-        totals, memory = self.resources, self._read_memory(pids, resident)
-        if memory.source != totals.memory_source:  # peaks are of one way to know it
-            totals.device_peak_bytes = totals.memory_peak_bytes = None
-            totals.memory_source = memory.source
-        if memory.device is not None:
-            totals.device_peak_bytes = max(memory.device, totals.device_peak_bytes or 0)
-        if memory.total is not None:
-            totals.memory_peak_bytes = max(memory.total, totals.memory_peak_bytes or 0)
 
     def stop(self) -> None:
         """Take no more samples."""

@@ -38,7 +38,6 @@ class Registry(data_file.DataTable):
 class Knowledge:
     """What the engine's environment says of the variables of one prefix."""
 
-    package: str
     installed: bool
     known: frozenset[str] | None
     """None where it could not be asked."""
@@ -66,10 +65,9 @@ def _ask(
         )
     except interpreter.NoAnswer as error:
         problem = f"the engine's own list of variables cannot be read: {error}"
-        return {r.prefix: Knowledge(r.package, False, None, problem) for r in registries}
+        return {r.prefix: Knowledge(False, None, problem) for r in registries}
     return {
         registry.prefix: Knowledge(
-            registry.package,
             answer["installed"],
             None if answer["known"] is None else frozenset(answer["known"]),
         )
