@@ -229,7 +229,6 @@ def _write_weights(path: Path, entries: dict[str, tuple[str, Array]]) -> None:
 
 
 def _reuse_tokenizer(directory: Path, work: Path, wanted: dict[str, Any]) -> bool:
-    """Take the tokenizer from a canary of this builder beside this one, if there is one."""
     for sibling in sorted(directory.parent.iterdir()):
         previous = _manifest_of(sibling)
         if previous is None or previous.get("builder") != wanted["builder"]:

@@ -53,8 +53,7 @@ def contradiction(
 
 
 def _shape_differences(folder: Path, name: str) -> list[str] | None:
-    """Keys of config.json with another value than the model's of that name; None where the suite
-    does not know the model, or where the folder has no configuration."""
+    """Keys of config.json unlike that model's; None: not a known model, or no configuration."""
     file = files("sm121.fixtures") / "models" / f"{name.rpartition('/')[2]}.json"
     try:
         expected = json.loads(file.read_text("utf-8"))

@@ -138,8 +138,6 @@ def _state(images: Sequence[device_code.Image], gpu: int) -> tuple[CodeState, st
 
 
 class _Required(data_file.DataTable):
-    """Libraries of an engine of which each must have code for the GPU that it runs on."""
-
     engine: str
     package: str
     files: str

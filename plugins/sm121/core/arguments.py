@@ -30,12 +30,10 @@ class Parser(argparse.ArgumentParser):
     """argparse would print its usage and end with 2, which is pytest's status of an interrupt.
     ``groups``: the commands under their titles, with what each does."""
 
-    groups: dict[str, dict[str, str]]
-    commands: Mapping[str, argparse.ArgumentParser]
-
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)
-        self.groups, self.commands = {}, {}
+        self.groups: dict[str, dict[str, str]] = {}
+        self.commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def error(self, message: str) -> NoReturn:
         """Raise WrongArgumentsError: one line, with what may have been meant."""

@@ -171,8 +171,6 @@ def _stream_class(library: Any) -> Any:
 
 
 class _Backend(_Around):
-    """A network backend whose connections look at the deadline."""
-
     def connect_tcp(self, *arguments: Any, **options: Any) -> "_Connection":
         return _Connection(self._inner.connect_tcp(*arguments, **options), self._deadline)
 

@@ -182,7 +182,9 @@ def _explain(error: ValidationError, model: type[BaseModel], data: dict[str, Any
         errors = [item for item in errors if item["type"] != "too_short"]
     first, rest = errors[0], errors[1:]
     if first["type"] == "extra_forbidden":
-        expected = "unknown key; expected one of " + ", ".join(_known_keys(model, first["loc"]))
+        table = functools.reduce(_item_type, first["loc"][:-1], model)
+        keys = sorted(getattr(table, "model_fields", {}))
+        expected = f"unknown key; expected one of {', '.join(keys)}"
     elif first["type"] == "missing":
         expected = "required key is missing"
     elif first["type"] == "value_error":  # raised by a validator: it names what it saw itself
@@ -206,15 +208,7 @@ def _labels(location: tuple[int | str, ...], data: Any) -> list[str]:
     return labels
 
 
-def _known_keys(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
-    at: Any = model
-    for part in location[:-1]:
-        at = _item_type(at, part)
-    return sorted(getattr(at, "model_fields", {}))
-
-
 def _item_type(model: Any, part: int | str) -> Any:
-    """The table's model one step down: a field's own model, or the items of a list or map."""
     fields = getattr(model, "model_fields", None)
     annotation = fields[part].annotation if fields and part in fields else model
     while not hasattr(annotation, "model_fields"):

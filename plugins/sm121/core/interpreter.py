@@ -116,14 +116,12 @@ def misplaced(found: Imports, checkouts: Mapping[str, str]) -> list[str]:
                     f"{name}: required from the checkout {checkout}, seen {origin} "
                     f"(put {checkout} on PYTHONPATH)"
                 )
-        elif not _same(origin, found.installed[name]):
-            required = found.installed[name] or "an installed package, of which there is none"
+        elif (file := found.installed[name]) is None or (
+            Path(origin).resolve() != Path(file).resolve()
+        ):
+            required = file or "an installed package, of which there is none"
             wrong.append(
                 f"{name}: required from {required}, seen {origin} "
                 "(unset PYTHONPATH, or name the checkout in the profile's engine.checkouts)"
             )
     return wrong
-
-
-def _same(file: str, other: str | None) -> bool:
-    return other is not None and Path(file).resolve() == Path(other).resolve()

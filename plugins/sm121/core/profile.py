@@ -284,7 +284,6 @@ class Profile(DataTable):
     def _lacks(
         self, name: str, identity: str | None, resolved: Mapping[str, Configuration | None]
     ) -> str:
-        """Why an engine cannot have a configuration, and which ones it has."""
         needs = [
             next(f"{row.title} ({', '.join(row.options)})" for row in builds.shipped()
                  if row.name == each.build)
@@ -388,7 +387,6 @@ def _load(name_or_path: str, asked_by: str, children: tuple[str, ...]) -> Profil
 
 
 def _narrow_plans(merged: dict[str, Any], own: dict[str, Any]) -> None:
-    """Leave out of the parent's plans what its child does not measure."""
     measured = merged.get("performance", {})
     sizes = {**measured, **measured.get("measuring", {})}
     for name in {*merged.get("plans", {})} - {*own.get("plans", {})}:

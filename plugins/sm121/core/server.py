@@ -48,13 +48,15 @@ class Endpoint:
         """What such a client is made with."""
         import openai
 
+        # Its HTTP library: httpx, or its successor.
+        base = openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]
         return {
             "base_url": f"{self.base_url}/v1",
             "api_key": self.api_key,
             "timeout": timeout_s,
             "max_retries": 0,
             "http_client": openai.DefaultHttpxClient(
-                timeout=timeout_s, trust_env=False, transport=bounded.transport(_library_of(openai))
+                timeout=timeout_s, trust_env=False, transport=bounded.transport(sys.modules[base])
             ),
         }
 
@@ -119,12 +121,6 @@ def root_of(url: str, option: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_valid:
         raise errors.UsageError(f"{option} {url}: {expected}")
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _library_of(openai: Any) -> Any:
-    """The HTTP library that the openai package is made with: httpx, or its successor."""
-    base = openai.DefaultHttpxClient.__mro__[1]
-    return sys.modules[base.__module__.partition(".")[0]]
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,6 @@ class AttachedLife:
         return Dead(ended, cause, time.monotonic(), self._log, sign, replaced)
 
     def _change(self, was_silent: bool) -> str | None:
-        """What shows that another process answers than before; None where nothing does."""
         size = self._log_size()
         now, before = self._reader.read() if self._is_bound else self._reader.read_all(), self._last
         sign = next(before.changes(now), None)
@@ -364,7 +363,6 @@ def entry_of(models: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _get(http: httpx.Client, path: str) -> httpx.Response:
-    """The answer; one of status 504 where none came in time, or none at all."""
     try:
         return http.get(path)
     except httpx.HTTPError:

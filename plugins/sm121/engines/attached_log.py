@@ -134,7 +134,6 @@ class _Growth:
 
 
 def _does_not_grow(endpoint: Endpoint, log: Path, engine: str, path: KernelPath) -> str | None:
-    """Why the log does not follow requests of ours; None when it does."""
     mark = f"sm121-{uuid.uuid4().hex}"
     with endpoint.http(timeout_s=60.0) as http:
         try:

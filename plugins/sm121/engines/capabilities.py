@@ -225,30 +225,24 @@ _PARAMETERS: tuple[Name, ...] = (
 
 def needed(path: str, body: Mapping[str, Any]) -> list[Name]:
     """The capabilities that a request uses, read from the request itself."""
-    names: list[Name] = []
-    chat = path.endswith("/chat/completions")
     if path.endswith("/responses"):
-        names.append("responses")
-        if body.get("tools"):
-            names.append("responses_tools")
-        return names
-    names.append("chat" if chat else "completions")
+        return ["responses", "responses_tools"] if body.get("tools") else ["responses"]
+    chat = path.endswith("/chat/completions")
+    names: list[Name] = ["chat" if chat else "completions"]
     prompt = body.get("prompt")
     if isinstance(prompt, list) and prompt:
         names.append("prompt_lists" if isinstance(prompt[0], str) else "token_prompts")
-    if body.get("return_token_ids"):
-        names.append("chat_token_ids" if chat else "token_ids")
-    if _asked(body.get("logprobs")):
-        names.append("chat_logprobs" if chat else "logprobs")
-    if (body.get("n") or 1) > 1:
-        names.append("several_choices")
-    if isinstance(body.get("tool_choice"), dict) or body.get("tool_choice") == "required":
-        names.append("tool_choice")
-    if (body.get("response_format") or {}).get("type") == "json_schema":
-        names.append("json_schema")
-    if (body.get("stream_options") or {}).get("include_usage"):
-        names.append("stream_usage")
-    return names + [name for name in _PARAMETERS if _asked(body.get(name))]
+    choice = body.get("tool_choice")
+    uses: dict[Name, Any] = {
+        "chat_token_ids" if chat else "token_ids": body.get("return_token_ids"),
+        "chat_logprobs" if chat else "logprobs": _asked(body.get("logprobs")),
+        "several_choices": (body.get("n") or 1) > 1,
+        "tool_choice": isinstance(choice, dict) or choice == "required",
+        "json_schema": (body.get("response_format") or {}).get("type") == "json_schema",
+        "stream_usage": (body.get("stream_options") or {}).get("include_usage"),
+        **{name: _asked(body.get(name)) for name in _PARAMETERS},
+    }
+    return names + [name for name, is_used in uses.items() if is_used]
 
 
 def _asked(value: Any) -> bool:

@@ -159,7 +159,6 @@ class ManagedLife:
         return f"the server answers /health with {answer}{ended}"
 
     def _lost_process(self) -> str | None:
-        """Which process that it needs has crashed, or has ended so that nothing is served."""
         ended = {entry["pid"]: entry for entry in self.managed.exits()}
         for pid in self._needed & ended.keys():
             status, name = ended[pid]["status"], f"{ended[pid]['name']}"

@@ -422,8 +422,7 @@ class ManagedServer:
 
     def _later_deadline(self, started: float, deadline: float) -> float:
         """When a start that is over its time must be ready: as long after the last file that it
-        compiled as a warm one may take, or from now where a compiler runs. Raises ServerTimedOut:
-        it did not compile for so long, or has had all of a cold start's time."""
+        compiled as a warm one may take. Raises ServerTimedOut: that is over, too."""
         latest = time.time() if self._compiles else self._caches.latest(self._launched_at)
         if latest is not None:
             since = time.monotonic() - (time.time() - latest)
@@ -473,7 +472,6 @@ class ManagedServer:
         return self.log.with_suffix(".status.json")
 
     def _status(self) -> dict[str, Any]:
-        """What the supervisor last wrote; empty before it has."""
         try:
             status: dict[str, Any] = json.loads(self._status_file.read_text("utf-8"))
         except FileNotFoundError:
@@ -491,8 +489,7 @@ class ManagedServer:
     def _memory_missing(
         self, at_work: Memory | None, patience_s: float = 10.0
     ) -> tuple[int, str, bool]:
-        """Bytes of system or device memory that did not come back in time; a remark where that
-        cannot be decided, and whether that remark decides nothing."""
+        """Bytes that did not come back in time; what is in doubt, and whether that is slight."""
         before = self._memory_before
         if before is None:
             return 0, "", False
@@ -513,7 +510,6 @@ class ManagedServer:
 
 
 def _ended(supervisor: subprocess.Popen[bytes], *, within_s: float) -> int:
-    """Ask a supervisor to stop the server and to end; its exit status."""
     with supervisor:  # closes its input
         supervisor.terminate()
         try:

@@ -103,8 +103,7 @@ class Memory:
         return worst <= max(2 * _SLACK_BYTES, int(took * _LITTLE))
 
     def _losses(self, later: "Memory") -> list[tuple[int, int, str]]:
-        """Of each memory: bytes that are gone and held by nobody for certain, bytes that are gone
-        and not known to be held by anybody, and the memory's name."""
+        """Of each memory: bytes that are gone and nobody's, or perhaps nobody's, and its name."""
         decrease = self.available - later.available
         decrease -= max(0, (later.held or 0) - (self.held or 0))
         certain = decrease - max(0, later.shared - self.shared)
@@ -187,11 +186,8 @@ class DeviceMemory:
         sizes = [
             size for (_gpu, pid), size in self.by_process.items() if pids is None or pid in pids
         ]
-        if pids is None and not self.all_kinds:
-            return None
-        if None in sizes or (pids is not None and not sizes):
-            return None
-        return sum(size for size in sizes if size is not None)
+        is_whole = self.all_kinds if pids is None else bool(sizes)
+        return sum(filter(None, sizes)) if is_whole and None not in sizes else None
 
 
 def computing() -> dict[int, set[int]] | None:

@@ -101,8 +101,6 @@ def _why_unreachable(host: str, port: int) -> str | None:
 
 
 class _Telling:
-    """Tells of one rank until its standard input ends."""
-
     def __init__(self, server: ManagedServer, question: Mapping[str, Any]) -> None:
         self._server = server
         self._beacon: tuple[str, int] = tuple(question["beacon"])

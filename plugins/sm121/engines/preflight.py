@@ -241,7 +241,6 @@ class Preflight:
     def _compilers(
         self, missing: Sequence[jit.JitModule], names: str, cpu_s: float
     ) -> Iterator[PreflightFinding]:
-        """Whether the memory is enough for the compilers beside the weights, and so the time."""
         text = self.environment.get("MAX_JOBS", "").strip()
         if text and not (text.isdecimal() and int(text) > 0):
             yield _of("max_jobs_is_no_number", text=text)
@@ -268,7 +267,6 @@ class Preflight:
         yield _of("jit_tools", severity, names=names, lacking=" and no ".join(lacking), why=why)
 
     def _broken(self, rule: _Rule) -> PreflightFinding | None:
-        """What a rule has against the start; None where it does not hold, or is kept."""
         row = builds.named(self.version)
         build = row.name if row is not None else "none"
         flashinfer = self.modules.version if self.modules is not None else None

@@ -270,8 +270,7 @@ def of_dead_runs() -> dict[str, list[psutil.Process]]:
 
 
 def _written_beside_the_log(process: psutil.Process) -> dict[str, str]:
-    """Owner and run of a process of a server's session whose output goes to that server's log, as
-    the supervisor wrote them down; nothing of any other process."""
+    """Of a server's session whose output goes to its log: owner and run, as beside the log."""
     log = Path(f"/proc/{process.pid}/fd/1").readlink()
     start = re.fullmatch(r"(server-.+?)(?:-\d+)?\.log", log.name)
     if start is None or process.uids().real != os.getuid():

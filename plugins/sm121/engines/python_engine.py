@@ -98,8 +98,7 @@ class PythonEngine:
         own: Mapping[str, str],
         debug: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
-        """The suite's environment with ``own``, with ``debug`` where the engine is to be debugged,
-        and with the configuration's on top."""
+        """The suite's own, ``own``, ``debug`` if asked, and the configuration's on top."""
         environment = {**os.environ, **_VARIABLES, **own}
         if Path(configuration.model).is_dir():
             environment["HF_HUB_OFFLINE"] = "1"

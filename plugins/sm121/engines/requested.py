@@ -259,8 +259,7 @@ def _given(
 
 
 def _literal(text: str) -> object:
-    """The value that a printed Python object has; None for what is no literal. Members of an
-    enumeration count as their names, and an object as the dictionary of its arguments."""
+    """What a printed Python object is; None: no literal. An object is its arguments by name."""
     named = re.sub(r"<\w+\.(\w+): [^<>]*>", r"'\1'", text)
     for printed in (named, re.sub(r"<[A-Za-z_][^<>]*>", "None", named)):  # <function f at 0x7f>
         try:

@@ -138,7 +138,6 @@ def _log(evidence: Evidence) -> str:
 
 
 def _whole_or_ends(file: Path) -> str:
-    """A file, or the beginning and the end of one that is too long."""
     size = file.stat().st_size
     with file.open("rb") as source:
         if size <= _WHOLE_LOG_BYTES:

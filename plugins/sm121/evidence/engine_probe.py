@@ -29,7 +29,6 @@ def _location(name: str) -> str | None:
 
 
 def _constant(folder: str | None, file: str, name: str) -> str | None:
-    """The text assigned to a name in a source file, without an import."""
     if folder is None:
         return None
     try:

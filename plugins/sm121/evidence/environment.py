@@ -121,8 +121,6 @@ class EnvironmentRecord(Record):
 
 
 class _Probe(BaseModel):
-    """What `sm121.evidence.engine_probe` prints."""
-
     python: str
     packages: dict[str, str]
     commits: dict[str, str]
@@ -230,8 +228,7 @@ def _engine_source(
 
 
 def _checkout(file: Path) -> SourceRecord | None:
-    """The commit of the checkout that tracks `file`, and what differs from it; None when none does:
-    a virtual environment may lie inside some other project's checkout."""
+    """Of the checkout that tracks `file`: a virtual environment may lie in another project's."""
     folder = file.parent
     if not folder.is_dir():
         return None
@@ -269,8 +266,7 @@ def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says of the checkout of a folder; None where it does not answer. No variable may
-    send it to another checkout, and it may be somebody else's, as often in a container."""
+    """What git says of this checkout, whatever the variables say, and whoever's it is; or None."""
     git = shutil.which("git")
     if git is None:
         return None
@@ -310,7 +306,6 @@ def _cudnn(
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file of the machine; None where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

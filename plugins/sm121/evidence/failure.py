@@ -95,8 +95,6 @@ class FailureSignature(signatures.LinePattern):
 
 
 class _Markers(DataTable):
-    """Lines that say where in its life the server is."""
-
     ready: tuple[Regex, ...] = Field(min_length=1)
     """It serves."""
     stopped: tuple[Regex, ...] = Field(min_length=1)
@@ -354,7 +352,6 @@ class FailureReader:
         return [log_lines.cut(self._last)] if self._last else []
 
     def _cause_from_status(self, exit_code: int | None, hit: _Hit | None) -> Cause | None:
-        """What the exit status says where the log has nothing better, or None."""
         number, text = _ending(exit_code)
         lines = [hit.line] if hit is not None else self._last_line()
         if number == signals.SIGKILL:

@@ -147,8 +147,6 @@ class _Sum:
 
 @dataclass
 class _Trace:
-    """What was read of a trace: sums of kernels, and each operator, for the time of its own."""
-
     kernels: dict[str, _Sum] = field(default_factory=dict)
     operators: dict[tuple[Any, Any], list[tuple[float, float, str]]] = field(default_factory=dict)
     operator_count: int = 0
@@ -239,7 +237,6 @@ def read_nsys(text: str, source: Path) -> KernelProfile:
 
 
 def _printed_rows(lines: Sequence[str], columns: list[tuple[int, int]]) -> list[dict[str, str]]:
-    """The rows below a printed head and its ruler, whose dashes say where each column is."""
     spans = [*columns[:-1], (columns[-1][0], None)]
     head, _, *rows = ([line[slice(*span)].strip() for span in spans] for line in lines)
     return [dict(zip(head, row, strict=True)) for row in rows]
@@ -315,7 +312,6 @@ def _profile(
 
 
 def _own_times(threads: Iterable[list[tuple[float, float, str]]]) -> dict[str, _Sum]:
-    """Each operator's time without that of the operators inside it."""
     sums: dict[str, _Sum] = {}
     for events in threads:
         events.sort(key=lambda event: (event[0], -event[1]))
@@ -333,7 +329,6 @@ def _own_times(threads: Iterable[list[tuple[float, float, str]]]) -> dict[str, _
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """The events of a trace, one after the other, without the whole file in memory."""
     decoder = json.JSONDecoder()
     utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
     opener = gzip.open if path.name.endswith(".gz") else open

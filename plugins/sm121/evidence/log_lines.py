@@ -157,8 +157,7 @@ def clean(raw: str) -> LogLine:
 
 
 def _foreign(text: str) -> int:
-    """How many characters in front of what the server itself puts first are somebody else's, in a
-    form that is not known. A text that quotes such a line is none."""
+    """How much somebody else has put in front, in no known form. Quotes are none."""
     match = _FORMS.own_prefix.search(text, 0, _FOREIGN_LIMIT + 60)
     if match is None or match.start() > _FOREIGN_LIMIT:
         return 0
@@ -166,8 +165,7 @@ def _foreign(text: str) -> int:
 
 
 def _json_message(text: str) -> tuple[str, str | None]:
-    """What a line of JSON says, its exception behind it, and the level that a logger of the server
-    gave it: of docker, journald, fluentd, Loki, a structured logger."""
+    """What a line of JSON says, with its exception, and the level of the server's own logger."""
     try:
         record = json.loads(text)
         entries = [*_entries(record)]
@@ -185,7 +183,6 @@ def _json_message(text: str) -> tuple[str, str | None]:
 
 
 def _entries(table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Of a table, and of those in it."""
     for key, value in table.items():
         yield key, value
         yield from _entries(value) if isinstance(value, dict) else ()
@@ -346,5 +343,4 @@ def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
 
 
 def _within_a_word(text: str, place: int) -> bool:
-    """Whether a cut before this character would part a word."""
     return all(c.isalnum() or c in "_.-" for c in text[place - 1 : place + 1])

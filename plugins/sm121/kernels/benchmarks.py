@@ -132,7 +132,6 @@ def _by_rows(
 
 
 def _unwritten(output: Tensor) -> list[Fact]:
-    """What of a whole output was left out, where the oracle does not look."""
     if not bool(output.isfinite().all()):
         return [Fact("finite values throughout", "others")]
     whole = output.shape[-1] // _EVERYWHERE * _EVERYWHERE
@@ -144,7 +143,6 @@ def _unwritten(output: Tensor) -> list[Fact]:
 
 
 def _some(generator: torch.Generator, size: int, count: int) -> Tensor:
-    """The first, the last and others at random, of so many."""
     permutation = torch.randperm(size, generator=generator, device=generator.device)
     ends = torch.tensor([0, size - 1], device=generator.device)
     return torch.cat([ends, permutation])[: min(count, size)].unique()
@@ -259,12 +257,10 @@ class HostClock:
     """perf_counter, and a read of several times the last-level cache before each round."""
 
     how = "perf_counter, cold last-level cache"
+    now = staticmethod(time.perf_counter)
 
     def __init__(self) -> None:
         self._other = np.ones(3 * stream_bandwidth.last_level_cache_bytes() // 8, dtype=np.int64)
-
-    def now(self) -> float:
-        return time.perf_counter()
 
     def before(self) -> None:
         np.bitwise_or.reduce(self._other)
@@ -286,13 +282,11 @@ class EventClock:
     """CUDA events around the enqueued work, with the L2 cache overwritten before each round."""
 
     how = "CUDA events, cold L2 cache"
+    now = _Moment
 
     def __init__(self, device: str) -> None:
         cache = torch.cuda.get_device_properties(device).L2_cache_size
         self._other = torch.empty(max(4 * cache, 64 << 20), dtype=torch.uint8, device=device)
-
-    def now(self) -> Any:
-        return _Moment()
 
     def before(self) -> None:
         torch.cuda.synchronize()

@@ -162,14 +162,10 @@ class Moved:
     def factors(self) -> tuple[Tensor, Tensor]:
         return self.factor(0), self.factor(1)
 
-    def hidden(self, factor: float, part: int) -> Tensor:
-        """The hidden activations [n, I] with that much more in one of both."""
-        return self.factor(part, factor) * self.factors[1 - part]
-
     @functools.cached_property
     def right(self) -> Tensor:
         """The hidden activations [n, I], not rounded."""
-        return self.hidden(0.0, 0)
+        return self.factors[0] * self.factors[1]
 
     @functools.cached_property
     def least(self) -> Tensor:
@@ -178,13 +174,12 @@ class Moved:
 
     def shares(self, error: Tensor, factor: float) -> Tensor:
         """How much of what `factor` does is in `error` [n, I]: [2I, blocks]."""
-        return torch.stack([self.share(error, factor, part) for part in (0, 1)], 1).flatten(0, 1)
-
-    def share(self, error: Tensor, factor: float, part: int) -> Tensor:
-        """The same of the gate rows or of the up rows: [I, blocks]."""
-        effect = self.hidden(factor, part) - self.right
-        along, size = self._by_block(error * effect), self._by_block(effect.square_())
-        return torch.where(size > self.least, along / size.clamp(min=1e-300), 0.0).T
+        sides = []  # of the gate rows and of the up rows: [I, blocks]
+        for part in (0, 1):
+            effect = self.factor(part, factor) * self.factors[1 - part] - self.right
+            along, size = self._by_block(error * effect), self._by_block(effect.square_())
+            sides.append(torch.where(size > self.least, along / size.clamp(min=1e-300), 0.0).T)
+        return torch.stack(sides, 1).flatten(0, 1)
 
     def _by_block(self, values: Tensor) -> Tensor:
         """Sums over the tokens that live in each block: [n, I] -> [blocks, I]."""

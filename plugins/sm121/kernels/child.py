@@ -52,11 +52,7 @@ class DeviceFault(Sm121Error):
 
 
 _RAISED: dict[str, type[Exception]] = {
-    "Inapplicable": Inapplicable,
-    "Invalid": Invalid,
-    "NotRun": NotRun,
-    "UsageError": UsageError,
-    "DeviceFault": DeviceFault,
+    kind.__name__: kind for kind in (Inapplicable, Invalid, NotRun, UsageError, DeviceFault)
 }
 
 

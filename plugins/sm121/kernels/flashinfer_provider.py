@@ -170,90 +170,67 @@ class FlashInferProvider(PlanningProvider):
         def call() -> Tensor:
             codes, scales = quantize(x.contiguous(), backend="cute-dsl")
             scales = scales.view(torch.uint8).reshape(-1, len(tiles))
-            y: Tensor = multiply(codes, weight[0].t(), scales, tiles, **constants)
-            return y
+            return multiply(codes, weight[0].t(), scales, tiles, **constants)
 
         return call
 
     # Experts
 
     def plan_experts(self, inputs: FusedMoe) -> Call | None:
-        if self._capability == 90:
-            return self._plan_w4a16(inputs) if len(inputs.x) else None
-        if self._capability // 10 in (10, 12):
-            return self._plan_w4a8(inputs) if len(inputs.x) else None
-        raise NotRun(
-            "cutlass_fused_moe has MXFP4 weights with bfloat16 activations on sm90 and with MXFP8 "
-            f"activations on SM10x and SM12x, this is sm{self._capability}; vLLM's Marlin has "
-            "bfloat16 activations here (--kernel-provider vllm)"
-        )
+        if self._capability != 90 and self._capability // 10 not in (10, 12):
+            raise NotRun(
+                "cutlass_fused_moe has MXFP4 weights with bfloat16 activations on sm90 and with "
+                f"MXFP8 activations on SM10x and SM12x, this is sm{self._capability}; vLLM's "
+                "Marlin has bfloat16 activations here (--kernel-provider vllm)"
+            )
+        if not len(inputs.x):
+            return None
+        layer = _Layer.of(inputs)
+        plan = self._w4a16 if self._capability == 90 else self._w4a8
+        fused_moe, weights, scales, activations = plan(layer)
+        fixed = (inputs.ids, inputs.weights, *weights, torch.bfloat16, scales)
+        options = {**layer.biases, **layer.constants}
 
-    def _plan_w4a16(self, inputs: FusedMoe) -> Call:
+        def call() -> Tensor:
+            wide = functional.pad(inputs.x, (0, layer.to_hidden)).contiguous()
+            x, its_scales = activations(wide)
+            out = torch.empty_like(wide)
+            fused_moe(x, *fixed, **its_scales, output=out, **options)
+            return out[:, : layer.hidden].contiguous() if layer.to_hidden else out
+
+        return call
+
+    def _w4a16(self, layer: "_Layer") -> tuple[Any, list[Tensor], list[Tensor], Any]:
         interleave_weights, interleave_scales = (
             self._api("flashinfer.fused_moe", f"interleave_moe_{part}_for_sm90_mixed_gemm")
             for part in ("weights", "scales")
         )
-        layer = _Layer.of(inputs)
-        fused_moe = self._fused_moe("use_fused_finalize")
+        # The fused finalisation adds by atomics, in another order each time.
+        settings = {"use_w4_group_scaling": True, "use_fused_finalize": False}
+        fused_moe = functools.partial(self._fused_moe("use_fused_finalize"), **settings)
         weights = [interleave_weights(codes, "fp4") for codes, _ in (layer.w1, layer.w2)]
         scales = [interleave_scales(scale, _BLOCK) for _, scale in (layer.w1, layer.w2)]
+        return fused_moe, weights, scales, lambda wide: (wide, {})
 
-        def call() -> Tensor:
-            wide = layer.widened(inputs.x)
-            out = torch.empty_like(wide)
-            fused_moe(
-                wide,
-                inputs.ids,
-                inputs.weights,
-                *weights,
-                torch.bfloat16,
-                scales,
-                use_w4_group_scaling=True,
-                # The fused one adds by atomics, in another order each time.
-                use_fused_finalize=False,
-                output=out,
-                **layer.biases,
-                **layer.constants,
-            )
-            return layer.narrowed(out)
-
-        return call
-
-    def _plan_w4a8(self, inputs: FusedMoe) -> Call:
+    def _w4a8(self, layer: "_Layer") -> tuple[Any, list[Tensor], list[Tensor], Any]:
         """MXFP8 activations, as vLLM's `FLASHINFER_CUTLASS_MXFP4_MXFP8`: the scales in tiles of 128
         rows by 4 blocks, weights and scales seen as wider integers."""
         interleave = self._api("flashinfer", "block_scale_interleave")
         quantize = self._mxfp8_quantizer()
         fused_moe = self._fused_moe("use_mxfp8_act_scaling", "input_sf")
-        layer = _Layer.of(inputs)
         weights = [codes.view(torch.long) for codes, _ in (layer.w1, layer.w2)]
         blocks = [
             interleave(scale).reshape(scale.shape).view(torch.int32)
             for _, scale in (layer.w1, layer.w2)
         ]
-        ones = torch.ones(len(weights[0]), dtype=torch.float32, device=inputs.x.device)
+        ones = torch.ones(len(weights[0]), dtype=torch.float32, device=weights[0].device)
 
-        def call() -> Tensor:
-            wide = layer.widened(inputs.x)
+        def activations(wide: Tensor) -> tuple[Tensor, dict[str, Any]]:
             q, scales = quantize(wide, is_sf_swizzled_layout=True)
             q, scales = self.quantised(q, scales, wide)
-            out = torch.empty_like(wide)
-            fused_moe(
-                q,
-                inputs.ids,
-                inputs.weights,
-                *weights,
-                torch.bfloat16,
-                [blocks[0], ones, blocks[1], ones],
-                input_sf=scales,
-                use_mxfp8_act_scaling=True,
-                output=out,
-                **layer.biases,
-                **layer.constants,
-            )
-            return layer.narrowed(out)
+            return q, {"input_sf": scales, "use_mxfp8_act_scaling": True}
 
-        return call
+        return fused_moe, weights, [blocks[0], ones, blocks[1], ones], activations
 
     def quantised(self, q: Tensor, scales: Tensor, _x: Tensor) -> tuple[Tensor, Tensor]:
         """What the experts get of x [T, H]: E4M3, and scales in tiles."""
@@ -357,8 +334,7 @@ class FlashInferProvider(PlanningProvider):
             else:
                 cache[page, 0, offset] = k
                 cache[page, 1, offset] = v
-            out: Tensor = wrapper.run(q, cache, sinks, scale)
-            return out
+            return wrapper.run(q, cache, sinks, scale)
 
         return call
 
@@ -374,7 +350,7 @@ class FlashInferProvider(PlanningProvider):
         workspace = self._workspace("decode")
 
         def call() -> Tensor:
-            out: Tensor = decode(
+            return decode(
                 inputs.q,
                 cache,
                 workspace,
@@ -387,7 +363,6 @@ class FlashInferProvider(PlanningProvider):
                 sinks=inputs.sinks,
                 kv_layout="HND",
             )
-            return out
 
         return call
 
@@ -473,16 +448,8 @@ class _Layer:
             to_hidden=to_hidden,
         )
 
-    def widened(self, x: Tensor) -> Tensor:
-        """x [T, H] with zeros beside it."""
-        return functional.pad(x, (0, self.to_hidden)).contiguous()
-
-    def narrowed(self, y: Tensor) -> Tensor:
-        return y[:, : self.hidden].contiguous() if self.to_hidden else y
-
 
 def _small_experts(device: str) -> tuple[Any, ...]:
-    """Arguments of a small layer, which is all that listing tactics needs."""
     hidden, intermediate, experts = 2944, 2944, 4
     codes = [
         torch.zeros(experts, rows, columns // 2, dtype=torch.uint8, device=device)

@@ -55,8 +55,7 @@ def _tactics(name: str, operation: Any) -> list[str]:
 
 
 def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
-    """Seconds of each round and what they were compared with; of no rounds the output is judged.
-    Raises Invalid where the number is of a call that did not do its work."""
+    """Seconds of each round, and of what. Raises Invalid: a call did not do its work."""
     provider = _provider(name)
     device = protocol.declaration(provider).device
     clock, peak = benchmarks.clock_of(device), benchmarks.bandwidth(device)

@@ -62,8 +62,7 @@ class PlanningProvider(ABC):
         return plan or (lambda: new_like(arguments[0]))
 
     def _run(self, operation: Operation, *arguments: Any, **keywords: Any) -> Tensor:
-        y: Tensor = prepared(self, operation, *arguments, **keywords)()
-        return y
+        return prepared(self, operation, *arguments, **keywords)()
 
     fused_moe = functools.partialmethod(_run, "fused_moe")
     prefill_attention = functools.partialmethod(_run, "prefill_attention")

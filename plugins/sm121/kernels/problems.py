@@ -426,7 +426,6 @@ def _of_attention(
     arguments: tuple[Any, ...],
     **keywords: Any,
 ) -> tuple[Judge, Tensor]:
-    """The judgement, and the oracle's rows with keys and values as most write them."""
     is_fp8 = case.kv == "fp8"
 
     @functools.cache

@@ -66,7 +66,6 @@ class _ServingFile(data_file.DataTable):
 
 @functools.cache
 def _data() -> _ServingFile:
-    """Raises DataFileError where the file names a provider that there is not."""
     return data_file.load("kernels/serving.toml", _ServingFile)
 
 
@@ -89,18 +88,10 @@ def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> l
     """Who judges an operation on a path, resolved or expected: one choice for each kernel that
     serves it (``also``: some layers run others)."""
     named = component(operation)
-    first = _value(path, named)
-    return [
-        _choice(engine, arch, path, operation, value)
-        for value in (first, *path.also.get(named, ()))
-    ]
-
-
-def _value(path: KernelPath, name: Fact) -> str | None:
-    if name == "requantised":
-        return ",".join(path.requantised or ()) or "none"
-    value: str | None = getattr(path, name)
-    return value
+    facts: dict[Fact, str | None] = {name: getattr(path, name) for name in get_args(Fact)}
+    facts["requantised"] = ",".join(path.requantised or ()) or "none"
+    values = (facts[named], *path.also.get(named, ()))
+    return [_choice(engine, arch, operation, {**facts, named: value}) for value in values]
 
 
 def path_of(backends: Mapping[str, str | None]) -> KernelPath:
@@ -111,11 +102,10 @@ def path_of(backends: Mapping[str, str | None]) -> KernelPath:
 
 
 def _choice(
-    engine: str, arch: str, path: KernelPath, operation: Operation, value: str | None
+    engine: str, arch: str, operation: Operation, facts: Mapping[Fact, str | None]
 ) -> Choice:
     named = component(operation)
-    facts: dict[Fact, str | None] = {name: _value(path, name) for name in get_args(Fact)}
-    facts[named] = value
+    value = facts[named]
     for rule in _data().engine.get(engine, ()):
         if operation in rule.operations and rule.decides(arch, facts):
             return Choice(value, rule.provider, rule.nothing, rule.unjudged or "")

@@ -130,8 +130,7 @@ class VllmCpuProvider:
                 for p, s in zip(packed, scales, strict=True)
             ]
         )
-        prepacked: Tensor = self._ops.cpu_prepack_moe_weight(decoded, self._moe_isa)
-        return prepacked
+        return self._ops.cpu_prepack_moe_weight(decoded, self._moe_isa)
 
     def _prefill(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
         """The kernel reads a paged cache, which the engine's own kernel writes first."""

@@ -157,8 +157,7 @@ class VllmProvider(PlanningProvider):
         tensors = (layer.weight, layer.weight_scale, None, getattr(layer, "workspace", None))
 
         def call() -> Tensor:
-            y: Tensor = marlin.apply_fp4_marlin_linear(x, *tensors, rows, columns)
-            return y
+            return marlin.apply_fp4_marlin_linear(x, *tensors, rows, columns)
 
         return call
 
@@ -358,6 +357,5 @@ def _module(name: str) -> Any:
 
 
 def _triton_kernels() -> None:
-    """Raises NotRun when the Triton kernels from OpenAI are neither installed nor in vLLM."""
     if not _module("vllm.utils.import_utils").has_triton_kernels():
         raise NotRun("vLLM finds no Triton kernels from OpenAI (triton_kernels) here")

@@ -79,7 +79,6 @@ MODULES: dict[str, Any] = {
 
 
 def _commands(module: str) -> list[dict[str, Any]]:
-    """The CUDA units of a module: source file and nvcc arguments, without source and output."""
     units = []
     for entry in MODULES[module]().get_compile_commands():
         source = Path(entry["file"])
@@ -111,7 +110,6 @@ def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, A
 
 
 def _build(module: str) -> str:
-    """The library of a module, compiled as at an engine's start; several may ask at a time."""
     spec = MODULES[module]()
     # `verbose` has no default before 0.7.
     options = {"verbose": False, "need_lock": True}
