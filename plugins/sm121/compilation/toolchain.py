@@ -96,7 +96,11 @@ def find_compiler(packages: Sequence[Path]) -> Compiler:
         )
     if shutil.which("g++") is None:
         raise lacking("g++, which nvcc calls", "none in PATH", "install g++")
-    return Compiler(nvcc, _root(nvcc), version)
+    # Its toolkit is asked of it, because what is on PATH is often a wrapper.
+    match = re.search(r"(?m)^#\$ TOP=(.+)$", _ask(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull))
+    if match is None:
+        raise Sm121Error(unmet.Fact("nvcc --dryrun names its TOP folder", f"none from {nvcc}"))
+    return Compiler(nvcc, Path(match[1].strip()).resolve(), version)
 
 
 def find_disassembler(packages: Sequence[Path]) -> Disassembler:
@@ -136,14 +140,6 @@ def _version(tool: Path) -> str:
         observed = f"{tool} does not tell its version: {answer.strip()[:200] or 'no output'}"
         raise lacking(f"a working {tool.name}", observed, "set CUDA_HOME to another toolkit")
     return match[1]
-
-
-def _root(nvcc: Path) -> Path:
-    """The toolkit of an nvcc. Asked of it, because what is on PATH is often a wrapper."""
-    match = re.search(r"(?m)^#\$ TOP=(.+)$", _ask(nvcc, "--dryrun", "-E", "-x", "cu", os.devnull))
-    if match is None:
-        raise Sm121Error(unmet.Fact("nvcc --dryrun names its TOP folder", f"none from {nvcc}"))
-    return Path(match[1].strip()).resolve()
 
 
 def _ask(tool: Path, *arguments: str) -> str:

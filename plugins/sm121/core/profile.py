@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -380,17 +380,14 @@ def _load(name_or_path: str, asked_by: str, children: tuple[str, ...]) -> Profil
     parent_path = extends if extends in shipped() else str(Path(name_or_path).parent / extends)
     parent = _load(os.path.normpath(parent_path), key, (*children, origin))
     merged = extending.extended(parent, table, origin)
-    _narrow_plans(merged, table)
-    if "under_test" in table and "fastest" not in table:
-        merged["fastest"] = []  # whoever says what is judged means it
-    return data_file.validated(merged, origin, Profile)
-
-
-def _narrow_plans(merged: dict[str, Any], own: dict[str, Any]) -> None:
+    # Of the parent's plans what this profile does not measure is left out.
     measured = merged.get("performance", {})
     sizes = {**measured, **measured.get("measuring", {})}
-    for name in {*merged.get("plans", {})} - {*own.get("plans", {})}:
+    for name in {*merged.get("plans", {})} - {*table.get("plans", {})}:
         row = merged["plans"][name]
         for key in ("depths", "generated_tokens", "concurrency"):
             if row.get(key) and key in sizes:
                 row[key] = [size for size in row[key] if size in sizes[key]] or sizes[key]
+    if "under_test" in table and "fastest" not in table:
+        merged["fastest"] = []  # whoever says what is judged means it
+    return data_file.validated(merged, origin, Profile)

@@ -65,8 +65,9 @@ class AttachedLife:
     @property
     def unwatched(self) -> str | None:
         """Why a restart behind the URL may go unnoticed; None where each one shows."""
-        if self.signs.of_one_process:
-            return None
+        signs, by_words = self.signs, not _BOUND.isdisjoint(self.signs.words)
+        if by_words or signs.started or signs.processes or any(signs.counters.values()):
+            return None  # no restart leaves them as they are
         return (
             f"life of the attached server: {self._where}, and it shows neither the start of its "
             "process nor counters (/metrics): a restart of the same release would not be detected; "
@@ -196,12 +197,6 @@ class Signs:
     clock: tuple[float, float] | None = None
     #: Pages that it withholds.
     withheld: frozenset[str] = frozenset()
-
-    @property
-    def of_one_process(self) -> bool:
-        """Whether no restart leaves them as they are."""
-        by_words = not _BOUND.isdisjoint(self.words)
-        return bool(by_words or self.started or self.processes or any(self.counters.values()))
 
     def is_one_with(self, other: "Signs") -> bool | None:
         """Whether both are of the same process; None where that cannot be known."""

@@ -26,7 +26,10 @@ def detect(
             owners = {str(entry.get("owned_by")) for entry in entries if isinstance(entry, dict)}
             files = (file for file in shipped().values() if _recognised(http, file, owners))
             named = next((file.name for file in files), FALLBACK)
-        version = server.version or _version(http, of(named, None).file)
+        version, signs = server.version, of(named, None).file.detection
+        if not version and signs.version_path is not None and signs.version_key is not None:
+            answer = json_of(http, signs.version_path).get(signs.version_key)
+            version = None if answer is None else str(answer)
         offers = None
         if identity is None and builds.identity(version) is None:
             offers = offered(json_of(http, "/openapi.json"))
@@ -39,11 +42,3 @@ def _recognised(http: httpx.Client, file: EngineFile, owners: set[str]) -> bool:
     return bool(owners & {*signs.owned_by}) or (
         signs.path is not None and signs.key in json_of(http, signs.path)
     )
-
-
-def _version(http: httpx.Client, file: EngineFile) -> str | None:
-    signs = file.detection
-    if signs.version_path is None or signs.version_key is None:
-        return None
-    version = json_of(http, signs.version_path).get(signs.version_key)
-    return str(version) if version is not None else None

@@ -211,12 +211,6 @@ class ManagedServer:
         process_tree.become_subreaper()
         self._memory_before = Memory.now()
 
-    def _command(self) -> list[str]:
-        if self.rank is None:
-            return self.engine.command(self.configuration, port=self._port)
-        assert isinstance(self.engine, protocol.Spanning)
-        return self.engine.rank_command(self.configuration, port=self._port, rank=self.rank)
-
     @property
     def running(self) -> bool:
         """Whether its main process lives."""
@@ -360,12 +354,19 @@ class ManagedServer:
         environment[process_tree.OWNER] = process_tree.owner()
         self._scratch = Path(tempfile.mkdtemp(prefix="sm121-", dir=scratch_base()))
         environment["TMPDIR"] = str(self._scratch)
+        if self.rank is None:
+            of_engine = self.engine.command(self.configuration, port=self._port)
+        else:
+            assert isinstance(self.engine, protocol.Spanning)
+            of_engine = self.engine.rank_command(
+                self.configuration, port=self._port, rank=self.rank
+            )
         command = [
             *(sys.executable, "-m", "sm121.engines.supervisor"),
             *("--status", str(self._status_file)),
             *("--scratch", str(self._scratch)),
             *("--grace", str(self.limits.stop_s), "--"),
-            *self._command(),
+            *of_engine,
         ]
         self.launched, self._launched_at = time.monotonic(), time.time()
         self._supervisor = subprocess.Popen(

@@ -66,7 +66,11 @@ class Memory:
         lines = {name: int(kib) * 1024 for name, kib in pairs}
         in_use = sum(lines.get(name, 0) for name in _HELD) if _HELD[0] in lines else None
         shared = sum(lines.get(name, 0) for name in _SHARED)
-        return cls(lines["MemAvailable"] + _waiting(), in_use, shared, _device_use())
+        waiting = 0
+        if os.access(_ZONES, os.R_OK):
+            counts = re.findall(r"^\s+count:\s+(\d+)$", _ZONES.read_text("ascii"), re.MULTILINE)
+            waiting = sum(map(int, counts)) * resource.getpagesize()
+        return cls(lines["MemAvailable"] + waiting, in_use, shared, _device_use())
 
     def missing(self, later: "Memory") -> int:
         """What has certainly not come back; 0 when it has. What living processes hold is not
@@ -146,14 +150,6 @@ def neighbours(server: Collection[int] | None = None) -> str | None:
 
 def _loss(certain: int, gone: int, where: str, *, known: bool) -> tuple[int, int, str]:
     return (certain if known else 0, gone, where)
-
-
-def _waiting() -> int:
-    """Bytes in the free lists of all CPUs; 0 where the kernel does not show them."""
-    if not os.access(_ZONES, os.R_OK):
-        return 0
-    counts = re.findall(r"^\s+count:\s+(\d+)$", _ZONES.read_text("ascii"), re.MULTILINE)
-    return sum(int(pages) for pages in counts) * resource.getpagesize()
 
 
 def _device_use() -> DeviceUse | None:

@@ -163,18 +163,12 @@ class Preflight:
 
     def findings(self) -> list[PreflightFinding]:
         """Errors first; empty when nothing was found."""
+        findings, data = [*self._room()], load_preflight()
+        for architecture in (item for item in data.architecture if item.name == self.arch):
+            findings += [*self._arch_lists(architecture), *self._jit(architecture)]
+        findings += [*filter(None, map(self._broken, data.rule)), *self._refusals()]
         order = get_args(Severity)
-        return sorted(self._unsorted(), key=lambda finding: order.index(finding.severity))
-
-    def _unsorted(self) -> Iterator[PreflightFinding]:
-        yield from self._room()
-        architectures = load_preflight().architecture
-        architecture = next((item for item in architectures if item.name == self.arch), None)
-        if architecture is not None:
-            yield from self._arch_lists(architecture)
-            yield from self._jit(architecture)
-        yield from filter(None, map(self._broken, load_preflight().rule))
-        yield from self._refusals()
+        return sorted(findings, key=lambda finding: order.index(finding.severity))
 
     def _room(self) -> Iterator[PreflightFinding]:
         available = psutil.virtual_memory().available  # MemAvailable on Linux
@@ -236,7 +230,16 @@ class Preflight:
             "jit_cache", version=version, folder=folder, state=state, names=names, minutes=minutes
         )
         yield from self._compilers(missing, names, cpu_s)
-        yield from self._tools(names)
+        if not (lacking := lacking_tools(self.environment)):
+            return
+        silenced = self.environment.get("VLLM_HAS_FLASHINFER_CUBIN", "").strip() not in ("", "0")
+        # Else vLLM looks for them too, and chooses attention without FlashInfer.
+        certain = silenced or _FLASHINFER_NAMED.search(one_line(self.arguments)) is not None
+        why = (
+            "; VLLM_HAS_FLASHINFER_CUBIN switches off vLLM's own look for them" if silenced else ""
+        )
+        severity: Severity = "error" if certain else "note"
+        yield _of("jit_tools", severity, names=names, lacking=" and no ".join(lacking), why=why)
 
     def _compilers(
         self, missing: Sequence[jit.JitModule], names: str, cpu_s: float
@@ -253,18 +256,6 @@ class Preflight:
         elif (takes_s := cpu_s / (jobs := int(text or bound.jobs))) > self.cold_ready_within_s:
             limit, minutes = self.cold_ready_within_s / 60, takes_s / 60
             yield _of("jit_time", names=names, minutes=minutes, jobs=jobs, limit=limit, bound=bound)
-
-    def _tools(self, names: str) -> Iterator[PreflightFinding]:
-        if not (lacking := lacking_tools(self.environment)):
-            return
-        silenced = self.environment.get("VLLM_HAS_FLASHINFER_CUBIN", "").strip() not in ("", "0")
-        # Else vLLM looks for them too, and chooses attention without FlashInfer.
-        certain = silenced or _FLASHINFER_NAMED.search(one_line(self.arguments)) is not None
-        why = (
-            "; VLLM_HAS_FLASHINFER_CUBIN switches off vLLM's own look for them" if silenced else ""
-        )
-        severity: Severity = "error" if certain else "note"
-        yield _of("jit_tools", severity, names=names, lacking=" and no ".join(lacking), why=why)
 
     def _broken(self, rule: _Rule) -> PreflightFinding | None:
         row = builds.named(self.version)

@@ -318,9 +318,14 @@ def _judge(
         state, message = RequestState.NOT_PROVEN, "what it resolves to is not known here"
     elif isinstance(actual, list):
         names = {part.strip() for part in value.split(",")} - {*rule.nothing}
-        state, message = _listed(
-            names, actual, f"asked for, but {rule.field} is {resolved} ({line})"
-        )
+        if not names.issuperset(actual):
+            state = RequestState.DIFFERENT
+            message = f"asked for, but {rule.field} is {resolved} ({line})"
+        elif missing := ", ".join(sorted(names - {*actual})):
+            state = RequestState.NOT_PROVEN
+            message = f"no evidence shows what became of {missing}"
+        else:
+            state, message = RequestState.RESOLVED, f"resolved to {', '.join(actual)}"
     elif resolved is not None and pattern.fullmatch(resolved):
         state, message = RequestState.RESOLVED, f"resolved to {resolved}"
     elif resolved is not None:
@@ -335,14 +340,6 @@ def _judge(
     return RequestReport(
         by=by, field=rule.field, resolved=resolved, state=state.value, message=f"{by}: {message}"
     )
-
-
-def _listed(asked: set[str], seen: list[str], otherwise: str) -> tuple[RequestState, str]:
-    if not asked.issuperset(seen):
-        return RequestState.DIFFERENT, otherwise
-    if missing := sorted(asked - {*seen}):
-        return RequestState.NOT_PROVEN, f"no evidence shows what became of {', '.join(missing)}"
-    return RequestState.RESOLVED, f"resolved to {', '.join(seen)}"
 
 
 def _unknown_variables(

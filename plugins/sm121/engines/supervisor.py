@@ -132,7 +132,10 @@ class _Supervisor:
         for process in self._tree():
             with contextlib.suppress(psutil.NoSuchProcess):
                 self._names[process.pid] = process.name()
-            self._watch(process.pid)
+            # To be told at once when it ends, before its parent has collected its status.
+            if process.pid not in self._exits and process.pid not in self._watched.values():
+                with contextlib.suppress(OSError):
+                    self._watched[os.pidfd_open(process.pid)] = process.pid
             try:
                 maps = Path(f"/proc/{process.pid}/maps").read_text("utf-8", "replace")
             except OSError:
@@ -155,13 +158,6 @@ class _Supervisor:
             self._ended(pid, os.waitstatus_to_exitcode(status))
             if pid == self._main_pid:
                 self._main_status = os.waitstatus_to_exitcode(status)
-
-    def _watch(self, pid: int) -> None:
-        """Be told at once when a process ends, before its parent has collected its status."""
-        if pid in self._watched.values() or pid in self._exits:
-            return
-        with contextlib.suppress(OSError):
-            self._watched[os.pidfd_open(pid)] = pid
 
     def _note_end(self, pid: int) -> None:
         try:

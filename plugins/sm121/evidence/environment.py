@@ -152,6 +152,8 @@ def record(
     packages = dict(sorted(engine_probe.installed()["packages"].items()))
     if (suite := _checkout(Path(__file__).resolve())) is None:
         suite, unknown["git_shas.suite"] = SourceRecord(), "not run from a git checkout"
+    if (cuda := (probe.cuda if probe else None) or environment.get("CUDA_VERSION")) is None:
+        unknown["cuda_version"] = "the engine's torch was built without CUDA, or is not installed"
     return EnvironmentRecord(
         git_shas={
             "vllm": _engine_source("vllm", ("vllm",), probe, unknown),
@@ -161,7 +163,7 @@ def record(
         container=container(environment, root),
         engine_packages=engine or PackagesRecord(),
         suite_packages=PackagesRecord(python=platform.python_version(), packages=packages),
-        cuda_version=_cuda(probe, environment, unknown),
+        cuda_version=cuda,
         driver_version=driver or _driver_from_proc(root, unknown),
         cudnn_version=_cudnn(probe.packages if probe else {}, environment, unknown),
         gpus=devices,
@@ -283,15 +285,6 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return run.stdout if run.returncode == 0 else None
 
 
-def _cuda(
-    probe: _Probe | None, environment: Mapping[str, str], unknown: dict[str, str]
-) -> str | None:
-    version = (probe.cuda if probe is not None else None) or environment.get("CUDA_VERSION")
-    if version is None:
-        unknown["cuda_version"] = "the engine's torch was built without CUDA, or is not installed"
-    return version
-
-
 def _cudnn(
     packages: Mapping[str, str], environment: Mapping[str, str], unknown: dict[str, str]
 ) -> str | None:
@@ -374,8 +367,14 @@ def _gpu(nvml: Any, handle: Any) -> GpuRecord:
 def host(root: Path = Path("/")) -> HostRecord:
     """Processor, memory, kernel and distribution of this machine."""
     release = re.search(r'(?m)^PRETTY_NAME="?([^"\n]+)"?', _read(root / "etc/os-release") or "")
+    text = _read(root / "proc/cpuinfo") or ""
+    model = re.search(r"(?m)^model name\s*:\s*(.+)$", text)
+    # ARM (GB10) has only part numbers, which are its name then.
+    parts = ", ".join(sorted({*re.findall(r"(?m)^CPU part\s*:\s*(\S+)", text)}))
+    implementer = re.search(r"(?m)^CPU implementer\s*:\s*(\S+)", text)
+    arm = f"ARM implementer {implementer[1]} part {parts}" if parts and implementer else None
     return HostRecord(
-        cpu_model=_cpu_model(root),
+        cpu_model=model[1].strip() if model else arm,
         cores_physical=psutil.cpu_count(logical=False),
         cores_logical=psutil.cpu_count(logical=True),
         memory_bytes=psutil.virtual_memory().total,
@@ -389,18 +388,6 @@ def cpu_flags(root: Path = Path("/")) -> str:
     """The flags of this machine's CPU, as /proc/cpuinfo lists them; empty where it lists none."""
     match = re.search(r"(?m)^flags\s*:\s*(.+)$", _read(root / "proc/cpuinfo") or "")
     return match[1] if match else ""
-
-
-def _cpu_model(root: Path) -> str | None:
-    text = _read(root / "proc/cpuinfo") or ""
-    # x86 has "model name"; ARM (GB10) has only part numbers, which are its name then.
-    if match := re.search(r"(?m)^model name\s*:\s*(.+)$", text):
-        return match[1].strip()
-    parts = sorted(set(re.findall(r"(?m)^CPU part\s*:\s*(\S+)", text)))
-    implementer = re.search(r"(?m)^CPU implementer\s*:\s*(\S+)", text)
-    if parts and implementer:
-        return f"ARM implementer {implementer[1]} part {', '.join(parts)}"
-    return None
 
 
 def container(environment: Mapping[str, str], root: Path = Path("/")) -> ContainerRecord | None:

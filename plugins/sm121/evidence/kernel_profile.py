@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -211,11 +211,13 @@ def read_nsys(text: str, source: Path) -> KernelProfile:
         match.span() for line in lines[heads[-1] + 1 :][:1] for match in _RULER.finditer(line)
     ]
     try:
-        rows = (
-            _printed_rows(lines[heads[-1] :], columns)
-            if columns
-            else list(csv.DictReader(io.StringIO("\n".join(lines[heads[0] :]))))
-        )
+        if columns:  # the dashes of the ruler below the head say where each column is
+            spans = [*columns[:-1], (columns[-1][0], None)]
+            parts = ([x[slice(*span)].strip() for span in spans] for x in lines[heads[-1] :])
+            head, _, *printed = parts
+            rows = [dict(zip(head, row, strict=True)) for row in printed]
+        else:
+            rows = list(csv.DictReader(io.StringIO("\n".join(lines[heads[0] :]))))
     except csv.Error as error:
         raise UsageError(f"{source}: expected the CSV of nsys' cuda_gpu_kern_sum: {error}") from (
             error
@@ -234,12 +236,6 @@ def read_nsys(text: str, source: Path) -> KernelProfile:
     if not kernels:
         raise UsageError(f"{source}: expected kernels, the table of nsys is empty")
     return _profile("gpu", source, None, kernels)
-
-
-def _printed_rows(lines: Sequence[str], columns: list[tuple[int, int]]) -> list[dict[str, str]]:
-    spans = [*columns[:-1], (columns[-1][0], None)]
-    head, _, *rows = ([line[slice(*span)].strip() for span in spans] for line in lines)
-    return [dict(zip(head, row, strict=True)) for row in rows]
 
 
 def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:

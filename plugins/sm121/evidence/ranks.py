@@ -79,7 +79,13 @@ def contradictions(
             yield f"world size of {each}: required {world_size}, seen {size}"
     for field in _EQUAL:
         yield from _unequal(ranks, field, accepted_values(required, field))
-    yield from _unequal_arguments(ranks)
+    shown = [(each, _arguments(each.path)) for each in ranks if each.path.asked]
+    for each, arguments in shown[1:]:
+        like, first = shown[0]
+        for name in sorted({*arguments, *first}):
+            value, other = arguments.get(name, "not set"), first.get(name, "not set")
+            if value != other:
+                yield f"argument {name} of {each}: {value}, of {like}: {other}"
     for each in ranks:
         for name in each.path.fallbacks:  # the first rank's are judged with its path
             if name not in (*ranks[0].path.fallbacks, *required.accepted_fallbacks):
@@ -132,16 +138,6 @@ def _unequal(
 def _all_of(path: KernelPath, field: str) -> str:
     """Its value, and what other lines say beside it."""
     return ", ".join([str(getattr(path, field)), *sorted(map(str, path.also.get(field, ())))])
-
-
-def _unequal_arguments(ranks: Sequence[RankPath]) -> Iterator[str]:
-    shown = [(each, _arguments(each.path)) for each in ranks if each.path.asked]
-    for each, arguments in shown[1:]:
-        like, first = shown[0]
-        for name in sorted({*arguments, *first}):
-            value, other = arguments.get(name, "not set"), first.get(name, "not set")
-            if value != other:
-                yield f"argument {name} of {each}: {value}, of {like}: {other}"
 
 
 def _arguments(path: KernelPath) -> Mapping[str, Any]:

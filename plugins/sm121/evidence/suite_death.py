@@ -42,15 +42,9 @@ def tell(status: Path, names: Mapping[int, str], main_pid: int, *, suite: str) -
     bundle = crash_bundle.write(
         evidence, directory / crash_bundle.FOLDER, lambda text: redaction.redact(text, secrets)
     )
-    _note(directory / "verdict.json", cause, bundle)
-
-
-def _note(file: Path, cause: failure.Cause, bundle: Path) -> None:
-    """Add the crash to verdict.json as it is: the run that wrote it has the same version."""
-    if not file.is_file():
-        return
-    report = json.loads(file.read_text("utf-8"))
-    crash = {**cause.model_dump(include={"kind", "summary", "owner"}), "test": None}
-    report["crashes"].append({**crash, "bundle": str(bundle.relative_to(file.parent))})
-    report["reason"] = f"the run has not finished: {cause.summary}"
-    files.write_text(json.dumps(report, indent=2) + "\n", file)
+    if (file := directory / "verdict.json").is_file():
+        report = json.loads(file.read_text("utf-8"))
+        crash = {**cause.model_dump(include={"kind", "summary", "owner"}), "test": None}
+        report["crashes"].append({**crash, "bundle": str(bundle.relative_to(directory))})
+        report["reason"] = f"the run has not finished: {cause.summary}"
+        files.write_text(json.dumps(report, indent=2) + "\n", file)

@@ -248,12 +248,6 @@ class FlashInferProvider(PlanningProvider):
         worth a test of their own: each of a product with the default of the other."""
         if operation != "fused_moe":
             return ()
-        return (*(_TILES if hasattr(self._core(), _TILE_OF) else ()), *self._pairs())
-
-    def _core(self) -> Any:
-        return importlib.import_module("flashinfer.fused_moe.core")
-
-    def _pairs(self) -> tuple[str, ...]:
         tuner = importlib.import_module("flashinfer.autotuner").AutoTuner
         valid: dict[int, list[int]] = {}
         choose = tuner.choose_one
@@ -269,9 +263,14 @@ class FlashInferProvider(PlanningProvider):
         finally:
             tuner.choose_one = choose
         first, second = valid[1], valid[2]
-        return tuple(
-            [f"{one},{second[0]}" for one in first] + [f"{first[0]},{two}" for two in second[1:]]
+        return (
+            *(_TILES if hasattr(self._core(), _TILE_OF) else ()),
+            *(f"{one},{second[0]}" for one in first),
+            *(f"{first[0]},{two}" for two in second[1:]),
         )
+
+    def _core(self) -> Any:
+        return importlib.import_module("flashinfer.fused_moe.core")
 
     def with_tactic(self, tactic: str) -> "FlashInferProvider":
         """The provider with that tactic and no other."""

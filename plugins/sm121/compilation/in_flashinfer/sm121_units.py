@@ -109,15 +109,6 @@ def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, A
     return [{"source": str(source), "arguments": unit["arguments"]}]
 
 
-def _build(module: str) -> str:
-    spec = MODULES[module]()
-    # `verbose` has no default before 0.7.
-    options = {"verbose": False, "need_lock": True}
-    parameters = inspect.signature(spec.build).parameters
-    spec.build(**{name: value for name, value in options.items() if name in parameters})
-    return str(spec.jit_library_path)
-
-
 def _targets(value: str) -> list[str]:
     from flashinfer.compilation_context import CompilationContext
 
@@ -141,7 +132,12 @@ def main() -> None:
             except (RuntimeError, ValueError) as error:
                 answer["targets"][value] = f"{type(error).__name__}: {error}"
     elif request["ask"] == "build":
-        answer["library"] = _build(request["module"])
+        spec = MODULES[request["module"]]()
+        # `verbose` has no default before 0.7; several may ask at a time.
+        options = {"verbose": False, "need_lock": True}
+        parameters = inspect.signature(spec.build).parameters
+        spec.build(**{name: value for name, value in options.items() if name in parameters})
+        answer["library"] = str(spec.jit_library_path)
     else:
         units = _commands(request["module"])
         if request["module"] == "moe_mxfp8_mxfp4_unit":
