@@ -37,8 +37,7 @@ class Compilation:
 
 
 def find(python: str, folder: Path) -> Compilation:
-    """The compiler and the reader of SASS of an interpreter's environment; results go to a folder.
-    Raises NotRun without nvcc or cuobjdump, with what pip would install."""
+    """What compiles and reads SASS in an interpreter's environment. Raises NotRun: one is missing."""
     packages = toolchain.site_packages(python)
     compiler = toolchain.find_compiler(packages)
     return Compilation(Tools(compiler, toolchain.find_disassembler(packages), folder), python)

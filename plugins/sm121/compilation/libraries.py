@@ -147,9 +147,8 @@ class _Required(data_file.DataTable):
 
 
 def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> list[unmet.Fact]:
-    """Libraries that the engine cannot do without and that have no machine code for a GPU of that
-    compute capability (121), a fact each. ``origins``: where its packages are imported from, by
-    name. Raises DataFileError: ``fixtures/compilation/libraries.toml`` is wrong."""
+    """Libraries that the engine cannot do without and that have no machine code for a GPU (121), a
+    fact each. ``origins``: where its packages are imported from, by name."""
     lines = []
     for entry in data_file.load_key("compilation/libraries.toml", "library", tuple[_Required, ...]):
         if entry.engine != engine:
@@ -174,8 +173,7 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
 
 
 def engine_places(python: str, environment: Mapping[str, str] | None = None) -> list[Path]:
-    """Folders of an engine's libraries and of the caches that it compiles into; those that exist.
-    Raises sm121.core.errors.Sm121Error: the interpreter does not answer."""
+    """Folders of an engine's libraries and caches that exist. Raises NoAnswer: no interpreter."""
     variables = os.environ if environment is None else environment
     folders = []
     for origin in interpreter.imports(python, PACKAGES, variables).origins.values():

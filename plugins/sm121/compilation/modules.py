@@ -47,9 +47,8 @@ def module(name: str) -> Module:
 
 
 def contradictions(chosen: Module, flashinfer: FlashInfer, tools: toolchain.Tools) -> list[Fact]:
-    """Compile the CUDA units of chosen `load_modules` one after the other; what is not as required.
-    FlashInfer generates the sources, into the tools' folder. Raises NotRun: too little memory for
-    the compiler, or FlashInfer does not answer; TookTooLong: nvcc does not end."""
+    """Compile the CUDA units of a module one after the other; what is not as required. Raises
+    NotRun: too little memory, or FlashInfer does not answer; TookTooLong: nvcc does not end."""
     available = psutil.virtual_memory().available / 2**30
     if available < chosen.memory_gib:
         raise verdict.NotRun(

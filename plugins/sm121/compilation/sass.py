@@ -46,8 +46,7 @@ class Kernel:
 
 
 def parse(lines: Iterable[str], origin: str) -> Iterator[Kernel]:
-    """Kernels from the lines of ``cuobjdump -sass``, one at a time. Raises UnreadableSass: a
-    function comes before any architecture was named; ``origin`` names it."""
+    """Kernels from the lines of ``cuobjdump -sass``, one at a time. Raises UnreadableSass."""
     target: CodeArchitecture | None = None
     kernel: Kernel | None = None
     straight = True  # whether nothing before this instruction can branch away
@@ -81,9 +80,8 @@ def disassemble(
     only: CodeArchitecture | None = None,
     timeout_s: float = 120.0,
 ) -> Iterator[Kernel]:
-    """Kernels of an object, library, fat binary or cubin, streamed. cuobjdump takes ``sm_120`` and
-    ``sm_120f`` for one (see `device_code`). Raises UnreadableSass: cuobjdump fails, or runs longer
-    than ``timeout_s`` seconds; OSError: it cannot be started."""
+    """Kernels of an object, library, fat binary or cubin, streamed. Raises UnreadableSass:
+    cuobjdump fails, or runs longer than ``timeout_s`` seconds; OSError: it cannot be started."""
     selection = [] if only is None else ["-arch", only.sass]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(

@@ -106,8 +106,7 @@ class AttachedLife:
         return self._endpoint.page("/v1/models") is not None
 
     def _find_the_server(self) -> None:
-        """Whoever listens is the server itself where its start is the one of /metrics, or where it
-        asks nobody for its answers."""
+        """Whoever listens is the server where its start is that of /metrics, or it asks nobody."""
         started = self._reader.read().started
         starts = [each.create_time() for each in self.processes.find()]
         if not starts or (started is not None and any(abs(s - started) < 2.0 for s in starts)):

@@ -1,6 +1,5 @@
 """Whether an engine lives. One object knows it of each engine, the suite's own or an attached one.
-A run asks it in one place, `look_at_the_server` and `check_alive` of `sm121.run.harness.Harness`:
-between tests, at a test's end, at the run's end, and after each failure."""
+`sm121.run.harness.Harness` asks: between tests, at a test's or the run's end, after failures."""
 
 import signal
 import time
@@ -89,17 +88,15 @@ class ManagedLife:
         return self._dead or Alive()
 
     def after_failure(self) -> Alive | Dead:
-        """As `state`, after a request has failed: an engine ends first, and the server that answers
-        for it some seconds later. This waits for that."""
+        """As `state`, after a request has failed: waits for the server whose engine has ended."""
         self._wait_for_exit(DYING_S)
         state = self.state()
         self._settled = isinstance(state, Dead)
         return state
 
     def ended_since(self, began: float, *, wait_s: float = 0.0) -> bool:
-        """Whether it ended since `began` (``time.monotonic``), by its processes alone: one that
-        hangs has not ended. `wait_s`: how long to wait for that; clients may see a reset connection
-        or a status 500 some seconds before the process ends."""
+        """Whether it ended since `began` (``time.monotonic``), by its processes alone. `wait_s`:
+        clients may see a reset connection or a status 500 some seconds before."""
         if self.managed.was_stopped:
             return False
         self._wait_for_exit(0.0 if self._settled else wait_s)

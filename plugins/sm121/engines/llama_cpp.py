@@ -51,8 +51,7 @@ class LlamaCpp:
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
-        """The program's own message where it refuses a list of arguments, else None: it reads them
-        in their order, and ends at ``--version``."""
+        """The program's own message where it refuses a list, else None; ``--version`` ends it."""
         answers: list[str | None] = []
         for arguments in lists:
             done = _run([python, *arguments, "--version"], environment, python)

@@ -252,8 +252,7 @@ class ManagedServer:
         self._redact(self.log)
         # Orphans of a supervisor that was killed have become our children.
         process_tree.reap(self._by_pid)
-        # Zombies no longer show their marker: they are found among those that were seen. The
-        # parent of a worker of Ray is not ours, and may be slow.
+        # Zombies show no marker. The parent of a worker of Ray is not ours, and may be slow.
         until(lambda: not any(p.is_running() for p in self._by_pid.values()), _REAPED_WITHIN_S)
         survivors = process_tree.describe(
             [*remaining(), *(p for p in self._by_pid.values() if p.is_running())]
@@ -445,9 +444,8 @@ class ManagedServer:
             self.notify(StartPhase(progress))
 
     def exits(self) -> list[dict[str, Any]]:
-        """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
-        its parent has collected it and does not say), monotonic_s (when that was seen), and by_us:
-        whether our own stop ended it."""
+        """How processes of the tree ended: pid, name, status (negative: a signal; None: not known),
+        monotonic_s (when that was seen), by_us (whether our own stop ended it)."""
         entries: list[dict[str, Any]] = self._status().get("exits") or []
         for entry in entries:
             if self._killed_at is not None and entry["monotonic_s"] >= self._killed_at:

@@ -17,8 +17,7 @@ import psutil
 from sm121.core.architecture import opened_nvml
 from sm121.evidence.resources import ServerMemory
 
-#: The first of all namespaces (PROC_PID_INIT_INO of linux/proc_ns.h): from inside another one the
-#: processes that hold a GPU's memory are not all to be seen.
+#: The first of all (linux/proc_ns.h): from another one not all who hold a GPU are seen.
 _OF_THE_MACHINE = "pid:[4026531836]"
 _MEMINFO = Path("/proc/meminfo")
 #: Since Linux 6.7 up to an eighth of the memory waits there for minutes after it was freed.
@@ -187,8 +186,7 @@ class DeviceMemory:
 
 
 def computing() -> dict[int, set[int]] | None:
-    """Pids of the processes that compute on each GPU, by the GPU's index. What only draws, as a
-    desktop does, is left out. None where NVML does not say."""
+    """Pids of the processes that compute on each GPU, by its index. None: NVML does not say."""
     import pynvml
 
     try:
@@ -248,9 +246,8 @@ def _of(pynvml: Any, handles: list[Any]) -> DeviceMemory:
 
 
 class ServerMemoryReader:
-    """Reads what a server holds. Made before the server is started: where no process's share of a
-    GPU is told, what is in use since then is taken for the server's. `gpu`: whether the server
-    computes on a GPU. Else its resident memory is all there is."""
+    """Reads what a server holds. Made before the start: where no process's share of a GPU is told,
+    what is in use since then is the server's. `gpu`: whether the server computes on one."""
 
     def __init__(self, *, gpu: bool) -> None:
         self._gpu = gpu

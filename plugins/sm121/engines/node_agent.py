@@ -1,9 +1,7 @@
-"""What another node of a server runs, without pytest: ``COMMAND -m sm121.engines.node_agent``.
-
-The first line of its standard input is a question in JSON; it answers in lines of JSON behind
-`MARK`. It looks at its machine (``look``), or starts a rank of the server as the suite starts one
-(``start``), and tells how that is. At the end of its standard input, or where nothing comes by it
-for ``lease_s``, it stops all that it has started."""
+"""What another node of a server runs, without pytest: ``COMMAND -m sm121.engines.node_agent``. It
+reads a question in JSON, and answers in lines of JSON behind `MARK`: it looks at its machine
+(``look``), or starts a rank of the server and tells how that is (``start``). At the end of its
+standard input, or after ``lease_s`` of silence, it stops all that it has started."""
 
 import contextlib
 import dataclasses

@@ -1,5 +1,4 @@
-"""The other nodes of a server, each through the command that the user gave for it: what they are,
-before a start, and how their ranks are, while it serves."""
+"""The other nodes of a server, each through its user's command: what they are, and how."""
 
 import contextlib
 import dataclasses
@@ -127,8 +126,7 @@ class NodeProcess:
         return state
 
     def wait_for(self, kind: str, within_s: float) -> Any:
-        """An answer of that kind. Raises UsageError: none in time; the message names the node, and
-        has the last line that its command wrote."""
+        """An answer of that kind. Raises UsageError: none in time; with the node's last line."""
         deadline = time.monotonic() + within_s
         while kind not in self.answers:
             ended = self.exit_status is not None and not self._reader.is_alive()
@@ -190,8 +188,7 @@ class NodeProcess:
 
 
 def master(span: Span) -> tuple[str, int]:
-    """Where rank 0 gathers the others. Raises UsageError: somebody holds that port, or this machine
-    has no such address."""
+    """Where rank 0 gathers the others. Raises UsageError: not of this machine, or in use."""
     host, _, given = (span.address or LOOPBACK).partition(":")
     if given and not (given.isdecimal() and len(given) <= 5 and 0 < int(given) < 1 << 16):
         raise UsageError(f"--master-addr {span.address}: expected ADDRESS or ADDRESS:PORT, of IPv4")

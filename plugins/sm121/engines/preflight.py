@@ -31,8 +31,7 @@ _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
 
 
 class PreflightFinding(DataTable):
-    """Something that a start should not pass over. In the data names in braces are numbers and
-    names of the check."""
+    """Something that a start should not pass over; in the data with names in braces."""
 
     check: str
     severity: Severity
@@ -60,8 +59,7 @@ class _Rule(DataTable):
     unless_arguments: Regex | None = None
     environment: Regex | None = None
     unless_environment: Regex | None = None
-    #: Releases of the engine that it holds for, or a build of ``fixtures/builds.toml``, or all but
-    #: one; of an unknown engine a rule without a bound holds.
+    #: Releases or builds that it holds for; of an unknown engine a rule without a bound holds.
     versions: Versions = ""
     build: str | None = None
     unless_build: str | None = None
@@ -122,8 +120,7 @@ def lacking_tools(environment: Mapping[str, str]) -> list[str]:
 def of_nodes(
     needs: engine_settings.Needs, facts: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[PreflightFinding]:
-    """What stands against a start in the memory of the other nodes of a server. `facts`: of each
-    node by its name (`sm121.engines.nodes.look`), this machine's first."""
+    """What stands against a start in other nodes' memory. `facts`: by node, this one's first."""
     for node, record in [*facts.items()][1:]:
         for each in _memory(needs, record["available_bytes"], record.get("gpu_neighbours")):
             yield each.model_copy(update={"message": f"{node}: {each.message}"})

@@ -124,8 +124,7 @@ def listeners(host: str, port: int) -> list[psutil.Process]:
 
 
 def upstream(processes: Iterable[psutil.Process], port: int) -> str | None:
-    """Where processes that listen at a port have a connection to, beside those to each other: a
-    proxy has one to its server while it answers. None where they have none."""
+    """Where processes that listen at a port have a connection to, beside each other; or None."""
     connections = []
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
@@ -286,8 +285,7 @@ def _written_beside_the_log(process: psutil.Process) -> dict[str, str]:
 
 
 def end_dead_runs() -> list[tuple[str, list[Survivor]]]:
-    """End what `of_dead_runs` finds; what it was, by run id. A supervisor that lives is given time
-    to write down what happened, and to end its server itself."""
+    """End what `of_dead_runs` finds, by run id. A living supervisor is given time to do it."""
 
     def is_alone() -> bool:
         for process in itertools.chain.from_iterable(of_dead_runs().values()):

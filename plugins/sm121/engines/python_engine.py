@@ -65,8 +65,7 @@ class PythonEngine:
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
-        """The engine's own message where its parser refuses a list of arguments, else None. Raises
-        UsageError: the interpreter has no such engine, or its parser cannot be asked."""
+        """The parser's message where it refuses a list, else None. Raises UsageError: no answer."""
         answers: list[str | None] = self._parser(python, lists, environment)["refused"]
         return answers
 

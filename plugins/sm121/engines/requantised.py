@@ -22,10 +22,9 @@ def served_layers(
     required: Sequence[str] | None,
     path: KernelPath,
 ) -> dict[str, str] | None:
-    """The format of each dense layer that a server has quantised. None where its path shows a layer
-    of which nothing tells the format, or where what is asked for is not understood. `config`: of
-    the model (config.json); `options`: of the server (`requested.read_arguments`); `required`: the
-    layers that its path must show, where it shows none."""
+    """The format of each dense layer that a server has quantised. None: of some layer nothing tells
+    it, or what is asked for is not understood. `config`: of the model (config.json); `options`: of
+    the server (`requested.read_arguments`); `required`: layers, where its path shows none."""
     layers = {} if path.requantised == [] else _asked(options, config)
     if layers is None:
         return None

@@ -54,8 +54,7 @@ class RequestRule(DataTable):
     otherwise: str | None = "{value}"
     """Pattern for a value that `accepts` does not list. Null: nothing is known of it."""
     denied_by: tuple[str, ...] = ()
-    """Fallbacks of the log (ids of ``fixtures/signatures``) that say that it became another,
-    where the resolved value is too coarse to show it."""
+    """Fallbacks of the log (their ids) that deny it where the resolved value is too coarse."""
     always_shown: bool = True
     """False where the engine may show nothing though it does what was asked."""
     without_effect: Regex | None = None
@@ -181,9 +180,8 @@ def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: 
 
 
 def different(reports: Iterable[RequestReport]) -> list[str]:
-    """What was asked for and is not what ran, a line each: numbers measured on the configuration
-    are then INVALID. A variable that the installed engine does not know is among them ("not
-    applicable"): whoever set it asked for something that this engine cannot do."""
+    """What was asked for and is not what ran, a line each: numbers measured on it are INVALID. A
+    variable that the installed engine does not know ("not applicable") is among them."""
     wrong = (RequestState.DIFFERENT.value, RequestState.NOT_APPLICABLE.value)
     return [report.message for report in reports if report.state in wrong]
 

@@ -75,8 +75,7 @@ class Activity:
 
 
 class ReadinessProbe(threading.Thread):
-    """Asks for /health and then for a token, beside the watching: either may hang for long. /health
-    says that the web server is up; a token says that the engine is."""
+    """Asks for /health, which the web server answers, and then the engine for a token."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(name="sm121-readiness", daemon=True)
@@ -119,8 +118,7 @@ class StartProgress:
         self._show = show
         self._begins = begins
         self._clock = clock
-        #: Of the start that has not ended: its server, what it does, and when (by the clock) that
-        #: began, a line was last shown, and the start began.
+        #: Of a start under way: its server, what it does, and when that, a line and it began.
         self._name, self._phase = "", ""
         self._since = self._line_at = self._began = 0.0
 

@@ -47,10 +47,9 @@ class Warmth:
         configuration: str | None = None,
     ) -> "Warmth":
         """Of a profile's configurations in the engine's release: the one under test and the
-        baseline. `python`: the engine's interpreter; `variables`: added to its environment;
-        `names`: only these modules; `configuration`: the one under test (default: the profile's).
-        Raises UsageError: the engine compiles nothing, there is none, or a name is not known;
-        NoAnswer: no answer."""
+        baseline. `python`: the engine's; `variables`: added to its environment; `names`: only these
+        modules; `configuration`: the one under test (default: the profile's). Raises UsageError:
+        nothing is compiled, or a name is not known; NoAnswer: the interpreter does not answer."""
         architectures = {item.name: item for item in preflight.load_preflight().architecture}
         if not profile.engine.needs.jit_modules or profile.arch not in architectures:
             raise errors.UsageError(
@@ -86,8 +85,7 @@ class Warmth:
         return cls(python, environment, modules, tuple(needed), tuple(missing), codes, number)
 
     def jobs(self, module: JitModule) -> str:
-        """How many compile jobs at a time: what the environment says, else what fits without a
-        server; "0" where none does."""
+        """Compile jobs at a time: as the environment says, else what fits; "0": none."""
         limit = self.environment.get("MAX_JOBS", "")
         return limit or str(jit.bound([module], self.environment).jobs)
 

@@ -50,8 +50,7 @@ class Timed:
 
 
 def build(provider: Any, case: BenchmarkCase) -> Timed:
-    """A case's call with its inputs on the provider's device, weights already in its own layout.
-    Raises NotRun when the provider lacks the operation."""
+    """A case's call with its inputs on the device. Raises NotRun: there is no such operation."""
     declared = declaration(provider)
     if getattr(provider, case.operation, None) is None:
         raise NotRun(

@@ -74,8 +74,7 @@ def of_second_matrix(
     roundings: moe.Roundings = moe.EXACT,
     **swiglu: float,
 ) -> Shares:
-    """The shares of w2. error [T, H] float64: output minus oracle; arguments and keywords: those of
-    `oracles.moe.fused_moe`. Blocks that give nothing to any token have none."""
+    """The shares of w2. error [T, H] float64: output minus oracle; the rest: of `fused_moe`."""
     x, weights, ids, w1, b1, w2, _ = arguments
     for e, tokens, rank in _tokens(ids, weights):
         hidden = moe.hidden(x[tokens].double(), w1, b1, e, roundings=roundings, **swiglu)

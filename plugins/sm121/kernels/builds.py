@@ -12,8 +12,7 @@ def here(names: Sequence[str]) -> str:
 
 
 def differences(names: Sequence[str], python: str, environment: Mapping[str, str]) -> str | None:
-    """What the engine's interpreter imports otherwise than this process; None when it is the same.
-    `environment`: of the engine's process, whole."""
+    """What the engine's interpreter imports otherwise than this process, in its environment."""
     if not names:
         return None
     imported = package_probe.look(list(names))

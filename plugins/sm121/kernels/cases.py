@@ -100,8 +100,7 @@ class MoeCase(_Case):
     """Experts without tokens have NaN scales and biases."""
     biases: bool = True
     readout: bool = False
-    """The second matrix passes each hidden activation on to one output, so that an error in one row
-    of the first is an error of one output and not a thousandth of all."""
+    """Each hidden activation goes to one output, so that an error in a row of w1 is one there."""
     gain: float = 1.0
     """Factor of the activations: with 4, a third of them is beyond the SwiGLU limit."""
     outliers: int = 0
@@ -114,8 +113,7 @@ class MoeCase(_Case):
     """The bias of every gate. At -1, where SwiGLU turns, alpha is a factor of the output, and what
     a gate is rounded by is none."""
     power: int = 0
-    """The first block's activations are 2^power times as large, and its scales in the first matrix
-    as much lower: beyond E4M3's largest value, or below its normal ones."""
+    """The first block's activations are 2^power times as large, its scales as much lower."""
     cancelling: bool = False
     """The last block takes away what the first one adds to the sums, 32 times what others do."""
 

@@ -74,9 +74,8 @@ class Child:
 
     def ask(self, question: str, *arguments: Any, within_s: float | None = None) -> Any:
         """The answer to a question of `sm121.kernels.judge`. Without ``within_s`` seconds, the
-        test's own limit ends the process. Raises Inapplicable, Invalid, NotRun, UsageError as they
-        were raised there; KernelError: anything else was raised there; DeviceFault: the device
-        reported an error; Ended: the process ended, or took too long."""
+        test's own limit ends the process. Raises what was raised there, as itself or KernelError;
+        DeviceFault: the device reported an error; Ended: the process ended, or took too long."""
         process = self._started()
         try:
             _write(process, (question, *arguments))

@@ -78,8 +78,7 @@ def reading_out(layer: Layer) -> Layer:
 
 
 BELOW_LIMIT = -(LIMIT + 1.0)
-"""A gate of -8 gives -1.0e-5, clamped to -7 it gives -4.7e-5. Further below, a sigmoid by tanh in
-float32 has nothing left of it, which is no fault."""
+"""A gate of -8 gives -1.0e-5, clamped -4.7e-5. Further below float32 may have nothing left."""
 
 
 def with_gates(layer: Layer, bias: float) -> Layer:
@@ -100,8 +99,7 @@ def ranged(layer: Layer, x: Tensor, power: int) -> tuple[Layer, Tensor]:
 
 
 def cancelling(weight: moe.Packed, x: Tensor, factor: float) -> moe.Packed:
-    """The weight with its first block as the last, too. In x [T, K] the first is made larger, and
-    the last takes it away: what a sum loses in between is lost."""
+    """The weight's first block is the last, too, which takes away what is made larger in x."""
     codes, scales = (part.clone() for part in weight)
     codes[..., -mxfp4.BLOCK // 2 :] = codes[..., : mxfp4.BLOCK // 2]
     scales[..., -1] = scales[..., 0]

@@ -108,8 +108,7 @@ class FlashInferProvider(PlanningProvider):
         return functools.partial(quantize, alignment=_BLOCK, backend="cute-dsl")
 
     def _api(self, module: str, name: str, *arguments: str) -> Any:
-        """A function or class of FlashInfer that takes these arguments by name. Raises NotRun: this
-        release does not have it."""
+        """What takes these arguments by name. Raises NotRun: this release does not have it."""
         try:
             function = getattr(importlib.import_module(module), name, None)
         except ModuleNotFoundError as error:
@@ -157,8 +156,7 @@ class FlashInferProvider(PlanningProvider):
     # Dense layers
 
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
-        """As vLLM's `FlashInferMxFp4LinearKernel`, whose backend has NVFP4 alone on SM12x: there
-        `auto` takes what there is."""
+        """As vLLM's `FlashInferMxFp4LinearKernel`, whose backend has no MXFP4 on SM12x."""
         self._needs_sm100("mm_fp4")
         quantize = self._api("flashinfer", "mxfp4_quantize", "backend")
         multiply = self._api("flashinfer", "mm_fp4", "block_size", "use_nvfp4", "backend")
@@ -366,8 +364,7 @@ class FlashInferProvider(PlanningProvider):
         return call
 
     def _workspace(self, of: str) -> Tensor:
-        # Zeros, because XQA counts its finished blocks in its own; another kernel's partial results
-        # in there make it return garbage, without an error.
+        # Zeros, because XQA counts its finished blocks there: another kernel's rests are garbage.
         if of not in self._spaces:
             self._spaces[of] = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.device)
         return self._spaces[of]

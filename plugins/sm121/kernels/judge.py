@@ -1,7 +1,6 @@
-"""Judges kernels in a process of their own, which runs in the interpreter that serves with them. It
-is started by `sm121.kernels.child` and needs nothing of the suite to be installed there: torch,
-numpy and pydantic, which an engine has. Oracles, poison, replays and clocks work on the provider's
-own memory and device, so that they are here and not in pytest's process."""
+"""Judges kernels in a process of their own, in the interpreter that serves with them. It is started
+by `sm121.kernels.child` and needs torch, numpy and pydantic there. Oracles, poison, replays and
+clocks work on the provider's own memory and device."""
 
 import contextlib
 import functools

@@ -24,8 +24,7 @@ Call = Callable[[], Tensor]
 
 
 class PlanningProvider(ABC):
-    """Experts and attention as prepared calls; a subclass plans each for given tensors. A plan is
-    None where there are no tokens: the engine launches nothing then."""
+    """Experts and attention as prepared calls; a plan is None where there are no tokens."""
 
     device = "cuda"
     block_sizes = (16, 32, 64, 128)

@@ -1,7 +1,6 @@
-"""Memory that a kernel is given to write to holds what it must not be found holding. The contract
-has no `out=`: outputs are the provider's to allocate. So every uninitialised tensor that is made
-while an operation runs, in Python or by an ATen operator, is filled first. Memory that an extension
-takes inside its own C++ code is out of reach of this."""
+"""Memory that a kernel is given to write to holds what it must not be found holding. Outputs are
+the provider's to allocate: every uninitialised tensor that is made while an operation runs, in
+Python or by an ATen operator, is filled first. An extension's own C++ memory is out of reach."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -36,8 +36,7 @@ class Problem:
     strided: bool = False
     block: int | None = None
     reference: Tensor | None = None
-    """The oracle's rows [rows, n] float64, where the judgement is by tolerance; of experts, with
-    bfloat16 activations."""
+    """The oracle's rows [rows, n] float64, where judged by tolerance; activations in bfloat16."""
 
 
 @functools.singledispatch
@@ -182,9 +181,8 @@ def _bytes(case: cases.BytesCase) -> Problem:
 
 
 def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
-    """Encoding of x [M, K] bfloat16: scales by the declared rule, or by one rule throughout,
-    elements the nearest. Left open: ties, blocks whose scale is at the ends of E8M0, the sign of
-    zero."""
+    """Encoding of x [M, K] bfloat16: scales by the declared rule, or one throughout, elements the
+    nearest. Left open: ties, scales at the ends of E8M0, the sign of zero."""
     values = x.double().numpy()
     rules = mxfp4.ScaleRule if form == "mxfp4" else mxfp8.ScaleRule
     operation: Operation = "mxfp4_quantize" if form == "mxfp4" else "mxfp8_quantize"
@@ -207,8 +205,7 @@ def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
 
 
 def roundings(declared: Declaration) -> moe.Roundings:
-    """What the definition of a provider's experts rounds. Raises TypeError where it declares
-    activations that there are not, or MXFP8 without its scale rule."""
+    """What a provider's experts round. Raises TypeError: no such activations, or no scale rule."""
     plain = {"bfloat16": moe.EXACT, "e4m3": moe.E4M3}
     if declared.activations in plain:
         return plain[declared.activations]

@@ -120,9 +120,8 @@ def expected(
     accepted: Mapping[Fact, Sequence[str] | None],
     patterns: Mapping[str, Collection[re.Pattern[str]]],
 ) -> KernelPath:
-    """The path that a configuration will have, as far as that is known before it serves.
-    `accepted`: what the profile accepts of each value, the likeliest first; `patterns`: by value,
-    patterns that it matches after what arguments and variables ask for."""
+    """The path that a configuration will have, as far as known. `accepted`: by the profile, the
+    likeliest first; `patterns`: what values match after what arguments and variables ask for."""
     rules = [rule for rules in _data().engine.values() for rule in rules]
     values: dict[str, Any] = {"requantised": accepted.get("requantised")}
     for name in (name for name in get_args(Fact) if name not in values):

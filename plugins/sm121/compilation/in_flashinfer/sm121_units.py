@@ -1,7 +1,6 @@
-"""Asks FlashInfer what it would compile, or has it compile a module into its own cache. Runs inside
-the engine's environment (``python FILE REQUEST``), which has nothing of this suite: standard
-library and FlashInfer only. REQUEST and the answer are JSON objects. The answer is the last line of
-the output, because importing FlashInfer may print. Generators are called as FlashInfer's own
+"""Asks FlashInfer what it would compile, or has it compile a module into its own cache. Runs in the
+engine's environment (``python FILE REQUEST``): standard library and FlashInfer only. REQUEST and
+the answer, the last line of the output, are JSON objects. Generators are called as FlashInfer's own
 wrappers call them for gpt-oss: BF16, head_dim 64, 64 query and 8 KV heads."""
 
 from __future__ import annotations
