@@ -39,9 +39,8 @@ def is_of_shape(folder: str, name: str) -> bool:
 def contradiction(
     name: str, expected: str | None, model: str, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """What of the model that was loaded is not as the profile says, by its digest as `identity`
-    gives it (``expected``; None: any); None where nothing is, or where its files are not on this
-    machine. Raises OSError: a file of it cannot be read."""
+    """What of the model that was loaded is not as the profile says, by its digest (``expected``;
+    None: any) and shape; None: nothing, or it is not here. Raises OSError: not readable."""
     if not is_here(model, environment):
         return None
     if expected is not None and (observed := identity(model, environment)) != expected:

@@ -44,9 +44,8 @@ class CodeArchitecture:
         return f"arch=compute_{short},code=sm_{short}"
 
     def sass_runs_on(self, gpu: int) -> bool:
-        """True when machine code for it loads on a GPU of capability ``gpu`` (121). CUDA's
-        compatibility rules: ``a`` code runs on its own architecture only, other code on the same
-        major version from its minor version up."""
+        """True when machine code for it loads on a GPU (121): ``a`` code on its own architecture,
+        other code on the same major version from its minor version up."""
         if self.suffix == "a":
             return self.number == gpu
         return self.number // 10 == gpu // 10 and self.number <= gpu

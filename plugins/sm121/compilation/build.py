@@ -49,11 +49,10 @@ def build(
     arguments: Sequence[str] = (),
     timeout_s: float = 120.0,
 ) -> Built:
-    """Compile the device code of ``source`` (CUDA) for one architecture, without PTX, into the fat
-    binary ``output``, and judge its instructions by ``rule``. ``refusal`` matches ptxas' message
-    that the architecture lacks an instruction; architectures among ``arguments`` are replaced;
-    ``timeout_s`` is wall time. Raises TookTooLong: nvcc took longer; Sm121Error: it made something
-    else than it was asked for, or that cannot be read."""
+    """Compile the device code of ``source`` for one architecture, without PTX, into ``output``, and
+    judge its instructions by ``rule``. ``refusal`` matches ptxas' message that an instruction
+    lacks; architectures among ``arguments`` are replaced. Raises TookTooLong: nvcc took longer;
+    Sm121Error: it made something else, or what cannot be read."""
     # -fatbin: device code only, so that neither host compilation nor linking takes part.
     words = [*without_architectures(arguments), "-gencode", architecture.gencode]
     command: list[str | Path] = [tools.compiler.nvcc, "-fatbin", *words, source, "-o", output]

@@ -73,14 +73,12 @@ class FlashInfer:
         return self.folder / "data"
 
     def targets(self, arch_lists: Sequence[str], compiler: Compiler) -> dict[str, Any]:
-        """What it compiles for, by value of FLASHINFER_CUDA_ARCH_LIST: a list, or an error's text.
-        Raises NotRun: FlashInfer cannot be imported there."""
+        """What it compiles for, by arch list: a list, or an error's text. Raises NotRun."""
         answer = self._ask({"ask": "targets", "values": list(arch_lists)}, compiler, "12.1a")
         return dict(answer["targets"])
 
     def units(self, module: str, arch_list: str, compiler: Compiler, folder: Path) -> list[Unit]:
-        """The CUDA units of a module, generated into ``folder``. Raises NotRun: FlashInfer cannot
-        be imported there, or does not have the module."""
+        """The CUDA units of a module, generated into ``folder``. Raises NotRun: no FlashInfer there."""
         request = {"ask": "units", "module": module, "folder": str(folder)}
         answer = self._ask(request, compiler, arch_list, folder)
         return [Unit(Path(u["source"]), tuple(u["arguments"])) for u in answer["units"]]

@@ -37,7 +37,7 @@ class Compilation:
 
 
 def find(python: str, folder: Path) -> Compilation:
-    """What compiles and reads SASS in an interpreter's environment. Raises NotRun: one is missing."""
+    """What compiles and what reads SASS in an environment. Raises NotRun: one is missing."""
     packages = toolchain.site_packages(python)
     compiler = toolchain.find_compiler(packages)
     return Compilation(Tools(compiler, toolchain.find_disassembler(packages), folder), python)

@@ -1,6 +1,5 @@
-"""HTTP transports whose answers have a bound in bytes and in time. A server may send a byte a
-second for ever, or a kilobyte that unpacks to a gigabyte. The timeouts of an HTTP library are for
-each read alone, and its decoders unpack without a bound."""
+"""HTTP transports whose answers have a bound in bytes and in time: a server may send a byte a
+second for ever, or a kilobyte that unpacks to a gigabyte, and an HTTP library bounds neither."""
 
 import functools
 import os
@@ -55,9 +54,8 @@ def transport(library: Any) -> Any:
 
 class _Transport:
     """Sends requests over ``httpx``, or a library with the same names. The whole answer must come
-    within the request's own read timeout, a stream of events within ten times that. Its bytes are
-    counted after unpacking. What breaks a bound ends in the library's ``ReadTimeout`` or
-    ``ReadError``. `library`: the module whose client is to use it."""
+    within the request's read timeout, a stream of events within ten times that. Bytes are counted
+    after unpacking. What breaks a bound ends in the library's ``ReadTimeout`` or ``ReadError``."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

@@ -1,7 +1,6 @@
 """Builds of an engine that are no release, as data: ``fixtures/builds.toml``. What goes by release
-(settings, capabilities, deviations, known bugs, preflight's rules) goes by `identity`: the release,
-with the build as its local part, as in ``0.14.0+mxfp4``. It is None where neither is known, and
-what goes by release is then unknown, never that of the newest."""
+goes by `identity`: the release, with the build as its local part, as in ``0.14.0+mxfp4``. It is
+None where neither is known: what goes by release is then unknown, never that of the newest."""
 
 import re
 from collections.abc import Collection
@@ -87,8 +86,7 @@ def may_be(identity: str | None, build: str | None) -> bool:
 
 
 def is_settled(version: str | None) -> bool:
-    """Whether a version alone tells what the engine is, so that its parser need not be asked: it is
-    a build's commit, or a release that no build is based on."""
+    """Whether a version alone tells what the engine is, so that its parser need not be asked."""
     if named(identity(version)) is not None:
         return True
     parsed = release(version)

@@ -32,9 +32,8 @@ class Rank:
 @dataclass(frozen=True)
 class ServerConfiguration:
     """One distinct start-up of an engine. Equal configurations share one server. ``arguments`` and
-    ``environment`` are what comes on top of what the engine module adds itself (address, key,
-    model, name). ``environment`` replaces variables of the suite's own environment. ``{model}`` in
-    an argument is the model's folder (`given`): a drafter lies in it."""
+    ``environment`` come on top of what the engine module adds (address, key, model, name) and of
+    the suite's own environment. ``{model}`` in an argument is the model's folder (`given`)."""
 
     name: str
     engine: str

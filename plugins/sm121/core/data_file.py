@@ -118,8 +118,7 @@ def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind:
 def chosen_table(
     name_or_path: str, folder: str, what: str, kind: str
 ) -> tuple[dict[str, Any], str]:
-    """The table of a data file that a user named, not validated, and the file's name in errors.
-    Raises UsageError: there is no such file, or it is no TOML; one line."""
+    """As `chosen`, not validated, with the file's name in errors. Raises UsageError: no TOML."""
     sources = shipped(folder)
     if name_or_path in sources:
         text = sources[name_or_path].read_text("utf-8")

@@ -10,8 +10,7 @@ from typing import Any
 
 from sm121.core import errors, redaction
 
-# What is installed is found without PYTHONPATH and the working directory: in the folders of
-# packages, or by what an editable install left there.
+# What is installed is found without PYTHONPATH and the working directory.
 _IMPORTS = """
 import importlib, importlib.util as u, json, os, site, sys
 def origins():

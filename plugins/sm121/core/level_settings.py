@@ -89,8 +89,7 @@ class LogProbabilityTolerance(Statement):
 
     max_abs: Positive
     mean_abs: Positive
-    #: The same over the tokens that the oracle holds for more likely than not. Rounding moves those
-    #: least, so that coarse dtypes have a sharp bound too.
+    #: The same over tokens more likely than not: a sharp bound for coarse dtypes, too.
     likely_max_abs: Positive | None = None
     likely_mean_abs: Positive | None = None
 
@@ -115,8 +114,7 @@ class GoldenBound(AgreementBound):
     top1_at_least: Annotated[float, Field(gt=0, le=1)]
 
 
-#: What a server's rounding costs against the checkpoint's own mathematics, by metric: its unit, and
-#: whether higher is better.
+#: What a server's rounding costs, by metric: its unit, and whether higher is better.
 PRICES: dict[str, tuple[Literal["nats", "%"], bool]] = {
     "price_kl": ("nats", False),
     "price_likeliest": ("%", True),
@@ -163,8 +161,7 @@ class Score(RequiredShare):
     questions: Count
     answer_tokens: Count
     within_s: Positive
-    #: Of ``fixtures/scores/TASK.toml`` alone, which is no task of the harness: each question is
-    #: asked so often by chat and by Responses, and a tool must be called.
+    #: Of ``fixtures/scores/TASK.toml`` alone: times that each question is asked by each API.
     tries: Count | None = None
 
 
@@ -253,8 +250,7 @@ class StressSizes(DataTable):
     #: A server whose running requests get no token for so long hangs.
     stalled_after_s: Sourced = _chosen(60, "longer than the prefill of a batch")
     request_within_s: Sourced = _chosen(600, "no answer of a load takes ten minutes")
-    #: How long a client may wait in silence after the server was told to stop, until it has an
-    #: answer, an error, or its connection is closed.
+    #: How long a client may wait in silence for an answer or an end after a server's stop.
     stop_learned_within_s: Sourced = _chosen(
         10, "longer than a step and a close take; a proxy's patience with a silent server is 30 s"
     )
@@ -304,9 +300,8 @@ class Regression(DataTable):
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.05
     #: By name of the metric, where it is not ``threshold``.
     metrics: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default={})
-    #: Rates and times of one build differ by so much from run to run on this machine. It is allowed
-    #: between runs, of what ``metrics`` does not name. ``--ab``, whose starts take turns, does
-    #: without.
+    #: Rates and times of one build differ by so much from run to run here. It is allowed between
+    #: runs, of what ``metrics`` does not name, but not by ``--ab``.
     runs_differ_by: Annotated[float, Field(ge=0, lt=1)] = 0.0
     #: And by so much from start to start: one start in four was 7 % slower on an H200. Whether what
     #: is worse by less is the build's or the start's, one run cannot tell.

@@ -1,7 +1,6 @@
-"""Where an interpreter would import packages from, and of which versions, without importing any:
-that takes seconds, and may fail for reasons of its own. Runs in an engine's environment too
-(``python -c``), which has nothing of this suite: standard library only. Asked a list of names as
-JSON on its standard input, it prints an object as JSON."""
+"""Where an interpreter would import packages from, and of which versions, without an import. Runs
+in an engine's environment too (``python -c``): standard library only. Asked a list of names as JSON
+on its standard input, it prints an object as JSON."""
 
 import importlib.metadata
 import importlib.util

@@ -145,8 +145,7 @@ class Profile(DataTable):
     under_test: str
     baseline: str
     fastest: tuple[ConfigurationName, ...] = ()
-    #: The configuration whose own gates are asked, since it was named (`judging`). None: those of
-    #: ``[performance]``, which are asked of every build.
+    #: The configuration whose own gates are asked (`judging`). None: ``[performance]``'s.
     question: str | None = Field(default=None, exclude=True)
     configurations: dict[ConfigurationName, Configuration] = Field(min_length=1)
     #: Those that the engine which is judged cannot have (`judging`).

@@ -36,9 +36,8 @@ def is_secret_name(name: str) -> bool:
 
 
 def redact(text: str, secrets: Collection[str] = ()) -> str:
-    """The text without the given secrets and without what looks like one. Covers Hugging Face,
-    OpenAI-like, NVIDIA and GitHub tokens, ``Authorization`` headers, URLs with credentials, and
-    assignments to names that end in token, key, secret or password."""
+    """The text without the given secrets and what looks like one: tokens of Hugging Face, OpenAI,
+    NVIDIA and GitHub, ``Authorization``, URLs with credentials, assignments to secret names."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         if len(secret) >= _SHORT:
             text = text.replace(secret, REDACTED)

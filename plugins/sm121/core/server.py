@@ -61,8 +61,7 @@ class Endpoint:
         }
 
     def http(self, *, timeout_s: float = 30.0) -> httpx.Client:
-        """A plain client for everything beside the API: /health, /metrics, /tokenize. `timeout_s`:
-        for the whole of an answer (see `sm121.core.bounded`)."""
+        """A plain client for what is beside the API. `timeout_s`: of a whole answer."""
         return httpx.Client(
             base_url=self.base_url,
             headers={"Authorization": f"Bearer {self.api_key}"},
@@ -100,8 +99,7 @@ def require_context(context: int | None, prompt: int, answer: int) -> None:
 
 
 def root_of(url: str, option: str) -> str:
-    """A server's address as `Endpoint` has it. Raises UsageError: ``url`` is no address, or has a
-    password in it; the message, which names ``option``, does not show it."""
+    """A server's address as `Endpoint` has it. Raises UsageError: it is none, or has a password."""
     scheme, _, rest = url.partition("://")
     expected = "expected http://HOST:PORT, with or without /v1"
     if "@" in rest:

@@ -93,8 +93,7 @@ class Fact:
 
 
 class Unmet(AssertionError):
-    """A check failed: these facts do not hold. ``severity``: where only the failure shows it;
-    ``never_waived``: what it is that no waiver tolerates, such as "a crash"."""
+    """A check failed. ``severity``: where only the failure shows it; ``never_waived``: by name."""
 
     def __init__(
         self, *facts: Fact, severity: verdict.Severity | None = None, never_waived: str = ""
@@ -169,10 +168,9 @@ def require_none(facts: Sequence[Fact], evidence: object = "") -> None:
 
 
 def require_each(check: Callable[..., None], *cases: Iterable[Any]) -> None:
-    """Check each case, also behind one that fails: a failure that is known hides no other one.
-    `cases`: of each argument of the check. Raises Unmet: some cases fail; what several cases say in
-    the same words is one fact. A failure that has a severity, or is never waived, ends the check.
-    Undecided: cases are, and none fails; of several verdicts the gravest."""
+    """Check each case, also behind one that fails. `cases`: of each argument of the check. Raises
+    Unmet: some fail; what several say alike is one fact, and one with a severity, or never waived,
+    ends the check. Undecided: cases are, and none fails; of several verdicts the gravest."""
     facts, undecided = dict[tuple[str, ...], Fact](), list[verdict.Undecided]()
     for case in zip(*cases, strict=True):
         try:

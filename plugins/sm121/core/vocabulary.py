@@ -39,10 +39,9 @@ class Vocabulary:
 
     def differs(self, ids: Sequence[int], text: str, prompt: Sequence[int] = ()) -> str | None:
         """How a text differs from that of the ids; None where it is the same. Special tokens may be
-        shown or left out. Bytes that are no UTF-8, at the beginning, at the end or between, say
-        nothing: engines show them in different ways. Ids without a name have no text, as in the
-        tokenizers of Hugging Face. `prompt`: behind one that ends within a sign, DecodeStream of
-        Hugging Face's tokenizers, and so vLLM, sends the prompt's text too."""
+        shown or left out; bytes that are no UTF-8 are shown in different ways; ids without a name
+        have no text. `prompt`: behind one that ends within a sign, DecodeStream of Hugging Face's
+        tokenizers, and so vLLM, sends the prompt's text too."""
         expected = [self._bytes(ids, special=special) for special in (False, True)]
         within_sign = self._bytes(prompt[-4:], special=True).decode("utf-8", "replace")[-1:]
         behind = within_sign == _REPLACED
@@ -62,8 +61,7 @@ class Vocabulary:
 
 
 def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | None:
-    """The vocabulary of what a server serves; None where no tokenizer.json of it is at hand.
-    `checkpoint`: its folder (default: that of a managed server's model)."""
+    """The vocabulary of what a server serves, by its model or `checkpoint`; None: none at hand."""
     if checkpoint is None and (configuration := server.configuration) is not None:
         environment = {**os.environ, **dict(configuration.environment)}
         checkpoint = folder_of(configuration.model, environment)

@@ -1,5 +1,4 @@
-"""Everything that is known of an abnormal end, in one folder. Each part is written even when others
-are not to be had; what is missing says why in bundle.json."""
+"""Everything that is known of an abnormal end, in one folder; what is missing says why."""
 
 import contextlib
 import datetime
@@ -81,8 +80,7 @@ class Evidence:
 
 
 def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
-    """Write a bundle into a new folder ``<n>-<class>`` of ``directory``; its path. Raises OSError:
-    not even the folder can be made, or the index in it."""
+    """Write a bundle into a new folder ``<n>-<class>``; its path. Raises OSError: no folder."""
     folder = _new_folder(directory, evidence.cause.kind)
     try:
         _fill(folder, evidence, redact)

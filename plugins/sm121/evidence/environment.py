@@ -1,5 +1,4 @@
-"""The reproducibility record: what a run was made with. Phase 9 of the benchmark plan. A value that
-cannot be known is null, and ``unknown`` says why."""
+"""What a run was made with. What cannot be known is null, and ``unknown`` says why."""
 
 import json
 import os
@@ -139,10 +138,9 @@ def record(
     root: Path = Path("/"),
 ) -> EnvironmentRecord:
     """The record of a run that is about to start, by the engine's interpreter, what it is started
-    with, and what will be measured (``workload``; kept as given). One subprocess is started, with a
-    time limit of `PROBE_TIMEOUT_S` seconds, and ``git`` for checkouts. ``root`` is where ``/proc``
-    and the files that mark a container are looked for. Nothing raises because of the machine: what
-    cannot be read is null. Raises TypeError: `workload` cannot be written as JSON."""
+    with, and what will be measured (``workload``). One subprocess is started, for `PROBE_TIMEOUT_S`
+    seconds at most, and ``git`` for checkouts. ``root`` is where ``/proc`` and marks of a container
+    are. What cannot be read is null. Raises TypeError: `workload` cannot be written as JSON."""
     unknown: dict[str, str] = {}
     secrets = secrets_of(environment)
     probe = _probe(engine_python, environment, unknown)
@@ -249,9 +247,8 @@ def _checkout(file: Path) -> SourceRecord | None:
 
 
 def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
-    """Files of a checkout that its commit does not have, or not so; None where git knows nothing of
-    them. Also those that git was told not to look at (assume-unchanged, ignored names). What Python
-    compiled does not count. `parts`: files and folders that are looked at."""
+    """Files of a checkout that its commit does not have, or not so, also those that git was told
+    not to look at; None: git knows nothing of them. `parts`: files and folders."""
     status = _git(checkout, "status", "--porcelain", "-uno", "--", *parts)
     flags = _git(checkout, "ls-files", "-v", "--", *parts)
     others = _git(checkout, "ls-files", "--others", "--", *parts)
@@ -391,9 +388,8 @@ def cpu_flags(root: Path = Path("/")) -> str:
 
 
 def container(environment: Mapping[str, str], root: Path = Path("/")) -> ContainerRecord | None:
-    """The container of this process; None when nothing says that there is one. Podman writes the
-    image into ``/run/.containerenv``. Docker tells a process nothing but that it is there, so the
-    image is null unless it names itself in its environment, as NGC's and vLLM's do."""
+    """The container of this process; None when nothing says that there is one. Docker tells a
+    process nothing but that: the image is null unless its environment names it, as NGC's does."""
     build = {name: environment[name] for name in _RECORDED["image"] if environment.get(name)}
     image = environment.get("VLLM_IMAGE_TAG")
     text = _read(root / "run/.containerenv")

@@ -1,6 +1,5 @@
-"""Why a server died or did not start, read from its log and its exit status. A log of a dead server
-is mostly consequences: an ``EngineDeadError`` for each waiting request. What counts is the earliest
-most specific line (``rank`` in ``fixtures/signatures/failures.toml``)."""
+"""Why a server died or did not start, read from its log and its exit status. Most of such a log are
+consequences: the earliest most specific line counts (``rank`` in ``failures.toml``)."""
 
 import re
 import signal as signals
@@ -68,8 +67,7 @@ class FailureSignature(signatures.LinePattern):
     """Lower is more specific."""
     levels: Literal["error", "any"] = "error"
     never_green: bool = False
-    """True where a server that prints this line has failed, even one that goes on to serve: the
-    line counts at any level."""
+    """A server that prints this line has failed, at any level, even one that goes on to serve."""
     weak: bool = False
     """True when the line counts only if no line after it shows that the engine goes on."""
     at_start_only: bool = False
@@ -374,8 +372,7 @@ def any_of(patterns: tuple[re.Pattern[str], ...]) -> re.Pattern[str]:
 
 
 def _ending(exit_code: int | None) -> tuple[int | None, str]:
-    """The signal that ended a process, and the end in words. A shell reports signal N as 128 + N,
-    subprocess as -N."""
+    """The signal that ended a process, and the end in words. A shell says 128 + N, Python -N."""
     if exit_code is None:
         return None, "exit status not known"
     number = -exit_code if exit_code < 0 else exit_code - 128

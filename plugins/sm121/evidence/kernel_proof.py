@@ -7,8 +7,7 @@ from sm121.evidence.kernel_profile import KernelProfile, KernelTime, entry_of
 
 
 def with_kernels(path: KernelPath, seen: KernelProfile, layers: int | None) -> KernelPath:
-    """The path with what the kernels prove of it, each with its evidence. A log that says something
-    else stays in ``also``. `layers`: of the model; None where they are not known."""
+    """The path with what the kernels prove of it; what a log says else stays in ``also``."""
     proven: dict[str, list[str] | str | None] = {
         "requantised": None if layers is None else requantised(seen, layers),
         "moe_variant": moe_variant(seen),
@@ -59,9 +58,8 @@ def requantised(seen: KernelProfile, layers: int) -> list[str] | None:
 
 
 def _calls_a_token(seen: KernelProfile, rows: list[int], passes: int, layers: int) -> int | None:
-    """Of a table that has prefill in it, which may launch several kernels a product. A product of
-    every layer has a row with as many calls as decoding attention, the commonest and shortest;
-    lm_head has one more a pass, all others a multiple of `layers`."""
+    """Of a table that has prefill in it. A product of every layer has a row with as many calls as
+    decoding attention, the commonest and shortest; lm_head has one more a pass."""
     attention = [
         row
         for row in seen.kernels

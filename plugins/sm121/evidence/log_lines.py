@@ -1,6 +1,5 @@
-"""Server logs as a stream of clean lines. People, containers and process managers wrap what a
-server prints: ANSI colours, ``(EngineCore pid=7)``, ``docker compose``, journald, Ray, Kubernetes,
-CI, ``grep -n``. This module undoes that, in bounded memory."""
+"""Server logs as a stream of clean lines, in bounded memory, without what colours, containers,
+process managers and people wrap them in."""
 
 import datetime
 import json
@@ -264,8 +263,7 @@ def read_raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def has_rays_workers(path: Path) -> bool:
-    """Whether a log is one to which Ray brings the lines of workers on other nodes, by its first
-    megabytes. Raises OSError."""
+    """Whether Ray brings lines of other nodes' workers, by the first megabytes. Raises OSError."""
     with path.open("rb") as file:
         return re.search(rb"\(RayWorker\w* pid=\d+, ip=", file.read(1 << 23)) is not None
 
@@ -279,9 +277,8 @@ def read_new_lines(
     path: Path, is_plain: Callable[[LogLine], bool], again: Callable[[bytes, LogLine], None]
 ) -> Iterator[LogLine]:
     """The lines of a log as `join_wrapped` gives them, ten times as fast where they repeat: one
-    that differs in digits alone from a plain line is not given again, unless a later piece
-    continues it. ``is_plain``: it says nothing, whatever digits stand in it. ``again`` is told of a
-    line that is not given, and of the plain one that it is like."""
+    that differs in digits alone from a plain line is told to ``again``, unless a piece continues
+    it. ``is_plain``: it says nothing, whatever digits stand in it."""
     plain: dict[bytes, LogLine] = {}
     current: LogLine | None = None
     pending: bytes | None = None  # a plain line in the place of `held`

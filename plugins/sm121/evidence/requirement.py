@@ -19,8 +19,7 @@ COMPARED = (
 
 
 def accepted_values(required: PathValues, name: str) -> tuple[str, ...] | None:
-    """The accepted values of a field, as text; None: any. Of ``requantised`` each layer counts: a
-    log shows some, and what it does not show is left to a profile of the kernels."""
+    """The accepted values of a field, as text; None: any. Of ``requantised`` each layer counts."""
     value = getattr(required, name, None)
     if value is None or isinstance(value, tuple):
         return value
@@ -81,9 +80,8 @@ def kernel_contradictions(
     layers: int | None = None,
 ) -> list[str]:
     """What of the kernels of a decode step (``seen``) is not as the log says or as required, a line
-    each. There must be kernels of attention and of the experts, of the backends that the log
-    resolved (``fixtures/kernels/names.toml``); a backend of which no kernel is known is
-    contradicted, so that an emulation is no proof. The profile's rules come on top."""
+    each: there must be some of attention and of the experts, of the backends that the log resolved
+    (``fixtures/kernels/names.toml``). The profile's rules come on top."""
     return [line for line, cut in _kernel_findings(required, path, seen, layers) if not cut]
 
 

@@ -84,8 +84,7 @@ def by_counters(counted: Mapping[str, int | None], least: int) -> Transport | No
 
 
 def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[Path, int | None]:
-    """Bytes sent and received by the RDMA devices of a machine, by counter; None of one that tells
-    nothing: its driver has none (``N/A``), its port is dead, its 32 bits are full."""
+    """Bytes sent and received by RDMA devices, by counter; None: no driver's, dead, or full."""
     counters: dict[Path, int | None] = {}
     for file in root.glob(f"*/{_COUNTER}"):
         counters[file.relative_to(root)] = None
@@ -111,8 +110,7 @@ def difference(
 
 
 def least_bytes(tokens: int, hidden: int, collectives: int) -> int:
-    """Half of what each of two ranks sends for a prompt, in bytes: `collectives` sums a token of
-    `hidden` values of two bytes."""
+    """Half of what each of two ranks sends for a prompt, in two bytes a value."""
     return tokens * hidden * 2 * collectives // 2
 
 

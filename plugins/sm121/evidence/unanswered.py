@@ -18,8 +18,7 @@ _TIMES = 3
 def unanswered(
     processes: Callable[[], Iterable[psutil.Process]], peers: Collection[str]
 ) -> list[str]:
-    """Connections of these processes to one of `peers` (addresses), as ``A:PORT -> B:PORT``. Empty
-    where the kernel does not tell (no /proc/net/tcp)."""
+    """Connections of these processes to one of `peers`, as ``A:PORT -> B:PORT``, if any is told."""
     ends = {
         inode: f"{local} -> {remote}"
         for inode, local, remote in _repeated(_NET)
