@@ -47,24 +47,35 @@ class _Deadline(threading.local):
     within_s: float = float("inf")
 
 
+@dataclass
+class _Around:
+    """What stands around a part of a library, and knows the deadline of whoever reads."""
+
+    _inner: Any
+    _deadline: _Deadline
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
 def transport(library: Any) -> Any:
     """A transport for a client of ``library``, of no class that mypy could know."""
     return _Transport(library)
 
 
-class _Transport:
+class _Transport(_Around):
     """Sends requests over ``httpx``, or a library with the same names. The whole answer must come
     within the request's read timeout, a stream of events within ten times that. Bytes are counted
     after unpacking. What breaks a bound ends in the library's ``ReadTimeout`` or ``ReadError``."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        self._deadline = _Deadline()
-        self._inner = library.HTTPTransport(
+        inner = library.HTTPTransport(
             trust_env=False,  # a proxy or a .netrc of the environment must not be used
             verify=tls(),
             limits=library.Limits(max_connections=1000, max_keepalive_connections=100),
         )
+        super().__init__(inner, _Deadline())
         # The library has no place for a network backend; the pool under it has.
         pool = self._inner._pool
         pool._network_backend = _Backend(pool._network_backend, self._deadline)
@@ -90,26 +101,12 @@ class _Transport:
             extensions=response.extensions,
         )
 
-    def close(self) -> None:
-        self._inner.close()
-
     def __enter__(self) -> "_Transport":
         self._inner.__enter__()
         return self
 
     def __exit__(self, *why: object) -> None:
         self._inner.__exit__(*why)
-
-
-@dataclass
-class _Around:
-    """What stands around a part of a library, and knows the deadline of whoever reads."""
-
-    _inner: Any
-    _deadline: _Deadline
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 @dataclass

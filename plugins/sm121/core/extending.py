@@ -28,8 +28,7 @@ def extended(parent: BaseModel, own: dict[str, Any], origin: str) -> dict[str, A
         if not isinstance(table, dict) or last not in table:
             raise DataFileError(f"{origin}: key without: expected keys of the parent, got {name!r}")
         del table[last]
-    merged: dict[str, Any] = _merged(parent, before, own)
-    return merged
+    return dict(_merged(parent, before, own))
 
 
 def _merged(model: Any, before: Any, own: Any) -> Any:

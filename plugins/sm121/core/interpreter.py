@@ -75,8 +75,7 @@ def packages(
 ) -> dict[str, list[str | None]]:
     """Folder (None: there is none) and version (None: not known) of packages. Raises NoAnswer."""
     source = (files("sm121.core") / "package_probe.py").read_text("utf-8")
-    answer: dict[str, list[str | None]] = ask(python, source, environment, list(names))
-    return answer
+    return dict(ask(python, source, environment, list(names)))
 
 
 def package(python: str, name: str, environment: Mapping[str, str]) -> dict[str, str | None] | None:

@@ -10,29 +10,12 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from sm121.core import architecture, builds, data_file, extending
+from sm121.core import architecture, builds, data_file, engine_settings, extending, level_settings
 from sm121.core.architecture import NAMES
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataTable, compiles
-from sm121.core.engine_settings import (
-    Configuration,
-    EngineSettings,
-    KernelPathRequirement,
-    Model,
-    Nodes,
-    values_set,
-)
+from sm121.core.engine_settings import Configuration, KernelPathRequirement, values_set
 from sm121.core.errors import UsageError
-from sm121.core.level_settings import (
-    Box,
-    Certify,
-    Correctness,
-    MatrixPlan,
-    Performance,
-    Regression,
-    Severities,
-    StressSizes,
-)
 from sm121.core.profile_fields import (
     LEVELS,
     ConfigurationName,
@@ -136,10 +119,10 @@ class Profile(DataTable):
     without: tuple[str, ...] = Field(default=(), exclude=True)
     description: str
     arch: str
-    model: Model
-    engine: EngineSettings
+    model: engine_settings.Model
+    engine: engine_settings.EngineSettings
     #: The machines that its server spans; None: one.
-    nodes: Nodes | None = None
+    nodes: engine_settings.Nodes | None = None
     #: The configuration that is judged, and the one that must still work beside it. Of ``fastest``
     #: the first one that the build has is judged instead.
     under_test: str
@@ -151,17 +134,17 @@ class Profile(DataTable):
     #: Those that the engine which is judged cannot have (`judging`).
     lacking: dict[ConfigurationName, Configuration] = Field(default={}, exclude=True)
     kernel_path: KernelPathRequirement
-    correctness: Correctness
-    stress: StressSizes
-    performance: Performance
-    regression: Regression = Regression()
-    box: Box | None = None
-    matrix: MatrixPlan | None = None
+    correctness: level_settings.Correctness
+    stress: level_settings.StressSizes
+    performance: level_settings.Performance
+    regression: level_settings.Regression = level_settings.Regression()
+    box: level_settings.Box | None = None
+    matrix: level_settings.MatrixPlan | None = None
     #: By what they are for, beside ``full``.
     plans: dict[ConfigurationName, PlanRow] = Field(default={})
     costs: Costs | None = None
-    certify: Certify
-    severities: Severities = Severities()
+    certify: level_settings.Certify
+    severities: level_settings.Severities = level_settings.Severities()
     #: Seconds that a single test of a level may take before pytest-timeout ends it.
     test_timeout_s: dict[Level, Positive]
 

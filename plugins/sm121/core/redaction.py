@@ -64,16 +64,14 @@ def redact_arguments(arguments: Sequence[str], secrets: Collection[str] = ()) ->
     result: list[str] = []
     value_is_secret = False
     for argument in arguments:
-        name, equals, _ = argument.partition("=")
-        is_option = argument.startswith("--")
-        if value_is_secret and not is_option:
+        if value_is_secret and not argument.startswith("--"):
             result.append(REDACTED)
             continue
-        value_is_secret = is_option and not equals and is_secret_name(name)
-        if is_option and equals and is_secret_name(name):
-            result.append(f"{name}={REDACTED}")
-        else:
-            result.append(redact(argument, secrets))
+        name, equals, _ = argument.partition("=")
+        is_secret = argument.startswith("--") and is_secret_name(name)
+        value_is_secret = is_secret and not equals
+        hides = is_secret and equals
+        result.append(f"{name}={REDACTED}" if hides else redact(argument, secrets))
     return result
 
 

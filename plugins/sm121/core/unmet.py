@@ -148,17 +148,8 @@ def require(
     """Go on only if something holds; the rest are the fields of `Fact`. `observed`: as text; of
     JSON without the ids and times that `steady` leaves out. Raises Unmet: it does not hold."""
     if not holds:
-        raise Unmet(
-            Fact(
-                f"{required}",
-                f"{steady(observed)}",
-                about,
-                value=value,
-                limit=limit,
-                unit=unit,
-                evidence=f"{evidence}",
-            )
-        )
+        fact = Fact(f"{required}", f"{steady(observed)}", about, evidence=f"{evidence}")
+        raise Unmet(replace(fact, value=value, limit=limit, unit=unit))
 
 
 def require_none(facts: Sequence[Fact], evidence: object = "") -> None:

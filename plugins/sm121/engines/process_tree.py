@@ -216,8 +216,7 @@ def free_port(host: str = LOOPBACK) -> int:
     """A port that was free a moment ago. Somebody may take it first: whoever binds it retries."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def is_free(port: int) -> bool:

@@ -66,8 +66,7 @@ class PythonEngine:
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
         """The parser's message where it refuses a list, else None. Raises UsageError: no answer."""
-        answers: list[str | None] = self._parser(python, lists, environment)["refused"]
-        return answers
+        return list(self._parser(python, lists, environment)["refused"])
 
     def options(self, python: str, environment: Mapping[str, str]) -> frozenset[str]:
         """The options of the engine's own parser (``--moe-backend``). Raises UsageError: the
@@ -78,18 +77,13 @@ class PythonEngine:
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> dict[str, Any]:
         try:
-            answer: dict[str, Any] = interpreter.ask(
-                python,
-                IN_ENGINE / "sm121_arguments.py",
-                environment,
-                {"engine": self.name, "lists": [list(arguments) for arguments in lists]},
-                within_s=_ARGUMENTS_WITHIN_S,
-            )
+            script, within_s = IN_ENGINE / "sm121_arguments.py", _ARGUMENTS_WITHIN_S
+            question = {"engine": self.name, "lists": [list(arguments) for arguments in lists]}
+            return dict(interpreter.ask(python, script, environment, question, within_s=within_s))
         except interpreter.NoAnswer as error:
             raise UsageError(
                 f"--engine-python {python}: its engine's own parser cannot be asked: {error}"
             ) from error
-        return answer
 
     def _environment(
         self,

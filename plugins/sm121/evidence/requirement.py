@@ -111,10 +111,19 @@ def _kernel_findings(
                 False,
             )
     yield from _backend_findings(path, seen)
+    names, cut = seen.names(), seen.cut_names()
     for rule in required.rules:
         field, pattern = next(iter(rule.when.items()))
         if rule.where == "profile" and re.fullmatch(pattern, str(getattr(path, field, None)), re.I):
-            yield from _rule_findings(rule, seen)
+            for each in rule.must_see:
+                if not any(re.search(each, name) for name in names):
+                    observed = f"cannot be told, {len(cut)} names are cut" if cut else "seen none"
+                    longest = ", ".join(name[:60] for name in names[:5])
+                    line = f"must see a kernel {each!r}, {observed}; the longest are {longest}"
+                    yield line, bool(cut)
+            for each in rule.must_not_see:
+                if wrong := [name for name in names if re.search(each, name)]:
+                    yield f"must not see a kernel {each!r}, seen {wrong[0][:200]}", False
     proven = with_kernels(KernelPath(), seen, layers)
     for name in ("requantised", "moe_variant"):
         accepted, value = getattr(required, name), getattr(proven, name)
@@ -155,19 +164,6 @@ def _backend_findings(path: KernelPath, seen: KernelProfile) -> Iterator[tuple[s
                     f"{part}: the log says {named}, a kernel of {entry.id} ran: {name[:200]}",
                     False,
                 )
-
-
-def _rule_findings(rule: PathRule, seen: KernelProfile) -> Iterator[tuple[str, bool]]:
-    names = seen.names()
-    for pattern in rule.must_see:
-        if not any(re.search(pattern, name) for name in names):
-            longest = ", ".join(name[:60] for name in names[:5])
-            cut = seen.cut_names()
-            observed = f"cannot be told, {len(cut)} names are cut" if cut else "seen none"
-            yield f"must see a kernel {pattern!r}, {observed}; the longest are {longest}", bool(cut)
-    for pattern in rule.must_not_see:
-        if wrong := [name for name in names if re.search(pattern, name)]:
-            yield f"must not see a kernel {pattern!r}, seen {wrong[0][:200]}", False
 
 
 def _violations(rule: PathRule, log: Path, path: KernelPath) -> list[str]:
