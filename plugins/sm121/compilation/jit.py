@@ -103,7 +103,11 @@ class FlashInferModules:
         return [
             module
             for module in modules
-            if not any(_built(parent, module) for parent in cached)
+            if not any(
+                fnmatch.fnmatchcase(library.parent.name, module.module)
+                for parent in cached
+                for library in parent.glob("*/*.so")
+            )
             and not any(
                 libraries.judge(file, gpu).state in libraries.RUNS
                 for parent in self.ahead
@@ -111,13 +115,6 @@ class FlashInferModules:
                 if fnmatch.fnmatchcase(file.stem, module.module)
             )
         ]
-
-
-def _built(parent: Path, module: JitModule) -> bool:
-    return any(
-        fnmatch.fnmatchcase(folder.name, module.module) and any(folder.glob("*.so"))
-        for folder in parent.glob("*")
-    )
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,28 @@ def attach(
     UsageError: no such server answers, or it serves another model."""
     root = root_of(base_url, "--base-url")
     endpoint = Endpoint(root, api_key or NO_KEY, served_name or default_name)
+    expected = f"--base-url {root}: expected an OpenAI-compatible server"
     with endpoint.http(timeout_s=_ANSWER_WITHIN_S) as http:
-        models = _models(http, root)
+        try:
+            answer = http.get("/v1/models")
+        except httpx.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            if "CERTIFICATE_VERIFY_FAILED" in reason:
+                reason += "; an authority of your own is named by the variable SSL_CERT_FILE"
+            raise UsageError(f"{expected}, got no answer from /v1/models ({reason})") from error
+        if answer.status_code in (401, 403):
+            raise UsageError(
+                f"{expected} that accepts the key; it answered {answer.status_code}: give it by "
+                "the variable OPENAI_API_KEY, with --api-key-file or with --api-key"
+            )
+        if answer.status_code != 200:
+            raise UsageError(f"{expected}; /v1/models answered with status {answer.status_code}")
+        try:
+            models = [str(model["id"]) for model in answer.json()["data"]]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            kind = answer.headers.get("content-type", "no content type")
+            why = f"/v1/models answered with {kind}, not a list of models"
+            raise UsageError(f"{expected}; {why}") from error
         version = json_of(http, "/version").get("version")  # others than vLLM have none
     if served_name is None and len(models) == 1 and default_name.lower() in models[0].lower():
         endpoint = replace(endpoint, served_name=models[0])
@@ -138,31 +158,6 @@ class AttachedProcesses:
     def _tree(self) -> list[psutil.Process]:
         trees = [[each, *self.below(each)] for each in self.listening()]
         return list(dict.fromkeys(each for tree in trees for each in tree))
-
-
-def _models(http: httpx.Client, root: str) -> list[str]:
-    expected = f"--base-url {root}: expected an OpenAI-compatible server"
-    try:
-        answer = http.get("/v1/models")
-    except httpx.HTTPError as error:
-        reason = str(error) or type(error).__name__
-        if "CERTIFICATE_VERIFY_FAILED" in reason:
-            reason += "; an authority of your own is named by the variable SSL_CERT_FILE"
-        raise UsageError(f"{expected}, got no answer from /v1/models ({reason})") from error
-    if answer.status_code in (401, 403):
-        raise UsageError(
-            f"{expected} that accepts the key; it answered {answer.status_code}: give it by the "
-            "variable OPENAI_API_KEY, with --api-key-file or with --api-key"
-        )
-    if answer.status_code != 200:
-        raise UsageError(f"{expected}; /v1/models answered with status {answer.status_code}")
-    try:
-        return [str(model["id"]) for model in answer.json()["data"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        kind = answer.headers.get("content-type", "no content type")
-        raise UsageError(
-            f"{expected}; /v1/models answered with {kind}, not a list of models"
-        ) from error
 
 
 def json_of(http: httpx.Client, path: str) -> dict[str, Any]:

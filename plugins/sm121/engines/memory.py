@@ -114,18 +114,16 @@ class Memory:
         is_known = self.held is not None and later.held is not None
         before, after = self.device, later.device
         if before is None or after is None:
-            return [_loss(certain, decrease, system, known=is_known)]
+            return [(certain if is_known else 0, decrease, system)]
         is_shown = before.held is not None and after.held is not None
         on_device = max(0, (after.held or 0) - (before.held or 0)) if is_shown else 0
         device = "device memory"
         if before.used is None or after.used is None:  # unified: a device's holders hold the system
-            lost = (certain - on_device, decrease - on_device)
-            return [_loss(*lost, device, known=is_known and is_shown)]
+            lost = certain - on_device if is_known and is_shown else 0
+            return [(lost, decrease - on_device, device)]
         used = after.used - before.used - on_device
-        return [
-            _loss(certain, decrease, system, known=is_known),
-            _loss(used, used, device, known=is_shown),
-        ]
+        of_system = (certain if is_known else 0, decrease, system)
+        return [of_system, (used if is_shown else 0, used, device)]
 
 
 def neighbours(server: Collection[int] | None = None) -> str | None:
@@ -145,10 +143,6 @@ def neighbours(server: Collection[int] | None = None) -> str | None:
         if size >= _MUCH
     )
     return ", ".join(lines) or None
-
-
-def _loss(certain: int, gone: int, where: str, *, known: bool) -> tuple[int, int, str]:
-    return (certain if known else 0, gone, where)
 
 
 def _device_use() -> DeviceUse | None:

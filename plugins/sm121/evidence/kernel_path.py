@@ -214,22 +214,6 @@ class _ServerState:
         return resolved
 
 
-def _over(own: _ServerState, common: _ServerState) -> _ServerState:
-    """A worker's state, and where it is silent the common one."""
-    of_all = {name: values for name, values in common.best.items() if name != "rank"}
-    channels = own.lists["channels"] or common.lists["channels"]
-    return replace(
-        own,
-        facts=own.facts | common.facts,
-        best=of_all | own.best,
-        lists={
-            **own.lists,
-            "channels": channels,
-            "fallbacks": common.lists["fallbacks"] | own.lists["fallbacks"],
-        },
-    )
-
-
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
     """The kernel path that a log file proves. Of a server that was restarted the last run counts;
     of several in one log (``docker compose``) what they agree on. `engine`: ``vllm``, ``sglang`` or
@@ -318,8 +302,16 @@ class LogReader:
         paths = {}
         for (container, worker), state in self._workers.items():
             if worker:
-                both = [state, self._workers.get((container, ""), _ServerState())]
-                paths[worker] = _merge([_over(*both)])
+                # Where it is silent, what no worker printed is said of it.
+                common = self._workers.get((container, ""), _ServerState())
+                of_all = {name: values for name, values in common.best.items() if name != "rank"}
+                lists = {
+                    **state.lists,
+                    "channels": state.lists["channels"] or common.lists["channels"],
+                    "fallbacks": common.lists["fallbacks"] | state.lists["fallbacks"],
+                }
+                facts, best = state.facts | common.facts, of_all | state.best
+                paths[worker] = _merge([replace(state, facts=facts, best=best, lists=lists)])
                 paths[worker].since = _minute(state.since) if state.since is not None else None
         return paths
 

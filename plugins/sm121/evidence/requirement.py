@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sm121.core.engine_settings import KernelPathRequirement, PathRule, PathValues
+from sm121.core.engine_settings import KernelPathRequirement, PathValues
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, search_last_start
 from sm121.evidence.kernel_profile import KernelProfile, entry_of, load_names
 from sm121.evidence.kernel_proof import with_kernels
@@ -63,8 +63,17 @@ def contradictions(
                 observed = getattr(path, name)
                 findings.append(f"{name}: required one value, seen {observed} and {value} ({line})")
     for rule in required.rules:
-        if rule.where == "log" and rule.when.get("configuration") == configuration:
-            findings.extend(_violations(rule, log, path))
+        if rule.where != "log" or rule.when.get("configuration") != configuration:
+            continue
+        required_ones = {pattern: re.compile(pattern) for pattern in rule.must_see}
+        unwanted = [re.compile(pattern) for pattern in rule.must_not_see]
+        patterns, matched = {*required_ones.values(), *unwanted}, set()
+        for pattern, line in search_last_start(log, path.begins, patterns, path.ends):
+            matched.add(pattern)
+            if pattern in unwanted:
+                findings.append(f"must not see {pattern.pattern!r}, seen: {line[:200]}")
+        missing = [text for text, pattern in required_ones.items() if pattern not in matched]
+        findings += [f"must see {text!r}, no line of the log matches" for text in missing]
     if unknown := mistaken_environment(path):
         findings.append(f"variables that the engine does not know: {', '.join(unknown)}")
     for name in path.fallbacks:
@@ -164,20 +173,3 @@ def _backend_findings(path: KernelPath, seen: KernelProfile) -> Iterator[tuple[s
                     f"{part}: the log says {named}, a kernel of {entry.id} ran: {name[:200]}",
                     False,
                 )
-
-
-def _violations(rule: PathRule, log: Path, path: KernelPath) -> list[str]:
-    required = {pattern: re.compile(pattern) for pattern in rule.must_see}
-    unwanted = [re.compile(pattern) for pattern in rule.must_not_see]
-    violations, observed = [], set()
-    patterns = {*required.values(), *unwanted}
-    for pattern, line in search_last_start(log, path.begins, patterns, path.ends):
-        observed.add(pattern)
-        if pattern in unwanted:
-            violations.append(f"must not see {pattern.pattern!r}, seen: {line[:200]}")
-    violations.extend(
-        f"must see {text!r}, no line of the log matches"
-        for text, pattern in required.items()
-        if pattern not in observed
-    )
-    return violations

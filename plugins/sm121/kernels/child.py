@@ -137,11 +137,10 @@ class Child:
                 raise Ended(Fact(f"an end within {within_s:g} s"))
             block = process.stdout.read1(1 << 16)  # type: ignore[attr-defined]
             if not block:
-                raise self._how_it_ended(process)
+                break
             line += block
-        return line
-
-    def _how_it_ended(self, process: subprocess.Popen[bytes]) -> Exception:
+        else:
+            return line
         status = process.wait()
         assert self._errors is not None
         self._errors.seek(0, 2)
@@ -150,9 +149,9 @@ class Child:
         last = lines[-1][:300] if lines else "it said nothing"
         if last.startswith("cannot judge: "):
             why = last.removeprefix("cannot judge: ")
-            return NotRun(f"the kernels cannot be judged with {self.python}: {why}; {_LEAST}")
+            raise NotRun(f"the kernels cannot be judged with {self.python}: {why}; {_LEAST}")
         by = signal.Signals(-status).name if status < 0 else status
-        return Ended(Fact("a result", f"the process ended with {by}: {last}"))
+        raise Ended(Fact("a result", f"the process ended with {by}: {last}"))
 
 
 def _write(process: subprocess.Popen[bytes], message: Any) -> None:

@@ -294,31 +294,17 @@ class FlashInferProvider(PlanningProvider):
         window_left = -1 if window is None else window - 1
         cached = _E4M3 if fp8 else k.dtype
         self._needs_sinks()
-        wrapper = self._api("flashinfer", "BatchAttentionWithAttentionSinkWrapper", "head_dim_qk")(
-            self._workspace("prefill"),
-            kv_layout="NHD",
-            backend="fa2",
-            q_data_type=q.dtype,
-            kv_data_type=cached,
-            head_dim_qk=q.shape[2],
-            head_dim_vo=q.shape[2],
-            window_left=window_left,
-        )
+        kinds = {"q_data_type": q.dtype, "kv_data_type": cached, "window_left": window_left}
+        sizes = {"head_dim_qk": q.shape[2], "head_dim_vo": q.shape[2]}
+        maker = self._api("flashinfer", "BatchAttentionWithAttentionSinkWrapper", "head_dim_qk")
+        space = self._workspace("prefill")
+        wrapper = maker(space, kv_layout="NHD", backend="fa2", **sizes, **kinds)
         counts = torch.tensor([0, *paging.counts], dtype=torch.int32).cumsum(0).int()
-        wrapper.plan(
-            cu_seqlens,
-            counts.to(q.device),
-            torch.arange(paging.pages, dtype=torch.int32, device=q.device),
-            torch.tensor(paging.last, dtype=torch.int32, device=q.device),
-            q.shape[1],
-            k.shape[1],
-            q.shape[2],
-            _PAGE,
-            causal=True,
-            window_left=window_left,
-            q_data_type=q.dtype,
-            kv_data_type=cached,
-        )
+        pages = torch.arange(paging.pages, dtype=torch.int32, device=q.device)
+        last = torch.tensor(paging.last, dtype=torch.int32, device=q.device)
+        heads = (q.shape[1], k.shape[1], q.shape[2])
+        edges = (cu_seqlens, counts.to(q.device), pages, last)
+        wrapper.plan(*edges, *heads, _PAGE, causal=True, **kinds)
         cache = torch.zeros(
             paging.pages, 2, _PAGE, k.shape[1], k.shape[2], dtype=cached, device=q.device
         )
@@ -344,24 +330,11 @@ class FlashInferProvider(PlanningProvider):
         decode = self._api("flashinfer.decode", "xqa_batch_decode_with_kv_cache", "sinks")
         table = inputs.block_table.contiguous()
         longest = table.shape[1] * inputs.kv_cache.shape[3]
-        workspace = self._workspace("decode")
-
-        def call() -> Tensor:
-            return decode(
-                inputs.q,
-                cache,
-                workspace,
-                table,
-                inputs.seq_lens,
-                longest,
-                bmm1_scale=inputs.scale,
-                bmm2_scale=1.0,
-                window_left=-1 if inputs.window is None else inputs.window - 1,
-                sinks=inputs.sinks,
-                kv_layout="HND",
-            )
-
-        return call
+        window_left = -1 if inputs.window is None else inputs.window - 1
+        tensors = (inputs.q, cache, self._workspace("decode"), table, inputs.seq_lens)
+        constants = {"bmm1_scale": inputs.scale, "bmm2_scale": 1.0, "kv_layout": "HND"}
+        kinds = {"window_left": window_left, "sinks": inputs.sinks, **constants}
+        return lambda: decode(*tensors, longest, **kinds)
 
     def _workspace(self, of: str) -> Tensor:
         # Zeros, because XQA counts its finished blocks there: another kernel's rests are garbage.

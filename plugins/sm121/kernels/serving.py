@@ -90,8 +90,24 @@ def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> l
     named = component(operation)
     facts: dict[Fact, str | None] = {name: getattr(path, name) for name in get_args(Fact)}
     facts["requantised"] = ",".join(path.requantised or ()) or "none"
-    values = (facts[named], *path.also.get(named, ()))
-    return [_choice(engine, arch, operation, {**facts, named: value}) for value in values]
+    chosen = []
+    for value in (facts[named], *path.also.get(named, ())):
+        facts[named] = value
+        deciding = (
+            rule
+            for rule in _data().engine.get(engine, ())
+            if operation in rule.operations and rule.decides(arch, facts)
+        )
+        if (rule := next(deciding, None)) is not None:
+            chosen.append(Choice(value, rule.provider, rule.nothing, rule.unjudged or ""))
+            continue
+        if value is None:
+            why = f"nothing shows which {named} serves, so that nobody can be chosen to judge it"
+        else:
+            why = f"no provider for {operation} of {engine} on {arch} with {named} {value}"
+        remedy = f"--kernel-provider {'|'.join(registry.NAMES)}|MODULE:ATTR"
+        chosen.append(Choice(value, why=f"{why} ({remedy})"))
+    return chosen
 
 
 def path_of(backends: Mapping[str, str | None]) -> KernelPath:
@@ -99,21 +115,6 @@ def path_of(backends: Mapping[str, str | None]) -> KernelPath:
     layers = backends.get("requantised") or "none"
     requantised = None if layers == "none" else layers.split(",")
     return KernelPath.model_validate({**backends, "requantised": requantised})
-
-
-def _choice(
-    engine: str, arch: str, operation: Operation, facts: Mapping[Fact, str | None]
-) -> Choice:
-    named = component(operation)
-    value = facts[named]
-    for rule in _data().engine.get(engine, ()):
-        if operation in rule.operations and rule.decides(arch, facts):
-            return Choice(value, rule.provider, rule.nothing, rule.unjudged or "")
-    if value is None:
-        why = f"nothing shows which {named} serves, so that nobody can be chosen to judge it"
-    else:
-        why = f"no provider for {operation} of {engine} on {arch} with {named} {value}"
-    return Choice(value, why=f"{why} (--kernel-provider {'|'.join(registry.NAMES)}|MODULE:ATTR)")
 
 
 def expected(

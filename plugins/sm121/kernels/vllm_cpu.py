@@ -96,26 +96,16 @@ class VllmCpuProvider:
     def _experts(self, inputs: FusedMoe) -> Callable[[], Tensor]:
         if (inputs.alpha, inputs.limit) != (_ALPHA, _LIMIT):
             raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
-        first, second = self._prepacked(inputs.w1), self._prepacked(inputs.w2)
-        biases = [
-            None if bias is None else bias.to(self._dtype)
-            for bias in (inputs.w1_bias, inputs.w2_bias)
-        ]
+        matrices = (self._prepacked(inputs.w1), self._prepacked(inputs.w2))
+        biases = (
+            None if b is None else b.to(self._dtype) for b in (inputs.w1_bias, inputs.w2_bias)
+        )
+        fixed = (*matrices, *biases, inputs.weights, inputs.ids, "swigluoai", self._moe_isa)
 
         def call() -> Tensor:
             x = inputs.x.to(self._dtype)
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
-            self._ops.cpu_fused_moe(
-                out,
-                x,
-                first,
-                second,
-                *biases,
-                inputs.weights,
-                inputs.ids,
-                "swigluoai",
-                self._moe_isa,
-            )
+            self._ops.cpu_fused_moe(out, x, *fixed)
             return out
 
         return call
@@ -171,10 +161,9 @@ class VllmCpuProvider:
 
     def _isa(self, cache: tuple[Tensor, Tensor], kv: str) -> str:
         try:
-            isa: str = self._attention_isa(cache[0].shape[2], cache[0].shape[3], kv)
+            return str(self._attention_isa(cache[0].shape[2], cache[0].shape[3], kv))
         except NotImplementedError as error:
             raise NotRun(f"vLLM's CPU attention has no FP8 KV cache here: {error}") from error
-        return isa
 
     def _attend(
         self,
@@ -188,27 +177,24 @@ class VllmCpuProvider:
         q = inputs.q.to(self._dtype)
         sliding = -1 if inputs.window is None else inputs.window
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        shared = {"seq_lens": lengths, "query_start_loc": starts, "kv_cache_dtype": kv}
         metadata = self._ops.cpu_attn_get_scheduler_metadata(
             num_reqs=len(lengths),
             num_heads=q.shape[1],
             num_kv_heads=cache[0].shape[1],
             head_dim=q.shape[2],
-            seq_lens=lengths,
             dtype=q.dtype,
-            query_start_loc=starts,
             causal=True,
             sliding_window_size=sliding,
             isa=self._isa(cache, kv),
             enable_kv_split=True,
-            kv_cache_dtype=kv,
+            **shared,
         )
         self._ops.cpu_attention_with_kv_cache(
             query=q,
             key_cache=cache[0],
             value_cache=cache[1],
             output=out,
-            query_start_loc=starts,
-            seq_lens=lengths,
             scale=inputs.scale,
             causal=True,
             alibi_slopes=None,
@@ -217,7 +203,7 @@ class VllmCpuProvider:
             softcap=0.0,
             scheduler_metadata=metadata,
             s_aux=inputs.sinks,
-            kv_cache_dtype=kv,
+            **shared,
         )
         return out
 

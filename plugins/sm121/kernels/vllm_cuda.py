@@ -6,6 +6,7 @@ MXFP4 by the Triton kernels' `downcast_to_mxfp`."""
 import importlib
 import types
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +24,8 @@ _LAYERS = "vllm.model_executor.layers"
 _SEGMENTS = 16
 _GRID = 128
 """Below so many thread blocks vLLM splits decode: `MIN_LAUNCH_GRID_SIZE_2D`."""
+#: Of experts in their layout: x, weights and ids to y.
+Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
 _OF_TRITON = {
     "seq_threshold_3D",
     "num_par_softmax_segments",
@@ -41,6 +44,7 @@ class VllmProvider(PlanningProvider):
     deterministic = frozenset({"prefill_attention", "decode_attention"})
     graphs = frozenset({"fused_moe", "decode_attention", "decode_attention_fp8", "mxfp4_linear"})
     rounds_each_expert = True
+    _widths = 256  # hidden is in multiples of so many, as vLLM pads it
     absent: ClassVar[dict[str, str]] = {
         "mxfp4_dequantize": "vLLM decodes MXFP4 inside its experts' kernels; the tests of the "
         "experts judge each scale"
@@ -94,10 +98,25 @@ class VllmProvider(PlanningProvider):
         """NotRun for other constants than gpt-oss's, which the kernels have built in."""
         if (inputs.alpha, inputs.limit) != (_ALPHA, _LIMIT):
             raise NotRun(f"provider {self.name} has alpha {_ALPHA} and limit {_LIMIT} built in")
-        return self._in_layout(inputs) if len(inputs.x) else None
+        if not len(inputs.x):
+            return None
+        hidden = inputs.x.shape[1]
+        to_hidden, to_intermediate = -hidden % self._widths, -(inputs.w2[0].shape[2] * 2) % 128
+        first = padded(inputs.w1, 2 * to_intermediate, to_hidden)
+        second = padded(inputs.w2, to_hidden, to_intermediate)
+        biases = [
+            None if bias is None else functional.pad(bias, (0, rows))
+            for bias, rows in ((inputs.w1_bias, 2 * to_intermediate), (inputs.w2_bias, to_hidden))
+        ]
+        experts = self._in_layout(first, second, biases)
 
-    def _in_layout(self, inputs: FusedMoe) -> Call:
-        """Marlin: hidden in multiples of 256, intermediate of 128, as vLLM pads them."""
+        def call() -> Tensor:
+            wide = functional.pad(inputs.x, (0, to_hidden)).contiguous()
+            return experts(wide, inputs.weights, inputs.ids)[:, :hidden].contiguous()
+
+        return call
+
+    def _in_layout(self, first: Packed, second: Packed, biases: list[Tensor | None]) -> Experts:
         marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
         try:
             fused = _module(f"{_LAYERS}.fused_moe.experts.marlin_moe").fused_marlin_moe
@@ -105,39 +124,13 @@ class VllmProvider(PlanningProvider):
             fused = _module(f"{_LAYERS}.fused_moe.fused_marlin_moe").fused_marlin_moe
         activation = _module(f"{_LAYERS}.fused_moe.activation").MoEActivation.SWIGLUOAI
         number = _module("vllm.scalar_type").scalar_types.float4_e2m1f.id
-        hidden = inputs.x.shape[1]
-        to_hidden, to_intermediate = -hidden % 256, -(inputs.w2[0].shape[2] * 2) % 128
-        first = padded(inputs.w1, 2 * to_intermediate, to_hidden)
-        second = padded(inputs.w2, to_hidden, to_intermediate)
-        w1_bias, w2_bias = inputs.w1_bias, inputs.w2_bias
-        biases = (
-            None if w1_bias is None else functional.pad(w1_bias, (0, 2 * to_intermediate)),
-            None if w2_bias is None else functional.pad(w2_bias, (0, to_hidden)),
-        )
         layer = types.SimpleNamespace(params_dtype=torch.bfloat16)
         p1, p2, s1, s2, b1, b2 = marlin.prepare_moe_mxfp4_layer_for_marlin(
             layer, first[0], second[0], first[1], second[1], *biases
         )
-
-        def call() -> Tensor:
-            wide = functional.pad(inputs.x, (0, to_hidden)).contiguous()
-            y: Tensor = fused(
-                wide,
-                p1,
-                p2,
-                b1,
-                b2,
-                s1,
-                s2,
-                inputs.weights,
-                inputs.ids,
-                quant_type_id=number,
-                global_num_experts=len(p1),
-                activation=activation,
-            )
-            return y[:, :hidden].contiguous()
-
-        return call
+        layers = (p1, p2, b1, b2, s1, s2)
+        kinds = {"quant_type_id": number, "activation": activation, "global_num_experts": len(p1)}
+        return lambda x, weights, ids: fused(x, *layers, weights, ids, **kinds)
 
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
         """Marlin, as vLLM and the MXFP4 build (christopherowen/vllm, mxfp4.py) call it."""
@@ -146,9 +139,8 @@ class VllmProvider(PlanningProvider):
         layer: Any = torch.nn.Module()
         layer.output_size_per_partition, layer.input_size_per_partition = rows, columns
         layer.params_dtype = x.dtype
-        layer.weight, layer.weight_scale = (
-            torch.nn.Parameter(part, requires_grad=False) for part in weight
-        )
+        parameters = (torch.nn.Parameter(part, requires_grad=False) for part in weight)
+        layer.weight, layer.weight_scale = parameters
         marlin.prepare_fp4_layer_for_marlin(layer)
         # By position: a release calls the fourth, a second scale, by another name.
         tensors = (layer.weight, layer.weight_scale, None, getattr(layer, "workspace", None))
@@ -293,50 +285,28 @@ class VllmTritonProvider(VllmProvider):
 
     name = "vllm-triton"
 
-    def _in_layout(self, inputs: FusedMoe) -> Call:
-        # Widths in multiples of 128: the Hopper layout is silently wrong for others.
+    _widths = 128  # the Hopper layout is silently wrong for others
+
+    def _in_layout(self, first: Packed, second: Packed, biases: list[Tensor | None]) -> Experts:
         _triton_kernels()
         experts = _module(f"{_LAYERS}.fused_moe.experts.gpt_oss_triton_kernels_moe")
         swizzle = _module(f"{_LAYERS}.quantization.utils.mxfp4_utils")._swizzle_mxfp4
         config = _module(f"{_LAYERS}.fused_moe.config").mxfp4_w4a16_moe_quant_config
         ogs = _module("triton_kernels.matmul_ogs")
-        hidden = inputs.x.shape[1]
-        to_hidden, to_intermediate = -hidden % 128, -(inputs.w2[0].shape[2] * 2) % 128
-        layouts = []
-        for packed, scales in (
-            padded(inputs.w1, 2 * to_intermediate, to_hidden),
-            padded(inputs.w2, to_hidden, to_intermediate),
-        ):
+        layers, precisions = [], []
+        for packed, scales in (first, second):
             values, flex, in_order = swizzle(packed, scales)
-            precision = ogs.PrecisionConfig(
-                weight_scale=in_order, flex_ctx=ogs.FlexCtx(rhs_data=flex)
-            )
-            layouts.append((values, precision))
-        (first, of_first), (second, of_second) = layouts
-        biases = [
-            None if b is None else functional.pad(b.float(), (0, rows))
-            for b, rows in ((inputs.w1_bias, 2 * to_intermediate), (inputs.w2_bias, to_hidden))
-        ]
-        quantised = config(of_first, of_second, biases[0], biases[1])
+            context = ogs.FlexCtx(rhs_data=flex)
+            layers.append(values)
+            precisions.append(ogs.PrecisionConfig(weight_scale=in_order, flex_ctx=context))
+        in_float32 = (None if bias is None else bias.float() for bias in biases)
+        quantised = config(*precisions, *in_float32)
 
-        def call() -> Tensor:
-            routing, gather, scatter = experts.make_routing_data(
-                inputs.ids, inputs.weights, len(inputs.w1[0])
-            )
-            wide = functional.pad(inputs.x, (0, to_hidden)).contiguous()
-            out = torch.empty_like(wide)
-            y: Tensor = experts.triton_kernel_fused_experts(
-                out,
-                wide,
-                first,
-                second,
-                routing,
-                gather,
-                scatter,
-                topk=inputs.ids.shape[1],
-                quant_config=quantised,
-            )
-            return y[:, :hidden].contiguous()
+        def call(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+            routing = experts.make_routing_data(ids, weights, len(first[0]))
+            kinds = {"topk": ids.shape[1], "quant_config": quantised}
+            out = torch.empty_like(x)
+            return experts.triton_kernel_fused_experts(out, x, *layers, *routing, **kinds)
 
         return call
 

@@ -30,26 +30,13 @@ def _sink(window: bool) -> Any:
     options = {"paged_kv_stride_mode": "independent", "module_surface": "full"}
     parameters = inspect.signature(gen_customize_batch_prefill_module).parameters
     newer: dict[str, Any] = {name: value for name, value in options.items() if name in parameters}
-    return gen_customize_batch_prefill_module(
-        "fa2",
-        f"batch_prefill_attention_sink_bf16_swa_{window}_fa2",
-        torch.bfloat16,
-        torch.bfloat16,
-        torch.bfloat16,
-        torch.int32,
-        64,
-        64,
-        ["sink"],
-        ["float"],
-        ["sm_scale"],
-        ["double"],
-        "AttentionSink",
-        attention_sink_decl["fa2"],
-        pos_encoding_mode=0,
-        use_sliding_window=window,
-        use_fp16_qk_reduction=False,
-        **newer,
-    )
+    module = f"batch_prefill_attention_sink_bf16_swa_{window}_fa2"
+    dtypes = (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.int32)
+    extras = (["sink"], ["float"], ["sm_scale"], ["double"])
+    variant = ("AttentionSink", attention_sink_decl["fa2"])
+    newer |= {"pos_encoding_mode": 0, "use_sliding_window": window, "use_fp16_qk_reduction": False}
+    make = gen_customize_batch_prefill_module
+    return make("fa2", module, *dtypes, 64, 64, *extras, *variant, **newer)
 
 
 def _xqa(window: bool) -> Any:
@@ -108,15 +95,6 @@ def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, A
     return [{"source": str(source), "arguments": unit["arguments"]}]
 
 
-def _targets(value: str) -> list[str]:
-    from flashinfer.compilation_context import CompilationContext
-
-    os.environ["FLASHINFER_CUDA_ARCH_LIST"] = value
-    flags = CompilationContext().get_nvcc_flags_list()
-    matches = [re.search(r"code=sm_(\w+)", flag) for flag in flags]
-    return [match[1] for match in matches if match]
-
-
 def main() -> None:
     """Answers one request."""
     request = json.loads(sys.argv[1])
@@ -124,10 +102,15 @@ def main() -> None:
 
     answer: dict[str, Any] = {"version": flashinfer.__version__}
     if request["ask"] == "targets":
+        from flashinfer.compilation_context import CompilationContext
+
         answer["targets"] = {}
         for value in request["values"]:
+            os.environ["FLASHINFER_CUDA_ARCH_LIST"] = value
             try:
-                answer["targets"][value] = _targets(value)
+                flags = CompilationContext().get_nvcc_flags_list()
+                matches = [re.search(r"code=sm_(\w+)", flag) for flag in flags]
+                answer["targets"][value] = [match[1] for match in matches if match]
             except (RuntimeError, ValueError) as error:
                 answer["targets"][value] = f"{type(error).__name__}: {error}"
     elif request["ask"] == "build":
