@@ -70,10 +70,6 @@ def compile_probe(
     name in ``arguments``. Raises TookTooLong: nvcc does not end; UsageError: an unknown name."""
     with as_file(files("sm121.fixtures") / "compilation") as data:
         folders = {"headers": data / "headers", **headers}
-        try:
-            arguments = [argument.format_map(folders) for argument in chosen.arguments]
-        except KeyError as error:
-            raise UsageError(f"probe {chosen.name}: the place of {error} is not known") from error
         return build(
             data / "sources" / f"{chosen.name}.cu",
             architecture,
@@ -81,7 +77,7 @@ def compile_probe(
             refusal=load_probes().refusal,
             tools=tools,
             output=tools.folder / f"{chosen.name}.{architecture}.fatbin",
-            arguments=arguments,
+            arguments=[argument.format_map(folders) for argument in chosen.arguments],
         )
 
 

@@ -50,7 +50,14 @@ class AttachedLife:
         with self._endpoint.http(timeout_s=10.0) as http:
             self._named = entry_of(json_of(http, "/v1/models"), server.endpoint.served_name)
         self._reader = SignReader(self._endpoint, self.processes)
-        self._find_the_server()
+        started = self._reader.read().started
+        starts = [each.create_time() for each in self.processes.find()]
+        # Whoever listens is the server itself where its start is the one of /metrics, or where it
+        # asks nobody for its answers.
+        if starts and (started is None or all(abs(s - started) >= 2.0 for s in starts)):
+            with self._endpoint.http(timeout_s=30.0) as http:
+                self.processes.look_behind(partial(token, http, self._endpoint.served_name))
+            self._reader = SignReader(self._endpoint, self.processes)
         self._last = self._reader.read()
         self._is_bound = bool(self._last.processes or self._last.started)
         if not self._is_bound:
@@ -104,16 +111,6 @@ class AttachedLife:
     def answers(self) -> bool:
         """Whether it gives the list of its models within 10 s."""
         return self._endpoint.page("/v1/models") is not None
-
-    def _find_the_server(self) -> None:
-        """Whoever listens is the server where its start is that of /metrics, or it asks nobody."""
-        started = self._reader.read().started
-        starts = [each.create_time() for each in self.processes.find()]
-        if not starts or (started is not None and any(abs(s - started) < 2.0 for s in starts)):
-            return
-        with self._endpoint.http(timeout_s=30.0) as http:
-            self.processes.look_behind(partial(token, http, self._endpoint.served_name))
-        self._reader = SignReader(self._endpoint, self.processes)
 
     def _died(self, sign: str, *, replaced: bool) -> Dead:
         moments = [time.strftime("%TZ", time.gmtime(s)) for s in (self._changed_after, time.time())]

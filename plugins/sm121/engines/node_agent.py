@@ -68,15 +68,6 @@ def bound_to(toward: str, configuration: ServerConfiguration) -> dict[str, str]:
     return {name: value for name, value in variables.items() if name not in chosen}
 
 
-def configuration_of(table: Mapping[str, Any]) -> ServerConfiguration:
-    """A configuration as JSON has it; its engine is that of this Python where it has one."""
-    fields = {**table, "arguments": tuple(table["arguments"])}
-    fields["environment"] = tuple((name, value) for name, value in table["environment"])
-    if interpreter.package(sys.executable, fields["engine"], os.environ) is not None:
-        fields["python"] = sys.executable
-    return ServerConfiguration(**fields)
-
-
 def tell(kind: str, content: object) -> None:
     sys.stdout.write(f"{MARK}{json.dumps({kind: content})}\n")
     sys.stdout.flush()
@@ -201,7 +192,12 @@ def main() -> int:
     with open(0, "rb", buffering=0, closefd=False) as questions:
         question = json.loads(questions.readline())
     tell("host", socket.gethostname())
-    configuration = configuration_of(question["configuration"])
+    fields = question["configuration"]
+    fields["arguments"] = tuple(fields["arguments"])
+    fields["environment"] = tuple((name, value) for name, value in fields["environment"])
+    if interpreter.package(sys.executable, fields["engine"], os.environ) is not None:
+        fields["python"] = sys.executable
+    configuration = ServerConfiguration(**fields)
     {"look": _look, "start": _start}[question["do"]](question, configuration)
     return 0
 

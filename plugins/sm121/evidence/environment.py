@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, JsonValue, TypeAdapter
 
 from sm121.core import architecture, data_file, digest, interpreter
 from sm121.core.data_file import Record
@@ -196,11 +196,7 @@ def _probe(
         return _Probe.model_validate(answer)
     except interpreter.NoAnswer as error:
         unknown["engine_packages"] = str(error)
-    except ValidationError as error:
-        unknown["engine_packages"] = (
-            f"{engine_python} answered something else: {error.error_count()} errors"
-        )
-    return None
+        return None
 
 
 def _engine_source(

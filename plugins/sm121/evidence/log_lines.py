@@ -195,10 +195,10 @@ def join_wrapped(lines: Iterable[str]) -> Iterator[LogLine]:
         line = clean(raw)
         if not line.text:
             continue
-        if pending is not None and continues(line, pending):
-            pending = join(pending, line)
-            continue
         if pending is not None:
+            if continues(line, pending):
+                pending = join(pending, line)
+                continue
             yield pending
         pending = line
     if pending is not None:

@@ -240,7 +240,12 @@ def select_timed(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, .
         for tokens in (1, 2048 if full else 256):
             cases.append(BenchmarkCase(f"{codec}-{tokens}", codec, tokens=tokens))
     cases.append(BenchmarkCase("lm-head", "lm_head"))
-    return tuple(cases if full else map(_reduced, cases))
+    smaller: dict[str, dict[str, Any]] = {
+        "fused_moe": {"hidden": 576, "intermediate": 576, "experts": 8},
+        "lm_head": {"vocabulary": 201_088 // 16},
+    }
+    reduced = (replace(case, **smaller.get(case.operation, {})) for case in cases)
+    return tuple(cases if full else reduced)
 
 
 def of_target(
@@ -263,11 +268,3 @@ def at_full_size(requested: bool) -> bool:
 @functools.cache
 def _detected() -> str | None:
     return architecture.detect().name
-
-
-def _reduced(case: BenchmarkCase) -> BenchmarkCase:
-    if case.operation == "fused_moe":
-        return replace(case, hidden=576, intermediate=576, experts=8)
-    if case.operation == "lm_head":
-        return replace(case, vocabulary=201_088 // 16)
-    return case

@@ -90,8 +90,6 @@ class FlashInferProvider(PlanningProvider):
         self._tactic: list[int] | None = None
         self._tile: tuple[int, int] | None = None
 
-    # Quantisation
-
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         self._needs_sm100("mxfp4_quantize")
         quantize = self._api("flashinfer", "mxfp4_quantize", "sfLayout")
@@ -153,8 +151,6 @@ class FlashInferProvider(PlanningProvider):
                 "it launches an empty kernel and returns what was in memory, without an error"
             )
 
-    # Dense layers
-
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
         """As vLLM's `FlashInferMxFp4LinearKernel`, whose backend has no MXFP4 on SM12x."""
         self._needs_sm100("mm_fp4")
@@ -171,8 +167,6 @@ class FlashInferProvider(PlanningProvider):
             return multiply(codes, weight[0].t(), scales, tiles, **constants)
 
         return call
-
-    # Experts
 
     def plan_experts(self, inputs: FusedMoe) -> Call | None:
         if self._capability != 90 and self._capability // 10 not in (10, 12):
@@ -281,8 +275,6 @@ class FlashInferProvider(PlanningProvider):
             # Called as vLLM does; some tactics then add by atomics, in another order each time.
             fixed.deterministic = self.deterministic - {"fused_moe"}
         return fixed
-
-    # Attention
 
     def plan_prefill(self, inputs: PrefillAttention, *, fp8: bool = False) -> Call | None:
         q, k, v, cu_seqlens, sinks, window, scale = inputs

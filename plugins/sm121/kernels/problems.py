@@ -93,9 +93,6 @@ def _widened(tensor: Tensor, strided: bool) -> Tensor:
     return torch.cat((tensor, torch.full_like(tensor, 77.0)), -1)[..., : tensor.shape[-1]]
 
 
-# Codecs
-
-
 @build.register
 def _dequantise(case: cases.DequantiseCase) -> Problem:
     generator = np.random.default_rng(case.seed)
@@ -199,9 +196,6 @@ def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
         return quantised.judge_blocks(values, codes, scales, candidates, form)
 
     return Problem(operation, (_widened(x, strided),), judge, strided=strided)
-
-
-# Routing and experts
 
 
 def roundings(declared: Declaration) -> moe.Roundings:
@@ -356,9 +350,6 @@ def _linear(case: cases.LinearCase) -> Problem:
 def _off_edges(values: Tensor) -> Tensor:
     """bfloat16 with the last bit set: no value lies between two of E4M3 or E2M1."""
     return (values.view(torch.int16) | 1).view(torch.bfloat16)
-
-
-# Attention
 
 
 def _keywords(

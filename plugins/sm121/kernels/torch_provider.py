@@ -33,8 +33,6 @@ class TorchProvider:
         # The others ask the device for numbers on the way: what is captured could not follow them.
         self.graphs = frozenset({"mxfp4_dequantize", "route", "lm_head"})
 
-    # Codecs
-
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         blocks = x.float().unflatten(-1, (-1, _BLOCK))
         scales = self.block_scales(blocks.abs().amax(-1), 6.0)
@@ -82,8 +80,6 @@ class TorchProvider:
     def e4m3(self, values: Tensor) -> Tensor:
         return values.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
 
-    # Routing and experts
-
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
         top, experts = torch.topk(logits.float(), k, -1)
         shares = (top - top[:, :1]).exp()
@@ -119,8 +115,6 @@ class TorchProvider:
         """The clamped SwiGLU, t [n, 2I] interleaved -> [n, I]."""
         gate, up = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
         return gate / (1 + torch.exp(-alpha * gate)) * (up + 1)
-
-    # Attention
 
     def prefill_attention(self, *arguments: Any, **keywords: Any) -> Tensor:
         q, k, v, edges, sinks, window, scale = PrefillAttention(*arguments, **keywords)
@@ -210,8 +204,6 @@ class TorchProvider:
 
     def kv_heads(self, query_heads: int, kv_heads: int, device: torch.device) -> Tensor:
         return torch.arange(query_heads, device=device) // (query_heads // kv_heads)
-
-    # Vocabulary
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
         return x @ weight.T

@@ -63,8 +63,6 @@ class VllmProvider(PlanningProvider):
                 f"{platform.device_name or 'no device'}"
             )
 
-    # Quantisation and routing
-
     def mxfp4_quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         _triton_kernels()
         try:
@@ -91,8 +89,6 @@ class VllmProvider(PlanningProvider):
         fused = _module(f"{_LAYERS}.fused_moe.router.fused_topk_router").fused_topk
         routed = fused(logits, logits, k, renormalize=True)
         return routed[0], routed[1]
-
-    # Experts
 
     def plan_experts(self, inputs: FusedMoe) -> Call | None:
         """NotRun for other constants than gpt-oss's, which the kernels have built in."""
@@ -149,8 +145,6 @@ class VllmProvider(PlanningProvider):
             return marlin.apply_fp4_marlin_linear(x, *tensors, rows, columns)
 
         return call
-
-    # Attention
 
     def plan_prefill(self, inputs: PrefillAttention, *, fp8: bool = False) -> Call | None:
         q, k, v = inputs.q, inputs.k, inputs.v
