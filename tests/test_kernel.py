@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sm121.compilation import libraries, modules, probes
+from sm121.compilation import flashinfer, libraries, modules, probes
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.core import interpreter
 from sm121.core.unmet import require, require_none
@@ -258,7 +258,8 @@ def test_kernel_speed(kernels, case, benchmark):
 
 def test_flashinfer_compiles_for_gb10(compilation):
     """FLASHINFER_CUDA_ARCH_LIST resolves to architectures that have FP4 instructions."""
-    require_none(compilation.wrong_architectures())
+    installed, compiler = compilation.flashinfer, compilation.tools.compiler
+    require_none(flashinfer.contradictions(installed, compiler))
 
 
 @pytest.mark.parametrize("probe", probes.names("probes"))
@@ -279,7 +280,8 @@ def test_flashinfer_header(compilation, probe):
 @pytest.mark.parametrize("module", modules.names())
 def test_flashinfer_module(compilation, module):
     """The SASS of gpt-oss's attention, quantisation and MoE has what it must have, and no trap."""
-    require_none(compilation.wrong_in_module(module))
+    chosen = modules.module(module)
+    require_none(modules.contradictions(chosen, compilation.flashinfer, compilation.tools))
 
 
 @pytest.mark.applies_to("gpu")

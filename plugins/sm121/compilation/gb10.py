@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from sm121.compilation import flashinfer, modules, probes, toolchain
+from sm121.compilation import flashinfer, probes, toolchain
 from sm121.compilation.flashinfer import FlashInfer
 from sm121.compilation.toolchain import Tools
 from sm121.core.unmet import Fact
@@ -21,19 +21,11 @@ class Compilation:
         """FlashInfer of the engine's environment. Raises NotRun when it has none."""
         return flashinfer.find(self._python)
 
-    def wrong_architectures(self) -> list[Fact]:
-        """Where FlashInfer compiles for other architectures than required."""
-        return flashinfer.contradictions(self.flashinfer, self.tools.compiler)
-
     def wrong_outcomes(self, probe: str) -> list[Fact]:
         """Where a probe comes out otherwise than required, over its architectures."""
         chosen = probes.probe(probe)
         headers = {"flashinfer": self.flashinfer.data} if chosen.tier == "headers" else {}
         return probes.contradictions(chosen, self.tools, headers)
-
-    def wrong_in_module(self, module: str) -> list[Fact]:
-        """What of a FlashInfer module's device code is not as required."""
-        return modules.contradictions(modules.module(module), self.flashinfer, self.tools)
 
 
 def find(python: str, folder: Path) -> Compilation:

@@ -83,39 +83,35 @@ def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
     """Write a bundle into a new folder ``<n>-<class>``; its path. Raises OSError: no folder."""
     folder = _new_folder(directory, evidence.cause.kind)
     try:
-        _fill(folder, evidence, redact)
+        parts: dict[str, dict[str, str]] = {}
+        for name, produce in (*_PARTS.items(), *_of_nodes(evidence)):
+            try:
+                write_text(redact(produce(evidence)), folder / name)
+                parts[name] = {"file": name}
+            except Unavailable as reason:
+                parts[name] = {"unavailable": redact(str(reason))}
+            except (OSError, ValueError, subprocess.SubprocessError) as error:
+                # A reason such as "No space left on device" is what one wants to read then.
+                parts[name] = {"unavailable": redact(f"{type(error).__name__}: {error}")}
+        index = BundleIndex(
+            **evidence.cause.model_dump(),
+            what=evidence.what,
+            test=evidence.test,
+            at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            exit_status=evidence.exit_status,
+            exits=evidence.exits,
+            engine_debug=evidence.debug,
+            rerun=evidence.rerun,
+            parts=parts,
+        )
+        readme = templates.rendered("crash.md.j2", index=index)
+        write_text(redact(readme), folder / "README.md")
+        text = json.dumps(index.model_dump(mode="json", by_alias=True), indent=2)
+        write_text(redact(text) + "\n", folder / INDEX)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)  # half a bundle misleads
         raise
     return folder
-
-
-def _fill(folder: Path, evidence: Evidence, redact: Redact) -> None:
-    parts: dict[str, dict[str, str]] = {}
-    for name, produce in (*_PARTS.items(), *_of_nodes(evidence)):
-        try:
-            write_text(redact(produce(evidence)), folder / name)
-            parts[name] = {"file": name}
-        except Unavailable as reason:
-            parts[name] = {"unavailable": redact(str(reason))}
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
-            # A reason such as "No space left on device" is what one wants to read then.
-            parts[name] = {"unavailable": redact(f"{type(error).__name__}: {error}")}
-    index = BundleIndex(
-        **evidence.cause.model_dump(),
-        what=evidence.what,
-        test=evidence.test,
-        at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        exit_status=evidence.exit_status,
-        exits=evidence.exits,
-        engine_debug=evidence.debug,
-        rerun=evidence.rerun,
-        parts=parts,
-    )
-    readme = templates.rendered("crash.md.j2", index=index)
-    write_text(redact(readme), folder / "README.md")
-    text = json.dumps(index.model_dump(mode="json", by_alias=True), indent=2)
-    write_text(redact(text) + "\n", folder / INDEX)
 
 
 def write_somewhere(evidence: Evidence, directory: Path, redact: Redact) -> tuple[Path, str | None]:

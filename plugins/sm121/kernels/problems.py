@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def _by_tolerance(
     more: Callable[[Tensor, Declaration], list[Fact]] = lambda _error, _declared: [],
     rounded: Callable[[], Tensor] | None = None,
     case: cases.MoeCase = cases.MoeCase("usual"),  # noqa: B008 - frozen
-    definitions: Mapping[str, Callable[[], Tensor]] = MappingProxyType({}),
+    definitions: Mapping[str, Callable[[], Tensor]],
 ) -> Judge:
     """`more`: what else is wrong with an error [rows, n] float64. `rounded`: what rounding makes of
     the reference for `rounds_each_expert`. `definitions`: of formats that it may have in truth."""
