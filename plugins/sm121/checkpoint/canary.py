@@ -1,8 +1,7 @@
 """The canary checkpoint: a small gpt-oss that answers, in the Hugging Face format. Its twin `mxfp4`
-is stored like gpt-oss; `bf16` holds the same values, for engines without MXFP4. Both are expanded
-from fixtures/canary/weights.safetensors, which knows the tokens of its corpus: other rows of
-embedding and output are one shared row plus a noise of their own, so that no two tokens look alike.
-Its Eagle3 drafter lies in each twin's folder, as `eagle3`."""
+is stored like gpt-oss; `bf16` holds the same values. Both are expanded from fixtures/canary, which
+knows the tokens of its corpus: other rows of embedding and output are one shared row plus a noise
+of their own. Its Eagle3 drafter lies in each twin's folder, as `eagle3`."""
 
 import hashlib
 import json

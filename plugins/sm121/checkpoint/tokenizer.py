@@ -1,8 +1,7 @@
 """The Hugging Face tokenizer of gpt-oss (o200k_harmony), made offline from the vocabulary inside
-oss-harmony. Decoding every id gives the ranks, and they give the merges, as in transformers'
-TikTokenConverter (convert_slow_tokenizer.py): every split of a token into two tokens, by the rank
-of the whole. The rest is in fixtures/canary/checkpoint: the split pattern of o200k_base
-(tiktoken_ext/openai_public.py), and a template for engines that render chats from it."""
+oss-harmony: its ids give the ranks, and those the merges, as in transformers' TikTokenConverter:
+every split of a token into two tokens, by the rank of the whole. fixtures/canary/checkpoint has the
+split pattern of o200k_base (tiktoken_ext/openai_public.py), and a template of chats."""
 
 import json
 from importlib import resources

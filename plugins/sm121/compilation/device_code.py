@@ -4,6 +4,7 @@ libraries, and bare cubins. The layout is observed; the meta tests hold it again
 import mmap
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -91,8 +92,7 @@ def _cubin(data: mmap.mmap, path: Path) -> Image:
     return Image("sass", CodeArchitecture(number))
 
 
-def _fatbins(data: mmap.mmap, path: Path) -> list[Image]:
-    images: list[Image] = []
+def _fatbins(data: mmap.mmap, path: Path) -> Iterator[Image]:
     at = data.find(FATBIN_MAGIC)
     while at >= 0:
         end = at + 4
@@ -103,13 +103,11 @@ def _fatbins(data: mmap.mmap, path: Path) -> list[Image]:
                 end = at + header + size
                 if end > len(data):
                     raise UnreadableCode(f"{path}: device code at byte {at} is cut off")
-                images.extend(_entries(data, at + header, end, path))
+                yield from _entries(data, at + header, end, path)
         at = data.find(FATBIN_MAGIC, end)
-    return images
 
 
-def _entries(data: mmap.mmap, at: int, end: int, path: Path) -> list[Image]:
-    images: list[Image] = []
+def _entries(data: mmap.mmap, at: int, end: int, path: Path) -> Iterator[Image]:
     while at + _ENTRY_BYTES <= end:
         kind, _, header, size = _ENTRY_START.unpack_from(data, at)
         (number,) = struct.unpack_from("<I", data, at + 28)
@@ -120,6 +118,5 @@ def _entries(data: mmap.mmap, at: int, end: int, path: Path) -> list[Image]:
             full = bool(flags & _ARCHITECTURE_SPECIFIC)
             family = bool(flags & _FAMILY_SPECIFIC)
             suffix = "a" if full else "f" if family else ""
-            images.append(Image(_KINDS[kind], CodeArchitecture(number, suffix)))
+            yield Image(_KINDS[kind], CodeArchitecture(number, suffix))
         at += header + size
-    return images

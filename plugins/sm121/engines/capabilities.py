@@ -192,10 +192,7 @@ class Capabilities:
         """The part of a body that asks for structured output. Raises NotRun: the server cannot."""
         self.require(name)
         wire = self.file.capabilities[name].wire or name
-        body = value
-        for key in reversed(wire.split(".")):
-            body = {key: body}
-        return body
+        return functools.reduce(lambda body, key: {key: body}, reversed(wire.split(".")), value)
 
     def deviation(self, case: str, kind: str) -> Deviation | None:
         """The known deviation of this version in a case, if there is one of that kind."""

@@ -39,14 +39,13 @@ class LlamaCpp:
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
         """The suite's environment, the configuration's on top, with a log of all that is read."""
-        environment = {
+        return {
             **os.environ,
             "LLAMA_API_KEY": api_key,
             "LLAMA_ARG_LOG_COLORS": "off",
             "LLAMA_ARG_LOG_VERBOSITY": "4",
+            **dict(configuration.environment),
         }
-        environment.update(dict(configuration.environment))
-        return environment
 
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]

@@ -117,11 +117,10 @@ class PortTaken(StartError):
 
 @dataclass
 class ManagedServer:
-    """One server process tree. `configuration`: what to start; `engine`: how; `limits`: of its
-    phases' times; `directory`: of its log and status; `run_id`: in the environment of each process;
-    `notify`: called on each change of progress, and when something is amiss; `other_secrets`: what
-    its log must not show, beside its key; `on_cold`: called with the seconds that a start which
-    compiles gets beyond the limit; `added`: to its environment."""
+    """One server process tree. `configuration`: what to start; `engine`: how; `limits`: its times;
+    `directory`: of its log; `run_id`: marks its processes; `notify`: called on each change, and
+    when something is amiss; `other_secrets`: what its log must not show; `on_cold`: called with the
+    seconds that a start which compiles gets; `added`: to its environment."""
 
     configuration: ServerConfiguration
     engine: protocol.Engine

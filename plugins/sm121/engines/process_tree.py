@@ -1,13 +1,8 @@
-"""All processes of a server, found in three ways of which each has a hole. By a marker in the
-environment: it outlives reparenting, but a process that sets its title (vLLM's engine core and
-workers do, with setproctitle) overwrites the memory in which the kernel looks for it. By session:
-lost when a child begins its own. By descent: lost when a parent dies, unless a subreaper stands
-above it.
-
-Servers of runs that are dead are found by the owner in their environment, and only then ended. A
-server's supervisor ends it when the suite dies, so that one is left only where the supervisor was
-killed too. Where a process has overwritten its environment, its output still goes to the server's
-log, and beside that lies who started the server."""
+"""All processes of a server, found in three ways of which each has a hole: by a marker in the
+environment, which a process that sets its title overwrites (vLLM's do, with setproctitle); by
+session, lost when a child begins its own; by descent, lost when a parent dies, unless a subreaper
+stands above it. Servers of dead runs are found by the owner in their environment, or beside the log
+that their output goes to, and only then ended: their supervisor was killed, too."""
 
 import contextlib
 import ctypes

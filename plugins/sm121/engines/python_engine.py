@@ -98,8 +98,7 @@ class PythonEngine:
         if configuration.debug:
             environment.update(_DEBUG_VARIABLES)
             environment.update(debug or {})
-        environment.update(configuration.environment)
-        return environment
+        return {**environment, **dict(configuration.environment)}
 
 
 @functools.cache

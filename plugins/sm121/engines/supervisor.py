@@ -1,12 +1,9 @@
-"""The parent of a managed server. It ends the server when the suite ends, however that happens.
-
-``python -m sm121.engines.supervisor --status FILE --scratch FOLDER --grace SECONDS -- COMMAND``
-runs COMMAND in a session of its own and writes how it ended to FILE as soon as it has. It ends the
-whole tree, politely and then firmly, when the command has ended, on SIGTERM, and when its standard
-input reaches end of file: the suite holds the other end of that pipe, so that even SIGKILL of the
-suite ends the server. FOLDER (temporary files of the tree) and the shared memory that the tree had
-mapped are removed at the end. It is a child subreaper (prctl(2)): orphans of the tree become its
-children and are reaped here, also in a container whose process 1 reaps nothing."""
+"""The parent of a managed server: ``--status FILE --scratch FOLDER --grace SECONDS -- COMMAND``. It
+runs COMMAND in a session of its own and writes to FILE how that ended. It ends the whole tree,
+politely and then firmly, when the command has ended, on SIGTERM, and at the end of its standard
+input, a pipe of the suite's: even SIGKILL of the suite ends the server. FOLDER and the tree's
+shared memory are removed at the end. It is a child subreaper (prctl(2)): orphans of the tree are
+reaped here, also in a container whose process 1 reaps nothing."""
 
 import argparse
 import contextlib
@@ -110,12 +107,8 @@ class _Supervisor:
         for number, patience_s in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, 10.0)):
             with contextlib.suppress(ProcessLookupError):  # it has just ended: reaped below
                 os.kill(self._main_pid, number)
-            if until(self._has_ended, patience_s, every_s=_POLL_S):
+            if until(self._reap, patience_s, every_s=_POLL_S):
                 return
-
-    def _has_ended(self) -> bool:
-        self._reap()
-        return self._main_status is not None
 
     def _tree(self) -> list[psutil.Process]:
         """What descends from us: as a subreaper we are the parent of every orphan of the tree."""
@@ -146,15 +139,15 @@ class _Supervisor:
                 if of_engine and not name.endswith(" (deleted)"):
                     self._segments.add(_SHARED_MEMORY / name)
 
-    def _reap(self) -> None:
-        """Collect every child that has ended: the server's and the orphans that came to us."""
+    def _reap(self) -> bool:
+        """Collect every child that has ended, orphans too; whether the main process has."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                pid = 0
             if pid == 0:
-                return
+                return self._main_status is not None
             self._ended(pid, os.waitstatus_to_exitcode(status))
             if pid == self._main_pid:
                 self._main_status = os.waitstatus_to_exitcode(status)

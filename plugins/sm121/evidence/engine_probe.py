@@ -1,10 +1,8 @@
 """What is installed in an interpreter's environment, without an import of it. Runs there (``python
--c``) without this suite: standard library only. A package is located by its import specification,
-since an engine on PYTHONPATH has no metadata. Asked ``null`` on standard input, it prints a JSON
-object of what is installed. Asked registries of environment variables, it prints for each whether
-the package is there and which names it knows: one with ``module`` is a file with a dictionary
-``name`` of all variables (``vllm/envs.py``), loaded by itself where that works; one with
-``suffixes`` is read from the package's sources."""
+-c``): standard library only. A package is located by its specification, since one on PYTHONPATH has
+no metadata. Asked ``null``, it prints a JSON object of what is installed; asked registries of
+variables, whether each package is there and which names it knows: by ``module``, a file with a
+dictionary ``name`` of them (``vllm/envs.py``), or by its sources (``suffixes``)."""
 
 import importlib.metadata
 import importlib.util

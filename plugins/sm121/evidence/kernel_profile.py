@@ -184,7 +184,21 @@ def read_trace(path: Path) -> KernelProfile:
 
     if not trace.operators:
         raise UsageError(f"{path}: expected kernels or operators, the trace has neither")
-    return _profile("cpu", path, trace.steps or None, _own_times(trace.operators.values()).items())
+    # Each operator's time is without that of the operators inside it.
+    sums: dict[str, _Sum] = {}
+    for events in trace.operators.values():
+        events.sort(key=lambda event: (event[0], -event[1]))
+        open_: list[tuple[float, str]] = []  # (end, name) of those that enclose the next one
+        for start, took, name in events:
+            while open_ and open_[-1][0] <= start:
+                open_.pop()
+            if open_:
+                sums[open_[-1][1]].seconds -= took / 1e6
+            sums.setdefault(name, _Sum()).add(took / 1e6)
+            open_.append((start + took, name))
+    for item in sums.values():
+        item.seconds = max(item.seconds, 0.0)
+    return _profile("cpu", path, trace.steps or None, sums.items())
 
 
 def read_nsys(text: str, source: Path) -> KernelProfile:
@@ -293,23 +307,6 @@ def _profile(
             KernelTime(name=name, part=part_of(name), **figures(item)) for name, item in longest
         ],
     )
-
-
-def _own_times(threads: Iterable[list[tuple[float, float, str]]]) -> dict[str, _Sum]:
-    sums: dict[str, _Sum] = {}
-    for events in threads:
-        events.sort(key=lambda event: (event[0], -event[1]))
-        open_: list[tuple[float, str]] = []  # (end, name) of those that enclose the next one
-        for start, took, name in events:
-            while open_ and open_[-1][0] <= start:
-                open_.pop()
-            if open_:
-                sums[open_[-1][1]].seconds -= took / 1e6
-            sums.setdefault(name, _Sum()).add(took / 1e6)
-            open_.append((start + took, name))
-    for item in sums.values():
-        item.seconds = max(item.seconds, 0.0)
-    return sums
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:

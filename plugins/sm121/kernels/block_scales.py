@@ -1,9 +1,8 @@
 """Is any block scale of an expert another one? By what it would do to the output. A scale of the
 second matrix one exponent too high adds what its block gives once more; one too low takes half of
-it away. How much of a block's part is in the error is found by projecting one on the other over all
-tokens of the expert (least squares): 1, -1/2, or near 0; rounding averages out. A scale of the
-first matrix moves one hidden activation of every token that lives in its block: what wrong scales
-would do is computed, and the error projected on each."""
+it away. How much of that is in the error is found by projection over all tokens of the expert
+(least squares): 1, -1/2, or near 0. A scale of the first matrix moves one hidden activation of
+every token that lives in its block: that is computed, and the error projected on it."""
 
 import functools
 import math

@@ -1,7 +1,6 @@
-"""How far a kernel's output is from the oracle, and how far it may be. Four measures, because each
-is blind to something: the largest error sees one wrong element, the row's RMS one wrong row, the
-slope <a, r>/<r, r> a scale error (all of them sum over the whole output, so noise averages out),
-the mean error a bias. The measures of `peer-survey.md` §3.2."""
+"""How far a kernel's output is from the oracle, and how far it may be, by four measures: the
+largest error sees one wrong element, the row's RMS one wrong row, the slope <a, r>/<r, r> a scale
+error (noise averages out), the mean error a bias. The measures of `peer-survey.md` §3.2."""
 
 import math
 from dataclasses import dataclass

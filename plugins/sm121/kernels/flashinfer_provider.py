@@ -1,9 +1,8 @@
 """The provider `flashinfer`: FlashInfer's kernels as vLLM calls them for gpt-oss. Prefill by the
-attention-sink wrapper on fa2 (the backend of SM12x; the plain wrappers take `sinks=` and ignore it
-on fa2), decode by XQA, each also of an FP8 cache, which vLLM's `reshape_and_cache_flash` writes;
-the quantisers with bodies from sm100 on. The experts by `cutlass_fused_moe`: with bfloat16
-activations on sm90 (W4A16), with MXFP8 activations on SM10x and SM12x (W4A8). Dense MXFP4 layers by
-`mm_fp4` (W4A4). What the installed release does not have is NotRun, with the release that has it
+attention-sink wrapper on fa2 (SM12x; plain wrappers ignore `sinks=` there), decode by XQA, each
+also of an FP8 cache, which vLLM writes; the quantisers from sm100 on. The experts by
+`cutlass_fused_moe`: W4A16 on sm90, W4A8 on SM10x and SM12x. Dense MXFP4 layers by `mm_fp4` (W4A4).
+What the installed release does not have is NotRun, with the release that has it
 (``fixtures/kernels/flashinfer.toml``). A kernel that raises is a failure."""
 
 import copy

@@ -13,20 +13,18 @@
 | `lm_head(x, weight)`, x [T, H], weight [V, H] | [T, V] bfloat16 |
 | `mxfp4_linear(x, weight)`, x [M, K], weight (packed [N, K/2], scales [N, K/32]) | [M, N] |
 
-Tensors are given by position; alpha, limit, sinks, window and scale by keyword. All tensors are
-torch tensors on the provider's device; T tokens, H hidden, I intermediate, E experts, k experts a
-token, Hq query heads, Hkv key/value heads, D head size, B sequences, V vocabulary. Activations (x,
-q, k, v, y, o) are bfloat16; what serves in float32 may give that, and is held to it. In packed
-bytes the even element is in the low nibble. Experts may be in any order within a token, and of any
-integer type. An operation returns new tensors, reads its arguments and leaves them as they are.
-Keys and values come in bfloat16. With `_fp8` the provider keeps them in E4M3 under scales of one,
-saturated, as its engine writes them.
+Tensors are given by position, on the provider's device; alpha, limit, sinks, window and scale by
+keyword. T tokens, H hidden, I intermediate, E experts, k experts a token, Hq query heads, Hkv
+key/value heads, D head size, B sequences, V vocabulary. Activations (x, q, k, v, y, o) are
+bfloat16; what serves in float32 may give that, and is held to it. In packed bytes the even element
+is in the low nibble. Experts may be in any order within a token, and of any integer type. An
+operation returns new tensors and leaves its arguments as they are. With `_fp8` the provider keeps
+keys and values in E4M3 under scales of one, saturated, as its engine writes them.
 
 A provider may also have `prepare(operation, *arguments, **keywords)`, for what an engine does once,
 when it loads weights or plans a step. It returns a call without arguments that runs the operation
-on these tensors, or None: there is nothing to prepare. Weights, cache, block table and lengths stay
-as they are between calls; `ACTIVATIONS` are read anew each time. What a provider can say of itself
-beyond that is in `Declaration`; each of these is an attribute that may be missing."""
+on these tensors, or None. Weights, cache, block table and lengths stay as they are between calls;
+`ACTIVATIONS` are read anew. What it can say of itself, as attributes, is in `Declaration`."""
 
 import dataclasses
 import functools

@@ -1,11 +1,8 @@
-"""The providers `vllm-cpu` and `vllm-cpu-float32`: the compiled CPU kernels that vLLM's CPU
-platform serves with, in the precision of ``--dtype``.
-
-Called as vLLM 0.32 calls them: attention as `CPUAttentionBackendImpl` does (v1/attention/backends/
-cpu_attn.py), the experts as `CPUUnquantizedExperts` does (model_executor/layers/fused_moe/experts/
-cpu_moe.py) on MXFP4 weights decoded to bfloat16 or float32, which hold them exactly, routing as
-`CPURouter` does, which has no kernel of its own and is PyTorch, and the head as
-`dispatch_cpu_unquantized_gemm` does (model_executor/layers/utils.py). There are no quantisers."""
+"""The providers `vllm-cpu` and `vllm-cpu-float32`: the compiled kernels that vLLM's CPU platform
+serves with, in the precision of ``--dtype``, called as vLLM 0.32 calls them: attention as
+`CPUAttentionBackendImpl`, the experts as `CPUUnquantizedExperts` on MXFP4 weights decoded exactly
+to bfloat16 or float32, routing as `CPURouter` (it is PyTorch), the head as
+`dispatch_cpu_unquantized_gemm`. There are no quantisers."""
 
 import functools
 import warnings

@@ -1,8 +1,7 @@
 """Looks at the Ray cluster of this machine. Runs in the engine's interpreter, without the suite.
-Reads a JSON object with the ``packages`` and the beginnings of ``variables`` that are of interest,
-the seconds ``within_s`` that a node has to answer, and the shared memory to ``remove``. Writes
-another: the versions of Ray and Python, the placement groups, the actors or tasks that hold it, and
-of each node its address, its resources and its facts, by a task that takes no resource there."""
+Reads a JSON object: ``packages`` and beginnings of ``variables``, the seconds ``within_s`` that a
+node has, shared memory to ``remove``. Writes another: versions, placement groups, who holds them,
+and of each node its address, resources and facts, by a task that takes no resource there."""
 
 import json
 import os
