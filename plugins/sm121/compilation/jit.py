@@ -123,18 +123,11 @@ class Bound:
 
     #: 0 where not even one fits.
     jobs: int
-    #: GiB of memory that one job takes, that are available, and that the engine will hold.
-    job_gib: float
-    available_gib: float
-    resident_gib: float
-    reserve_gib: float
+    #: What is needed, and what there is.
+    reason: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.job_gib:.1f} GiB for a compile job, {self.resident_gib:.0f} GiB for the "
-            f"weights and {self.reserve_gib:.0f} GiB of reserve are needed, "
-            f"{self.available_gib:.1f} GiB are available"
-        )
+        return self.reason
 
 
 def bound(
@@ -150,7 +143,11 @@ def bound(
     available = psutil.virtual_memory().available / _GIB
     fitting = int((available - resident_gib - reserve) / job)
     jobs = max(0, min(fitting, os.cpu_count() or 1))
-    return Bound(jobs, job, available, resident_gib, reserve)
+    return Bound(
+        jobs,
+        f"{job:.1f} GiB for a compile job, {resident_gib:.0f} GiB for the weights and "
+        f"{reserve:.0f} GiB of reserve are needed, {available:.1f} GiB are available",
+    )
 
 
 def bounding_variables(

@@ -104,39 +104,35 @@ class ReadinessProbe(threading.Thread):
         self._cancelled.set()
 
 
+@dataclass
 class StartProgress:
     """Called with a configuration's name and what its server does, on each change. `show` gets one
     line in fifteen seconds, and one at the end; `begins`: one at the beginning, too."""
 
-    def __init__(
-        self,
-        show: Callable[[str, str], None],
-        *,
-        begins: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._show = show
-        self._begins = begins
-        self._clock = clock
+    show: Callable[[str, str], None]
+    begins: bool = False
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         #: Of a start under way: its server, what it does, and when that, a line and it began.
         self._name, self._phase = "", ""
         self._since = self._line_at = self._began = 0.0
 
     def __call__(self, name: str, progress: StartPhase) -> None:
-        line, now = progress.text, self._clock()
+        line, now = progress.text, self.clock()
         if progress.ready:
             self._name = ""
-            self._show(name, line)
+            self.show(name, line)
         elif name != self._name:
             self._name, self._phase = name, line
             self._since = self._line_at = self._began = now
-            if self._begins:
-                self._show(name, line)
+            if self.begins:
+                self.show(name, line)
         else:
             if now - self._line_at >= _LONG_S:
                 took = now - self._since
                 before = f"{self._phase} took {took:.0f} s, now " if took >= _LONG_S else ""
-                self._show(name, f"{before}{line}, {now - self._began:.0f} s since the start")
+                self.show(name, f"{before}{line}, {now - self._began:.0f} s since the start")
                 self._line_at = now
             if line != self._phase:
                 self._phase, self._since = line, now

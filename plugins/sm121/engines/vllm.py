@@ -41,11 +41,9 @@ class Vllm(PythonEngine):
             command += ["--worker-cls", "sm121_probe.SpeakingWorker"]
         if configuration.traces is not None:
             # The workers alone, without stacks: bounded in what it writes.
-            profiler = {
-                "torch_profiler_dir": configuration.traces,
-                "torch_profiler_with_stack": False,
-            }
-            profiler |= {"profiler": "torch", "ignore_frontend": True}
+            folder = {"torch_profiler_dir": configuration.traces}
+            kind = {"torch_profiler_with_stack": False, "profiler": "torch"}
+            profiler = {**folder, **kind, "ignore_frontend": True}
             command += [_PROFILER_ARGUMENT, json.dumps(profiler)]
         return [*command, *configuration.given]
 

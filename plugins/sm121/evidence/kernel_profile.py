@@ -241,7 +241,7 @@ def read_nsys(text: str, source: Path) -> KernelProfile:
     return _profile("gpu", source, None, kernels)
 
 
-def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
+def _read_nsys_report(report: Path) -> KernelProfile:
     """The kernels of a ``.nsys-rep``. Raises NotRun: nsys cannot be had, or read it; UsageError."""
     nsys = shutil.which("nsys")
     if nsys is None:
@@ -253,7 +253,7 @@ def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
         "--force-export", "true", str(report),
     ]  # fmt: skip
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300.0)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise verdict.NotRun(f"{report}: nsys stats did not answer ({error})") from error
     if run.returncode != 0:
@@ -265,7 +265,7 @@ def read_nsys_report(report: Path, timeout_s: float = 300.0) -> KernelProfile:
 def read(path: Path) -> KernelProfile:
     """Any profile that is read here, or a log with nsys' table. Raises UsageError: none."""
     if path.name.endswith(".nsys-rep"):
-        return read_nsys_report(path)
+        return _read_nsys_report(path)
     with path.open("rb") as file:
         begins = file.read(2)
     if ".json" in path.name or begins[:1] == b"{" or begins == b"\x1f\x8b":

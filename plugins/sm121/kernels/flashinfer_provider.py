@@ -249,8 +249,18 @@ class FlashInferProvider(PlanningProvider):
             return runner, -1
 
         tuner.choose_one = listing
+        # A small layer, which is all that listing tactics needs.
+        hidden, intermediate, experts = 2944, 2944, 4
+        codes = [
+            torch.zeros(experts, rows, columns // 2, dtype=torch.uint8, device=self.device)
+            for rows, columns in ((2 * intermediate, hidden), (hidden, intermediate))
+        ]
+        w1, w2 = ((c, c.new_zeros(*c.shape[:2], c.shape[2] // 16)) for c in codes)
+        x = torch.zeros(16, hidden, dtype=torch.bfloat16, device=self.device)
+        ids = torch.arange(4, dtype=torch.int32, device=self.device).repeat(16, 1)
+        shares = torch.full((16, 4), 1 / math.sqrt(16), device=self.device)
         try:
-            self.fused_moe(*_small_experts(self.device), alpha=1.702, limit=7.0)
+            self.fused_moe(x, shares, ids, w1, None, w2, None, alpha=1.702, limit=7.0)
         finally:
             tuner.choose_one = choose
         first, second = valid[1], valid[2]
@@ -407,16 +417,3 @@ class _Layer:
             hidden=hidden,
             to_hidden=to_hidden,
         )
-
-
-def _small_experts(device: str) -> tuple[Any, ...]:
-    hidden, intermediate, experts = 2944, 2944, 4
-    codes = [
-        torch.zeros(experts, rows, columns // 2, dtype=torch.uint8, device=device)
-        for rows, columns in ((2 * intermediate, hidden), (hidden, intermediate))
-    ]
-    scales = [code.new_zeros(*code.shape[:2], code.shape[2] // 16) for code in codes]
-    x = torch.zeros(16, hidden, dtype=torch.bfloat16, device=device)
-    ids = torch.arange(4, dtype=torch.int32, device=device).repeat(16, 1)
-    shares = torch.full((16, 4), 1 / math.sqrt(16), device=device)
-    return x, shares, ids, (codes[0], scales[0]), None, (codes[1], scales[1]), None

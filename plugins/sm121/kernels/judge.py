@@ -10,6 +10,7 @@ import pickle
 import statistics
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -84,18 +85,13 @@ def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
     return {"seconds": seconds, "extra": extra | {"roofline_share": round(share, 4)}}
 
 
-_QUESTIONS = {
-    "packages": _packages,
-    "check": _check,
-    "replay": _replay,
-    "tactics": _tactics,
-    "time": _time,
-}
+_ANSWERS: tuple[Callable[..., Any], ...] = (_packages, _check, _replay, _tactics, _time)
+_QUESTIONS = {each.__name__.removeprefix("_"): each for each in _ANSWERS}
 
 
 def _answer(question: str, arguments: list[Any]) -> dict[str, Any]:
     try:
-        return {"answer": _QUESTIONS[question](*arguments)}  # type: ignore[operator]
+        return {"answer": _QUESTIONS[question](*arguments)}
     except (verdict.Inapplicable, verdict.Invalid, verdict.NotRun, errors.UsageError) as error:
         return {"raised": type(error).__name__, "text": str(error)}
     except checks.DeviceFault as error:
