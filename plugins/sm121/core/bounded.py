@@ -9,7 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 #: Bytes of an answer, unpacked: to GET, to anything else, and of a stream of events.
@@ -118,9 +118,9 @@ class _Stream(_Around):
     _within_s: float
     _largest: int
     _encoding: str
+    _inflater: Any = field(default_factory=lambda: zlib.decompressobj(_GZIP_OR_ZLIB))
 
     def __iter__(self) -> Iterator[bytes]:
-        unpack = self._unpacker()
         pieces = iter(self._inner)
         size = 0
         while True:
@@ -128,7 +128,7 @@ class _Stream(_Around):
             self._deadline.within_s = self._within_s
             if (packed := next(pieces, None)) is None:
                 return
-            for piece in unpack(packed):
+            for piece in self._unpacked(packed):
                 size += len(piece)
                 if size > self._largest:
                     raise self._library.ReadError(
@@ -139,23 +139,21 @@ class _Stream(_Around):
     def close(self) -> None:
         self._inner.close()
 
-    def _unpacker(self) -> Any:
+    def _unpacked(self, packed: bytes) -> Iterator[bytes]:
         if self._encoding in ("identity", ""):
-            return lambda packed: (packed,)
+            yield packed
+            return
         if self._encoding not in ("gzip", "x-gzip", "deflate"):
             raise self._library.DecodingError(
                 f"the answer is packed ({self._encoding}) though it was asked for as it is"
             )
-        return functools.partial(self._inflate, [zlib.decompressobj(_GZIP_OR_ZLIB)])
-
-    def _inflate(self, state: list[Any], packed: bytes) -> Iterator[bytes]:
         try:
             while packed:
-                yield state[0].decompress(packed, _PIECE)
-                packed = state[0].unconsumed_tail
-                if state[0].eof and state[0].unused_data:  # another member of a gzip file
-                    packed = state[0].unused_data
-                    state[0] = zlib.decompressobj(_GZIP_OR_ZLIB)
+                yield self._inflater.decompress(packed, _PIECE)
+                packed = self._inflater.unconsumed_tail
+                if self._inflater.eof and self._inflater.unused_data:  # another member of a file
+                    packed = self._inflater.unused_data
+                    self._inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
         except zlib.error as error:
             raise self._library.DecodingError(f"the answer cannot be unpacked: {error}") from error
 

@@ -327,17 +327,13 @@ def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
     last = start + limit
     last -= last < len(text)
     slack = limit // 8  # what is one word for so long is parted all the same
-    whole = (
-        position for position in range(first, first + slack) if not _within_a_word(text, position)
-    )
-    first = next(whole, first) if start else 0
-    whole = (
-        position for position in range(last, last - slack, -1) if not _within_a_word(text, position)
-    )
-    last = next(whole, last) if last < len(text) else last
+    if start:
+        first = next((n for n in range(first, first + slack) if not _in_word(text, n)), first)
+    if last < len(text):
+        last = next((n for n in range(last, last - slack, -1) if not _in_word(text, n)), last)
     before, after = "…" if first else "", "…" if last < len(text) else ""
     return f"{before}{text[first:last].strip()}{after}"
 
 
-def _within_a_word(text: str, place: int) -> bool:
+def _in_word(text: str, place: int) -> bool:
     return all(c.isalnum() or c in "_.-" for c in text[place - 1 : place + 1])
