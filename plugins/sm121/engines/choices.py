@@ -4,7 +4,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 from packaging.version import Version
@@ -107,7 +106,6 @@ class Refusal:
         return f"vLLM {self.release} refuses {self.asked} on this architecture: {self.words}"
 
 
-@cache
 def load(engine: str, arch: str) -> Choices | None:
     """What is known; None where nothing was executed. Raises DataFileError: the file is wrong."""
     if (engine, arch) != ("vllm", "sm121"):

@@ -47,7 +47,7 @@ def look(configuration: ServerConfiguration, arch: str, ranks: int) -> list[tupl
     for node, entry in looks:
         if entry["facts"] is None:
             raise UsageError(f"{node} of the Ray cluster does not answer: {entry['why']}")
-        if wrong := _differences(looks[0][1]["facts"], entry["facts"]):
+        if wrong := nodes.unequal(_compared(looks[0][1]["facts"]), _compared(entry["facts"])):
             raise UsageError(f"{node} is not as {looks[0][0]}: {'; '.join(wrong[:5])}")
     return looks
 
@@ -58,14 +58,11 @@ def _name(entry: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> str
     return str(entry["name"] if is_alone else entry["address"])
 
 
-def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    own = nodes.bounds().own_variables
-    pairs = []
-    for facts in (first, other):
-        variables = {n: v for n, v in facts["variables"].items() if n not in own}
-        gpus = {"GPUs": ", ".join(facts["gpus"])} if facts["gpus"] else {}
-        pairs.append({"Python": facts["python"], **facts["packages"], **variables, **gpus})
-    return nodes.unequal(*pairs)
+def _compared(facts: Mapping[str, Any]) -> dict[str, str]:
+    of_a_node = nodes.bounds().own_variables
+    variables = {n: v for n, v in facts["variables"].items() if n not in of_a_node}
+    gpus = {"GPUs": ", ".join(facts["gpus"])} if facts["gpus"] else {}
+    return {"Python": facts["python"], **facts["packages"], **variables, **gpus}
 
 
 def _ask(configuration: ServerConfiguration, remove: Sequence[str] = ()) -> Any:

@@ -191,7 +191,6 @@ def known_engines() -> tuple[str, ...]:
     return tuple(sorted({name.removesuffix(".toml") for name in names} - {"failures"}))
 
 
-@cache
 def load_signatures(engine: str) -> SignatureSet:
     """The signatures of an engine. Raises DataFileError: there are none, or the file is wrong."""
     if engine not in known_engines():

@@ -49,7 +49,6 @@ class _ApiData(data_file.DataTable):
     api: tuple[_Api, ...]
 
 
-@functools.cache
 def api_data() -> _ApiData:
     return data_file.load("kernels/flashinfer.toml", _ApiData)
 

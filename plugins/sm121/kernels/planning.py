@@ -11,14 +11,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from sm121.kernels.protocol import (
-    DecodeAttention,
-    FusedMoe,
-    Operation,
-    Packed,
-    PrefillAttention,
-    prepared,
-)
+from sm121.kernels import protocol
+from sm121.kernels.protocol import Operation, Packed
 
 Call = Callable[[], Tensor]
 
@@ -30,15 +24,15 @@ class PlanningProvider(ABC):
     block_sizes = (16, 32, 64, 128)
 
     @abstractmethod
-    def plan_experts(self, inputs: FusedMoe) -> Call | None:
+    def plan_experts(self, inputs: protocol.FusedMoe) -> Call | None:
         """A call that computes y [T, H]."""
 
     @abstractmethod
-    def plan_prefill(self, inputs: PrefillAttention, *, fp8: bool = False) -> Call | None:
+    def plan_prefill(self, inputs: protocol.PrefillAttention, *, fp8: bool = False) -> Call | None:
         """A call that computes o [T, Hq, D]. `fp8`: of a cache in E4M3."""
 
     @abstractmethod
-    def plan_decode(self, inputs: DecodeAttention, *, fp8: bool = False) -> Call | None:
+    def plan_decode(self, inputs: protocol.DecodeAttention, *, fp8: bool = False) -> Call | None:
         """A call that computes o [B, Hq, D]. `fp8`: of a cache in E4M3."""
 
     @abstractmethod
@@ -49,11 +43,11 @@ class PlanningProvider(ABC):
         plan: Call | None
         fp8 = operation.endswith("_fp8")
         if operation == "fused_moe":
-            plan = self.plan_experts(FusedMoe(*arguments, **keywords))
+            plan = self.plan_experts(protocol.FusedMoe(*arguments, **keywords))
         elif operation.startswith("prefill_attention"):
-            plan = self.plan_prefill(PrefillAttention(*arguments, **keywords), fp8=fp8)
+            plan = self.plan_prefill(protocol.PrefillAttention(*arguments, **keywords), fp8=fp8)
         elif operation.startswith("decode_attention"):
-            plan = self.plan_decode(DecodeAttention(*arguments, **keywords), fp8=fp8)
+            plan = self.plan_decode(protocol.DecodeAttention(*arguments, **keywords), fp8=fp8)
         elif operation == "mxfp4_linear":
             plan = self.plan_linear(*arguments)
         else:
@@ -61,7 +55,7 @@ class PlanningProvider(ABC):
         return plan or (lambda: new_like(arguments[0]))
 
     def _run(self, operation: Operation, *arguments: Any, **keywords: Any) -> Tensor:
-        return prepared(self, operation, *arguments, **keywords)()
+        return protocol.prepared(self, operation, *arguments, **keywords)()
 
     fused_moe = functools.partialmethod(_run, "fused_moe")
     prefill_attention = functools.partialmethod(_run, "prefill_attention")

@@ -1,6 +1,5 @@
 """Which provider judges the kernels of a kernel path (`fixtures/kernels/serving.toml`)."""
 
-import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,7 +63,6 @@ class _ServingFile(data_file.DataTable):
     component: dict[Operation, Fact]
 
 
-@functools.cache
 def _data() -> _ServingFile:
     return data_file.load("kernels/serving.toml", _ServingFile)
 

@@ -64,17 +64,6 @@ MODULES: dict[str, Any] = {
 }
 
 
-def _commands(module: str) -> list[dict[str, Any]]:
-    units = []
-    for entry in MODULES[module]().get_compile_commands():
-        source = Path(entry["file"])
-        if source.suffix == ".cu":
-            words = shlex.split(entry["command"])
-            arguments = words[words.index(str(source)) + 1 : words.index("-o")]
-            units.append({"source": str(source), "arguments": arguments})
-    return units
-
-
 def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
     """The generated MXFP8 x MXFP4 unit, cut to one kernel: whole ones need 8 GiB and minutes."""
     candidates = []
@@ -121,7 +110,12 @@ def main() -> None:
         spec.build(**{name: value for name, value in options.items() if name in parameters})
         answer["library"] = str(spec.jit_library_path)
     else:
-        units = _commands(request["module"])
+        units = []
+        for entry in MODULES[request["module"]]().get_compile_commands():
+            source, words = entry["file"], shlex.split(entry["command"])
+            if source.endswith(".cu"):
+                arguments = words[words.index(source) + 1 : words.index("-o")]
+                units.append({"source": source, "arguments": arguments})
         if request["module"] == "moe_mxfp8_mxfp4_unit":
             units = _one_moe_unit(units, Path(request["folder"]))
         answer["units"] = units
