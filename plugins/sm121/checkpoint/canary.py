@@ -58,14 +58,14 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
             tokenizer.write(work)
         progress(f"writing the {twin} weights")
         _write_weights(work / "model.safetensors", tensors(twin))
-        _write_json(work / "config.json", config(twin))
+        (work / "config.json").write_text(json.dumps(config(twin), indent=2) + "\n", "utf-8")
         drafter = work / DRAFTER
         drafter.mkdir()
         _write_weights(drafter / "model.safetensors", drafter_tensors())
         (drafter / "config.json").write_bytes(_data("checkpoint/eagle3.json"))
         # As gpt-oss has it: generation ends with <|return|>, <|endoftext|> or <|call|>.
         (work / "generation_config.json").write_bytes(_data("checkpoint/generation_config.json"))
-        _write_json(work / MANIFEST, expected)
+        (work / MANIFEST).write_text(json.dumps(expected, indent=2) + "\n", "utf-8")
         work.chmod(0o755)
         try:
             _replace(work, directory)
@@ -253,10 +253,6 @@ def _manifest_of(directory: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")
 
 
 def _data(name: str) -> bytes:

@@ -89,7 +89,7 @@ class ManagedLife:
 
     def after_failure(self) -> Alive | Dead:
         """As `state`, after a request has failed: waits for the server whose engine has ended."""
-        self._wait_for_exit(DYING_S)
+        until(lambda: self.managed.exit_status is not None, DYING_S)
         state = self.state()
         self._settled = isinstance(state, Dead)
         return state
@@ -99,7 +99,7 @@ class ManagedLife:
         clients may see a reset connection or a status 500 some seconds before."""
         if self.managed.was_stopped:
             return False
-        self._wait_for_exit(0.0 if self._settled else wait_s)
+        until(lambda: self.managed.exit_status is not None, 0.0 if self._settled else wait_s)
         if self.managed.exit_status is not None:
             return True
         killed = any(
@@ -121,9 +121,6 @@ class ManagedLife:
                 return ask_for_a_token(http, endpoint.served_name, within_s=within_s) == 200
             except httpx.HTTPError:
                 return False
-
-    def _wait_for_exit(self, wait_s: float) -> None:
-        until(lambda: self.managed.exit_status is not None, wait_s)
 
     def _end(self, asked_within_s: float) -> str | None:
         if (status := self.managed.exit_status) is not None:
@@ -150,7 +147,7 @@ class ManagedLife:
         if answer == "200":
             return None
         # A dying server answers 503 or nothing shortly before it exits: its status says more.
-        self._wait_for_exit(1.0)
+        until(lambda: self.managed.exit_status is not None, 1.0)
         exit_status = self.managed.exit_status
         ended = "" if exit_status is None else f" and has ended with status {exit_status}"
         return f"the server answers /health with {answer}{ended}"

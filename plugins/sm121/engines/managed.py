@@ -417,7 +417,7 @@ class ManagedServer:
                     raise self._failed(ServerStalled, message)
                 time.sleep(_POLL_S)
         finally:
-            probe.cancel()
+            probe.cancelled.set()
 
     def _later_deadline(self, started: float, deadline: float) -> float:
         """When a start that is over its time must be ready: as long after the last file that it

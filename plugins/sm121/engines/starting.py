@@ -81,13 +81,14 @@ class ReadinessProbe(threading.Thread):
         super().__init__(name="sm121-readiness", daemon=True)
         self._http = endpoint.http(timeout_s=2.0)
         self._served_name = endpoint.served_name
-        self._cancelled = threading.Event()
+        #: Ends the asking; a request under way ends with the server or the process.
+        self.cancelled = threading.Event()
         self.progress: str | None = None
         self.ready = False
 
     def run(self) -> None:
         with self._http as http:
-            while not self.ready and not self._cancelled.wait(_HEALTH_EVERY_S):
+            while not self.ready and not self.cancelled.wait(_HEALTH_EVERY_S):
                 try:
                     if http.get("/health").status_code != 200:
                         continue
@@ -98,10 +99,6 @@ class ReadinessProbe(threading.Thread):
                 self.ready = status == 200
                 if not self.ready:
                     self.progress = f"first token refused with status {status}"
-
-    def cancel(self) -> None:
-        """Stop asking; a request under way ends with the server or the process."""
-        self._cancelled.set()
 
 
 @dataclass

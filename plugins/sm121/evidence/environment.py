@@ -226,12 +226,9 @@ def _engine_source(
 def _checkout(file: Path) -> SourceRecord | None:
     """Of the checkout that tracks `file`: a virtual environment may lie in another project's."""
     folder = file.parent
-    if not folder.is_dir():
-        return None
     if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
         return None
-    sha = _git(folder, "rev-parse", "HEAD")
-    if sha is None or _SHA.match(sha.strip()) is None:
+    if (sha := _git(folder, "rev-parse", "HEAD")) is None:
         return None
     status = _git(folder, "status", "--porcelain", "--untracked-files=no")
     changes = _git(folder, "diff", "HEAD") if status else None

@@ -36,6 +36,7 @@ _LONGEST_EVENT = 1 << 22
 
 _STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)")
 _NSYS_COLUMNS = ("Total Time (ns)", "Instances", "Name")
+_NSYS_S = 300.0
 _RULER = re.compile(r"-{4,}")
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
 
@@ -241,36 +242,30 @@ def read_nsys(text: str, source: Path) -> KernelProfile:
     return _profile("gpu", source, None, kernels)
 
 
-def _read_nsys_report(report: Path) -> KernelProfile:
-    """The kernels of a ``.nsys-rep``. Raises NotRun: nsys cannot be had, or read it; UsageError."""
+def read(path: Path) -> KernelProfile:
+    """Any profile that is read here, or a log with nsys' table. Raises UsageError: it is none;
+    NotRun: nsys, which reads its own reports, is not here, or does not read this one."""
+    if not path.name.endswith(".nsys-rep"):
+        with path.open("rb") as file:
+            begins = file.read(2)
+        if ".json" in path.name or begins[:1] == b"{" or begins == b"\x1f\x8b":
+            return read_trace(path)
+        return read_nsys(path.read_text("utf-8", errors="replace"), path)
     nsys = shutil.which("nsys")
     if nsys is None:
         raise verdict.NotRun(
-            f"{report}: nsys is not on PATH; it comes with CUDA, or as the package nsight-systems"
+            f"{path}: nsys is not on PATH; it comes with CUDA, or as the package nsight-systems"
         )
-    command = [
-        nsys, "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv",
-        "--force-export", "true", str(report),
-    ]  # fmt: skip
+    options = ["--report", "cuda_gpu_kern_sum", "--format", "csv", "--force-export", "true"]
+    command = [nsys, "stats", *options, str(path)]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=300.0)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=_NSYS_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise verdict.NotRun(f"{report}: nsys stats did not answer ({error})") from error
+        raise verdict.NotRun(f"{path}: nsys stats did not answer ({error})") from error
     if run.returncode != 0:
         last = ((run.stderr or run.stdout).strip().splitlines() or ["no message"])[-1]
-        raise verdict.NotRun(f"{report}: nsys stats ended with {run.returncode}: {last[:300]}")
-    return read_nsys(run.stdout, report)
-
-
-def read(path: Path) -> KernelProfile:
-    """Any profile that is read here, or a log with nsys' table. Raises UsageError: none."""
-    if path.name.endswith(".nsys-rep"):
-        return _read_nsys_report(path)
-    with path.open("rb") as file:
-        begins = file.read(2)
-    if ".json" in path.name or begins[:1] == b"{" or begins == b"\x1f\x8b":
-        return read_trace(path)
-    return read_nsys(path.read_text("utf-8", errors="replace"), path)
+        raise verdict.NotRun(f"{path}: nsys stats ended with {run.returncode}: {last[:300]}")
+    return read_nsys(run.stdout, path)
 
 
 def shortened(profile: KernelProfile, kernels: int = 40) -> KernelProfile:
