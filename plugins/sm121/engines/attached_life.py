@@ -258,10 +258,9 @@ class SignReader:
     def read(self) -> Signs:
         """Its processes, its metrics and its version, which cost the server nothing."""
         processes = self._living()
+        paths = ("/metrics", *(page.path for page in self._pages))
         with self._endpoint.http(timeout_s=10.0) as http:
-            pages = {
-                path: _get(http, path) for path in ("/metrics", *(p.path for p in self._pages))
-            }
+            pages = {path: _get(http, path) for path in paths}
         text = pages["/metrics"].text if pages["/metrics"].is_success else ""
         words = {
             f"{name} ({page.path})": str(value)

@@ -249,11 +249,7 @@ def unequal(first: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """What another node has that the first one has not, or has otherwise, a line each."""
     names = sorted({**first, **other})
     rows = [(name, first.get(name) or "none", other.get(name) or "none") for name in names]
-    return [
-        f"{name} {observed}, expected {value}"
-        for name, value, observed in rows
-        if observed != value
-    ]
+    return [f"{name} {its}, expected {value}" for name, value, its in rows if its != value]
 
 
 def _compared(facts: Mapping[str, Any]) -> dict[str, str]:

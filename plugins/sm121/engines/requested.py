@@ -214,9 +214,7 @@ def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
             key, value = key.removeprefix("no_"), "false"
         values[key] = value
         if value.startswith("{"):
-            with contextlib.suppress(
-                json.JSONDecodeError
-            ):  # the engine will refuse it, and say why
+            with contextlib.suppress(json.JSONDecodeError):  # the engine will refuse it
                 table = _flat(json.loads(value))
                 values.update({f"{key}.{inner}": text for inner, text in table.items()})
     return values

@@ -185,7 +185,8 @@ def _kernel(evidence: Evidence) -> str:
     noted = kernel.of_note
     opening = [f"# {len(noted)} messages of note since the start"]
     opening += [f"# {line}" for line in noted[:50]]
-    return "\n".join(opening) + "\n" + kernel.text()
+    lines = kernel.lines or ("(no message since the start)",)
+    return "\n".join([*opening, *lines]) + "\n"
 
 
 def _cgroup(evidence: Evidence) -> str:

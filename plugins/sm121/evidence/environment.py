@@ -205,9 +205,7 @@ def _engine_source(
     if probe is None:
         unknown[f"git_shas.{name}"] = "the engine's interpreter did not answer"
         return SourceRecord()
-    installed = next(
-        (probe.packages[item] for item in distributions if item in probe.packages), None
-    )
+    installed = next(filter(None, map(probe.packages.get, distributions)), None)
     version = probe.versions.get(name) or installed
     location = probe.locations.get(name)
     if location is None and version is None:

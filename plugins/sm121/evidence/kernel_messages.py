@@ -68,10 +68,6 @@ class KernelMessages:
         """Lines in which the OOM killer names one of the processes."""
         return [line for line in self.lines if (m := _KILLED.search(line)) and int(m[1]) in pids]
 
-    def text(self) -> str:
-        """For a file."""
-        return "\n".join(self.lines) + "\n" if self.lines else "(no message since the start)\n"
-
 
 def since(monotonic_s: float, starts: Sequence[tuple[float, float]] = ()) -> KernelMessages:
     """The kernel's messages since a moment of ``time.monotonic``. `starts`: see the class."""

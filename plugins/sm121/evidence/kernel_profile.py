@@ -177,9 +177,8 @@ def read_trace(path: Path) -> KernelProfile:
         for event in _events(path):
             trace.take(event)
     except (EOFError, gzip.BadGzipFile, zlib.error, ValueError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path}: expected a Chrome trace of the torch profiler: {error}") from (
-            error
-        )
+        expected = f"{path}: expected a Chrome trace of the torch profiler"
+        raise UsageError(f"{expected}: {error}") from error
     if trace.kernels:
         return _profile("gpu", path, trace.steps or None, trace.kernels.items())
 
@@ -223,9 +222,8 @@ def read_nsys(text: str, source: Path) -> KernelProfile:
         else:
             rows = list(csv.DictReader(io.StringIO("\n".join(lines[heads[0] :]))))
     except csv.Error as error:
-        raise UsageError(f"{source}: expected the CSV of nsys' cuda_gpu_kern_sum: {error}") from (
-            error
-        )
+        expected = f"{source}: expected the CSV of nsys' cuda_gpu_kern_sum"
+        raise UsageError(f"{expected}: {error}") from error
     kernels = []
     for row in rows:
         try:

@@ -40,9 +40,8 @@ class Poisoned(TorchDispatchMode):  # type: ignore[misc]  # torch is not followe
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(
-            result, list | tuple
-        ):  # FlashAttention leaves a tensor undefined, which is None
+        # FlashAttention leaves a tensor undefined, which is None.
+        if isinstance(result, list | tuple):
             result = tuple(torch.empty(0) if part is None else part for part in result)
         if func.overloadpacket in _ALLOCATIONS:
             fill(result, self._kind)

@@ -113,12 +113,9 @@ def prepared(
     provider: Any, operation: Operation, *arguments: Any, **keywords: Any
 ) -> Callable[[], Any]:
     """The provider's prepared call, or the plain operation on these arguments."""
-    prepare = getattr(provider, "prepare", None)
-    if prepare is not None:
-        call: Callable[[], Any] | None = prepare(operation, *arguments, **keywords)
-        if call is not None:
-            return call
-    return functools.partial(getattr(provider, operation), *arguments, **keywords)
+    prepare = getattr(provider, "prepare", lambda *_arguments, **_keywords: None)
+    call: Callable[[], Any] | None = prepare(operation, *arguments, **keywords)
+    return call or functools.partial(getattr(provider, operation), *arguments, **keywords)
 
 
 @dataclass(frozen=True)
