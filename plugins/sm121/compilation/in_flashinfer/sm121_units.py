@@ -112,7 +112,7 @@ def main() -> None:
     else:
         units = []
         for entry in MODULES[request["module"]]().get_compile_commands():
-            source, words = entry["file"], shlex.split(entry["command"])
+            source, words = str(entry["file"]), shlex.split(entry["command"])
             if source.endswith(".cu"):
                 arguments = words[words.index(source) + 1 : words.index("-o")]
                 units.append({"source": source, "arguments": arguments})
