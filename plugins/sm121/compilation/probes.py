@@ -67,7 +67,7 @@ def compile_probe(
     chosen: Probe, architecture: CodeArchitecture, tools: Tools, headers: Mapping[str, Path]
 ) -> Built:
     """Compile a probe for one architecture, and judge what came out. ``headers``: folders by their
-    name in ``arguments``. Raises TookTooLong: nvcc does not end; UsageError: an unknown name."""
+    name in ``arguments``. Raises TookTooLong: nvcc does not end."""
     with as_file(files("sm121.fixtures") / "compilation") as data:
         folders = {"headers": data / "headers", **headers}
         return build(
