@@ -215,10 +215,9 @@ class _ServerState:
 
 
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
-    """The kernel path that a log file proves. Of a server that was restarted the last run counts;
-    of several in one log (``docker compose``) what they agree on. `engine`: ``vllm``, ``sglang`` or
-    ``llama-cpp``; `one_run`: no line is of an older run, whatever its moment. Raises OSError: the
-    file cannot be read; DataFileError: nothing is known of the engine."""
+    """The kernel path that a log file proves: of a restarted server its last run, of several
+    servers in one log what they agree on. `engine`: ``vllm``, ``sglang``, ``llama-cpp``; `one_run`:
+    no line is of an older run. Raises OSError: not readable; DataFileError: no such engine."""
     reader = LogReader(engine, one_run=one_run)
     reader.read(path)
     return reader.path()

@@ -1,7 +1,6 @@
 """The providers `vllm`, `vllm-triton` and `vllm-flash-attn`: the kernels that vLLM 0.24 to 0.33
-serve gpt-oss with on a GPU: the experts by Marlin or by the Triton kernels from OpenAI, attention
-by Triton's unified attention or by FlashAttention, both with sinks, MXFP8 by `mxfp8_e4m3_quantize`,
-MXFP4 by the Triton kernels' `downcast_to_mxfp`."""
+serve gpt-oss with on a GPU: experts by Marlin or OpenAI's Triton kernels, attention by Triton or
+FlashAttention with sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by `downcast_to_mxfp`."""
 
 import importlib
 import types
