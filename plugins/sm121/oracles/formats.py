@@ -1,5 +1,4 @@
-"""What a server stores or feeds in fewer bits than the checkpoint has, by name. `rounding` has what
-each name means."""
+"""What a server has in fewer bits than the checkpoint, by name; `rounding` has the meaning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -42,9 +41,8 @@ class Rounding:
             key, _, value = part.strip().partition("=")
             if value not in CHOICES.get(key, ()) or key in chosen:
                 possible = "; ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items())
-                raise UsageError(
-                    f"{origin} {part.strip()!r}: expected {CHECKPOINT!r} or a list of {possible}"
-                )
+                expected = f"expected {CHECKPOINT!r} or a list of {possible}"
+                raise UsageError(f"{origin} {part.strip()!r}: {expected}")
             chosen[key] = value
         return cls(**chosen)
 

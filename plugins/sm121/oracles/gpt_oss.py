@@ -53,8 +53,7 @@ class GptOssConfig:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "GptOssConfig":
-        """Read the Hugging Face keys. Raises ValueError for another model, a missing key or another
-        rope."""
+        """Read the Hugging Face keys. Raises ValueError: another model or rope, a missing key."""
         if (model := data.get("model_type")) != "gpt_oss":
             raise ValueError(f"config.json is of a {model!r} model, not of gpt_oss")
         rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
@@ -70,18 +69,15 @@ class GptOssConfig:
             raise ValueError(f"config.json lacks {where[0]!r}: {what}") from None
 
 
-#: The matrices [out, in] of the experts by their number: a tensor [E, out, in], or what reads one
-#: when it is asked for.
+#: The experts' matrices [out, in] by number: a tensor [E, out, in], or what reads each when asked.
 Matrices: TypeAlias = Any
-#: Rows of a vocabulary matrix [V, H], by a slice or a tensor of numbers: a tensor, or what reads
-#: them when they are asked for.
+#: Rows of a vocabulary matrix [V, H], by a slice or numbers: a tensor, or what reads them.
 Rows: TypeAlias = Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One layer. q, k, v, o: (weight [out, in], bias [out]); experts as [E, out, in] and [E,
-    out]."""
+    """One layer. q, k, v, o: (weight [out, in], bias [out]); experts: [E, out, in] and [E, out]."""
 
     attention_norm: Tensor
     q: tuple[Tensor, Tensor]
@@ -97,8 +93,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """A model's weights. The two vocabulary matrices [V, H] stay BF16 and are widened where they
-    are used."""
+    """A model's weights. The vocabulary matrices [V, H] stay BF16 and are widened where used."""
 
     config: GptOssConfig
     embedding: Rows
@@ -141,8 +136,7 @@ class Stored:
         text = (checkpoint / "config.json").read_text("utf-8")
         self.config = GptOssConfig.from_json(json.loads(text))
         self.checkpoint = checkpoint
-        files = sorted(checkpoint.glob("*.safetensors"))
-        if not files:
+        if not (files := sorted(checkpoint.glob("*.safetensors"))):
             raise FileNotFoundError(f"{checkpoint} holds no *.safetensors")
         self._file_of: dict[str, Any] = {}
         for file in files:
@@ -276,8 +270,7 @@ def rotary(config: GptOssConfig, positions: Tensor, dtype: torch.dtype) -> tuple
     frequency = frequency * (1 - stretched) + frequency / config.rope_factor * stretched
     mscale = 0.1 * math.log(config.rope_factor) + 1
     # The reference and every engine keep frequencies and angles in float32. At position 500 that
-    # turns a pair by up to 3e-5 rad, far more than the rest of float32 costs, so it is part of the
-    # definition here.
+    # turns a pair by up to 3e-5 rad, far more than the rest of float32 costs: it is part of this.
     angle = positions.float()[:, None] * frequency.float().to(positions.device)
     angle = angle.double()
     return (angle.cos() * mscale).to(dtype), (angle.sin() * mscale).to(dtype)

@@ -5,7 +5,6 @@ experts a token. A path that serves MXFP8 activations computes another function:
 is part of its definition (`Roundings`). The rest stays exact."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,15 +56,12 @@ def mxfp8_activations(rule: mxfp8.ScaleRule) -> Roundings:
     quantised; the first product is written in bfloat16 (`UnfusedGemmOutputType`);
     `doActivationKernel` adds the bias and computes SwiGLU in float32; `quantizePackedFPXValue`
     rounds that to bfloat16 and then, in blocks of 32, to MXFP8."""
-
     return _eight_bits(functools.partial(rounding.to_mxfp8, rule=rule))
 
 
-def _eight_bits(to_eight: Callable[[Tensor], Tensor]) -> Roundings:
-    def to_hidden(values: Tensor) -> Tensor:
-        return to_eight(rounding.to_bf16(values))
-
-    return Roundings(to_eight, sums=rounding.to_bf16, hidden=to_hidden)
+def _eight_bits(to_eight: rounding.Function) -> Roundings:
+    near = rounding.to_bf16
+    return Roundings(to_eight, sums=near, hidden=lambda values: to_eight(near(values)))
 
 
 E4M3 = _eight_bits(rounding.to_e4m3)
@@ -98,8 +94,7 @@ def of_up(up: Tensor, *, limit: float) -> Tensor:
 
 
 def expert_matrix(weights: Packed, expert: int) -> Tensor:
-    """The matrix [rows, K] of one expert, float64, exact. Raises ValueError when packed elements
-    and scales do not belong together."""
+    """The matrix [rows, K] of one expert, float64, exact. Raises ValueError: shapes do not fit."""
     packed, scales = (part[expert].cpu().int() for part in weights)
     if (*scales.shape[:-1], scales.shape[-1] * mxfp4.BLOCK // 2) != packed.shape:
         raise ValueError(f"scales {scales.shape} do not belong to packed elements {packed.shape}")
@@ -118,8 +113,7 @@ def hidden(
     limit: float,
     roundings: Roundings = EXACT,
 ) -> Tensor:
-    """One expert's hidden activations [n, I] of rows [n, H], all float64; w1 and its bias as of
-    `fused_moe`."""
+    """One expert's hidden activations [n, I] of rows [n, H], float64; w1 as of `fused_moe`."""
     t = roundings.sums(roundings.x(rows) @ expert_matrix(w1, expert).T)
     if w1_bias is not None:
         t = roundings.gates(t + w1_bias[expert].cpu().double())
@@ -128,8 +122,7 @@ def hidden(
 
 def mxfp4_linear(x: Tensor, weight: Packed, roundings: rounding.Function = rounding.same) -> Tensor:
     """y [M, N] float64 of x [M, K] and a dense MXFP4 weight, packed [N, K/2] and scales [N, K/32];
-    nothing but x is rounded. Raises ValueError when packed elements and scales do not belong
-    together."""
+    nothing but x is rounded. Raises ValueError when packed elements and scales do not fit."""
     x = roundings(x.cpu().double())
     parts = zip(*(part.split(_ROWS) for part in weight), strict=True)
     return torch.cat([x @ expert_matrix((p[None], s[None]), 0).T for p, s in parts], -1)
@@ -150,9 +143,7 @@ def fused_moe(
 ) -> Tensor:
     """y [T, H] float64 of x [T, H]; nothing but `roundings` is rounded on the way. shares, chosen
     [T, k]; w1 [E, 2I, H] with rows interleaved gate, up, gate, ...; w1_bias [E, 2I]; w2 [E, H, I];
-    w2_bias [E, H]. Experts that no token chose are not read. Raises ValueError when packed elements
-    and scales do not belong together."""
-
+    w2_bias [E, H]. Experts that no token chose are not read. Raises ValueError: no such shapes."""
     x, shares, chosen = x.cpu().double(), shares.cpu().double(), chosen.cpu().long()
     shares, out = roundings.outputs(shares), torch.zeros_like(x)
     for e in chosen.unique().tolist():

@@ -55,12 +55,7 @@ def unpack(packed: Bytes) -> Bytes:
 
 
 def pack(codes: Bytes) -> Bytes:
-    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8. Raises ValueError for an
-    odd last dimension or a code above 15."""
-    if codes.shape[-1] % 2:
-        raise ValueError(f"cannot pack an odd number of codes ({codes.shape[-1]})")
-    if codes.size and int(codes.max()) > 15:
-        raise ValueError("an E2M1 code is above 15")
+    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8. Raises ValueError."""
     return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
 
 
@@ -72,8 +67,7 @@ def decode_scale(scales: Bytes) -> Floats:
 
 def dequantise(packed: Bytes, scales: Bytes) -> Floats:
     """The values of packed MXFP4: packed [..., K/2] u8, scales [..., K/32] u8 -> [..., K] float64,
-    exact. A block with scale 0xFF is NaN throughout. Raises ValueError when the shapes do not
-    belong together."""
+    exact. A block with scale 0xFF is NaN throughout. Raises ValueError: the shapes do not fit."""
     if (*scales.shape[:-1], scales.shape[-1] * BLOCK // 2) != packed.shape:
         raise ValueError(f"scales {scales.shape} do not belong to packed elements {packed.shape}")
     elements = CODE_VALUES[unpack(packed)]
@@ -83,8 +77,7 @@ def dequantise(packed: Bytes, scales: Bytes) -> Floats:
 
 def nearest_codes(values: Floats, magnitudes: Sequence[float] | Floats, sign: int) -> Bytes:
     """The nearest code of each value, ties to the even code, what is larger saturated. magnitudes:
-    of the codes from 0 on, ascending; sign: the bit of the sign. Same shape, u8. Raises ValueError
-    for NaN, which a block's scale carries instead."""
+    of the codes from 0 on, ascending; sign: its bit. Same shape, u8. Raises ValueError for NaN."""
     if np.isnan(values).any():
         raise ValueError("NaN has no code of its own")
     table = np.asarray(magnitudes)
@@ -107,25 +100,20 @@ def choose_scale(
     amax: Floats, rule: ScaleRule, emax: int = _ELEMENT_EMAX, *, ceil: float = 0.75
 ) -> Bytes:
     """The E8M0 byte for each block's largest magnitude. Same shape, u8; 0 for an all-zero block.
-    `emax`: of the elements, whose largest is ``2 ceil 2^emax``. Raises ValueError for a magnitude
-    that is not finite."""
+    `emax`: of the elements, whose largest is ``2 ceil 2^emax``. Raises ValueError: not finite."""
     if not np.isfinite(amax).all():
         raise ValueError("a block holds a value that is not finite")
-    if rule is ScaleRule.OCP_FLOOR:
-        # frexp: amax = m * 2^e with m in [0.5, 1), so floor(log2 amax) = e - 1, exactly.
-        exponent = np.frexp(amax)[1] - 1 - emax
-    elif rule is ScaleRule.VLLM_RNE:
-        # 0x200000 is a quarter of a binade's mantissa range: m >= 0.875 carries into the exponent.
-        mantissa, e = np.frexp(amax)
-        exponent = np.where(mantissa >= 0.875, e, e - 1) - emax
-    elif rule is ScaleRule.ROUND_LOG2:
-        # log2(m * 2^e) rounds up iff m > sqrt(1/2), which no binary number equals.
-        mantissa, e = np.frexp(amax)
-        exponent = np.where(mantissa > np.sqrt(0.5), e, e - 1) - emax
-    else:
-        # amax / 6 rounded up: with 6 = 0.75 * 2^3, amax <= 6 * 2^k iff m <= 0.75 for k = e - 3.
-        mantissa, e = np.frexp(amax)
-        exponent = np.where(mantissa <= ceil, e - 1, e) - emax
-    exponent = np.where(amax == 0, -E8M0_BIAS, exponent)
+    # amax = m * 2^e with m in [0.5, 1), so floor(log2 amax) = e - 1, exactly. 0x200000 is a quarter
+    # of a binade's mantissa range: m >= 0.875 carries into the exponent. log2(m * 2^e) rounds up
+    # iff m > sqrt(1/2), which no binary number equals. amax / 6 rounded up: with 6 = 0.75 * 2^3,
+    # amax <= 6 * 2^k iff m <= 0.75 for k = e - 3.
+    mantissa, e = np.frexp(amax)
+    goes_up = {
+        ScaleRule.OCP_FLOOR: False,
+        ScaleRule.VLLM_RNE: mantissa >= 0.875,
+        ScaleRule.ROUND_LOG2: mantissa > np.sqrt(0.5),
+        ScaleRule.CEIL: mantissa > ceil,
+    }[rule]
+    exponent = np.where(amax == 0, -E8M0_BIAS, np.where(goes_up, e, e - 1) - emax)
     scales: Bytes = np.clip(exponent + E8M0_BIAS, 0, E8M0_NAN - 1).astype(np.uint8)
     return scales

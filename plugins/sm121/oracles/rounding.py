@@ -1,13 +1,10 @@
 """What a server rounds, so that the oracle computes what the server means to compute. Each rounding
-is one function, written from the source that is named with it. They are of two kinds:
-
-- Formats: what the server stores or feeds in fewer bits than the checkpoint has. They change the
-  model. A name such as ``qkv=mxfp4-ceil,kv=fp8`` lists them (`Rounding.parse`).
-- The dtype of the arithmetic: a matrix multiplication accumulates in float32, its inputs and
-  outputs are rounded. That is noise, and how far it moves an honest server is the tolerance.
-
-The values of MXFP4 weights are exact in BF16, so that an engine with BF16 weights and one that
-keeps them packed (W4A16, as Marlin) round the same."""
+is one function, written from the source that is named with it. Formats (``qkv=mxfp4-ceil,kv=fp8``,
+`Rounding.parse`) are what the server stores or feeds in fewer bits than the checkpoint has: they
+change the model. The dtype of the arithmetic (a matrix multiplication accumulates in float32, its
+inputs and outputs are rounded) is noise: how far it moves an honest server is the tolerance. MXFP4
+weights are exact in BF16, so that BF16 weights and packed ones (W4A16, as Marlin) round the
+same."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -30,9 +27,6 @@ def same(x: Tensor) -> Tensor:
     return x
 
 
-# --------------------------------------------------------------------------- Dtypes of arithmetic
-
-
 def to_bf16(x: Tensor) -> Tensor:
     """The nearest BF16 values, in the dtype of x."""
     return x.to(torch.bfloat16).to(x.dtype)
@@ -43,9 +37,6 @@ def to_float32(x: Tensor) -> Tensor:
     less. It decides which E4M3 value is the nearest no less often than float32."""
     bits = x.to(torch.float32).view(torch.int32)
     return (((bits + 8) >> 4) << 4).view(torch.float32).to(x.dtype)
-
-
-# -------------------------------------------------------------------------- Formats of the blocks
 
 
 def to_mxfp8(x: Tensor, rule: mxfp8.ScaleRule = mxfp8.ScaleRule.CEIL) -> Tensor:
@@ -81,9 +72,6 @@ def to_mxfp4(x: Tensor, rule: mxfp4.ScaleRule) -> Tensor:
     return ((values / step).round_() * step * scale).flatten(-2)
 
 
-# ----------------------------------------------------------------------------- Formats with E4M3
-
-
 def to_e4m3(x: Tensor) -> Tensor:
     """The nearest E4M3 values, ties to even, in the dtype of x; what is beyond +-448 becomes that.
     It is `__nv_cvt_float_to_fp8` with `__NV_SATFINITE`, as vLLM writes its KV cache without scales
@@ -110,8 +98,6 @@ def to_fp8_rows(x: Tensor) -> Tensor:
     scale = scale.clamp(min=1 / (_LARGEST_E4M3 * 512))
     return to_e4m3(x / scale) * scale
 
-
-# ------------------------------------------------------------------------------------- By the name
 
 #: What a dense layer's weight [out, in] becomes at load. ``mxfp4-ceil``: FlashInfer's
 #: `mxfp4_quantize` (quantization_utils.cuh, `cvt_warp_fp16_to_fp4` with `UE8M0_SF`: amax / 6

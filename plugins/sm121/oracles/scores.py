@@ -1,7 +1,6 @@
 """What the oracle says of texts, of a checkpoint of any size: layer by layer, and to be resumed. A
 layer's weights are read once for all texts, an expert's when it computes, and the vocabulary in
-chunks. What is in memory does not depend on the size of the checkpoint: about 2 GiB for gpt-oss,
-beside a state [H] and, for texts that go on, the keys and values of each token."""
+chunks: about 2 GiB for gpt-oss, beside a state [H] and, for texts that go on, their KV cache."""
 
 import dataclasses
 import math
@@ -94,17 +93,11 @@ def score(
         [text.ids if text.whole else () for text in texts],
     )
     del states
-    going = [i for i, text in enumerate(texts) if text.more]
-    if going:
+    if going := [i for i, text in enumerate(texts) if text.more]:
         follows = [texts[i].follows for i in going]
-        on = _go_on(
-            [models[i] for i in going],
-            [n if leader is None else going.index(leader) for n, leader in enumerate(follows)],
-            [results[i] for i in going],
-            past,
-            longest,
-            say,
-        )
+        leaders = [n if leader is None else going.index(leader) for n, leader in enumerate(follows)]
+        of_models, starts = [models[i] for i in going], [results[i] for i in going]
+        on = _go_on(of_models, leaders, starts, past, longest, say)
         for i, scores in zip(going, on, strict=True):
             results[i] = scores
     state.remove()
@@ -136,8 +129,7 @@ def _go_on(
     more: int,
     say: Callable[[int, int], None],
 ) -> list[Scores]:
-    """The scores with `more` tokens after the last one; each token is the most likely one of the
-    text's leader."""
+    """The scores with `more` tokens after the last one, each the likeliest of the text's leader."""
     layers = len(past)
     last = [(scores.top_ids[-1:], scores.top[-1:]) for scores in starts]
     steps = [[pair] for pair in last]
@@ -257,9 +249,8 @@ class _Kept:
         if self._folder is None or not (self._folder / name).is_file():
             return None
         try:
-            made_of, content = torch.load(
-                self._folder / name, map_location=self._device, weights_only=True
-            )
+            file = self._folder / name
+            made_of, content = torch.load(file, map_location=self._device, weights_only=True)
         except (RuntimeError, OSError, EOFError, UnpicklingError):
             return None  # cut short by a machine that went down
         return content if made_of == self._made_of else None
