@@ -18,7 +18,7 @@ from data_rows import from_data, text_file
 
 from sm121.core import profile
 from sm121.core.errors import UsageError
-from sm121.measure import box, gpu_load, machine, stream_bandwidth
+from sm121.measure import box, machine, stream_bandwidth
 from sm121.measure.box import BoxState, Device, Reading
 
 GB10 = profile.load("sm121-gpt-oss-120b").box
@@ -116,7 +116,7 @@ def test_a_power_cap_is_read_under_load(monkeypatch):
         for name, answer in answers.items():
             monkeypatch.setattr(pynvml, f"nvmlDeviceGet{name}", answer)
         left = iter([True] * (5 if limits else 1) + [False])
-        return gpu_load._nvml_while(lambda: next(left), 0)
+        return stream_bandwidth._nvml_while(lambda: next(left), 0)
 
     seen = driver(**known)
     assert seen["sm_clock_mhz"] == 1905, "the first sample is before the cap acts"

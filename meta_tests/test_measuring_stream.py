@@ -276,7 +276,7 @@ def test_a_clock_that_stood_still_is_noticed():
     slept = {"used": 10**9, "wall": 3 * 10**9, "boot": 3 * 10**9, "raw": 10**9}
     set_by_hand = {"used": 10**9, "wall": 3601 * 10**9, "boot": 10**9, "raw": 10**9}
     for after, expected in ((slept, ["clock_step"]), (set_by_hand, [])):
-        batch = TimedBatch([], 0, 10**9, 0.0, 0, steps(before, after))
+        batch = TimedBatch([], 1.0, 0.0, 0, steps(before, after))
         findings = Findings()
         validity.check_client([batch], findings)
         assert [item.reason for item in findings.invalid] == expected

@@ -215,8 +215,7 @@ class Asker:
 def stream(
     endpoint: Endpoint, body: Mapping[str, Any], *, timeout_s: float
 ) -> Generator[dict[str, Any], None, None]:
-    """The chunks of a streamed completion as they come; close it to hang up. Raises Refused: the
-    server answered with an error."""
+    """The chunks of a streamed completion as they come; close it to hang up. Raises Refused."""
     events = EventParser()
     with (
         endpoint.http(timeout_s=timeout_s) as http,
@@ -235,8 +234,7 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
     a stream) or /v1/responses (whole). Raises AssertionError: there is no choice in it."""
     if parts and "output" in parts[0]:
         parts = (_of_response(parts[0]),)
-    choices = [choice for part in parts for choice in part.get("choices") or ()]
-    if not choices:
+    if not (choices := [choice for part in parts for choice in part.get("choices") or ()]):
         raise Unmet(Fact("an answer with choices"))
     ids = [choice["token_ids"] for choice in choices if choice.get("token_ids") is not None]
     positions = [p for choice in choices for p in _positions(choice.get("logprobs"))]
@@ -244,9 +242,7 @@ def parse(*parts: Mapping[str, Any]) -> Completion:
     tops = _of_prompt(choices[0].get("prompt_logprobs"), prompt_ids)
     generated = tuple(token for group in ids for token in group) if ids else None
     reasons = [choice["finish_reason"] for choice in choices if choice.get("finish_reason")]
-    usage: dict[str, Any] = next(
-        (part["usage"] for part in reversed(parts) if part.get("usage")), {}
-    )
+    usage: dict[str, Any] = next((p["usage"] for p in reversed(parts) if p.get("usage")), {})
     return Completion(
         text="".join(text_of(choice) for choice in choices),
         finish_reason=reasons[-1] if reasons else None,
@@ -296,18 +292,14 @@ def malformed(
 ) -> Fact | None:
     """What makes a greedy answer wrong in itself, whatever another run says; None for nothing. Held
     against each other: the tokens that were asked for, the ids, usage, the entries of the
-    log-probabilities and their values, finish_reason, the prompt's ids, the text. `may_end`: the
-    answer may end before the limit, as finish_reason must then say. `banned`: the end of a text is
-    not generated where it is the likeliest."""
-    counts = {
-        "ids": _length(answer.ids),
-        "log-probabilities": _length(answer.positions),
-        "usage": answer.completion_tokens,
-    }
-    lengths = {name: count for name, count in counts.items() if count is not None}
-    ended = (
-        may_end and answer.finish_reason == "stop" and all(n <= tokens for n in lengths.values())
-    )
+    log-probabilities and their values, finish_reason, the prompt's ids, the text. `may_end`: before
+    the limit, as finish_reason must then say. `banned`: the end is never generated."""
+    lists = {"ids": answer.ids, "log-probabilities": answer.positions}
+    lengths = {name: len(each) for name, each in lists.items() if each is not None}
+    if answer.completion_tokens is not None:
+        lengths["usage"] = answer.completion_tokens
+    fits = all(count <= tokens for count in lengths.values())
+    ended = may_end and answer.finish_reason == "stop" and fits
     if len({*lengths.values()} | (set() if ended else {tokens})) > 1:
         observed = ", ".join(f"{count} {name}" for name, count in lengths.items())
         return Fact(f"{tokens} tokens", f"{observed}, finish_reason {answer.finish_reason}")
@@ -346,10 +338,6 @@ def wrong_positions(answer: Completion, *, banned: bool = False) -> Fact | None:
     return None
 
 
-def _length(values: Sequence[object] | None) -> int | None:
-    return None if values is None else len(values)
-
-
 def _different(required: Sequence[int], observed: Sequence[int]) -> str:
     pairs = enumerate(zip(required, observed, strict=False))
     index = next((n for n, (a, b) in pairs if a != b), min(len(required), len(observed)))
@@ -385,11 +373,10 @@ def _positions(entries: Mapping[str, Any] | None) -> list[Position]:
     if not entries or not entries.get("tokens") or entries.get("token_logprobs") is None:
         return []
     tops = entries.get("top_logprobs") or [None] * len(entries["tokens"])
+    rows = zip(entries["tokens"], entries["token_logprobs"], tops, strict=True)
     return [
         Position(str(token), _number(value), {str(k): _number(v) for k, v in (top or {}).items()})
-        for token, value, top in zip(
-            entries["tokens"], entries["token_logprobs"], tops, strict=True
-        )
+        for token, value, top in rows
     ]
 
 

@@ -44,14 +44,12 @@ def refuse_packed(response: aiohttp.ClientResponse) -> None:
     """Raises aiohttp.ClientPayloadError: a packed answer can be neither timed nor bounded."""
     packed = response.headers.get("Content-Encoding", "identity")
     if packed.lower() != "identity":
-        raise aiohttp.ClientPayloadError(
-            f"the answer is packed ({packed}) though it was asked for as it is"
-        )
+        why = f"the answer is packed ({packed}) though it was asked for as it is"
+        raise aiohttp.ClientPayloadError(why)
 
 
 async def read_whole(response: aiohttp.ClientResponse) -> bytes:
-    """The body of an answer that is no stream. Raises aiohttp.ClientError: it is packed or too
-    large, or the connection broke."""
+    """The body of an answer that is no stream. Raises aiohttp.ClientError: packed, or too large."""
     refuse_packed(response)
     body = bytearray()
     async for piece in response.content.iter_any():

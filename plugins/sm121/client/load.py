@@ -27,13 +27,14 @@ _DISCONNECT_AFTER_S = 0.05
 _SLOW_READ_S = 0.15
 _SLOW_READ_BYTES = 256
 _BROKEN_OFF = ("stopped", "broken off because of another")
+#: What makes an answer one that cannot be read.
+_UNREADABLE = (ValueError, KeyError, TypeError, AssertionError, AttributeError, RecursionError)
 #: Requests that fell silent within so many seconds of the last sign of life did so together.
 _TOGETHER_S = 0.15
 
 
 #: ``complete`` reads to the end; ``cancel`` closes the connection in the middle of the stream;
-#: ``disconnect`` goes away before the first byte; ``slow`` reads, but slowly; ``bad`` is a request
-#: that must be refused.
+#: ``disconnect`` goes away before the first byte; ``slow`` reads slowly; ``bad`` must be refused.
 Behaviour = Literal["complete", "cancel", "disconnect", "slow", "bad"]
 
 
@@ -65,8 +66,7 @@ class Job:
 
 @dataclass
 class JobOutcome:
-    """What became of a job; also what a crash bundle shows of those in flight. Times are of
-    ``time.monotonic``."""
+    """What became of a job, for crash bundles too. Times are of ``time.monotonic``."""
 
     number: int
     job: Job
@@ -75,7 +75,6 @@ class JobOutcome:
     last: float | None = None
     ended: float | None = None
     status: int | None = None
-    #: Tokens so far.
     received: int = 0
     answer: Completion | None = None
     #: Where ``n`` is above 1: the other answers.
@@ -117,8 +116,7 @@ class JobOutcome:
         }
 
 
-#: Is given what is under way, and gives the job that begins now, seconds until it may be asked
-#: again, or None: no more begin.
+#: Of what is under way gives the job that begins now, seconds until it is asked again, or None.
 Source = Callable[[Sequence[JobOutcome]], Job | float | None]
 
 
@@ -199,9 +197,8 @@ class LoadClient:
                         continue
                     wait_s = _LOOK_EVERY_S if job is None else min(_LOOK_EVERY_S, job)
                     if tasks:
-                        ended, _ = await asyncio.wait(
-                            tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
-                        )
+                        first = asyncio.FIRST_COMPLETED
+                        ended, _ = await asyncio.wait(tasks, timeout=wait_s, return_when=first)
                     else:
                         await asyncio.sleep(wait_s)
                         ended = set()
@@ -297,14 +294,7 @@ class LoadClient:
                     outcome.progress(len(outcome.answer.ids or ()) or 1)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             outcome.problem = "connection", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
-        except (
-            ValueError,
-            KeyError,
-            TypeError,
-            AssertionError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+        except _UNREADABLE as error:
             outcome.problem = "bad_stream", f"{type(error).__name__}: {error}"[:_LONGEST_TEXT]
         finally:
             outcome.ended = time.monotonic()
@@ -315,13 +305,8 @@ class LoadClient:
         parts: list[dict[str, Any]] = []
         ended = False
         size = 0
-        slow = outcome.job.behaviour == "slow"
-        while True:
-            piece = await (
-                response.content.read(_SLOW_READ_BYTES) if slow else response.content.readany()
-            )
-            if not piece:
-                break
+        content, slow = response.content, outcome.job.behaviour == "slow"
+        while piece := await (content.read(_SLOW_READ_BYTES) if slow else content.readany()):
             size += len(piece)
             if size > bounded.LARGEST_STREAM:
                 raise ValueError(f"the stream is larger than {bounded.LARGEST_STREAM >> 20} MiB")

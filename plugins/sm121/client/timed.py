@@ -19,8 +19,7 @@ _TICK_S = 0.004
 #: Delays below this are the resolution of the event loop's own timers.
 _LAG_OF_NOTE_NS = 2_000_000
 _ERROR_LENGTH = 300
-#: A server that ends an idle connection does so at once, when it gets a request that it will not
-#: read. One that takes longer had the request.
+#: A server that ends an idle connection does so at once; one that takes longer had the request.
 _AT_ONCE_NS = 50_000_000
 
 
@@ -42,17 +41,12 @@ class TimedBatch:
     """The answers of a batch, and what the client itself needed for it."""
 
     answers: list[TimedAnswer]
-    started_ns: int
-    ended_ns: int
+    #: From the first request's start to the end of the last.
+    wall_s: float
     cpu_s: float
     worst_lag_ns: int
     #: Seconds that the clock used here and other clocks of the machine went apart meanwhile.
     clock_steps: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def wall_s(self) -> float:
-        """From the first request's start to the end of the last."""
-        return (self.ended_ns - self.started_ns) / 1e9
 
 
 class LagWatch:
@@ -93,9 +87,8 @@ class TimedClient:
     """Requests to one server. Use it in one event loop."""
 
     def __init__(self, base_url: str, api_key: str) -> None:
-        self._base_url = base_url
-        self._api_key = api_key
-        self._session: aiohttp.ClientSession | None = None
+        self._base_url, self._api_key = base_url, api_key
+        self._session: aiohttp.ClientSession
 
     async def __aenter__(self) -> "TimedClient":
         trace = aiohttp.TraceConfig()
@@ -106,7 +99,6 @@ class TimedClient:
         return self
 
     async def __aexit__(self, *_reason: object) -> None:
-        assert self._session is not None
         await self._session.close()
 
     async def run(
@@ -123,17 +115,15 @@ class TimedClient:
 
         clocks = _clocks()
         cpu = time.process_time()
-        started_ns = time.perf_counter_ns()
+        started = time.perf_counter()
         watch.start()
         try:
             await asyncio.gather(*(work() for _ in range(min(concurrency, len(requests)))))
         finally:
             watch.stop()
-        ended_ns = time.perf_counter_ns()
         batch = TimedBatch(
             answers=[],
-            started_ns=started_ns,
-            ended_ns=ended_ns,
+            wall_s=time.perf_counter() - started,
             cpu_s=time.process_time() - cpu,
             worst_lag_ns=watch.worst_ns,
             clock_steps=steps(clocks, _clocks()),
@@ -146,7 +136,6 @@ class TimedClient:
     async def _send(
         self, request: TimedRequest, patience: Patience
     ) -> tuple[TimedAnswer, list[tuple[int, bytes]]]:
-        assert self._session is not None
         reads: list[tuple[int, bytes]] = []
         answer = TimedAnswer(
             time.perf_counter_ns(),
@@ -182,9 +171,8 @@ class TimedClient:
     async def _read(
         self, request: TimedRequest, answer: TimedAnswer, reads: list[tuple[int, bytes]]
     ) -> None:
-        """The request, once more when the server had ended the idle connection that it was sent on:
-        llama-server does so at the end of a stream, now and then, and never saw the request. The
-        clock of the first sending goes on."""
+        """The request, once more when the server had ended the idle connection that it was sent on,
+        as llama-server does now and then, and never saw it. The clock is of the first sending."""
         now = time.perf_counter_ns
         sending = _Sending(answer)
         for attempt in (1, 2):
@@ -201,15 +189,13 @@ class TimedClient:
                     answer.retries += 1
                     continue
                 open_s = (now() - answer.sent_ns) / 1e9
-                answer.error = (
-                    f"connection: {type(error).__name__} after {open_s:.3f} s: {error}"
-                )[:_ERROR_LENGTH]
+                reason = f"connection: {type(error).__name__} after {open_s:.3f} s: {error}"
+                answer.error = reason[:_ERROR_LENGTH]
             return
 
     async def _read_once(
         self, request: TimedRequest, sending: "_Sending", reads: list[tuple[int, bytes]]
     ) -> None:
-        assert self._session is not None
         now, answer = time.perf_counter_ns, sending.answer
         async with self._session.post(
             self._base_url + request.path,
@@ -234,8 +220,6 @@ class TimedClient:
 
 @dataclass
 class _Sending:
-    """What the session tells about a request that it sends."""
-
     answer: TimedAnswer
     stamped: bool = False
     reused: bool = False
@@ -277,10 +261,8 @@ def _finish(
 
 
 def _clocks() -> dict[str, int]:
-    """What the clocks of the machine say at one moment, the one that is used here among them."""
     return {
         "used": time.perf_counter_ns(),
-        "wall": time.time_ns(),
         "boot": time.clock_gettime_ns(time.CLOCK_BOOTTIME),
         "raw": time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW),
     }
@@ -320,9 +302,8 @@ def completion(
         body["add_special_tokens"] = False  # the text has the tokens that it should have
     if stream:
         body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    return TimedRequest(
-        "/v1/completions", json.dumps(body).encode(), tokens, prompt_tokens, stream, text
-    )
+    content = json.dumps(body).encode()
+    return TimedRequest("/v1/completions", content, tokens, prompt_tokens, stream, text)
 
 
 def chat(

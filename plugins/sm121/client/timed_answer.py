@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 
 from sm121.client.sse import DONE, EventParser
 
-#: How tokens are counted: by the ids that the server sends with each chunk, by its continuous
-#: usage, or a token a chunk.
+#: How tokens are counted: by the ids in each chunk, by continuous usage, or a token a chunk.
 Clock = Literal["token_ids", "usage", "chunks"]
 
 
@@ -72,11 +71,6 @@ class TimedAnswer:
     def ok(self) -> bool:
         """Whether it was answered to its end."""
         return self.error is None
-
-    @property
-    def finish(self) -> str | None:
-        """Why the server says that it ended."""
-        return next((chunk.finish for chunk in reversed(self.chunks) if chunk.finish), None)
 
     def clock(self) -> Clock | None:
         """The best clock that this answer allows; None when it carries no token at all."""
@@ -147,8 +141,7 @@ def read_event(answer: TimedAnswer, at_ns: int, data: bytes) -> None:
     for choice in event.get("choices") or ():
         message = choice.get("delta") or choice.get("message") or {}
         ids = choice.get("token_ids")
-        prompt_ids = choice.get("prompt_token_ids") or event.get("prompt_token_ids")
-        if prompt_ids:
+        if prompt_ids := choice.get("prompt_token_ids") or event.get("prompt_token_ids"):
             answer.prompt_ids = len(prompt_ids)
         content = choice.get("text") or message.get("content") or ""
         answer.content += content if isinstance(content, str) else ""

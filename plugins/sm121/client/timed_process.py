@@ -1,6 +1,5 @@
-"""The timed client in a process of its own, so that nothing that pytest does is on the timed path.
-``python -m sm121.client.timed_process`` reads the address of a server, then batches, and writes a
-result for each, all pickled. It ends when its input does."""
+"""The timed client in a process of its own, so that nothing of pytest is on the timed path. It
+reads the address of a server, then batches, and writes each result, pickled, until its end."""
 
 import asyncio
 import contextlib
@@ -81,9 +80,8 @@ async def _read(reader: asyncio.StreamReader) -> Any:
 
 async def _serve(output: IO[bytes]) -> None:
     reader = asyncio.StreamReader(limit=1 << 20)
-    await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
-    )
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     base_url, api_key = await _read(reader)
     async with TimedClient(base_url, api_key) as client:
         coming = asyncio.create_task(_read(reader))
@@ -92,9 +90,8 @@ async def _serve(output: IO[bytes]) -> None:
             requests, concurrency, patience = order
             gc.collect()
             gc.freeze()
-            running = asyncio.create_task(
-                client.run(requests, concurrency=concurrency, patience=patience)
-            )
+            run = client.run(requests, concurrency=concurrency, patience=patience)
+            running = asyncio.create_task(run)
             await asyncio.wait((running, coming), return_when=asyncio.FIRST_COMPLETED)
             if not running.done():  # nothing is asked meanwhile: the parent is no more
                 return

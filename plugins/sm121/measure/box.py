@@ -1,8 +1,7 @@
-"""The state of the machine: whether its numbers can be trusted today. Two readings, before the
-measurements and after them, each a few seconds: how fast memory is read and matrices are
-multiplied, the SM clock while that goes on, free memory, and who else works here. They are held
-against what a healthy machine of the architecture shows (the profile's ``[box]``). What a device
-does not tell (GB10 answers much of NVML with N/A) is null and decides nothing."""
+"""The state of the machine: whether its numbers can be trusted today. Two readings of seconds,
+before the measurements and after them: how fast memory is read and matrices are multiplied, the SM
+clock meanwhile, free memory, and who else works here. They are held against what a healthy machine
+shows (the profile's ``[box]``). What a device does not tell (GB10's NVML: N/A) decides nothing."""
 
 import shlex
 import subprocess
@@ -23,7 +22,7 @@ from sm121.core import data_file, level_settings, verdict, waiting
 from sm121.core.errors import Sm121Error, UsageError
 from sm121.core.printable import printable
 from sm121.engines import memory
-from sm121.measure import gpu_load
+from sm121.measure import stream_bandwidth
 from sm121.measure.stream_bandwidth import last_level_cache_bytes, matrix_rate, read_bandwidth
 
 #: An engine that uses less than this many cores, over this long, is idle.
@@ -98,10 +97,8 @@ class Reading(data_file.Record):
         if self.gpu_unattributed is None:
             return None
         users = f"processes {self.gpu_unattributed}" if self.gpu_unattributed else "nobody"
-        return (
-            f"cannot tell whose the GPU is: none of the server's processes is seen on it, seen "
-            f"{users}"
-        )
+        why = "cannot tell whose the GPU is: none of the server's processes is seen on it"
+        return f"{why}, seen {users}"
 
 
 def read(
@@ -118,9 +115,7 @@ def read(
         measured = measure(device) if device == "cpu" else _measure_apart(device)
     except Sm121Error as error:
         problem = str(error)
-    remaining = _WATCHED_S - (time.monotonic() - start)
-    if remaining > 0:
-        time.sleep(remaining)
+    time.sleep(max(0.0, _WATCHED_S - (time.monotonic() - start)))
     other, names = CpuUse.take(own).since(before)
     others, unattributed = (None, None) if device == "cpu" else _gpu_users(device, own, serving)
     return Reading(
@@ -136,13 +131,12 @@ def read(
 
 
 def measure(device: str) -> Device:
-    """Bandwidth, matrix rate, clocks, in this process. Raises Sm121Error: there is no such device,
-    or nothing to measure it with."""
+    """Bandwidth, matrix rate, clocks, in this process. Raises Sm121Error: no such device."""
     on_cpu = device == "cpu"
     size = min(4 * last_level_cache_bytes(), _CPU_BUFFER_AT_MOST) if on_cpu else _GPU_BUFFER
     bandwidth = read_bandwidth(size, device=device)
     rates, method = matrix_rate(device)
-    clocks: dict[str, Any] = {} if on_cpu else gpu_load.under_load(device)
+    clocks: dict[str, Any] = {} if on_cpu else stream_bandwidth.under_load(device)
     return Device(
         device=device,
         bandwidth_gb_s=round(bandwidth.gb_s, 3),
@@ -174,8 +168,7 @@ def judge(
     *,
     load_during: float | None = None,
 ) -> Judgement:
-    """Judge the state of the machine by its readings. `load_during`: share of the CPU that others
-    took while it was measured, if that is known."""
+    """Judge the machine by its readings. `load_during`: the CPU's share that others took."""
     if reference is None:
         return Judgement(BoxState.UNKNOWN, "the profile has no [box] to compare this machine with")
     readings = [(name, r) for name, r in (("before", before), ("after", after)) if r is not None]
@@ -188,10 +181,9 @@ def judge(
         for line in _defects(reference, reading, load=name == "before" or load_during is None)
     ]
     if load_during is not None and load_during > reference.max_other_load:
-        defects.append(
-            f"others worked here during the measurements: required {reference.max_other_load:.0%} "
-            f"of the CPU at most, seen {load_during:.0%}"
-        )
+        most = f"required {reference.max_other_load:.0%} of the CPU at most"
+        line = f"others worked here during the measurements: {most}, seen {load_during:.0%}"
+        defects.append(line)
     changes, slower = _changes(reference, before, after)
     if defects or changes:
         refuted = {verdict.Verdict.FAIL, verdict.Verdict.INCONCLUSIVE}
@@ -200,19 +192,15 @@ def judge(
         else:
             changes.append("it became faster: what was measured before was on the slower machine")
         return Judgement(BoxState.DEGRADED, "; ".join(defects + changes), frozenset(refuted))
+    texts, notes = [], []
     for name, reading in readings:
-        if reading.device is None:
+        if (device := reading.device) is None:
             return Judgement(BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}")
-    first = readings[0][1].device
-    assert first is not None
-    more = (line for _, r in readings for line in (r.cannot_tell, capped(reference, r)) if line)
-    return Judgement(
-        BoxState.QUALIFIED,
-        f"{first.bandwidth_gb_s:.4g} GB/s, {first.matrix_tflop_s:.3g} TFLOP/s"
-        + (f", {first.sm_clock_mhz} MHz under load" if first.sm_clock_mhz else "")
-        + f", {readings[0][1].other_load:.0%} of the CPU taken by others"
-        + "".join(f"; {line}" for line in dict.fromkeys(more)),
-    )
+        clock = f", {device.sm_clock_mhz} MHz under load" if device.sm_clock_mhz else ""
+        rates = f"{device.bandwidth_gb_s:.4g} GB/s, {device.matrix_tflop_s:.3g} TFLOP/s{clock}"
+        texts.append(f"{rates}, {reading.other_load:.0%} of the CPU taken by others")
+        notes += [line for line in (reading.cannot_tell, capped(reference, reading)) if line]
+    return Judgement(BoxState.QUALIFIED, "; ".join([texts[0], *dict.fromkeys(notes)]))
 
 
 def capped(reference: level_settings.Box | None, reading: Reading) -> str | None:
@@ -232,8 +220,7 @@ def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> 
     required: list[tuple[str, float | None, Any, str]] = [
         ("available memory", reading.memory_available_gib, reference.memory_available_gib, "GiB")
     ]
-    device = reading.device
-    if device is not None:
+    if (device := reading.device) is not None:
         required += [
             ("memory bandwidth", device.bandwidth_gb_s, reference.bandwidth_gb_s, "GB/s"),
             ("matrix rate", device.matrix_tflop_s, reference.matrix_tflop_s, "TFLOP/s"),
@@ -244,14 +231,20 @@ def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> 
             ("matrix rate", device.matrix_spread),
         ):
             if spread > reference.max_spread:
-                defects.append(
-                    f"{quantity} is unsteady: required a spread of {reference.max_spread:.0%} at "
-                    f"most, seen {spread:.0%}"
-                )
+                most = f"required a spread of {reference.max_spread:.0%} at most, seen {spread:.0%}"
+                defects.append(f"{quantity} is unsteady: {most}")
         if device.throttled:
             defects.append("the GPU's clocks are throttled")
         if not reference.runs_at_its_power_limit:
-            defects += _power_cap(device)
+            limit, default = device.power_limit_w, device.power_limit_default_w
+            if limit is not None and default is not None and limit < default:
+                watts = f"required its default of {default:g} W, seen {limit:g} W"
+                defects.append(f"the GPU's power is limited: {watts}")
+            if device.power_capped is not None and device.power_capped > _MOSTLY:
+                power = f" at {device.power_w:g} W" if device.power_w is not None else ""
+                share = f"seen in {device.power_capped:.0%} of the samples{power}"
+                why = "required no such throttle reason under load"
+                defects.append(f"a power cap slows the GPU: {why}, {share}")
     for quantity, value, least, unit in required:
         if value is not None and least is not None and value < least.value:
             defects.append(
@@ -259,33 +252,17 @@ def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> 
             )
     if load and reading.other_load > reference.max_other_load:
         names = f" ({', '.join(reading.others)})" if reading.others else ""
-        defects.append(
-            f"others work here: required {reference.max_other_load:.0%} of the CPU at most, seen "
-            f"{reading.other_load:.0%}{names}"
-        )
+        most = f"required {reference.max_other_load:.0%} of the CPU at most"
+        defects.append(f"others work here: {most}, seen {reading.other_load:.0%}{names}")
     if reading.gpu_others:
         defects.append(f"others are on the GPU: processes {reading.gpu_others}")
-    return defects
-
-
-def _power_cap(device: Device) -> list[str]:
-    defects = []
-    limit, default = device.power_limit_w, device.power_limit_default_w
-    if limit is not None and default is not None and limit < default:
-        defects.append(f"the GPU's power is limited: required its default of {default:g} W, seen "
-                     f"{limit:g} W")  # fmt: skip
-    if device.power_capped is not None and device.power_capped > _MOSTLY:
-        power = f" at {device.power_w:g} W" if device.power_w is not None else ""
-        defects.append(f"a power cap slows the GPU: required no such throttle reason under load, "
-                     f"seen in {device.power_capped:.0%} of the samples{power}")  # fmt: skip
     return defects
 
 
 def _changes(
     reference: level_settings.Box, before: Reading | None, after: Reading | None
 ) -> tuple[list[str], bool]:
-    """By how much the device changed, where that is more than is allowed; and whether something
-    became slower."""
+    """By how much the device changed, where that is more than allowed; whether it got slower."""
     if before is None or after is None or before.device is None or after.device is None:
         return [], False
     lines, slower = [], False
@@ -296,10 +273,9 @@ def _changes(
         change = abs(last / first - 1.0)
         if change > reference.max_drift:
             slower = slower or last < first
-            lines.append(
-                f"{quantity} changed from {first:g} to {last:g} during the measurements ("
-                f"{change:.0%}, {reference.max_drift:.0%} allowed)"
-            )
+            allowed = f"({change:.0%}, {reference.max_drift:.0%} allowed)"
+            how = f"changed from {first:g} to {last:g} during the measurements"
+            lines.append(f"{quantity} {how} {allowed}")
     return lines, slower
 
 
@@ -323,10 +299,8 @@ def _measure_apart(device: str) -> Device:
 def _gpu_users(
     device: str, own: Callable[[], Iterable[psutil.Process]], serving: bool
 ) -> tuple[list[int] | None, list[int] | None]:
-    """Who computes on the server's GPUs: pids of others, and pids that nobody can tell whose they
-    are. One of the two is None; both are without NVML."""
-    users = memory.computing()
-    if users is None:
+    """Who computes on the server's GPUs: others' pids, or pids of nobody knows whom, or neither."""
+    if (users := memory.computing()) is None:
         return None, None
     run_pids = {process.pid for process in _ours(own)}
     server_pids = {process.pid for process in own()}
@@ -392,21 +366,18 @@ class CpuUse:
 
     @classmethod
     def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> "CpuUse":
-        """What was used since the machine was started. `own`: processes of the run besides this one
-        and its children."""
+        """What was used since the machine's start. `own`: processes of the run beside this tree."""
         times = psutil.cpu_times()
         # guest is in user already; time stolen by the hypervisor is taken by others too.
         names = ("user", "nice", "system", "irq", "softirq", "steal")
         busy = sum(float(getattr(times, name, 0.0)) for name in names)
         each: dict[int, tuple[str, float]] = {}
         for process in psutil.process_iter(["name", "cpu_times"]):
-            used = process.info["cpu_times"]
-            if used is not None:
+            if (used := process.info["cpu_times"]) is not None:
                 each[process.pid] = (str(process.info["name"]), used.user + used.system)
         this = psutil.Process().cpu_times()
-        ended = this.children_user + this.children_system  # of children that have ended
         run_seconds = {p.pid: each[p.pid][1] for p in _ours(own) if p.pid in each}
-        run_seconds[-1] = ended
+        run_seconds[-1] = this.children_user + this.children_system  # of those that have ended
         return cls(time.monotonic(), busy, run_seconds, each)
 
     def seconds_of(self, pids: Iterable[int]) -> float:

@@ -1,5 +1,6 @@
 """Cells of the measuring plan: requests of one shape, from which the metrics are computed."""
 
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,8 +26,7 @@ Show = Callable[[str], None]
 _FAILURES = 2
 #: Tokens of the answer that shows how a server counts.
 _PROBE_TOKENS = 2
-#: Answers of several streams are longer than what is measured of them by this factor: some tokens
-#: come before all streams decode.
+#: Answers of several streams are so many times longer: some tokens come before all decode.
 _STREAMS_FACTOR = 2
 #: Rounds that a cell whose clocks disagree gets more.
 _AGAIN = 8
@@ -40,7 +40,6 @@ class MeasuredServer:
     sender: timed_process.TimedProcess
     prompts: Prompts
     plan: Plan
-    #: Raw records are written below it.
     directory: Path
     show: Show = lambda _line: None
     #: What speaks against every number of this server: its kernel path is not the required one.
@@ -72,7 +71,8 @@ class MeasuredServer:
         cannot be checked; `natural`: ask for what follows fixed natural texts, as of each server
         that drafts. Raises Sm121Error: it takes neither token ids nor text."""
         with timed_process.TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
-            natural = natural or counters.counts_drafts(endpoint)
+            now = counters.fetch(endpoint)
+            natural = natural or (now is not None and "drafts" in now.values)
             prompts = Prompts(endpoint, plan.measuring.vocabulary, natural)
             findings = [*invalid], [*unproven]
             server = cls(endpoint, sender, prompts, plan, directory, show, *findings)
@@ -87,14 +87,8 @@ class MeasuredServer:
 
     def cell(self, depth: int, concurrency: int = 1) -> "MeasuredCell":
         """The cell of a depth and a number of streams. It is measured once, with all its rounds."""
-        return self.cells.setdefault(
-            (depth, concurrency), MeasuredCell(self, depth, concurrency=concurrency)
-        )
-
-    @property
-    def single_streams(self) -> "list[MeasuredCell]":
-        """The cells with one stream, by depth."""
-        return [cell for (_, streams), cell in sorted(self.cells.items()) if streams == 1]
+        key = depth, concurrency
+        return self.cells.setdefault(key, MeasuredCell(self, *key))
 
     def request(
         self, prompt_tokens: int, tokens: int, *, text: str = "", ids: bool = False
@@ -109,8 +103,7 @@ class MeasuredServer:
         )  # fmt: skip
 
     def _probe(self) -> None:
-        """Find out whether the server takes token ids, how long texts are if it does not, and what
-        its chunks say of the number of tokens."""
+        """Find out whether the server takes token ids, how long texts are, what chunks say."""
         request = self.request(8, _PROBE_TOKENS)
         answer = self.sender.run([request], patience=self.patience).answers[0]
         if answer.ok or answer.status not in (400, 422):
@@ -127,9 +120,8 @@ class MeasuredServer:
         )  # fmt: skip
         answer = self.sender.run([request], patience=self.patience).answers[0]
         if not answer.ok:
-            raise Sm121Error(
-                f"/v1/completions takes neither ids ({refusal}) nor text ({answer.error})"
-            )
+            why = f"neither ids ({refusal}) nor text ({answer.error})"
+            raise Sm121Error(f"/v1/completions takes {why}")
         if not self.prompts.exact:
             self.unproven.append("prompt length: the server refuses ids and has no /tokenize")
             self.prompts.tokens_per_word = max((answer.prompt_tokens or words) / words, 0.1)
@@ -139,8 +131,7 @@ class MeasuredServer:
 @dataclass
 class MeasuredCell:
     """Requests of one shape: a prompt at a depth, answers of fixed lengths, so many streams. The
-    long answers give the rates of all lengths of the plan, each up to its own token; the short ones
-    are there for the second clock."""
+    long ones give the rates of all lengths of the plan, the short ones are for the second clock."""
 
     server: MeasuredServer
     depth: int
@@ -155,7 +146,6 @@ class MeasuredCell:
     rounds_left_out: int = 0
     #: Drafts and their tokens, by the server's counters: of all requests by "", and by text.
     drafted: dict[str, dict[str, float]] = field(default_factory=dict)
-    #: The file of the raw answers.
     records: Path | None = None
     #: What was asked and answered since somebody looked at what was said.
     unread: list[tuple[TimedRequest, TimedAnswer]] = field(default_factory=list)
@@ -209,8 +199,7 @@ class MeasuredCell:
 
     @property
     def suffix(self) -> str:
-        """What the streams add to a metric's name: ``_c4`` for four at the same time, ``_q10`` for
-        ten that are served in turns."""
+        """What the streams add to a metric's name: ``_c4`` for four at once, ``_q10`` in turns."""
         return "" if self.concurrency == 1 else f"_{'q' if self.queued else 'c'}{self.concurrency}"
 
     @property
@@ -221,16 +210,21 @@ class MeasuredCell:
         return f"pp{plan.prompt_tokens} tg{self.tokens} @ d{self.depth}{streams}"
 
     def speculation(self, text: str = "") -> dict[str, float]:
-        """Acceptance rate and accepted length of a text, or of all; empty without drafts."""
-        return counters.speculation(self.drafted.get(text, {}))
+        """Acceptance rate of a text, or of all, and mean accepted length (the token that is always
+        right included); empty without drafts."""
+        delta = self.drafted.get(text, {})
+        drafts, accepted = delta.get("drafts", 0.0), delta.get("accepted_tokens", 0.0)
+        if not drafts or not (proposed := delta.get("draft_tokens", 0.0)):
+            return {}
+        length = 1.0 + accepted / drafts
+        return {"acceptance_rate": accepted / proposed, "mean_accepted_length": length}
 
     def rounds_of(
         self, tokens: int, answers: Sequence[TimedAnswer] | None = None
     ) -> list[list[TimedAnswer]]:
         """The answers that have so many tokens, by round: one, or one of each fixed text."""
         each = len(self.server.prompts.texts)
-        if answers is None:
-            answers = self.answers_of(tokens)
+        answers = self.answers_of(tokens) if answers is None else answers
         return [[*answers[i : i + each]] for i in range(0, len(answers), each)]
 
     def answers_of(self, tokens: int) -> list[TimedAnswer]:
@@ -240,8 +234,7 @@ class MeasuredCell:
 
     def gather(self, rounds: int, *, readings: int = 0, tokens: int = 0) -> "MeasuredCell":
         """Measure until there are so many rounds that count, unless the server fails. `rounds`: of
-        long answers; `readings`: answers of ``tokens`` tokens or more; new ones have no more than
-        these; `tokens`: that a rate is read over."""
+        long answers; `readings`: answers of ``tokens`` tokens or more, new ones no longer."""
         if tokens == self.tokens:
             rounds, readings = max(rounds, readings), 0
 
@@ -256,12 +249,10 @@ class MeasuredCell:
             return self
         require_context(self.server.context, self.prompt_tokens, self.tokens)
         before = counters.fetch_quiet(self.server.endpoint)
-        if before is not None:
-            busy = int(before.values.get("running", 0) + before.values.get("waiting", 0))
-            if busy:
-                self.doubts.against(
-                    "other_clients", f"{busy} requests run or wait before the first of ours"
-                )
+        now = before.values if before is not None else {}
+        if busy := int(now.get("running", 0) + now.get("waiting", 0)):
+            evidence = f"{busy} requests run or wait before the first of ours"
+            self.doubts.against("other_clients", evidence)
         sent = [] if self.warm else self._warm_up()
         attempts = 2 * sum(missing()) + 2
         began_s, earlier = time.monotonic(), len(self.long) + len(self.short)
@@ -289,8 +280,7 @@ class MeasuredCell:
         return self
 
     def gather_again(self, why: str) -> bool:
-        """Measure more long rounds, a short one before or after each, the first time that this is
-        called. `why`: for people. Says whether it did."""
+        """Measure more long rounds, with short ones, the first time only. Says whether it did."""
         if any(self.again):
             return False
         self.again = why, max(answer.sent_ns for answer in self.all_answers)
@@ -299,8 +289,7 @@ class MeasuredCell:
         return True
 
     def findings(self, *, failures: bool) -> validity.Findings:
-        """What speaks against any number of this cell. `failures`: whether a request that failed
-        does."""
+        """What speaks against any number of this cell. `failures`: so does a failed request."""
         findings = validity.Findings(
             [*self.doubts.invalid, *self.server.invalid],
             [*self.doubts.unproven, *self.server.unproven],
@@ -326,17 +315,14 @@ class MeasuredCell:
         """What a reader of a metric should know of its requests."""
         remarks = []
         if self.queued:
-            remarks.append(
-                f"{name}: {self.concurrency} requests, {self.server.slots} at once "
-                "(--max-num-seqs): most of their time to the first token is waiting for a place"
-            )
+            at_once = f"{self.concurrency} requests, {self.server.slots} at once (--max-num-seqs)"
+            why = "most of their time to the first token is waiting for a place"
+            remarks.append(f"{name}: {at_once}: {why}")
         if self.again[0]:
             remarks.append(f"{self.title}: measured once more, since {self.again[0]}")
         if self._retries:
-            remarks.append(
-                f"{self.title}: {self._retries} requests were sent twice, since the server had "
-                "ended the idle connection; their clock is that of the first sending"
-            )
+            why = "since the server had ended the idle connection; their clock is that of the first"
+            remarks.append(f"{self.title}: {self._retries} requests were sent twice, {why} sending")
         return remarks
 
     @property
@@ -379,9 +365,8 @@ class MeasuredCell:
     ) -> TimedBatch:
         texts = self.server.prompts.texts
         names = texts if streams == 1 else (texts * streams)[:streams]
-        requests = [
-            self.server.request(self.prompt_tokens, tokens, text=name, ids=ids) for name in names
-        ]
+        make = self.server.request
+        requests = [make(self.prompt_tokens, tokens, text=name, ids=ids) for name in names]
         endpoint, sender = self.server.endpoint, self.server.sender
         before = counters.fetch(endpoint) if self.server.prompts.natural else None
         batches: list[TimedBatch] = []
@@ -432,8 +417,7 @@ class MeasuredCell:
         return planned if self.short_rounds is None else self.short_rounds
 
     def _bunched(self) -> int:
-        """Tokens that the long answers' clocks leave off at their start; no shorter answer is a
-        witness of them."""
+        """Tokens that the long answers' clocks leave off, with no shorter answer as a witness."""
         if self.concurrency > 1 or not self.long or self.clock is None:
             return 0
         return timing.bunched(self.answers, self.clock)
@@ -455,7 +439,6 @@ class MeasuredCell:
         return sum(not answer.ok for answer in self.all_answers) >= _FAILURES
 
     def _show_rounds(self, remaining: int, each_s: float) -> None:
-        """Say how many rounds are done, with their median and range and the time left."""
         clock = self.counted_by
         done = len(self.long) + len(self.short)
         rates = [timing.decode_rate(answer, clock) for answer in self.answers]
@@ -465,11 +448,13 @@ class MeasuredCell:
         self.server.show(f"{text}, about {remaining * each_s:.0f} s left")
 
     def _write(self) -> None:
-        """Keep the raw answers, in a file of this cell's own."""
+        """Keep the raw answers, in a file of this cell's own: d0-c1.jsonl, then d0-c1-2.jsonl."""
         if self.records is None:
-            self.records = _new_file(
-                self.server.directory, f"d{self.depth}-c{self.concurrency}", ".jsonl"
-            )
+            folder, stem = self.server.directory, f"d{self.depth}-c{self.concurrency}"
+            folder.mkdir(parents=True, exist_ok=True)
+            names = itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2)))
+            paths = (folder / f"{name}.jsonl" for name in names)
+            self.records = next(path for path in paths if not path.exists())
         with self.records.open("w", encoding="utf-8") as stream:
             kinds = {"long": self.answers, "short": self.short, "left_out": self.left_out}
             for kind, answers in kinds.items():
@@ -477,23 +462,8 @@ class MeasuredCell:
                     stream.write(json.dumps({"kind": kind, **asdict(answer)}) + "\n")
 
 
-def _new_file(directory: Path, stem: str, suffix: str) -> Path:
-    """Make a file that was not there: ``d0-c1.jsonl``, then ``d0-c1-2.jsonl``."""
-    directory.mkdir(parents=True, exist_ok=True)
-    path, number = directory / f"{stem}{suffix}", 1
-    while True:
-        try:
-            path.touch(exist_ok=False)
-        except FileExistsError:
-            number += 1
-            path = directory / f"{stem}-{number}{suffix}"
-        else:
-            return path
-
-
 def is_flat(times: Sequence[float], bound: float) -> bool:
-    """Whether a shape is warm: its last two times agree within the bound, and are no more than it
-    from the best."""
+    """Whether a shape is warm: its last two times agree within the bound, also with the best."""
     if len(times) < 2:
         return False
     before, last = times[-2:]

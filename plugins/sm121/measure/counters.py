@@ -3,18 +3,18 @@
 import math
 import time
 import tomllib
+from collections import defaultdict
 from dataclasses import dataclass, field
 from importlib.resources import files
 
 from sm121.core.server import Endpoint
 from sm121.evidence import metrics
 
-_NAMES: dict[str, list[str]] = tomllib.loads(
-    files("sm121.fixtures").joinpath("counters.toml").read_text("utf-8")
-)
+_FILE = files("sm121.fixtures") / "counters.toml"
+_NAMES: dict[str, list[str]] = tomllib.loads(_FILE.read_text("utf-8"))
 _OUR_NAMES = {counter: name for name, names in _NAMES.items() for counter in names}
 #: One sample a position of the draft, by its label.
-_BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos_total",)
+_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 #: The counters are written by the engine's loop, shortly after the answer's last byte.
 _SETTLE_WITHIN_S = 2.0
 
@@ -45,9 +45,9 @@ def names(engine: str) -> set[str]:
 
 def read(text: str) -> Counters:
     """The counters in a Prometheus exposition, summed over engines and models."""
-    values: dict[str, float] = {}
+    values: defaultdict[str, float] = defaultdict(float)
     for name, _, value, _ in metrics.samples_of(text, _OUR_NAMES.__contains__):
-        values[_OUR_NAMES[name]] = values.get(_OUR_NAMES[name], 0.0) + value
+        values[_OUR_NAMES[name]] += value
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     return Counters(finite, frozenset(values.keys() - finite.keys()))
 
@@ -59,23 +59,14 @@ def fetch(endpoint: Endpoint) -> Counters | None:
     return now if now.values or now.no_number else None
 
 
-def counts_drafts(endpoint: Endpoint) -> bool:
-    """Whether the server has counters of drafts: it has a drafter."""
-    now = fetch(endpoint)
-    return now is not None and "drafts" in now.values
-
-
 def fetch_quiet(endpoint: Endpoint) -> Counters | None:
     """The counters once they stand still: what was done before is in them."""
-    deadline = time.monotonic() + _SETTLE_WITHIN_S
-    before = fetch(endpoint)
-    while before is not None:
+    deadline, now = time.monotonic() + _SETTLE_WITHIN_S, fetch(endpoint)
+    before: Counters | None = None
+    while now is not None and now != before and time.monotonic() <= deadline:
         time.sleep(0.1)
-        now = fetch(endpoint)
-        if now is None or now == before or time.monotonic() > deadline:
-            return now
-        before = now
-    return None
+        before, now = now, fetch(endpoint)
+    return now
 
 
 def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -> Counters | None:
@@ -100,8 +91,7 @@ class Drafted:
     drafts: float
     tokens: float
     accepted: float
-    #: Accepted tokens by their place in the draft, the first place first; empty where the engine
-    #: does not tell them apart.
+    #: Accepted tokens by their place in the draft, from the first; empty where that is not told.
     by_position: tuple[float, ...] = ()
 
     def since(self, earlier: "Drafted") -> "Drafted":
@@ -121,10 +111,8 @@ class Drafted:
 
     def __str__(self) -> str:
         by = ", ".join(f"{count:.0f}" for count in self.by_position) or "not told"
-        return (
-            f"{self.drafts:.0f} drafts of {self.tokens:.0f} tokens, {self.accepted:.0f} accepted "
-            f"(by position: {by})"
-        )
+        drafts = f"{self.drafts:.0f} drafts of {self.tokens:.0f} tokens"
+        return f"{drafts}, {self.accepted:.0f} accepted (by position: {by})"
 
 
 def drafted(endpoint: Endpoint) -> Drafted | None:
@@ -135,23 +123,9 @@ def drafted(endpoint: Endpoint) -> Drafted | None:
     values = read(text).values
     if "drafts" not in values:
         return None
-    accepted: dict[int, float] = {}
-    for _, labels, value, _ in metrics.samples_of(text, _BY_POSITION.__contains__):
+    accepted: defaultdict[int, float] = defaultdict(float)
+    for _, labels, value, _ in metrics.samples_of(text, _BY_POSITION.__eq__):
         if labels.get("position", "").isdigit():
-            position = int(labels["position"])
-            accepted[position] = accepted.get(position, 0.0) + value
-    return Drafted(
-        values["drafts"],
-        values.get("draft_tokens", 0.0),
-        values.get("accepted_tokens", 0.0),
-        tuple(accepted[position] for position in sorted(accepted)),
-    )
-
-
-def speculation(delta: dict[str, float]) -> dict[str, float]:
-    """Acceptance rate and mean accepted length (the token that is always right included)."""
-    drafts, accepted = delta.get("drafts", 0.0), delta.get("accepted_tokens", 0.0)
-    proposed = delta.get("draft_tokens", 0.0)
-    if not drafts or not proposed:
-        return {}
-    return {"acceptance_rate": accepted / proposed, "mean_accepted_length": 1.0 + accepted / drafts}
+            accepted[int(labels["position"])] += value
+    tokens, whole = values.get("draft_tokens", 0.0), values.get("accepted_tokens", 0.0)
+    return Drafted(values["drafts"], tokens, whole, tuple(accepted[n] for n in sorted(accepted)))

@@ -94,8 +94,7 @@ def window(
     fewer for the rate, as long as the answer goes on. `tokens`: look at as many tokens, from the
     start on. `drafts`: it starts at its first moment, since steps with a draft and without one take
     another time each and give other numbers of tokens: short gaps do not show a late start."""
-    made = moments(arrivals)
-    if not made:
+    if not (made := moments(arrivals)):
         return None
     last = len(made) - 1
     start, late_ns = (0, 0.0) if drafts else _start(made, last)
@@ -137,8 +136,7 @@ def _token_ns(arrivals: Sequence[Arrival]) -> float:
 
 def _start(made: Sequence[Moment], end: int) -> tuple[int, float]:
     """The first moment that is on time, and how late the first of all was, in nanoseconds. Within
-    the first half of the tokens after it: where the gaps so far are short of as many typical gaps
-    by the most."""
+    the first half of the tokens after it: where the gaps so far are most short of typical ones."""
     gaps = [0.0, *(float(b.at_ns - a.at_ns) for a, b in itertools.pairwise(made))]
     tokens = [0, *(b.tokens - a.tokens for a, b in itertools.pairwise(made))]
     middle = (made[0].tokens + made[end].tokens) / 2

@@ -35,8 +35,7 @@ More = Callable[[int], Measurement]
 #: Chance of a wrong PASS when the truth is just below the threshold, and of a wrong FAIL above it.
 ERROR = 0.01
 FIRST_LOOK = 5
-#: The numbers of rounds of the next looks. Of servers of which one answer in five is slow, 20
-#: rounds without any are 1.2 in 100.
+#: The rounds of the next looks. Of servers with one slow answer in five, 20 without are 1.2 %.
 STEADY_LOOK = 20
 _LOOKS = (FIRST_LOOK, STEADY_LOOK, 27, 38, 53, 74, 104)
 _GROWTH = 1.4
@@ -48,11 +47,9 @@ _UNSEEN_TO_FAIL = ((STEADY_LOOK, 0.06), (38, 0.025), (53, 0.012), (74, 0.006))
 _UNSEEN_AT_LAST = 0.003
 #: Rounds with a memory stand for so many independent ones at least.
 _FEWEST_INDEPENDENT, _FEWEST_DEGREES, _MOST_CORRELATED = 2.0, 3.0, 0.95
-#: Where a correlation is significant (one-sided, 5 %), it is taken for higher by so many of its
-#: standard errors.
+#: Where a correlation is significant (one-sided, 5 %), so many standard errors are added to it.
 _SIGNIFICANT, _HIGHER = 1.645, 0.7
-#: The ends of a run that must not be on the other side, in rounds, and by how many of their
-#: standard errors they may be by chance.
+#: The last rounds that must not be on the other side, and by how many standard errors they may be.
 _ENDS, _BY_CHANCE = (1, 2, 3, 5, 8, 13), 2.5
 #: A spread of nothing is the clock's resolution, not certainty.
 _RESOLUTION = 1e-4
@@ -244,8 +241,7 @@ def _t_risk(
     values: Floats, threshold: float, sign: float, effective: float, *, is_rate: bool
 ) -> float:
     """Chance of samples so far on one side if their mean were at the threshold. Of a rate, it is
-    the mean of the times that tokens took. The worst round counts twice: few rounds show too
-    little of a long tail."""
+    the mean of the times of tokens. The worst round counts twice: few rounds hide a long tail."""
     if not np.isfinite(values).all() or (is_rate and not (values > 0.0).all()):
         return 1.0
     if is_rate:
@@ -259,7 +255,6 @@ def _t_risk(
 
 
 def _grade(estimate: Estimate, gate: Gate) -> Grade | None:
-    """The highest grade that the whole interval reaches; of a time, there is only one."""
     if gate.minimum is None:
         return "minimum"
     low = estimate.value if estimate.ci_low is None else estimate.ci_low
@@ -321,8 +316,7 @@ def decide_measurement(
     measurement: Measurement, gate: Gate, more: More | None, bound: int
 ) -> tuple[Decision, Measurement]:
     """Decide on a measurement, with more rounds where they are needed and can be had. `more`: None:
-    what was measured has to do; `bound`: the most rounds. Returns: The decision, and the
-    measurement with all rounds that were measured for it."""
+    what was measured has to do; `bound`: the most rounds. Also returns the whole measurement."""
     while True:
         decision, next_rounds = _look(measurement, gate, more is not None, bound)
         if decision is not None:
@@ -403,10 +397,8 @@ def conclude(
     if timed and decision.verdict in refuted:
         return Verdict.INCONCLUSIVE, Fact("", f"the box is DEGRADED: {box}", name)
     if measurement.clock == "chunks" and measurement.unit == "tok/s":
-        observed = (
-            "tokens were counted by chunks, since the server sends neither token ids nor usage; "
-            "no gate decides on that alone"
-        )
+        why = "since the server sends neither token ids nor usage; no gate decides on that alone"
+        observed = f"tokens were counted by chunks, {why}"
         return Verdict.INCONCLUSIVE, Fact("", observed, name, evidence=decision.reason)
     return decision.verdict, decision.fact
 
@@ -420,20 +412,12 @@ def _threshold(gate: Gate) -> tuple[float, bool]:
 
 def _fact(gate: Gate, estimate: Estimate, evidence: str) -> Fact:
     threshold, higher = _threshold(gate)
-    return Fact(
-        "at least" if higher else "at most",
-        about=gate.metric,
-        value=estimate.value,
-        limit=threshold,
-        unit=gate.unit,
-        evidence=evidence,
-    )
+    fact = Fact("at least" if higher else "at most", about=gate.metric, evidence=evidence)
+    return replace(fact, value=estimate.value, limit=threshold, unit=gate.unit)
 
 
 def _describe(estimate: Estimate) -> str:
     if estimate.ci_low is None or estimate.confidence is None:
         return "once"
-    return (
-        f"{estimate.ci_low:.4g} to {estimate.ci_high:.4g} with {estimate.confidence:.1%}, "
-        f"{estimate.rounds} rounds"
-    )
+    interval = f"{estimate.ci_low:.4g} to {estimate.ci_high:.4g} with {estimate.confidence:.1%}"
+    return f"{interval}, {estimate.rounds} rounds"

@@ -65,8 +65,7 @@ def judge(
     first = int(len(values) * _WARM_UP)
     steady = values[first:]
     points = [(x, y) for x, y in zip(requests[first:], steady, strict=True) if y is not None]
-    x = np.asarray([point[0] for point in points], dtype=float)
-    y = np.asarray([point[1] for point in points], dtype=float)
+    x, y = np.asarray(points, dtype=float).reshape(-1, 2).T
     growth = Growth(
         quantity=quantity,
         samples=len(y),
@@ -75,16 +74,12 @@ def judge(
         limit_per_request=limit_per_request,
     )
     if is_silent(steady):
-        growth.reason = (
-            f"{quantity}: {len(y)} of {len(steady)} samples have a value, the others none: its "
-            "source fell silent"
-        )
+        having = f"{quantity}: {len(y)} of {len(steady)} samples have a value"
+        growth.reason = f"{having}, the others none: its source fell silent"
         return growth
     if len(y) < LEAST_SAMPLES or growth.requests <= 0:
-        growth.reason = (
-            f"{len(y)} samples over {growth.requests:g} requests decide nothing; at least "
-            f"{LEAST_SAMPLES} are needed"
-        )
+        few = f"{len(y)} samples over {growth.requests:g} requests decide nothing"
+        growth.reason = f"{few}; at least {LEAST_SAMPLES} are needed"
         return growth
     limit_per_request = max(limit_per_request, least_total / growth.requests)
     growth.limit_per_request = limit_per_request
@@ -94,13 +89,12 @@ def judge(
     slope, low, high = _slope(x, y)
     growth.level = float(np.median(y))
     growth.per_request, growth.per_request_low, growth.per_request_high = slope, low, high
-    growth.total, growth.total_low, growth.total_high = (
-        each * growth.requests for each in (slope, low, high)
-    )
+    total, total_low, total_high = (each * growth.requests for each in (slope, low, high))
+    growth.total, growth.total_low, growth.total_high = total, total_low, total_high
     leaks = _leaks(x, y, max(limit_even, slope / 2)) if low > limit_even else False
-    if leaks or growth.total_low > limit_total or low > limit_per_request:
+    if leaks or total_low > limit_total or low > limit_per_request:
         growth.verdict = Verdict.FAIL
-    elif leaks is not None and growth.total_high <= limit_total and high <= limit_per_request:
+    elif leaks is not None and total_high <= limit_total and high <= limit_per_request:
         growth.verdict = Verdict.PASS
     growth.reason = _reason(growth)
     return growth
@@ -126,9 +120,7 @@ def _leaks(x: Floats, y: Floats, least: float) -> bool | None:
 def _reason(growth: Growth) -> str:
     def amount(value: float | None) -> str:
         assert value is not None
-        if "bytes" in growth.quantity:
-            return f"{value / 2**20:+.3g} MiB"
-        return f"{value:+.3g}"
+        return f"{value / 2**20:+.3g} MiB" if "bytes" in growth.quantity else f"{value:+.3g}"
 
     return (
         f"{growth.quantity}: {amount(growth.total)} "

@@ -14,9 +14,7 @@ STATE = ("driver", "gpu_clocks", "gpu_power_limit_w")
 
 @functools.cache
 def _identity() -> tuple[tuple[str, Any], ...]:
-    host = environment.host()
-    unknown: dict[str, str] = {}
-    gpus, driver = environment.gpus(unknown)
+    host, (gpus, driver) = environment.host(), environment.gpus({})
     first = gpus[0] if gpus else None
     return (
         ("cpu_model", host.cpu_model),

@@ -32,24 +32,22 @@ class Plan:
         """What a plan of the profile measures, with the user's sizes on top; their rounds also
         raise the bound. Raises UsageError: the profile has no such plan."""
         performance, row, sizes = profile.performance, profile.plan(plan), sizes or Sizes()
-        bound = max(sizes.rounds or 0, performance.measuring.maximum_rounds)
-        streams = row.concurrency
+        measuring, streams = performance.measuring, row.concurrency
         if sizes.concurrency:
-            streams = _all_of(streams or performance.measuring.concurrency, sizes.concurrency)
+            streams = tuple(sorted({*(streams or measuring.concurrency), *sizes.concurrency}))
         tokens = row.generated_tokens or performance.generated_tokens
         depths = sizes.only_depths or row.depths or performance.depths
         changes = {
             "rounds": sizes.rounds or row.rounds,
             "concurrency": streams,
-            "maximum_rounds": bound,
+            "maximum_rounds": max(sizes.rounds or 0, measuring.maximum_rounds),
         }
+        changes = {name: value for name, value in changes.items() if value is not None}
         return cls(
             performance.prompt_tokens,
-            _all_of(tokens, sizes.generated_tokens),
+            tuple(sorted({*tokens, *sizes.generated_tokens})),
             tuple(dict.fromkeys((*depths, *sizes.depths))),  # the first one is what loads use
-            performance.measuring.model_copy(
-                update={name: value for name, value in changes.items() if value is not None}
-            ),
+            measuring.model_copy(update=changes),
         )
 
     @property
@@ -61,7 +59,3 @@ class Plan:
     def shortest(self) -> int:
         """Tokens of the short requests of the second clock, which warm up too."""
         return max(2, min(self.generated_tokens) // 4)
-
-
-def _all_of(profiles: tuple[int, ...], users: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted({*profiles, *users}))

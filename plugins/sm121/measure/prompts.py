@@ -22,17 +22,11 @@ _WORDS = 4000
 _ATTEMPTS = 4
 #: Tokens at the beginning of a text that are kept where it is cut: no other prompt begins so.
 _HEAD = 4
+_FILE = files("sm121.fixtures") / "texts.toml"
 #: The fixed texts, by name.
 TEXTS: Mapping[str, str] = {
-    name: row["text"].rstrip("\n")
-    for name, row in tomllib.loads(
-        files("sm121.fixtures").joinpath("texts.toml").read_text("utf-8")
-    ).items()
+    name: row["text"].rstrip("\n") for name, row in tomllib.loads(_FILE.read_text("utf-8")).items()
 }
-
-
-class PromptError(Sm121Error):
-    """No prompt of the length that was asked for could be made."""
 
 
 @dataclass
@@ -107,7 +101,7 @@ class Prompts:
                     body = {"model": self.endpoint.served_name, "tokens": cut}
                     answer = http.post("/detokenize", json=body).raise_for_status()
                     text = str(answer.json()["prompt"])
-        raise PromptError(f"no text of exactly {tokens} tokens came out of /tokenize")
+        raise Sm121Error(f"no text of exactly {tokens} tokens came out of /tokenize")
 
     def _tokenize(self, http: httpx.Client, text: str) -> list[int]:
         body = {"model": self.endpoint.served_name, "prompt": text, "add_special_tokens": False}

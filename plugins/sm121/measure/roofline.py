@@ -39,8 +39,7 @@ _FORMATS = data_file.load("formats.toml", _File)
 
 @dataclass(frozen=True)
 class Formats:
-    """Bits per element of each part, and what the experts' sizes, hidden and intermediate, are
-    padded to."""
+    """Bits per element of each part, and multiples that the experts' two sizes are padded to."""
 
     experts: float
     qkv: float
@@ -109,8 +108,7 @@ class Ceiling:
 
 
 def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
-    """What the checkpoint's own formats are. `config`: of the model (config.json); `dtype`: that
-    the engine was told to compute in, if it was."""
+    """The checkpoint's own formats. `config`: config.json; `dtype`: that the engine was told."""
     bits = _FORMATS.bits
     named = dtype if dtype in bits else str(config.get("dtype") or config.get("torch_dtype"))
     dense = bits.get(named, 16.0)
@@ -132,9 +130,7 @@ def served(
     layers = served_layers(config, options, required.requantised, path)
     cache = options.get("kv_cache_dtype") or (required.kv_cache_dtype or ("auto",))[0]
     kv = {"auto": checkpoint.kv, **bits}.get(path.kv_cache_dtype or cache)
-    if speculates or kv is None or layers is None:
-        return None
-    if not {*layers.values()} <= {*bits}:
+    if speculates or kv is None or layers is None or not {*layers.values()} <= {*bits}:
         return None
     moe = path.moe or options.get("moe_backend") or "|".join(required.moe or ())
     padded = (to for row, to in _FORMATS.padding.items() if re.fullmatch(row, moe, re.I))
@@ -153,12 +149,10 @@ def cost(
     more: Sequence[str] = (), path: KernelPath | None = None,
 ) -> Traffic | None:  # fmt: skip
     """Bytes of a token in a configuration with ``more`` arguments, by what its path shows (None
-    before a start); None where its formats are not known. Raises Sm121Error: the model's
-    configuration lacks something."""
+    before a start); None where its formats are not known. Raises Sm121Error as `traffic`."""
     each = {**own.lacking, **own.configurations}[name]
     arguments = (*own.engine.arguments, *each.arguments, *more)
-    layout = served(config, arguments, own.path_of(name), path or KernelPath())
-    if layout is None:
+    if (layout := served(config, arguments, own.path_of(name), path or KernelPath())) is None:
         return None
     return spread(traffic(config, depth=depth, formats=layout), own.nodes, config)
 
@@ -203,8 +197,7 @@ def out_of_reach(
 
 
 def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traffic:
-    """Bytes that one token at a depth costs, weights with their biases. Raises Sm121Error: the
-    configuration lacks something."""
+    """Bytes of one token at a depth, weights with their biases. Raises Sm121Error: a key lacks."""
     try:
         hidden, wide = int(config["hidden_size"]), int(config["intermediate_size"])
         layers, vocabulary = int(config["num_hidden_layers"]), int(config["vocab_size"])

@@ -1,6 +1,5 @@
-"""Point estimates and their intervals, from raw samples. The estimate of a metric is its median.
-The interval is a pair of order statistics: its coverage is exact whatever the distribution,
-infinite samples (requests that failed) included."""
+"""Point estimates and their intervals, from raw samples. A metric's is its median. The interval is
+a pair of order statistics: its coverage is exact whatever the distribution, infinities included."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -38,19 +37,13 @@ def estimate(samples: Sequence[float]) -> Estimate:
     if count == 1:
         return Estimate(middle, None, None, None, 1)
     rank, coverage = median_ranks(count)
-    return Estimate(
-        value=middle,
-        ci_low=float(values[rank]),
-        ci_high=float(values[count - 1 - rank]),
-        confidence=min(CONFIDENCE, coverage),
-        rounds=count,
-    )
+    low, high = float(values[rank]), float(values[count - 1 - rank])
+    return Estimate(middle, low, high, min(CONFIDENCE, coverage), count)
 
 
 def estimate_mean(samples: Sequence[float]) -> Estimate:
-    """The mean and its interval, by the percentile bootstrap over the samples; with an infinite
-    sample, or one alone, there is no interval. Raises ValueError: no samples, or one is no
-    number."""
+    """The mean and its interval, by the percentile bootstrap over the samples; none of one sample,
+    or with an infinite one. Raises ValueError: no samples, or one is no number."""
     values = _sorted(samples)
     count, mean = len(values), float(values.mean())
     if count == 1 or not np.isfinite(mean):
@@ -63,8 +56,7 @@ def estimate_mean(samples: Sequence[float]) -> Estimate:
 @functools.cache
 def median_ranks(count: int) -> tuple[int, float]:
     """The rank r for which [r-th smallest, r-th largest] of ``count`` samples covers the median
-    with at least `CONFIDENCE` (counted from 0), and its coverage. When even the whole range does
-    not, rank 0 with what it covers."""
+    with at least `CONFIDENCE` (counted from 0), and its coverage; rank 0 when none does."""
     ranks = np.arange((count + 1) // 2)
     coverage = 1.0 - 2.0 * special.bdtr(ranks, count, 0.5)
     enough = np.flatnonzero(coverage >= CONFIDENCE)
@@ -88,22 +80,17 @@ def estimate_quantile(samples: Sequence[float], fraction: float) -> Estimate:
     tail = (1.0 - CONFIDENCE) / 2.0
     low = _binomial_quantile(tail, count, fraction) - 1
     high = _binomial_quantile(1.0 - tail, count, fraction)
-    whole = low >= 0 and high < count
-    return Estimate(
-        value=quantile(samples, fraction),
-        ci_low=float(values[low]) if low >= 0 else None,
-        ci_high=float(values[high]) if high < count else None,
-        confidence=CONFIDENCE if whole else None,
-        rounds=count,
-    )
+    ci_low = float(values[low]) if low >= 0 else None
+    ci_high = float(values[high]) if high < count else None
+    confidence = CONFIDENCE if low >= 0 and high < count else None
+    return Estimate(quantile(samples, fraction), ci_low, ci_high, confidence, count)
 
 
 def ratio_interval(
     numerator: Sequence[float], denominator: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Ratio of two medians and its 95 % interval, by the percentile bootstrap. (BCa, the usual
-    better choice, is degenerate for medians: the jackknife of a median takes two values.). Raises
-    ValueError: fewer than two samples on a side."""
+    """Ratio of two medians and its 95 % interval, by the percentile bootstrap (BCa is degenerate
+    for medians: their jackknife takes two values). Raises ValueError: one sample on a side."""
     above, below = _sorted(numerator), _sorted(denominator)
     if min(len(above), len(below)) < 2:
         raise ValueError("an interval of a ratio needs two samples on each side")

@@ -1,6 +1,5 @@
-"""How fast memory is read and matrices are multiplied, on the CPU (numpy) or a GPU (torch).
-Decoding reads every active weight once per token: its bound is how fast memory can be read, not
-copied, so the read is a reduction. The rate of matrices bounds prefill."""
+"""How fast memory is read and matrices are multiplied, by numpy on a CPU or torch on a GPU.
+Decoding reads every active weight once per token: its bound is a read. Matrices bound prefill."""
 
 import os
 import time
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sm121.core.architecture import opened_nvml
 from sm121.core.errors import Sm121Error
 from sm121.measure.statistics import Floats
 
@@ -24,6 +24,8 @@ _ATTEMPTS, _PAUSE_S = 3, 0.3
 _GPU_WARM_S = 1.0
 _GPU_TIMING_S = 0.1
 _GPU_TIMINGS = 10
+#: So long matrices are multiplied while NVML is asked.
+_LOADED_S = 1.0
 #: Columns of the matrix that a GPU reads: the rows of a layer of gpt-oss are about as long.
 _COLUMNS = 8192
 #: Rows and columns of the matrices that are multiplied.
@@ -54,8 +56,6 @@ def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
     memory's own bandwidth, or the size of what an engine reads per token for the bandwidth that
     this engine can have. `device`: ``cpu``, with a thread for each core, or a torch device such as
     ``cuda:0``. Raises Sm121Error: no torch or no such device, or too little memory."""
-    if size_bytes < 1 << 16:
-        raise ValueError("expected a buffer of 64 KiB or more")
     try:
         if device == "cpu":
             return _read_cpu(size_bytes, os.cpu_count() or 1)
@@ -66,8 +66,7 @@ def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
 
 def matrix_rate(device: str) -> tuple[list[float], str]:
     """Multiply square matrices: float32 by numpy's BLAS on the CPU, bfloat16 by torch on a GPU.
-    Returns: Floating point operations per second / 1e12 of each repetition, and the method. Raises
-    Sm121Error: no torch or no such device."""
+    Returns: operations per second / 1e12 of each repetition, and the method. Raises Sm121Error."""
     if device == "cpu":
         size, method = _CPU_MATRIX, f"numpy float32 {_CPU_MATRIX}^3"
         generator = np.random.default_rng(0)
@@ -101,17 +100,10 @@ def _read_cpu(size_bytes: int, threads: int) -> Bandwidth:
     parts = np.array_split(buffer, threads)
 
     with ThreadPoolExecutor(threads) as pool:
-
-        def shared() -> None:
-            for part in pool.map(np.sum, parts):  # numpy lets go of the interpreter meanwhile
-                assert part > 0
-
-        def alone() -> None:
-            assert buffer.sum() > 0
-
-        # On few cores one thread can be the faster reader: the pool costs more than it gives. One
-        # pass of each would let chance choose, and another reader is another bandwidth.
-        ways = (shared, alone) if threads > 1 else (alone,)
+        alone: Callable[[], object] = buffer.sum
+        # numpy lets go of the interpreter meanwhile. On few cores one thread can be the faster
+        # reader: the pool costs more than it gives. One pass of each would let chance choose.
+        ways = (lambda: [*pool.map(np.sum, parts)], alone) if threads > 1 else (alone,)
         best = min(ways, key=lambda read: min(_seconds(read, 1) for _ in range(_REPETITIONS)))
         passes = max(1, int(np.ceil(_SHORTEST_S / max(_seconds(best, 1), 1e-7))))
         # For a fraction of a second the threads may share a core: it is the machine that is read.
@@ -123,11 +115,11 @@ def _read_cpu(size_bytes: int, threads: int) -> Bandwidth:
             ]
             if not samples or np.median(again) > np.median(samples):
                 samples = tuple(again)
-    used = threads if best is shared else 1
+    used = 1 if best is alone else threads
     return Bandwidth(samples, f"numpy sum of float64, {used} threads")
 
 
-def _seconds(read: Callable[[], None], passes: int) -> float:
+def _seconds(read: Callable[[], object], passes: int) -> float:
     start = time.perf_counter()
     for _ in range(passes):
         read()
@@ -194,3 +186,58 @@ def _timed(torch: Any, kernel: Callable[[], Any], passes: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1e3
+
+
+def under_load(device: str) -> dict[str, Any]:
+    """Clock, power, temperature and throttling by NVML, while matrices are multiplied."""
+    torch = gpu_torch(device)
+    matrix = torch.randn((8192, 8192), dtype=torch.bfloat16, device=device)
+    each = gpu_second(torch, lambda: torch.matmul(matrix, matrix))
+    for _ in range(max(1, int(_LOADED_S / each))):
+        torch.matmul(matrix, matrix)  # queued: the device works while we look
+    number = device.partition(":")[2]
+    index = int(number) if number.isdigit() else 0
+    readings = _nvml_while(lambda: not torch.cuda.current_stream().query(), index)
+    torch.cuda.synchronize()
+    return readings
+
+
+def _nvml_while(working: Callable[[], bool], index: int) -> dict[str, Any]:
+    import pynvml
+
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(pynvml, name)(pynvml.nvmlDeviceGetHandleByIndex(index), *arguments)
+        except (pynvml.NVMLError, AttributeError):
+            return None
+
+    clocks, watts, capped = [], [], []
+    throttled: bool | None = None
+    harmful = 0
+    for reason in ("HwSlowdown", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"):
+        harmful |= getattr(pynvml, f"nvmlClocksThrottleReason{reason}", 0)
+    try:
+        with opened_nvml():
+            while working():
+                clocks.append(ask("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM) or 0)
+                watts.append(ask("nvmlDeviceGetPowerUsage") or 0)
+                if (reasons := ask("nvmlDeviceGetCurrentClocksThrottleReasons")) is not None:
+                    throttled = bool(throttled) or bool(reasons & harmful)
+                    capped.append(bool(reasons & pynvml.nvmlClocksThrottleReasonSwPowerCap))
+                time.sleep(0.05)
+            temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
+            milliwatts = {
+                "power_w": max(watts, default=0),
+                "power_limit_w": ask("nvmlDeviceGetEnforcedPowerLimit"),
+                "power_limit_default_w": ask("nvmlDeviceGetPowerManagementDefaultLimit"),
+            }
+    except pynvml.NVMLError:
+        return {}
+    clocks = [clock for clock in clocks if clock]
+    return {
+        "sm_clock_mhz": int(np.median(clocks)) if clocks else None,
+        "temperature_c": temperature,
+        "throttled": throttled,
+        "power_capped": round(sum(capped) / len(capped), 2) if capped else None,
+        **{name: round(each / 1000, 1) if each else None for name, each in milliwatts.items()},
+    }

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +48,15 @@ class ServerDeviceMemory:
     def used(self, pids: set[int]) -> int | None:
         """Bytes that these processes hold; None where nothing says so. GB10's NVML answers N/A: its
         memory is the system's, and MemAvailable covers it."""
-        reading = memory.read_devices()
-        if reading is None:
+        if (reading := memory.read_devices()) is None:
             self.source = "no NVIDIA driver: the memory of the processes is all there is"
             return None
-        by_process = reading.held(pids)
-        if by_process is not None:
+        if (by_process := reading.held(pids)) is not None:
             self.source = "NVML, by process"
             return by_process
         if reading.used is None:
-            self.source = (
-                "MemAvailable: NVML has no answer, so device memory is the system's "
-                f"({reading.refused})"
-            )
+            text = "MemAvailable: NVML has no answer, so device memory is the system's"
+            self.source = f"{text} ({reading.refused})"
             return None
         if len(reading.used) > 1:
             count = len(reading.used)
@@ -71,49 +67,42 @@ class ServerDeviceMemory:
         return reading.used[0]
 
 
+@dataclass(eq=False, repr=False)
 class Timeline(threading.Thread):
     """A thread that samples a server until it is stopped. `processes`: gives the server's at each
     sample; `endpoint`: its /metrics are read; `completed`: gives how many requests have ended;
     `floor_bytes`: once less memory is available, ``on_floor`` is called with a line, one time."""
 
-    def __init__(
-        self,
-        processes: Callable[[], Iterable[psutil.Process]],
-        endpoint: Endpoint,
-        *,
-        completed: Callable[[], int],
-        floor_bytes: float,
-        on_floor: Callable[[str], None],
-    ) -> None:
+    processes: Callable[[], Iterable[psutil.Process]]
+    endpoint: Endpoint
+    completed: Callable[[], int]
+    floor_bytes: float
+    on_floor: Callable[[str], None]
+    began: float = field(default_factory=time.monotonic)
+    device: ServerDeviceMemory = field(default_factory=ServerDeviceMemory)
+    samples: list[Sample] = field(default_factory=list)
+    #: The server's /metrics as they were last read.
+    metrics: str | None = None
+
+    def __post_init__(self) -> None:
         super().__init__(name="sm121-memory", daemon=True)
-        self._processes = processes
-        self._endpoint = endpoint
-        self._completed = completed
-        self._floor = floor_bytes
-        self._on_floor = on_floor
         self._ended = threading.Event()
-        self.began = time.monotonic()
-        self.device = ServerDeviceMemory()
-        self.samples: list[Sample] = []
-        #: The server's /metrics as they were last read.
-        self.metrics: str | None = None
 
     def run(self) -> None:
-        with self._endpoint.http(timeout_s=2.0) as http:
+        with self.endpoint.http(timeout_s=2.0) as http:
             while not self._ended.wait(_EVERY_S):
                 self.sample(http)
 
     def sample(self, http: httpx.Client) -> None:
         """Take one sample."""
         available = psutil.virtual_memory().available
-        if available < self._floor:
-            floor, self._floor = self._floor, 0.0
-            self._on_floor(
-                f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
-                f"{floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
-            )
+        if available < self.floor_bytes:
+            floor, self.floor_bytes = self.floor_bytes, 0.0
+            low = f"MemAvailable is {available / 2**30:.2f} GiB, required at least"
+            end = "the run is ended before the machine wedges"
+            self.on_floor(f"{low} {floor / 2**30:.2f} GiB: {end}")
         rss, pss, handles, pids = 0, 0, 0, set()
-        for process in self._processes():
+        for process in self.processes():
             try:
                 rss += process.memory_info().rss
                 rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text("ascii").splitlines()
@@ -123,19 +112,18 @@ class Timeline(threading.Thread):
                 continue
             pids.add(process.pid)
         metrics = self._read_metrics(http)
-        self.samples.append(
-            Sample(
-                at_s=round(time.monotonic() - self.began, 2),
-                completed=self._completed(),
-                processes=len(pids),
-                rss_bytes=rss,
-                pss_bytes=pss or None,
-                handles=handles or None,
-                device_bytes=self.device.used(pids),
-                available_bytes=available,
-                **{name: metrics.get(name) for name in ("cache_usage", "running", "waiting")},
-            )
+        sample = Sample(
+            at_s=round(time.monotonic() - self.began, 2),
+            completed=self.completed(),
+            processes=len(pids),
+            rss_bytes=rss,
+            pss_bytes=pss or None,
+            handles=handles or None,
+            device_bytes=self.device.used(pids),
+            available_bytes=available,
+            **{name: metrics.get(name) for name in ("cache_usage", "running", "waiting")},
         )
+        self.samples.append(sample)
         if len(self.samples) > _MOST_SAMPLES:
             half = len(self.samples) // 2
             self.samples[:half] = self.samples[:half:2]

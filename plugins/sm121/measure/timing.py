@@ -13,19 +13,15 @@ NEVER = math.inf
 
 
 def clock_of(answers: Sequence[TimedAnswer]) -> Clock | None:
-    """The clock that all answers allow; the worst of theirs."""
+    """The clock that all answers allow; the worst of theirs. Where a final usage is as many tokens
+    as there were chunks, each chunk was one token, and it is the usage that says so."""
+    clocks = set()
+    for answer in (answer for answer in answers if answer.ok):
+        by_chunks = answer.clock() == "chunks"
+        confirmed = by_chunks and answer.completion_tokens == answer.tokens("chunks")
+        clocks.add("usage" if confirmed else answer.clock())
     order: tuple[Clock, ...] = ("chunks", "usage", "token_ids")
-    clocks = {_confirmed(answer) for answer in answers if answer.ok}
     return next((clock for clock in order if clock in clocks), None)
-
-
-def _confirmed(answer: TimedAnswer) -> Clock | None:
-    """An answer's clock. Where its final usage is as many tokens as it had chunks, each chunk was
-    one token, and it is the usage that says so."""
-    clock = answer.clock()
-    if clock == "chunks" and answer.completion_tokens == answer.tokens("chunks"):
-        return "usage"
-    return clock
 
 
 def arrivals(answer: TimedAnswer, clock: Clock) -> list[Arrival]:
@@ -52,8 +48,7 @@ def e2e_ms(answer: TimedAnswer) -> float:
 
 
 def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
-    """Times between chunks that carry tokens; those that came together are one. A failed request
-    had one that did not end."""
+    """Times between chunks with tokens, those that came together being one; NEVER of a failure."""
     if not answer.ok:
         return [NEVER]
     stamps = [moment.at_ns for moment in decoding.moments(arrivals(answer, clock))]

@@ -1,8 +1,7 @@
-"""Turns between runs of the suite on one machine: a test that measures time runs while no other run
-works. It is a lock for readers and writers between processes. Tests that measure nothing share the
-machine; a test that measures has it alone. There are two lock files: whoever waits for the machine
-holds the first one, so that runs which come later wait behind it and cannot keep the machine busy
-for ever. Both are locks of the kernel (flock), which end with the process that holds them."""
+"""Turns between runs of the suite on one machine, a lock for readers and writers: tests that
+measure nothing share the machine, a test that measures has it alone. Whoever waits for it holds a
+first lock file, so that runs which come later cannot keep the machine busy for ever. Both are locks
+of the kernel (flock), which end with the process that holds them."""
 
 import fcntl
 import os
@@ -96,7 +95,5 @@ class Turns:
             self._machine.seek(0)
             measuring = self._machine.read(20) or "unknown"
             reason = f"one of them measures (pid {measuring}), and this one waits for its end"
-        return (
-            f"other runs of the suite are on this machine: {reason}; {seconds:.0f} s so far "
-            "(--share-machine does not wait)"
-        )
+        since = f"{seconds:.0f} s so far (--share-machine does not wait)"
+        return f"other runs of the suite are on this machine: {reason}; {since}"

@@ -1,7 +1,7 @@
 """Why a number may count neither way. Each check is named, and says what it saw. What a server
 gives no means to check is `unproven` and makes nothing INVALID."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median, pstdev
 
@@ -57,15 +57,13 @@ class Findings:
 
 def check_answers(answers: Sequence[TimedAnswer], clock: Clock | None, findings: Findings) -> None:
     """Failures, lengths and the account of tokens, request by request."""
-    failed = [answer for answer in answers if not answer.ok]
-    if failed:
-        findings.against(
-            "request_failed", f"{len(failed)} of {len(answers)} requests: {failed[0].error}"
-        )
+    if failed := [answer for answer in answers if not answer.ok]:
+        evidence = f"{len(failed)} of {len(answers)} requests: {failed[0].error}"
+        findings.against("request_failed", evidence)
     good = [answer for answer in answers if answer.ok]
+    if clock is None and good:
+        findings.against("no_tokens", f"{len(good)} answers carry no token at all")
     if clock is None:
-        if good:
-            findings.against("no_tokens", f"{len(good)} answers carry no token at all")
         return
     for answer in good:
         _check_count(answer, clock, findings)
@@ -87,43 +85,32 @@ def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
     usage, requested = answer.completion_tokens, answer.asked_tokens
     if clock == "chunks":
         if usage is not None and usage != tokens:
-            findings.against(
-                "chunk_clock",
-                f"{tokens} chunks with text, usage says {usage} tokens: "
-                "a chunk is not a token here",
-            )
+            evidence = f"{tokens} chunks with text, usage says {usage} tokens"
+            findings.against("chunk_clock", f"{evidence}: a chunk is not a token here")
         return
     if usage is not None and usage != tokens:
-        findings.against(
-            "token_accounting",
-            f"{tokens} tokens by {clock}, usage says {usage} (asked for {requested})",
-        )
+        evidence = f"{tokens} tokens by {clock}, usage says {usage} (asked for {requested})"
+        findings.against("token_accounting", evidence)
     elif tokens < requested:
-        findings.against(
-            "short_answer",
-            f"{tokens} tokens of {requested} with ignore_eos and min_tokens "
-            f"(finish_reason {answer.finish})",
-        )
+        finish = next((chunk.finish for chunk in reversed(answer.chunks) if chunk.finish), None)
+        evidence = f"{tokens} tokens of {requested} with ignore_eos and min_tokens"
+        findings.against("short_answer", f"{evidence} (finish_reason {finish})")
     elif tokens > requested:
-        findings.against(
-            "token_accounting", f"{tokens} tokens by {clock}, at most {requested} asked"
-        )
+        evidence = f"{tokens} tokens by {clock}, at most {requested} asked"
+        findings.against("token_accounting", evidence)
 
 
 def _check_prompt(answer: TimedAnswer, findings: Findings) -> None:
     for source, counted in (("usage", answer.prompt_tokens), ("its ids", answer.prompt_ids)):
         if counted is not None and answer.asked_prompt and counted != answer.asked_prompt:
-            findings.against(
-                "prompt_length", f"a prompt of {answer.asked_prompt} tokens, {source} say {counted}"
-            )
+            evidence = f"a prompt of {answer.asked_prompt} tokens, {source} say {counted}"
+            findings.against("prompt_length", evidence)
 
 
 def _check_cached(cached: float, prompted: int, source: str, findings: Findings) -> None:
     if cached > max(1.0, _CACHED_SHARE * prompted):
-        findings.against(
-            "prefix_cache_hit",
-            f"{cached:.0f} of {prompted} tokens of fresh prompts were cached, by {source}",
-        )
+        evidence = f"{cached:.0f} of {prompted} tokens of fresh prompts were cached, by {source}"
+        findings.against("prefix_cache_hit", evidence)
 
 
 def tokens_of(answer: TimedAnswer, clock: Clock) -> int:
@@ -135,10 +122,8 @@ def tokens_of(answer: TimedAnswer, clock: Clock) -> int:
 def check_warm_up(answers: Sequence[TimedAnswer], findings: Findings) -> None:
     """A request that failed before the first round failed all the same."""
     if failed := [answer for answer in answers if not answer.ok]:
-        findings.against(
-            "request_failed",
-            f"{len(failed)} of {len(answers)} requests of the warm-up: {failed[0].error}",
-        )
+        evidence = f"{len(failed)} of {len(answers)} requests of the warm-up: {failed[0].error}"
+        findings.against("request_failed", evidence)
 
 
 def check_twin(twin: TimedAnswer, findings: Findings) -> None:
@@ -159,11 +144,9 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
     for chunk in twin.chunks:
         ids += chunk.ids or 0
         if chunk.counted is not None and chunk.counted != ids:
-            findings.against(
-                "token_accounting",
-                f"{ids} token ids so far, their usage says {chunk.counted} (an untimed "
-                f"request of {twin.asked_tokens} tokens)",
-            )
+            of = f"(an untimed request of {twin.asked_tokens} tokens)"
+            evidence = f"{ids} token ids so far, their usage says {chunk.counted} {of}"
+            findings.against("token_accounting", evidence)
             return
     if ids < twin.asked_tokens:
         findings.against(
@@ -198,9 +181,8 @@ def check_metrics_stay(before: Counters | None, after: Counters | None, findings
     remaining = after.values.keys() | after.no_number if after is not None else set()
     if vanished := sorted(before.values.keys() - remaining):
         names = ", ".join(vanished) if after is not None else "all of /metrics"
-        findings.against(
-            "counters_vanished", f"there before the first request and not after the last: {names}"
-        )
+        evidence = f"there before the first request and not after the last: {names}"
+        findings.against("counters_vanished", evidence)
 
 
 def check_counters(
@@ -214,72 +196,55 @@ def check_counters(
     arrived = sum(tokens_of(answer, clock) for answer in answers)
     prompted = sum(answer.asked_prompt for answer in answers)
     whole = all(answer.ok for answer in answers)
-    if missing := [name for name in ("running", "waiting") if name not in delta]:
-        findings.not_checked(
-            f"other clients: /metrics says no number of the requests that are {', '.join(missing)}"
-        )
+    if missing := ", ".join(name for name in ("running", "waiting") if name not in delta):
+        line = "other clients: /metrics says no number of the requests that are"
+        findings.not_checked(f"{line} {missing}")
     busy = int(delta.get("running", 0) + delta.get("waiting", 0))
     if busy and whole:  # a request that we gave up may still run
         findings.against("other_clients", f"{busy} requests run or wait while none of ours does")
-    generated = delta.get("generated")
-    if generated is None:
+    if (generated := delta.get("generated")) is None:
         findings.not_checked("tokens by counters: /metrics says no number of generated tokens")
     elif generated > arrived and whole:
-        findings.against(
-            "other_clients",
-            f"{generated:.0f} tokens generated by the counters, {arrived} of them ours",
-        )
+        evidence = f"{generated:.0f} tokens generated by the counters, {arrived} of them ours"
+        findings.against("other_clients", evidence)
     elif generated < arrived:
-        findings.against(
-            "token_counters",
-            f"{arrived} tokens arrived, the counters say {generated:.0f} were generated",
-        )
+        evidence = f"{arrived} tokens arrived, the counters say {generated:.0f} were generated"
+        findings.against("token_counters", evidence)
     counted = delta.get("prompted")
     if counted is not None and counted > prompted and whole and prompted:
-        findings.against(
-            "other_clients", f"{counted:.0f} prompt tokens by the counters, {prompted} of them ours"
-        )
-    if "cache_hits" not in delta:
-        findings.not_checked("prefix-cache hits: the server does not count them")
-    else:
-        _check_cached(delta["cache_hits"], prompted, "the counters", findings)
-    if "preemptions" not in delta:
-        findings.not_checked("preemptions: the server does not count them")
-    elif times := int(delta["preemptions"]):
+        evidence = f"{counted:.0f} prompt tokens by the counters, {prompted} of them ours"
+        findings.against("other_clients", evidence)
+    for name, check in (("cache_hits", "prefix-cache hits"), ("preemptions", "preemptions")):
+        if name not in delta:
+            findings.not_checked(f"{check}: the server does not count them")
+    _check_cached(delta.get("cache_hits", 0.0), prompted, "the counters", findings)
+    if times := int(delta.get("preemptions", 0.0)):
         findings.against("preemption", f"{times} preemptions: requests waited for the KV cache")
 
 
 def check_drafts(
-    delta: Mapping[str, float] | None,
-    answers: Sequence[TimedAnswer],
-    clock: Clock,
-    findings: Findings,
+    delta: dict[str, float] | None, answers: Sequence[TimedAnswer], clock: Clock, findings: Findings
 ) -> None:
     """What the server's counters say of drafts against the prompts, and against the stream: a step
     sends one token and those that it accepted, and nothing after the end of an answer."""
     drafts, accepted = ((delta or {}).get(name, 0.0) for name in ("drafts", "accepted_tokens"))
     several = sum(tokens_of(a, clock) - len(decoding.moments(arrivals(a, clock))) for a in answers)
     if delta is None and several > len(answers):
-        findings.not_checked(
-            "speculation: several tokens come at once, and no counter says whether they are drafted"
-        )
+        line = "speculation: several tokens come at once, and no counter says whether they are"
+        findings.not_checked(f"{line} drafted")
     if not delta or not drafts:
         return
     if not all(answer.text for answer in answers):
-        findings.against(
-            "drafted_random_tokens",
-            f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, for random "
-            "tokens: no text that anybody writes is drafted like those",
-        )
+        evidence = f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, for random"
+        why = "tokens: no text that anybody writes is drafted like those"
+        findings.against("drafted_random_tokens", f"{evidence} {why}")
     if clock == "chunks" or not all(answer.ok for answer in answers):
         return
     beyond = min(delta.get("draft_tokens", 0.0) / drafts, _LONGEST_DRAFT) * len(answers)
     if accepted > several + beyond:
-        findings.against(
-            "accepted_tokens",
-            f"{accepted:.0f} accepted tokens by the counters; in the streams {several} came with "
-            f"another one, and {beyond:.0f} at most were cut off",
-        )
+        cut = f"{beyond:.0f} at most were cut off"
+        evidence = f"{accepted:.0f} accepted tokens by the counters; in the streams {several} came"
+        findings.against("accepted_tokens", f"{evidence} with another one, and {cut}")
 
 
 def check_server_clock(
@@ -291,8 +256,7 @@ def check_server_clock(
 ) -> None:
     """The decode rate over all requests against the engine's own clock over the same ones. The
     stream may be slower than the engine, and is then what a user gets; it cannot be faster."""
-    seconds = (delta or {}).get("decode_seconds")
-    if seconds is None:
+    if (seconds := (delta or {}).get("decode_seconds")) is None:
         findings.not_checked("decode time by counters: the server does not count it")
         return
     totals = [tokens_of(answer, clock) for answer in answers]
@@ -303,11 +267,9 @@ def check_server_clock(
     if long_ns <= 0 or len(windows) < len(answers):
         return  # something failed, and that is said elsewhere
     if seconds <= 0:
-        findings.against(
-            "server_clock",
-            f"{len(answers)} requests with {sum(totals)} tokens, and the server's own decode time "
-            f"went on by {seconds:g} s",
-        )
+        sent = f"{len(answers)} requests with {sum(totals)} tokens"
+        evidence = f"{sent}, and the server's own decode time went on by {seconds:g} s"
+        findings.against("server_clock", evidence)
         return
     # How late a short answer's first chunk was cannot be told: without drafts it is no faster.
     token_ns = 0.0 if any(answer.text for answer in answers) else long_ns / long_tokens
@@ -316,17 +278,14 @@ def check_server_clock(
     engine = sum(total - 1 for total in totals) / seconds
     tolerated = bound + len(answers) * _DELIVERY_S / span_s
     if observed > engine * (1.0 + tolerated):
-        findings.against(
-            "server_clock",
-            f"{observed:.4g} tok/s by the streams, {engine:.4g} by the server's own decode time of "
-            f"the same {len(answers)} requests ({observed / engine - 1:+.1%}; {tolerated:.1%} is "
-            "tolerated)",
-        )
+        times = f"the server's own decode time of the same {len(answers)} requests"
+        faster = f"({observed / engine - 1:+.1%}; {tolerated:.1%} is tolerated)"
+        evidence = f"{observed:.4g} tok/s by the streams, {engine:.4g} by {times} {faster}"
+        findings.against("server_clock", evidence)
 
 
 def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Findings) -> None:
-    """Whether what is counted as the first token came before there was one: it has no text, and
-    what a prompt takes comes after it."""
+    """Whether the first token's chunk has no text and came before what a prompt takes."""
     early = []
     for answer in answers:
         stamps = [arrival.at_ns for arrival in arrivals(answer, clock)]
@@ -339,11 +298,10 @@ def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Fi
             early.append((pause, stamps[0] - answer.sent_ns))
     if 2 * len(early) > len(answers):
         pause, waited = (median(times) / 1e6 for times in zip(*early, strict=True))
-        findings.against(
-            "early_first_chunk",
-            f"{len(early)} of {len(answers)} first chunks are counted as a token and have no text; "
-            f"they came after {waited:.4g} ms, and the next one {pause:.4g} ms later",
-        )
+        chunks = f"{len(early)} of {len(answers)} first chunks"
+        times = f"they came after {waited:.4g} ms, and the next one {pause:.4g} ms later"
+        evidence = f"{chunks} are counted as a token and have no text; {times}"
+        findings.against("early_first_chunk", evidence)
 
 
 def check_start(
@@ -353,11 +311,9 @@ def check_start(
     windows = [w for answer in answers if (w := window(answer, clock, tokens)) is not None]
     bunched = [each for each in windows if not each.enough]
     if len(bunched) > _BUNCHED_SHARE * len(windows):
-        findings.against(
-            "bunched_start",
-            f"{min(bunched[0].start.tokens, tokens)} of the first {tokens} tokens came together at "
-            f"the start, in {len(bunched)} of {len(windows)} rounds: too few are left for a rate",
-        )
+        first = f"{min(bunched[0].start.tokens, tokens)} of the first {tokens} tokens"
+        rounds = f"in {len(bunched)} of {len(windows)} rounds: too few are left for a rate"
+        findings.against("bunched_start", f"{first} came together at the start, {rounds}")
 
 
 def check_beginning(
@@ -377,12 +333,10 @@ def check_beginning(
     ratio = median(ratios)
     noise = _NOISE * 1.4826 * median(abs(r - ratio) for r in ratios) / len(ratios) ** 0.5
     if ratio > 1.0 + bound + noise:
-        findings.against(
-            "rates_contradict",
-            f"the first {tokens} tokens came {ratio - 1:.1%} faster than those after them in the "
-            f"same answers ({len(ratios)} rounds; {bound + noise:.1%} is tolerated): they were "
-            "held back with the first chunk",
-        )
+        faster = f"the first {tokens} tokens came {ratio - 1:.1%} faster than those after them"
+        of = f"in the same answers ({len(ratios)} rounds; {bound + noise:.1%} is tolerated)"
+        why = "they were held back with the first chunk"
+        findings.against("rates_contradict", f"{faster} {of}: {why}")
 
 
 def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float | None:
@@ -406,8 +360,7 @@ def check_second_clock(
     """The decode rates of answers against what the wall times of whole requests say of the same
     answers: what moves from one answer to the next is in both. `neighbours`: no answer is in two
     pairs, so that their median may be wrong by three of its standard errors alone."""
-    ratios = [second / rate for rate, second in pairs if rate]
-    if not ratios:
+    if not (ratios := [second / rate for rate, second in pairs if rate]):
         findings.not_checked("second clock: no requests of different length to compare")
         return
     ratio = median(ratios)
@@ -418,27 +371,21 @@ def check_second_clock(
     first, other = (median(rates) for rates in zip(*pairs, strict=True))
     spread = 2.0 * pstdev(second for _, second in pairs)
     if abs(ratio - 1.0) > bound + noise or abs(other - first) > bound * first + spread:
-        findings.against(
-            "second_clock",
-            f"{first:.4g} tok/s by the stream, {other:.4g} tok/s by the times of requests of "
-            f"different length ({len(pairs)} pairs); they may differ by {bound:.0%}",
-        )
+        rates = f"{first:.4g} tok/s by the stream, {other:.4g} tok/s by the times of requests of"
+        bounds = f"({len(pairs)} pairs); they may differ by {bound:.0%}"
+        findings.against("second_clock", f"{rates} different length {bounds}")
 
 
 def check_client(batches: Sequence[TimedBatch], findings: Findings) -> None:
     """The client's own clocks."""
     for batch in batches:
-        tolerated = _CLOCK_STEP_S + _SLEW * batch.wall_s
         boot, raw = (batch.clock_steps.get(name, 0.0) for name in ("boot", "raw"))
-        if abs(boot) > tolerated:
-            findings.against(
-                "clock_step",
-                f"the machine slept for {boot:.3f} s, which the clock in use did not count",
-            )
-        if abs(raw) > tolerated:
-            findings.against(
-                "clock_step", f"the clock in use and the hardware's went {raw:.3f} s apart"
-            )
+        for step, evidence in (
+            (boot, f"the machine slept for {boot:.3f} s, which the clock in use did not count"),
+            (raw, f"the clock in use and the hardware's went {raw:.3f} s apart"),
+        ):
+            if abs(step) > _CLOCK_STEP_S + _SLEW * batch.wall_s:
+                findings.against("clock_step", evidence)
 
 
 def disturbed(answer: TimedAnswer, clock: Clock, measuring: Measuring) -> bool:
@@ -450,19 +397,16 @@ def disturbed(answer: TimedAnswer, clock: Clock, measuring: Measuring) -> bool:
     window = chunks[-1][0] - chunks[0][0]
     bound = measuring.client_lag_bound
     waited = ttft_ms(answer, clock) * 1e6
-    return (len(chunks) > 1 and max(first, last) > bound * window) or (
-        max(sent, first) > max(bound * waited, 3e6)
-    )
+    late = len(chunks) > 1 and max(first, last) > bound * window
+    return late or max(sent, first) > max(bound * waited, 3e6)
 
 
 def check_lag(lost: int, kept: int, worst_ns: int, findings: Findings) -> None:
     """Rounds that the client disturbed are left out; too many of them are no measurement."""
     if lost > max(2, kept):
-        findings.against(
-            "client_lag",
-            f"{lost} of {lost + kept} rounds were disturbed by the client's own delays "
-            f"(up to {worst_ns / 1e6:.1f} ms): the machine that measures is too busy",
-        )
+        delays = f"by the client's own delays (up to {worst_ns / 1e6:.1f} ms)"
+        evidence = f"{lost} of {lost + kept} rounds were disturbed {delays}"
+        findings.against("client_lag", f"{evidence}: the machine that measures is too busy")
 
 
 def check_drift(rates: Sequence[float], bound: float, findings: Findings) -> None:
@@ -471,11 +415,9 @@ def check_drift(rates: Sequence[float], bound: float, findings: Findings) -> Non
         return
     at, before, after = levels
     if abs(after - before) > bound * before:
-        findings.against(
-            "drift",
-            f"{before:.4g} tok/s in the first {at} rounds, {after:.4g} in the {len(rates) - at} "
-            f"after them ({(after / before - 1):+.1%}); {bound:.0%} is tolerated",
-        )
+        change = f"({(after / before - 1):+.1%}); {bound:.0%} is tolerated"
+        rounds = f"{after:.4g} in the {len(rates) - at} after them {change}"
+        findings.against("drift", f"{before:.4g} tok/s in the first {at} rounds, {rounds}")
 
 
 def drift(rates: Sequence[float]) -> tuple[int, float, float] | None:

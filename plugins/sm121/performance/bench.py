@@ -46,7 +46,6 @@ class Bench:
     texts: TimedTexts | None = None
     #: Of the profile's known answers those that the server gives no more, and what it says.
     forgotten: Callable[[], dict[str, str]] = dict
-    #: The cell that was measured last.
     _latest: MeasuredCell | None = None
     _is_closed: bool = False
 
@@ -75,9 +74,8 @@ class Bench:
             measured.slots_sure = server.managed or requested_slots(harness, server) is not None
             measured.context = server.context_tokens()
             again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
-            unknown = functools.partial(
-                facts.unknown, server.endpoint, harness.profile.correctness.known_answers
-            )
+            known_answers = harness.profile.correctness.known_answers
+            unknown = functools.partial(facts.unknown, server.endpoint, known_answers)
             before, texts = unknown(), texts_of(server, harness, plan)
             lost = lambda: {k: said for k, said in unknown().items() if k not in before}  # noqa: E731
             yield cls(measured, plan, tails, again, texts=texts, forgotten=lost)
@@ -178,8 +176,7 @@ def drafts(harness: Harness, server: Server) -> bool:
 
 
 def requested_slots(harness: Harness, server: Server) -> int | None:
-    """Requests that a server was asked to run at the same time: by its arguments; where it is
-    attached, by its log. None where neither says."""
+    """Requests that a server was asked to run at once, by its arguments, else by its log."""
     if server.configuration is not None:
         return at_once(server.configuration.arguments)
     logged = requested.in_log(harness.kernel_path(server), "max_num_seqs")
@@ -226,14 +223,9 @@ class PerformanceChecks:
         measurement = bench.read(metric, cell)
         if metric.unit == "tok/s":
             bench.recorded[measurement.name] = metric, cell
-        measuring = plan.measuring
-        self.record(
-            measurement,
-            more if bench.tails or not metric.is_tail else None,
-            maximum_rounds=(
-                measuring.tail_requests if metric.is_tail else measuring.maximum_rounds
-            ),
-        )
+        measuring, again = plan.measuring, more if bench.tails or not metric.is_tail else None
+        bound = measuring.tail_requests if metric.is_tail else measuring.maximum_rounds
+        self.record(measurement, again, maximum_rounds=bound)
 
     def visible_time(self, questions: Sequence[str], tokens: int) -> None:
         """ttft_visible_p50: the first text of the answer proper, in milliseconds. The questions are
@@ -256,18 +248,9 @@ class PerformanceChecks:
                 findings.against("no_visible_text", f"{events}, none with content")
             samples.append(visible_ms if answer.ok and visible_ms is not None else timing.NEVER)
             reasoning.append(sum(chunk.text and not chunk.visible for chunk in answer.chunks))
-        self.record(
-            Measurement(
-                name="ttft_visible_p50",
-                unit="ms",
-                samples=samples,
-                higher_is_better=False,
-                quantile=0.5,
-                invalid=[*findings.invalid, *self.bench.off_path()],
-                unproven=findings.unproven,
-                extra={"reasoning_chunks": reasoning, "cold": False, "retries": retries},
-            )
-        )
+        extra = {"reasoning_chunks": reasoning, "cold": False, "retries": retries}
+        of_time: dict[str, Any] = {"unit": "ms", "higher_is_better": False, "quantile": 0.5}
+        self._record("ttft_visible_p50", samples, findings, extra=extra, **of_time)
 
     def chat_rate(self, chats: TimedChats | None, required: Gate | None) -> None:
         """tg_chat: tokens a second of chats as users have them, from the request to its end, by
@@ -287,17 +270,9 @@ class PerformanceChecks:
         samples = [1e3 * (a.completion_tokens or 0) / timing.e2e_ms(a) for a in answers]
         last = cell.answers[-len(answers) :]
         beside = [timing.decode_rate(answer, cell.counted_by) for answer in last]
-        self.record(
-            Measurement(
-                name="tg_chat",
-                unit="tok/s",
-                samples=samples,
-                higher_is_better=True,
-                invalid=[*findings.invalid, *self.bench.off_path()],
-                unproven=findings.unproven,
-                extra={"tokens": [a.completion_tokens for a in answers], "beside": beside},
-            )
-        )
+        extra = {"tokens": [a.completion_tokens for a in answers], "beside": beside}
+        of_rate: dict[str, Any] = {"unit": "tok/s", "higher_is_better": True}
+        self._record("tg_chat", samples, findings, extra=extra, **of_rate)
         if findings.invalid:
             return  # measured on a busy machine: it holds for nothing
         rate = min(median(samples), max(samples[::2]), max(samples[1::2]))
@@ -337,6 +312,14 @@ class PerformanceChecks:
         length = f"with {chats.at_least} tokens or more by usage"
         raise Inconclusive(f"{len(answers)} of {2 * rounds} chats ended {length}")
 
+    def _record(
+        self, name: str, samples: list[float], findings: validity.Findings, **fields: Any
+    ) -> None:
+        invalid, unproven = [*findings.invalid, *self.bench.off_path()], findings.unproven
+        self.record(
+            Measurement(name=name, samples=samples, invalid=invalid, unproven=unproven, **fields)
+        )
+
     def acceptance(self, drafted: counters.Drafted, position: int) -> None:
         """acceptance@P, in percent of the drafts. Raises Inapplicable: drafts are shorter, or
         nothing tells the places apart; NotRun: nothing was accepted there."""
@@ -354,9 +337,8 @@ class PerformanceChecks:
 
     def accepted_length(self, drafted: counters.Drafted) -> None:
         """accepted_length, in tokens of a step."""
-        self.once(
-            "accepted_length", "tokens", drafted.accepted_length or 1.0, higher_is_better=True
-        )
+        length = drafted.accepted_length or 1.0
+        self.once("accepted_length", "tokens", length, higher_is_better=True)
 
     def once(self, name: str, unit: Unit, value: float, *, higher_is_better: bool = False) -> None:
         """A value that exists once in a run: a start, a peak."""
@@ -366,11 +348,9 @@ class PerformanceChecks:
 
 
 def _against_the_path(harness: Harness, server: Server) -> tuple[list[Invalidity], list[str]]:
-    """Why the numbers of a server that is not on its required kernel path are invalid, and which
-    parts of the path cannot be checked."""
+    """Why numbers off the required kernel path are invalid, and what of it cannot be checked."""
     if server.log is None:
         return [], [f"kernel path: {server.why_no_log}"]
-    contradictions = harness.contradictions(server)
-    if not contradictions:
+    if not (contradictions := harness.contradictions(server)):
         return [], []
     return [Invalidity(reason="kernel_path", evidence="; ".join(contradictions)[:500])], []

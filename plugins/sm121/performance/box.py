@@ -47,16 +47,11 @@ class RunBox:
         """Why the readings of this machine do not apply to the numbers; None when they do."""
         for server in self._attached:
             if not server.here:
-                return (
-                    f"the server is attached at {server.host}: this machine says nothing about its "
-                    "numbers"
-                )
-        target, machine = self.harness.profile.arch, architecture.detect().name
-        if target == machine:
-            return None
-        return (
-            f"the target is {target}, this machine is {machine}: it says nothing about the numbers"
-        )
+                why = "this machine says nothing about its numbers"
+                return f"the server is attached at {server.host}: {why}"
+        target, arch = self.harness.profile.arch, architecture.detect().name
+        why = f"the target is {target}, this machine is {arch}: it says nothing about the numbers"
+        return None if target == arch else why
 
     def read_before(self) -> None:
         """Read the box before anything is measured."""
@@ -64,9 +59,8 @@ class RunBox:
         self._began = (CpuUse.take(self._own), self._starts)
         self._conclude()
         if self.before is None or self.before.device is None:
-            self.harness.unproven(
-                f"box and roofline: {self.harness.file.box.reason or 'not measured'}"
-            )
+            reason = self.harness.file.box.reason or "not measured"
+            self.harness.unproven(f"box and roofline: {reason}")
 
     def read_after(self) -> None:
         """Read the box after everything was measured."""
@@ -95,9 +89,8 @@ class RunBox:
             if timed[name].verdict is Verdict.PASS:
                 timed[name].verdict = Verdict.NOT_RUN
         refuted = self.refuted & {Verdict.PASS, Verdict.FAIL}
-        if not gated or (
-            Verdict.PASS not in refuted and all(m.verdict is Verdict.PASS for m in gated.values())
-        ):
+        all_pass = all(metric.verdict is Verdict.PASS for metric in gated.values())
+        if all_pass and (not gated or Verdict.PASS not in refuted):
             self.harness.remark(f"rates and times were measured although {message}", at_once=False)
             return
         for metric in gated.values():
@@ -162,14 +155,12 @@ class RunBox:
         return Ceiling(cost, gb_s, reference.roofline_tolerance if reference else 1.0)
 
     def _conclude(self) -> None:
-        """Write the state into the report."""
         report = self.harness.file.box
         if (elsewhere := self.elsewhere) is not None:
             report.state, report.reason = BoxState.UNKNOWN.value, elsewhere
             return
-        judgement = box.judge(
-            self.harness.profile.box, self.before, self.after, load_during=self._load_during
-        )
+        reference, load_during = self.harness.profile.box, self._load_during
+        judgement = box.judge(reference, self.before, self.after, load_during=load_during)
         self.refuted = judgement.refuted
         report.state, report.reason = judgement.state.value, self.harness.redact(judgement.reason)
         report.before, report.after = self.before, self.after
@@ -193,13 +184,9 @@ class RunBox:
         self._say_what_is_not_known(reading)
         if (line := box.capped(reference, reading)) is not None:
             harness.remark(f"box: {line}")
-        if reading.device is not None:
-            harness.say(
-                "box",
-                f"{reading.device.bandwidth_gb_s:.4g} GB/s, "
-                f"{reading.device.matrix_tflop_s:.3g} TFLOP/s, "
-                f"{reading.other_load:.0%} of the CPU taken by others",
-            )
+        if (measured := reading.device) is not None:
+            rates = f"{measured.bandwidth_gb_s:.4g} GB/s, {measured.matrix_tflop_s:.3g} TFLOP/s"
+            harness.say("box", f"{rates}, {reading.other_load:.0%} of the CPU taken by others")
         return reading
 
     @property
@@ -208,8 +195,7 @@ class RunBox:
 
     @functools.cached_property
     def _attached(self) -> list[AttachedProcesses]:
-        attached = self.harness.attached
-        if attached is None:
+        if (attached := self.harness.attached) is None:
             return []
         life, also = self.harness.attached_life, dict.fromkeys(self.also)
         also.pop(attached.endpoint.base_url, None)
@@ -239,11 +225,9 @@ class RunBox:
             return
         self._reported = True
         if self._attached:
-            self.harness.unproven(
-                f"box: {reading.cannot_tell}; others may work there, or the server may stand "
-                "behind a proxy: attach to its own port, on its machine and as its user"
-            )
+            why = "others may work there, or the server may stand behind a proxy"
+            how = "attach to its own port, on its machine and as its user"
+            self.harness.unproven(f"box: {reading.cannot_tell}; {why}: {how}")
         else:
-            self.harness.remark(
-                f"box: {reading.cannot_tell}: the process ids of a container are its own"
-            )
+            why = "the process ids of a container are its own"
+            self.harness.remark(f"box: {reading.cannot_tell}: {why}")

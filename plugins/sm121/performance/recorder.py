@@ -51,7 +51,6 @@ class Recorder:
     box: RunBox | None = None
     #: Beside the profile's: of prices, which depend on how the server rounds.
     gates: dict[str, Gate] = field(default_factory=dict)
-    #: The recorded measurements so far, in order.
     recorded: list[Recorded] = field(default_factory=list)
 
     def record(
@@ -75,29 +74,28 @@ class Recorder:
         if threshold is not None and measurement.valid and measurement.samples:
             decision, measurement = gate.decide_measurement(measurement, threshold, more, bound)
         estimate = decision.estimate if decision else gate.estimate_of(measurement)
-        measurement.invalid = [*measurement.invalid, *self._of_another_process()]
+        if self.harness.attached is not None:
+            self.harness.look_at_the_server()
+        if replaced := self.harness.replaced:
+            invalidity = Invalidity(reason=beside.REPLACED, evidence=replaced)
+            measurement.invalid = [*measurement.invalid, invalidity]
         memory, above_roofline = self._against_roofline(measurement, estimate, threshold)
         against = [*map(str, measurement.invalid), *([above_roofline] if above_roofline else [])]
         if not against and estimate is None:
             against.append("no_samples: nothing was measured")
+        refuted = self.box.refuted if self.box is not None else frozenset()
+        has_gate, reason = threshold is not None, file.box.reason
         verdict, fact = gate.conclude(
-            measurement,
-            decision,
-            gated=threshold is not None,
-            against=against,
-            refuted=self.box.refuted if self.box is not None else (),
-            box=file.box.reason,
+            measurement, decision, gated=has_gate, against=against, refuted=refuted, box=reason
         )
         if fact and verdict is Verdict.FAIL and (why := memory.get("out_of_reach")):
             (fact,) = noted([fact], f"it reads {why}")
-        file.metrics[measurement.name] = _report(
-            measurement, threshold, estimate, decision, verdict, memory
-        )
+        recorded = Recorded(measurement, estimate, verdict, fact)
+        file.metrics[measurement.name] = _report(recorded, threshold, decision, memory)
         for line in measurement.unproven:
             self.harness.unproven(line)
         for line in measurement.remarks:
             self.harness.remark(line, at_once=False)
-        recorded = Recorded(measurement, estimate, verdict, fact)
         store(recorded)
         # The last look decides again on what was decided before.
         self.recorded[:] = [r for r in self.recorded if r.measurement.name != measurement.name]
@@ -110,13 +108,6 @@ class Recorder:
         if fact and verdict is Verdict.FAIL:
             raise Unmet(fact)
         return recorded
-
-    def _of_another_process(self) -> list[Invalidity]:
-        """What shows that the attached server was replaced in this run, as of now."""
-        if self.harness.attached is not None:
-            self.harness.look_at_the_server()
-        replaced = self.harness.replaced
-        return [Invalidity(reason=beside.REPLACED, evidence=replaced)] if replaced else []
 
     def described(self, recorded: Recorded, *, reason: str = "") -> dict[str, Any]:
         """What is stored with a measurement, so that it can be compared and understood later."""
@@ -168,8 +159,7 @@ class Recorder:
     def _against_roofline(
         self, measurement: Measurement, estimate: statistics.Estimate | None, threshold: Gate | None
     ) -> tuple[dict[str, Any], str | None]:
-        """What bounds a decode rate and how much of that was reached, as `MetricReport` has it;
-        and what is wrong when it is too high."""
+        """What bounds a decode rate, how much was reached (`MetricReport`), and what is wrong."""
         depth, box = roofline.depth_of(measurement.name), self.box
         costs = box.costs(depth) if box is not None and depth is not None else None
         if box is None or costs is None or box.model is None:
@@ -198,16 +188,11 @@ class Recorder:
 
 
 def _report(
-    measurement: Measurement,
-    threshold: Gate | None,
-    estimate: statistics.Estimate | None,
-    decision: gate.Decision | None,
-    verdict: Verdict,
-    memory: dict[str, Any],
+    recorded: Recorded, gate_of: Gate | None, decision: gate.Decision | None, memory: dict[str, Any]
 ) -> verdict_file.MetricReport:
-    thresholds = {
-        name: getattr(threshold, name, None) for name in ("minimum", "target", "stretch", "at_most")
-    }
+    measurement, estimate, verdict = recorded.measurement, recorded.estimate, recorded.verdict
+    names = ("minimum", "target", "stretch", "at_most")
+    thresholds = {name: getattr(gate_of, name, None) for name in names}
     return verdict_file.MetricReport(
         value=statistics.finite(estimate.value) if estimate else None,
         unit=measurement.unit,

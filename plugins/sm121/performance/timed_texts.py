@@ -1,7 +1,6 @@
-"""What timed requests say is what the server says to the same prompts when nobody times it. A timed
-request asks for neither ids nor log-probabilities, which would cost time. Its prompt is asked again
-in other forms: whole and with log-probabilities; for one token without the fields of a timed
-request; and with a part of it changed, which must change the log-probabilities."""
+"""What timed requests say is what the server says to the same prompts when nobody times it. They
+ask for neither ids nor log-probabilities, which would cost time. A prompt is asked again: whole
+with log-probabilities; for one token; and with a part of it changed, which must change them."""
 
 import bisect
 import json
@@ -26,7 +25,6 @@ from sm121.measure.cells import MeasuredCell
 _TOKENS_OF_A_SIGN = 4
 #: Parts of a prompt, of which each look changes the next.
 _PARTS = 4
-#: Characters of a text that are shown.
 _SHOWN = 60
 Ids = tuple[int, ...]
 
@@ -156,7 +154,6 @@ class TimedTexts:
 
 
 def _by_id(position: Position) -> dict[int, float]:
-    """The log-probabilities that a place has, by the ids of the tokens."""
     likely = {**position.top, position.token: position.log_probability}
     if (ids := ids_of([Position(name, 0.0, {}) for name in likely])) is None:
         raise NotRun("the engine does not name tokens by their ids (return_tokens_as_token_ids)")

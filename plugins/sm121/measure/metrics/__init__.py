@@ -28,7 +28,6 @@ class Metric(ABC):
     """What is computed from the answers of a cell. The docstring of a metric has its definition and
     where it is from. `quantile`: of its samples, that is asked for; None for the median."""
 
-    #: What `find` finds it by.
     key: ClassVar[str]
     unit: ClassVar[Unit]
     higher_is_better: ClassVar[bool]

@@ -32,13 +32,11 @@ class PrefillRate(Metric):
         return f"pp{cell.server.plan.prompt_tokens}{cell.suffix}@d{cell.depth}"
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """One of each request; of several streams, one a round. Raises Inapplicable: some wait
-        until others have decoded."""
+        """One of each request; of several streams, one a round. Raises Inapplicable: some wait."""
         if cell.queued:
-            raise Inapplicable(
-                f"{cell.concurrency} prompts are not computed at the same time: the server was "
-                f"asked to run {cell.server.slots} at once (--max-num-seqs), and the rest wait"
-            )
+            why = f"the server was asked to run {cell.server.slots} at once (--max-num-seqs)"
+            prompts = f"{cell.concurrency} prompts are not computed at the same time"
+            raise Inapplicable(f"{prompts}: {why}, and the rest wait")
         clock = cell.counted_by
         if cell.concurrency > 1:
             return [common_prefill_rate(answers, clock) for answers in cell.long]
@@ -54,7 +52,8 @@ class PrefillRate(Metric):
             "ttft_ms": median_or_none(timing.ttft_ms(a, clock) for a in cell.all_answers),
         }
         if cell.concurrency == 1:
-            measurement.extra["slope_tok_s"] = prefill_slope(cell.server.single_streams)
+            alone = [one for one in cell.server.cells.values() if one.concurrency == 1]
+            measurement.extra["slope_tok_s"] = prefill_slope(alone)
 
 
 def prefill_rate(answer: TimedAnswer, clock: Clock) -> float:
@@ -65,8 +64,7 @@ def prefill_rate(answer: TimedAnswer, clock: Clock) -> float:
 
 
 def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
-    """Prompt tokens of streams side by side over the time until all of them have a first token. A
-    failed one makes it nothing."""
+    """Prompt tokens of streams side by side over the time to all first tokens; 0 of a failure."""
     streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
     if len(streams) < len(answers) or not all(streams):
         return 0.0
@@ -81,10 +79,9 @@ def prefill_slope(cells: Sequence[MeasuredCell]) -> float | None:
     points = []
     for cell in cells:
         clock = cell.counted_by
-        times = [timing.ttft_ms(answer, clock) for answer in cell.all_answers]
-        if times:
+        if times := [timing.ttft_ms(answer, clock) for answer in cell.all_answers]:
             points.append((cell.prompt_tokens, median(times)))
-    points.sort()
-    if len(points) < 2 or points[-1][1] <= points[0][1] or points[-1][1] == timing.NEVER:
+    if len(points) < 2:
         return None
-    return (points[-1][0] - points[0][0]) / (points[-1][1] - points[0][1]) * 1e3
+    (fewest, early), (most, late) = min(points), max(points)
+    return (most - fewest) / (late - early) * 1e3 if early < late < timing.NEVER else None

@@ -112,8 +112,7 @@ def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
 def dips(rates: Mapping[int, float]) -> list[str]:
     """Where the last but one number of streams is slower than its neighbours make expect: a batch
-    between two captured graph sizes is padded to the larger one. `rates`: tokens a second of all
-    streams together, by their number."""
+    between two captured graph sizes is padded. `rates`: tokens a second of all, by their number."""
     if len(rates) < 3:
         return []
     below, middle, above = sorted(rates)[-3:]
@@ -122,9 +121,7 @@ def dips(rates: Mapping[int, float]) -> list[str]:
     expected = 1 / ((1 - share) / each[below] + share / each[above])
     if each[middle] >= _DIP * expected:
         return []
-    return [
-        f"{middle} streams decode {each[middle]:.1f} tok/s each, {expected:.1f} by their "
-        f"neighbours ({each[below]:.1f} at {below}, {each[above]:.1f} at {above}): "
-        f"{100 * (1 - each[middle] / expected):.0f} % less, as where no graph of that size is "
-        "captured"
-    ]
+    rates = f"{middle} streams decode {each[middle]:.1f} tok/s each, {expected:.1f} by their"
+    neighbours = f"neighbours ({each[below]:.1f} at {below}, {each[above]:.1f} at {above})"
+    less = f"{100 * (1 - each[middle] / expected):.0f} % less"
+    return [f"{rates} {neighbours}: {less}, as where no graph of that size is captured"]

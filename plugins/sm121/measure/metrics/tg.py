@@ -117,8 +117,7 @@ class DecodeRate(Metric):
         cell.gather(0, readings=samples, tokens=self.tokens)
 
     def gather_at_the_end(self, cell: MeasuredCell, rounds: int) -> None:
-        """Where a gate looked at as many answers of all lengths, those of this length may be the
-        slow ones."""
+        """Where a gate looked at as many answers of all lengths, those of this one may be slow."""
         readings = gate.STEADY_LOOK if self.of(cell).rounds >= gate.STEADY_LOOK else 0
         cell.gather(rounds, readings=readings, tokens=self.tokens)
 
@@ -208,7 +207,6 @@ def _reached(answer: TimedAnswer, clock: Clock, tokens: int, whole: bool) -> tup
     """A number of tokens and the time in ms that it took; of a whole request, its wall time."""
     if whole:
         return answer.asked_tokens, timing.e2e_ms(answer)
-    window = timing.window(answer, clock, tokens)
-    if window is None:
+    if (window := timing.window(answer, clock, tokens)) is None:
         return 0, timing.NEVER
     return window.end.tokens, (window.end.at_ns - answer.sent_ns) / 1e6
