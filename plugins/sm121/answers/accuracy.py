@@ -80,18 +80,15 @@ class Interval:
         return self.right / self.total
 
     def hold(self, at_least: float, fact: Fact) -> None:
-        """Go on only if the whole interval is at or above. Raises Unmet: it is below; Inconclusive:
-        the bound is in it."""
+        """Go on only if the whole interval is at or above. Raises Unmet: below; Inconclusive."""
         if self.high < at_least:
             raise Unmet(fact)
         if self.low < at_least:
             raise Inconclusive(fact)
 
     def __str__(self) -> str:
-        return (
-            f"{self.right} of {self.total} right: {self.share:.1%}, "
-            f"95 % interval {self.low:.1%} to {self.high:.1%}"
-        )
+        interval = f"95 % interval {self.low:.1%} to {self.high:.1%}"
+        return f"{self.right} of {self.total} right: {self.share:.1%}, {interval}"
 
 
 @dataclass(frozen=True)
@@ -109,10 +106,8 @@ class Paired:
         return self.lost > self.gained and self.p_value < SIGNIFICANT
 
     def __str__(self) -> str:
-        return (
-            f"{self.lost} lost, {self.gained} gained, {self.same} as before "
-            f"(p = {self.p_value:.3g})"
-        )
+        changes = f"{self.lost} lost, {self.gained} gained, {self.same} as before"
+        return f"{changes} (p = {self.p_value:.3g})"
 
 
 def load(path: Path, model: type[_Line], option: str) -> list[_Line]:
@@ -187,10 +182,7 @@ def interval(outputs: Iterable[Output]) -> Interval:
 
 
 def interval_of(right: int, n: int) -> Interval:
-    """Wilson's score interval (Wilson 1927) of the share that is right. Raises ValueError without
-    answers."""
-    if not n:
-        raise ValueError("an interval needs at least one answer")
+    """Wilson's score interval (Wilson 1927) of the right share. Raises ValueError: no answers."""
     from scipy import stats  # half a second, which a run without questions need not spend
 
     bounds = stats.binomtest(right, n).proportion_ci(0.95, method="wilson")
@@ -203,10 +195,8 @@ def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
     new = {output.key: output.right for output in now}
     if old.keys() != new.keys():
         odd = sorted(old.keys() ^ new.keys())[0]
-        raise UsageError(
-            "--questions-baseline: expected answers to the same questions; only one run has "
-            f"{odd!r}"
-        )
+        expected = "--questions-baseline: expected answers to the same questions"
+        raise UsageError(f"{expected}; only one run has {odd!r}")
     from scipy import stats
 
     gained = sum(new[key] and not old[key] for key in old)
@@ -239,8 +229,7 @@ def judge(
         change = paired(load(baseline, Output, "--questions-baseline"), outputs)
         remark(f"accuracy against the baseline: {change}")
         require(not change.worse, "not worse than the baseline", change, evidence=kept)
-    share = profile.correctness.accuracy
-    if share is None:
+    if (share := profile.correctness.accuracy) is None:
         raise NotRun(f"profile {profile.name} has no correctness.accuracy; seen: {share_right}")
     fact = Fact(f"at least {share.at_least:.1%}", f"{share_right}", evidence=f"{kept}")
     share_right.hold(share.at_least, fact)

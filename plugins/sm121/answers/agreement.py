@@ -2,8 +2,7 @@
 Greedy decoding is discontinuous: where two tokens are as likely as each other within the noise,
 either may be chosen, and from there on the texts differ without anything being wrong. So a
 difference of tokens is accepted where both runs hold both tokens for equally likely, within the
-bound; what follows is judged anew from the accepted token, by asking again. Everything else is a
-disagreement."""
+bound; what follows is judged anew from the accepted token, by asking again. All else is wrong."""
 
 import itertools
 import math
@@ -57,10 +56,7 @@ class TokenAgreement:
 
 
 def judge(
-    judged: Sequence[Position],
-    other: Sequence[Position],
-    bound: AgreementBound,
-    resume: Resume | None = None,
+    judged: Positions, other: Positions, bound: AgreementBound, resume: Resume | None = None
 ) -> TokenAgreement:
     """Check each token of `judged` under another run of the same prompt, and that both end there.
     `resume`: gives the other run's tokens after the prompt and the ids of some tokens of `judged`,
@@ -92,46 +88,36 @@ def judge(
         if unjudged or wrong is not None:
             break
     if wrong is None and not unjudged and len(other) > len(judged) - offset:
-        wrong = Fact(
-            "the end of the answer", other[len(judged) - offset].token, f"token {len(judged)}"
-        )
+        following = other[len(judged) - offset].token
+        wrong = Fact("the end of the answer", following, f"token {len(judged)}")
     whole = TokenAgreement(
         tuple(itertools.starmap(_under, pairs)),
         tuple(a.token == b.token for a, b in pairs),
         tuple(divergence(_told(a), _told(b)) for a, b in pairs),
         forks, wrong, unjudged,
     )  # fmt: skip
-    if wrong is None and whole.mean_abs > bound.mean_abs:
-        wrong = Fact(
-            "a mean difference of at most",
-            about=f"{len(pairs)} tokens",
-            value=whole.mean_abs,
-            limit=bound.mean_abs,
-            unit="nats",
-            evidence=f"worst at token {whole.worst}",
-        )
+    mean, most = whole.mean_abs, bound.mean_abs
+    if wrong is None and mean > most:
+        fact = Fact("a mean difference of at most", value=mean, limit=most, unit="nats")
+        evidence = f"worst at token {whole.worst}"
+        wrong = replace(fact, about=f"{len(pairs)} tokens", evidence=evidence)
     return replace(whole, disagreement=wrong)
 
 
 def _too_far(mine: Position, other: Position, bound: AgreementBound, about: str) -> Fact | None:
-    """Why the log-probabilities of a place do not agree."""
-    if (error := _under(mine, other)) <= bound.max_abs:  # NaN is no agreement either
+    error, most = _under(mine, other), bound.max_abs
+    if error <= most:  # NaN is no agreement either
         return None
     log_probability = other.top.get(mine.token, other.log_probability)
-    return Fact(
-        "log-probabilities of the likeliest tokens that differ by at most",
-        about=f"{about} ({mine.token})",
-        value=error,
-        limit=bound.max_abs,
-        unit="nats",
-        evidence=f"{mine.log_probability:.6g} and {log_probability:.6g}",
-    )
+    evidence = f"{mine.log_probability:.6g} and {log_probability:.6g}"
+    required = "log-probabilities of the likeliest tokens that differ by at most"
+    fact = Fact(required, about=f"{about} ({mine.token})", evidence=evidence)
+    return replace(fact, value=error, limit=most, unit="nats")
 
 
 def _wrong_fork(
     mine: Position, other: Position, gap: float, bound: AgreementBound, forks: int, about: str
 ) -> Fact | None:
-    """Why a place where the runs chose differently is no accepted fork."""
     if gap > bound.fork:
         apart = f"they differ by {gap:.3g} nats, equally likely is up to {bound.fork:g}"
         return Fact(mine.token, other.token, about, evidence=apart)
@@ -158,8 +144,7 @@ def divergence(p: Mapping[_Token, float], q: Mapping[_Token, float]) -> float:
     """KL(p || q) over what both name and one class for all else: at most the whole divergence. The
     engines tell the most likely tokens only; the classes are the tokens that both tell, and the
     rest. Coarser classes can only make the divergence smaller. NaN without common tokens."""
-    common = [token for token in p if token in q]
-    if not common:
+    if not (common := [token for token in p if token in q]):
         return math.nan
     shares = [(math.exp(p[token]), math.exp(q[token])) for token in common]
     rest = tuple(max(0.0, 1.0 - math.fsum(pair[n] for pair in shares)) for n in (0, 1))
@@ -171,9 +156,8 @@ def divergence(p: Mapping[_Token, float], q: Mapping[_Token, float]) -> float:
 
 
 def _under(mine: Position, other: Position) -> float:
-    """Largest |difference| at one place; infinite where my token is not told or one is NaN. Of all
-    tokens that both runs tell: the chosen one's own log-probability hardly moves where the model is
-    sure of it, while the others' still do."""
+    """Largest |difference| at one place of all tokens that both tell: the chosen one's own hardly
+    moves where the model is sure. Infinite where my token is not told or one is NaN."""
     mine_told, theirs_told = _told(mine), _told(other)
     if mine.token not in theirs_told:
         return math.inf

@@ -1,7 +1,6 @@
 """The same prompt asked in another way has the same answer: in a batch, from the prefix cache, in
 chunks of prefill, streamed, as token ids, a token at a time, again, and after others have hung up.
-Tokens are equal where the engine promises it; else they are judged within the noise, and both ways
-are right where two tokens are equally likely."""
+Tokens are equal where the engine promises it; else both of two equally likely ones are right."""
 
 import itertools
 import time
@@ -69,8 +68,7 @@ class Continuations:
 
     def hits_save_time(self, hits: Callable[[], float | None], *, is_on: bool = False) -> None:
         """A long prompt takes at most half as long from the cache as cold, beside a short one.
-        `hits`, `is_on`: as above. Raises NotRun: no prompt takes long enough to tell, or there was
-        no hit, and need not be."""
+        `hits`, `is_on`: as above. Raises NotRun: no prompt takes long enough, or had no hit."""
         ids = self.asker.need(self.alone(self._named(_LONG)).prompt_ids, "the prompt's token ids")
         for length in _LENGTHS:
             before = hits()
@@ -151,12 +149,11 @@ class Continuations:
                 steps.append(self.asker.ask(Request(before, 1, salt=salt)))
                 self.asker.need(steps[-1].ids, "token ids")
             all_positions = [step.positions for step in steps if step.positions is not None]
+            is_whole = len(all_positions) == len(steps)
             whole = replace(
                 alone,
                 ids=tuple(token for step in steps for token in step.ids or ()),
-                positions=tuple(itertools.chain(*all_positions))
-                if len(all_positions) == len(steps)
-                else None,
+                positions=tuple(itertools.chain(*all_positions)) if is_whole else None,
             )
             self._hold([(prompt, whole)], "a token at a time", bound)
 
@@ -193,18 +190,13 @@ class Continuations:
     ) -> Fact | None:
         """Why an answer to a prompt, asked in another way, is not the one that it has alone. Before
         any noise is allowed for, it must have what the answer alone has, to the same prompt. Tokens
-        are the same where the engine promises that; else they are judged within the noise, and the
-        other way's tokens after a fork by the server asked alone. Raises NotRun: tokens after a
-        fork could not be judged."""
+        are the same where the engine promises that; else they are judged within the noise, and
+        those after a fork by the server asked alone. Raises NotRun: some are unjudged."""
         alone, about = self.alone(prompt), f"{prompt.name!r} {how}"
         bound = bound or self.bound
-        lacking = [
-            name
-            for name in _TOLD
-            if getattr(answer, name) is None and getattr(alone, name) is not None
-        ]
-        if lacking:
-            return Fact(f"{lacking[0]}, as asked alone", about=about)
+        for name in _TOLD:
+            if getattr(answer, name) is None and getattr(alone, name) is not None:
+                return Fact(f"{name}, as asked alone", about=about)
         if answer.prompt_ids != alone.prompt_ids:
             return Fact("the prompt's ids as asked alone", "others", about)
         if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
@@ -222,10 +214,9 @@ class Continuations:
         if judged.disagreement is not None:
             return of(f"{about}, against the same alone", [judged.disagreement])[0]
         if judged.unjudged:
-            raise NotRun(
-                f"{about}: {judged.unjudged} tokens after a fork within the noise "
-                "were not judged: the engine gives no token ids to ask from (return_token_ids)"
-            )
+            unjudged = f"{judged.unjudged} tokens after a fork within the noise were not judged"
+            why = "the engine gives no token ids to ask from (return_token_ids)"
+            raise NotRun(f"{about}: {unjudged}: {why}")
         return None
 
     def _hold(
@@ -250,8 +241,7 @@ class Continuations:
 
     def _again(self, prompt: Prompt) -> agreement.Resume:
         def resume(prefix: tuple[int, ...]) -> agreement.Positions | None:
-            ids = self.alone(prompt).prompt_ids
-            if ids is None:
+            if (ids := self.alone(prompt).prompt_ids) is None:
                 return None
             rest = Request((*ids, *prefix), prompt.tokens - len(prefix), salt=self._cold())
             return self.asker.ask(rest).positions

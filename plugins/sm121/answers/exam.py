@@ -142,8 +142,7 @@ class Document(DataTable):
     needles: Entries[Needle]
 
     def text(self, tokens: int, count: Callable[[str], int]) -> str:
-        """The document. The same for the same number of tokens. `count`: of the tokens of a text
-        that ends with a line."""
+        """The document of so many tokens, always the same. `count`: the tokens of whole lines."""
         lines = [f"{self.opening}\n"]
         waiting = sorted(self.needles, key=lambda needle: needle.depth)
         room = tokens - count(lines[0]) - sum(count(f"{needle.text}\n") for needle in waiting)
@@ -200,18 +199,14 @@ def load(name_or_path: str) -> Exam:
 
 def of(profile: Profile) -> Exam:
     """The exam of a profile. Raises NotRun: it has none; UsageError: as `load`."""
-    name = profile.correctness.exam
-    if name is None:
-        raise NotRun(
-            f"profile {profile.name} has no correctness.exam: name one of fixtures/exams, or a "
-            "file like them, with what its model must know"
-        )
+    if (name := profile.correctness.exam) is None:
+        how = "name one of fixtures/exams, or a file like them, with what its model must know"
+        raise NotRun(f"profile {profile.name} has no correctness.exam: {how}")
     return load(name)
 
 
 def plain(text: str) -> str:
-    """A text without what is form alone: markup, LaTeX's frames, thin spaces and groups of digits,
-    raised and lowered digits, upper case, lines."""
+    """A text without what is form alone: markup, LaTeX, thin spaces, raised digits, case, lines."""
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     for _ in range(3):  # frames in frames
         text = _LATEX.sub(r"\1", text)
@@ -270,11 +265,5 @@ def miss(turn: Turn, content: str, unsure: re.Pattern[str] | None) -> str | None
 
 def met(waiting: Sequence[Call], function: str, arguments: Any) -> Call | None:
     """The call of those that wait that this one is."""
-    return next(
-        (
-            call
-            for call in waiting
-            if call.function == function and agrees(call.arguments, arguments)
-        ),
-        None,
-    )
+    named = (call for call in waiting if call.function == function)
+    return next((call for call in named if agrees(call.arguments, arguments)), None)

@@ -20,10 +20,9 @@ def unknown(endpoint: Endpoint, facts: Sequence[KnownAnswer]) -> dict[str, str]:
                     max_tokens=max(4, len(fact.begins)),
                     temperature=0.0,
                 )
-                text = answer.choices[0].text if answer.choices else ""
             except openai.OpenAIError as error:
                 wrong[fact.prompt] = f"{type(error).__name__}: {error}"[:200]
-                continue
-            if not (text or "").startswith(fact.begins):
-                wrong[fact.prompt] = repr((text or "")[:80])
+            text = (answer.choices[0].text if answer.choices else "") or ""
+            if not text.startswith(fact.begins):
+                wrong[fact.prompt] = repr(text[:80])
     return wrong

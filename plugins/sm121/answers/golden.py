@@ -108,45 +108,32 @@ class GoldenComparison:
             name, first = wrong[0]
             evidence = f"the first of {len(wrong)} that differ"
             facts += noted(of(f"prompt {name!r}", [first]), evidence)
-        if not self.mean_divergence <= bound.mean_divergence:  # NaN is no agreement
-            facts.append(
-                Fact(
-                    "a mean KL divergence of at most",
-                    value=self.mean_divergence,
-                    limit=bound.mean_divergence,
-                    unit="nats",
-                )
-            )
+        mean, most = self.mean_divergence, bound.mean_divergence
+        if not mean <= most:  # NaN is no agreement
+            fact = Fact("a mean KL divergence of at most", value=mean, limit=most, unit="nats")
+            facts.append(fact)
         if self.top1 < bound.top1_at_least:
             share, least = 100 * self.top1, 100 * bound.top1_at_least
             facts.append(Fact("of the golden tokens at least", value=share, limit=least, unit="%"))
         return facts
 
     def hold(self, bound: GoldenBound, about: str = "") -> None:
-        """Go on only if nothing is above the bound. Raises Unmet: something is; NotRun: tokens
-        after an accepted fork could not be judged."""
+        """Go on only if nothing is above the bound. Raises Unmet; NotRun: tokens are unjudged."""
         if beyond := self.beyond(bound):
             raise Unmet(*noted(of(about, beyond), self.summary()))
         if unjudged := sum(a.unjudged for a in self.agreements.values()):
-            raise NotRun(
-                Fact(
-                    "token ids to ask the rest from (return_token_ids)",
-                    f"{unjudged} tokens after a fork within the noise were not judged",
-                    about,
-                    evidence=self.summary(),
-                )
-            )
+            required = "token ids to ask the rest from (return_token_ids)"
+            observed = f"{unjudged} tokens after a fork within the noise were not judged"
+            raise NotRun(Fact(required, observed, about, evidence=self.summary()))
 
     def summary(self) -> str:
         """One line of figures."""
         name, token, size = self.worst
         tokens = sum(len(a.top1) for a in self.agreements.values())
         forks = sum(a.forks for a in self.agreements.values())
-        return (
-            f"{len(self.agreements)} prompts, {tokens} tokens: mean KL {self.mean_divergence:.3g} "
-            f"nats, top-1 agreement {self.top1:.2%}, worst token {size:.3g} nats ({name}, token "
-            f"{token}), {forks} accepted forks"
-        )
+        figures = f"mean KL {self.mean_divergence:.3g} nats, top-1 agreement {self.top1:.2%}"
+        worst = f"worst token {size:.3g} nats ({name}, token {token}), {forks} accepted forks"
+        return f"{len(self.agreements)} prompts, {tokens} tokens: {figures}, {worst}"
 
 
 def load(path: Path) -> GoldenFile:
@@ -160,14 +147,12 @@ def save(golden: GoldenFile, path: Path) -> None:
 
 
 def conclude(path: Path, doubt: str | None) -> None:
-    """Write into a file that was recorded what speaks against its answers, now that the run has
-    ended."""
+    """Write into a recorded file what speaks against its answers, now that the run has ended."""
     save(load(path).model_copy(update={"doubt": doubt}), path)
 
 
 def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
-    """Write the first of two recordings of one server. Raises AssertionError: the second has other
-    tokens or texts."""
+    """Write the first of two recordings of one server. Raises AssertionError: they differ."""
     for one, other in zip(first.answers, second.answers, strict=True):
         tokens, again = ([p.token for p in answer.positions] for answer in (one, other))
         if (one.text, tokens) != (other.text, again):
@@ -191,8 +176,7 @@ def identity(served_name: str, checkpoint: Path | None) -> Identity:
 
 
 def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: PromptSet) -> None:
-    """Only the same model, prompts and tokenizer can be compared, and all of the prompts. Raises
-    UsageError: one line that names what differs."""
+    """Only the same model, prompts and tokenizer can be compared. Raises UsageError: others."""
     for name, recorded, served in (
         ("model's config.json", golden.model.config_sha256, now.config_sha256),
         ("model's weight files", golden.model.weights_sha256, now.weights_sha256),
@@ -201,45 +185,35 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
         ("prompt set", golden.prompt_set_sha256, prompts.sha256),
     ):
         if recorded is not None and served is not None and recorded != served:
-            raise UsageError(
-                f"{origin}: it was recorded with another {name}: expected {served[:12]}, it has "
-                f"{recorded[:12]} (made {golden.made} on {golden.model.served_name})"
-            )
+            hashes = f"expected {served[:12]}, it has {recorded[:12]}"
+            made = f"(made {golden.made} on {golden.model.served_name})"
+            raise UsageError(f"{origin}: it was recorded with another {name}: {hashes} {made}")
     names, expected = ([item.name for item in items] for items in (golden.answers, prompts.prompts))
     if names != expected:
         odd = sorted({*names} ^ {*expected}) or names
-        raise UsageError(
-            f"{origin}: expected one answer to each of the {len(expected)} prompts, in their "
-            f"order; it has {len(names)}, and another {odd[0]!r}"
-        )
+        each = f"one answer to each of the {len(expected)} prompts, in their order"
+        observed = f"it has {len(names)}, and another {odd[0]!r}"
+        raise UsageError(f"{origin}: expected {each}; {observed}")
 
 
 def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
-    """A certificate compares with a trusted run alone. Raises UsageError: the file says what speaks
-    against the run that recorded it."""
+    """A certificate compares with a trusted run alone. Raises UsageError: what speaks against."""
     if golden.doubt is not None:
-        raise UsageError(
-            f"{origin}: expected answers of a trusted run; {golden.doubt}. Record them anew: "
-            "pytest -m sm121 --record-golden=PATH"
-        )
+        how = "Record them anew: pytest -m sm121 --record-golden=PATH"
+        raise UsageError(f"{origin}: expected answers of a trusted run; {golden.doubt}. {how}")
 
 
 def record(asker: Asker, prompts: PromptSet, **about: Any) -> GoldenFile:
     """Ask the prompts one by one and keep the answers. `about`: the other fields of the file.
-    Raises AssertionError: an answer is not fit to be trusted; NotRun: the engine gives no
-    log-probabilities."""
+    Raises AssertionError: an answer is not to be trusted; NotRun: no log-probabilities."""
     answers = []
     for prompt in prompts.prompts:
         answer = ask(asker, prompt.text, prompt.tokens)
-        _hold_fit(prompt, answer.text, asker.positions(answer))
-        answers.append(
-            GoldenAnswer(
-                name=prompt.name,
-                prompt_ids=answer.prompt_ids,
-                text=answer.text,
-                positions=asker.positions(answer),
-            )
+        _hold_fit(prompt, answer.text, positions := asker.positions(answer))
+        golden = GoldenAnswer(
+            name=prompt.name, prompt_ids=answer.prompt_ids, text=answer.text, positions=positions
         )
+        answers.append(golden)
     return GoldenFile(
         made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         suite=__version__,
@@ -267,16 +241,11 @@ def compare(
         answer = ask(asker, prompt.text, prompt.tokens)
         ids = answer.prompt_ids
         if ids is not None and expected.prompt_ids is not None and ids != expected.prompt_ids:
-            raise UsageError(
-                f"{origin}: it was recorded with another tokenizer: prompt {prompt.name!r} was "
-                f"{len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
-            )
-        judgement = agreement.judge(
-            expected.positions,
-            asker.positions(answer),
-            bound,
-            continuation(asker, ids, prompt.tokens),
-        )
+            lengths = f"was {len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
+            why = f"it was recorded with another tokenizer: prompt {prompt.name!r} {lengths}"
+            raise UsageError(f"{origin}: {why}")
+        again = continuation(asker, ids, prompt.tokens)
+        judgement = agreement.judge(expected.positions, asker.positions(answer), bound, again)
         wrong = judgement.disagreement or _other_text(expected, answer, judgement)
         agreements[expected.name] = replace(judgement, disagreement=wrong)
     return GoldenComparison(agreements, tuple(differences(golden.environment, environment)))
@@ -292,18 +261,15 @@ def unproven(golden: GoldenFile, now: Identity) -> str | None:
     unknown = [name for name, recorded, served in pairs if recorded is None or served is None]
     if not unknown:
         return None
-    return (
-        f"golden: not proven to be of the same model, without the files of both ("
-        f"{', '.join(unknown)}): recorded on {golden.model.served_name!r}, "
-        f"compared with {now.served_name!r}"
-    )
+    why = f"not proven to be of the same model, without the files of both ({', '.join(unknown)})"
+    served_names = f"recorded on {golden.model.served_name!r}, compared with {now.served_name!r}"
+    return f"golden: {why}: {served_names}"
 
 
 def _hold_fit(prompt: Prompt, text: str, positions: Sequence[Position]) -> None:
     """What can be written to a file, and compared with anything at all."""
     values = [value for p in positions for value in (p.log_probability, *p.top.values())]
-    bad = [value for value in values if not math.isfinite(value)]
-    if bad:
+    if bad := [value for value in values if not math.isfinite(value)]:
         observed = f"{bad[0]} and {len(bad) - 1} more"
         raise Unmet(_untrusted(prompt.name, "finite log-probabilities", observed))
     if text.encode("utf-8", "replace").decode() != text:

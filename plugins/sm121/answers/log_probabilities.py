@@ -10,14 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sm121.answers.oracle_file import (
-    GENERATED,
-    ROUNDING_PROMPTS,
-    SMALL_MISTAKES,
-    OracleFile,
-    Scored,
-    prompts,
-)
+from sm121.answers import oracle_file
+from sm121.answers.oracle_file import GENERATED, OracleFile, Scored, prompts
 from sm121.client.completions import Asker, Position, Request, id_of, name_of
 from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.model_folder import folder_of
@@ -40,8 +34,7 @@ _MARGIN_OF_MEAN, _MARGIN_OF_LIKELY_MEAN, _MARGIN_OF_LARGEST = 1.25, 1.5, 3.0
 #: The same for the mean over tokens that are generated: they are few.
 _MARGIN_OF_GENERATED = 1.5
 
-#: Nats on average above which rounding hides what it is for: at gpt-oss-120b's shape it moves the
-#: mean by 0.04 (BF16) and 0.055 (W4A8).
+#: Mean nats above which rounding hides mistakes: at gpt-oss-120b's shape 0.04 (BF16), 0.055 (W4A8).
 _TOO_COARSE = 0.2
 
 #: Nats that say nothing, in the weight of a token.
@@ -94,16 +87,13 @@ class OracleReference:
 
 
 def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
-    """The checkpoint that the oracle computes from. `intact`: the checkpoint that the server is
-    meant to serve (``--reference``); without it, what a managed server was started with. Raises
-    NotRun: it is not known, or cannot be read here."""
+    """The checkpoint that the oracle computes from. `intact`: that the server is meant to serve
+    (``--reference``); else what a managed server was started with. Raises NotRun: none here."""
     configuration = server.configuration
     if configuration is None and intact is None:
-        raise NotRun(
-            "the oracle needs the checkpoint of the server, and this one is attached: name it, or "
-            "the file that `sm121 golden` made of it, with --reference PATH (and the dtype with "
-            "--configuration NAME)"
-        )
+        why = "the oracle needs the checkpoint of the server, and this one is attached"
+        how = "with --reference PATH (and the dtype with --configuration NAME)"
+        raise NotRun(f"{why}: name it, or the file that `sm121 golden` made of it, {how}")
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
         raise NotRun("the oracle needs torch and safetensors in the suite's environment")
     if intact is not None:
@@ -111,10 +101,9 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
     assert configuration is not None
     folder = folder_of(configuration.model, os.environ | dict(configuration.environment))
     if folder is None:
-        raise NotRun(
-            f"the oracle needs the checkpoint as a folder, {configuration.model} is none here; "
-            "--reference takes one, or the file that `sm121 golden` made of it"
-        )
+        how = "--reference takes one, or the file that `sm121 golden` made of it"
+        why = f"the oracle needs the checkpoint as a folder, {configuration.model} is none here"
+        raise NotRun(f"{why}; {how}")
     return folder
 
 
@@ -122,8 +111,7 @@ def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleR
     """How the server is compared with what an oracle says that rounds as the server does. A profile
     states the tolerance of float32. That of BF16 is computed: what the oracle differs from itself
     when its arithmetic is in BF16; so is that of float32 where float32 decides to which of a few
-    values something is rounded. Raises NotRun: there is no tolerance for the dtype of the
-    server."""
+    values something is rounded. Raises NotRun: there is no tolerance for the server's dtype."""
     dtype = dtype_of(server, profile)
     formats = "" if file.rounding == "checkpoint" else f", {file.rounding}"
     if dtype in ("auto", "bfloat16"):
@@ -156,11 +144,9 @@ def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityToleran
     )
     difference = compare(rounded, exact)
     if not difference.mean_abs <= _TOO_COARSE:
-        raise NotRun(
-            f"rounding as {rounding} moves this checkpoint's log-probabilities by "
-            f"{difference.mean_abs:.2g} nats on average; above {_TOO_COARSE:g} a wrong engine "
-            "cannot be told from a right one"
-        )
+        moved = f"log-probabilities by {difference.mean_abs:.2g} nats on average"
+        why = f"above {_TOO_COARSE:g} a wrong engine cannot be told from a right one"
+        raise NotRun(f"rounding as {rounding} moves this checkpoint's {moved}; {why}")
     return LogProbabilityTolerance(
         max_abs=_MARGIN_OF_LARGEST * difference.max_abs,
         mean_abs=_MARGIN_OF_MEAN * difference.mean_abs,
@@ -173,21 +159,16 @@ def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityToleran
 
 
 def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, name: str) -> _Bound:
-    """The entry of a table of the profile, ``correctness.NAME``, for the dtype of the server.
-    Raises NotRun: it has none."""
+    """The profile's ``correctness.NAME`` for the server's dtype. Raises NotRun: there is none."""
     dtype = dtype_of(server, profile)
-    bound = {str(key): value for key, value in table.items()}.get(dtype)
-    if bound is None:
-        dtypes = ", ".join(table) or "none"
-        raise NotRun(
-            f"profile {profile.name} has no correctness.{name} for dtype {dtype} (it has: {dtypes})"
-        )
+    if (bound := {str(key): value for key, value in table.items()}.get(dtype)) is None:
+        has = f"(it has: {', '.join(table) or 'none'})"
+        raise NotRun(f"profile {profile.name} has no correctness.{name} for dtype {dtype} {has}")
     return bound
 
 
 def dtype_of(server: Server, profile: Profile) -> str:
-    """The dtype that the engine was started with; of an attached one, that of the profile's
-    configuration under test."""
+    """The dtype that the engine was started with; of an attached one, that of the profile's."""
     return read_arguments(profile.arguments_of(server.configuration)).get("dtype", "auto")
 
 
@@ -204,9 +185,8 @@ def generation_beyond(
     expected: list[float] = []
     judged = 0
     limit = tolerance.likely_max_abs or tolerance.max_abs
-    for exact, best, token, position in zip(
-        right.generated_places, right.generated, generated, positions, strict=False
-    ):
+    rows = zip(right.generated_places, right.generated, generated, positions, strict=False)
+    for exact, best, token, position in rows:
         row = dict(zip(exact.ids, exact.values, strict=True))
         behind = exact.values[0] - row.get(token, exact.values[-1])
         if behind > 2 * limit or (token not in row and token != best):
@@ -241,11 +221,8 @@ def _told(token: int, position: Position) -> Iterator[tuple[int, float]]:
 
 def prompts_agree(asker: Asker, reference: OracleReference) -> str:
     """The server's log-probabilities of all `prompts` are the oracle's, within the tolerance; says
-    how far they are off.
-
-    Raises:
-        AssertionError: they are not; names the first prompt and token, or what all together miss.
-        NotRun: the engine does not tell them."""
+    how far they are off. Raises AssertionError: they are not; names the first prompt and token, or
+    what all together miss; NotRun: the engine does not tell them."""
     observed: list[float] = []
     expected: list[float] = []
     limit = reference.tolerance.max_abs
@@ -253,42 +230,33 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
         values = _of_prompt(asker, ids)
         right = reference.file.prompts[name].following
         error = compare(values, right)
+        about, most = f"prompt {name} ({len(ids)} tokens, {reference.dtype})", error.max_abs
+        at = f"at token {error.worst_position}"
         require(
-            error.max_abs <= limit,
-            "|difference| at most",
-            f"at token {error.worst_position}",
-            f"prompt {name} ({len(ids)} tokens, {reference.dtype})",
-            value=error.max_abs,
-            limit=limit,
-            unit="nats",
+            most <= limit, "|difference| at most", at, about, value=most, limit=limit, unit="nats"
         )
         observed += values
         expected += right
     whole, tolerance = compare(observed, expected), reference.tolerance
     if beyond := whole.beyond(tolerance):
         raise Unmet(*of(f"{len(observed)} tokens, {reference.dtype}", beyond))
-    return (
-        f"{len(observed)} tokens, {reference.dtype}: off by {whole.mean_abs:.2g} nats on average "
-        f"({tolerance.mean_abs:.2g} allowed), {whole.max_abs:.2g} at most ({tolerance.max_abs:.2g})"
-    )
+    mean = f"{whole.mean_abs:.2g} nats on average ({tolerance.mean_abs:.2g} allowed)"
+    most = f"{whole.max_abs:.2g} at most ({tolerance.max_abs:.2g})"
+    return f"{len(observed)} tokens, {reference.dtype}: off by {mean}, {most}"
 
 
 def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) -> None:
     """The server is nearer to gpt-oss than to gpt-oss with one of the `SMALL_MISTAKES`. Raises
-    AssertionError: it is not; NotRun: the engine does not tell log-probabilities of a prompt, or
-    rounding alone may look like half of the mistake."""
+    AssertionError: it is not; NotRun: no log-probabilities of a prompt, or rounding may hide it."""
     pattern = Pattern.of(reference.file, mistake, reference.rounding)
     noise = pattern.noise()
     if not _SIGMAS * noise < 0.5:
-        raise NotRun(
-            f"{mistake} cannot be told from rounding on this checkpoint: rounding alone gives a "
-            f"share of up to {_SIGMAS * noise:.2g} of it; an engine in float32 would tell"
-        )
+        share_of = f"rounding alone gives a share of up to {_SIGMAS * noise:.2g} of it"
+        why = f"{mistake} cannot be told from rounding on this checkpoint: {share_of}"
+        raise NotRun(f"{why}; an engine in float32 would tell")
     fixed = dict(prompts())
-    observed = [
-        value for name in SMALL_MISTAKES[mistake][1] for value in _of_prompt(asker, fixed[name])
-    ]
-    share = pattern.share(observed)
+    _, names = oracle_file.SMALL_MISTAKES[mistake]
+    share = pattern.share([v for name in names for v in _of_prompt(asker, fixed[name])])
     requirement = "a share (0 is gpt-oss, 1 the mistake) between -0.5 and"
     require(abs(share) < 0.5, requirement, "", mistake, value=share, limit=0.5)
 
@@ -299,17 +267,16 @@ def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:
     beyond the checkpoint; AssertionError: it rounds otherwise; names the parts and how, first what
     explains most; NotRun: the engine does not tell log-probabilities of a prompt, or rounding alone
     may look like any."""
-    others = reference.file.other_roundings
-    if not others:
+    if not (others := reference.file.other_roundings):
         raise Inapplicable("the server rounds nothing beyond the checkpoint")
     patterns = {name: Pattern.of(reference.file, name, reference.rounding) for name in others}
     decides = reference.rounding is not None or "float32" in reference.file.rounded
     limit = 0.5 if decides else _ANY_SHARE
-    clear = {name: p for name, p in patterns.items() if _SIGMAS * p.noise() < limit}
-    if not clear:
+    if not (clear := {name: p for name, p in patterns.items() if _SIGMAS * p.noise() < limit}):
         raise NotRun(f"none of {', '.join(patterns)} can be told from rounding on this checkpoint")
     fixed = dict(prompts())
-    observed = [v for name in ROUNDING_PROMPTS for v in _of_prompt(asker, fixed[name])]
+    names = oracle_file.ROUNDING_PROMPTS
+    observed = [v for name in names for v in _of_prompt(asker, fixed[name])]
     shares = {name: pattern.share(observed) for name, pattern in clear.items()}
     wrong = {name: share for name, share in shares.items() if not abs(share) < limit}
     requirement = f"rounded as {reference.file.rounding}, a share of another rounding below"
@@ -329,10 +296,9 @@ def generations_agree(
 ) -> str:
     """The tokens that the server generates after each named prompt (`prompts`), asked together, and
     their log-probabilities, are the oracle's within the tolerance; says how far they are off. Of an
-    engine that rounds, all of them together are no further off on average than what rounding does
-    to the same tokens at the same places allows. Raises AssertionError: they are not; NotRun: the
-    engine does not tell them, or goes on with other tokens that are as likely, so that less than
-    half of them could be judged."""
+    engine that rounds, all together are no further off on average than what rounding does to the
+    same tokens at the same places allows. Raises AssertionError: they are not; NotRun: the engine
+    does not tell them, or goes on with others as likely, so that under half could be judged."""
     asked = prompts() if asked is None else asked
     answers = asker.ask_together([Request(tuple(ids), GENERATED) for _, ids in asked])
     judged = 0
@@ -357,25 +323,18 @@ def generations_agree(
                     errors.append(abs(value - right_row[token_id]))
                     rounded.append(abs(off[token_id] - right_row[token_id]))
     if judged < len(asked) * GENERATED / 2:
-        raise NotRun(
-            f"of {len(asked) * GENERATED} generated tokens {judged} could be judged: then the "
-            "server went on with others, as likely within the tolerance"
-        )
+        why = "then the server went on with others, as likely within the tolerance"
+        count = len(asked) * GENERATED
+        raise NotRun(f"of {count} generated tokens {judged} could be judged: {why}")
     if not rounded:
         return f"{judged} generated tokens, {reference.dtype}: judged each for itself"
     mean, allowed = math.fsum(errors) / len(errors), math.fsum(rounded) / len(rounded)
     allowed *= _MARGIN_OF_GENERATED
-    how = f"off by {mean:.2g} nats on average"
-    require(
-        mean <= allowed,
-        f"on average, {_MARGIN_OF_GENERATED:g} times what rounding does, at most",
-        "",
-        f"{len(errors)} log-probabilities of {judged} generated tokens, {reference.dtype}",
-        value=mean,
-        limit=allowed,
-        unit="nats",
-    )
-    return f"{judged} generated tokens, {reference.dtype}: {how} ({allowed:.2g} allowed)"
+    required = f"on average, {_MARGIN_OF_GENERATED:g} times what rounding does, at most"
+    all_tokens = f"{judged} generated tokens, {reference.dtype}"
+    about = f"{len(errors)} log-probabilities of {all_tokens}"
+    require(mean <= allowed, required, "", about, value=mean, limit=allowed, unit="nats")
+    return f"{all_tokens}: off by {mean:.2g} nats on average ({allowed:.2g} allowed)"
 
 
 def _of_prompt(asker: Asker, ids: Sequence[int]) -> list[float]:
@@ -389,13 +348,8 @@ def compare(observed: Sequence[float], expected: Sequence[float]) -> Difference:
     errors = [error if math.isfinite(error) else math.inf for error in errors]
     likely = [e for e, value in zip(errors, expected, strict=True) if value > _LIKELY] or [0.0]
     worst = max(range(len(errors)), key=errors.__getitem__)
-    return Difference(
-        max_abs=errors[worst],
-        mean_abs=math.fsum(errors) / len(errors),
-        worst_position=worst + 1,
-        likely_max_abs=max(likely),
-        likely_mean_abs=math.fsum(likely) / len(likely),
-    )
+    mean, likely_mean = math.fsum(errors) / len(errors), math.fsum(likely) / len(likely)
+    return Difference(errors[worst], mean, worst + 1, max(likely), likely_mean)
 
 
 @dataclass(frozen=True)
@@ -403,8 +357,7 @@ class Pattern:
     """What a small mistake does to each token of its prompts, to be looked for in a server's. A
     share is that of least squares: 0 for the intact model, 1 for the mistake. Rounding has little
     in common with any one mistake, so that this tells mistakes that are smaller than the rounding.
-    Tokens that rounding moves far say less than others: a token's weight is the inverse of what the
-    roundings do to it, squared."""
+    Tokens that rounding moves far say less: a token's weight is the inverse of that, squared."""
 
     right: tuple[float, ...]
     mistake: tuple[float, ...]
@@ -414,13 +367,12 @@ class Pattern:
     @classmethod
     def of(cls, file: OracleFile, mistake: str, rounding: str | None) -> "Pattern":
         """Of a mistake, or another rounding, for an engine that rounds so."""
-        wrong = file.wrong(mistake)
-        names = list(wrong)
+        wrong = {**file.mistakes, **file.other_roundings}[mistake]
 
         def change(values: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
             return tuple(
                 b - a
-                for name in names
+                for name in wrong
                 for a, b in zip(file.prompts[name].following, values[name], strict=True)
             )
 
@@ -432,7 +384,7 @@ class Pattern:
             weights = tuple(
                 1 / (2 / len(ways) * sum(e * e for e in each) + _LITTLE**2) for each in errors
             )
-        right = tuple(value for name in names for value in file.prompts[name].following)
+        right = tuple(value for name in wrong for value in file.prompts[name].following)
         return cls(right, change(wrong), weights)
 
     def _product(self, values: Iterable[float]) -> float:
@@ -445,15 +397,13 @@ class Pattern:
         return self._product(self.mistake)
 
     def share(self, observed: Sequence[float]) -> float:
-        """How much of the mistake is in log-probabilities. Raises ValueError where it changes
-        nothing."""
+        """How much of the mistake is in log-probabilities. Raises ValueError: it is nothing."""
         if not self.size > 0.0:
             raise ValueError("this mistake changes nothing on these prompts")
         return self._product(b - a for a, b in zip(self.right, observed, strict=True)) / self.size
 
     def noise(self) -> float:
-        """The standard deviation of the share that rounding alone gives; infinite where the mistake
-        changes nothing."""
+        """The share's standard deviation by rounding alone; infinite where nothing changes."""
         if not self.size > 0.0:
             return math.inf
         return 1 / math.sqrt(self.size) if self.weights else 0.0

@@ -86,8 +86,7 @@ class OracleFile(Record):
     rounded_places: dict[str, dict[str, list[Place]]]
     #: By mistake, and by each of its prompts (`SMALL_MISTAKES`): the same.
     mistakes: dict[str, dict[str, list[float]]] = Field(default={})
-    #: By the formats of a server that rounds something else than it should, and by each of
-    #: `ROUNDING_PROMPTS`: the same.
+    #: By the formats of a server that rounds otherwise, and by `ROUNDING_PROMPTS`: the same.
     other_roundings: dict[str, dict[str, list[float]]] = Field(default={})
     #: What the checkpoint's own mathematics says, which rounds nothing: of `exams`, of long prompts
     #: of other lengths, and of `prompts` where the file rounds.
@@ -97,13 +96,6 @@ class OracleFile(Record):
     def unrounded(self) -> dict[str, Scored]:
         """What the checkpoint's own mathematics says of each text, by its name."""
         return self.exact if self.rounding != CHECKPOINT else {**self.prompts, **self.exact}
-
-    def wrong(self, mistake: str) -> dict[str, list[float]]:
-        """What a model with a small mistake, or with another rounding, says of its prompts."""
-        return {**self.mistakes, **self.other_roundings}[mistake]
-
-
-# ------------------------------------------------------------------------------ What is computed
 
 
 def prompts() -> list[tuple[str, list[int]]]:
@@ -212,10 +204,7 @@ def make(
         dtype=str(dtype).removeprefix("torch."),
         seconds=round(time.monotonic() - begun, 1),
         prompts=scored,
-        rounded={
-            path: {name: text.following for name, text in of.items()}
-            for path, of in rounded.items()
-        },
+        rounded={way: {n: t.following for n, t in of.items()} for way, of in rounded.items()},
         rounded_places={
             path: {name: text.generated_places for name, text in of.items()}
             for path, of in rounded.items()
@@ -228,7 +217,9 @@ def make(
             other: {name: _numbers(next(each)) for name in ROUNDING_PROMPTS}
             for other in rounding.others
         },
-        exact={name: _exactly(next(each), name, text) for name, text in exact.items()},
+        exact={
+            n: _scored(next(each), len(t.ids), not n.startswith("exam")) for n, t in exact.items()
+        },
     )
 
 
@@ -280,21 +271,15 @@ def _texts(fixed: dict[str, list[int]], long_ids: list[int], formats: Rounding) 
     ]
 
 
-def _exactly(scores: "Scores", name: str, text: "Text") -> Scored:
-    scored = _scored(scores, len(text.ids))
-    return scored.model_copy(update={"places": []}) if name.startswith("exam") else scored
-
-
-def _scored(scores: "Scores", tokens: int) -> Scored:
+def _scored(scores: "Scores", tokens: int, with_places: bool = True) -> Scored:
     ids, values = scores.generated_top_ids, scores.generated_top
+    generated = [] if ids is None or values is None else _places(ids.tolist(), values.tolist())
     return Scored(
         tokens=tokens,
         following=_numbers(scores),
-        places=_places(scores.top_ids.tolist(), scores.top.tolist()),
+        places=_places(scores.top_ids.tolist(), scores.top.tolist()) if with_places else [],
         generated=list(scores.generated),
-        generated_places=(
-            [] if ids is None or values is None else _places(ids.tolist(), values.tolist())
-        ),
+        generated_places=generated,
     )
 
 
@@ -318,23 +303,17 @@ def _prompts_digest() -> str:
     return digest.of([FORMAT, GENERATED, prompts(), long_prompt(), mistakes])
 
 
-# ---------------------------------------------------------------------------------------- The file
-
-
 def save(file: OracleFile, path: Path) -> None:
     """Write it, whole or not at all."""
     write_text(file.model_dump_json() + "\n", path)
 
 
 def load(path: Path) -> OracleFile:
-    """Read it. Raises UsageError: it is none, or of another release of the suite, with other
-    prompts."""
+    """Read it. Raises UsageError: it is none, or of another release with other prompts."""
     file = data_file.read_json(path, OracleFile, f"{path}", "`sm121 golden`")
     if file.prompts_digest != _prompts_digest():
-        raise UsageError(
-            f"{path}: made by release {file.suite} with other prompts; make it anew: "
-            "sm121 golden CHECKPOINT -o FILE"
-        )
+        how = "make it anew: sm121 golden CHECKPOINT -o FILE"
+        raise UsageError(f"{path}: made by release {file.suite} with other prompts; {how}")
     return file
 
 
@@ -351,23 +330,19 @@ def shipped(checkpoint: Path, formats: str = "checkpoint") -> OracleFile | None:
 
 
 def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
-    """Only what was made of the served checkpoint says what is right. Raises UsageError: one line
-    that names both."""
+    """Only what was made of the served checkpoint says what is right. Raises UsageError."""
     if (served := identity(str(checkpoint))) != file.checkpoint:
-        raise UsageError(
-            f"--reference {origin}: it was made of another checkpoint ({file.checkpoint}) than "
-            f"{checkpoint} ({served}); make it anew: sm121 golden {checkpoint} -o FILE"
-        )
+        differs = f"another checkpoint ({file.checkpoint}) than {checkpoint} ({served})"
+        how = f"make it anew: sm121 golden {checkpoint} -o FILE"
+        raise UsageError(f"--reference {origin}: it was made of {differs}; {how}")
 
 
 def refuse_other_rounding(file: OracleFile, served: Rounding) -> None:
-    """Only what rounds as the server does says what is right. Raises UsageError: one line that
-    names both."""
+    """Only what rounds as the server does says what is right. Raises UsageError: it names both."""
     if file.rounding != served.formats:
-        raise UsageError(
-            f"the file of `sm121 golden` rounds {file.rounding}, the server {served.formats}; make "
-            f"it anew: sm121 golden CHECKPOINT --rounding {served.formats} -o FILE"
-        )
+        differs = f"the file of `sm121 golden` rounds {file.rounding}, the server {served.formats}"
+        how = f"sm121 golden CHECKPOINT --rounding {served.formats} -o FILE"
+        raise UsageError(f"{differs}; make it anew: {how}")
 
 
 def kept_or_made(
@@ -379,11 +354,9 @@ def kept_or_made(
     anew: bool = False,
 ) -> OracleFile:
     """The file of a checkpoint with a rounding: that of the suite's own canary, or one in a folder
-    where they are kept; it is made where there is none. Where nothing can be written, it is made
-    and not kept. `anew`: what is kept is not believed: anybody may have written it. Raises what
-    `make` raises."""
-    of_the_canary = None if anew else shipped(checkpoint, rounding.formats)
-    if of_the_canary is not None:
+    where they are kept; it is made where there is none, and not kept where nothing can be written.
+    `anew`: what is kept is not believed: anybody may have written it. Raises what `make` raises."""
+    if not anew and (of_the_canary := shipped(checkpoint, rounding.formats)) is not None:
         return of_the_canary
     file = folder / f"{_key(checkpoint, rounding.formats)}.json"
     try:
@@ -394,12 +367,9 @@ def kept_or_made(
     with lock:  # another run on this checkpoint makes the same
         fcntl.flock(lock, fcntl.LOCK_EX)
         if file.is_file() and not anew:
-            try:
-                if (stored := load(file)).exact:
+            with contextlib.suppress(UsageError):  # of another release, or half of one
+                if (stored := load(file)).exact:  # of before, it lacks the checkpoint's mathematics
                     return stored
-                file.unlink()  # of before, without the checkpoint's own mathematics
-            except UsageError:  # of another release, or half of one: it is made anew
-                file.unlink()
         partial = None if anew else file.with_suffix(".partial")
         made = make(checkpoint, rounding, kept=partial, say=say)
         with contextlib.suppress(OSError):  # a full disk: the next run makes it again

@@ -1,5 +1,4 @@
 """Scores that others publish: tasks of lm-evaluation-harness, whose data sets are on this machine.
-
 Source: https://github.com/EleutherAI/lm-evaluation-harness, docs/interface.md and API_guide.md."""
 
 import json
@@ -26,7 +25,6 @@ _AT_ONCE = 4
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "no_proxy": "*", "TQDM_DISABLE": "1",
 }  # fmt: skip
-_INSTALL = "expected a Python with lm-evaluation-harness: pip install 'lm_eval[api]'"
 #: What the harness prints of a server that does not answer, and of a data set that is not there.
 _SERVER = ("API request failed", "aiohttp.client_exceptions")
 _DATA = ("OfflineModeIsEnabled", "on the Hub")
@@ -40,7 +38,8 @@ def refuse_without_harness(python: Path) -> None:
     except (OSError, child.TookTooLong) as error:
         raise UsageError(f"--scores {python}: expected a Python: {error}") from error
     if status != 0:
-        raise UsageError(f"--scores {python}: {_INSTALL}")
+        needed = "expected a Python with lm-evaluation-harness: pip install 'lm_eval[api]'"
+        raise UsageError(f"--scores {python}: {needed}")
 
 
 def judge(
@@ -53,8 +52,7 @@ def judge(
     """Each score of the profile, by its 95 % interval. `python`: has lm_eval; `folder`: for its
     files. Raises Unmet: a score is too low, or the server does not answer; Inconclusive: what is
     required lies in an interval; NotRun: the profile has no score, or one cannot be had here."""
-    scores = [score for score in profile.correctness.scores if score.tries is None]
-    if not scores:
+    if not (scores := [score for score in profile.correctness.scores if score.tries is None]):
         raise NotRun(f"profile {profile.name} has no correctness.scores: name tasks of lm_eval")
 
     def is_reached(score: Score) -> None:
@@ -76,8 +74,7 @@ def judge(
 
 
 def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> Interval | None:
-    """The share of right answers; None: the server ended the run. Raises NotRun: something is
-    missing here; TookTooLong."""
+    """The share of right answers; None: the server ended the run. Raises NotRun, TookTooLong."""
     log, tasks = folder / f"{score.task}.log", Path(f"{files('sm121.fixtures') / 'scores'}")
     # As OpenAI samples; no stop words of a task, since reasoning may hold them.
     sampling: dict[str, object] = {
@@ -110,13 +107,10 @@ def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> I
         values, total = results["results"][score.task], results["n-samples"][score.task]
         if score.metric not in values:
             raise NotRun(f"expected the metric {score.metric}, lm_eval gives {[*values]}")
-        if total["effective"] < score.questions:
-            raise NotRun(
-                f"expected {score.questions} questions, lm_eval asked {total['effective']}"
-            )
-        return accuracy.interval_of(
-            round(values[score.metric] * total["effective"]), total["effective"]
-        )
+        if (count := total["effective"]) < score.questions:
+            raise NotRun(f"expected {score.questions} questions, lm_eval asked {count}")
+        right = round(values[score.metric] * total["effective"])
+        return accuracy.interval_of(right, total["effective"])
     if any(words in ended.output for words in _SERVER):
         return None
     if any(words in ended.output for words in _DATA):

@@ -1,6 +1,5 @@
 """Signs of a broken engine in a text, without knowing the right one. Each detector returns what it
-saw, in words, or None. They are made for texts that should go on (a list, an answer), where none of
-this happens in a right answer."""
+saw, in words, or None. They are made for texts that go on (a list, an answer)."""
 
 import itertools
 import math
@@ -39,10 +38,8 @@ def single_token_loop(tokens: Sequence[Hashable]) -> str | None:
 def cycle(tokens: Sequence[Hashable]) -> str | None:
     """The same few tokens over and over at the end: a text that does not get away from itself."""
     for period in range(2, _LONGEST_CYCLE + 1):
-        needed = period * _CYCLE_REPEATS
-        if len(tokens) >= needed and all(
-            tokens[-1 - n] == tokens[-1 - n - period] for n in range(needed - period)
-        ):
+        end = tokens[-period * _CYCLE_REPEATS :]
+        if len(end) == period * _CYCLE_REPEATS and end[period:] == end[:-period]:
             return f"the last {period} tokens {_CYCLE_REPEATS} times and more"
     return None
 

@@ -42,17 +42,12 @@ class _Row(DataTable):
         )
 
 
-def _rows() -> tuple[_Row, ...]:
-    return data_file.load_key("roundings.toml", "row", tuple[_Row, ...])
-
-
 def served_rounding(
     server: Server, profile: Profile, path: KernelPath, config: Mapping[str, Any]
 ) -> Rounding:
     """The formats that a server computes with, in exact arithmetic: what its path shows, else what
-    it was started with, else what the path of the profile's configuration must show. `config`: of
-    its model (config.json). Raises NotRun: something of it does not show; it names the option that
-    tells it."""
+    it was started with, else what the path of the profile's configuration must show. `config`: its
+    model's config.json. Raises NotRun: something does not show; it names its option."""
     options = read_arguments(profile.arguments_of(server.configuration))
     return rounding_of(options, profile.path_of(profile.under_test), path, config)
 
@@ -60,48 +55,42 @@ def served_rounding(
 def rounding_of(
     options: Mapping[str, str], required: PathValues, path: KernelPath, config: Mapping[str, Any]
 ) -> Rounding:
-    """See `served_rounding`. `options`: of the server (`read_arguments`); `required`: of its
-    path."""
-    table = _Table(path, builds.identity(path.version, build=path.build))
-    layers = served_layers(config, options, required.requantised, path)
-    if layers is None:
+    """See `served_rounding`. `options`: the server's (`read_arguments`); `required`: its path."""
+    identity = builds.identity(path.version, build=path.build)
+
+    def rounding(part: str, formats: Iterable[str]) -> str:
+        """Of a part in one of these formats. Raises NotRun: it is not known, or they differ."""
+        values = {_rounding(part, form, path.attention, identity) for form in formats}
+        if len(values) > 1:
+            raise _not_shown(part, f"which of {', '.join(formats)} runs")
+        return values.pop()
+
+    if (layers := served_layers(config, options, required.requantised, path)) is None:
         layer_names = ", ".join(path.requantised or ()) or "quantisation at load"
         raise _not_shown("dense layers", f"the format of {layer_names}")
-    chosen = {layer: table.rounding("dense", [form]) for layer, form in layers.items()}
+    chosen = {layer: rounding("dense", [form]) for layer, form in layers.items()}
     cache = path.kv_cache_dtype or options.get("kv_cache_dtype")
     caches = [cache] if cache is not None else required.kv_cache_dtype or ["auto"]
     caches = ["auto" if name in _PLAIN_CACHES else name for name in caches]
     if {*caches} != {"auto"}:
         if options.get("calculate_kv_scales", "false") != "false":
             raise _not_shown("KV cache", "scales that are computed from the first prompt")
-        chosen["kv"] = table.rounding("kv", caches)
+        chosen["kv"] = rounding("kv", caches)
     moe = [path.moe] if path.moe is not None else required.moe or [options.get("moe_backend", "")]
-    chosen["experts"] = table.rounding("experts", [name.upper() for name in moe])
+    chosen["experts"] = rounding("experts", [name.upper() for name in moe])
     parts = (f"{part}={value}" for part, value in chosen.items() if value)
     return Rounding.parse(",".join(parts) or CHECKPOINT)
 
 
-class _Table:
-    def __init__(self, path: KernelPath, identity: str | None) -> None:
-        self._attention, self._identity = path.attention, identity
-
-    def rounding(self, part: str, formats: Iterable[str]) -> str:
-        """Of a part in one of these formats. Raises NotRun: it is not known, or they differ."""
-        values = {self._of(part, form) for form in formats}
-        if len(values) > 1:
-            raise _not_shown(part, f"which of {', '.join(formats)} runs")
-        return values.pop()
-
-    def _of(self, part: str, form: str) -> str:
-        for row in _rows():
-            if row.fits(part, form, self._attention or "", self._identity):
-                return row.rounding
-        engine = self._identity or "an unknown release"
-        raise _not_shown(part, f"how {form} rounds in {engine} with attention {self._attention}")
+def _rounding(part: str, form: str, attention: str | None, identity: str | None) -> str:
+    for row in data_file.load_key("roundings.toml", "row", tuple[_Row, ...]):
+        if row.fits(part, form, attention or "", identity):
+            return row.rounding
+    engine = identity or "an unknown release"
+    raise _not_shown(part, f"how {form} rounds in {engine} with attention {attention}")
 
 
 def _not_shown(part: str, observed: str) -> NotRun:
-    return NotRun(
-        f"the oracle rounds as the server does, and its path does not show {observed} ({part}); "
-        "tell it: --rounding LIST, as qkv=mxfp4-ceil,kv=fp8, or --rounding checkpoint"
-    )
+    why = f"the oracle rounds as the server does, and its path does not show {observed} ({part})"
+    how = "tell it: --rounding LIST, as qkv=mxfp4-ceil,kv=fp8, or --rounding checkpoint"
+    return NotRun(f"{why}; {how}")
