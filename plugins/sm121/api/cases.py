@@ -1,15 +1,13 @@
-"""Requests that a server must refuse, or serve: the cases of ``fixtures/api/cases.toml``.
-
-Three tiers, as in NiLabs conform: what is *specified* and what is *implied* by it can fail; what is
-*unspecified* is recorded as a note. No tier excuses a 5xx, a request that hangs, or a server that
-serves wrongly afterwards."""
+"""Requests that a server must refuse, or serve: the cases of ``fixtures/api/cases.toml``. Three
+tiers, as in NiLabs conform: what is *specified* and what is *implied* by it can fail; what is
+*unspecified* is a note. None excuses a 5xx, a request that hangs, or wrong answers afterwards."""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from sm121.api import schema
 from sm121.api.client import CHAT, COMPLETIONS, RESPONSES, Api
@@ -52,12 +50,6 @@ class Case(data_file.DataTable):
     needs: tuple[Name, ...] = ()
     why: str = Field(min_length=3)
 
-    @model_validator(mode="after")
-    def _one_body(self) -> "Case":
-        if sum(x is not None for x in (self.raw, self.raw_hex, self.overlong)) > 1:
-            raise ValueError("expected one of raw, raw_hex and overlong")
-        return self
-
     def __str__(self) -> str:
         return self.id
 
@@ -87,9 +79,8 @@ class CaseProblem:
         if self.kind in _NEVER:
             return Severity.BLOCKER
         refused = self.status is not None and 400 <= self.status < 500
-        if refused and self.kind in ("no_error_object", "wrong_status"):
-            return Severity.COURTESY
-        return Severity.CONTRACT
+        form = self.kind in ("no_error_object", "wrong_status")
+        return Severity.COURTESY if refused and form else Severity.CONTRACT
 
 
 def shipped() -> CaseFile:
@@ -103,18 +94,13 @@ def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
     is about; Inapplicable: it is about the key of a server that asks for none."""
     body = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
     if case.key is not None and not api.endpoint.asks_for_a_key:
-        raise Inapplicable(
-            "the server was attached without --api-key: one that asks for no key serves any"
-        )
+        why = "the server was attached without --api-key: one that asks for no key serves any"
+        raise Inapplicable(why)
     by_path = needed(case.path, {}) if case.path in (COMPLETIONS, CHAT, RESPONSES) else ()
     api.capabilities.require(*case.needs, *by_path)
-    exchange = api.send(
-        case.method,
-        case.path.replace("%MODEL%", api.model),
-        _content(api, case, body) if case.method == "POST" else None,
-        key=case.key,
-        timeout_s=shipped().answer_within_s,
-    )
+    path, within_s = case.path.replace("%MODEL%", api.model), shipped().answer_within_s
+    content = _content(api, case, body) if case.method == "POST" else None
+    exchange = api.send(case.method, path, content, key=case.key, timeout_s=within_s)
     problem = _judge_answer(case, exchange)
     reply = exchange.observed
     well, after = _sentinel(api)
@@ -156,9 +142,8 @@ class Judge:
             if problem is None or problem.kind != deviation.kind:
                 self.known_or_mended(deviation, "")
         if problem is not None and problem.fails:
-            fact = replace(
-                problem.fact, about=f"{case.id} ({case.tier}: {case.why})", kind=problem.kind
-            )
+            about = f"{case.id} ({case.tier}: {case.why})"
+            fact = replace(problem.fact, about=about, kind=problem.kind)
             raise Unmet(fact, severity=problem.severity)
         if problem is not None:
             self.remark(f"{case.id}: {problem.fact}")
@@ -169,8 +154,7 @@ class Judge:
 
     def known(self, case: str, kind: str, text: str) -> bool:
         """Whether a failure is a known deviation of this engine's version; it is remarked on."""
-        deviation = self.api.capabilities.deviation(case, kind)
-        if deviation is not None:
+        if (deviation := self.api.capabilities.deviation(case, kind)) is not None:
             self.known_or_mended(deviation, text)
         return deviation is not None
 
@@ -183,10 +167,9 @@ class Judge:
             self.excused.append(f"{deviation.case}: {deviation.kind}")
             self.remark(f"{deviation.case}: known of {release}: {symptom}")
         else:
-            self.remark(
-                f"{deviation.case}: {deviation.kind} is known of {release}, and {engine.version} "
-                f"does not show it: close the range in fixtures/engines/{engine.file.name}.toml"
-            )
+            mended = f"{deviation.case}: {deviation.kind} is known of {release}"
+            how = f"close the range in fixtures/engines/{engine.file.name}.toml"
+            self.remark(f"{mended}, and {engine.version} does not show it: {how}")
 
 
 def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, Fact] | None:
@@ -209,9 +192,7 @@ def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, Fact] | 
         required = " or ".join(map(str, case.status)) or "a 4xx"
         return "wrong_status", Fact(required, reply)
     wrong = schema.violations("error", exchange.parsed())
-    if wrong:
-        return "no_error_object", Fact(f"an error object ({wrong[0]})", reply)
-    return None
+    return ("no_error_object", Fact(f"an error object ({wrong[0]})", reply)) if wrong else None
 
 
 def _content(api: Api, case: Case, body: Json) -> bytes:
@@ -221,9 +202,8 @@ def _content(api: Api, case: Case, body: Json) -> bytes:
         return bytes.fromhex(case.raw_hex)
     if case.overlong is not None:
         text = "a " * (api.context_length() + 64)  # at least one token for each
-        body[case.overlong] = (
-            [{"role": "user", "content": text}] if case.overlong == "messages" else text
-        )
+        is_chat = case.overlong == "messages"
+        body[case.overlong] = [{"role": "user", "content": text}] if is_chat else text
     return json.dumps({k: v for k, v in body.items() if k not in case.without}).encode()
 
 

@@ -1,5 +1,6 @@
 """A client that believes nothing: an answer is compared with the schema before it is handed on."""
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -56,64 +57,52 @@ class Api:
 
     def complete(self, prompt: Any, **options: Any) -> Json:
         """An answer of /v1/completions, greedy unless the options say otherwise."""
-        body = self._body("prompt", prompt, options)
         hidden = self.capabilities.can("hidden_special_tokens")
-        return self._answer(
-            COMPLETIONS, body, lambda a, r: invariants.of_completion(a, r, hidden=hidden)
-        )
+        check = functools.partial(invariants.of_completion, hidden=hidden)
+        return self._answer(COMPLETIONS, {"prompt": prompt, **options}, check)
 
     def chat(self, messages: str | Sequence[Json], **options: Any) -> Json:
         """An answer of /v1/chat/completions, greedy unless the options say otherwise."""
-        body = self._body("messages", _messages(messages), options)
         field = self.capabilities.file.reasoning_field
-        return self._answer(CHAT, body, lambda a, r: invariants.of_chat(a, r, field))
+        check = functools.partial(invariants.of_chat, reasoning_field=field)
+        return self._answer(CHAT, {"messages": _messages(messages), **options}, check)
 
     def send_chat(self, messages: str | Sequence[Json], **options: Any) -> Json:
         """A chat whose answer is only compared with the schema."""
-        body = self._body("messages", _messages(messages), options)
-        return self._answer(CHAT, body, lambda _a, _r: [])
+        return self._answer(CHAT, {"messages": _messages(messages), **options})
 
     def respond(self, content: Any, **options: Any) -> Json:
         """An answer of /v1/responses, greedy unless the options say otherwise."""
-        body = self._body("input", content, options)
-        return self._answer(RESPONSES, body, invariants.of_response)
+        return self._answer(RESPONSES, {"input": content, **options}, invariants.of_response)
 
     def send_response(self, content: Any, **options: Any) -> Json:
         """A response whose answer is only compared with the schema."""
-        body = self._body("input", content, options)
-        return self._answer(RESPONSES, body, lambda _a, _r: [])
+        return self._answer(RESPONSES, {"input": content, **options})
 
     def stream_completion(self, prompt: Any, *, usage: bool = True, **options: Any) -> Stream:
         """A stream of /v1/completions."""
-        body = self._body("prompt", prompt, options)
-        return self._chunks(COMPLETIONS, body, "completion chunk", usage)
+        body = self._body({"prompt": prompt, **options})
+        return self._chunks(COMPLETIONS, body, "completion chunk", usage=usage)
 
-    def stream_chat(
-        self, messages: str | Sequence[Json], *, usage: bool = True, **options: Any
-    ) -> Stream:
+    def stream_chat(self, messages: str | Sequence[Json], **options: Any) -> Stream:
         """A stream of /v1/chat/completions."""
-        body = self._body("messages", _messages(messages), options)
-        return self._chunks(CHAT, body, "chat completion chunk", usage)
+        body = self._body({"messages": _messages(messages), **options})
+        return self._chunks(CHAT, body, "chat completion chunk", usage=True)
 
     def stream_response(self, content: Any, **options: Any) -> Stream:
         """The events of a response."""
-        body = self._body("input", content, options)
+        body = self._body({"input": content, **options})
         self.capabilities.require(*needed(RESPONSES, body))
         events = self._stream(RESPONSES, {**body, "stream": True})
-        self.every_id.update(
-            invariants.ids([event.get("response") or {} for event in events.chunks])
-        )
+        self.every_id.update(invariants.ids([e.get("response") or {} for e in events.chunks]))
         deviation = self.capabilities.deviation("response-events", "unpublished_event")
-        _hold(
-            RESPONSES,
-            stream.response_violations(events, deviation.events if deviation is not None else ()),
-        )
+        unpublished = deviation.events if deviation is not None else ()
+        _hold(RESPONSES, stream.response_violations(events, unpublished))
         return events
 
     def models(self) -> Json:
         """The list of models."""
-        exchange = self.send("GET", MODELS)
-        return _json_of(exchange, MODELS, "model list")
+        return _json_of(self.send("GET", MODELS), MODELS, "model list")
 
     def context_length(self) -> int:
         """How many tokens a sequence may have; `NotRun` where the list of models does not say."""
@@ -127,33 +116,30 @@ class Api:
         return list(answer["choices"][0]["prompt_token_ids"])
 
     def send(
-        self,
-        method: str,
-        path: str,
-        content: bytes | None = None,
-        *,
-        key: str | None = None,
-        timeout_s: float | None = None,
+        self, method: str, path: str, content: bytes | None = None, **options: Any
     ) -> Exchange:
-        """Any request; whatever comes back, or does not."""
-        timeout_s = timeout_s or self.timeout_s
-        return send(self.endpoint, method, path, content, key=key, timeout_s=timeout_s)
+        """Any request; whatever comes back, or does not. `options`: ``key`` and ``timeout_s``."""
+        options = {"timeout_s": self.timeout_s, **options}
+        return send(self.endpoint, method, path, content, **options)
 
-    def _body(self, name: str, value: Any, options: Json) -> Json:
-        body = {"model": self.model, name: value, "temperature": 0.0, **options}
+    def _body(self, fields: Json) -> Json:
+        body = {"model": self.model, "temperature": 0.0, **fields}
         if body["temperature"] is None:
             del body["temperature"]
         return body
 
-    def _answer(self, path: str, body: Json, check: Callable[[Json, Json], list[str]]) -> Json:
+    def _answer(
+        self, path: str, fields: Json, check: Callable[[Json, Json], list[str]] | None = None
+    ) -> Json:
+        body = self._body(fields)
         self.capabilities.require(*needed(path, body))
         exchange = self.send("POST", path, json.dumps(body).encode())
         answer = _json_of(exchange, path, _KINDS[path])
         self.every_id.update(invariants.ids([answer]))
-        _hold(path, check(answer, body))
+        _hold(path, check(answer, body) if check is not None else [])
         return answer
 
-    def _chunks(self, path: str, body: Json, kind: schema.Kind, usage: bool) -> Stream:
+    def _chunks(self, path: str, body: Json, kind: schema.Kind, *, usage: bool) -> Stream:
         usage = usage and self.capabilities.can("stream_usage")
         if usage:
             body = {**body, "stream_options": {"include_usage": True}}
@@ -177,17 +163,14 @@ def together(ask: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_R
 
 
 def _messages(messages: str | Sequence[Json]) -> list[Json]:
-    if isinstance(messages, str):
-        return [{"role": "user", "content": messages}]
-    return list(messages)
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
 
 
 def _json_of(exchange: Exchange, path: str, kind: schema.Kind) -> Json:
     if exchange.status != 200:
         raise Refused(path, exchange)
     answer = exchange.parsed()
-    wrong = schema.violations(kind, answer)
-    if wrong:
+    if wrong := schema.violations(kind, answer):
         raise Unmet(Fact(f"a {kind} as published", "; ".join(wrong), path))
     return dict(answer)
 

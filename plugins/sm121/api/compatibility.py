@@ -1,19 +1,18 @@
 """OpenAI's compatibility test of gpt-oss: tools are called by chat and by Responses, k times each.
-
 Source: https://github.com/openai/gpt-oss/tree/main/compatibility-test, runCase.ts and analysis.ts.
 As there, arguments that fit the schema and are not the expected ones are only counted."""
 
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Json as Parsed
 
-from sm121.answers.accuracy import Interval, interval_of
+from sm121.answers.accuracy import interval_of
 from sm121.api import invariants, tools
 from sm121.api.client import CHAT, RESPONSES, Api, Json, Refused, together
 from sm121.core import data_file
@@ -45,8 +44,7 @@ class _File(DataTable):
     cases: tuple[_Case, ...]
 
 
-#: What a server answered once: items to send back, whether reasoning is there, and each call with
-#: its result.
+#: Of an answer: items to send back, whether reasoning is there, and each call with its result.
 _Turn = tuple[list[Json], bool, list[tuple[Json, Json]]]
 
 
@@ -67,8 +65,7 @@ def judge(api: Api, profile: Profile, folder: Path, remark: Callable[[str], obje
     never below. `folder`: for the attempts. Raises Unmet: too few tools were called; Inconclusive:
     the bound lies in the interval, or it took too long; NotRun: the profile has no such score, or
     the server cannot be asked in one of the two ways."""
-    scores = [score for score in profile.correctness.scores if score.tries]
-    if not scores:
+    if not (scores := [score for score in profile.correctness.scores if score.tries]):
         raise NotRun(f"profile {profile.name} has no correctness.scores with tries")
     folder.mkdir(exist_ok=True)
 
@@ -80,12 +77,17 @@ def judge(api: Api, profile: Profile, folder: Path, remark: Callable[[str], obje
             raise NotRun(f"{about}: {error}") from error
         lines = [json.dumps(vars(attempt), ensure_ascii=False) + "\n" for attempt in attempts]
         write_text("".join(lines), folder / f"{score.task}{path.replace('/', '-')}.jsonl")
-        pass_hat, figures = _counted(score, attempts)
+        tries, right = score.tries or 1, [attempt.why is None for attempt in attempts]
+        tasks = [right[first : first + tries] for first in range(0, len(right), tries)]
+        some, every = (interval_of(sum(map(holds, tasks)), len(tasks)) for holds in (any, all))
+        invalid = sum(not attempt.is_valid for attempt in attempts)
+        others = sum(attempt.other_arguments for attempt in attempts)
+        counts = f"{invalid} are invalid, {others} have other arguments"
+        figures = f"pass@{tries}: {some}; pass^{tries}: {every}; of {len(right)} answers {counts}"
         remark(f"{about}, effort {score.effort}: {figures}; {score.source}")
         failed = [f"{a.question!r}: {a.why}" for a in attempts if a.why is not None]
         required = f"pass^{score.tries} of at least {score.at_least:.1%}"
-        fact = Fact(required, figures, about, evidence="".join(failed[:1]))
-        pass_hat.hold(score.at_least, fact)
+        every.hold(score.at_least, Fact(required, figures, about, evidence="".join(failed[:1])))
 
     require_each(is_reached, *zip(*itertools.product(scores, (CHAT, RESPONSES)), strict=True))
 
@@ -102,23 +104,8 @@ def _attempts(api: Api, score: Score, path: str) -> list[_Attempt]:
             raise Inconclusive(Fact(f"done in {score.within_s:.0f} s", "not done", score.task))
         return _converse(api, score, path, case, file.tools[case.tool])
 
-    return together(
-        attempt, [case for case in file.cases[: score.questions] for _ in range(score.tries or 1)]
-    )
-
-
-def _counted(score: Score, attempts: Sequence[_Attempt]) -> tuple[Interval, str]:
-    """pass^k, and all figures of the published test."""
-    tries = score.tries or 1
-    right = [attempt.why is None for attempt in attempts]
-    tasks = [right[first : first + tries] for first in range(0, len(right), tries)]
-    some, every = (interval_of(sum(map(holds, tasks)), len(tasks)) for holds in (any, all))
-    invalid = sum(not attempt.is_valid for attempt in attempts)
-    others = sum(attempt.other_arguments for attempt in attempts)
-    return every, (
-        f"pass@{tries}: {some}; pass^{tries}: {every}; of {len(right)} answers {invalid} are "
-        f"invalid, {others} have other arguments"
-    )
+    repeated = [c for c in file.cases[: score.questions] for _ in range(score.tries or 1)]
+    return together(attempt, repeated)
 
 
 def _converse(api: Api, score: Score, path: str, case: _Case, tool: _Tool) -> _Attempt:

@@ -21,8 +21,7 @@ _BESIDE = 512
 
 
 class Outcome(NamedTuple):
-    """Of a question: why its answer is broken, or else a miss, or why it cannot be asked. None of
-    them: it is right."""
+    """Of a question: why its answer is broken, or a miss, or why it cannot be asked; else right."""
 
     broken: str | None = None
     missed: str | None = None
@@ -55,16 +54,13 @@ class Candidate:
         require(len(missed) <= section.misses, least, f"{right}: {'; '.join(missed)}")
         self.remark("; ".join([f"exam {self.exam.name}: {name}: {right}", *missed]))
         if unasked:
-            raise NotRun(
-                f"{len(unasked)} of {len(outcomes)} cannot be asked ({right}): {unasked[0]}"
-            )
+            count = f"{len(unasked)} of {len(outcomes)}"
+            raise NotRun(f"{count} cannot be asked ({right}): {unasked[0]}")
 
     def recalls(self, tokens: int) -> None:
         """Every needle of a document of so many tokens is found: all in one answer, and one that is
-        not in it when it is asked for alone. Raises NotRun: the exam has no document, or the
-        server's context is too short."""
-        document = self.exam.document
-        if document is None:
+        not in it when asked for alone. Raises NotRun: no document, or the context is too short."""
+        if (document := self.exam.document) is None:
             raise NotRun(f"exam {self.exam.name} has no [document]")
         self.api.capabilities.require("context_length")
         require_context(self.api.context_length(), tokens + _BESIDE, self.exam.answer_tokens)
@@ -86,9 +82,8 @@ class Candidate:
         missing = document.not_in(first if isinstance(first, dict) else {})
 
         def alone(needle: Needle) -> str | None:
-            return exam.miss(
-                Turn(user=needle.question, right=needle.right), ask(needle.question), None
-            )
+            turn = Turn(user=needle.question, right=needle.right)
+            return exam.miss(turn, ask(needle.question), None)
 
         lost = [f"{n.id} (depth {n.depth:g}): {why}" for n in missing if (why := alone(n))]
         require(not lost, f"all {len(document.needles)} needles", "; ".join(lost))
@@ -120,12 +115,16 @@ class Candidate:
         """Ask for one turn, with its calls; what was said is added to the messages."""
         waiting = list(turn.calls)
         while True:
-            choice = self._choice(section, question, messages)
+            if functions := list(section.functions):
+                limit, effort = self.exam.answer_tokens, section.effort
+                choice = tools.ask(self.api, messages, functions, limit, reasoning_effort=effort)
+            else:
+                choice = self._chat(messages, section.effort, question)["choices"][0]
             message = choice["message"]
             messages.append(self._as_said(message))
             calls = message.get("tool_calls") or []
             for call in calls:
-                function, functions = call["function"], list(section.functions)
+                function = call["function"]
                 expected = exam.met(waiting, function["name"], json.loads(function["arguments"]))
                 if expected is None or tools.misfit(function, functions) is not None:
                     observed = f"{function['name']}({function['arguments']})"
@@ -146,21 +145,13 @@ class Candidate:
 
     def _as_said(self, message: Json) -> Json:
         """A message of the assistant, as it is sent back. Reasoning goes with a call alone."""
-        reply = {"role": "assistant", "content": message["content"]}
+        reply: Json = {"role": "assistant", "content": message["content"]}
         if calls := message.get("tool_calls"):
-            reply["tool_calls"] = [
-                {key: call[key] for key in ("id", "type", "function")} for call in calls
-            ]
+            reply["tool_calls"] = [{k: c[k] for k in ("id", "type", "function")} for c in calls]
             field = self.api.capabilities.file.reasoning_field
             if field and message.get(field):
                 reply[field] = message[field]
         return reply
-
-    def _choice(self, section: Section, question: Question, messages: list[Json]) -> Json:
-        if section.functions:
-            limit, functions = self.exam.answer_tokens, list(section.functions)
-            return tools.ask(self.api, messages, functions, limit, reasoning_effort=section.effort)
-        return dict(self._chat(messages, section.effort, question)["choices"][0])
 
     def _chat(self, messages: list[Json], effort: str, question: Question | None = None) -> Json:
         options = {"max_tokens": self.exam.answer_tokens, "reasoning_effort": effort}
@@ -192,7 +183,6 @@ def _required(waiting: Sequence[Call]) -> str:
 
 
 def _misformed(form: Form | None, content: str | None) -> str | None:
-    """Why a content has not the form that it must have."""
     content = content or ""
     if leaks := harmony.leaked(content):
         return str(Fact("no special token", f"{leaks[0]} in {content!r:.200}"))

@@ -30,9 +30,8 @@ _ERROR = re.compile(r"\bHarmonyError\b")
 
 def leaked(text: str | None) -> list[str]:
     """The special tokens that stand in a text for users."""
-    text = text or ""
-    named = [special for special in SPECIAL_TEXTS if special in text]
-    return named + _OTHER_SPECIAL.findall(text)
+    named = [special for special in SPECIAL_TEXTS if special in (text or "")]
+    return named + _OTHER_SPECIAL.findall(text or "")
 
 
 def headers(text: str | None) -> list[str]:
@@ -47,9 +46,7 @@ def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
     errors = []
     if ids[0] != CHANNEL:
         errors.append(f"the first token is {ids[0]} in place of <|channel|> ({CHANNEL})")
-    header = 0  # tokens since a message was opened, None inside its content
-    inside = False
-    messages = 0
+    inside, header, messages = False, 0, 0  # header: tokens since it was begun
     for index, token in enumerate(ids):
         if token == MESSAGE:
             if inside:

@@ -10,8 +10,7 @@ Json = dict[str, Any]
 
 
 def ids(parts: Iterable[Json]) -> set[str]:
-    """The ids in one answer: its own, and those of its items and calls. `parts`: the whole, or the
-    chunks of a stream."""
+    """The ids of an answer, its items and its calls. `parts`: the whole, or a stream's chunks."""
     holders: list[Json] = []
     for part in parts:
         items = part.get("output") or ()
@@ -75,10 +74,8 @@ def of_tool_calls(calls: list[Json], request: Json) -> list[str]:
         errors.append("tool call ids that are not one of its own for each")
     for call in calls:
         function = call.get("function") or {}
-        if offered and function.get("name") not in offered:
-            errors.append(
-                f"a call of {function.get('name')!r}, offered: {sorted(map(str, offered))}"
-            )
+        if offered and (name := function.get("name")) not in offered:
+            errors.append(f"a call of {name!r}, offered: {sorted(map(str, offered))}")
         errors += arguments(function.get("arguments"))
         errors += _no_special(function.get("arguments"), "arguments")
     return errors
@@ -126,8 +123,7 @@ def _choices(answer: Json, count: int) -> list[str]:
 def _usage(
     answer: Json, prompt: str = "prompt_tokens", generated: str = "completion_tokens"
 ) -> list[str]:
-    usage = answer.get("usage")
-    if usage is None:
+    if (usage := answer.get("usage")) is None:
         return ["no usage"]
     if usage["total_tokens"] != usage[prompt] + usage[generated]:
         return [f"usage does not add up: {usage}"]

@@ -1,9 +1,8 @@
-"""What a chat becomes: the tokens that a server makes of messages, against harmony's own.
-oss-harmony renders what the messages of ``fixtures/api/chats.toml`` mean; the server tells what it
-made of them (vLLM: ``prompt_token_ids``). Both are read as lists of messages. The header is
-compared by what it says (oss-harmony and vLLM write the recipient of a call in two places, both as
-gpt-oss knows them) and the content token by token. Where a server tells no ids, usage must have
-grown by the texts, and the log-probabilities of the answer must depend on them."""
+"""What a chat becomes: the tokens that a server makes of messages, against oss-harmony's own, for
+those of ``fixtures/api/chats.toml`` (vLLM tells its own: ``prompt_token_ids``). Both are read as
+lists of messages. The header is compared by what it says (the recipient of a call has two places,
+both as gpt-oss knows them) and the content token by token. Where a server tells no ids, usage must
+have grown by the texts, and the log-probabilities of the answer must depend on them."""
 
 import datetime
 import functools
@@ -111,21 +110,13 @@ def read(ids: Sequence[int]) -> list[Part]:
         cut = piece.index(harmony.MESSAGE) if harmony.MESSAGE in piece else len(piece)
         body = piece[cut + 1 :]
         end = body.pop() if body and body[-1] in harmony.ENDS else None
-        parts.append(_part(encoding().decode(piece[:cut]), tuple(body), end))
+        header = encoding().decode(piece[:cut])
+        recipient, channel = _TO.search(header), _CHANNEL.search(header)
+        rest = _CHANNEL.sub(" ", _TO.sub(" ", header)).replace("<|constrain|>", " ").split()
+        author, kind = rest[0] if rest else "", " ".join(rest[1:])
+        on, to = (match[1] if match else "" for match in (channel, recipient))
+        parts.append(Part(author, on, to, kind, tuple(body), end))
     return parts
-
-
-def _part(header: str, content: tuple[int, ...], end: int | None) -> Part:
-    recipient, channel = _TO.search(header), _CHANNEL.search(header)
-    rest = _CHANNEL.sub(" ", _TO.sub(" ", header)).replace("<|constrain|>", " ").split()
-    return Part(
-        author=rest[0] if rest else "",
-        channel=channel[1] if channel else "",
-        recipient=recipient[1] if recipient else "",
-        kind=" ".join(rest[1:]),
-        content=content,
-        end=end,
-    )
 
 
 @functools.cache
@@ -134,17 +125,15 @@ def encoding() -> "HarmonyEncoding":
     try:
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
     except ImportError as error:
-        raise NotRun(
-            "what a chat becomes is compared with OpenAI's own harmony, and that is not installed: "
-            "pip install oss-harmony (it needs no network afterwards)"
-        ) from error
+        why = "what a chat becomes is compared with OpenAI's own harmony, and that is not installed"
+        how = "pip install oss-harmony (it needs no network afterwards)"
+        raise NotRun(f"{why}: {how}") from error
     try:
         return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     except Exception as error:  # its own HarmonyError, or what its Rust half raises
-        raise NotRun(
-            f"harmony's vocabulary cannot be loaded ({error}): install oss-harmony, which has it "
-            "inside, or name a folder that has it in TIKTOKEN_ENCODINGS_BASE"
-        ) from error
+        folder = "or name a folder that has it in TIKTOKEN_ENCODINGS_BASE"
+        how = f"install oss-harmony, which has it inside, {folder}"
+        raise NotRun(f"harmony's vocabulary cannot be loaded ({error}): {how}") from error
 
 
 def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]:
@@ -156,9 +145,8 @@ def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]
 
     conversation = Conversation.from_messages(list(_harmony(case, date, in_system=in_system)))
     config = RenderConversationConfig(auto_drop_analysis=False)
-    return list(
-        rules.render_conversation_for_completion(conversation, Role.ASSISTANT, config=config)
-    )
+    ids = rules.render_conversation_for_completion(conversation, Role.ASSISTANT, config=config)
+    return list(ids)
 
 
 def count(text: str, *, special: bool = False) -> int:
@@ -213,14 +201,11 @@ def _developer(instructions: str | None, case: ChatCase | None) -> "Message":
     if instructions is not None:
         content = content.with_instructions(instructions)
     if case is not None and case.tools:
-        content = content.with_function_tools(
-            [
-                ToolDescription.new(
-                    function["name"], function["description"], parameters=function["parameters"]
-                )
-                for function in (tool["function"] for tool in tools(case.tools))
-            ]
-        )
+        described = [
+            ToolDescription.new(f["name"], f["description"], parameters=f["parameters"])
+            for f in (tool["function"] for tool in tools(case.tools))
+        ]
+        content = content.with_function_tools(described)
     return Message.from_role_and_content(Role.DEVELOPER, content)
 
 
@@ -246,20 +231,15 @@ def _message(message: ChatMessage, reasoning_field: str | None) -> Json:
         body["tool_call_id"] = message.tool_call_id
     if message.calls:
         body["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            {"id": call.id, "type": "function", "function": call.model_dump(exclude={"id"})}
             for call in message.calls
         ]
     return body
 
 
 def becomes_its_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]) -> None:
-    """The server makes of a chat what harmony makes of it, and counts it. `environment`: of the
-    server, as far as it is known: it may pin the date. Raises NotRun: harmony is not at hand, or
-    the server tells neither ids nor usage."""
+    """The server makes of a chat what harmony makes of it, and counts it. `environment`: the
+    server's, as far as known: it may pin the date. Raises NotRun: no harmony, no ids or usage."""
     encoding()
     if api.capabilities.can("chat_token_ids"):
         ids, counted = _rendered(api, case)
@@ -270,7 +250,6 @@ def becomes_its_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]
 
 
 def _rendered(api: Api, case: ChatCase) -> tuple[list[int], int]:
-    """The ids that the server made of a chat, and how many it says they are."""
     answer = _ask(api, case, return_token_ids=True)
     ids = list(answer.get("prompt_token_ids") or [])
     require(ids, "prompt_token_ids with a chat (return_token_ids)", "none", f"{case}")
@@ -287,7 +266,11 @@ def _hold(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) ->
     system = encoding().decode(list(parts[0].content)) if parts else ""
     match = _DATE.search(system)
     date = match[1] if match else "none"
-    dates = _dates(environment)
+    # Days that may be today where the server is, or the one that it was given.
+    now, hours = datetime.datetime.now(datetime.UTC), (-14, 0, 14)
+    dates = [str((now + datetime.timedelta(hours=h)).date()) for h in hours]
+    if environment.get(START_DATE):
+        dates = [environment[START_DATE]]
     hint = f"; a date that it was given belongs in the profile's engine.environment: {START_DATE}"
     requirement = f"the date {' or '.join(dates)} in the system message"
     require(date in dates, requirement, f"{date}{hint}", f"{case}")
@@ -296,14 +279,6 @@ def _hold(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) ->
         parts = [_without_formats(part) for part in parts]
     if parts not in ways:
         raise Unmet(_difference(case, ways[0], parts))
-
-
-def _dates(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Days that may be today where the server is, or the one that it was given."""
-    if environment.get(START_DATE):
-        return (environment[START_DATE],)
-    now = datetime.datetime.now(datetime.UTC)
-    return tuple(str((now + datetime.timedelta(hours=h)).date()) for h in (-14, 0, 14))
 
 
 def _without_formats(part: Part) -> Part:
@@ -359,16 +334,11 @@ def _counts_what_it_is_told(api: Api, case: ChatCase) -> None:
             longer = _with(case, index, reasoning=message.reasoning + _MORE)
             grown = _prompt_tokens(api, longer) - total
             whole = read(rendered(case, "2026-01-31"))
-            parts = (part for part in whole if part.channel == "analysis")
-            rendered_too = any(
-                encoding().decode(list(p.content)) == message.reasoning for p in parts
-            )
-            requirement = (
-                f"reasoning that is {'kept' if rendered_too else 'left out'}, in usage too"
-            )
-            require(
-                grown >= more if rendered_too else grown == 0, requirement, f"{grown:+} tokens", of
-            )
+            analyses = (list(part.content) for part in whole if part.channel == "analysis")
+            stays = message.reasoning in map(encoding().decode, analyses)
+            requirement = f"reasoning that is {'kept' if stays else 'left out'}, in usage too"
+            right = grown >= more if stays else grown == 0
+            require(right, requirement, f"{grown:+} tokens", of)
     if case.tools:
         functions = [tool["function"] for tool in tools(case.tools)]
         least = sum(count(f["name"]) + count(f["description"]) for f in functions)
@@ -383,8 +353,7 @@ def _with(case: ChatCase, index: int, **change: str) -> ChatCase:
 
 
 def _prompt_tokens(api: Api, case: ChatCase) -> int:
-    usage = _ask(api, case).get("usage")
-    if not usage:
+    if not (usage := _ask(api, case).get("usage")):
         raise NotRun("this check needs prompt_token_ids or usage with a chat; the engine has none")
     return int(usage["prompt_tokens"])
 
@@ -410,14 +379,17 @@ def answer_is_to_the_chat(
 ) -> None:
     """The answer is the one that the tokens of harmony's own rendering have, by its tokens and
     log-probabilities; where the server takes or tells no ids, it depends on what the chat says.
-    Raises NotRun: the server tells no log-probabilities of a chat, or its noise hides the
-    difference."""
+    Raises NotRun: no log-probabilities of a chat are told, or their noise hides the difference."""
     encoding()
-    able = api.capabilities.can
-    if able("chat_token_ids") and able("token_prompts") and able("logprobs"):
+    if all(map(api.capabilities.can, ("chat_token_ids", "token_prompts", "logprobs"))):
         _equals_a_completion(api, case, bound, environment)
-    else:
-        _depends_on_the_chat(api, case)
+        return
+    first, again, changed = (_positions(api, each) for each in (case, case, TELLING[case.id](case)))
+    noise, difference = _apart(first, again), _apart(first, changed)
+    if 0 < difference <= noise:
+        raise NotRun(f"{case}: one chat asked twice differs by {noise:.3g} nats, as another does")
+    requirement = "another answer, or other log-probabilities, to another chat"
+    require(difference > noise, requirement, "the same ones", f"{case}")
 
 
 _ANSWER_TOKENS = 12
@@ -438,8 +410,7 @@ def _equals_a_completion(
 
     alone = ask(())
     require(alone, "log-probabilities", "none", f"{case}")
-    wrong = agreement.judge(of_chat, alone or (), bound, ask).disagreement
-    if wrong is not None:
+    if (wrong := agreement.judge(of_chat, alone or (), bound, ask).disagreement) is not None:
         raise Unmet(*of(f"{case}: a chat against /v1/completions of its prompt_token_ids", [wrong]))
 
 
@@ -449,16 +420,6 @@ def _positions(api: Api, case: ChatCase, **options: Any) -> tuple[Position, ...]
     positions = parse(_ask(api, case, **body)).positions
     require(positions, "log-probabilities of a chat", "none", f"{case}")
     return positions or ()
-
-
-def _depends_on_the_chat(api: Api, case: ChatCase) -> None:
-    other = TELLING[case.id](case)
-    first, again, changed = (_positions(api, each) for each in (case, case, other))
-    noise, difference = _apart(first, again), _apart(first, changed)
-    if 0 < difference <= noise:
-        raise NotRun(f"{case}: one chat asked twice differs by {noise:.3g} nats, as another does")
-    requirement = "another answer, or other log-probabilities, to another chat"
-    require(difference > noise, requirement, "the same ones", f"{case}")
 
 
 def _apart(mine: Sequence[Position], other: Sequence[Position]) -> float:

@@ -53,8 +53,7 @@ def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:
 
 
 def events_add_up(api: Api, judge: cases.Judge, correctness: Correctness, attempts: int) -> None:
-    """The deltas of text and of reasoning are those of the response at the end, and of one that
-    comes at once."""
+    """The deltas of text and reasoning are those of the response at its end, and of one at once."""
     chat, options = correctness.chats[0], {"max_output_tokens": correctness.max_answer_tokens}
     events = api.stream_response(chat.question, **options)
     deviation = api.capabilities.deviation("response-events", "unpublished_event")
@@ -118,8 +117,7 @@ def goes_on_from_another(
     what the server was started with, None for an attached one: one that was told to keep responses
     may not refuse. Raises NotRun: the server keeps no responses; or harmony is not at hand."""
     plain, limit = rendering.named("question"), correctness.max_answer_tokens
-    question = plain.messages[0].text
-    first = api.respond(question, max_output_tokens=limit, store=True)
+    first = api.respond(plain.messages[0].text, max_output_tokens=limit, store=True)
     reply = text_of(first)
     turn = [ChatMessage(role="assistant", content=reply), ChatMessage(role="user", content=_AND)]
     whole = plain.model_copy(update={"messages": (*plain.messages, *turn), "id": "two-turns"})
@@ -130,10 +128,9 @@ def goes_on_from_another(
         keeps = configuration is not None and (_STORE, "1") in configuration.environment
         if keeps or refusal.status is None or not 400 <= refusal.status < 500:
             raise
-        raise NotRun(
-            f"the server keeps no responses ({refusal.status}: {refusal.text[:80]}); start vLLM "
-            f"with {_STORE}=1 in its environment"
-        ) from refusal
+        how = f"start vLLM with {_STORE}=1 in its environment"
+        why = f"the server keeps no responses ({refusal.status}: {refusal.text[:80]})"
+        raise NotRun(f"{why}; {how}") from refusal
     previous = second.get("previous_response_id")
     require(previous in (None, first["id"]), f"previous_response_id {first['id']}", previous)
     counted = second["usage"]["input_tokens"]
@@ -183,7 +180,6 @@ def _effort(answer: Json) -> str | None:
 
 
 def _cut(api: Api, case: ChatCase) -> Json:
-    """The beginning of the response to a chat."""
     rendering.encoding()
     items: list[Json] = []
     body: Json = {"max_output_tokens": 16}

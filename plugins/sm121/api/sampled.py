@@ -1,6 +1,5 @@
-"""Samples of a server against what its own log-probabilities promise of them. Each parameter is
-sent with a middle value and with one drawn anew in each run, as many times as it takes to notice a
-value that is off by a tenth, after the text where that takes the fewest."""
+"""Samples of a server against what its log-probabilities promise. Each parameter is sent with a
+middle value and one drawn in each run, as often as it takes to notice a tenth."""
 
 import functools
 import math
@@ -60,8 +59,7 @@ Case = tuple[list[str], Json, Callable[[Samples], list[Fact]]]
 
 @dataclass
 class Sampler:
-    """One server, asked for samples. Each check raises `Unmet` with all that is wrong. `api`: of
-    the server; `seed`: of the values that are drawn."""
+    """One server, asked for samples. Each check raises `Unmet`. `seed`: of the drawn values."""
 
     api: Api
     seed: int
@@ -93,8 +91,7 @@ class Sampler:
         self._hold(facts)
 
     def keeps_the_cut(self, cut: Cut) -> None:
-        """Samples with `top_p`, `top_k` or `min_p` are tokens that it leaves, as often as their
-        probabilities say."""
+        """Samples with a cut are tokens that it leaves, as often as their probabilities say."""
         if cut != "top_p":
             self.api.capabilities.require(cut)
         facts = []
@@ -106,8 +103,7 @@ class Sampler:
         self._hold(facts)
 
     def restricts(self, name: Name) -> None:
-        """`bad_words` bans the likeliest word; of five `allowed_token_ids` each comes as often as
-        its probability says, and no other token."""
+        """`bad_words` bans the likeliest word; of five `allowed_token_ids` each has its share."""
         self.api.capabilities.require(name, "logprob_ids")
         answers = self.api.complete(list(TEXTS), max_tokens=1)["choices"]
         words = {TEXTS[choice["index"]]: choice["text"] for choice in answers}
@@ -248,7 +244,6 @@ class Sampler:
 
     @functools.cached_property
     def _prompts(self) -> dict[str, set[str]]:
-        """The tokens of each text."""
         choices = self.api.complete(list(TEXTS), max_tokens=1, return_token_ids=True)["choices"]
         return {TEXTS[one["index"]]: {*map(name_of, one["prompt_token_ids"])} for one in choices}
 
@@ -259,7 +254,6 @@ class Sampler:
 
     @functools.cached_property
     def _tops(self) -> dict[str, Top]:
-        """The likeliest tokens after each text."""
         answers = self._ask(list(TEXTS), {"temperature": 0.0})
         return {text: position.top for text, (position,) in zip(TEXTS, answers, strict=True)}
 
@@ -287,7 +281,6 @@ class Sampler:
         return [("middle", min(cases, key=lambda case: abs(case[1] - middle))), ("drawn", drawn)]
 
     def _ask(self, texts: list[str], options: Json) -> Samples:
-        """The tokens after each text."""
         body = self.body(options)
         samples: Samples = []
         for start in range(0, len(texts), _BATCH):
@@ -295,9 +288,8 @@ class Sampler:
             for choice in sorted(answer["choices"], key=lambda choice: choice["index"]):
                 samples.append(self.sample(parse({"choices": [choice]}).positions or ()))
         if missing := sum(len(sample) != body["max_tokens"] for sample in samples):
-            fact = Fact(
-                "log-probabilities with each sample", f"{missing} of {len(samples)} lack them"
-            )
+            lacking = f"{missing} of {len(samples)} lack them"
+            fact = Fact("log-probabilities with each sample", lacking)
             raise Unmet(fact) if "_tops" in vars(self) else NotRun(fact)  # greedily it had them
         return samples
 

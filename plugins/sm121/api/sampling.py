@@ -1,6 +1,5 @@
 """What the parameters of sampling do (temperature, seed, logit_bias, n), and what holds where one
-is not sent: vLLM promises what the checkpoint's generation_config.json says, else OpenAI's
-defaults."""
+is not sent: vLLM promises the checkpoint's generation_config.json, else OpenAI's defaults."""
 
 import json
 from collections import Counter
@@ -26,9 +25,8 @@ _LIMIT: Json = {"max_tokens": 20}
 def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
     """One seed gives the same tokens again, at the latest at the last attempt."""
 
-    options: Json = {"max_tokens": 24, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
-
     def sampled() -> Any:
+        options: Json = {"max_tokens": 24, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
         ids = sdk.complete(seed=1234, **options).choices[0].token_ids
         require(len(ids) == 24, "24 token ids", len(ids))
         return ids

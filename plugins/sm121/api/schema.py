@@ -26,10 +26,6 @@ class _Error(_Open):
     code: str | int | None = None
 
 
-class _ErrorBody(_Open):
-    error: _Error
-
-
 @functools.cache
 def _types() -> dict[Kind, Any]:
     from openai import types  # half a second, which a run without requests need not spend
@@ -53,13 +49,13 @@ def _types() -> dict[Kind, Any]:
         "response event": responses.ResponseStreamEvent,
         "model": types.Model,
         "model list": create_model("ModelList", __base__=_Open, **models),
-        "error": _ErrorBody,
+        "error": create_model("ErrorBody", __base__=_Open, error=(_Error, ...)),
     }
 
 
 #: Fields that were not required when releases of an engine that are still served were made: openai
 #: 1.99 to 2.8 do not know the first one, and vLLM 0.24 does not send it.
-_REQUIRED_LATER = (("usage", "input_tokens_details", "cache_write_tokens"),)
+_REQUIRED_LATER = (("missing", ("usage", "input_tokens_details", "cache_write_tokens")),)
 
 
 def violations(kind: Kind, content: Any) -> list[str]:
@@ -76,8 +72,7 @@ def violations(kind: Kind, content: Any) -> list[str]:
         adapter.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         errors = error.errors(include_url=False)
-        later = [e["type"] == "missing" and e["loc"][-3:] in _REQUIRED_LATER for e in errors]
-        wrong = [item for item, is_of_later in zip(errors, later, strict=True) if not is_of_later]
+        wrong = [e for e in errors if (e["type"], e["loc"][-3:]) not in _REQUIRED_LATER]
         return [_line(item) for item in wrong[:4]]
     return []
 

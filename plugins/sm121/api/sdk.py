@@ -27,10 +27,8 @@ class Sdk:
     def complete(self, prompt: str = PROMPT, *, ids: bool = True, **options: Any) -> Any:
         """A completion, by default with the token ids that the server generated."""
         extra = {"return_token_ids": ids, **options.pop("extra_body", {})}
-        options = {"temperature": 0.0, "max_tokens": 16, **options}
-        return self.client.completions.create(
-            model=self.model, prompt=prompt, extra_body=extra, **options
-        )
+        options = {"temperature": 0.0, "max_tokens": 16, "extra_body": extra, **options}
+        return self.client.completions.create(model=self.model, prompt=prompt, **options)
 
     def exactly(self, tokens: int, **options: Any) -> Any:
         """A completion of so many tokens, which does not end before."""
@@ -60,16 +58,14 @@ class Sdk:
         chat = self.chat(correctness.chats[0].question, correctness.max_answer_tokens)
         complete = chat.choices[0].message.content and chat.usage.total_tokens > 0
         require(complete, "content and usage", chat)
-        text = self.client.completions.create(
-            model=self.model, prompt=PROMPT, max_tokens=4, temperature=0.0
-        )
+        create = self.client.completions.create
+        text = create(model=self.model, prompt=PROMPT, max_tokens=4, temperature=0.0)
         complete = text.choices[0].text and text.usage and text.usage.completion_tokens <= 4
         require(complete, "text", text)
 
     def answer_lengths_fit(self, profile: Profile, remark: Callable[[str], object]) -> None:
         """The answers to fixtures/answers/questions.toml are whole, and fit the band."""
-        band = profile.correctness.mean_answer_tokens
-        if band is None:
+        if (band := profile.correctness.mean_answer_tokens) is None:
             raise verdict.NotRun(f"profile {profile.name} has no correctness.mean_answer_tokens")
         lengths = []
 

@@ -77,15 +77,9 @@ class Speculation:
         for name, entries in self._judged.items():
             for number, (token, _, top) in enumerate(entries):
                 below = max(top.values(), default=math.inf) - top.get(token, -math.inf)
-                require(
-                    below <= fork,
-                    "the likeliest token of the target, or one below it by at most",
-                    "by a prefill of the same text",
-                    f"{name!r}: token {number} ({token})",
-                    value=below,
-                    limit=fork,
-                    unit="nats",
-                )
+                most = "the likeliest token of the target, or one below it by at most"
+                about, how = f"{name!r}: token {number} ({token})", "by a prefill of the same text"
+                require(below <= fork, most, how, about, value=below, limit=fork, unit="nats")
         return f"{sum(map(len, self._judged.values()))} tokens are those of the target"
 
     def log_probabilities_are_the_targets(self) -> str:
@@ -95,15 +89,14 @@ class Speculation:
         for name, entries in self._judged.items():
             for number, (token, position, top) in enumerate(entries):
                 reported, prefilled = position.log_probability, top.get(token, -math.inf)
-                difference = abs(reported - prefilled)
-                worst = max(worst, difference)
+                off, most = abs(reported - prefilled), self.bound.max_abs
+                worst = max(worst, off)
                 require(
-                    difference <= self.bound.max_abs,
+                    off <= most,
                     "a log-probability that differs from that of a prefill by at most",
-                    "",
-                    f"{name!r}: token {number} ({token})",
-                    value=difference,
-                    limit=self.bound.max_abs,
+                    about=f"{name!r}: token {number} ({token})",
+                    value=off,
+                    limit=most,
                     unit="nats",
                     evidence=f"{reported:.4g} for {prefilled:.4g}",
                 )
@@ -135,15 +128,11 @@ class Speculation:
             # Half of the error rate is for what is counted over all places.
             alike = SLICE * len(_KINDS) if where.startswith(_ALL) else len(tally)
             allowed = promised.allowed(count.variance, ERROR_RATE / 2 / alike)
-            off, rate = abs(count.hits - count.expected), f"chance of a false alarm {ERROR_RATE:g}"
+            off, required = abs(count.hits - count.expected), f"{_SAMPLES}, off by at most"
+            evidence = f"{count}; chance of a false alarm {ERROR_RATE:g}"
+            about = f"{where}, {label}"
             require(
-                off <= allowed,
-                f"{_SAMPLES}, off by at most",
-                "",
-                f"{where}, {label}",
-                value=off,
-                limit=allowed,
-                evidence=f"{count}; {rate}",
+                off <= allowed, required, "", about, value=off, limit=allowed, evidence=evidence
             )
         return f"sampled tokens follow the target in {len(tally)} comparisons"
 
@@ -222,8 +211,7 @@ class Speculation:
 
     def drafts_are_accepted(self) -> None:
         """Some of what is drafted is accepted, and no less in a long answer or in several at once
-        than in a short one. Raises AssertionError: nothing is, or acceptance is lost; NotRun: the
-        server has no such counters."""
+        than in a short one. Raises AssertionError: acceptance is lost; NotRun: no counters."""
         early, _, _ = self._drafted([Request(_EVEN, _SHORT, top=0, salt="early")])
         whole, _, _ = self._drafted([Request(_EVEN, _LONG, top=0, salt="whole")])
         each = [Request(_EVEN, _SHORT, top=0, salt=f"at once {n}") for n in range(_AT_ONCE)]
@@ -248,8 +236,7 @@ class Speculation:
     @functools.cached_property
     def _judged(self) -> dict[str, list[tuple[int, Position, Mapping[int, float]]]]:
         """Each prompt's greedy answer, token by token, beside what the prefill of the same text
-        says of it and of the likeliest. The answers go on for long: of 200 tokens a single one may
-        be wrong."""
+        says of it and of the likeliest. They are long: of 200 tokens a single one may be wrong."""
         self.capabilities.require("prompt_logprobs")
         judged = {}
         requests = [Request(prompt.text, _JUDGED_TOKENS) for prompt in self.prompts.prompts]
@@ -266,9 +253,9 @@ class Speculation:
     def _samples(
         self, text: str, batches: int, options: dict[str, float]
     ) -> Iterable[tuple[Position, ...]]:
-        options = {"temperature": 1.0, "n": _CHOICES, **options}
+        body = self._body(text, max_tokens=_SAMPLED_TOKENS, temperature=1.0, n=_CHOICES) | options
         for _ in range(batches):
-            choices = self._send(self._body(text, max_tokens=_SAMPLED_TOKENS, **options))["choices"]
+            choices = self._send(body)["choices"]
             require(len(choices) == _CHOICES, f"{_CHOICES} choices", len(choices))
             yield from (self.asker.positions(parse({"choices": [choice]})) for choice in choices)
 
@@ -282,13 +269,11 @@ class Speculation:
     ) -> tuple[counters.Drafted, int, int]:
         """What was drafted while some requests were answered, one after the other or at once, their
         generated tokens and their number."""
-        before = counters.drafted(self.server.endpoint)
-        if before is None:
+        if (before := counters.drafted(self.server.endpoint)) is None:
             raise NotRun("the server's /metrics count no drafts, and nothing else shows them")
         ask = self.asker.ask_together if at_once else lambda each: map(self.asker.ask, each)
         generated = sum(len(self.asker.ids(answer)) for answer in ask(requests))
-        after = counters.drafted(self.server.endpoint)
-        if after is None:
+        if (after := counters.drafted(self.server.endpoint)) is None:
             raise Unmet(Fact("/metrics with the counters of drafts"))
         drafted = after.since(before)
         if not drafted.drafts:
@@ -307,13 +292,11 @@ class Speculation:
             answer = http.post("/v1/completions", json=body)
         if answer.status_code != 200:
             raise Refused(answer.status_code, answer.text)
-        content: dict[str, Any] = answer.json()
-        return content
+        return dict(answer.json())
 
 
 def _shares(position: Position, listed: int, kind: str, value: float) -> dict[str, float]:
-    """How probable the tokens are that remain, if one of them was drawn. Raises AssertionError: one
-    was that is cut off."""
+    """How probable the remaining tokens are, if one was drawn. Raises AssertionError: none was."""
     top, drawn = position.top, position.token
     only_drawn = len(top) > listed  # it is listed because it was drawn
     if value == 1:

@@ -1,6 +1,7 @@
 """Streams: server-sent events, compared with the published order, and put together again."""
 
 import json
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +35,7 @@ def read(content_type: str, content: bytes) -> Stream:
         for line in parser.malformed
     ]
     chunks = []
-    for data in events:
-        if data == _DONE:
-            continue
+    for data in (data for data in events if data != _DONE):
         try:
             chunk = json.loads(data)
         except (ValueError, RecursionError):
@@ -63,7 +62,7 @@ def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
             errors += [f"chunk {json.dumps(chunk)[:120]}: {wrong[0]}"] if wrong else []
         if len(errors) > 3:
             return errors
-    return errors or [*_sameness(stream), *_order(stream, kind), *_usage_chunk(stream, usage)]
+    return errors or _between(stream, kind, usage)
 
 
 def _form(stream: Stream) -> list[str]:
@@ -75,19 +74,15 @@ def _form(stream: Stream) -> list[str]:
     return errors
 
 
-def _sameness(stream: Stream) -> list[str]:
+def _between(stream: Stream, kind: schema.Kind, usage: bool) -> list[str]:
+    """What is wrong between chunks of which each is right."""
     errors = []
     for key in ("id", "model", "object"):
         values = {str(chunk.get(key)) for chunk in stream.chunks}
         if len(values) != 1:
             examples = "" if key == "id" else f": {sorted(values)[:3]}"
             errors.append(f"not one {key} in every chunk{examples}")
-    return errors
-
-
-def _order(stream: Stream, kind: schema.Kind) -> list[str]:
-    errors = []
-    finished: dict[int, int] = {}
+    finished: Counter[int] = Counter()
     begun: set[int] = set()
     for number, chunk in enumerate(stream.chunks):
         for choice in chunk["choices"]:
@@ -99,24 +94,18 @@ def _order(stream: Stream, kind: schema.Kind) -> list[str]:
                 errors.append(f"the first delta of choice {index} has no role 'assistant'")
             begun.add(index)
             if choice.get("finish_reason") is not None:
-                finished[index] = finished.get(index, 0) + 1
+                finished[index] += 1
     for index in sorted(begun):
-        if finished.get(index) != 1:
-            errors.append(f"{finished.get(index, 0)} finish_reasons of choice {index}")
+        if finished[index] != 1:
+            errors.append(f"{finished[index]} finish_reasons of choice {index}")
     if begun != set(range(len(begun))):
         errors.append(f"choices with index {sorted(begun)}, not from 0 on")
-    return errors
-
-
-def _usage_chunk(stream: Stream, required: bool) -> list[str]:
     having = [index for index, chunk in enumerate(stream.chunks) if chunk.get("usage")]
-    if not required:
-        return []
-    if having != [len(stream.chunks) - 1]:
-        return [f"usage not in the last chunk alone, but in chunks {having[:4]}"]
-    if stream.chunks[-1]["choices"]:
-        return ["choices in the chunk with the usage"]
-    return []
+    if usage and having != [len(stream.chunks) - 1]:
+        errors.append(f"usage not in the last chunk alone, but in chunks {having[:4]}")
+    elif usage and stream.chunks[-1]["choices"]:
+        errors.append("choices in the chunk with the usage")
+    return errors
 
 
 def completion_of(stream: Stream) -> list[Json]:
@@ -124,9 +113,8 @@ def completion_of(stream: Stream) -> list[Json]:
     choices: dict[int, Json] = {}
     for chunk in stream.chunks:
         for choice in chunk["choices"]:
-            whole = choices.setdefault(
-                choice["index"], {"text": "", "token_ids": [], "finish_reason": None}
-            )
+            empty: Json = {"text": "", "token_ids": [], "finish_reason": None}
+            whole = choices.setdefault(choice["index"], empty)
             whole["text"] += choice["text"]
             whole["token_ids"] += choice.get("token_ids") or []
             whole["finish_reason"] = choice.get("finish_reason") or whole["finish_reason"]
@@ -166,15 +154,14 @@ def message_of(stream: Stream, reasoning_field: str | None) -> Json:
     return whole
 
 
-def response_violations(stream: Stream, unpublished: Collection[str] = ()) -> list[str]:
+def response_violations(stream: Stream, unpublished: Collection[str]) -> list[str]:
     """What is not as published in the events of a response. `unpublished`: types of events that are
     not published, and are known of this engine."""
     errors = _form(stream)
     for event in stream.chunks:
         if event.get("type") in unpublished:
             continue
-        wrong = schema.violations("response event", event)
-        if wrong:
+        if wrong := schema.violations("response event", event):
             errors.append(f"event {event.get('type')}: {wrong[0]}")
         if len(errors) > 3:
             return errors
@@ -203,7 +190,6 @@ def response_violations(stream: Stream, unpublished: Collection[str] = ()) -> li
 
 
 def response_deltas(stream: Stream, kind: str) -> str | None:
-    """What the deltas of a response's ``output_text``, or its ``reasoning_text``, add up to; None
-    where a server sends none of it."""
+    """What the deltas of a response's ``output_text`` or ``reasoning_text`` add up to, or None."""
     deltas = [e["delta"] for e in stream.chunks if e["type"] == f"response.{kind}.delta"]
     return "".join(deltas) if deltas else None

@@ -23,9 +23,8 @@ def deltas_add_up(api: Api, correctness: level_settings.Correctness, *, with_too
     whole = api.chat(question, **options)
     streamed = api.stream_chat(question, **options)
     message = stream.message_of(streamed, field)
-    wrong = invariants.of_tool_calls(
-        [{"id": call["id"], "function": call} for call in message["tool_calls"]], options
-    )
+    calls = [{"id": call["id"], "function": call} for call in message["tool_calls"]]
+    wrong = invariants.of_tool_calls(calls, options)
     require(not wrong, "well-formed calls", wrong)
     for call in message["tool_calls"]:
         del call["id"]  # made anew each time
@@ -86,9 +85,8 @@ def refuses_with_a_status(api: Api) -> None:
     api.capabilities.require("default_length")
     body = {"model": api.model, "prompt": PROMPT, "max_tokens": -1, "stream": True}
     exchange = api.send("POST", "/v1/completions", json.dumps(body).encode())
-    refused = exchange.status in range(400, 500) and not schema.violations(
-        "error", exchange.parsed()
-    )
+    wrong = schema.violations("error", exchange.parsed())
+    refused = exchange.status in range(400, 500) and not wrong
     came = f"{exchange.status} {exchange.text} {exchange.failure}"
     require(refused, "a 4xx with an error object", came)
 
@@ -102,7 +100,5 @@ def _plain(choice: Json, reasoning_field: str | None) -> Json:
         "content": message.get("content") or None,
         "reasoning": (message.get(reasoning_field) if reasoning_field else None) or None,
         "finish_reason": choice["finish_reason"],
-        "tool_calls": [
-            {key: call["function"][key] for key in ("name", "arguments")} for call in calls
-        ],
+        "tool_calls": [{k: call["function"][k] for k in ("name", "arguments")} for call in calls],
     }

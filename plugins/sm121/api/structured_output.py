@@ -62,9 +62,8 @@ def keeps_choice_in_a_chat(api: Api, judge: cases.Judge, correctness: Correctnes
     """The final message of a chat is one of two choices."""
     choices = ["Paris", "Rome"]
     body = api.capabilities.structured("choice", choices)
-    exchange = api.send_chat(
-        correctness.chats[0].question, max_tokens=correctness.max_answer_tokens, **body
-    )
+    body["max_tokens"] = correctness.max_answer_tokens
+    exchange = api.send_chat(correctness.chats[0].question, **body)
     content = exchange["choices"][0]["message"]["content"]
     leaks = harmony.leaked(content)
     excused = leaks and judge.known("choice-in-a-chat", "special_token", repr(content))

@@ -128,15 +128,12 @@ def no_call(api: Api, choice: Json) -> str:
     """What came in place of a call: the model's own doing, or the server's."""
     called = (choice.get("token_ids") or [None])[-1] == harmony.CALL
     who = "the model called a tool (its last token is <|call|>), and the server did not read it"
-    shortened = {
-        key: value for key, value in choice.items() if key not in ("token_ids", "logprobs")
-    }
+    shortened = {k: v for k, v in choice.items() if k not in ("token_ids", "logprobs")}
     return f"no tool_calls: {who if called else 'no call at all'} in {shortened}; {_start(api)}"
 
 
 def _start(api: Api) -> str:
-    options = api.capabilities.file.capabilities["tools"].start
-    if not options:
+    if not (options := api.capabilities.file.capabilities["tools"].start):
         return "a server needs a parser of tool calls"
     return f"{api.capabilities.file.title} reads tool calls when started with {options}"
 
@@ -146,9 +143,7 @@ def _calls(choice: Json) -> list[Json]:
 
 
 def _with_the_result(case: ToolCall, message: Json) -> list[Json]:
-    calls = [
-        {key: call[key] for key in ("id", "type", "function")} for call in message["tool_calls"]
-    ]
+    calls = [{k: call[k] for k in ("id", "type", "function")} for call in message["tool_calls"]]
     return [
         {"role": "user", "content": case.question},
         {"role": "assistant", "content": None, "tool_calls": calls},
@@ -157,7 +152,6 @@ def _with_the_result(case: ToolCall, message: Json) -> list[Json]:
 
 
 def _hold_fitting(calls: list[Json]) -> None:
-    """The arguments of calls fit the schemas of their tools."""
     for call in calls:
         why, name = misfit(call["function"], tools()), call["function"]["name"]
         require(why is None, "arguments by its schema", why, f"{name}")
