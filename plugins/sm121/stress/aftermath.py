@@ -38,8 +38,7 @@ def not_idle(endpoint: Endpoint) -> checks.Fault | None:
     with contextlib.suppress(NotRun):  # the server does not say
         most_usage = _NO_BLOCKS / shapes.cache_blocks(endpoint)[0]
     while True:
-        now = counters.fetch(endpoint)
-        if now is None:
+        if (now := counters.fetch(endpoint)) is None:
             return None
         idle = {"running": 0.0, "waiting": 0.0, "cache_usage": most_usage}
         busy = {name: v for name, most in idle.items() if (v := now.values.get(name, 0.0)) > most}
@@ -54,12 +53,10 @@ def not_idle(endpoint: Endpoint) -> checks.Fault | None:
 
 def zombies(processes: Callable[[], Iterable[psutil.Process]]) -> checks.Fault | None:
     """Children of the server's tree that ended and are not waited for, but for a moment."""
-    first = _dead_children(processes())
-    if not first:
+    if not (first := _dead_children(processes())):
         return None
     time.sleep(_ZOMBIE_FOR_S)
-    still = [entry for entry in _dead_children(processes()) if entry in first]
-    if not still:
+    if not (still := [entry for entry in _dead_children(processes()) if entry in first]):
         return None
     listed = ", ".join(f"pid {pid}, a child of {parent}" for pid, parent in still[:5])
     return checks.Fault("zombie", f"required none, seen {len(still)}: {listed}")
@@ -89,7 +86,6 @@ class ThroughputReading:
     per_cpu_s: float
     #: Seconds for which threads of the server were ready to run and others had the processor.
     waited_s: float
-    #: Share of the CPU that others took.
     other_load: float
 
 
@@ -113,13 +109,9 @@ def read_throughput(
         raise verdict.NotRun("no rate: the answers came in one piece")
     pids = {process.pid for process in processes()}
     server_s = ended.seconds_of(pids) - began.seconds_of(pids)
-    return ThroughputReading(
-        rate=statistics.median(rates),
-        tokens=load.tokens,
-        per_cpu_s=load.tokens / max(server_s, 1e-9),
-        waited_s=waited_s - waited_before_s,
-        other_load=ended.since(began)[0],
-    )
+    per_cpu_s, other_load = load.tokens / max(server_s, 1e-9), ended.since(began)[0]
+    rate, waited_s = statistics.median(rates), waited_s - waited_before_s
+    return ThroughputReading(rate, load.tokens, per_cpu_s, waited_s, other_load)
 
 
 def compare_throughput(
@@ -133,9 +125,8 @@ def compare_throughput(
     """Read until the server is as fast as before, within a bound; gives a line that says so. On a
     CPU that others use the clock says little: there the tokens for each second of processor time
     may show it. `take`: takes a reading; `allowed`: share of the rate that may be lost; `on_cpu`:
-    the server computes there; `max_other_load`: share of the CPU that others may take where the
-    server is found slow. Raises UnderLoad: it is slower, by several readings; Inconclusive: so it
-    is, and others took more of the CPU than that."""
+    the server computes there; `max_other_load`: share of the CPU that others may take where it is
+    slow. Raises UnderLoad: it is slower, by several readings; Inconclusive: others took more."""
     for attempt in range(_READINGS):
         if attempt:
             time.sleep(_WAIT_BETWEEN_READINGS_S)
@@ -150,10 +141,9 @@ def compare_throughput(
         as_much = after.per_cpu_s >= (1.0 - allowed) * before.per_cpu_s
         if on_cpu and after.other_load > _OTHERS_OF_NOTE and waited and as_much:
             return f"{rates}; as much work for each CPU second, {beside}"
-    text = (
-        f"required at least {(1.0 - allowed) * before.rate:.1f} tok/s "
-        f"({allowed:.0%} below the {before.rate:.1f} before the load), seen {after.rate:.1f}"
-    )
+    least = f"required at least {(1.0 - allowed) * before.rate:.1f} tok/s"
+    below = f"({allowed:.0%} below the {before.rate:.1f} before the load)"
+    text = f"{least} {below}, seen {after.rate:.1f}"
     if after.other_load > max_other_load and (waited or not on_cpu):
         raise verdict.Inconclusive(f"{text}, {beside}")
     raise checks.UnderLoad("after the load", [checks.Fault("slower_after_load", text)], 0)

@@ -1,6 +1,5 @@
 """What is required of each answer of a load, and of a load as a whole; and what can be wrong, each
-with who to ask (``fixtures/stress/faults.toml``). The class of a crash bundle comes from here where
-the server's own log has no cause."""
+with who to ask (``fixtures/stress/faults.toml``): the class of a crash without a logged cause."""
 
 import statistics
 from collections.abc import Sequence
@@ -33,10 +32,6 @@ class Fault:
     kind: str
     text: str
 
-    def __post_init__(self) -> None:
-        if self.kind not in OWNERS:
-            raise ValueError(f"expected a kind of fault, got {self.kind!r}")
-
     def __str__(self) -> str:
         return f"{self.kind}: {self.text}"
 
@@ -46,10 +41,8 @@ class UnderLoad(errors.Sm121Error, AssertionError):
 
     def __init__(self, load: str, faults: list[Fault], count: int) -> None:
         self.what = load
-        gravest = _KINDS.gravest
-        self.faults = faults = sorted(
-            faults, key=lambda f: gravest.index(f.kind) if f.kind in gravest else len(gravest)
-        )
+        ranks = {kind: rank for rank, kind in enumerate(_KINDS.gravest)}
+        self.faults = faults = sorted(faults, key=lambda f: ranks.get(f.kind, len(ranks)))
         listed = "; ".join(str(fault) for fault in faults[:3])
         more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
         of = f" of {count} requests" if count else ""
@@ -71,21 +64,15 @@ def faults(
     """Everything that is wrong with the answers of a load. `stopped_at`: of ``time.monotonic``:
     when the server was told to stop. From then on it may end what is under way with the
     finish_reason ``abort``, as vLLM does where it has the time (v1/engine/core.py)."""
-    candidates = [
-        fault(outcome, bound, aborted=is_aborted(outcome, stopped_at)) for outcome in load.outcomes
-    ]
-    return [item for item in candidates if item is not None]
+    each = (fault(o, bound, aborted=is_aborted(o, stopped_at)) for o in load.outcomes)
+    return [item for item in each if item is not None]
 
 
 def is_aborted(outcome: JobOutcome, stopped_at: float | None) -> bool:
     """Whether a server that was stopped has ended a request and said so."""
-    return (
-        stopped_at is not None
-        and outcome.ended is not None
-        and outcome.ended >= stopped_at
-        and outcome.answer is not None
-        and outcome.answer.finish_reason == "abort"
-    )
+    if stopped_at is None or outcome.ended is None or outcome.answer is None:
+        return False
+    return outcome.ended >= stopped_at and outcome.answer.finish_reason == "abort"
 
 
 def fault(outcome: JobOutcome, bound: AgreementBound, *, aborted: bool = False) -> Fault | None:
@@ -135,23 +122,18 @@ def _wrong(
             return Fault(kind, f"{where}: required {required} token ids, seen {count}")
         tokens = count
     if answer.completion_tokens not in (None, tokens) and not job.may_end:
-        return Fault(
-            "wrong_usage",
-            f"{where}: required usage of {tokens} tokens, seen {answer.completion_tokens}",
-        )
+        required = f"required usage of {tokens} tokens, seen {answer.completion_tokens}"
+        return Fault("wrong_usage", f"{where}: {required}")
     prompt = job.body.get("prompt")
     length = alone.prompt_tokens if alone is not None else None
     if isinstance(prompt, list):
         length = len(prompt)
     if length is not None and answer.prompt_tokens not in (None, length):
-        return Fault(
-            "wrong_usage",
-            f"{where}: required usage of {length} prompt tokens, seen {answer.prompt_tokens}",
-        )
+        required = f"required usage of {length} prompt tokens, seen {answer.prompt_tokens}"
+        return Fault("wrong_usage", f"{where}: {required}")
     if answer.finish_reason != "length" and not aborted and not job.may_end:
-        return Fault(
-            "wrong_finish", f"{where}: required finish_reason length, seen {answer.finish_reason}"
-        )
+        required = f"required finish_reason length, seen {answer.finish_reason}"
+        return Fault("wrong_finish", f"{where}: {required}")
     if (wrong := wrong_positions(answer)) is not None:
         return Fault("corrupted_answer", f"{where}: {wrong}")
     if alone is None or (aborted and alone.ids is None):
@@ -164,7 +146,6 @@ def _wrong(
 
 
 def _lacking(where: str, answer: Completion, alone: Completion | None) -> Fault | None:
-    """What an answer asked alone has and this one has not."""
     if alone is None:
         return None
     if alone.ids is not None and answer.ids is None:
@@ -181,8 +162,7 @@ def _against_alone(
     if answer.ids is not None and alone.ids is not None and len(answer.ids) > len(alone.ids):
         # Of a long answer only the beginning was asked for alone.
         answer = _begun(answer, len(alone.ids))
-    different = agreement.same_tokens(alone, answer)
-    if different is None:
+    if (different := agreement.same_tokens(alone, answer)) is None:
         return None
     if bound.fork > 0 and answer.positions is not None and alone.positions is not None:
         judgement = agreement.judge(answer.positions, alone.positions, bound)
@@ -202,14 +182,11 @@ def _begun(answer: Completion, tokens: int) -> Completion:
 
 
 def _lost_or_doubled(observed: Sequence[int], alone: Sequence[int]) -> str | None:
-    """Whether the answer is the right one with a token left out, or one twice."""
-    for index in range(len(alone)):
-        if tuple(observed[:-1]) == (*alone[:index], *alone[index + 1 :]) and observed[
-            :index
-        ] == tuple(alone[:index]):
+    for index, token in enumerate(alone):
+        before, after = tuple(alone[:index]), tuple(alone[index + 1 :])
+        if tuple(observed[:-1]) == before + after:
             return "token_lost"
-        doubled = (*alone[: index + 1], alone[index], *alone[index + 1 :])[: len(observed)]
-        if tuple(observed) == doubled:
+        if tuple(observed) == (*before, token, token, *after)[: len(observed)]:
             return "token_doubled"
     return None
 
@@ -243,16 +220,12 @@ def _shown(text: str) -> str:
 
 def slow_tail(load: LoadResult, factor: float, floor_s: float) -> Fault | None:
     """Whether the slowest request took over ``factor`` times the median and ``floor_s``."""
-    seconds = sorted(
-        o.seconds for o in load.outcomes if o.job.behaviour == "complete" and o.seconds is not None
-    )
+    complete = (o.seconds for o in load.outcomes if o.job.behaviour == "complete")
+    seconds = sorted(each for each in complete if each is not None)
     if len(seconds) < _LEAST_FOR_A_TAIL:
         return None
     median = statistics.median(seconds)
     if seconds[-1] <= max(factor * median, floor_s):
         return None
-    return Fault(
-        "slow_tail",
-        f"required at most {factor:g} times the median of {median:.2f} s, seen {seconds[-1]:.2f} s "
-        f"({len(seconds)} requests)",
-    )
+    most = f"required at most {factor:g} times the median of {median:.2f} s"
+    return Fault("slow_tail", f"{most}, seen {seconds[-1]:.2f} s ({len(seconds)} requests)")

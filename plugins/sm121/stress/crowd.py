@@ -1,8 +1,7 @@
 """Many more requests at once than the server runs, of all kinds: each answer is its own. Every
 request is asked alone first. In the crowd its answer must be the same, or within the bound where
-tokens have log-probabilities. Where arithmetic may fork and they have none (streams of chats,
-responses), only the whole answer to another request is detected. Between them are samples of one
-token, for what is sampled wrongly only while others run: `Sampler.far` judges them."""
+tokens have log-probabilities. Where arithmetic may fork and they have none, only the whole answer
+to another request is detected. Between them are samples of one token (`Sampler.far`)."""
 
 import functools
 import itertools
@@ -13,6 +12,7 @@ from typing import Any
 from sm121.answers import sanity
 from sm121.api.client import Refused
 from sm121.api.sampled import Case, Sampler, Samples
+from sm121.api.tools import tools
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import level_settings, verdict
 from sm121.core.verdict import NotRun
@@ -75,8 +75,7 @@ _AT_MOST = 512
 #: Requests of each kind that differ, and the first of their prompts: others of the set are so sure
 #: to go on that hot samples are like greedy ones.
 _PROMPTS, _FIRST = 3, 4
-#: Tokens of a long prompt, and so many more of the next; and begins the name of those that share
-#: their beginning.
+#: Tokens of a long prompt, of the next so many more; begins the name of those that share a start.
 _LONG, _LONGER, _SHARED = 400, 80, "one beginning"
 Change = Callable[[str], dict[str, Any]]
 #: Sampling that leaves the likeliest token alone, each in another way (the first is of OpenAI's own
@@ -90,8 +89,7 @@ _SAMPLED: dict[Name | None, dict[str, Any]] = {
 _BIAS: dict[str, Any] = {"logit_bias": {str(token): 50 for token in range(1000, 1020)}}
 _OFTEN = _BIAS | {"frequency_penalty": 2.0}
 _STOP: tuple[Name, Change] = ("stop", lambda word: {"stop": [word]})
-#: What makes another answer of a greedy one, by the word that it begins with. Where a penalty is
-#: ignored, the answer is that of the row before.
+#: What changes a greedy answer, by its first word; an ignored penalty gives the row before.
 _CHANGED: list[tuple[Name, Change]] = [
     ("logit_bias", lambda _word: _BIAS),
     ("penalties", lambda _word: _OFTEN),
@@ -102,14 +100,6 @@ _CHANGED: list[tuple[Name, Change]] = [
     *[_STOP] * _PROMPTS,
 ]
 _CITIES, _CHOICE_TOKENS = ("Lima", "Rome", "Tokyo"), 16
-_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
 
 
 def size(times: int, places: int) -> int:
@@ -119,8 +109,7 @@ def size(times: int, places: int) -> int:
 
 @dataclass
 class Crowd:
-    """Makes the requests of a crowd, and compares their answers with those given alone. `client`:
-    asks alone; `tokens`: of an answer."""
+    """Makes the requests of a crowd, and compares their answers with those given alone."""
 
     shapes: Shapes
     client: LoadClient
@@ -136,8 +125,7 @@ class Crowd:
     def jobs(self, count: int, *, often: bool = False) -> list[Job]:
         """So many requests, of all kinds in turn, and samples between them; of neighbours each has
         another prompt. `often`: without what is judged by chance, or by another's text alone.
-        Raises UnderLoad: one of them alone is not answered; NotRun: the server refuses all
-        kinds."""
+        Raises UnderLoad: one of them alone is not answered; NotRun: the server refuses all."""
         turns = [job for job in self._turns if not (often and job.name.startswith("changed"))]
         jobs = [*itertools.islice(itertools.cycle(turns), count)]
         for number, job in enumerate([] if often else self.samples.jobs()):
@@ -161,9 +149,8 @@ class Crowd:
         where = f"request {outcome.number} ({job.name})"
         # Without log-probabilities nobody can tell whether another answer is within the bound.
         forks = self.bound.fork > 0 and answer is not None and answer.positions is None
-        fault = checks.fault(
-            replace(outcome, job=replace(job, alone=None)) if forks else outcome, self.bound
-        )
+        judged = replace(outcome, job=replace(job, alone=None)) if forks else outcome
+        fault = checks.fault(judged, self.bound)
         if answer is None or not (fault or forks or job.name in self._choices):
             return fault
         for text in (each.text for each in (answer, *outcome.others)):
@@ -220,16 +207,14 @@ class Crowd:
         if can("several_choices"):
             kinds["two completions"] = lambda n: self._completion(n, n=2, **self._sampling(n))
         if can("token_prompts") and can("token_ids"):
-            kinds["long prompt"] = lambda n: self.shapes.of_length(
-                _LONG + n * _LONGER, self.tokens, turn=n
-            )
+            of_length = self.shapes.of_length
+            kinds["long prompt"] = lambda n: of_length(_LONG + n * _LONGER, self.tokens, turn=n)
             kinds[_SHARED] = self._shared
         biased = {"logit_bias", "penalties"} if not can("logit_bias") else set()
         changed = [options for name, options in _CHANGED if can(name) and name not in biased]
         for number, first in enumerate(range(0, len(changed) - _PROMPTS + 1, _PROMPTS)):
-            kinds[f"changed completion {number + 1}"] = functools.partial(
-                self._changed, number, changed[first : first + _PROMPTS]
-            )
+            change = functools.partial(self._changed, number, changed[first : first + _PROMPTS])
+            kinds[f"changed completion {number + 1}"] = change
         if can("choice"):
             kinds["choice"] = self._choice
         if can("chat"):
@@ -237,7 +222,7 @@ class Crowd:
             effort = {"reasoning_effort": "high"} if can("reasoning_effort") else {}
             kinds["streamed chat"] = lambda n: self._chat(n, stream=True, **effort)
         if can("tools"):
-            kinds["chat with a tool"] = lambda n: self._chat(n, tools=[_TOOL])
+            kinds["chat with a tool"] = lambda n: self._chat(n, tools=tools(1))
         if can("responses"):
             kinds["response"] = self._response
         return kinds

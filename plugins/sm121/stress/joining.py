@@ -1,6 +1,5 @@
-"""Short prompts that join requests which decode, one at a time: a step holds both then. It is the
-load in which the GB10 effort's own build dies in the replay of a CUDA graph
-(eugr/spark-vllm-docker#31: a prompt of 320 to 643 new tokens joins five)."""
+"""Short prompts that join requests which decode, one at a time: a step holds both then. In it the
+GB10 effort's own build dies replaying a CUDA graph (eugr/spark-vllm-docker#31)."""
 
 import random
 import time
@@ -8,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sm121.client.load import Job, JobOutcome, LoadResult
+from sm121.client.load import Job, JobOutcome
 from sm121.core import server, unmet
 from sm121.core.verdict import Inconclusive, NotRun
 from sm121.measure import counters
@@ -46,8 +45,7 @@ class Joining:
     _target: int = 0
     _rises: bool = False
     _tokens: int = SHORTEST
-    #: Those that decode on answer with so many times more tokens: one ended before all places
-    #: were taken.
+    #: Those that decode on have so many times more tokens: one ended before all places were taken.
     _longer: int = 1
     _ended_early: bool = False
     _random: random.Random = field(default_factory=lambda: random.Random(121))
@@ -57,8 +55,7 @@ class Joining:
         if decoding < len(under_way):
             return self._count(len(under_way))
         took = time.monotonic() - self._began
-        missing = self.missing()
-        if took > self.lasts_s and (not missing or took > 2 * self.lasts_s + _MORE_S):
+        if took > self.lasts_s and (not self.missing() or took > 2 * self.lasts_s + _MORE_S):
             return None
         if not decoding and not self._rises:
             self._next_sweep()
@@ -76,24 +73,17 @@ class Joining:
         return [n for n in range(1, self.most + 1) if n not in reached]
 
     def require_all(self) -> None:
-        """Go on only if each number came about, by the server's own counters. Raises NotRun: it
-        does not count them; Inconclusive: not all did."""
+        """Go on only if each number came about, by the counters. Raises NotRun, Inconclusive."""
         if not self.counts:
             raise NotRun("how many requests ran is not known: /metrics has no counter of them")
-        if missing := self.missing():
-            raise Inconclusive(
-                unmet.Fact(
-                    f"1 to {self.most} requests running, one of them joining",
-                    f"never {', '.join(map(str, missing))} by the server's counters: it runs fewer "
-                    "at once than it was asked to (--max-num-seqs, or a KV cache that is too "
-                    "small), or too shortly",
-                )
+        if missing := ", ".join(map(str, self.missing())):
+            required = f"1 to {self.most} requests running, one of them joining"
+            why = (
+                "it runs fewer at once than it was asked to (--max-num-seqs, or a KV cache that is "
+                "too small), or too shortly"
             )
-
-    def at_the_end(self, load: LoadResult) -> str:
-        """What the load was; where it broke off, what joined last."""
-        broken = any(outcome.problem for outcome in load.outcomes)
-        return load.outcomes[-1].job.name if broken else "short prompts join those that decode"
+            observed = f"never {missing} by the server's counters: {why}"
+            raise Inconclusive(unmet.Fact(required, observed))
 
     def _count(self, under_way: int) -> float:
         """Compare the server's counter with the requests under way; seconds until the next look."""

@@ -1,7 +1,4 @@
-"""The stress level: loads of every shape, each checked as a whole, and what must hold afterwards::
-
-stress = Stress(harness, harness.server(), capabilities, bound) stress.sustained()
-stress.memory_holds() stress.close()."""
+"""The stress level: loads of every shape, each checked as a whole, and what must hold after."""
 
 import itertools
 import json
@@ -45,10 +42,9 @@ class Stress:
     """One server under load, from the reading of its throughput before any load until `close`. The
     sizes and limits are the profile's (``[stress]``). A load returns when every answer of it is
     right; else it raises `UnderLoad`, with all that is wrong. `harness`: told of the server's state
-    by `Harness.load`; memory.json and soak.json go to its directory. `bound`: how far an answer
-    may be from the one that its prompt has alone (default: the profile's for the server's dtype).
-    Raises NotRun: the server cannot do what all loads need, or does not stream; UnderLoad: it does
-    not even answer one request at a time."""
+    by `Harness.load`; memory.json and soak.json go to its directory. `bound`: how far an answer may
+    be from the one that its prompt has alone (default: the profile's for the server's dtype).
+    Raises NotRun: the server cannot do what all loads need; UnderLoad: one request is too much."""
 
     def __init__(
         self,
@@ -110,8 +106,6 @@ class Stress:
         self.timeline.stop()
         self._keep_memory()
 
-    # The loads, each as the profile says.
-
     def sequential(self) -> None:
         """One after the other."""
         count = int(self._sizes.sequential_requests.value)
@@ -127,19 +121,14 @@ class Stress:
         self._steady_from = len(self.timeline.samples)
         load = self._play_sustained("sustained")
         seconds = sorted(o.seconds for o in load.outcomes if o.seconds is not None)
-        self._say(
-            f"sustained: {len(seconds)} requests in {load.seconds:.1f} s, "
-            f"{load.tokens / load.seconds:.1f} tok/s, median {statistics.median(seconds):.2f} s, "
-            f"slowest {seconds[-1]:.2f} s, 0 failed"
-        )
+        median = f"median {statistics.median(seconds):.2f} s, slowest {seconds[-1]:.2f} s, 0 failed"
+        rate = f"in {load.seconds:.1f} s, {load.tokens / load.seconds:.1f} tok/s"
+        self._say(f"sustained: {len(seconds)} requests {rate}, {median}")
 
     def long_generation(self) -> None:
-        """One long answer. Each part of it is asked for again, after all that is before it: the
-        same tokens must come, and the same text."""
+        """One long answer. Each part is asked for again after all before it: the same must come."""
         tokens = int(self._sizes.long_generation_tokens.value)
-        require_context(
-            self._server.context_tokens(), 32, tokens
-        )  # its prompt is one of the short ones
+        require_context(self._server.context_tokens(), 32, tokens)  # its prompt is a short one
         job = self.shapes.long(tokens, aftermath.TOKENS)
         (outcome,) = self._play("long generation", [job], concurrency=1).outcomes
         answer = outcome.answer
@@ -157,13 +146,9 @@ class Stress:
     def arriving(self, kind: shapes.Arrival) -> None:
         """Requests of all lengths, arriving in one of the ways in which users do."""
         count = int(self._sizes.mixed_requests.value)
-        self._play(
-            f"mixed lengths, {kind} arrivals",
-            self._take(self.shapes.mixed, count),
-            concurrency=self._streams,
-            arrivals=shapes.moments(kind, count, self._sizes.arrivals_per_s.value),
-            tails=False,
-        )
+        jobs, name = self._take(self.shapes.mixed, count), f"mixed lengths, {kind} arrivals"
+        when = shapes.moments(kind, count, self._sizes.arrivals_per_s.value)
+        self._play(name, jobs, concurrency=self._streams, arrivals=when, tails=False)
 
     def crowd(self, times: int) -> None:
         """Requests of all kinds at once, so many times as many as the server has places."""
@@ -188,7 +173,9 @@ class Stress:
         source = Joining(self.shapes, self._server.endpoint, most, lasts_s, longest)
         load = self.client.follow(source)
         if faults := self._faults(load, tails=False):
-            raise UnderLoad(source.at_the_end(load), faults, len(load.outcomes))
+            broken = any(outcome.problem for outcome in load.outcomes)
+            name = load.outcomes[-1].job.name if broken else "short prompts join those that decode"
+            raise UnderLoad(name, faults, len(load.outcomes))
         limit = requested_slots(self._harness, self._server)
         if limit is None and source.counts and source.missing():
             raise NotRun("how many requests this server runs at once is not known (--server-log)")
@@ -220,21 +207,16 @@ class Stress:
         before = counters.fetch(self._server.endpoint)
         if before is None or "preemptions" not in before.values:
             raise NotRun("whether anything is preempted is not known: /metrics has no counter")
-        longest = shapes.context_tokens(self._server)
-        chunk = shapes.chunk_tokens(self._server)
-        fewer = -(-streams * min(longest, 4 * chunk) // block)
-        needed = (
-            f"start it with a smaller cache (--engine-arg=--num-gpu-blocks-override={fewer} "
-            f"--engine-arg=--max-model-len={min(longest, 4 * chunk)})"
-        )
+        longest, chunk = shapes.context_tokens(self._server), shapes.chunk_tokens(self._server)
+        least = min(longest, 4 * chunk)
+        fewer = f"--engine-arg=--num-gpu-blocks-override={-(-streams * least // block)}"
+        needed = f"start it with a smaller cache ({fewer} --engine-arg=--max-model-len={least})"
         for spare in (2, 3, 1):
             load = shapes.pressure(blocks, block, chunk=chunk, streams=streams, spare=spare)
             length, tokens = load.prompt, load.answer
             if length > longest - tokens:
-                raise NotRun(
-                    f"{streams} requests of {longest} tokens do not fill a KV cache of "
-                    f"{blocks * block} tokens: {needed}"
-                )
+                cache = f"a KV cache of {blocks * block} tokens: {needed}"
+                raise NotRun(f"{streams} requests of {longest} tokens do not fill {cache}")
             jobs = [self.shapes.of_length(length, tokens, turn=n % 2) for n in range(streams)]
             self._play("KV pressure", jobs, concurrency=streams, tails=False, preempts=True)
             after = counters.fetch(self._server.endpoint)
@@ -243,11 +225,9 @@ class Stress:
             if preempted:
                 self._say(f"{preempted:g} preemptions, KV cache {peak:.0%} full")
                 return
-        raise Inconclusive(
-            f"{streams} requests of {length} + {tokens} tokens in a KV cache of "
-            f"{blocks * block}: required a preemption, seen none (usage {peak:.0%} at most); "
-            f"{needed}"
-        )
+        sizes = f"{length} + {tokens} tokens in a KV cache of {blocks * block}"
+        none = f"required a preemption, seen none (usage {peak:.0%} at most)"
+        raise Inconclusive(f"{streams} requests of {sizes}: {none}; {needed}")
 
     def soak(self, duration_s: float) -> None:
         """Mixed load for so long, in rounds, each checked as every load is, every fourth a crowd of
@@ -272,14 +252,9 @@ class Stress:
             if faults:
                 failed.append(error := UnderLoad(f"soak, round {number}", faults, len(jobs)))
                 faults = error.faults
-            return soak.Round(
-                number,
-                round(load.started - self.timeline.began, 1),
-                len(jobs),
-                load.tokens,
-                round(load.seconds, 3),
-                [str(fault) for fault in faults],
-            )
+            began_s, texts = round(load.started - self.timeline.began, 1), list(map(str, faults))
+            seconds = round(load.seconds, 3)
+            return soak.Round(number, began_s, len(jobs), load.tokens, seconds, texts)
 
         def write(record: dict[str, Any]) -> None:
             nonlocal next_memory
@@ -300,51 +275,33 @@ class Stress:
         self.throughput_holds()
 
     def restarted_under_load(self) -> None:
-        """Stopped in the middle of a load: clients learn of it at once, nothing is left, and the
-        next start answers as the last one did."""
+        """Stopped in the middle of a load: clients learn of it, and the next start answers."""
         pool = self._harness.pool
         if pool is None or pool.current is None:
             raise NotRun("an attached server is not restarted: it is somebody else's")
         # More than can have ended when the stop arrives, also of a server that is very fast.
         jobs = self._take(self.shapes.short, 10 * int(self._sizes.load_requests.value))
-        line = restart.under_load(
-            self._harness,
-            self.client,
-            jobs,
-            self._streams,
-            self._bound,
-            self.timeline.stop,
-            self._sizes.stop_learned_within_s.value,
-            self._capabilities.deviation("restart-under-load", "silent"),
-        )
-        self._say(line)
-
-    # What must hold afterwards.
+        load = self._harness, self.client, jobs, self._streams, self._bound
+        learned_within_s = self._sizes.stop_learned_within_s.value
+        excuse = self._capabilities.deviation("restart-under-load", "silent")
+        self._say(restart.under_load(*load, self.timeline.stop, learned_within_s, excuse))
 
     def throughput_holds(self) -> None:
         """As fast as before all load, within the profile's bound."""
-        box = self._harness.profile.box
+        box, on_cpu = self._harness.profile.box, self._harness.arch == architecture.CPU
+        most, allowed = box.max_other_load if box else 0.25, self._sizes.throughput_drop.value
         line = aftermath.compare_throughput(
-            self._before,
-            self._read_throughput,
-            allowed=self._sizes.throughput_drop.value,
-            on_cpu=self._harness.arch == architecture.CPU,
-            max_other_load=box.max_other_load if box else 0.25,
+            self._before, self._read_throughput, allowed=allowed, on_cpu=on_cpu, max_other_load=most
         )
         self._say(line)
 
     def nothing_kept(self) -> None:
         """No request, no KV block, no zombie."""
-        checked = [
-            aftermath.not_idle(self._server.endpoint),
-            aftermath.zombies(self._harness.processes),
-        ]
-        counted, endpoint = counters.read(self.timeline.metrics or "").values, self._server.endpoint
+        endpoint, counted = self._server.endpoint, counters.read(self.timeline.metrics or "").values
+        checked = [aftermath.not_idle(endpoint), aftermath.zombies(self._harness.processes)]
         if counted and not any(counters.fetch(endpoint) for _ in range(3)):
-            lost = "required /metrics as before the load, seen none"
-            checked.append(Fault("not_idle", lost))
-        faults = [fault for fault in checked if fault is not None]
-        if faults:
+            checked.append(Fault("not_idle", "required /metrics as before the load, seen none"))
+        if faults := [fault for fault in checked if fault is not None]:
             raise UnderLoad("after the load", faults, 0)
 
     def memory_holds(self, *, more: bool = True) -> None:
@@ -356,11 +313,9 @@ class Stress:
         machine = None if on_cpu else psutil.virtual_memory().total
         began, tries = time.monotonic(), 0
         while True:
-            samples = self.timeline.since(self._steady_from)
-            is_shown = any(sample.processes for sample in samples)
-            self._growths = (
-                memory.judged(samples, self._sizes, machine_bytes=machine) if is_shown else []
-            )
+            samples, self._growths = self.timeline.since(self._steady_from), []
+            if samples:
+                self._growths = memory.judged(samples, self._sizes, machine_bytes=machine)
             if not more or all(g.verdict is not Verdict.INCONCLUSIVE for g in self._growths):
                 break
             # A fast server is through with the load before there are samples of it.
@@ -389,27 +344,17 @@ class Stress:
         return self._play(name, jobs, concurrency=self._streams)
 
     def _play(
-        self,
-        name: str,
-        jobs: Sequence[Job],
-        *,
-        concurrency: int,
-        arrivals: Sequence[float] | None = None,
-        tails: bool = True,
-        preempts: bool = False,
+        self, name: str, jobs: Sequence[Job], *, tails: bool = True, **shape: Any
     ) -> LoadResult:
-        load = self.client.run(jobs, concurrency=concurrency, arrivals=arrivals, preempts=preempts)
+        load = self.client.run(jobs, **shape)
         if faults := self._faults(load, tails=tails):
             raise UnderLoad(name, faults, len(jobs))
         return load
 
     def _faults(self, load: LoadResult, *, tails: bool) -> list[Fault]:
-        faults = checks.faults(load, self._bound)
-        if tails:
-            tail = checks.slow_tail(
-                load, self._sizes.tail_factor.value, self._sizes.tail_floor_s.value
-            )
-            faults += [tail] if tail is not None else []
+        faults, sizes = checks.faults(load, self._bound), self._sizes
+        tail = checks.slow_tail(load, sizes.tail_factor.value, sizes.tail_floor_s.value)
+        faults += [tail] if tails and tail is not None else []
         return faults or self._kept()
 
     def _crowded(self, times: int) -> int:

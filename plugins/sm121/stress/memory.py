@@ -24,7 +24,6 @@ _LEAST_GROWTH_BYTES = 64 << 20
 _LEAST_GROWTH_HANDLES = 20.0
 #: Less than this in a load is the heap's own, however evenly it comes.
 _LEAST_LEAK_BYTES = 4 << 20
-#: Points of the curve in verdict.json.
 _CURVE_POINTS = 200
 
 

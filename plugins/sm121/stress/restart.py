@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import level_settings, verdict
@@ -34,17 +34,22 @@ def under_load(
     before; `learned_within_s`: how long a client may wait in silence after the stop; `excuse`: that
     this release leaves those in silence whose requests its engine had. Returns: how the clients
     learned of it, a line. Raises AssertionError: a client waits for too long, or something of the
-    server is left; UnderLoad: an answer is wrong; Inconclusive: no request was under way when the
-    server was stopped, or all were."""
+    server is left; UnderLoad: an answer is wrong; Inconclusive: none or all were under way."""
     load, stopped_at, log = _stopped(harness, client, jobs, concurrency, before_stop)
     faults = checks.faults(load, bound, stopped_at=stopped_at)
     if faults := [fault for fault in faults if fault.kind not in _BROKEN_OFF]:
         raise UnderLoad("stopped under load", faults, len(jobs))
     waited = {o.number: silent_after(o, stopped_at) for o in load.outcomes}
     longest = max(waited.values(), default=0.0)
-    late = [number for number, seconds in waited.items() if seconds > learned_within_s]
-    if late:
-        silence = _silence(waited, late, learned_within_s, log)
+    if late := [number for number, seconds in waited.items() if seconds > learned_within_s]:
+        silence = Fact(
+            "an answer, an error or a closed connection for each client, after the stop within",
+            f"for {len(late)} of {len(waited)} requests",
+            value=longest,
+            limit=learned_within_s,
+            unit="s",
+            evidence=f"numbers {', '.join(map(str, late[:8]))}; {log}",
+        )
         if excuse is None or len(late) > concurrency:
             raise Unmet(silence)
         harness.remark(f"restart under load: known of {excuse.versions}: {silence}")
@@ -57,23 +62,10 @@ def under_load(
     if faults := checks.faults(again.run(once, concurrency=concurrency), bound):
         raise UnderLoad("after the restart", faults, len(once))
     if not 0 < broken_off < len(jobs):
-        raise verdict.Inconclusive(
-            "required a server that was stopped while requests were under way, seen: "
-            f"{broken_off} of {len(jobs)} broken off"
-        )
+        required = "required a server that was stopped while requests were under way"
+        observed = f"{broken_off} of {len(jobs)} broken off"
+        raise verdict.Inconclusive(f"{required}, seen: {observed}")
     return f"{broken_off} requests were broken off; the last to learn of it waited {longest:.1f} s"
-
-
-def _silence(waited: Mapping[int, float], late: Sequence[int], limit_s: float, log: str) -> Fact:
-    """What does not hold where clients wait too long; seconds of silence by the job's number."""
-    return Fact(
-        "an answer, an error or a closed connection for each client, after the stop within",
-        f"for {len(late)} of {len(waited)} requests",
-        value=max(waited.values()),
-        limit=limit_s,
-        unit="s",
-        evidence=f"numbers {', '.join(map(str, late[:8]))}; {log}",
-    )
 
 
 def _stopped(
@@ -100,9 +92,8 @@ def _stopped(
     stopped_at = time.monotonic()
     report = harness.stop()
     loading.join(timeout=_LEARN_WITHIN_S)
-    learned = not loading.is_alive()
     requirement = f"every client learns of the stop within {_LEARN_WITHIN_S:.0f} s"
-    require(learned, requirement, "some still wait")
+    require(not loading.is_alive(), requirement, "some still wait")
     if report is None or not report.clean:
         raise Unmet(Fact("nothing left of a server stopped under load", f"{report}"))
     return loads[0], stopped_at, str(report.log or "the server's log")

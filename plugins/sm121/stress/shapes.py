@@ -17,8 +17,7 @@ from sm121.engines.requested import read_arguments
 Arrival = Literal["closed", "poisson", "burst"]
 ARRIVALS: tuple[Arrival, ...] = ("closed", "poisson", "burst")
 
-#: Requests that a server must refuse, each alone and in the middle of a load, with the case of
-#: ``fixtures/api`` that they are.
+#: Requests that a server must refuse, alone and under load, with their case of ``fixtures/api``.
 BAD_REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "negative max_tokens": ("negative-max-tokens", {"max_tokens": -1}),
     "prompt of numbers that are no tokens": ("negative-id", {"prompt": [-5, 10**9]}),
@@ -103,8 +102,7 @@ class Shapes:
 
     def long(self, tokens: int, compared: int) -> Job:
         """One answer of many tokens, of which the first are compared."""
-        prompt = self.prompts[0]
-        job = self.job(prompt.text, compared, name=f"{tokens} tokens")
+        job = self.job(self.prompts[0].text, compared, name=f"{tokens} tokens")
         return replace(job, tokens=tokens, body={**job.body, "max_tokens": tokens})
 
     def parts(self, prompt: Sequence[int], ids: Sequence[int], answer: Completion) -> list[Job]:
@@ -126,14 +124,12 @@ class Shapes:
         """A prompt of exactly so many token ids, which repeats a text (so that it goes on in one
         way), beginning at another place for each ``turn``."""
         prompt = self.prompts[turn % len(self.prompts)]
-        ids = self.alone(prompt.text, 1).prompt_ids
-        if ids is None:
+        if (ids := self.alone(prompt.text, 1).prompt_ids) is None:
             raise ValueError("the engine returns no token ids of prompts")
         start = (turn * 7) % len(ids)
-        repeated = [ids[(start + n) % len(ids)] for n in range(prompt_tokens)]
-        return self.job(
-            tuple(repeated), tokens, name=f"{prompt_tokens} + {tokens} tokens, {prompt.name}"
-        )
+        repeated = tuple(ids[(start + n) % len(ids)] for n in range(prompt_tokens))
+        name = f"{prompt_tokens} + {tokens} tokens, {prompt.name}"
+        return self.job(repeated, tokens, name=name)
 
     def job(
         self,
@@ -146,8 +142,7 @@ class Shapes:
         change: dict[str, Any] | None = None,
     ) -> Job:
         """One job; the answer that the prompt has alone is asked for first, where it counts."""
-        request = Request(prompt, tokens, top=self._top, salt=self._fresh_salt())
-        body = request.body(self._model)
+        body = Request(prompt, tokens, top=self._top, salt=self._fresh_salt()).body(self._model)
         if stream:
             body["stream"] = True
             body["stream_options"] = {"include_usage": True}
@@ -177,11 +172,8 @@ def moments(kind: Arrival, count: int, per_s: float, seed: int = 7) -> list[floa
         return None
     if kind == "burst":
         return [(number // _BURST) * (_BURST / per_s) for number in range(count)]
-    at, times = 0.0, []
-    for _ in range(count):
-        times.append(at)
-        at += source.expovariate(per_s)
-    return times
+    gaps = (source.expovariate(per_s) for _ in range(count - 1))
+    return [*itertools.accumulate(gaps, initial=0.0)]
 
 
 def context_tokens(server: Server) -> int:
@@ -201,8 +193,7 @@ def cache_blocks(endpoint: Endpoint) -> tuple[int, int]:
 
 
 class Pressure(NamedTuple):
-    """A load that fills a KV cache: all requests are let in, and grow by more than is free then.
-    Tokens of each prompt, and of each answer."""
+    """A load that fills a KV cache: all are let in, and grow by more than is free. In tokens."""
 
     prompt: int
     answer: int

@@ -8,11 +8,9 @@ from typing import Any
 
 from sm121.core.errors import UsageError
 
-#: State of a soak that has not ended.
 GOING_ON = "going on"
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d)")
-#: Rounds that the report has: the last ones.
 _ROUNDS_KEPT = 500
 _SAY_EVERY_S = 60.0
 
@@ -66,10 +64,9 @@ def run(
             faults += played.faults
             if elapsed - told_at >= _SAY_EVERY_S:
                 told_at = elapsed
-                say(
-                    f"{elapsed:.0f} of {duration_s:.0f} s, {requests} requests, "
-                    f"{played.tokens / max(played.seconds, 1e-9):.1f} tok/s, {len(faults)} faults"
-                )
+                rate = f"{played.tokens / max(played.seconds, 1e-9):.1f} tok/s"
+                counts = f"{requests} requests, {rate}, {len(faults)} faults"
+                say(f"{elapsed:.0f} of {duration_s:.0f} s, {counts}")
             report(GOING_ON)
         if not faults:
             ended_by = "the end of its time"
