@@ -241,8 +241,8 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
     if beyond := whole.beyond(tolerance):
         raise Unmet(*of(f"{len(observed)} tokens, {reference.dtype}", beyond))
     mean = f"{whole.mean_abs:.2g} nats on average ({tolerance.mean_abs:.2g} allowed)"
-    most = f"{whole.max_abs:.2g} at most ({tolerance.max_abs:.2g})"
-    return f"{len(observed)} tokens, {reference.dtype}: off by {mean}, {most}"
+    worst = f"{whole.max_abs:.2g} at most ({tolerance.max_abs:.2g})"
+    return f"{len(observed)} tokens, {reference.dtype}: off by {mean}, {worst}"
 
 
 def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) -> None:

@@ -381,7 +381,8 @@ def answer_is_to_the_chat(
     log-probabilities; where the server takes or tells no ids, it depends on what the chat says.
     Raises NotRun: no log-probabilities of a chat are told, or their noise hides the difference."""
     encoding()
-    if all(map(api.capabilities.can, ("chat_token_ids", "token_prompts", "logprobs"))):
+    can = api.capabilities.can
+    if can("chat_token_ids") and can("token_prompts") and can("logprobs"):
         _equals_a_completion(api, case, bound, environment)
         return
     first, again, changed = (_positions(api, each) for each in (case, case, TELLING[case.id](case)))
