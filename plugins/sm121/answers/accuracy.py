@@ -87,8 +87,10 @@ class Interval:
             raise Inconclusive(fact)
 
     def __str__(self) -> str:
-        interval = f"95 % interval {self.low:.1%} to {self.high:.1%}"
-        return f"{self.right} of {self.total} right: {self.share:.1%}, {interval}"
+        return (
+            f"{self.right} of {self.total} right: {self.share:.1%}, "
+            f"95 % interval {self.low:.1%} to {self.high:.1%}"
+        )
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,10 @@ class Paired:
         return self.lost > self.gained and self.p_value < SIGNIFICANT
 
     def __str__(self) -> str:
-        changes = f"{self.lost} lost, {self.gained} gained, {self.same} as before"
-        return f"{changes} (p = {self.p_value:.3g})"
+        return (
+            f"{self.lost} lost, {self.gained} gained, {self.same} as before "
+            f"(p = {self.p_value:.3g})"
+        )
 
 
 def load(path: Path, model: type[_Line], option: str) -> list[_Line]:
@@ -195,8 +199,10 @@ def paired(before: Iterable[Output], now: Iterable[Output]) -> Paired:
     new = {output.key: output.right for output in now}
     if old.keys() != new.keys():
         odd = sorted(old.keys() ^ new.keys())[0]
-        expected = "--questions-baseline: expected answers to the same questions"
-        raise UsageError(f"{expected}; only one run has {odd!r}")
+        raise UsageError(
+            "--questions-baseline: expected answers to the same questions; only one run has "
+            f"{odd!r}"
+        )
     from scipy import stats
 
     gained = sum(new[key] and not old[key] for key in old)

@@ -96,23 +96,31 @@ def judge(
         tuple(divergence(_told(a), _told(b)) for a, b in pairs),
         forks, wrong, unjudged,
     )  # fmt: skip
-    mean, most = whole.mean_abs, bound.mean_abs
-    if wrong is None and mean > most:
-        fact = Fact("a mean difference of at most", value=mean, limit=most, unit="nats")
-        evidence = f"worst at token {whole.worst}"
-        wrong = replace(fact, about=f"{len(pairs)} tokens", evidence=evidence)
+    if wrong is None and whole.mean_abs > bound.mean_abs:
+        wrong = Fact(
+            "a mean difference of at most",
+            about=f"{len(pairs)} tokens",
+            value=whole.mean_abs,
+            limit=bound.mean_abs,
+            unit="nats",
+            evidence=f"worst at token {whole.worst}",
+        )
     return replace(whole, disagreement=wrong)
 
 
 def _too_far(mine: Position, other: Position, bound: AgreementBound, about: str) -> Fact | None:
-    error, most = _under(mine, other), bound.max_abs
-    if error <= most:  # NaN is no agreement either
+    error = _under(mine, other)
+    if error <= bound.max_abs:  # NaN is no agreement either
         return None
     log_probability = other.top.get(mine.token, other.log_probability)
-    evidence = f"{mine.log_probability:.6g} and {log_probability:.6g}"
-    required = "log-probabilities of the likeliest tokens that differ by at most"
-    fact = Fact(required, about=f"{about} ({mine.token})", evidence=evidence)
-    return replace(fact, value=error, limit=most, unit="nats")
+    return Fact(
+        "log-probabilities of the likeliest tokens that differ by at most",
+        about=f"{about} ({mine.token})",
+        value=error,
+        limit=bound.max_abs,
+        unit="nats",
+        evidence=f"{mine.log_probability:.6g} and {log_probability:.6g}",
+    )
 
 
 def _wrong_fork(

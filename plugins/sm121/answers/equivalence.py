@@ -214,9 +214,10 @@ class Continuations:
         if judged.disagreement is not None:
             return of(f"{about}, against the same alone", [judged.disagreement])[0]
         if judged.unjudged:
-            unjudged = f"{judged.unjudged} tokens after a fork within the noise were not judged"
-            why = "the engine gives no token ids to ask from (return_token_ids)"
-            raise NotRun(f"{about}: {unjudged}: {why}")
+            raise NotRun(
+                f"{about}: {judged.unjudged} tokens after a fork within the noise "
+                "were not judged: the engine gives no token ids to ask from (return_token_ids)"
+            )
         return None
 
     def _hold(

@@ -199,9 +199,12 @@ def load(name_or_path: str) -> Exam:
 
 def of(profile: Profile) -> Exam:
     """The exam of a profile. Raises NotRun: it has none; UsageError: as `load`."""
-    if (name := profile.correctness.exam) is None:
-        how = "name one of fixtures/exams, or a file like them, with what its model must know"
-        raise NotRun(f"profile {profile.name} has no correctness.exam: {how}")
+    name = profile.correctness.exam
+    if name is None:
+        raise NotRun(
+            f"profile {profile.name} has no correctness.exam: name one of fixtures/exams, or a "
+            "file like them, with what its model must know"
+        )
     return load(name)
 
 

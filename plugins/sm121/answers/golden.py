@@ -131,9 +131,11 @@ class GoldenComparison:
         name, token, size = self.worst
         tokens = sum(len(a.top1) for a in self.agreements.values())
         forks = sum(a.forks for a in self.agreements.values())
-        figures = f"mean KL {self.mean_divergence:.3g} nats, top-1 agreement {self.top1:.2%}"
-        worst = f"worst token {size:.3g} nats ({name}, token {token}), {forks} accepted forks"
-        return f"{len(self.agreements)} prompts, {tokens} tokens: {figures}, {worst}"
+        return (
+            f"{len(self.agreements)} prompts, {tokens} tokens: mean KL {self.mean_divergence:.3g} "
+            f"nats, top-1 agreement {self.top1:.2%}, worst token {size:.3g} nats ({name}, token "
+            f"{token}), {forks} accepted forks"
+        )
 
 
 def load(path: Path) -> GoldenFile:
@@ -185,22 +187,26 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
         ("prompt set", golden.prompt_set_sha256, prompts.sha256),
     ):
         if recorded is not None and served is not None and recorded != served:
-            hashes = f"expected {served[:12]}, it has {recorded[:12]}"
-            made = f"(made {golden.made} on {golden.model.served_name})"
-            raise UsageError(f"{origin}: it was recorded with another {name}: {hashes} {made}")
+            raise UsageError(
+                f"{origin}: it was recorded with another {name}: expected {served[:12]}, it has "
+                f"{recorded[:12]} (made {golden.made} on {golden.model.served_name})"
+            )
     names, expected = ([item.name for item in items] for items in (golden.answers, prompts.prompts))
     if names != expected:
         odd = sorted({*names} ^ {*expected}) or names
-        each = f"one answer to each of the {len(expected)} prompts, in their order"
-        observed = f"it has {len(names)}, and another {odd[0]!r}"
-        raise UsageError(f"{origin}: expected {each}; {observed}")
+        raise UsageError(
+            f"{origin}: expected one answer to each of the {len(expected)} prompts, in their "
+            f"order; it has {len(names)}, and another {odd[0]!r}"
+        )
 
 
 def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
     """A certificate compares with a trusted run alone. Raises UsageError: what speaks against."""
     if golden.doubt is not None:
-        how = "Record them anew: pytest -m sm121 --record-golden=PATH"
-        raise UsageError(f"{origin}: expected answers of a trusted run; {golden.doubt}. {how}")
+        raise UsageError(
+            f"{origin}: expected answers of a trusted run; {golden.doubt}. Record them anew: "
+            "pytest -m sm121 --record-golden=PATH"
+        )
 
 
 def record(asker: Asker, prompts: PromptSet, **about: Any) -> GoldenFile:
@@ -241,11 +247,16 @@ def compare(
         answer = ask(asker, prompt.text, prompt.tokens)
         ids = answer.prompt_ids
         if ids is not None and expected.prompt_ids is not None and ids != expected.prompt_ids:
-            lengths = f"was {len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
-            why = f"it was recorded with another tokenizer: prompt {prompt.name!r} {lengths}"
-            raise UsageError(f"{origin}: {why}")
-        again = continuation(asker, ids, prompt.tokens)
-        judgement = agreement.judge(expected.positions, asker.positions(answer), bound, again)
+            raise UsageError(
+                f"{origin}: it was recorded with another tokenizer: prompt {prompt.name!r} was "
+                f"{len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
+            )
+        judgement = agreement.judge(
+            expected.positions,
+            asker.positions(answer),
+            bound,
+            continuation(asker, ids, prompt.tokens),
+        )
         wrong = judgement.disagreement or _other_text(expected, answer, judgement)
         agreements[expected.name] = replace(judgement, disagreement=wrong)
     return GoldenComparison(agreements, tuple(differences(golden.environment, environment)))
@@ -261,9 +272,11 @@ def unproven(golden: GoldenFile, now: Identity) -> str | None:
     unknown = [name for name, recorded, served in pairs if recorded is None or served is None]
     if not unknown:
         return None
-    why = f"not proven to be of the same model, without the files of both ({', '.join(unknown)})"
-    served_names = f"recorded on {golden.model.served_name!r}, compared with {now.served_name!r}"
-    return f"golden: {why}: {served_names}"
+    return (
+        f"golden: not proven to be of the same model, without the files of both ("
+        f"{', '.join(unknown)}): recorded on {golden.model.served_name!r}, "
+        f"compared with {now.served_name!r}"
+    )
 
 
 def _hold_fit(prompt: Prompt, text: str, positions: Sequence[Position]) -> None:

@@ -91,9 +91,11 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
     (``--reference``); else what a managed server was started with. Raises NotRun: none here."""
     configuration = server.configuration
     if configuration is None and intact is None:
-        why = "the oracle needs the checkpoint of the server, and this one is attached"
-        how = "with --reference PATH (and the dtype with --configuration NAME)"
-        raise NotRun(f"{why}: name it, or the file that `sm121 golden` made of it, {how}")
+        raise NotRun(
+            "the oracle needs the checkpoint of the server, and this one is attached: name it, or "
+            "the file that `sm121 golden` made of it, with --reference PATH (and the dtype with "
+            "--configuration NAME)"
+        )
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
         raise NotRun("the oracle needs torch and safetensors in the suite's environment")
     if intact is not None:
@@ -101,9 +103,10 @@ def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
     assert configuration is not None
     folder = folder_of(configuration.model, os.environ | dict(configuration.environment))
     if folder is None:
-        how = "--reference takes one, or the file that `sm121 golden` made of it"
-        why = f"the oracle needs the checkpoint as a folder, {configuration.model} is none here"
-        raise NotRun(f"{why}; {how}")
+        raise NotRun(
+            f"the oracle needs the checkpoint as a folder, {configuration.model} is none here; "
+            "--reference takes one, or the file that `sm121 golden` made of it"
+        )
     return folder
 
 
@@ -144,9 +147,11 @@ def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityToleran
     )
     difference = compare(rounded, exact)
     if not difference.mean_abs <= _TOO_COARSE:
-        moved = f"log-probabilities by {difference.mean_abs:.2g} nats on average"
-        why = f"above {_TOO_COARSE:g} a wrong engine cannot be told from a right one"
-        raise NotRun(f"rounding as {rounding} moves this checkpoint's {moved}; {why}")
+        raise NotRun(
+            f"rounding as {rounding} moves this checkpoint's log-probabilities by "
+            f"{difference.mean_abs:.2g} nats on average; above {_TOO_COARSE:g} a wrong engine "
+            "cannot be told from a right one"
+        )
     return LogProbabilityTolerance(
         max_abs=_MARGIN_OF_LARGEST * difference.max_abs,
         mean_abs=_MARGIN_OF_MEAN * difference.mean_abs,
@@ -161,9 +166,12 @@ def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityToleran
 def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, name: str) -> _Bound:
     """The profile's ``correctness.NAME`` for the server's dtype. Raises NotRun: there is none."""
     dtype = dtype_of(server, profile)
-    if (bound := {str(key): value for key, value in table.items()}.get(dtype)) is None:
-        has = f"(it has: {', '.join(table) or 'none'})"
-        raise NotRun(f"profile {profile.name} has no correctness.{name} for dtype {dtype} {has}")
+    bound = {str(key): value for key, value in table.items()}.get(dtype)
+    if bound is None:
+        dtypes = ", ".join(table) or "none"
+        raise NotRun(
+            f"profile {profile.name} has no correctness.{name} for dtype {dtype} (it has: {dtypes})"
+        )
     return bound
 
 
@@ -230,19 +238,24 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
         values = _of_prompt(asker, ids)
         right = reference.file.prompts[name].following
         error = compare(values, right)
-        about, most = f"prompt {name} ({len(ids)} tokens, {reference.dtype})", error.max_abs
-        at = f"at token {error.worst_position}"
         require(
-            most <= limit, "|difference| at most", at, about, value=most, limit=limit, unit="nats"
+            error.max_abs <= limit,
+            "|difference| at most",
+            f"at token {error.worst_position}",
+            f"prompt {name} ({len(ids)} tokens, {reference.dtype})",
+            value=error.max_abs,
+            limit=limit,
+            unit="nats",
         )
         observed += values
         expected += right
     whole, tolerance = compare(observed, expected), reference.tolerance
     if beyond := whole.beyond(tolerance):
         raise Unmet(*of(f"{len(observed)} tokens, {reference.dtype}", beyond))
-    mean = f"{whole.mean_abs:.2g} nats on average ({tolerance.mean_abs:.2g} allowed)"
-    worst = f"{whole.max_abs:.2g} at most ({tolerance.max_abs:.2g})"
-    return f"{len(observed)} tokens, {reference.dtype}: off by {mean}, {worst}"
+    return (
+        f"{len(observed)} tokens, {reference.dtype}: off by {whole.mean_abs:.2g} nats on average "
+        f"({tolerance.mean_abs:.2g} allowed), {whole.max_abs:.2g} at most ({tolerance.max_abs:.2g})"
+    )
 
 
 def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) -> None:
@@ -251,9 +264,10 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
     pattern = Pattern.of(reference.file, mistake, reference.rounding)
     noise = pattern.noise()
     if not _SIGMAS * noise < 0.5:
-        share_of = f"rounding alone gives a share of up to {_SIGMAS * noise:.2g} of it"
-        why = f"{mistake} cannot be told from rounding on this checkpoint: {share_of}"
-        raise NotRun(f"{why}; an engine in float32 would tell")
+        raise NotRun(
+            f"{mistake} cannot be told from rounding on this checkpoint: rounding alone gives a "
+            f"share of up to {_SIGMAS * noise:.2g} of it; an engine in float32 would tell"
+        )
     fixed = dict(prompts())
     _, names = oracle_file.SMALL_MISTAKES[mistake]
     share = pattern.share([v for name in names for v in _of_prompt(asker, fixed[name])])
@@ -323,9 +337,10 @@ def generations_agree(
                     errors.append(abs(value - right_row[token_id]))
                     rounded.append(abs(off[token_id] - right_row[token_id]))
     if judged < len(asked) * GENERATED / 2:
-        why = "then the server went on with others, as likely within the tolerance"
-        count = len(asked) * GENERATED
-        raise NotRun(f"of {count} generated tokens {judged} could be judged: {why}")
+        raise NotRun(
+            f"of {len(asked) * GENERATED} generated tokens {judged} could be judged: then the "
+            "server went on with others, as likely within the tolerance"
+        )
     if not rounded:
         return f"{judged} generated tokens, {reference.dtype}: judged each for itself"
     mean, allowed = math.fsum(errors) / len(errors), math.fsum(rounded) / len(rounded)

@@ -312,8 +312,10 @@ def load(path: Path) -> OracleFile:
     """Read it. Raises UsageError: it is none, or of another release with other prompts."""
     file = data_file.read_json(path, OracleFile, f"{path}", "`sm121 golden`")
     if file.prompts_digest != _prompts_digest():
-        how = "make it anew: sm121 golden CHECKPOINT -o FILE"
-        raise UsageError(f"{path}: made by release {file.suite} with other prompts; {how}")
+        raise UsageError(
+            f"{path}: made by release {file.suite} with other prompts; make it anew: "
+            "sm121 golden CHECKPOINT -o FILE"
+        )
     return file
 
 
@@ -332,17 +334,19 @@ def shipped(checkpoint: Path, formats: str = "checkpoint") -> OracleFile | None:
 def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
     """Only what was made of the served checkpoint says what is right. Raises UsageError."""
     if (served := identity(str(checkpoint))) != file.checkpoint:
-        differs = f"another checkpoint ({file.checkpoint}) than {checkpoint} ({served})"
-        how = f"make it anew: sm121 golden {checkpoint} -o FILE"
-        raise UsageError(f"--reference {origin}: it was made of {differs}; {how}")
+        raise UsageError(
+            f"--reference {origin}: it was made of another checkpoint ({file.checkpoint}) than "
+            f"{checkpoint} ({served}); make it anew: sm121 golden {checkpoint} -o FILE"
+        )
 
 
 def refuse_other_rounding(file: OracleFile, served: Rounding) -> None:
     """Only what rounds as the server does says what is right. Raises UsageError: it names both."""
     if file.rounding != served.formats:
-        differs = f"the file of `sm121 golden` rounds {file.rounding}, the server {served.formats}"
-        how = f"sm121 golden CHECKPOINT --rounding {served.formats} -o FILE"
-        raise UsageError(f"{differs}; make it anew: {how}")
+        raise UsageError(
+            f"the file of `sm121 golden` rounds {file.rounding}, the server {served.formats}; make "
+            f"it anew: sm121 golden CHECKPOINT --rounding {served.formats} -o FILE"
+        )
 
 
 def kept_or_made(

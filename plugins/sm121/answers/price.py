@@ -31,11 +31,11 @@ _Pair = tuple[Place, Mapping[int, float]]
 def refuse_rounded(file: OracleFile, origin: Path) -> None:
     """A price needs what the checkpoint itself says. Raises UsageError: the file only rounds."""
     if not file.unrounded:
-        lacks = (
-            "lacks the checkpoint's own mathematics (rounding checkpoint), with which a price is"
+        raise UsageError(
+            f"{origin} rounds {file.rounding} and lacks the checkpoint's own mathematics (rounding "
+            f"checkpoint), with which a price is compared; make it anew: sm121 golden CHECKPOINT "
+            f"--rounding {file.rounding} -o FILE"
         )
-        how = f"make it anew: sm121 golden CHECKPOINT --rounding {file.rounding} -o FILE"
-        raise UsageError(f"{origin} rounds {file.rounding} and {lacks} compared; {how}")
 
 
 def measure(

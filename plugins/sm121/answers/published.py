@@ -38,8 +38,10 @@ def refuse_without_harness(python: Path) -> None:
     except (OSError, child.TookTooLong) as error:
         raise UsageError(f"--scores {python}: expected a Python: {error}") from error
     if status != 0:
-        needed = "expected a Python with lm-evaluation-harness: pip install 'lm_eval[api]'"
-        raise UsageError(f"--scores {python}: {needed}")
+        raise UsageError(
+            f"--scores {python}: expected a Python with lm-evaluation-harness: pip install "
+            "'lm_eval[api]'"
+        )
 
 
 def judge(

@@ -91,6 +91,7 @@ def _rounding(part: str, form: str, attention: str | None, identity: str | None)
 
 
 def _not_shown(part: str, observed: str) -> NotRun:
-    why = f"the oracle rounds as the server does, and its path does not show {observed} ({part})"
-    how = "tell it: --rounding LIST, as qkv=mxfp4-ceil,kv=fp8, or --rounding checkpoint"
-    return NotRun(f"{why}; {how}")
+    return NotRun(
+        f"the oracle rounds as the server does, and its path does not show {observed} ({part}); "
+        "tell it: --rounding LIST, as qkv=mxfp4-ceil,kv=fp8, or --rounding checkpoint"
+    )

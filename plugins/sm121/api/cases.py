@@ -94,8 +94,9 @@ def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
     is about; Inapplicable: it is about the key of a server that asks for none."""
     body = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
     if case.key is not None and not api.endpoint.asks_for_a_key:
-        why = "the server was attached without --api-key: one that asks for no key serves any"
-        raise Inapplicable(why)
+        raise Inapplicable(
+            "the server was attached without --api-key: one that asks for no key serves any"
+        )
     by_path = needed(case.path, {}) if case.path in (COMPLETIONS, CHAT, RESPONSES) else ()
     api.capabilities.require(*case.needs, *by_path)
     path, within_s = case.path.replace("%MODEL%", api.model), shipped().answer_within_s
@@ -167,9 +168,10 @@ class Judge:
             self.excused.append(f"{deviation.case}: {deviation.kind}")
             self.remark(f"{deviation.case}: known of {release}: {symptom}")
         else:
-            mended = f"{deviation.case}: {deviation.kind} is known of {release}"
-            how = f"close the range in fixtures/engines/{engine.file.name}.toml"
-            self.remark(f"{mended}, and {engine.version} does not show it: {how}")
+            self.remark(
+                f"{deviation.case}: {deviation.kind} is known of {release}, and {engine.version} "
+                f"does not show it: close the range in fixtures/engines/{engine.file.name}.toml"
+            )
 
 
 def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, Fact] | None:

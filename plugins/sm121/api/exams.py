@@ -54,8 +54,9 @@ class Candidate:
         require(len(missed) <= section.misses, least, f"{right}: {'; '.join(missed)}")
         self.remark("; ".join([f"exam {self.exam.name}: {name}: {right}", *missed]))
         if unasked:
-            count = f"{len(unasked)} of {len(outcomes)}"
-            raise NotRun(f"{count} cannot be asked ({right}): {unasked[0]}")
+            raise NotRun(
+                f"{len(unasked)} of {len(outcomes)} cannot be asked ({right}): {unasked[0]}"
+            )
 
     def recalls(self, tokens: int) -> None:
         """Every needle of a document of so many tokens is found: all in one answer, and one that is

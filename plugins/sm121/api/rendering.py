@@ -125,15 +125,17 @@ def encoding() -> "HarmonyEncoding":
     try:
         from openai_harmony import HarmonyEncodingName, load_harmony_encoding
     except ImportError as error:
-        why = "what a chat becomes is compared with OpenAI's own harmony, and that is not installed"
-        how = "pip install oss-harmony (it needs no network afterwards)"
-        raise NotRun(f"{why}: {how}") from error
+        raise NotRun(
+            "what a chat becomes is compared with OpenAI's own harmony, and that is not installed: "
+            "pip install oss-harmony (it needs no network afterwards)"
+        ) from error
     try:
         return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     except Exception as error:  # its own HarmonyError, or what its Rust half raises
-        folder = "or name a folder that has it in TIKTOKEN_ENCODINGS_BASE"
-        how = f"install oss-harmony, which has it inside, {folder}"
-        raise NotRun(f"harmony's vocabulary cannot be loaded ({error}): {how}") from error
+        raise NotRun(
+            f"harmony's vocabulary cannot be loaded ({error}): install oss-harmony, which has it "
+            "inside, or name a folder that has it in TIKTOKEN_ENCODINGS_BASE"
+        ) from error
 
 
 def rendered(case: ChatCase, date: str, *, in_system: bool = False) -> list[int]:

@@ -128,9 +128,10 @@ def goes_on_from_another(
         keeps = configuration is not None and (_STORE, "1") in configuration.environment
         if keeps or refusal.status is None or not 400 <= refusal.status < 500:
             raise
-        how = f"start vLLM with {_STORE}=1 in its environment"
-        why = f"the server keeps no responses ({refusal.status}: {refusal.text[:80]})"
-        raise NotRun(f"{why}; {how}") from refusal
+        raise NotRun(
+            f"the server keeps no responses ({refusal.status}: {refusal.text[:80]}); start vLLM "
+            f"with {_STORE}=1 in its environment"
+        ) from refusal
     previous = second.get("previous_response_id")
     require(previous in (None, first["id"]), f"previous_response_id {first['id']}", previous)
     counted = second["usage"]["input_tokens"]

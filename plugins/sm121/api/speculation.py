@@ -77,9 +77,15 @@ class Speculation:
         for name, entries in self._judged.items():
             for number, (token, _, top) in enumerate(entries):
                 below = max(top.values(), default=math.inf) - top.get(token, -math.inf)
-                most = "the likeliest token of the target, or one below it by at most"
-                about, how = f"{name!r}: token {number} ({token})", "by a prefill of the same text"
-                require(below <= fork, most, how, about, value=below, limit=fork, unit="nats")
+                require(
+                    below <= fork,
+                    "the likeliest token of the target, or one below it by at most",
+                    "by a prefill of the same text",
+                    f"{name!r}: token {number} ({token})",
+                    value=below,
+                    limit=fork,
+                    unit="nats",
+                )
         return f"{sum(map(len, self._judged.values()))} tokens are those of the target"
 
     def log_probabilities_are_the_targets(self) -> str:

@@ -44,8 +44,9 @@ def refuse_packed(response: aiohttp.ClientResponse) -> None:
     """Raises aiohttp.ClientPayloadError: a packed answer can be neither timed nor bounded."""
     packed = response.headers.get("Content-Encoding", "identity")
     if packed.lower() != "identity":
-        why = f"the answer is packed ({packed}) though it was asked for as it is"
-        raise aiohttp.ClientPayloadError(why)
+        raise aiohttp.ClientPayloadError(
+            f"the answer is packed ({packed}) though it was asked for as it is"
+        )
 
 
 async def read_whole(response: aiohttp.ClientResponse) -> bytes:

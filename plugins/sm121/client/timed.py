@@ -189,8 +189,9 @@ class TimedClient:
                     answer.retries += 1
                     continue
                 open_s = (now() - answer.sent_ns) / 1e9
-                reason = f"connection: {type(error).__name__} after {open_s:.3f} s: {error}"
-                answer.error = reason[:_ERROR_LENGTH]
+                answer.error = (
+                    f"connection: {type(error).__name__} after {open_s:.3f} s: {error}"
+                )[:_ERROR_LENGTH]
             return
 
     async def _read_once(

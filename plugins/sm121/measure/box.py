@@ -97,8 +97,10 @@ class Reading(data_file.Record):
         if self.gpu_unattributed is None:
             return None
         users = f"processes {self.gpu_unattributed}" if self.gpu_unattributed else "nobody"
-        why = "cannot tell whose the GPU is: none of the server's processes is seen on it"
-        return f"{why}, seen {users}"
+        return (
+            f"cannot tell whose the GPU is: none of the server's processes is seen on it, seen "
+            f"{users}"
+        )
 
 
 def read(
@@ -181,9 +183,10 @@ def judge(
         for line in _defects(reference, reading, load=name == "before" or load_during is None)
     ]
     if load_during is not None and load_during > reference.max_other_load:
-        most = f"required {reference.max_other_load:.0%} of the CPU at most"
-        line = f"others worked here during the measurements: {most}, seen {load_during:.0%}"
-        defects.append(line)
+        defects.append(
+            f"others worked here during the measurements: required {reference.max_other_load:.0%} "
+            f"of the CPU at most, seen {load_during:.0%}"
+        )
     changes, slower = _changes(reference, before, after)
     if defects or changes:
         refuted = {verdict.Verdict.FAIL, verdict.Verdict.INCONCLUSIVE}
@@ -192,15 +195,19 @@ def judge(
         else:
             changes.append("it became faster: what was measured before was on the slower machine")
         return Judgement(BoxState.DEGRADED, "; ".join(defects + changes), frozenset(refuted))
-    texts, notes = [], []
     for name, reading in readings:
-        if (device := reading.device) is None:
+        if reading.device is None:
             return Judgement(BoxState.UNKNOWN, f"{name} the measurements: {reading.problem}")
-        clock = f", {device.sm_clock_mhz} MHz under load" if device.sm_clock_mhz else ""
-        rates = f"{device.bandwidth_gb_s:.4g} GB/s, {device.matrix_tflop_s:.3g} TFLOP/s{clock}"
-        texts.append(f"{rates}, {reading.other_load:.0%} of the CPU taken by others")
-        notes += [line for line in (reading.cannot_tell, capped(reference, reading)) if line]
-    return Judgement(BoxState.QUALIFIED, "; ".join([texts[0], *dict.fromkeys(notes)]))
+    first = readings[0][1].device
+    assert first is not None
+    more = (line for _, r in readings for line in (r.cannot_tell, capped(reference, r)) if line)
+    return Judgement(
+        BoxState.QUALIFIED,
+        f"{first.bandwidth_gb_s:.4g} GB/s, {first.matrix_tflop_s:.3g} TFLOP/s"
+        + (f", {first.sm_clock_mhz} MHz under load" if first.sm_clock_mhz else "")
+        + f", {readings[0][1].other_load:.0%} of the CPU taken by others"
+        + "".join(f"; {line}" for line in dict.fromkeys(more)),
+    )
 
 
 def capped(reference: level_settings.Box | None, reading: Reading) -> str | None:
@@ -231,20 +238,25 @@ def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> 
             ("matrix rate", device.matrix_spread),
         ):
             if spread > reference.max_spread:
-                most = f"required a spread of {reference.max_spread:.0%} at most, seen {spread:.0%}"
-                defects.append(f"{quantity} is unsteady: {most}")
+                defects.append(
+                    f"{quantity} is unsteady: required a spread of {reference.max_spread:.0%} at "
+                    f"most, seen {spread:.0%}"
+                )
         if device.throttled:
             defects.append("the GPU's clocks are throttled")
         if not reference.runs_at_its_power_limit:
             limit, default = device.power_limit_w, device.power_limit_default_w
             if limit is not None and default is not None and limit < default:
-                watts = f"required its default of {default:g} W, seen {limit:g} W"
-                defects.append(f"the GPU's power is limited: {watts}")
+                defects.append(
+                    f"the GPU's power is limited: required its default of {default:g} W, seen "
+                    f"{limit:g} W"
+                )
             if device.power_capped is not None and device.power_capped > _MOSTLY:
                 power = f" at {device.power_w:g} W" if device.power_w is not None else ""
-                share = f"seen in {device.power_capped:.0%} of the samples{power}"
-                why = "required no such throttle reason under load"
-                defects.append(f"a power cap slows the GPU: {why}, {share}")
+                defects.append(
+                    "a power cap slows the GPU: required no such throttle reason under load, seen "
+                    f"in {device.power_capped:.0%} of the samples{power}"
+                )
     for quantity, value, least, unit in required:
         if value is not None and least is not None and value < least.value:
             defects.append(
@@ -252,8 +264,10 @@ def _defects(reference: level_settings.Box, reading: Reading, *, load: bool) -> 
             )
     if load and reading.other_load > reference.max_other_load:
         names = f" ({', '.join(reading.others)})" if reading.others else ""
-        most = f"required {reference.max_other_load:.0%} of the CPU at most"
-        defects.append(f"others work here: {most}, seen {reading.other_load:.0%}{names}")
+        defects.append(
+            f"others work here: required {reference.max_other_load:.0%} of the CPU at most, seen "
+            f"{reading.other_load:.0%}{names}"
+        )
     if reading.gpu_others:
         defects.append(f"others are on the GPU: processes {reading.gpu_others}")
     return defects
@@ -273,9 +287,10 @@ def _changes(
         change = abs(last / first - 1.0)
         if change > reference.max_drift:
             slower = slower or last < first
-            allowed = f"({change:.0%}, {reference.max_drift:.0%} allowed)"
-            how = f"changed from {first:g} to {last:g} during the measurements"
-            lines.append(f"{quantity} {how} {allowed}")
+            lines.append(
+                f"{quantity} changed from {first:g} to {last:g} during the measurements ("
+                f"{change:.0%}, {reference.max_drift:.0%} allowed)"
+            )
     return lines, slower
 
 

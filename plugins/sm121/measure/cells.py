@@ -120,8 +120,9 @@ class MeasuredServer:
         )  # fmt: skip
         answer = self.sender.run([request], patience=self.patience).answers[0]
         if not answer.ok:
-            why = f"neither ids ({refusal}) nor text ({answer.error})"
-            raise Sm121Error(f"/v1/completions takes {why}")
+            raise Sm121Error(
+                f"/v1/completions takes neither ids ({refusal}) nor text ({answer.error})"
+            )
         if not self.prompts.exact:
             self.unproven.append("prompt length: the server refuses ids and has no /tokenize")
             self.prompts.tokens_per_word = max((answer.prompt_tokens or words) / words, 0.1)
@@ -315,14 +316,17 @@ class MeasuredCell:
         """What a reader of a metric should know of its requests."""
         remarks = []
         if self.queued:
-            at_once = f"{self.concurrency} requests, {self.server.slots} at once (--max-num-seqs)"
-            why = "most of their time to the first token is waiting for a place"
-            remarks.append(f"{name}: {at_once}: {why}")
+            remarks.append(
+                f"{name}: {self.concurrency} requests, {self.server.slots} at once "
+                "(--max-num-seqs): most of their time to the first token is waiting for a place"
+            )
         if self.again[0]:
             remarks.append(f"{self.title}: measured once more, since {self.again[0]}")
         if self._retries:
-            why = "since the server had ended the idle connection; their clock is that of the first"
-            remarks.append(f"{self.title}: {self._retries} requests were sent twice, {why} sending")
+            remarks.append(
+                f"{self.title}: {self._retries} requests were sent twice, since the server had "
+                "ended the idle connection; their clock is that of the first sending"
+            )
         return remarks
 
     @property

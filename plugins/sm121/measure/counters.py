@@ -111,8 +111,10 @@ class Drafted:
 
     def __str__(self) -> str:
         by = ", ".join(f"{count:.0f}" for count in self.by_position) or "not told"
-        drafts = f"{self.drafts:.0f} drafts of {self.tokens:.0f} tokens"
-        return f"{drafts}, {self.accepted:.0f} accepted (by position: {by})"
+        return (
+            f"{self.drafts:.0f} drafts of {self.tokens:.0f} tokens, {self.accepted:.0f} accepted "
+            f"(by position: {by})"
+        )
 
 
 def drafted(endpoint: Endpoint) -> Drafted | None:

@@ -397,8 +397,10 @@ def conclude(
     if timed and decision.verdict in refuted:
         return Verdict.INCONCLUSIVE, Fact("", f"the box is DEGRADED: {box}", name)
     if measurement.clock == "chunks" and measurement.unit == "tok/s":
-        why = "since the server sends neither token ids nor usage; no gate decides on that alone"
-        observed = f"tokens were counted by chunks, {why}"
+        observed = (
+            "tokens were counted by chunks, since the server sends neither token ids nor usage; "
+            "no gate decides on that alone"
+        )
         return Verdict.INCONCLUSIVE, Fact("", observed, name, evidence=decision.reason)
     return decision.verdict, decision.fact
 
@@ -419,5 +421,7 @@ def _fact(gate: Gate, estimate: Estimate, evidence: str) -> Fact:
 def _describe(estimate: Estimate) -> str:
     if estimate.ci_low is None or estimate.confidence is None:
         return "once"
-    interval = f"{estimate.ci_low:.4g} to {estimate.ci_high:.4g} with {estimate.confidence:.1%}"
-    return f"{interval}, {estimate.rounds} rounds"
+    return (
+        f"{estimate.ci_low:.4g} to {estimate.ci_high:.4g} with {estimate.confidence:.1%}, "
+        f"{estimate.rounds} rounds"
+    )

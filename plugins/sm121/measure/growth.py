@@ -74,12 +74,16 @@ def judge(
         limit_per_request=limit_per_request,
     )
     if is_silent(steady):
-        having = f"{quantity}: {len(y)} of {len(steady)} samples have a value"
-        growth.reason = f"{having}, the others none: its source fell silent"
+        growth.reason = (
+            f"{quantity}: {len(y)} of {len(steady)} samples have a value, the others none: its "
+            "source fell silent"
+        )
         return growth
     if len(y) < LEAST_SAMPLES or growth.requests <= 0:
-        few = f"{len(y)} samples over {growth.requests:g} requests decide nothing"
-        growth.reason = f"{few}; at least {LEAST_SAMPLES} are needed"
+        growth.reason = (
+            f"{len(y)} samples over {growth.requests:g} requests decide nothing; at least "
+            f"{LEAST_SAMPLES} are needed"
+        )
         return growth
     limit_per_request = max(limit_per_request, least_total / growth.requests)
     growth.limit_per_request = limit_per_request

@@ -55,8 +55,10 @@ class ServerDeviceMemory:
             self.source = "NVML, by process"
             return by_process
         if reading.used is None:
-            text = "MemAvailable: NVML has no answer, so device memory is the system's"
-            self.source = f"{text} ({reading.refused})"
+            self.source = (
+                "MemAvailable: NVML has no answer, so device memory is the system's "
+                f"({reading.refused})"
+            )
             return None
         if len(reading.used) > 1:
             count = len(reading.used)
@@ -98,9 +100,10 @@ class Timeline(threading.Thread):
         available = psutil.virtual_memory().available
         if available < self.floor_bytes:
             floor, self.floor_bytes = self.floor_bytes, 0.0
-            low = f"MemAvailable is {available / 2**30:.2f} GiB, required at least"
-            end = "the run is ended before the machine wedges"
-            self.on_floor(f"{low} {floor / 2**30:.2f} GiB: {end}")
+            self.on_floor(
+                f"MemAvailable is {available / 2**30:.2f} GiB, required at least "
+                f"{floor / 2**30:.2f} GiB: the run is ended before the machine wedges"
+            )
         rss, pss, handles, pids = 0, 0, 0, set()
         for process in self.processes():
             try:

@@ -95,5 +95,7 @@ class Turns:
             self._machine.seek(0)
             measuring = self._machine.read(20) or "unknown"
             reason = f"one of them measures (pid {measuring}), and this one waits for its end"
-        since = f"{seconds:.0f} s so far (--share-machine does not wait)"
-        return f"other runs of the suite are on this machine: {reason}; {since}"
+        return (
+            f"other runs of the suite are on this machine: {reason}; {seconds:.0f} s so far "
+            "(--share-machine does not wait)"
+        )

@@ -85,16 +85,22 @@ def _check_count(answer: TimedAnswer, clock: Clock, findings: Findings) -> None:
     usage, requested = answer.completion_tokens, answer.asked_tokens
     if clock == "chunks":
         if usage is not None and usage != tokens:
-            evidence = f"{tokens} chunks with text, usage says {usage} tokens"
-            findings.against("chunk_clock", f"{evidence}: a chunk is not a token here")
+            findings.against(
+                "chunk_clock",
+                f"{tokens} chunks with text, usage says {usage} tokens: "
+                "a chunk is not a token here",
+            )
         return
     if usage is not None and usage != tokens:
         evidence = f"{tokens} tokens by {clock}, usage says {usage} (asked for {requested})"
         findings.against("token_accounting", evidence)
     elif tokens < requested:
         finish = next((chunk.finish for chunk in reversed(answer.chunks) if chunk.finish), None)
-        evidence = f"{tokens} tokens of {requested} with ignore_eos and min_tokens"
-        findings.against("short_answer", f"{evidence} (finish_reason {finish})")
+        findings.against(
+            "short_answer",
+            f"{tokens} tokens of {requested} with ignore_eos and min_tokens "
+            f"(finish_reason {finish})",
+        )
     elif tokens > requested:
         evidence = f"{tokens} tokens by {clock}, at most {requested} asked"
         findings.against("token_accounting", evidence)
@@ -144,9 +150,11 @@ def check_twin(twin: TimedAnswer, findings: Findings) -> None:
     for chunk in twin.chunks:
         ids += chunk.ids or 0
         if chunk.counted is not None and chunk.counted != ids:
-            of = f"(an untimed request of {twin.asked_tokens} tokens)"
-            evidence = f"{ids} token ids so far, their usage says {chunk.counted} {of}"
-            findings.against("token_accounting", evidence)
+            findings.against(
+                "token_accounting",
+                f"{ids} token ids so far, their usage says {chunk.counted} (an untimed "
+                f"request of {twin.asked_tokens} tokens)",
+            )
             return
     if ids < twin.asked_tokens:
         findings.against(
@@ -196,9 +204,10 @@ def check_counters(
     arrived = sum(tokens_of(answer, clock) for answer in answers)
     prompted = sum(answer.asked_prompt for answer in answers)
     whole = all(answer.ok for answer in answers)
-    if missing := ", ".join(name for name in ("running", "waiting") if name not in delta):
-        line = "other clients: /metrics says no number of the requests that are"
-        findings.not_checked(f"{line} {missing}")
+    if missing := [name for name in ("running", "waiting") if name not in delta]:
+        findings.not_checked(
+            f"other clients: /metrics says no number of the requests that are {', '.join(missing)}"
+        )
     busy = int(delta.get("running", 0) + delta.get("waiting", 0))
     if busy and whole:  # a request that we gave up may still run
         findings.against("other_clients", f"{busy} requests run or wait while none of ours does")
@@ -230,21 +239,26 @@ def check_drafts(
     drafts, accepted = ((delta or {}).get(name, 0.0) for name in ("drafts", "accepted_tokens"))
     several = sum(tokens_of(a, clock) - len(decoding.moments(arrivals(a, clock))) for a in answers)
     if delta is None and several > len(answers):
-        line = "speculation: several tokens come at once, and no counter says whether they are"
-        findings.not_checked(f"{line} drafted")
+        findings.not_checked(
+            "speculation: several tokens come at once, and no counter says whether they are drafted"
+        )
     if not delta or not drafts:
         return
     if not all(answer.text for answer in answers):
-        evidence = f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, for random"
-        why = "tokens: no text that anybody writes is drafted like those"
-        findings.against("drafted_random_tokens", f"{evidence} {why}")
+        findings.against(
+            "drafted_random_tokens",
+            f"{drafts:.0f} drafts, {accepted:.0f} of their tokens accepted, for random "
+            "tokens: no text that anybody writes is drafted like those",
+        )
     if clock == "chunks" or not all(answer.ok for answer in answers):
         return
     beyond = min(delta.get("draft_tokens", 0.0) / drafts, _LONGEST_DRAFT) * len(answers)
     if accepted > several + beyond:
-        cut = f"{beyond:.0f} at most were cut off"
-        evidence = f"{accepted:.0f} accepted tokens by the counters; in the streams {several} came"
-        findings.against("accepted_tokens", f"{evidence} with another one, and {cut}")
+        findings.against(
+            "accepted_tokens",
+            f"{accepted:.0f} accepted tokens by the counters; in the streams {several} came with "
+            f"another one, and {beyond:.0f} at most were cut off",
+        )
 
 
 def check_server_clock(
@@ -267,9 +281,11 @@ def check_server_clock(
     if long_ns <= 0 or len(windows) < len(answers):
         return  # something failed, and that is said elsewhere
     if seconds <= 0:
-        sent = f"{len(answers)} requests with {sum(totals)} tokens"
-        evidence = f"{sent}, and the server's own decode time went on by {seconds:g} s"
-        findings.against("server_clock", evidence)
+        findings.against(
+            "server_clock",
+            f"{len(answers)} requests with {sum(totals)} tokens, and the server's own decode time "
+            f"went on by {seconds:g} s",
+        )
         return
     # How late a short answer's first chunk was cannot be told: without drafts it is no faster.
     token_ns = 0.0 if any(answer.text for answer in answers) else long_ns / long_tokens
@@ -278,10 +294,12 @@ def check_server_clock(
     engine = sum(total - 1 for total in totals) / seconds
     tolerated = bound + len(answers) * _DELIVERY_S / span_s
     if observed > engine * (1.0 + tolerated):
-        times = f"the server's own decode time of the same {len(answers)} requests"
-        faster = f"({observed / engine - 1:+.1%}; {tolerated:.1%} is tolerated)"
-        evidence = f"{observed:.4g} tok/s by the streams, {engine:.4g} by {times} {faster}"
-        findings.against("server_clock", evidence)
+        findings.against(
+            "server_clock",
+            f"{observed:.4g} tok/s by the streams, {engine:.4g} by the server's own decode time of "
+            f"the same {len(answers)} requests ({observed / engine - 1:+.1%}; {tolerated:.1%} is "
+            "tolerated)",
+        )
 
 
 def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Findings) -> None:
@@ -298,10 +316,11 @@ def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Fi
             early.append((pause, stamps[0] - answer.sent_ns))
     if 2 * len(early) > len(answers):
         pause, waited = (median(times) / 1e6 for times in zip(*early, strict=True))
-        chunks = f"{len(early)} of {len(answers)} first chunks"
-        times = f"they came after {waited:.4g} ms, and the next one {pause:.4g} ms later"
-        evidence = f"{chunks} are counted as a token and have no text; {times}"
-        findings.against("early_first_chunk", evidence)
+        findings.against(
+            "early_first_chunk",
+            f"{len(early)} of {len(answers)} first chunks are counted as a token and have no text; "
+            f"they came after {waited:.4g} ms, and the next one {pause:.4g} ms later",
+        )
 
 
 def check_start(
@@ -311,9 +330,11 @@ def check_start(
     windows = [w for answer in answers if (w := window(answer, clock, tokens)) is not None]
     bunched = [each for each in windows if not each.enough]
     if len(bunched) > _BUNCHED_SHARE * len(windows):
-        first = f"{min(bunched[0].start.tokens, tokens)} of the first {tokens} tokens"
-        rounds = f"in {len(bunched)} of {len(windows)} rounds: too few are left for a rate"
-        findings.against("bunched_start", f"{first} came together at the start, {rounds}")
+        findings.against(
+            "bunched_start",
+            f"{min(bunched[0].start.tokens, tokens)} of the first {tokens} tokens came together at "
+            f"the start, in {len(bunched)} of {len(windows)} rounds: too few are left for a rate",
+        )
 
 
 def check_beginning(
@@ -333,10 +354,12 @@ def check_beginning(
     ratio = median(ratios)
     noise = _NOISE * 1.4826 * median(abs(r - ratio) for r in ratios) / len(ratios) ** 0.5
     if ratio > 1.0 + bound + noise:
-        faster = f"the first {tokens} tokens came {ratio - 1:.1%} faster than those after them"
-        of = f"in the same answers ({len(ratios)} rounds; {bound + noise:.1%} is tolerated)"
-        why = "they were held back with the first chunk"
-        findings.against("rates_contradict", f"{faster} {of}: {why}")
+        findings.against(
+            "rates_contradict",
+            f"the first {tokens} tokens came {ratio - 1:.1%} faster than those after them in the "
+            f"same answers ({len(ratios)} rounds; {bound + noise:.1%} is tolerated): they were "
+            "held back with the first chunk",
+        )
 
 
 def beginning_to_rest(answer: TimedAnswer, clock: Clock, tokens: int) -> float | None:
@@ -371,9 +394,11 @@ def check_second_clock(
     first, other = (median(rates) for rates in zip(*pairs, strict=True))
     spread = 2.0 * pstdev(second for _, second in pairs)
     if abs(ratio - 1.0) > bound + noise or abs(other - first) > bound * first + spread:
-        rates = f"{first:.4g} tok/s by the stream, {other:.4g} tok/s by the times of requests of"
-        bounds = f"({len(pairs)} pairs); they may differ by {bound:.0%}"
-        findings.against("second_clock", f"{rates} different length {bounds}")
+        findings.against(
+            "second_clock",
+            f"{first:.4g} tok/s by the stream, {other:.4g} tok/s by the times of requests of "
+            f"different length ({len(pairs)} pairs); they may differ by {bound:.0%}",
+        )
 
 
 def check_client(batches: Sequence[TimedBatch], findings: Findings) -> None:
@@ -404,9 +429,11 @@ def disturbed(answer: TimedAnswer, clock: Clock, measuring: Measuring) -> bool:
 def check_lag(lost: int, kept: int, worst_ns: int, findings: Findings) -> None:
     """Rounds that the client disturbed are left out; too many of them are no measurement."""
     if lost > max(2, kept):
-        delays = f"by the client's own delays (up to {worst_ns / 1e6:.1f} ms)"
-        evidence = f"{lost} of {lost + kept} rounds were disturbed {delays}"
-        findings.against("client_lag", f"{evidence}: the machine that measures is too busy")
+        findings.against(
+            "client_lag",
+            f"{lost} of {lost + kept} rounds were disturbed by the client's own delays "
+            f"(up to {worst_ns / 1e6:.1f} ms): the machine that measures is too busy",
+        )
 
 
 def check_drift(rates: Sequence[float], bound: float, findings: Findings) -> None:
@@ -415,9 +442,11 @@ def check_drift(rates: Sequence[float], bound: float, findings: Findings) -> Non
         return
     at, before, after = levels
     if abs(after - before) > bound * before:
-        change = f"({(after / before - 1):+.1%}); {bound:.0%} is tolerated"
-        rounds = f"{after:.4g} in the {len(rates) - at} after them {change}"
-        findings.against("drift", f"{before:.4g} tok/s in the first {at} rounds, {rounds}")
+        findings.against(
+            "drift",
+            f"{before:.4g} tok/s in the first {at} rounds, {after:.4g} in the {len(rates) - at} "
+            f"after them ({(after / before - 1):+.1%}); {bound:.0%} is tolerated",
+        )
 
 
 def drift(rates: Sequence[float]) -> tuple[int, float, float] | None:

@@ -41,8 +41,9 @@ class Rounding:
             key, _, value = part.strip().partition("=")
             if value not in CHOICES.get(key, ()) or key in chosen:
                 possible = "; ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items())
-                expected = f"expected {CHECKPOINT!r} or a list of {possible}"
-                raise UsageError(f"{origin} {part.strip()!r}: {expected}")
+                raise UsageError(
+                    f"{origin} {part.strip()!r}: expected {CHECKPOINT!r} or a list of {possible}"
+                )
             chosen[key] = value
         return cls(**chosen)
 

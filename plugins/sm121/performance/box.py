@@ -47,11 +47,14 @@ class RunBox:
         """Why the readings of this machine do not apply to the numbers; None when they do."""
         for server in self._attached:
             if not server.here:
-                why = "this machine says nothing about its numbers"
-                return f"the server is attached at {server.host}: {why}"
+                return (
+                    f"the server is attached at {server.host}: this machine says nothing about its "
+                    "numbers"
+                )
         target, arch = self.harness.profile.arch, architecture.detect().name
-        why = f"the target is {target}, this machine is {arch}: it says nothing about the numbers"
-        return None if target == arch else why
+        if target == arch:
+            return None
+        return f"the target is {target}, this machine is {arch}: it says nothing about the numbers"
 
     def read_before(self) -> None:
         """Read the box before anything is measured."""
@@ -184,9 +187,13 @@ class RunBox:
         self._say_what_is_not_known(reading)
         if (line := box.capped(reference, reading)) is not None:
             harness.remark(f"box: {line}")
-        if (measured := reading.device) is not None:
-            rates = f"{measured.bandwidth_gb_s:.4g} GB/s, {measured.matrix_tflop_s:.3g} TFLOP/s"
-            harness.say("box", f"{rates}, {reading.other_load:.0%} of the CPU taken by others")
+        if reading.device is not None:
+            harness.say(
+                "box",
+                f"{reading.device.bandwidth_gb_s:.4g} GB/s, "
+                f"{reading.device.matrix_tflop_s:.3g} TFLOP/s, "
+                f"{reading.other_load:.0%} of the CPU taken by others",
+            )
         return reading
 
     @property
@@ -225,9 +232,11 @@ class RunBox:
             return
         self._reported = True
         if self._attached:
-            why = "others may work there, or the server may stand behind a proxy"
-            how = "attach to its own port, on its machine and as its user"
-            self.harness.unproven(f"box: {reading.cannot_tell}; {why}: {how}")
+            self.harness.unproven(
+                f"box: {reading.cannot_tell}; others may work there, or the server may stand "
+                "behind a proxy: attach to its own port, on its machine and as its user"
+            )
         else:
-            why = "the process ids of a container are its own"
-            self.harness.remark(f"box: {reading.cannot_tell}: {why}")
+            self.harness.remark(
+                f"box: {reading.cannot_tell}: the process ids of a container are its own"
+            )

@@ -141,9 +141,10 @@ def compare_throughput(
         as_much = after.per_cpu_s >= (1.0 - allowed) * before.per_cpu_s
         if on_cpu and after.other_load > _OTHERS_OF_NOTE and waited and as_much:
             return f"{rates}; as much work for each CPU second, {beside}"
-    least = f"required at least {(1.0 - allowed) * before.rate:.1f} tok/s"
-    below = f"({allowed:.0%} below the {before.rate:.1f} before the load)"
-    text = f"{least} {below}, seen {after.rate:.1f}"
+    text = (
+        f"required at least {(1.0 - allowed) * before.rate:.1f} tok/s "
+        f"({allowed:.0%} below the {before.rate:.1f} before the load), seen {after.rate:.1f}"
+    )
     if after.other_load > max_other_load and (waited or not on_cpu):
         raise verdict.Inconclusive(f"{text}, {beside}")
     raise checks.UnderLoad("after the load", [checks.Fault("slower_after_load", text)], 0)

@@ -122,18 +122,23 @@ def _wrong(
             return Fault(kind, f"{where}: required {required} token ids, seen {count}")
         tokens = count
     if answer.completion_tokens not in (None, tokens) and not job.may_end:
-        required = f"required usage of {tokens} tokens, seen {answer.completion_tokens}"
-        return Fault("wrong_usage", f"{where}: {required}")
+        return Fault(
+            "wrong_usage",
+            f"{where}: required usage of {tokens} tokens, seen {answer.completion_tokens}",
+        )
     prompt = job.body.get("prompt")
     length = alone.prompt_tokens if alone is not None else None
     if isinstance(prompt, list):
         length = len(prompt)
     if length is not None and answer.prompt_tokens not in (None, length):
-        required = f"required usage of {length} prompt tokens, seen {answer.prompt_tokens}"
-        return Fault("wrong_usage", f"{where}: {required}")
+        return Fault(
+            "wrong_usage",
+            f"{where}: required usage of {length} prompt tokens, seen {answer.prompt_tokens}",
+        )
     if answer.finish_reason != "length" and not aborted and not job.may_end:
-        required = f"required finish_reason length, seen {answer.finish_reason}"
-        return Fault("wrong_finish", f"{where}: {required}")
+        return Fault(
+            "wrong_finish", f"{where}: required finish_reason length, seen {answer.finish_reason}"
+        )
     if (wrong := wrong_positions(answer)) is not None:
         return Fault("corrupted_answer", f"{where}: {wrong}")
     if alone is None or (aborted and alone.ids is None):
@@ -227,5 +232,8 @@ def slow_tail(load: LoadResult, factor: float, floor_s: float) -> Fault | None:
     median = statistics.median(seconds)
     if seconds[-1] <= max(factor * median, floor_s):
         return None
-    most = f"required at most {factor:g} times the median of {median:.2f} s"
-    return Fault("slow_tail", f"{most}, seen {seconds[-1]:.2f} s ({len(seconds)} requests)")
+    return Fault(
+        "slow_tail",
+        f"required at most {factor:g} times the median of {median:.2f} s, seen {seconds[-1]:.2f} s "
+        f"({len(seconds)} requests)",
+    )

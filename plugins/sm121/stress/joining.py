@@ -77,13 +77,13 @@ class Joining:
         if not self.counts:
             raise NotRun("how many requests ran is not known: /metrics has no counter of them")
         if missing := ", ".join(map(str, self.missing())):
-            required = f"1 to {self.most} requests running, one of them joining"
-            why = (
-                "it runs fewer at once than it was asked to (--max-num-seqs, or a KV cache that is "
-                "too small), or too shortly"
+            raise Inconclusive(
+                unmet.Fact(
+                    f"1 to {self.most} requests running, one of them joining",
+                    f"never {missing} by the server's counters: it runs fewer at once than it was "
+                    "asked to (--max-num-seqs, or a KV cache that is too small), or too shortly",
+                )
             )
-            observed = f"never {missing} by the server's counters: {why}"
-            raise Inconclusive(unmet.Fact(required, observed))
 
     def _count(self, under_way: int) -> float:
         """Compare the server's counter with the requests under way; seconds until the next look."""

@@ -121,9 +121,11 @@ class Stress:
         self._steady_from = len(self.timeline.samples)
         load = self._play_sustained("sustained")
         seconds = sorted(o.seconds for o in load.outcomes if o.seconds is not None)
-        median = f"median {statistics.median(seconds):.2f} s, slowest {seconds[-1]:.2f} s, 0 failed"
-        rate = f"in {load.seconds:.1f} s, {load.tokens / load.seconds:.1f} tok/s"
-        self._say(f"sustained: {len(seconds)} requests {rate}, {median}")
+        self._say(
+            f"sustained: {len(seconds)} requests in {load.seconds:.1f} s, "
+            f"{load.tokens / load.seconds:.1f} tok/s, median {statistics.median(seconds):.2f} s, "
+            f"slowest {seconds[-1]:.2f} s, 0 failed"
+        )
 
     def long_generation(self) -> None:
         """One long answer. Each part is asked for again after all before it: the same must come."""
@@ -207,16 +209,21 @@ class Stress:
         before = counters.fetch(self._server.endpoint)
         if before is None or "preemptions" not in before.values:
             raise NotRun("whether anything is preempted is not known: /metrics has no counter")
-        longest, chunk = shapes.context_tokens(self._server), shapes.chunk_tokens(self._server)
-        least = min(longest, 4 * chunk)
-        fewer = f"--engine-arg=--num-gpu-blocks-override={-(-streams * least // block)}"
-        needed = f"start it with a smaller cache ({fewer} --engine-arg=--max-model-len={least})"
+        longest = shapes.context_tokens(self._server)
+        chunk = shapes.chunk_tokens(self._server)
+        fewer = -(-streams * min(longest, 4 * chunk) // block)
+        needed = (
+            f"start it with a smaller cache (--engine-arg=--num-gpu-blocks-override={fewer} "
+            f"--engine-arg=--max-model-len={min(longest, 4 * chunk)})"
+        )
         for spare in (2, 3, 1):
             load = shapes.pressure(blocks, block, chunk=chunk, streams=streams, spare=spare)
             length, tokens = load.prompt, load.answer
             if length > longest - tokens:
-                cache = f"a KV cache of {blocks * block} tokens: {needed}"
-                raise NotRun(f"{streams} requests of {longest} tokens do not fill {cache}")
+                raise NotRun(
+                    f"{streams} requests of {longest} tokens do not fill a KV cache of "
+                    f"{blocks * block} tokens: {needed}"
+                )
             jobs = [self.shapes.of_length(length, tokens, turn=n % 2) for n in range(streams)]
             self._play("KV pressure", jobs, concurrency=streams, tails=False, preempts=True)
             after = counters.fetch(self._server.endpoint)
@@ -225,9 +232,11 @@ class Stress:
             if preempted:
                 self._say(f"{preempted:g} preemptions, KV cache {peak:.0%} full")
                 return
-        sizes = f"{length} + {tokens} tokens in a KV cache of {blocks * block}"
-        none = f"required a preemption, seen none (usage {peak:.0%} at most)"
-        raise Inconclusive(f"{streams} requests of {sizes}: {none}; {needed}")
+        raise Inconclusive(
+            f"{streams} requests of {length} + {tokens} tokens in a KV cache of "
+            f"{blocks * block}: required a preemption, seen none (usage {peak:.0%} at most); "
+            f"{needed}"
+        )
 
     def soak(self, duration_s: float) -> None:
         """Mixed load for so long, in rounds, each checked as every load is, every fourth a crowd of

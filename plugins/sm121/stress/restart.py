@@ -62,9 +62,10 @@ def under_load(
     if faults := checks.faults(again.run(once, concurrency=concurrency), bound):
         raise UnderLoad("after the restart", faults, len(once))
     if not 0 < broken_off < len(jobs):
-        required = "required a server that was stopped while requests were under way"
-        observed = f"{broken_off} of {len(jobs)} broken off"
-        raise verdict.Inconclusive(f"{required}, seen: {observed}")
+        raise verdict.Inconclusive(
+            "required a server that was stopped while requests were under way, seen: "
+            f"{broken_off} of {len(jobs)} broken off"
+        )
     return f"{broken_off} requests were broken off; the last to learn of it waited {longest:.1f} s"
 
 

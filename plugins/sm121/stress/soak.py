@@ -64,9 +64,10 @@ def run(
             faults += played.faults
             if elapsed - told_at >= _SAY_EVERY_S:
                 told_at = elapsed
-                rate = f"{played.tokens / max(played.seconds, 1e-9):.1f} tok/s"
-                counts = f"{requests} requests, {rate}, {len(faults)} faults"
-                say(f"{elapsed:.0f} of {duration_s:.0f} s, {counts}")
+                say(
+                    f"{elapsed:.0f} of {duration_s:.0f} s, {requests} requests, "
+                    f"{played.tokens / max(played.seconds, 1e-9):.1f} tok/s, {len(faults)} faults"
+                )
             report(GOING_ON)
         if not faults:
             ended_by = "the end of its time"

@@ -34,9 +34,10 @@ class PrefillRate(Metric):
     def samples(self, cell: MeasuredCell) -> list[float]:
         """One of each request; of several streams, one a round. Raises Inapplicable: some wait."""
         if cell.queued:
-            why = f"the server was asked to run {cell.server.slots} at once (--max-num-seqs)"
-            prompts = f"{cell.concurrency} prompts are not computed at the same time"
-            raise Inapplicable(f"{prompts}: {why}, and the rest wait")
+            raise Inapplicable(
+                f"{cell.concurrency} prompts are not computed at the same time: the server was "
+                f"asked to run {cell.server.slots} at once (--max-num-seqs), and the rest wait"
+            )
         clock = cell.counted_by
         if cell.concurrency > 1:
             return [common_prefill_rate(answers, clock) for answers in cell.long]

@@ -121,7 +121,9 @@ def dips(rates: Mapping[int, float]) -> list[str]:
     expected = 1 / ((1 - share) / each[below] + share / each[above])
     if each[middle] >= _DIP * expected:
         return []
-    slow = f"{middle} streams decode {each[middle]:.1f} tok/s each, {expected:.1f} by their"
-    neighbours = f"neighbours ({each[below]:.1f} at {below}, {each[above]:.1f} at {above})"
-    less = f"{100 * (1 - each[middle] / expected):.0f} % less"
-    return [f"{slow} {neighbours}: {less}, as where no graph of that size is captured"]
+    return [
+        f"{middle} streams decode {each[middle]:.1f} tok/s each, {expected:.1f} by their "
+        f"neighbours ({each[below]:.1f} at {below}, {each[above]:.1f} at {above}): "
+        f"{100 * (1 - each[middle] / expected):.0f} % less, as where no graph of that size is "
+        "captured"
+    ]
