@@ -80,7 +80,8 @@ class Interval:
         return self.right / self.total
 
     def hold(self, at_least: float, fact: Fact) -> None:
-        """Go on only if the whole interval is at or above. Raises Unmet: below; Inconclusive."""
+        """Go on only if the whole interval is at or above. Raises Unmet: it is below; Inconclusive:
+        the bound is in it."""
         if self.high < at_least:
             raise Unmet(fact)
         if self.low < at_least:

@@ -2,7 +2,8 @@
 Greedy decoding is discontinuous: where two tokens are as likely as each other within the noise,
 either may be chosen, and from there on the texts differ without anything being wrong. So a
 difference of tokens is accepted where both runs hold both tokens for equally likely, within the
-bound; what follows is judged anew from the accepted token, by asking again. All else is wrong."""
+bound; what follows is judged anew from the accepted token, by asking again. Everything else is a
+disagreement."""
 
 import itertools
 import math
@@ -164,8 +165,9 @@ def divergence(p: Mapping[_Token, float], q: Mapping[_Token, float]) -> float:
 
 
 def _under(mine: Position, other: Position) -> float:
-    """Largest |difference| at one place of all tokens that both tell: the chosen one's own hardly
-    moves where the model is sure. Infinite where my token is not told or one is NaN."""
+    """Largest |difference| at one place; infinite where my token is not told or one is NaN. Of all
+    tokens that both runs tell: the chosen one's own log-probability hardly moves where the model is
+    sure of it, while the others' still do."""
     mine_told, theirs_told = _told(mine), _told(other)
     if mine.token not in theirs_told:
         return math.inf

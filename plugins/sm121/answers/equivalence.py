@@ -68,7 +68,8 @@ class Continuations:
 
     def hits_save_time(self, hits: Callable[[], float | None], *, is_on: bool = False) -> None:
         """A long prompt takes at most half as long from the cache as cold, beside a short one.
-        `hits`, `is_on`: as above. Raises NotRun: no prompt takes long enough, or had no hit."""
+        `hits`, `is_on`: as above. Raises NotRun: no prompt takes long enough to tell, or there was
+        no hit, and need not be."""
         ids = self.asker.need(self.alone(self._named(_LONG)).prompt_ids, "the prompt's token ids")
         for length in _LENGTHS:
             before = hits()
@@ -190,8 +191,9 @@ class Continuations:
     ) -> Fact | None:
         """Why an answer to a prompt, asked in another way, is not the one that it has alone. Before
         any noise is allowed for, it must have what the answer alone has, to the same prompt. Tokens
-        are the same where the engine promises that; else they are judged within the noise, and
-        those after a fork by the server asked alone. Raises NotRun: some are unjudged."""
+        are the same where the engine promises that; else they are judged within the noise, and the
+        other way's tokens after a fork by the server asked alone. Raises NotRun: tokens after a
+        fork could not be judged."""
         alone, about = self.alone(prompt), f"{prompt.name!r} {how}"
         bound = bound or self.bound
         for name in _TOLD:

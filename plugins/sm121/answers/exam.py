@@ -142,7 +142,8 @@ class Document(DataTable):
     needles: Entries[Needle]
 
     def text(self, tokens: int, count: Callable[[str], int]) -> str:
-        """The document of so many tokens, always the same. `count`: the tokens of whole lines."""
+        """The document. The same for the same number of tokens. `count`: of the tokens of a text
+        that ends with a line."""
         lines = [f"{self.opening}\n"]
         waiting = sorted(self.needles, key=lambda needle: needle.depth)
         room = tokens - count(lines[0]) - sum(count(f"{needle.text}\n") for needle in waiting)
@@ -209,7 +210,8 @@ def of(profile: Profile) -> Exam:
 
 
 def plain(text: str) -> str:
-    """A text without what is form alone: markup, LaTeX, thin spaces, raised digits, case, lines."""
+    """A text without what is form alone: markup, LaTeX's frames, thin spaces and groups of digits,
+    raised and lowered digits, upper case, lines."""
     text = unicodedata.normalize("NFKC", text).translate(_SIGNS)
     for _ in range(3):  # frames in frames
         text = _LATEX.sub(r"\1", text)

@@ -118,7 +118,8 @@ class GoldenComparison:
         return facts
 
     def hold(self, bound: GoldenBound, about: str = "") -> None:
-        """Go on only if nothing is above the bound. Raises Unmet; NotRun: tokens are unjudged."""
+        """Go on only if nothing is above the bound. Raises Unmet: something is; NotRun: tokens
+        after an accepted fork could not be judged."""
         if beyond := self.beyond(bound):
             raise Unmet(*noted(of(about, beyond), self.summary()))
         if unjudged := sum(a.unjudged for a in self.agreements.values()):
@@ -154,7 +155,8 @@ def conclude(path: Path, doubt: str | None) -> None:
 
 
 def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
-    """Write the first of two recordings of one server. Raises AssertionError: they differ."""
+    """Write the first of two recordings of one server. Raises AssertionError: the second has other
+    tokens or texts."""
     for one, other in zip(first.answers, second.answers, strict=True):
         tokens, again = ([p.token for p in answer.positions] for answer in (one, other))
         if (one.text, tokens) != (other.text, again):
@@ -178,7 +180,8 @@ def identity(served_name: str, checkpoint: Path | None) -> Identity:
 
 
 def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: PromptSet) -> None:
-    """Only the same model, prompts and tokenizer can be compared. Raises UsageError: others."""
+    """Only the same model, prompts and tokenizer can be compared, and all of the prompts. Raises
+    UsageError: one line that names what differs."""
     for name, recorded, served in (
         ("model's config.json", golden.model.config_sha256, now.config_sha256),
         ("model's weight files", golden.model.weights_sha256, now.weights_sha256),
@@ -201,7 +204,8 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
 
 
 def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
-    """A certificate compares with a trusted run alone. Raises UsageError: what speaks against."""
+    """A certificate compares with a trusted run alone. Raises UsageError: the file says what speaks
+    against the run that recorded it."""
     if golden.doubt is not None:
         raise UsageError(
             f"{origin}: expected answers of a trusted run; {golden.doubt}. Record them anew: "
@@ -211,7 +215,8 @@ def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
 
 def record(asker: Asker, prompts: PromptSet, **about: Any) -> GoldenFile:
     """Ask the prompts one by one and keep the answers. `about`: the other fields of the file.
-    Raises AssertionError: an answer is not to be trusted; NotRun: no log-probabilities."""
+    Raises AssertionError: an answer is not fit to be trusted; NotRun: the engine gives no
+    log-probabilities."""
     answers = []
     for prompt in prompts.prompts:
         answer = ask(asker, prompt.text, prompt.tokens)

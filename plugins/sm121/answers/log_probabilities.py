@@ -87,8 +87,9 @@ class OracleReference:
 
 
 def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
-    """The checkpoint that the oracle computes from. `intact`: that the server is meant to serve
-    (``--reference``); else what a managed server was started with. Raises NotRun: none here."""
+    """The checkpoint that the oracle computes from. `intact`: the checkpoint that the server is
+    meant to serve (``--reference``); without it, what a managed server was started with. Raises
+    NotRun: it is not known, or cannot be read here."""
     configuration = server.configuration
     if configuration is None and intact is None:
         raise NotRun(
@@ -114,7 +115,8 @@ def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleR
     """How the server is compared with what an oracle says that rounds as the server does. A profile
     states the tolerance of float32. That of BF16 is computed: what the oracle differs from itself
     when its arithmetic is in BF16; so is that of float32 where float32 decides to which of a few
-    values something is rounded. Raises NotRun: there is no tolerance for the server's dtype."""
+    values something is rounded. Raises NotRun: there is no tolerance for the dtype of the
+    server."""
     dtype = dtype_of(server, profile)
     formats = "" if file.rounding == "checkpoint" else f", {file.rounding}"
     if dtype in ("auto", "bfloat16"):
@@ -164,7 +166,8 @@ def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityToleran
 
 
 def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, name: str) -> _Bound:
-    """The profile's ``correctness.NAME`` for the server's dtype. Raises NotRun: there is none."""
+    """The entry of a table of the profile, ``correctness.NAME``, for the dtype of the server.
+    Raises NotRun: it has none."""
     dtype = dtype_of(server, profile)
     bound = {str(key): value for key, value in table.items()}.get(dtype)
     if bound is None:
@@ -229,8 +232,11 @@ def _told(token: int, position: Position) -> Iterator[tuple[int, float]]:
 
 def prompts_agree(asker: Asker, reference: OracleReference) -> str:
     """The server's log-probabilities of all `prompts` are the oracle's, within the tolerance; says
-    how far they are off. Raises AssertionError: they are not; names the first prompt and token, or
-    what all together miss; NotRun: the engine does not tell them."""
+    how far they are off.
+
+    Raises:
+        AssertionError: they are not; names the first prompt and token, or what all together miss.
+        NotRun: the engine does not tell them."""
     observed: list[float] = []
     expected: list[float] = []
     limit = reference.tolerance.max_abs
@@ -260,7 +266,8 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
 
 def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) -> None:
     """The server is nearer to gpt-oss than to gpt-oss with one of the `SMALL_MISTAKES`. Raises
-    AssertionError: it is not; NotRun: no log-probabilities of a prompt, or rounding may hide it."""
+    AssertionError: it is not; NotRun: the engine does not tell log-probabilities of a prompt, or
+    rounding alone may look like half of the mistake."""
     pattern = Pattern.of(reference.file, mistake, reference.rounding)
     noise = pattern.noise()
     if not _SIGMAS * noise < 0.5:
@@ -310,9 +317,10 @@ def generations_agree(
 ) -> str:
     """The tokens that the server generates after each named prompt (`prompts`), asked together, and
     their log-probabilities, are the oracle's within the tolerance; says how far they are off. Of an
-    engine that rounds, all together are no further off on average than what rounding does to the
-    same tokens at the same places allows. Raises AssertionError: they are not; NotRun: the engine
-    does not tell them, or goes on with others as likely, so that under half could be judged."""
+    engine that rounds, all of them together are no further off on average than what rounding does
+    to the same tokens at the same places allows. Raises AssertionError: they are not; NotRun: the
+    engine does not tell them, or goes on with other tokens that are as likely, so that less than
+    half of them could be judged."""
     asked = prompts() if asked is None else asked
     answers = asker.ask_together([Request(tuple(ids), GENERATED) for _, ids in asked])
     judged = 0
@@ -372,7 +380,8 @@ class Pattern:
     """What a small mistake does to each token of its prompts, to be looked for in a server's. A
     share is that of least squares: 0 for the intact model, 1 for the mistake. Rounding has little
     in common with any one mistake, so that this tells mistakes that are smaller than the rounding.
-    Tokens that rounding moves far say less: a token's weight is the inverse of that, squared."""
+    Tokens that rounding moves far say less than others: a token's weight is the inverse of what the
+    roundings do to it, squared."""
 
     right: tuple[float, ...]
     mistake: tuple[float, ...]
@@ -412,13 +421,15 @@ class Pattern:
         return self._product(self.mistake)
 
     def share(self, observed: Sequence[float]) -> float:
-        """How much of the mistake is in log-probabilities. Raises ValueError: it is nothing."""
+        """How much of the mistake is in log-probabilities. Raises ValueError where it changes
+        nothing."""
         if not self.size > 0.0:
             raise ValueError("this mistake changes nothing on these prompts")
         return self._product(b - a for a, b in zip(self.right, observed, strict=True)) / self.size
 
     def noise(self) -> float:
-        """The share's standard deviation by rounding alone; infinite where nothing changes."""
+        """The standard deviation of the share that rounding alone gives; infinite where the mistake
+        changes nothing."""
         if not self.size > 0.0:
             return math.inf
         return 1 / math.sqrt(self.size) if self.weights else 0.0

@@ -86,7 +86,8 @@ class OracleFile(Record):
     rounded_places: dict[str, dict[str, list[Place]]]
     #: By mistake, and by each of its prompts (`SMALL_MISTAKES`): the same.
     mistakes: dict[str, dict[str, list[float]]] = Field(default={})
-    #: By the formats of a server that rounds otherwise, and by `ROUNDING_PROMPTS`: the same.
+    #: By the formats of a server that rounds something else than it should, and by each of
+    #: `ROUNDING_PROMPTS`: the same.
     other_roundings: dict[str, dict[str, list[float]]] = Field(default={})
     #: What the checkpoint's own mathematics says, which rounds nothing: of `exams`, of long prompts
     #: of other lengths, and of `prompts` where the file rounds.
@@ -332,7 +333,8 @@ def shipped(checkpoint: Path, formats: str = "checkpoint") -> OracleFile | None:
 
 
 def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
-    """Only what was made of the served checkpoint says what is right. Raises UsageError."""
+    """Only what was made of the served checkpoint says what is right. Raises UsageError: one line
+    that names both."""
     if (served := identity(str(checkpoint))) != file.checkpoint:
         raise UsageError(
             f"--reference {origin}: it was made of another checkpoint ({file.checkpoint}) than "
@@ -341,7 +343,8 @@ def refuse_other(file: OracleFile, origin: Path, checkpoint: Path) -> None:
 
 
 def refuse_other_rounding(file: OracleFile, served: Rounding) -> None:
-    """Only what rounds as the server does says what is right. Raises UsageError: it names both."""
+    """Only what rounds as the server does says what is right. Raises UsageError: one line that
+    names both."""
     if file.rounding != served.formats:
         raise UsageError(
             f"the file of `sm121 golden` rounds {file.rounding}, the server {served.formats}; make "

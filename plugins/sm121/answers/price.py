@@ -1,5 +1,6 @@
 """What a server's rounding costs: how far its answers are from the checkpoint's own mathematics,
-the oracle's without rounding. The texts are fixed: the values decide; intervals are for others."""
+the oracle's without any rounding. The texts are fixed, so that the values decide as they are; an
+interval says how far they hold for other texts."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,8 @@ DEPTHS = (8192, 32768)
 _TOP = 20
 #: What two evaluations of one log-softmax in float32 may differ by, in nats.
 _ROUNDING = 1e-3
-#: Nats of a place without a common likely token: as if all that are likely had a millionth there.
+#: Nats of a place where both have no likely token in common: as if the server gave all that are
+#: likely a millionth together.
 _APART = -math.log(1e-6)
 
 #: What the checkpoint says of a place, and the log-probabilities that the server tells of it.
@@ -29,7 +31,8 @@ _Pair = tuple[Place, Mapping[int, float]]
 
 
 def refuse_rounded(file: OracleFile, origin: Path) -> None:
-    """A price needs what the checkpoint itself says. Raises UsageError: the file only rounds."""
+    """A price needs what the checkpoint itself says. Raises UsageError: the file has what rounds
+    alone; one line that names both."""
     if not file.unrounded:
         raise UsageError(
             f"{origin} rounds {file.rounding} and lacks the checkpoint's own mathematics (rounding "
@@ -109,7 +112,8 @@ def _by_id(position: Position) -> dict[int, float]:
 
 
 def _right_answers(asker: Asker, text: ExamText, scored: Scored) -> list[float]:
-    """By question, how much likelier the right answer is than by the checkpoint, in nats."""
+    """By question, how much likelier the server holds the right answer than the checkpoint does, in
+    nats."""
     answer = asker.ask(Request(tuple(text.token_ids), 1, prompt_log_probabilities=True))
     served = asker.need(answer.prompt_log_probabilities, "prompt_logprobs")
     pairs = zip(scored.following, served, strict=True)

@@ -1,12 +1,14 @@
-"""What log-probabilities promise of samples, and how far those of a right server may be off. They
-are the model's (vLLM: ``raw_logprobs``): what parameters make of the listed ones is here."""
+"""What log-probabilities promise of samples, and how far the samples of a right server may be off.
+The log-probabilities of an answer are the model's (vLLM: ``raw_logprobs``). What the parameters of
+a request make of them is computed here, among the tokens that are listed at a position."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-#: The chance that a right server is called wrong in a run: half by the temperature, then by these.
+#: The chance that a right server is called wrong in a run: half by the temperature, the rest
+#: shared by so many other comparisons.
 FALSE_ALARMS, COMPARISONS = 1e-3, 64
 TEMPERATURE_CHANCE = FALSE_ALARMS / 2
 CHANCE = TEMPERATURE_CHANCE / COMPARISONS

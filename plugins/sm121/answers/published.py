@@ -76,7 +76,8 @@ def judge(
 
 
 def _measured(score: Score, python: Path, endpoint: Endpoint, folder: Path) -> Interval | None:
-    """The share of right answers; None: the server ended the run. Raises NotRun, TookTooLong."""
+    """The share of right answers; None: the server ended the run. Raises NotRun: something is
+    missing here; TookTooLong."""
     log, tasks = folder / f"{score.task}.log", Path(f"{files('sm121.fixtures') / 'scores'}")
     # As OpenAI samples; no stop words of a task, since reasoning may hold them.
     sampling: dict[str, object] = {

@@ -1,5 +1,6 @@
 """Signs of a broken engine in a text, without knowing the right one. Each detector returns what it
-saw, in words, or None. They are made for texts that go on (a list, an answer)."""
+saw, in words, or None. They are made for texts that should go on (a list, an answer), where none of
+this happens in a right answer."""
 
 import itertools
 import math

@@ -46,8 +46,9 @@ def served_rounding(
     server: Server, profile: Profile, path: KernelPath, config: Mapping[str, Any]
 ) -> Rounding:
     """The formats that a server computes with, in exact arithmetic: what its path shows, else what
-    it was started with, else what the path of the profile's configuration must show. `config`: its
-    model's config.json. Raises NotRun: something does not show; it names its option."""
+    it was started with, else what the path of the profile's configuration must show. `config`: of
+    its model (config.json). Raises NotRun: something of it does not show; it names the option that
+    tells it."""
     options = read_arguments(profile.arguments_of(server.configuration))
     return rounding_of(options, profile.path_of(profile.under_test), path, config)
 

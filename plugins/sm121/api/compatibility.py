@@ -44,7 +44,8 @@ class _File(DataTable):
     cases: tuple[_Case, ...]
 
 
-#: Of an answer: items to send back, whether reasoning is there, and each call with its result.
+#: What a server answered once: items to send back, whether reasoning is there, and each call with
+#: its result.
 _Turn = tuple[list[Json], bool, list[tuple[Json, Json]]]
 
 

@@ -1,4 +1,5 @@
-"""How an answer ends (by itself, a limit, a stop, a final message), and how it is counted."""
+"""How an answer ends: by itself, at a limit, at a stop string or token, of a chat with a final
+message in harmony's form; and how it is counted."""
 
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +86,8 @@ def counts_are_exact(sdk: Sdk, tokens: int) -> None:
 
 
 def min_tokens_is_kept(api: Api, correctness: Correctness) -> None:
-    """An answer does not end before min_tokens, and a bias towards an end ends it right there."""
+    """An answer does not end before min_tokens, and a bias that would end it at once, by its own
+    end or by a stop token, ends it right there."""
     api.capabilities.require("min_tokens")
     least = natural_length(api, correctness) + 6
     counted = _counted(api, harmony.PROMPT, min_tokens=least, max_tokens=least + 6)
@@ -108,7 +110,8 @@ def _counted(api: Api, prompt: str, **options: Any) -> int:
 
 
 def are_told_apart(api: Api, correctness: Correctness) -> None:
-    """Ids are told once, by answers, items, calls, and all before; times in Unix seconds."""
+    """Ids are told once, by answers, items and calls of each kind, and by all that `api` has asked
+    for before. Times are Unix times in seconds."""
     chat, limit = correctness.chats[0].question, correctness.max_answer_tokens
     question, can = correctness.tool_calls[0].question, api.capabilities.can
     times = []

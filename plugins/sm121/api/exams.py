@@ -21,7 +21,8 @@ _BESIDE = 512
 
 
 class Outcome(NamedTuple):
-    """Of a question: why its answer is broken, or a miss, or why it cannot be asked; else right."""
+    """Of a question: why its answer is broken, or else a miss, or why it cannot be asked. None of
+    them: it is right."""
 
     broken: str | None = None
     missed: str | None = None

@@ -1,8 +1,9 @@
-"""What a chat becomes: the tokens that a server makes of messages, against oss-harmony's own, for
-those of ``fixtures/api/chats.toml`` (vLLM tells its own: ``prompt_token_ids``). Both are read as
-lists of messages. The header is compared by what it says (the recipient of a call has two places,
-both as gpt-oss knows them) and the content token by token. Where a server tells no ids, usage must
-have grown by the texts, and the log-probabilities of the answer must depend on them."""
+"""What a chat becomes: the tokens that a server makes of messages, against harmony's own.
+oss-harmony renders what the messages of ``fixtures/api/chats.toml`` mean; the server tells what it
+made of them (vLLM: ``prompt_token_ids``). Both are read as lists of messages. The header is
+compared by what it says (oss-harmony and vLLM write the recipient of a call in two places, both as
+gpt-oss knows them) and the content token by token. Where a server tells no ids, usage must have
+grown by the texts, and the log-probabilities of the answer must depend on them."""
 
 import datetime
 import functools
@@ -240,8 +241,9 @@ def _message(message: ChatMessage, reasoning_field: str | None) -> Json:
 
 
 def becomes_its_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]) -> None:
-    """The server makes of a chat what harmony makes of it, and counts it. `environment`: the
-    server's, as far as known: it may pin the date. Raises NotRun: no harmony, no ids or usage."""
+    """The server makes of a chat what harmony makes of it, and counts it. `environment`: of the
+    server, as far as it is known: it may pin the date. Raises NotRun: harmony is not at hand, or
+    the server tells neither ids nor usage."""
     encoding()
     if api.capabilities.can("chat_token_ids"):
         ids, counted = _rendered(api, case)
@@ -381,7 +383,8 @@ def answer_is_to_the_chat(
 ) -> None:
     """The answer is the one that the tokens of harmony's own rendering have, by its tokens and
     log-probabilities; where the server takes or tells no ids, it depends on what the chat says.
-    Raises NotRun: no log-probabilities of a chat are told, or their noise hides the difference."""
+    Raises NotRun: the server tells no log-probabilities of a chat, or its noise hides the
+    difference."""
     encoding()
     can = api.capabilities.can
     if can("chat_token_ids") and can("token_prompts") and can("logprobs"):

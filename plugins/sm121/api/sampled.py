@@ -1,5 +1,6 @@
-"""Samples of a server against what its log-probabilities promise. Each parameter is sent with a
-middle value and one drawn in each run, as often as it takes to notice a tenth."""
+"""Samples of a server against what its own log-probabilities promise of them. Each parameter is
+sent with a middle value and with one drawn anew in each run, as many times as it takes to notice a
+value that is off by a tenth, after the text where that takes the fewest."""
 
 import functools
 import math
@@ -59,7 +60,8 @@ Case = tuple[list[str], Json, Callable[[Samples], list[Fact]]]
 
 @dataclass
 class Sampler:
-    """One server, asked for samples. Each check raises `Unmet`. `seed`: of the drawn values."""
+    """One server, asked for samples. Each check raises `Unmet` with all that is wrong. `api`: of
+    the server; `seed`: of the values that are drawn."""
 
     api: Api
     seed: int
@@ -91,7 +93,8 @@ class Sampler:
         self._hold(facts)
 
     def keeps_the_cut(self, cut: Cut) -> None:
-        """Samples with a cut are tokens that it leaves, as often as their probabilities say."""
+        """Samples with `top_p`, `top_k` or `min_p` are tokens that it leaves, as often as their
+        probabilities say."""
         if cut != "top_p":
             self.api.capabilities.require(cut)
         facts = []
@@ -103,7 +106,8 @@ class Sampler:
         self._hold(facts)
 
     def restricts(self, name: Name) -> None:
-        """`bad_words` bans the likeliest word; of five `allowed_token_ids` each has its share."""
+        """`bad_words` bans the likeliest word; of five `allowed_token_ids` each comes as often as
+        its probability says, and no other token."""
         self.api.capabilities.require(name, "logprob_ids")
         answers = self.api.complete(list(TEXTS), max_tokens=1)["choices"]
         words = {TEXTS[choice["index"]]: choice["text"] for choice in answers}

@@ -1,5 +1,6 @@
 """What the parameters of sampling do (temperature, seed, logit_bias, n), and what holds where one
-is not sent: vLLM promises the checkpoint's generation_config.json, else OpenAI's defaults."""
+is not sent: vLLM promises what the checkpoint's generation_config.json says, else OpenAI's
+defaults."""
 
 import json
 from collections import Counter

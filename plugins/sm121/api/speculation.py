@@ -217,7 +217,8 @@ class Speculation:
 
     def drafts_are_accepted(self) -> None:
         """Some of what is drafted is accepted, and no less in a long answer or in several at once
-        than in a short one. Raises AssertionError: acceptance is lost; NotRun: no counters."""
+        than in a short one. Raises AssertionError: nothing is, or acceptance is lost; NotRun: the
+        server has no such counters."""
         early, _, _ = self._drafted([Request(_EVEN, _SHORT, top=0, salt="early")])
         whole, _, _ = self._drafted([Request(_EVEN, _LONG, top=0, salt="whole")])
         each = [Request(_EVEN, _SHORT, top=0, salt=f"at once {n}") for n in range(_AT_ONCE)]
@@ -242,7 +243,8 @@ class Speculation:
     @functools.cached_property
     def _judged(self) -> dict[str, list[tuple[int, Position, Mapping[int, float]]]]:
         """Each prompt's greedy answer, token by token, beside what the prefill of the same text
-        says of it and of the likeliest. They are long: of 200 tokens a single one may be wrong."""
+        says of it and of the likeliest. The answers go on for long: of 200 tokens a single one may
+        be wrong."""
         self.capabilities.require("prompt_logprobs")
         judged = {}
         requests = [Request(prompt.text, _JUDGED_TOKENS) for prompt in self.prompts.prompts]
@@ -302,7 +304,8 @@ class Speculation:
 
 
 def _shares(position: Position, listed: int, kind: str, value: float) -> dict[str, float]:
-    """How probable the remaining tokens are, if one was drawn. Raises AssertionError: none was."""
+    """How probable the tokens are that remain, if one of them was drawn. Raises AssertionError: one
+    was that is cut off."""
     top, drawn = position.top, position.token
     only_drawn = len(top) > listed  # it is listed because it was drawn
     if value == 1:

@@ -215,7 +215,8 @@ class Asker:
 def stream(
     endpoint: Endpoint, body: Mapping[str, Any], *, timeout_s: float
 ) -> Generator[dict[str, Any], None, None]:
-    """The chunks of a streamed completion as they come; close it to hang up. Raises Refused."""
+    """The chunks of a streamed completion as they come; close it to hang up. Raises Refused: the
+    server answered with an error."""
     events = EventParser()
     with (
         endpoint.http(timeout_s=timeout_s) as http,
@@ -292,8 +293,9 @@ def malformed(
 ) -> Fact | None:
     """What makes a greedy answer wrong in itself, whatever another run says; None for nothing. Held
     against each other: the tokens that were asked for, the ids, usage, the entries of the
-    log-probabilities and their values, finish_reason, the prompt's ids, the text. `may_end`: before
-    the limit, as finish_reason must then say. `banned`: the end is never generated."""
+    log-probabilities and their values, finish_reason, the prompt's ids, the text. `may_end`: the
+    answer may end before the limit, as finish_reason must then say. `banned`: the end of a text is
+    not generated where it is the likeliest."""
     lists = {"ids": answer.ids, "log-probabilities": answer.positions}
     lengths = {name: len(each) for name, each in lists.items() if each is not None}
     if answer.completion_tokens is not None:

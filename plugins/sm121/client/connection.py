@@ -50,7 +50,8 @@ def refuse_packed(response: aiohttp.ClientResponse) -> None:
 
 
 async def read_whole(response: aiohttp.ClientResponse) -> bytes:
-    """The body of an answer that is no stream. Raises aiohttp.ClientError: packed, or too large."""
+    """The body of an answer that is no stream. Raises aiohttp.ClientError: it is packed or too
+    large, or the connection broke."""
     refuse_packed(response)
     body = bytearray()
     async for piece in response.content.iter_any():

@@ -34,7 +34,8 @@ _TOGETHER_S = 0.15
 
 
 #: ``complete`` reads to the end; ``cancel`` closes the connection in the middle of the stream;
-#: ``disconnect`` goes away before the first byte; ``slow`` reads slowly; ``bad`` must be refused.
+#: ``disconnect`` goes away before the first byte; ``slow`` reads, but slowly; ``bad`` is a request
+#: that must be refused.
 Behaviour = Literal["complete", "cancel", "disconnect", "slow", "bad"]
 
 
@@ -116,7 +117,8 @@ class JobOutcome:
         }
 
 
-#: Of what is under way gives the job that begins now, seconds until it is asked again, or None.
+#: Is given what is under way, and gives the job that begins now, seconds until it may be asked
+#: again, or None: no more begin.
 Source = Callable[[Sequence[JobOutcome]], Job | float | None]
 
 

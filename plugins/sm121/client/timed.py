@@ -19,7 +19,8 @@ _TICK_S = 0.004
 #: Delays below this are the resolution of the event loop's own timers.
 _LAG_OF_NOTE_NS = 2_000_000
 _ERROR_LENGTH = 300
-#: A server that ends an idle connection does so at once; one that takes longer had the request.
+#: A server that ends an idle connection does so at once, when it gets a request that it will not
+#: read. One that takes longer had the request.
 _AT_ONCE_NS = 50_000_000
 
 
@@ -171,8 +172,9 @@ class TimedClient:
     async def _read(
         self, request: TimedRequest, answer: TimedAnswer, reads: list[tuple[int, bytes]]
     ) -> None:
-        """The request, once more when the server had ended the idle connection that it was sent on,
-        as llama-server does now and then, and never saw it. The clock is of the first sending."""
+        """The request, once more when the server had ended the idle connection that it was sent on:
+        llama-server does so at the end of a stream, now and then, and never saw the request. The
+        clock of the first sending goes on."""
         now = time.perf_counter_ns
         sending = _Sending(answer)
         for attempt in (1, 2):

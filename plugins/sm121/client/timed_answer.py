@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 
 from sm121.client.sse import DONE, EventParser
 
-#: How tokens are counted: by the ids in each chunk, by continuous usage, or a token a chunk.
+#: How tokens are counted: by the ids that the server sends with each chunk, by its continuous
+#: usage, or a token a chunk.
 Clock = Literal["token_ids", "usage", "chunks"]
 
 

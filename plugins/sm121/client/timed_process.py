@@ -1,5 +1,6 @@
-"""The timed client in a process of its own, so that nothing of pytest is on the timed path. It
-reads the address of a server, then batches, and writes each result, pickled, until its end."""
+"""The timed client in a process of its own, so that nothing that pytest does is on the timed path.
+``python -m sm121.client.timed_process`` reads the address of a server, then batches, and writes a
+result for each, all pickled. It ends when its input does."""
 
 import asyncio
 import contextlib

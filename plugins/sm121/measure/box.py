@@ -1,7 +1,8 @@
-"""The state of the machine: whether its numbers can be trusted today. Two readings of seconds,
-before the measurements and after them: how fast memory is read and matrices are multiplied, the SM
-clock meanwhile, free memory, and who else works here. They are held against what a healthy machine
-shows (the profile's ``[box]``). What a device does not tell (GB10's NVML: N/A) decides nothing."""
+"""The state of the machine: whether its numbers can be trusted today. Two readings, before the
+measurements and after them, each a few seconds: how fast memory is read and matrices are
+multiplied, the SM clock while that goes on, free memory, and who else works here. They are held
+against what a healthy machine of the architecture shows (the profile's ``[box]``). What a device
+does not tell (GB10 answers much of NVML with N/A) is null and decides nothing."""
 
 import shlex
 import subprocess
@@ -133,7 +134,8 @@ def read(
 
 
 def measure(device: str) -> Device:
-    """Bandwidth, matrix rate, clocks, in this process. Raises Sm121Error: no such device."""
+    """Bandwidth, matrix rate, clocks, in this process. Raises Sm121Error: there is no such device,
+    or nothing to measure it with."""
     on_cpu = device == "cpu"
     size = min(4 * last_level_cache_bytes(), _CPU_BUFFER_AT_MOST) if on_cpu else _GPU_BUFFER
     bandwidth = read_bandwidth(size, device=device)
@@ -170,7 +172,8 @@ def judge(
     *,
     load_during: float | None = None,
 ) -> Judgement:
-    """Judge the machine by its readings. `load_during`: the CPU's share that others took."""
+    """Judge the state of the machine by its readings. `load_during`: share of the CPU that others
+    took while it was measured, if that is known."""
     if reference is None:
         return Judgement(BoxState.UNKNOWN, "the profile has no [box] to compare this machine with")
     readings = [(name, r) for name, r in (("before", before), ("after", after)) if r is not None]
@@ -314,7 +317,8 @@ def _measure_apart(device: str) -> Device:
 def _gpu_users(
     device: str, own: Callable[[], Iterable[psutil.Process]], serving: bool
 ) -> tuple[list[int] | None, list[int] | None]:
-    """Who computes on the server's GPUs: others' pids, or pids of nobody knows whom, or neither."""
+    """Who computes on the server's GPUs: pids of others, and pids that nobody can tell whose they
+    are. One of the two is None; both are without NVML."""
     if (users := memory.computing()) is None:
         return None, None
     run_pids = {process.pid for process in _ours(own)}
@@ -381,7 +385,8 @@ class CpuUse:
 
     @classmethod
     def take(cls, own: Callable[[], Iterable[psutil.Process]]) -> "CpuUse":
-        """What was used since the machine's start. `own`: processes of the run beside this tree."""
+        """What was used since the machine was started. `own`: processes of the run besides this one
+        and its children."""
         times = psutil.cpu_times()
         # guest is in user already; time stolen by the hypervisor is taken by others too.
         names = ("user", "nice", "system", "irq", "softirq", "steal")

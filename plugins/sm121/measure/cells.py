@@ -26,7 +26,8 @@ Show = Callable[[str], None]
 _FAILURES = 2
 #: Tokens of the answer that shows how a server counts.
 _PROBE_TOKENS = 2
-#: Answers of several streams are so many times longer: some tokens come before all decode.
+#: Answers of several streams are longer than what is measured of them by this factor: some tokens
+#: come before all streams decode.
 _STREAMS_FACTOR = 2
 #: Rounds that a cell whose clocks disagree gets more.
 _AGAIN = 8
@@ -103,7 +104,8 @@ class MeasuredServer:
         )  # fmt: skip
 
     def _probe(self) -> None:
-        """Find out whether the server takes token ids, how long texts are, what chunks say."""
+        """Find out whether the server takes token ids, how long texts are if it does not, and what
+        its chunks say of the number of tokens."""
         request = self.request(8, _PROBE_TOKENS)
         answer = self.sender.run([request], patience=self.patience).answers[0]
         if answer.ok or answer.status not in (400, 422):
@@ -132,7 +134,8 @@ class MeasuredServer:
 @dataclass
 class MeasuredCell:
     """Requests of one shape: a prompt at a depth, answers of fixed lengths, so many streams. The
-    long ones give the rates of all lengths of the plan, the short ones are for the second clock."""
+    long answers give the rates of all lengths of the plan, each up to its own token; the short ones
+    are there for the second clock."""
 
     server: MeasuredServer
     depth: int
@@ -235,7 +238,8 @@ class MeasuredCell:
 
     def gather(self, rounds: int, *, readings: int = 0, tokens: int = 0) -> "MeasuredCell":
         """Measure until there are so many rounds that count, unless the server fails. `rounds`: of
-        long answers; `readings`: answers of ``tokens`` tokens or more, new ones no longer."""
+        long answers; `readings`: answers of ``tokens`` tokens or more; new ones have no more than
+        these; `tokens`: that a rate is read over."""
         if tokens == self.tokens:
             rounds, readings = max(rounds, readings), 0
 
@@ -281,7 +285,8 @@ class MeasuredCell:
         return self
 
     def gather_again(self, why: str) -> bool:
-        """Measure more long rounds, with short ones, the first time only. Says whether it did."""
+        """Measure more long rounds, a short one before or after each, the first time that this is
+        called. `why`: for people. Says whether it did."""
         if any(self.again):
             return False
         self.again = why, max(answer.sent_ns for answer in self.all_answers)
@@ -421,7 +426,8 @@ class MeasuredCell:
         return planned if self.short_rounds is None else self.short_rounds
 
     def _bunched(self) -> int:
-        """Tokens that the long answers' clocks leave off, with no shorter answer as a witness."""
+        """Tokens that the long answers' clocks leave off at their start; no shorter answer is a
+        witness of them."""
         if self.concurrency > 1 or not self.long or self.clock is None:
             return 0
         return timing.bunched(self.answers, self.clock)
@@ -467,7 +473,8 @@ class MeasuredCell:
 
 
 def is_flat(times: Sequence[float], bound: float) -> bool:
-    """Whether a shape is warm: its last two times agree within the bound, also with the best."""
+    """Whether a shape is warm: its last two times agree within the bound, and are no more than it
+    from the best."""
     if len(times) < 2:
         return False
     before, last = times[-2:]

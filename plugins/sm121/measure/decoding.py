@@ -136,7 +136,8 @@ def _token_ns(arrivals: Sequence[Arrival]) -> float:
 
 def _start(made: Sequence[Moment], end: int) -> tuple[int, float]:
     """The first moment that is on time, and how late the first of all was, in nanoseconds. Within
-    the first half of the tokens after it: where the gaps so far are most short of typical ones."""
+    the first half of the tokens after it: where the gaps so far are short of as many typical gaps
+    by the most."""
     gaps = [0.0, *(float(b.at_ns - a.at_ns) for a, b in itertools.pairwise(made))]
     tokens = [0, *(b.tokens - a.tokens for a, b in itertools.pairwise(made))]
     middle = (made[0].tokens + made[end].tokens) / 2

@@ -47,9 +47,11 @@ _UNSEEN_TO_FAIL = ((STEADY_LOOK, 0.06), (38, 0.025), (53, 0.012), (74, 0.006))
 _UNSEEN_AT_LAST = 0.003
 #: Rounds with a memory stand for so many independent ones at least.
 _FEWEST_INDEPENDENT, _FEWEST_DEGREES, _MOST_CORRELATED = 2.0, 3.0, 0.95
-#: Where a correlation is significant (one-sided, 5 %), so many standard errors are added to it.
+#: Where a correlation is significant (one-sided, 5 %), it is taken for higher by so many of its
+#: standard errors.
 _SIGNIFICANT, _HIGHER = 1.645, 0.7
-#: The last rounds that must not be on the other side, and by how many standard errors they may be.
+#: The ends of a run that must not be on the other side, in rounds, and by how many of their
+#: standard errors they may be by chance.
 _ENDS, _BY_CHANCE = (1, 2, 3, 5, 8, 13), 2.5
 #: A spread of nothing is the clock's resolution, not certainty.
 _RESOLUTION = 1e-4
@@ -241,7 +243,8 @@ def _t_risk(
     values: Floats, threshold: float, sign: float, effective: float, *, is_rate: bool
 ) -> float:
     """Chance of samples so far on one side if their mean were at the threshold. Of a rate, it is
-    the mean of the times of tokens. The worst round counts twice: few rounds hide a long tail."""
+    the mean of the times that tokens took. The worst round counts twice: few rounds show too
+    little of a long tail."""
     if not np.isfinite(values).all() or (is_rate and not (values > 0.0).all()):
         return 1.0
     if is_rate:
@@ -316,7 +319,8 @@ def decide_measurement(
     measurement: Measurement, gate: Gate, more: More | None, bound: int
 ) -> tuple[Decision, Measurement]:
     """Decide on a measurement, with more rounds where they are needed and can be had. `more`: None:
-    what was measured has to do; `bound`: the most rounds. Also returns the whole measurement."""
+    what was measured has to do; `bound`: the most rounds. Returns: The decision, and the
+    measurement with all rounds that were measured for it."""
     while True:
         decision, next_rounds = _look(measurement, gate, more is not None, bound)
         if decision is not None:

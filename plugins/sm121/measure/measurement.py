@@ -11,7 +11,8 @@ from sm121.core.data_file import DataTable, Record
 Unit = Literal["tok/s", "ms", "s", "GiB", "%", "tokens", "nats"]
 #: Units of what is counted: how fit the machine is changes nothing of it.
 COUNTED = ("%", "tokens", "nats")
-#: Units of values that exist once in a run (a start, a peak, what drafts had accepted): one sample.
+#: Units of values that exist once in a run (a start, a peak, what was accepted of all drafts). They
+#: have one sample.
 EXISTS_ONCE = ("s", "GiB", *COUNTED)
 #: Reasons that other work on the machine alone can give.
 _OF_THE_MACHINE = frozenset({"drift", "client_lag"})

@@ -39,7 +39,8 @@ _FORMATS = data_file.load("formats.toml", _File)
 
 @dataclass(frozen=True)
 class Formats:
-    """Bits per element of each part, and multiples that the experts' two sizes are padded to."""
+    """Bits per element of each part, and what the experts' sizes, hidden and intermediate, are
+    padded to."""
 
     experts: float
     qkv: float
@@ -108,7 +109,8 @@ class Ceiling:
 
 
 def formats(config: Mapping[str, Any], dtype: str | None = None) -> Formats:
-    """The checkpoint's own formats. `config`: config.json; `dtype`: that the engine was told."""
+    """What the checkpoint's own formats are. `config`: of the model (config.json); `dtype`: that
+    the engine was told to compute in, if it was."""
     bits = _FORMATS.bits
     named = dtype if dtype in bits else str(config.get("dtype") or config.get("torch_dtype"))
     dense = bits.get(named, 16.0)
@@ -149,7 +151,8 @@ def cost(
     more: Sequence[str] = (), path: KernelPath | None = None,
 ) -> Traffic | None:  # fmt: skip
     """Bytes of a token in a configuration with ``more`` arguments, by what its path shows (None
-    before a start); None where its formats are not known. Raises Sm121Error as `traffic`."""
+    before a start); None where its formats are not known. Raises Sm121Error: the model's
+    configuration lacks something."""
     each = {**own.lacking, **own.configurations}[name]
     arguments = (*own.engine.arguments, *each.arguments, *more)
     if (layout := served(config, arguments, own.path_of(name), path or KernelPath())) is None:
@@ -197,7 +200,8 @@ def out_of_reach(
 
 
 def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traffic:
-    """Bytes of one token at a depth, weights with their biases. Raises Sm121Error: a key lacks."""
+    """Bytes that one token at a depth costs, weights with their biases. Raises Sm121Error: the
+    configuration lacks something."""
     try:
         hidden, wide = int(config["hidden_size"]), int(config["intermediate_size"])
         layers, vocabulary = int(config["num_hidden_layers"]), int(config["vocab_size"])

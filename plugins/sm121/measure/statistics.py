@@ -1,5 +1,6 @@
-"""Point estimates and their intervals, from raw samples. A metric's is its median. The interval is
-a pair of order statistics: its coverage is exact whatever the distribution, infinities included."""
+"""Point estimates and their intervals, from raw samples. The estimate of a metric is its median.
+The interval is a pair of order statistics: its coverage is exact whatever the distribution,
+infinite samples (requests that failed) included."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -42,8 +43,9 @@ def estimate(samples: Sequence[float]) -> Estimate:
 
 
 def estimate_mean(samples: Sequence[float]) -> Estimate:
-    """The mean and its interval, by the percentile bootstrap over the samples; none of one sample,
-    or with an infinite one. Raises ValueError: no samples, or one is no number."""
+    """The mean and its interval, by the percentile bootstrap over the samples; with an infinite
+    sample, or one alone, there is no interval. Raises ValueError: no samples, or one is no
+    number."""
     values = _sorted(samples)
     count, mean = len(values), float(values.mean())
     if count == 1 or not np.isfinite(mean):
@@ -56,7 +58,8 @@ def estimate_mean(samples: Sequence[float]) -> Estimate:
 @functools.cache
 def median_ranks(count: int) -> tuple[int, float]:
     """The rank r for which [r-th smallest, r-th largest] of ``count`` samples covers the median
-    with at least `CONFIDENCE` (counted from 0), and its coverage; rank 0 when none does."""
+    with at least `CONFIDENCE` (counted from 0), and its coverage. When even the whole range does
+    not, rank 0 with what it covers."""
     ranks = np.arange((count + 1) // 2)
     coverage = 1.0 - 2.0 * special.bdtr(ranks, count, 0.5)
     enough = np.flatnonzero(coverage >= CONFIDENCE)

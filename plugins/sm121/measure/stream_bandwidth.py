@@ -66,7 +66,8 @@ def read_bandwidth(size_bytes: int, *, device: str = "cpu") -> Bandwidth:
 
 def matrix_rate(device: str) -> tuple[list[float], str]:
     """Multiply square matrices: float32 by numpy's BLAS on the CPU, bfloat16 by torch on a GPU.
-    Returns: operations per second / 1e12 of each repetition, and the method. Raises Sm121Error."""
+    Returns: Floating point operations per second / 1e12 of each repetition, and the method. Raises
+    Sm121Error: no torch or no such device."""
     if device == "cpu":
         size, method = _CPU_MATRIX, f"numpy float32 {_CPU_MATRIX}^3"
         generator = np.random.default_rng(0)

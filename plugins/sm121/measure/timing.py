@@ -48,7 +48,8 @@ def e2e_ms(answer: TimedAnswer) -> float:
 
 
 def gaps_ms(answer: TimedAnswer, clock: Clock) -> list[float]:
-    """Times between chunks with tokens, those that came together being one; NEVER of a failure."""
+    """Times between chunks that carry tokens; those that came together are one. A failed request
+    had one that did not end."""
     if not answer.ok:
         return [NEVER]
     stamps = [moment.at_ns for moment in decoding.moments(arrivals(answer, clock))]

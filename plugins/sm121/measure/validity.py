@@ -303,7 +303,8 @@ def check_server_clock(
 
 
 def check_first_chunk(answers: Sequence[TimedAnswer], clock: Clock, findings: Findings) -> None:
-    """Whether the first token's chunk has no text and came before what a prompt takes."""
+    """Whether what is counted as the first token came before there was one: it has no text, and
+    what a prompt takes comes after it."""
     early = []
     for answer in answers:
         stamps = [arrival.at_ns for arrival in arrivals(answer, clock)]

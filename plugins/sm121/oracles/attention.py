@@ -1,7 +1,8 @@
 """Causal grouped-query attention with sinks and a sliding window, contiguous and paged. Source: the
 gpt-oss reference implementation (openai/gpt-oss, gpt_oss/torch/model.py, `sdpa`): a sink is one
 more logit a head, in natural-log units and not scaled, that takes its share of the softmax and
-gives nothing. Hq query heads, Hkv KV heads, D head size; head h reads KV head h div (Hq / Hkv)."""
+gives nothing. Hq query heads, Hkv key/value heads, D head size; query head h reads KV head h div
+(Hq / Hkv)."""
 
 import itertools
 
@@ -29,7 +30,8 @@ def attend(
 
 
 def visible_keys(positions: Tensor, keys: int, window: int | None) -> Tensor:
-    """[T, keys] bool: the keys that a query at each position sees; it is in its own window."""
+    """[T, keys] bool: which keys a query at each position sees; the window counts the query
+    itself."""
     distance = positions[:, None] - torch.arange(keys, device=positions.device)[None, :]
     visible = distance >= 0
     return visible if window is None else visible & (distance < window)

@@ -1,4 +1,5 @@
-"""What a server has in fewer bits than the checkpoint, by name; `rounding` has the meaning."""
+"""What a server stores or feeds in fewer bits than the checkpoint has, by name. `rounding` has what
+each name means."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

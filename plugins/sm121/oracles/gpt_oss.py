@@ -69,9 +69,11 @@ class GptOssConfig:
             raise ValueError(f"config.json lacks {where[0]!r}: {what}") from None
 
 
-#: The experts' matrices [out, in] by number: a tensor [E, out, in], or what reads each when asked.
+#: The matrices [out, in] of the experts by their number: a tensor [E, out, in], or what reads one
+#: when it is asked for.
 Matrices: TypeAlias = Any
-#: Rows of a vocabulary matrix [V, H], by a slice or numbers: a tensor, or what reads them.
+#: Rows of a vocabulary matrix [V, H], by a slice or a tensor of numbers: a tensor, or what reads
+#: them when they are asked for.
 Rows: TypeAlias = Any
 
 
@@ -270,7 +272,8 @@ def rotary(config: GptOssConfig, positions: Tensor, dtype: torch.dtype) -> tuple
     frequency = frequency * (1 - stretched) + frequency / config.rope_factor * stretched
     mscale = 0.1 * math.log(config.rope_factor) + 1
     # The reference and every engine keep frequencies and angles in float32. At position 500 that
-    # turns a pair by up to 3e-5 rad, far more than the rest of float32 costs: it is part of this.
+    # turns a pair by up to 3e-5 rad, far more than the rest of float32 costs, so it is part of the
+    # definition here.
     angle = positions.float()[:, None] * frequency.float().to(positions.device)
     angle = angle.double()
     return (angle.cos() * mscale).to(dtype), (angle.sin() * mscale).to(dtype)

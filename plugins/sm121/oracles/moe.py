@@ -94,7 +94,8 @@ def of_up(up: Tensor, *, limit: float) -> Tensor:
 
 
 def expert_matrix(weights: Packed, expert: int) -> Tensor:
-    """The matrix [rows, K] of one expert, float64, exact. Raises ValueError: shapes do not fit."""
+    """The matrix [rows, K] of one expert, float64, exact. Raises ValueError when packed elements
+    and scales do not belong together."""
     packed, scales = (part[expert].cpu().int() for part in weights)
     if (*scales.shape[:-1], scales.shape[-1] * mxfp4.BLOCK // 2) != packed.shape:
         raise ValueError(f"scales {scales.shape} do not belong to packed elements {packed.shape}")
@@ -113,7 +114,8 @@ def hidden(
     limit: float,
     roundings: Roundings = EXACT,
 ) -> Tensor:
-    """One expert's hidden activations [n, I] of rows [n, H], float64; w1 as of `fused_moe`."""
+    """One expert's hidden activations [n, I] of rows [n, H], all float64; w1 and its bias as of
+    `fused_moe`."""
     t = roundings.sums(roundings.x(rows) @ expert_matrix(w1, expert).T)
     if w1_bias is not None:
         t = roundings.gates(t + w1_bias[expert].cpu().double())
@@ -143,7 +145,9 @@ def fused_moe(
 ) -> Tensor:
     """y [T, H] float64 of x [T, H]; nothing but `roundings` is rounded on the way. shares, chosen
     [T, k]; w1 [E, 2I, H] with rows interleaved gate, up, gate, ...; w1_bias [E, 2I]; w2 [E, H, I];
-    w2_bias [E, H]. Experts that no token chose are not read. Raises ValueError: no such shapes."""
+    w2_bias [E, H]. Experts that no token chose are not read. Raises ValueError when packed elements
+    and scales do not belong together."""
+
     x, shares, chosen = x.cpu().double(), shares.cpu().double(), chosen.cpu().long()
     shares, out = roundings.outputs(shares), torch.zeros_like(x)
     for e in chosen.unique().tolist():

@@ -55,7 +55,7 @@ def unpack(packed: Bytes) -> Bytes:
 
 
 def pack(codes: Bytes) -> Bytes:
-    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8. Raises ValueError."""
+    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8."""
     return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
 
 
@@ -67,7 +67,8 @@ def decode_scale(scales: Bytes) -> Floats:
 
 def dequantise(packed: Bytes, scales: Bytes) -> Floats:
     """The values of packed MXFP4: packed [..., K/2] u8, scales [..., K/32] u8 -> [..., K] float64,
-    exact. A block with scale 0xFF is NaN throughout. Raises ValueError: the shapes do not fit."""
+    exact. A block with scale 0xFF is NaN throughout. Raises ValueError when the shapes do not
+    belong together."""
     if (*scales.shape[:-1], scales.shape[-1] * BLOCK // 2) != packed.shape:
         raise ValueError(f"scales {scales.shape} do not belong to packed elements {packed.shape}")
     elements = CODE_VALUES[unpack(packed)]
@@ -100,7 +101,8 @@ def choose_scale(
     amax: Floats, rule: ScaleRule, emax: int = _ELEMENT_EMAX, *, ceil: float = 0.75
 ) -> Bytes:
     """The E8M0 byte for each block's largest magnitude. Same shape, u8; 0 for an all-zero block.
-    `emax`: of the elements, whose largest is ``2 ceil 2^emax``. Raises ValueError: not finite."""
+    `emax`: of the elements, whose largest is ``2 ceil 2^emax``. Raises ValueError for a magnitude
+    that is not finite."""
     if not np.isfinite(amax).all():
         raise ValueError("a block holds a value that is not finite")
     # amax = m * 2^e with m in [0.5, 1), so floor(log2 amax) = e - 1, exactly. 0x200000 is a quarter

@@ -1,10 +1,13 @@
 """What a server rounds, so that the oracle computes what the server means to compute. Each rounding
-is one function, written from the source that is named with it. Formats (``qkv=mxfp4-ceil,kv=fp8``,
-`Rounding.parse`) are what the server stores or feeds in fewer bits than the checkpoint has: they
-change the model. The dtype of the arithmetic (a matrix multiplication accumulates in float32, its
-inputs and outputs are rounded) is noise: how far it moves an honest server is the tolerance. MXFP4
-weights are exact in BF16, so that BF16 weights and packed ones (W4A16, as Marlin) round the
-same."""
+is one function, written from the source that is named with it. They are of two kinds:
+
+- Formats: what the server stores or feeds in fewer bits than the checkpoint has. They change the
+  model. A name such as ``qkv=mxfp4-ceil,kv=fp8`` lists them (`Rounding.parse`).
+- The dtype of the arithmetic: a matrix multiplication accumulates in float32, its inputs and
+  outputs are rounded. That is noise, and how far it moves an honest server is the tolerance.
+
+The values of MXFP4 weights are exact in BF16, so that an engine with BF16 weights and one that
+keeps them packed (W4A16, as Marlin) round the same."""
 
 import functools
 from collections.abc import Callable, Mapping

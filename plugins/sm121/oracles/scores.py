@@ -1,6 +1,7 @@
 """What the oracle says of texts, of a checkpoint of any size: layer by layer, and to be resumed. A
 layer's weights are read once for all texts, an expert's when it computes, and the vocabulary in
-chunks: about 2 GiB for gpt-oss, beside a state [H] and, for texts that go on, their KV cache."""
+chunks. What is in memory does not depend on the size of the checkpoint: about 2 GiB for gpt-oss,
+beside a state [H] and, for texts that go on, the keys and values of each token."""
 
 import dataclasses
 import math
@@ -129,7 +130,8 @@ def _go_on(
     more: int,
     say: Callable[[int, int], None],
 ) -> list[Scores]:
-    """The scores with `more` tokens after the last one, each the likeliest of the text's leader."""
+    """The scores with `more` tokens after the last one; each token is the most likely one of the
+    text's leader."""
     layers = len(past)
     last = [(scores.top_ids[-1:], scores.top[-1:]) for scores in starts]
     steps = [[pair] for pair in last]

@@ -159,7 +159,8 @@ class Recorder:
     def _against_roofline(
         self, measurement: Measurement, estimate: statistics.Estimate | None, threshold: Gate | None
     ) -> tuple[dict[str, Any], str | None]:
-        """What bounds a decode rate, how much was reached (`MetricReport`), and what is wrong."""
+        """What bounds a decode rate and how much of that was reached, as `MetricReport` has it;
+        and what is wrong when it is too high."""
         depth, box = roofline.depth_of(measurement.name), self.box
         costs = box.costs(depth) if box is not None and depth is not None else None
         if box is None or costs is None or box.model is None:

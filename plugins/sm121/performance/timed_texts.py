@@ -1,6 +1,7 @@
-"""What timed requests say is what the server says to the same prompts when nobody times it. They
-ask for neither ids nor log-probabilities, which would cost time. A prompt is asked again: whole
-with log-probabilities; for one token; and with a part of it changed, which must change them."""
+"""What timed requests say is what the server says to the same prompts when nobody times it. A timed
+request asks for neither ids nor log-probabilities, which would cost time. Its prompt is asked again
+in other forms: whole and with log-probabilities; for one token without the fields of a timed
+request; and with a part of it changed, which must change the log-probabilities."""
 
 import bisect
 import json

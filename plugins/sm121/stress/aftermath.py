@@ -125,8 +125,9 @@ def compare_throughput(
     """Read until the server is as fast as before, within a bound; gives a line that says so. On a
     CPU that others use the clock says little: there the tokens for each second of processor time
     may show it. `take`: takes a reading; `allowed`: share of the rate that may be lost; `on_cpu`:
-    the server computes there; `max_other_load`: share of the CPU that others may take where it is
-    slow. Raises UnderLoad: it is slower, by several readings; Inconclusive: others took more."""
+    the server computes there; `max_other_load`: share of the CPU that others may take where the
+    server is found slow. Raises UnderLoad: it is slower, by several readings; Inconclusive: so it
+    is, and others took more of the CPU than that."""
     for attempt in range(_READINGS):
         if attempt:
             time.sleep(_WAIT_BETWEEN_READINGS_S)

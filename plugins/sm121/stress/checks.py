@@ -1,5 +1,6 @@
 """What is required of each answer of a load, and of a load as a whole; and what can be wrong, each
-with who to ask (``fixtures/stress/faults.toml``): the class of a crash without a logged cause."""
+with who to ask (``fixtures/stress/faults.toml``). The class of a crash bundle comes from here where
+the server's own log has no cause."""
 
 import statistics
 from collections.abc import Sequence

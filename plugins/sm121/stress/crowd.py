@@ -1,7 +1,8 @@
 """Many more requests at once than the server runs, of all kinds: each answer is its own. Every
 request is asked alone first. In the crowd its answer must be the same, or within the bound where
-tokens have log-probabilities. Where arithmetic may fork and they have none, only the whole answer
-to another request is detected. Between them are samples of one token (`Sampler.far`)."""
+tokens have log-probabilities. Where arithmetic may fork and they have none (streams of chats,
+responses), only the whole answer to another request is detected. Between them are samples of one
+token, for what is sampled wrongly only while others run: `Sampler.far` judges them."""
 
 import functools
 import itertools
@@ -75,7 +76,8 @@ _AT_MOST = 512
 #: Requests of each kind that differ, and the first of their prompts: others of the set are so sure
 #: to go on that hot samples are like greedy ones.
 _PROMPTS, _FIRST = 3, 4
-#: Tokens of a long prompt, of the next so many more; begins the name of those that share a start.
+#: Tokens of a long prompt, and so many more of the next; and begins the name of those that share
+#: their beginning.
 _LONG, _LONGER, _SHARED = 400, 80, "one beginning"
 Change = Callable[[str], dict[str, Any]]
 #: Sampling that leaves the likeliest token alone, each in another way (the first is of OpenAI's own
@@ -89,7 +91,8 @@ _SAMPLED: dict[Name | None, dict[str, Any]] = {
 _BIAS: dict[str, Any] = {"logit_bias": {str(token): 50 for token in range(1000, 1020)}}
 _OFTEN = _BIAS | {"frequency_penalty": 2.0}
 _STOP: tuple[Name, Change] = ("stop", lambda word: {"stop": [word]})
-#: What changes a greedy answer, by its first word; an ignored penalty gives the row before.
+#: What makes another answer of a greedy one, by the word that it begins with. Where a penalty is
+#: ignored, the answer is that of the row before.
 _CHANGED: list[tuple[Name, Change]] = [
     ("logit_bias", lambda _word: _BIAS),
     ("penalties", lambda _word: _OFTEN),
@@ -109,7 +112,8 @@ def size(times: int, places: int) -> int:
 
 @dataclass
 class Crowd:
-    """Makes the requests of a crowd, and compares their answers with those given alone."""
+    """Makes the requests of a crowd, and compares their answers with those given alone. `client`:
+    asks alone; `tokens`: of an answer."""
 
     shapes: Shapes
     client: LoadClient
@@ -125,7 +129,8 @@ class Crowd:
     def jobs(self, count: int, *, often: bool = False) -> list[Job]:
         """So many requests, of all kinds in turn, and samples between them; of neighbours each has
         another prompt. `often`: without what is judged by chance, or by another's text alone.
-        Raises UnderLoad: one of them alone is not answered; NotRun: the server refuses all."""
+        Raises UnderLoad: one of them alone is not answered; NotRun: the server refuses all
+        kinds."""
         turns = [job for job in self._turns if not (often and job.name.startswith("changed"))]
         jobs = [*itertools.islice(itertools.cycle(turns), count)]
         for number, job in enumerate([] if often else self.samples.jobs()):

@@ -1,5 +1,6 @@
-"""Short prompts that join requests which decode, one at a time: a step holds both then. In it the
-GB10 effort's own build dies replaying a CUDA graph (eugr/spark-vllm-docker#31)."""
+"""Short prompts that join requests which decode, one at a time: a step holds both then. It is the
+load in which the GB10 effort's own build dies in the replay of a CUDA graph
+(eugr/spark-vllm-docker#31: a prompt of 320 to 643 new tokens joins five)."""
 
 import random
 import time
@@ -45,7 +46,8 @@ class Joining:
     _target: int = 0
     _rises: bool = False
     _tokens: int = SHORTEST
-    #: Those that decode on have so many times more tokens: one ended before all places were taken.
+    #: Those that decode on answer with so many times more tokens: one ended before all places
+    #: were taken.
     _longer: int = 1
     _ended_early: bool = False
     _random: random.Random = field(default_factory=lambda: random.Random(121))
@@ -73,7 +75,8 @@ class Joining:
         return [n for n in range(1, self.most + 1) if n not in reached]
 
     def require_all(self) -> None:
-        """Go on only if each number came about, by the counters. Raises NotRun, Inconclusive."""
+        """Go on only if each number came about, by the server's own counters. Raises NotRun: it
+        does not count them; Inconclusive: not all did."""
         if not self.counts:
             raise NotRun("how many requests ran is not known: /metrics has no counter of them")
         if missing := ", ".join(map(str, self.missing())):

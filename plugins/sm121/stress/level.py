@@ -42,9 +42,10 @@ class Stress:
     """One server under load, from the reading of its throughput before any load until `close`. The
     sizes and limits are the profile's (``[stress]``). A load returns when every answer of it is
     right; else it raises `UnderLoad`, with all that is wrong. `harness`: told of the server's state
-    by `Harness.load`; memory.json and soak.json go to its directory. `bound`: how far an answer may
-    be from the one that its prompt has alone (default: the profile's for the server's dtype).
-    Raises NotRun: the server cannot do what all loads need; UnderLoad: one request is too much."""
+    by `Harness.load`; memory.json and soak.json go to its directory. `bound`: how far an answer
+    may be from the one that its prompt has alone (default: the profile's for the server's dtype).
+    Raises NotRun: the server cannot do what all loads need, or does not stream; UnderLoad: it does
+    not even answer one request at a time."""
 
     def __init__(
         self,
@@ -128,7 +129,8 @@ class Stress:
         )
 
     def long_generation(self) -> None:
-        """One long answer. Each part is asked for again after all before it: the same must come."""
+        """One long answer. Each part of it is asked for again, after all that is before it: the
+        same tokens must come, and the same text."""
         tokens = int(self._sizes.long_generation_tokens.value)
         require_context(self._server.context_tokens(), 32, tokens)  # its prompt is a short one
         job = self.shapes.long(tokens, aftermath.TOKENS)
@@ -284,7 +286,8 @@ class Stress:
         self.throughput_holds()
 
     def restarted_under_load(self) -> None:
-        """Stopped in the middle of a load: clients learn of it, and the next start answers."""
+        """Stopped in the middle of a load: clients learn of it at once, nothing is left, and the
+        next start answers as the last one did."""
         pool = self._harness.pool
         if pool is None or pool.current is None:
             raise NotRun("an attached server is not restarted: it is somebody else's")

@@ -34,7 +34,8 @@ def under_load(
     before; `learned_within_s`: how long a client may wait in silence after the stop; `excuse`: that
     this release leaves those in silence whose requests its engine had. Returns: how the clients
     learned of it, a line. Raises AssertionError: a client waits for too long, or something of the
-    server is left; UnderLoad: an answer is wrong; Inconclusive: none or all were under way."""
+    server is left; UnderLoad: an answer is wrong; Inconclusive: no request was under way when the
+    server was stopped, or all were."""
     load, stopped_at, log = _stopped(harness, client, jobs, concurrency, before_stop)
     faults = checks.faults(load, bound, stopped_at=stopped_at)
     if faults := [fault for fault in faults if fault.kind not in _BROKEN_OFF]:

@@ -193,7 +193,8 @@ def cache_blocks(endpoint: Endpoint) -> tuple[int, int]:
 
 
 class Pressure(NamedTuple):
-    """A load that fills a KV cache: all are let in, and grow by more than is free. In tokens."""
+    """A load that fills a KV cache: all requests are let in, and grow by more than is free then.
+    Tokens of each prompt, and of each answer."""
 
     prompt: int
     answer: int

@@ -32,7 +32,8 @@ class PrefillRate(Metric):
         return f"pp{cell.server.plan.prompt_tokens}{cell.suffix}@d{cell.depth}"
 
     def samples(self, cell: MeasuredCell) -> list[float]:
-        """One of each request; of several streams, one a round. Raises Inapplicable: some wait."""
+        """One of each request; of several streams, one a round. Raises Inapplicable: some wait
+        until others have decoded."""
         if cell.queued:
             raise Inapplicable(
                 f"{cell.concurrency} prompts are not computed at the same time: the server was "
@@ -65,7 +66,8 @@ def prefill_rate(answer: TimedAnswer, clock: Clock) -> float:
 
 
 def common_prefill_rate(answers: Sequence[TimedAnswer], clock: Clock) -> float:
-    """Prompt tokens of streams side by side over the time to all first tokens; 0 of a failure."""
+    """Prompt tokens of streams side by side over the time until all of them have a first token. A
+    failed one makes it nothing."""
     streams = [timing.arrivals(answer, clock) for answer in answers if answer.ok]
     if len(streams) < len(answers) or not all(streams):
         return 0.0

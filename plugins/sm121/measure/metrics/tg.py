@@ -117,7 +117,8 @@ class DecodeRate(Metric):
         cell.gather(0, readings=samples, tokens=self.tokens)
 
     def gather_at_the_end(self, cell: MeasuredCell, rounds: int) -> None:
-        """Where a gate looked at as many answers of all lengths, those of this one may be slow."""
+        """Where a gate looked at as many answers of all lengths, those of this length may be the
+        slow ones."""
         readings = gate.STEADY_LOOK if self.of(cell).rounds >= gate.STEADY_LOOK else 0
         cell.gather(rounds, readings=readings, tokens=self.tokens)
 
