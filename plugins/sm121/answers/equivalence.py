@@ -1,6 +1,7 @@
 """The same prompt asked in another way has the same answer: in a batch, from the prefix cache, in
 chunks of prefill, streamed, as token ids, a token at a time, again, and after others have hung up.
-Tokens are equal where the engine promises it; else both of two equally likely ones are right."""
+Tokens are equal where the engine promises it; else they are judged within the noise, and both ways
+are right where two tokens are equally likely."""
 
 import itertools
 import time

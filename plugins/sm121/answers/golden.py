@@ -108,10 +108,15 @@ class GoldenComparison:
             name, first = wrong[0]
             evidence = f"the first of {len(wrong)} that differ"
             facts += noted(of(f"prompt {name!r}", [first]), evidence)
-        mean, most = self.mean_divergence, bound.mean_divergence
-        if not mean <= most:  # NaN is no agreement
-            fact = Fact("a mean KL divergence of at most", value=mean, limit=most, unit="nats")
-            facts.append(fact)
+        if not self.mean_divergence <= bound.mean_divergence:  # NaN is no agreement
+            facts.append(
+                Fact(
+                    "a mean KL divergence of at most",
+                    value=self.mean_divergence,
+                    limit=bound.mean_divergence,
+                    unit="nats",
+                )
+            )
         if self.top1 < bound.top1_at_least:
             share, least = 100 * self.top1, 100 * bound.top1_at_least
             facts.append(Fact("of the golden tokens at least", value=share, limit=least, unit="%"))
@@ -220,7 +225,8 @@ def record(asker: Asker, prompts: PromptSet, **about: Any) -> GoldenFile:
     answers = []
     for prompt in prompts.prompts:
         answer = ask(asker, prompt.text, prompt.tokens)
-        _hold_fit(prompt, answer.text, positions := asker.positions(answer))
+        positions = asker.positions(answer)
+        _hold_fit(prompt, answer.text, positions)
         golden = GoldenAnswer(
             name=prompt.name, prompt_ids=answer.prompt_ids, text=answer.text, positions=positions
         )

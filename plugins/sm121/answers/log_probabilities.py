@@ -179,7 +179,8 @@ def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, nam
 
 
 def dtype_of(server: Server, profile: Profile) -> str:
-    """The dtype that the engine was started with; of an attached one, that of the profile's."""
+    """The dtype that the engine was started with; of an attached one, that of the profile's
+    configuration under test."""
     return read_arguments(profile.arguments_of(server.configuration)).get("dtype", "auto")
 
 
@@ -371,8 +372,13 @@ def compare(observed: Sequence[float], expected: Sequence[float]) -> Difference:
     errors = [error if math.isfinite(error) else math.inf for error in errors]
     likely = [e for e, value in zip(errors, expected, strict=True) if value > _LIKELY] or [0.0]
     worst = max(range(len(errors)), key=errors.__getitem__)
-    mean, likely_mean = math.fsum(errors) / len(errors), math.fsum(likely) / len(likely)
-    return Difference(errors[worst], mean, worst + 1, max(likely), likely_mean)
+    return Difference(
+        max_abs=errors[worst],
+        mean_abs=math.fsum(errors) / len(errors),
+        worst_position=worst + 1,
+        likely_max_abs=max(likely),
+        likely_mean_abs=math.fsum(likely) / len(likely),
+    )
 
 
 @dataclass(frozen=True)

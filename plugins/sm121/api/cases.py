@@ -99,9 +99,13 @@ def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
         )
     by_path = needed(case.path, {}) if case.path in (COMPLETIONS, CHAT, RESPONSES) else ()
     api.capabilities.require(*case.needs, *by_path)
-    path, within_s = case.path.replace("%MODEL%", api.model), shipped().answer_within_s
-    content = _content(api, case, body) if case.method == "POST" else None
-    exchange = api.send(case.method, path, content, key=case.key, timeout_s=within_s)
+    exchange = api.send(
+        case.method,
+        case.path.replace("%MODEL%", api.model),
+        _content(api, case, body) if case.method == "POST" else None,
+        key=case.key,
+        timeout_s=shipped().answer_within_s,
+    )
     problem = _judge_answer(case, exchange)
     reply = exchange.observed
     well, after = _sentinel(api)

@@ -75,7 +75,8 @@ def of_a_stream_are_whole(chunks: stream.Stream) -> None:
 
 
 def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
-    """At temperature 0 no token is less likely than another listed one: of open texts, or chats."""
+    """At temperature 0 no token is less likely than another one that is listed: after texts which
+    can go on in many ways, or in 48 chats."""
     options: Json = {"max_tokens": 24, "logprobs": 2}
     if in_chats:
         options = {"max_tokens": 16, "logprobs": True, "top_logprobs": 2}

@@ -58,8 +58,9 @@ class Sdk:
         chat = self.chat(correctness.chats[0].question, correctness.max_answer_tokens)
         complete = chat.choices[0].message.content and chat.usage.total_tokens > 0
         require(complete, "content and usage", chat)
-        create = self.client.completions.create
-        text = create(model=self.model, prompt=PROMPT, max_tokens=4, temperature=0.0)
+        text = self.client.completions.create(
+            model=self.model, prompt=PROMPT, max_tokens=4, temperature=0.0
+        )
         complete = text.choices[0].text and text.usage and text.usage.completion_tokens <= 4
         require(complete, "text", text)
 

@@ -95,14 +95,15 @@ class Speculation:
         for name, entries in self._judged.items():
             for number, (token, position, top) in enumerate(entries):
                 reported, prefilled = position.log_probability, top.get(token, -math.inf)
-                off, most = abs(reported - prefilled), self.bound.max_abs
-                worst = max(worst, off)
+                difference = abs(reported - prefilled)
+                worst = max(worst, difference)
                 require(
-                    off <= most,
+                    difference <= self.bound.max_abs,
                     "a log-probability that differs from that of a prefill by at most",
-                    about=f"{name!r}: token {number} ({token})",
-                    value=off,
-                    limit=most,
+                    "",
+                    f"{name!r}: token {number} ({token})",
+                    value=difference,
+                    limit=self.bound.max_abs,
                     unit="nats",
                     evidence=f"{reported:.4g} for {prefilled:.4g}",
                 )
@@ -134,11 +135,15 @@ class Speculation:
             # Half of the error rate is for what is counted over all places.
             alike = SLICE * len(_KINDS) if where.startswith(_ALL) else len(tally)
             allowed = promised.allowed(count.variance, ERROR_RATE / 2 / alike)
-            off, required = abs(count.hits - count.expected), f"{_SAMPLES}, off by at most"
-            evidence = f"{count}; chance of a false alarm {ERROR_RATE:g}"
-            about = f"{where}, {label}"
+            off, rate = abs(count.hits - count.expected), f"chance of a false alarm {ERROR_RATE:g}"
             require(
-                off <= allowed, required, "", about, value=off, limit=allowed, evidence=evidence
+                off <= allowed,
+                f"{_SAMPLES}, off by at most",
+                "",
+                f"{where}, {label}",
+                value=off,
+                limit=allowed,
+                evidence=f"{count}; {rate}",
             )
         return f"sampled tokens follow the target in {len(tally)} comparisons"
 

@@ -199,8 +199,9 @@ class LoadClient:
                         continue
                     wait_s = _LOOK_EVERY_S if job is None else min(_LOOK_EVERY_S, job)
                     if tasks:
-                        first = asyncio.FIRST_COMPLETED
-                        ended, _ = await asyncio.wait(tasks, timeout=wait_s, return_when=first)
+                        ended, _ = await asyncio.wait(
+                            tasks, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED
+                        )
                     else:
                         await asyncio.sleep(wait_s)
                         ended = set()

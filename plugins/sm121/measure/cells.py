@@ -1,6 +1,5 @@
 """Cells of the measuring plan: requests of one shape, from which the metrics are computed."""
 
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,7 +88,7 @@ class MeasuredServer:
     def cell(self, depth: int, concurrency: int = 1) -> "MeasuredCell":
         """The cell of a depth and a number of streams. It is measured once, with all its rounds."""
         key = depth, concurrency
-        return self.cells.setdefault(key, MeasuredCell(self, *key))
+        return self.cells.setdefault(key, MeasuredCell(self, depth, concurrency))
 
     def request(
         self, prompt_tokens: int, tokens: int, *, text: str = "", ids: bool = False
@@ -374,8 +373,9 @@ class MeasuredCell:
     ) -> TimedBatch:
         texts = self.server.prompts.texts
         names = texts if streams == 1 else (texts * streams)[:streams]
-        make = self.server.request
-        requests = [make(self.prompt_tokens, tokens, text=name, ids=ids) for name in names]
+        requests = [
+            self.server.request(self.prompt_tokens, tokens, text=name, ids=ids) for name in names
+        ]
         endpoint, sender = self.server.endpoint, self.server.sender
         before = counters.fetch(endpoint) if self.server.prompts.natural else None
         batches: list[TimedBatch] = []
@@ -460,11 +460,12 @@ class MeasuredCell:
     def _write(self) -> None:
         """Keep the raw answers, in a file of this cell's own: d0-c1.jsonl, then d0-c1-2.jsonl."""
         if self.records is None:
-            folder, stem = self.server.directory, f"d{self.depth}-c{self.concurrency}"
-            folder.mkdir(parents=True, exist_ok=True)
-            names = itertools.chain([stem], (f"{stem}-{n}" for n in itertools.count(2)))
-            paths = (folder / f"{name}.jsonl" for name in names)
-            self.records = next(path for path in paths if not path.exists())
+            stem, number = f"d{self.depth}-c{self.concurrency}", 1
+            self.server.directory.mkdir(parents=True, exist_ok=True)
+            self.records = self.server.directory / f"{stem}.jsonl"
+            while self.records.exists():
+                number += 1
+                self.records = self.server.directory / f"{stem}-{number}.jsonl"
         with self.records.open("w", encoding="utf-8") as stream:
             kinds = {"long": self.answers, "short": self.short, "left_out": self.left_out}
             for kind, answers in kinds.items():

@@ -3,7 +3,6 @@
 import math
 import time
 import tomllib
-from collections import defaultdict
 from dataclasses import dataclass, field
 from importlib.resources import files
 
@@ -14,7 +13,7 @@ _FILE = files("sm121.fixtures") / "counters.toml"
 _NAMES: dict[str, list[str]] = tomllib.loads(_FILE.read_text("utf-8"))
 _OUR_NAMES = {counter: name for name, names in _NAMES.items() for counter in names}
 #: One sample a position of the draft, by its label.
-_BY_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+_BY_POSITION = ("vllm:spec_decode_num_accepted_tokens_per_pos_total",)
 #: The counters are written by the engine's loop, shortly after the answer's last byte.
 _SETTLE_WITHIN_S = 2.0
 
@@ -45,9 +44,9 @@ def names(engine: str) -> set[str]:
 
 def read(text: str) -> Counters:
     """The counters in a Prometheus exposition, summed over engines and models."""
-    values: defaultdict[str, float] = defaultdict(float)
+    values: dict[str, float] = {}
     for name, _, value, _ in metrics.samples_of(text, _OUR_NAMES.__contains__):
-        values[_OUR_NAMES[name]] += value
+        values[_OUR_NAMES[name]] = values.get(_OUR_NAMES[name], 0.0) + value
     finite = {name: value for name, value in values.items() if math.isfinite(value)}
     return Counters(finite, frozenset(values.keys() - finite.keys()))
 
@@ -61,12 +60,15 @@ def fetch(endpoint: Endpoint) -> Counters | None:
 
 def fetch_quiet(endpoint: Endpoint) -> Counters | None:
     """The counters once they stand still: what was done before is in them."""
-    deadline, now = time.monotonic() + _SETTLE_WITHIN_S, fetch(endpoint)
-    before: Counters | None = None
-    while now is not None and now != before and time.monotonic() <= deadline:
+    deadline = time.monotonic() + _SETTLE_WITHIN_S
+    before = fetch(endpoint)
+    while before is not None:
         time.sleep(0.1)
-        before, now = now, fetch(endpoint)
-    return now
+        now = fetch(endpoint)
+        if now is None or now == before or time.monotonic() > deadline:
+            return now
+        before = now
+    return None
 
 
 def fetch_settled(endpoint: Endpoint, before: Counters | None, generated: int) -> Counters | None:
@@ -125,9 +127,14 @@ def drafted(endpoint: Endpoint) -> Drafted | None:
     values = read(text).values
     if "drafts" not in values:
         return None
-    accepted: defaultdict[int, float] = defaultdict(float)
-    for _, labels, value, _ in metrics.samples_of(text, _BY_POSITION.__eq__):
+    accepted: dict[int, float] = {}
+    for _, labels, value, _ in metrics.samples_of(text, _BY_POSITION.__contains__):
         if labels.get("position", "").isdigit():
-            accepted[int(labels["position"])] += value
-    tokens, whole = values.get("draft_tokens", 0.0), values.get("accepted_tokens", 0.0)
-    return Drafted(values["drafts"], tokens, whole, tuple(accepted[n] for n in sorted(accepted)))
+            position = int(labels["position"])
+            accepted[position] = accepted.get(position, 0.0) + value
+    return Drafted(
+        values["drafts"],
+        values.get("draft_tokens", 0.0),
+        values.get("accepted_tokens", 0.0),
+        tuple(accepted[position] for position in sorted(accepted)),
+    )

@@ -418,8 +418,14 @@ def _threshold(gate: Gate) -> tuple[float, bool]:
 
 def _fact(gate: Gate, estimate: Estimate, evidence: str) -> Fact:
     threshold, higher = _threshold(gate)
-    fact = Fact("at least" if higher else "at most", about=gate.metric, evidence=evidence)
-    return replace(fact, value=estimate.value, limit=threshold, unit=gate.unit)
+    return Fact(
+        "at least" if higher else "at most",
+        about=gate.metric,
+        value=estimate.value,
+        limit=threshold,
+        unit=gate.unit,
+        evidence=evidence,
+    )
 
 
 def _describe(estimate: Estimate) -> str:

@@ -65,7 +65,8 @@ def judge(
     first = int(len(values) * _WARM_UP)
     steady = values[first:]
     points = [(x, y) for x, y in zip(requests[first:], steady, strict=True) if y is not None]
-    x, y = np.asarray(points, dtype=float).reshape(-1, 2).T
+    x = np.asarray([point[0] for point in points], dtype=float)
+    y = np.asarray([point[1] for point in points], dtype=float)
     growth = Growth(
         quantity=quantity,
         samples=len(y),

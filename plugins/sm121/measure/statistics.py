@@ -38,8 +38,13 @@ def estimate(samples: Sequence[float]) -> Estimate:
     if count == 1:
         return Estimate(middle, None, None, None, 1)
     rank, coverage = median_ranks(count)
-    low, high = float(values[rank]), float(values[count - 1 - rank])
-    return Estimate(middle, low, high, min(CONFIDENCE, coverage), count)
+    return Estimate(
+        value=middle,
+        ci_low=float(values[rank]),
+        ci_high=float(values[count - 1 - rank]),
+        confidence=min(CONFIDENCE, coverage),
+        rounds=count,
+    )
 
 
 def estimate_mean(samples: Sequence[float]) -> Estimate:
@@ -83,10 +88,14 @@ def estimate_quantile(samples: Sequence[float], fraction: float) -> Estimate:
     tail = (1.0 - CONFIDENCE) / 2.0
     low = _binomial_quantile(tail, count, fraction) - 1
     high = _binomial_quantile(1.0 - tail, count, fraction)
-    ci_low = float(values[low]) if low >= 0 else None
-    ci_high = float(values[high]) if high < count else None
-    confidence = CONFIDENCE if low >= 0 and high < count else None
-    return Estimate(quantile(samples, fraction), ci_low, ci_high, confidence, count)
+    whole = low >= 0 and high < count
+    return Estimate(
+        value=quantile(samples, fraction),
+        ci_low=float(values[low]) if low >= 0 else None,
+        ci_high=float(values[high]) if high < count else None,
+        confidence=CONFIDENCE if whole else None,
+        rounds=count,
+    )
 
 
 def ratio_interval(

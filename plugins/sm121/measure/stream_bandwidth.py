@@ -1,5 +1,6 @@
-"""How fast memory is read and matrices are multiplied, by numpy on a CPU or torch on a GPU.
-Decoding reads every active weight once per token: its bound is a read. Matrices bound prefill."""
+"""How fast memory is read and matrices are multiplied, on the CPU (numpy) or a GPU (torch).
+Decoding reads every active weight once per token: its bound is how fast memory can be read, not
+copied, so the read is a reduction. The rate of matrices bounds prefill."""
 
 import os
 import time

@@ -96,9 +96,14 @@ def score(
     del states
     if going := [i for i, text in enumerate(texts) if text.more]:
         follows = [texts[i].follows for i in going]
-        leaders = [n if leader is None else going.index(leader) for n, leader in enumerate(follows)]
-        of_models, starts = [models[i] for i in going], [results[i] for i in going]
-        on = _go_on(of_models, leaders, starts, past, longest, say)
+        on = _go_on(
+            [models[i] for i in going],
+            [n if leader is None else going.index(leader) for n, leader in enumerate(follows)],
+            [results[i] for i in going],
+            past,
+            longest,
+            say,
+        )
         for i, scores in zip(going, on, strict=True):
             results[i] = scores
     state.remove()

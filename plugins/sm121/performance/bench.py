@@ -223,9 +223,14 @@ class PerformanceChecks:
         measurement = bench.read(metric, cell)
         if metric.unit == "tok/s":
             bench.recorded[measurement.name] = metric, cell
-        measuring, again = plan.measuring, more if bench.tails or not metric.is_tail else None
-        bound = measuring.tail_requests if metric.is_tail else measuring.maximum_rounds
-        self.record(measurement, again, maximum_rounds=bound)
+        measuring = plan.measuring
+        self.record(
+            measurement,
+            more if bench.tails or not metric.is_tail else None,
+            maximum_rounds=(
+                measuring.tail_requests if metric.is_tail else measuring.maximum_rounds
+            ),
+        )
 
     def visible_time(self, questions: Sequence[str], tokens: int) -> None:
         """ttft_visible_p50: the first text of the answer proper, in milliseconds. The questions are
@@ -248,9 +253,18 @@ class PerformanceChecks:
                 findings.against("no_visible_text", f"{events}, none with content")
             samples.append(visible_ms if answer.ok and visible_ms is not None else timing.NEVER)
             reasoning.append(sum(chunk.text and not chunk.visible for chunk in answer.chunks))
-        extra = {"reasoning_chunks": reasoning, "cold": False, "retries": retries}
-        of_time: dict[str, Any] = {"unit": "ms", "higher_is_better": False, "quantile": 0.5}
-        self._record("ttft_visible_p50", samples, findings, extra=extra, **of_time)
+        self.record(
+            Measurement(
+                name="ttft_visible_p50",
+                unit="ms",
+                samples=samples,
+                higher_is_better=False,
+                quantile=0.5,
+                invalid=[*findings.invalid, *self.bench.off_path()],
+                unproven=findings.unproven,
+                extra={"reasoning_chunks": reasoning, "cold": False, "retries": retries},
+            )
+        )
 
     def chat_rate(self, chats: TimedChats | None, required: Gate | None) -> None:
         """tg_chat: tokens a second of chats as users have them, from the request to its end, by
@@ -270,9 +284,17 @@ class PerformanceChecks:
         samples = [1e3 * (a.completion_tokens or 0) / timing.e2e_ms(a) for a in answers]
         last = cell.answers[-len(answers) :]
         beside = [timing.decode_rate(answer, cell.counted_by) for answer in last]
-        extra = {"tokens": [a.completion_tokens for a in answers], "beside": beside}
-        of_rate: dict[str, Any] = {"unit": "tok/s", "higher_is_better": True}
-        self._record("tg_chat", samples, findings, extra=extra, **of_rate)
+        self.record(
+            Measurement(
+                name="tg_chat",
+                unit="tok/s",
+                samples=samples,
+                higher_is_better=True,
+                invalid=[*findings.invalid, *self.bench.off_path()],
+                unproven=findings.unproven,
+                extra={"tokens": [a.completion_tokens for a in answers], "beside": beside},
+            )
+        )
         if findings.invalid:
             return  # measured on a busy machine: it holds for nothing
         rate = min(median(samples), max(samples[::2]), max(samples[1::2]))
@@ -311,14 +333,6 @@ class PerformanceChecks:
                 return answers
         length = f"with {chats.at_least} tokens or more by usage"
         raise Inconclusive(f"{len(answers)} of {2 * rounds} chats ended {length}")
-
-    def _record(
-        self, name: str, samples: list[float], findings: validity.Findings, **fields: Any
-    ) -> None:
-        invalid, unproven = [*findings.invalid, *self.bench.off_path()], findings.unproven
-        self.record(
-            Measurement(name=name, samples=samples, invalid=invalid, unproven=unproven, **fields)
-        )
 
     def acceptance(self, drafted: counters.Drafted, position: int) -> None:
         """acceptance@P, in percent of the drafts. Raises Inapplicable: drafts are shorter, or

@@ -162,8 +162,9 @@ class RunBox:
         if (elsewhere := self.elsewhere) is not None:
             report.state, report.reason = BoxState.UNKNOWN.value, elsewhere
             return
-        reference, load_during = self.harness.profile.box, self._load_during
-        judgement = box.judge(reference, self.before, self.after, load_during=load_during)
+        judgement = box.judge(
+            self.harness.profile.box, self.before, self.after, load_during=self._load_during
+        )
         self.refuted = judgement.refuted
         report.state, report.reason = judgement.state.value, self.harness.redact(judgement.reason)
         report.before, report.after = self.before, self.after

@@ -83,10 +83,13 @@ class Recorder:
         against = [*map(str, measurement.invalid), *([above_roofline] if above_roofline else [])]
         if not against and estimate is None:
             against.append("no_samples: nothing was measured")
-        refuted = self.box.refuted if self.box is not None else frozenset()
-        has_gate, reason = threshold is not None, file.box.reason
         verdict, fact = gate.conclude(
-            measurement, decision, gated=has_gate, against=against, refuted=refuted, box=reason
+            measurement,
+            decision,
+            gated=threshold is not None,
+            against=against,
+            refuted=self.box.refuted if self.box is not None else (),
+            box=file.box.reason,
         )
         if fact and verdict is Verdict.FAIL and (why := memory.get("out_of_reach")):
             (fact,) = noted([fact], f"it reads {why}")

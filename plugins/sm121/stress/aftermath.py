@@ -109,9 +109,13 @@ def read_throughput(
         raise verdict.NotRun("no rate: the answers came in one piece")
     pids = {process.pid for process in processes()}
     server_s = ended.seconds_of(pids) - began.seconds_of(pids)
-    per_cpu_s, other_load = load.tokens / max(server_s, 1e-9), ended.since(began)[0]
-    rate, waited_s = statistics.median(rates), waited_s - waited_before_s
-    return ThroughputReading(rate, load.tokens, per_cpu_s, waited_s, other_load)
+    return ThroughputReading(
+        rate=statistics.median(rates),
+        tokens=load.tokens,
+        per_cpu_s=load.tokens / max(server_s, 1e-9),
+        waited_s=waited_s - waited_before_s,
+        other_load=ended.since(began)[0],
+    )
 
 
 def compare_throughput(

@@ -212,8 +212,9 @@ class Crowd:
         if can("several_choices"):
             kinds["two completions"] = lambda n: self._completion(n, n=2, **self._sampling(n))
         if can("token_prompts") and can("token_ids"):
-            of_length = self.shapes.of_length
-            kinds["long prompt"] = lambda n: of_length(_LONG + n * _LONGER, self.tokens, turn=n)
+            kinds["long prompt"] = lambda n: self.shapes.of_length(
+                _LONG + n * _LONGER, self.tokens, turn=n
+            )
             kinds[_SHARED] = self._shared
         biased = {"logit_bias", "penalties"} if not can("logit_bias") else set()
         changed = [options for name, options in _CHANGED if can(name) and name not in biased]

@@ -150,9 +150,13 @@ class Stress:
     def arriving(self, kind: shapes.Arrival) -> None:
         """Requests of all lengths, arriving in one of the ways in which users do."""
         count = int(self._sizes.mixed_requests.value)
-        jobs, name = self._take(self.shapes.mixed, count), f"mixed lengths, {kind} arrivals"
-        when = shapes.moments(kind, count, self._sizes.arrivals_per_s.value)
-        self._play(name, jobs, concurrency=self._streams, arrivals=when, tails=False)
+        self._play(
+            f"mixed lengths, {kind} arrivals",
+            self._take(self.shapes.mixed, count),
+            concurrency=self._streams,
+            arrivals=shapes.moments(kind, count, self._sizes.arrivals_per_s.value),
+            tails=False,
+        )
 
     def crowd(self, times: int) -> None:
         """Requests of all kinds at once, so many times as many as the server has places."""
@@ -263,9 +267,14 @@ class Stress:
             if faults:
                 failed.append(error := UnderLoad(f"soak, round {number}", faults, len(jobs)))
                 faults = error.faults
-            began_s, texts = round(load.started - self.timeline.began, 1), list(map(str, faults))
-            seconds = round(load.seconds, 3)
-            return soak.Round(number, began_s, len(jobs), load.tokens, seconds, texts)
+            return soak.Round(
+                number,
+                round(load.started - self.timeline.began, 1),
+                len(jobs),
+                load.tokens,
+                round(load.seconds, 3),
+                [str(fault) for fault in faults],
+            )
 
         def write(record: dict[str, Any]) -> None:
             nonlocal next_memory
@@ -293,17 +302,29 @@ class Stress:
             raise NotRun("an attached server is not restarted: it is somebody else's")
         # More than can have ended when the stop arrives, also of a server that is very fast.
         jobs = self._take(self.shapes.short, 10 * int(self._sizes.load_requests.value))
-        load = self._harness, self.client, jobs, self._streams, self._bound
-        learned_within_s = self._sizes.stop_learned_within_s.value
-        excuse = self._capabilities.deviation("restart-under-load", "silent")
-        self._say(restart.under_load(*load, self.timeline.stop, learned_within_s, excuse))
+        line = restart.under_load(
+            self._harness,
+            self.client,
+            jobs,
+            self._streams,
+            self._bound,
+            self.timeline.stop,
+            self._sizes.stop_learned_within_s.value,
+            self._capabilities.deviation("restart-under-load", "silent"),
+        )
+        self._say(line)
+
+    # What must hold afterwards.
 
     def throughput_holds(self) -> None:
         """As fast as before all load, within the profile's bound."""
-        box, on_cpu = self._harness.profile.box, self._harness.arch == architecture.CPU
-        most, allowed = box.max_other_load if box else 0.25, self._sizes.throughput_drop.value
+        box = self._harness.profile.box
         line = aftermath.compare_throughput(
-            self._before, self._read_throughput, allowed=allowed, on_cpu=on_cpu, max_other_load=most
+            self._before,
+            self._read_throughput,
+            allowed=self._sizes.throughput_drop.value,
+            on_cpu=self._harness.arch == architecture.CPU,
+            max_other_load=box.max_other_load if box else 0.25,
         )
         self._say(line)
 
@@ -356,17 +377,27 @@ class Stress:
         return self._play(name, jobs, concurrency=self._streams)
 
     def _play(
-        self, name: str, jobs: Sequence[Job], *, tails: bool = True, **shape: Any
+        self,
+        name: str,
+        jobs: Sequence[Job],
+        *,
+        concurrency: int,
+        arrivals: Sequence[float] | None = None,
+        tails: bool = True,
+        preempts: bool = False,
     ) -> LoadResult:
-        load = self.client.run(jobs, **shape)
+        load = self.client.run(jobs, concurrency=concurrency, arrivals=arrivals, preempts=preempts)
         if faults := self._faults(load, tails=tails):
             raise UnderLoad(name, faults, len(jobs))
         return load
 
     def _faults(self, load: LoadResult, *, tails: bool) -> list[Fault]:
-        faults, sizes = checks.faults(load, self._bound), self._sizes
-        tail = checks.slow_tail(load, sizes.tail_factor.value, sizes.tail_floor_s.value)
-        faults += [tail] if tails and tail is not None else []
+        faults = checks.faults(load, self._bound)
+        if tails:
+            tail = checks.slow_tail(
+                load, self._sizes.tail_factor.value, self._sizes.tail_floor_s.value
+            )
+            faults += [tail] if tail is not None else []
         return faults or self._kept()
 
     def _crowded(self, times: int) -> int:
