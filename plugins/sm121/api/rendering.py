@@ -282,7 +282,12 @@ def _hold(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) ->
     if case.response_format:
         parts = [_without_formats(part) for part in parts]
     if parts not in ways:
-        raise Unmet(_difference(case, ways[0], parts))
+        pairs = enumerate(zip(ways[0], parts, strict=False))
+        index = next((n for n, (a, b) in pairs if a != b), min(len(ways[0]), len(parts)))
+        mine, other = (
+            _shown(x[index], x) if index < len(x) else "the end" for x in (ways[0], parts)
+        )
+        raise Unmet(Fact(mine, other, f"{case}: message {index}"))
 
 
 def _without_formats(part: Part) -> Part:
@@ -291,15 +296,6 @@ def _without_formats(part: Part) -> Part:
         return part
     text, formats, _ = encoding().decode(list(part.content)).partition(_FORMATS)
     return part._replace(content=tuple(encoding().encode(text))) if formats else part
-
-
-def _difference(case: ChatCase, required: Sequence[Part], observed: Sequence[Part]) -> Fact:
-    pairs = enumerate(zip(required, observed, strict=False))
-    index = next((n for n, (a, b) in pairs if a != b), min(len(required), len(observed)))
-    mine, other = (
-        _shown(x[index], x) if index < len(x) else "the end" for x in (required, observed)
-    )
-    return Fact(mine, other, f"{case}: message {index}")
 
 
 def _shown(part: Part, beside: Sequence[Part]) -> str:

@@ -83,7 +83,13 @@ def results_are_answered(api: Api, correctness: Correctness) -> None:
         of = f"{case.question!r}"
         call = _ask(api, correctness, case.question)
         require(_calls(call), "a call", no_call(api, call), of)
-        choice = _ask(api, correctness, _with_the_result(case, call["message"]))
+        calls = [{k: each[k] for k in ("id", "type", "function")} for each in _calls(call)]
+        messages: list[Json] = [
+            {"role": "user", "content": case.question},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": calls[0]["id"], "content": case.result},
+        ]
+        choice = _ask(api, correctness, messages)
         right = case.answer_contains in (choice["message"]["content"] or "")
         require(right, repr(case.answer_contains), choice, of)
 
@@ -140,15 +146,6 @@ def _start(api: Api) -> str:
 
 def _calls(choice: Json) -> list[Json]:
     return choice["message"].get("tool_calls") or []
-
-
-def _with_the_result(case: ToolCall, message: Json) -> list[Json]:
-    calls = [{k: call[k] for k in ("id", "type", "function")} for call in message["tool_calls"]]
-    return [
-        {"role": "user", "content": case.question},
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": "tool", "tool_call_id": calls[0]["id"], "content": case.result},
-    ]
 
 
 def _hold_fitting(calls: list[Json]) -> None:

@@ -100,19 +100,14 @@ async def _serve(output: IO[bytes]) -> None:
             output.flush()
 
 
-def _be_prompt() -> None:
-    """Run before whatever else wants the processor: the client needs little, and at once."""
-    try:
+def main() -> None:
+    """Serve the parent until it closes the pipe."""
+    gc.disable()  # collected between batches, never while one is measured
+    try:  # before whatever else wants the processor: the client needs little, and at once
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(_REAL_TIME))
     except OSError:  # only root may, and not in every container
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, _NICE)
-
-
-def main() -> None:
-    """Serve the parent until it closes the pipe."""
-    gc.disable()  # collected between batches, never while one is measured
-    _be_prompt()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(sys.stdout.buffer))
 
