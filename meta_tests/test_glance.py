@@ -11,8 +11,7 @@ from sm121.core.level_settings import Box
 from sm121.measure import box
 from sm121.report import glance
 
-DATA = Path(__file__).parent / "data"
-GB10 = DATA / "gb10"
+GB10 = Path(__file__).parent / "data" / "gb10"
 
 
 def printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -49,6 +48,8 @@ def test_the_box_beside_what_is_required() -> None:
     least = {"value": 200.0, "source": "eight nodes"}
     reference = Box.model_validate({"bandwidth_gb_s": least})
     reading = box.Reading(device=None, memory_available_gib=12.5, other_load=0.25, seconds=1.0)
-    rows = dict(glance.of_box(reference, reading, box.judge(reference, reading)))
-    assert rows["memory bandwidth"] == "not measured   (required: 200)"
-    assert rows["memory available"] == "12.5 GiB" and rows["taken by others"] == "25% of the CPU"
+    judgement = box.judge(reference, reading)
+    text = glance.table("box.txt.j2", reference=reference, reading=reading, judgement=judgement)
+    text = " ".join(text.split())
+    assert "memory bandwidth not measured (required: 200)" in text
+    assert "memory available 12.5 GiB" in text and "taken by others 25% of the CPU" in text

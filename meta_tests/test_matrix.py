@@ -135,11 +135,11 @@ def test_what_upstream_does_not_have_is_not_applicable():
 
 def test_a_build_has_its_own_knobs_and_no_release_has_them():
     build, before = SPACES[3], Space(SM121, "vllm", "0.14.0")
-    assert build.arguments({**build.baseline, "moe": "cutlass", "dense": "all", "kv": "fp8"}) == (
+    assert build.given({**build.baseline, "moe": "cutlass", "dense": "all", "kv": "fp8"})[0] == (
         *("--mxfp4-backend", "CUTLASS", "--attention-backend", "FLASHINFER"),
         *("--mxfp4-layers", "moe,qkv,o,lm_head", "--kv-cache-dtype", "fp8"),
     )
-    assert not build.environment(build.baseline)
+    assert not build.given(build.baseline)[1]
     for changes_nothing in (("activation", "mxfp8"), ("tile", "64x128"), ("moe", "gemv")):
         assert changes_nothing in build.absent and changes_nothing not in build.unproven()
     assert "changes nothing" in build.absent["activation", "fp6"]
@@ -475,7 +475,7 @@ def test_cost_is_learned_and_foretold(tmp_path):
     running = cost.predict(space, cells[:1], ["a"], own, again, running="a")
     assert running.boots == 0 and running.seconds == 5.0
     (tmp_path / "d.json").write_text("no json")
-    assert cost.Durations(tmp_path / "d.json").typical() is None
+    assert cost.Durations(tmp_path / "d.json").of("a") == {}
 
 
 def test_state_survives_a_line_that_was_cut_off(tmp_path):

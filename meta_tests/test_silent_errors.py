@@ -218,7 +218,7 @@ def test_the_kernel_of_another_node_counts_too(tmp_path, arch, messages, verdict
     def doing(session):
         session.target = dataclasses.replace(session.target, arch=arch)
         kernels = {"node 1 (spark2)": kernel_messages.KernelMessages(messages)}
-        session.note_stop("x", StopReport(0, (), True, 0, 1.0, kernels=kernels))
+        session.server_stopped("x", StopReport(0, (), True, 0, 1.0, kernels=kernels))
 
     with environment(VARIABLES):
         outcome = script(SimpleNamespace(tmp_path=tmp_path), "run", doing)

@@ -412,4 +412,4 @@ def test_a_cell_of_the_matrix_spans_the_nodes_too(launcher, more):
     ranks = target.parallel(settings, two)
     assert ranks[:2] == ("--tensor-parallel-size", "2") and len(ranks) == 2 + more
     for cell in planned.cells:
-        assert planned.arguments(cell.cell)[-len(ranks) :] == ranks
+        assert planned.of_cell(cell.cell)[0][-len(ranks) :] == ranks

@@ -179,17 +179,16 @@ def _positive(text: str) -> int:
     return number
 
 
-def _canary(build: Command, options: argparse.Namespace) -> int:
+def _canary(build: Command, options: argparse.Namespace) -> None:
     """Build the twins, then the GGUF file if it is asked for."""
     from tools import gguf
 
-    status = build(options)
+    build(options)
     if options.gguf is not None:
         if options.twin == "mxfp4":
             raise UsageError("--gguf with --twin mxfp4: it is made of the BF16 twin")
         file = options.directory / gguf.NAME
         gguf.convert(options.directory / "bf16", options.gguf, file, progress)
-    return status
 
 
 def _side_by_side(options: argparse.Namespace) -> int:

@@ -22,7 +22,8 @@ from sm121.core.arguments import Argument, Parser, WrongArgumentsError
 from sm121.core.data_file import DataTable
 from sm121.core.errors import OptionError, Sm121Error, UsageError
 
-Command: TypeAlias = Callable[[argparse.Namespace], int]
+#: What runs a subcommand; its exit status, where that may be another one than 0.
+Command: TypeAlias = Callable[[argparse.Namespace], int | None]
 
 _EXIT_USAGE = 4
 
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return _EXIT_USAGE
     try:
-        status: int = options.run(options)
+        status: int = options.run(options) or 0
     except (Sm121Error, OSError, ValueError) as error:
         print(f"sm121 {options.command}: {error}", file=sys.stderr)
         return _EXIT_USAGE
@@ -128,22 +129,20 @@ def _certify(options: argparse.Namespace) -> NoReturn:
     certified_run.start(options.words)
 
 
-def _canary(options: argparse.Namespace) -> int:
+def _canary(options: argparse.Namespace) -> None:
     from sm121.checkpoint import canary
 
     for twin in ("bf16", "mxfp4") if options.twin == "both" else (options.twin,):
         canary.build(options.directory / twin, twin, progress=progress)
-    return 0
 
 
-def _vocabulary(options: argparse.Namespace) -> int:
+def _vocabulary(options: argparse.Namespace) -> None:
     from sm121.checkpoint import vocabulary
 
     print(vocabulary.write(options.directory))
-    return 0
 
 
-def _golden(options: argparse.Namespace) -> int:
+def _golden(options: argparse.Namespace) -> None:
     from sm121.answers import oracle_file
     from sm121.measure import machine
     from sm121.oracles.formats import Rounding
@@ -169,10 +168,9 @@ def _golden(options: argparse.Namespace) -> int:
     made = oracle_file.make(options.checkpoint, rounding, depths, device, kept=partial, say=bar)
     oracle_file.save(made, options.output)
     print(f"{options.output}: {made.seconds / 60:.1f} minutes, {peak:.1f} GiB of memory")
-    return 0
 
 
-def _path(options: argparse.Namespace) -> int:
+def _path(options: argparse.Namespace) -> None:
     options.log = next(iter(options.logs), None)
     others = (options.metrics, options.trace, options.jit_cache)
     has_log = options.log is not None or any(other is not None for other in others)
@@ -180,22 +178,23 @@ def _path(options: argparse.Namespace) -> int:
         raise UsageError("expected either the LOG of a server or --libraries; "
                          "with or without LOG: --metrics, --trace, --jit-cache")  # fmt: skip
     if options.libraries is not None:
-        return _libraries(options)
-    if options.log != Path("-"):
-        return _path_of_files(options)
-    if sys.stdin.isatty():
+        _libraries(options)
+    elif options.log != Path("-"):
+        _path_of_files(options)
+    elif sys.stdin.isatty():
         raise UsageError(
             "-: expected a log on standard input: docker logs NAME 2>&1 | sm121 path -"
         )
-    with tempfile.NamedTemporaryFile(prefix="sm121-log-") as copy:
-        shutil.copyfileobj(sys.stdin.buffer, copy)
-        copy.flush()
-        options.log = Path(copy.name)
-        options.logs = [options.log]
-        return _path_of_files(options)
+    else:
+        with tempfile.NamedTemporaryFile(prefix="sm121-log-") as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+            copy.flush()
+            options.log = Path(copy.name)
+            options.logs = [options.log]
+            _path_of_files(options)
 
 
-def _path_of_files(options: argparse.Namespace) -> int:
+def _path_of_files(options: argparse.Namespace) -> None:
     from sm121.engines import requested
     from sm121.evidence import failure
     from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
@@ -238,7 +237,7 @@ def _path_of_files(options: argparse.Namespace) -> int:
         profile = kernel_profile.read(options.trace)
         if options.table:
             print(kernel_profile.table(profile), end="")
-            return 0
+            return
         config = roofline.read_config(path.model or "gpt-oss-120b") or {}
         answer["contradictions"] = requirement.backend_contradictions(path, profile)
         path = kernel_proof.with_kernels(path, profile, config.get("num_hidden_layers"))
@@ -248,15 +247,14 @@ def _path_of_files(options: argparse.Namespace) -> int:
     answer |= {"nodes": [n.model_dump(mode="json") for n in nodes], "unequal": unequal}
     if options.log is None or options.json:
         print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
-        return 0
-    cause = failure.classify(options.log) if path.failure else None
+        return
+    answer["cause"] = failure.classify(options.log) if path.failure else None
     print(*filter(None, (engine, answer["identity"] or path.version, path.model)))
-    rows = glance.of_path(path, answer.get("contradictions", ()), cause, nodes, unequal)
-    print(glance.table(rows), end="")
-    return 0
+    values = {"contradictions": (), **answer, "nodes": nodes}
+    print(glance.table("path.txt.j2", path=path, **values), end="")
 
 
-def _libraries(options: argparse.Namespace) -> int:
+def _libraries(options: argparse.Namespace) -> None:
     from sm121.compilation import libraries, toolchain
     from sm121.compilation.architecture import CodeArchitecture
 
@@ -267,7 +265,6 @@ def _libraries(options: argparse.Namespace) -> int:
         tool = toolchain.find_disassembler(toolchain.site_packages(python))
     gpu = CodeArchitecture.parse(options.gpu).number
     libraries.write_report(folders, sys.stdout, gpu=gpu, disassembler=tool)
-    return 0
 
 
 def _box(options: argparse.Namespace) -> int:
@@ -289,7 +286,8 @@ def _box(options: argparse.Namespace) -> int:
     else:
         from sm121.report import glance
 
-        print(glance.table(glance.of_box(chosen.box, reading, judgement)), end="")
+        values = {"reference": chosen.box, "reading": reading, "judgement": judgement}
+        print(glance.table("box.txt.j2", **values), end="")
     others = [box.of_node(command, name) for command in options.node_command]
     print(*(text for _, text in others), sep="", end="")
     return max([int(judgement.state is box.BoxState.DEGRADED), *(status for status, _ in others)])
@@ -323,11 +321,15 @@ def _warm(options: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _compare(options: argparse.Namespace) -> int:
-    from sm121.report import comparison, references
+def _compare(options: argparse.Namespace) -> None:
+    from sm121.report import compare_page, comparison, references
 
     if options.html:
-        return _beside(options)
+        if options.format is not None:
+            raise UsageError("--html: expected no --format with it")
+        runs = [(name or str(path), path) for name, path in map(comparison.named, options.runs)]
+        print(compare_page.write(runs, options.output or compare_page.NAME))
+        return
     sources = []
     for argument in options.runs:
         if str(argument) == "published" and not argument.exists():
@@ -340,28 +342,17 @@ def _compare(options: argparse.Namespace) -> int:
     if not options.mixed:
         comparison.refuse_mixed(chosen)
     write = comparison.csv_text if options.format == "csv" else comparison.markdown
-    return _write(write(chosen), options.output)
+    _write(write(chosen), options.output)
 
 
-def _write(text: str, output: Path | None) -> int:
+def _write(text: str, output: Path | None) -> None:
     if output is None:
         print(text, end="")
     else:
         output.write_text(text, "utf-8")
-    return 0
 
 
-def _beside(options: argparse.Namespace) -> int:
-    from sm121.report import compare_page, comparison
-
-    if options.format is not None:
-        raise UsageError("--html: expected no --format with it")
-    runs = [(name or str(path), path) for name, path in map(comparison.named, options.runs)]
-    print(compare_page.write(runs, options.output or compare_page.NAME))
-    return 0
-
-
-def _history(options: argparse.Namespace) -> int:
+def _history(options: argparse.Namespace) -> None:
     from sm121.report import comparison, history
 
     past = history.read([comparison.named(path) for path in options.runs])
@@ -369,23 +360,25 @@ def _history(options: argparse.Namespace) -> int:
         print(*history.write(past, options.html), sep="\n")
     else:
         print(history.text(past, "json" if options.json else "txt"), end="")
-    return 0
 
 
-def _matrix(options: argparse.Namespace) -> int:
+def _matrix(options: argparse.Namespace) -> None:
     from sm121.core import architecture
-    from sm121.matrix import cost
+    from sm121.matrix import cost, plan
 
     name = options.profile or profile.for_architecture(architecture.detect().name or "unknown")
     try:
-        names = (options.axes, options.engine, options.engine_version)
-        print(cost.table(profile.load(name), *names, strength=options.strength), end="")
+        chosen = profile.load(name)
+        space = plan.space_of(chosen, options.axes, options.engine, options.engine_version)
+        if options.strength is None:
+            print(cost.sizes(chosen, space), end="")
+        else:
+            print(cost.cells(plan.make_plan(chosen, space, strength=options.strength)), end="")
     except OptionError as error:  # pytest calls it --matrix
         raise OptionError("--strength", error.wrong) from error
-    return 0
 
 
-def _plan(options: argparse.Namespace) -> int:
+def _plan(options: argparse.Namespace) -> None:
     done = subprocess.run(
         own_tests.command(["--collect-only", "-qq", *options.words], Path.cwd()),
         check=False,
@@ -398,7 +391,6 @@ def _plan(options: argparse.Namespace) -> int:
         message = message.rpartition(" error: ")[2].partition("\n")[0]
         raise UsageError(message or "pytest says nothing")
     print(report, end="")
-    return 0
 
 
 def _merge(options: argparse.Namespace) -> int:
@@ -410,7 +402,7 @@ def _merge(options: argparse.Namespace) -> int:
     return merged.exit_status
 
 
-def _trust(options: argparse.Namespace) -> int:
+def _trust(options: argparse.Namespace) -> None:
     from sm121.regression import trend
     from sm121.run import stored_run
     from sm121.session import against
@@ -425,36 +417,33 @@ def _trust(options: argparse.Namespace) -> int:
     if metrics:
         print(f"  not judged until {more} more run{'s'[: more != 1]} of this build are trusted, "
               f"unless twice as bad:\n    {', '.join(metrics)}")  # fmt: skip
-    return 0
 
 
-def _report(options: argparse.Namespace) -> int:
+def _report(options: argparse.Namespace) -> None:
     from sm121.core.files import write_text
     from sm121.report import junit, page, stored
 
     run = stored.read(options.directory)
     write_text(junit.xml(run), run.directory / junit.NAME)
     print(page.write(run))
-    return 0
 
 
-def _bundle(options: argparse.Namespace) -> int:
+def _bundle(options: argparse.Namespace) -> None:
     from sm121.report import archive
 
     written, omitted = archive.write(options.directory, options.output)
     print(f"{written}: {written.stat().st_size / (1 << 20):.1f} MiB")
     for name in omitted:
         print(f"  left out: {name}")
-    return 0
 
 
-def _badge(options: argparse.Namespace) -> int:
+def _badge(options: argparse.Namespace) -> None:
     from sm121.report import badge
 
-    return _write(badge.svg(options.directory), options.output)
+    _write(badge.svg(options.directory), options.output)
 
 
-def _schema(options: argparse.Namespace) -> int:
+def _schema(options: argparse.Namespace) -> None:
     from sm121.run import verdict_file
 
     if options.what == "verdict":
@@ -462,7 +451,6 @@ def _schema(options: argparse.Namespace) -> int:
     else:
         schema = profile.Profile.model_json_schema()
     print(json.dumps(schema, indent=2, sort_keys=True))
-    return 0
 
 
 def progress(line: str) -> None:

@@ -1,7 +1,6 @@
 """Axes as data: the features of an engine that are switched when it starts (``fixtures/matrix``).
 An axis has values; a value says what each engine and version must be given for it, what must then
-be seen, and what it cannot be combined with. A value that an engine has no knob for is not
-applicable there, with the reason."""
+be seen, and what it cannot be combined with; or why it is not applicable to an engine."""
 
 import functools
 import itertools
@@ -195,11 +194,9 @@ class AxesFile(DataTable):
                     if value not in self.axes[axis].values:
                         raise ValueError(f"{key}: {axis}: expected one of {names}; got {value!r}")
         baseline = {name: axis_.baseline for name, axis_ in self.axes.items()}
-        broken = next(
-            (r for r in self.incompatible if r.engine is None and r.covers(baseline)), None
-        )
-        if broken is not None:
-            raise ValueError(f"incompatible: the baseline itself is ruled out by {broken}")
+        for rule in self.incompatible:
+            if rule.engine is None and rule.covers(baseline):
+                raise ValueError(f"incompatible: the baseline itself is ruled out by {rule}")
         return self
 
 
@@ -208,8 +205,7 @@ def _listed(values: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def load(name_or_path: str) -> AxesFile:
-    """An axis file by the name of a shipped one, or by path. Raises UsageError: there is none, or
-    it is not valid; one line with file, key and expectation."""
+    """An axis file by the name of a shipped one, or by path. Raises UsageError: none, or wrong."""
     return data_file.chosen(name_or_path, "matrix", AxesFile, "matrix axes", "matrix")
 
 
@@ -236,9 +232,16 @@ class Space:
         for name, axis in self.file.axes.items():
             settings[name] = {}
             for value_name, value in axis.values.items():
-                setting = self._setting(value)
-                if setting is not None:
-                    settings[name][value_name] = setting
+                fitting = [
+                    setting
+                    for setting in value.settings
+                    if setting.engine == self.engine
+                    and setting.fits(self.version, self.options)
+                    and (setting.cpu is None or re.search(rf"\b({setting.cpu})\b", cpu_flags()))
+                ]
+                if fitting:  # a build's own knob goes before that of everybody
+                    chosen = min(fitting, key=lambda setting: setting.build is None)
+                    settings[name][value_name] = chosen
                 else:
                     absent[name, value_name] = value.not_applicable or (
                         f"{self.engine} {self.version or '(version unknown)'} has no setting for it"
@@ -250,20 +253,6 @@ class Space:
                     absent[name, value_name] = f"its baseline {axis.baseline} is absent: {why}"
         object.__setattr__(self, "settings", settings)
         object.__setattr__(self, "absent", absent)
-        self._refuse_contradictions()
-
-    def _setting(self, value: AxisValue) -> Setting | None:
-        fitting = [
-            setting
-            for setting in value.settings
-            if setting.engine == self.engine
-            and setting.fits(self.version, self.options)
-            and (setting.cpu is None or re.search(rf"\b({setting.cpu})\b", cpu_flags()))
-        ]
-        # A build's own knob goes before that of everybody.
-        return min(fitting, key=lambda setting: setting.build is None, default=None)
-
-    def _refuse_contradictions(self) -> None:
         where = f"matrix {self.file.name}"
         if (rule := self.excluded(self.baseline)) is not None:
             raise errors.UsageError(
@@ -367,14 +356,11 @@ class Space:
         """Number of all allowed combinations; None where they are too many to count."""
         return sum(1 for _ in self.full()) if self.product <= _COUNTABLE else None
 
-    def arguments(self, cell: Cell) -> tuple[str, ...]:
-        """What the engine is given for a cell, axis by axis."""
-        return tuple(a for axis in self.axes for a in self.settings[axis][cell[axis]].arguments)
-
-    def environment(self, cell: Cell) -> dict[str, str]:
-        """The variables of a cell."""
-        variables = [self.settings[axis][cell[axis]].environment for axis in self.axes]
-        return {name: value for part in variables for name, value in part.items()}
+    def given(self, cell: Cell) -> tuple[tuple[str, ...], dict[str, str]]:
+        """The arguments and the variables that the engine is given for a cell, axis by axis."""
+        settings = [self.settings[axis][cell[axis]] for axis in self.axes]
+        variables = {name: value for each in settings for name, value in each.environment.items()}
+        return tuple(argument for each in settings for argument in each.arguments), variables
 
     def differences(self, cell: Cell) -> Choice:
         """The values of a cell that are not the baseline's."""

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from sm121.core import files, level_settings, templates
 from sm121.core.level_settings import MatrixPlan
 from sm121.core.profile import Profile
 from sm121.matrix import axes, covering, outcome
 from sm121.matrix.axes import Space, identity
-from sm121.matrix.plan import CellPlan, make_plan, settings_of, space_of
+from sm121.matrix.plan import CellPlan, settings_of
 
 _KEPT = 500
 
@@ -46,15 +45,8 @@ class Durations:
         self._earlier: dict[str, dict[str, float]] = content if isinstance(content, dict) else {}
 
     def of(self, key: str) -> Mapping[str, float]:
-        """``boot_s``, the last boot of that configuration, and ``cell_s``, its last cell without
-        the boot; what was not timed is left out."""
+        """``boot_s``, the last boot of that configuration, and ``cell_s``, a cell without it."""
         return self._earlier.get(key, {})
-
-    def typical(self) -> tuple[float, float] | None:
-        """The medians of all that is known."""
-        boots = [d["boot_s"] for d in self._earlier.values() if "boot_s" in d]
-        cells = [d["cell_s"] for d in self._earlier.values() if "cell_s" in d]
-        return (median(boots), median(cells)) if boots and cells else None
 
     def learn(self, records: Iterable[outcome.CellRecord]) -> None:
         """Keep the durations of these cells."""
@@ -84,8 +76,6 @@ def predict(
 ) -> Prediction:
     """How long the cells will take, in their order. `keys`: of each cell's server configuration;
     `running`: key of the server that runs already."""
-    typical = durations.typical() if durations is not None else None
-    boot_default, cell_default = typical or (plan.boot_s.value, plan.cell_s.value)
     total, boots, timed, before = 0.0, 0, 0, running
     for cell, key in zip(cells, keys, strict=True):
         earlier = durations.of(key) if durations is not None else {}
@@ -93,15 +83,12 @@ def predict(
             boots += 1
             timed += "boot_s" in earlier
             extra = sum(space.value(axis, cell[axis]).boot_s for axis in space.axes)
-            total += earlier.get("boot_s", boot_default + extra)
-        total += earlier.get("cell_s", cell_default)
+            total += earlier.get("boot_s", plan.boot_s.value + extra)
+        total += earlier.get("cell_s", plan.cell_s.value)
         before = key
+    basis = f"nothing timed yet; a boot {plan.boot_s.value:g} s: {plan.boot_s.source}"
     if timed:
         basis = f"{timed} of {boots} boots were timed before on this machine"
-    elif typical:
-        basis = "from other configurations that were started on this machine"
-    else:
-        basis = f"nothing timed yet; a boot {boot_default:g} s: {plan.boot_s.source}"
     return Prediction(len(cells), boots, total, basis)
 
 
@@ -128,15 +115,6 @@ def spent(
 
 
 _MOST_STRENGTH = 3
-
-
-def table(profile: Profile, *names: str | None, strength: str | None) -> str:
-    """The cells of an array of that strength; without one, the sizes of all. `names`: of the file
-    of axes, the engine and its version."""
-    space = space_of(profile, *names)
-    if strength is None:
-        return sizes(profile, space)
-    return cells(make_plan(profile, space, strength=strength))
 
 
 def sizes(profile: Profile, space: Space) -> str:
@@ -193,5 +171,5 @@ def _coverage(space: Space, array: covering.Array) -> covering.Coverage:
 
 def _hours(space: Space, array: covering.Array, settings: MatrixPlan) -> float:
     cells = [planned.cell for planned in array.cells]
-    keys = [str((space.arguments(cell), space.environment(cell))) for cell in cells]
+    keys = [str(space.given(cell)) for cell in cells]
     return predict(space, cells, keys, settings).seconds / 3600

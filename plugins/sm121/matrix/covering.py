@@ -107,7 +107,12 @@ def build(space: Space, strength: Strength = 2) -> Array:
         for row in _array(space, strength, [dict(key) for key in planned]):
             add(row, "array")
     cells = tuple(Planned(dict(key), tuple(why)) for key, why in planned.items())
-    _verify(space, cells, strength)
+    if isinstance(strength, int):  # the library's arrays are not believed
+        if rule := next(filter(None, (space.excluded(each.cell) for each in cells)), None):
+            raise Sm121Error(f"the covering array has a cell that is ruled out: {rule}")
+        if missing := coverage(space, [planned.cell for planned in cells], strength).missing:
+            line = f"the covering array misses {len(missing)} combinations: {missing[0]}"
+            raise Sm121Error(line)
     return Array(strength, cells, incompatible, absent)
 
 
@@ -180,18 +185,6 @@ def _condition(space: Space, rule: Incompatible) -> dict[str, Any] | None:
         elif space.fixed.get(axis) not in listed:
             return None  # an axis that this engine does not have, or has at another value
     return {"operator": "not", "condition": {"operator": "and", "conditions": parts}}
-
-
-def _verify(space: Space, cells: Sequence[Planned], strength: Strength) -> None:
-    """The library's arrays are not believed: every allowed combination must occur."""
-    if not isinstance(strength, int):
-        return
-    for planned in cells:
-        if (rule := space.excluded(planned.cell)) is not None:
-            raise Sm121Error(f"the covering array has a cell that is ruled out: {rule}")
-    missing = coverage(space, [planned.cell for planned in cells], strength).missing
-    if missing:
-        raise Sm121Error(f"the covering array misses {len(missing)} combinations: {missing[0]}")
 
 
 def bare(space: Space, strength: int) -> int:

@@ -1,8 +1,7 @@
-"""One cell, from its start to its rate: what is checked, in this order, until something is wrong.
-It starts, or says why not; it runs what was asked for; it knows its answers; they are the
-baseline's, one by one and several at the same time; drafts are accepted where it speculates; it
-still lives; it is as fast as it should be."""
+"""One cell, from its start to its rate: it is checked, in this order, until something is wrong
+(docs/matrix.md)."""
 
+import contextlib
 import math
 import os
 import re
@@ -90,7 +89,6 @@ class Examiner:
     #: Where files of `sm121 golden` are kept.
     oracles: Path = Path(".cache/oracle")
     _steps: list[Step] = field(default_factory=list)
-    #: The check that is under way.
     _step: StepName = "start"
     #: Logs of the ends that a bundle was made of: each cell of a start-up gets the same error.
     _bundled: set[Path] = field(default_factory=set)
@@ -196,12 +194,11 @@ class Examiner:
             return
         began, self._step = time.monotonic(), "performance"
         outcome, message = self._judge_rate(record, server)
-        if wrong := self._left_path(record, server):
-            outcome, message = CellOutcome.FALLBACK, f"after the checks: {wrong}"
+        with contextlib.suppress(Undecided):  # the step "path" has said so
+            if wrong := self._path(record, server):
+                outcome, message = CellOutcome.FALLBACK, f"after the checks: {wrong}"
         evidence = record.log if outcome in (CellOutcome.FAIL, CellOutcome.FALLBACK) else None
         self._done("performance", began, outcome, message, evidence)
-
-    # ------------------------------------------------------------------------------------- checks
 
     def _alive(self, _record: CellRecord, server: Server) -> str | None:
         """The server outlived the checks; an attached one still says which model it serves."""
@@ -235,21 +232,13 @@ class Examiner:
             wrong.append(f"variables that the engine does not know: {', '.join(unknown)}")
         return "; ".join(wrong) or None
 
-    def _left_path(self, record: CellRecord, server: Server) -> str | None:
-        """What shows that the server is on its path no more; None where that is not known."""
-        try:
-            return self._path(record, server)
-        except Undecided:
-            return None  # the step "path" has said so
-
     def _known_answers(self, _record: CellRecord, server: Server) -> str | None:
         asker = Asker(server)
         for case in self.profile.correctness.known_answers:
             answer = asker.ask(Request(case.prompt, max(4, len(case.begins)), top=0))
             if not answer.text.startswith(case.begins):
                 return f"{case.prompt!r}: required {case.begins!r} first, seen {answer.text!r}"
-            signs = sanity.signs(answer.text, answer.ids)
-            if signs:
+            if signs := sanity.signs(answer.text, answer.ids):
                 return f"{case.prompt!r}: {signs[0]}"
         return None
 
@@ -259,7 +248,19 @@ class Examiner:
         if self.baseline is None:
             if record.id != "baseline":
                 raise NotRun("the baseline has no answers to compare with")
-            self.baseline = Baseline(self._record_golden(asker, server), None)
+            recorded = golden.record(
+                asker,
+                self.prompts,
+                model=golden.Identity(served_name=server.endpoint.served_name),
+                dtype=log_probabilities.dtype_of(server, self.profile),
+                engine=server.engine,
+                engine_version=server.version,
+                configuration="baseline",
+                environment={},
+            )
+            self.directory.mkdir(parents=True, exist_ok=True)
+            golden.save(recorded, self.directory / "baseline.golden.json")
+            self.baseline = Baseline(recorded, None)
             return None
         if record.id == "baseline" and not record.isolating:
             return None
@@ -273,24 +274,8 @@ class Examiner:
         beyond = change.beyond(bound)
         return text(beyond) if beyond else None
 
-    def _record_golden(self, asker: Asker, server: Server) -> GoldenFile:
-        recorded = golden.record(
-            asker,
-            self.prompts,
-            model=golden.Identity(served_name=server.endpoint.served_name),
-            dtype=log_probabilities.dtype_of(server, self.profile),
-            engine=server.engine,
-            engine_version=server.version,
-            configuration="baseline",
-            environment={},
-        )
-        self.directory.mkdir(parents=True, exist_ok=True)
-        golden.save(recorded, self.directory / "baseline.golden.json")
-        return recorded
-
     def _stress(self, record: CellRecord, server: Server) -> str | None:
-        """Several requests at the same time, each answer checked against the baseline's. One small
-        function, so that a stress of another make can take its place."""
+        """Several requests at the same time, each answer checked against the baseline's."""
         if self.baseline is None:
             raise NotRun("the baseline has no answers to compare with")
         bound = self._bound(record.values)
@@ -363,10 +348,7 @@ class Examiner:
             self.harness.check_alive(after_failure=True)
             raise
         failed = any(item.reason == _FAILED for item in against)
-        if failed:
-            self.harness.check_alive(after_failure=True)
-        else:
-            self.harness.check_alive()
+        self.harness.check_alive(after_failure=failed)
         invalid = "; ".join(str(item) for item in against)
         if not against and len(samples) < 2:
             invalid = f"{len(samples)} rounds of {self.settings.rounds} have a rate"
@@ -403,8 +385,6 @@ class Examiner:
         good = [s for s in measured.samples if math.isfinite(s) and s > 0]
         return name, good, measured.invalid
 
-    # -------------------------------------------------------------------------------------- rules
-
     def _bound(self, values: Mapping[str, str]) -> level_settings.GoldenBound:
         """The widest of its values' own bounds; else that of the baseline's dtype."""
         bounds = [
@@ -420,8 +400,6 @@ class Examiner:
         if dtype not in by_dtype:
             raise NotRun(f"profile {self.profile.name} has no correctness.golden for {dtype}")
         return by_dtype[dtype]
-
-    # ------------------------------------------------------------------------------------ records
 
     def _done(
         self,
@@ -457,8 +435,7 @@ class Examiner:
         self._done(step, time.monotonic(), outcome, message, record.bundle)
 
     def _cause(self, record: CellRecord, error: managed.ServerError) -> Cause:
-        """What the run finds out while there is something left of the server; each end is looked
-        at once."""
+        """What the run finds out while something of the server is left; once for each end."""
         if error.log in self._bundled:
             return error.cause
         self._bundled.add(error.log)

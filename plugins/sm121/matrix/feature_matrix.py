@@ -223,8 +223,7 @@ def _plain(value: object) -> str:
 
 
 def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
-    """One matrix of the matrices of shards: all cells, and what they say together. Raises
-    UsageError: they are of different axes or engines."""
+    """One matrix of the matrices of shards. Raises UsageError: of different axes or engines."""
     first = parts[0]
     for part in parts[1:]:
         for name in ("axes_file", "engine", "version", "options", "strength", "profile"):
@@ -261,8 +260,7 @@ def write(
     command: str | None = None,
     redact: Callable[[str], str] = lambda text: text,
 ) -> None:
-    """matrix.json and FEATURE_MATRIX.md in a folder, which is made if need be. `command`: what made
-    it, said in FEATURE_MATRIX.md."""
+    """Write matrix.json and FEATURE_MATRIX.md, which says what `command` made it, in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(as_json(space, file), indent=2, ensure_ascii=False)
     files.write_text(redact(text) + "\n", folder / "matrix.json")

@@ -1,7 +1,5 @@
-"""The smallest sets of values that fail, from what the array shows and a few cells more. The
-baseline passes, so a failing cell has a set of values, all of them not the baseline's, that fails
-whatever the others are. Sets that occur in a passing cell are innocent. Of the others the smallest
-are tried, each alone with the baseline's values for all else."""
+"""The smallest sets of values that fail: of a failing cell, values that are not the baseline's.
+Sets that occur in a passing cell are innocent. Of the others the smallest are tried, each alone."""
 
 import dataclasses
 import itertools
@@ -22,7 +20,6 @@ class FailingSet:
     choice: Choice
     outcome: CellOutcome
     reason: str
-    #: Cells that show it.
     cells: tuple[str, ...]
     #: True when it was run alone and its failure was seen twice, False when it is what the
     #: outcomes leave.
@@ -51,8 +48,7 @@ def smallest(
     try_cell: Try,
     tell: Callable[[list[FailingSet]], None] = lambda _found: None,
 ) -> list[FailingSet]:
-    """The smallest failing sets of all broken cells, in the order of the cells. `tell`: called with
-    all that were found, each time that there are more."""
+    """The smallest failing sets, in the order of the cells. `tell` gets all, as they grow."""
     search = _Search(space, list(records), try_cell)
     baseline = search.record_of(space.baseline)
     if baseline is not None and baseline.outcome.broken:
@@ -94,8 +90,7 @@ class _Search:
         return next((r for r in self.records if r.values == dict(cell)), None)
 
     def suspects(self, record: CellRecord, size: int) -> list[Choice]:
-        """Sets of so many values that may be why the cell fails; first those that explain most of
-        the failing cells."""
+        """Sets of so many values that may be why the cell fails, those of most such cells first."""
         choices = itertools.combinations(self.space.differences(record.values), size)
         broken = [r for r in self.records if r.outcome.broken]
         return sorted(
@@ -156,8 +151,7 @@ class _Search:
         self.failing.append(FailingSet(first, *facts, tuple(alternatives)))
 
     def _parts(self, choice: Choice, outcome: CellOutcome) -> tuple[tuple[str, ...], bool]:
-        """The smaller parts of a set that are not known to pass, and whether all that can be tried
-        alone were."""
+        """The parts of a set that are not known to pass; whether those that can be were tried."""
         lines: list[str] = []
         tried = True
         for size in range(1, len(choice)):

@@ -23,12 +23,12 @@ _NEVER_WAIVED = {CellOutcome.CRASH: "a crash", CellOutcome.FALLBACK: "the kernel
 
 
 class MatrixLevel:
-    """Runs the cells of a `plan`, each when asked for, and writes ``matrix/`` after each. Where the
-    suite starts its servers, any cell can be examined. An attached one is taken for what the cell
-    says: the baseline, or, with the `baseline` of another level (its answers and rate), any other
-    cell; what the log does not show is not taken on trust. `cache`: folder of durations of earlier
-    boots (default: the level's own); `resume`: report directory whose newest earlier run is gone on
-    with; `is_part`: other processes run other cells of the same plan."""
+    """Runs the cells of a `plan`, each when asked for, and writes ``matrix/`` after each. An
+    attached server is taken for what the cell says: the baseline, or any other cell with the
+    `baseline` of another level; what its log does not show is not taken on trust. `cache`: folder
+    of durations of earlier boots (default: the level's own); `resume`: report directory whose
+    newest earlier run is gone on with; `is_part`: other processes run other cells of the same
+    plan."""
 
     def __init__(
         self,
@@ -75,9 +75,8 @@ class MatrixLevel:
         return self._examiner.baseline
 
     def judge(self, planned: Planned | None) -> None:
-        """The cell works. Raises Unmet: it does not; names the outcome, the reason and the
-        evidence. A crash and another kernel path are never waived. Invalid, NotRun: that could not
-        be told."""
+        """The cell works. Raises Unmet: it does not; names outcome, reason and evidence. A crash or
+        another kernel path is never waived. Invalid, NotRun: that could not be told."""
         if planned is None:
             raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
         record = self._record_of(planned) or self.examine(planned)
@@ -173,31 +172,21 @@ class MatrixLevel:
         return [self.harness.redact(line) for line in lines if line]
 
     def configuration(self, cell: Cell) -> ServerConfiguration | None:
-        """What is started for a cell: one of the profile's own where that is the same. None where
-        a server is attached."""
+        """What is started for a cell, the profile's own where it is the same; None: attached."""
         if self.harness.attached is not None:
             return None
-        arguments, environment = self.plan.arguments(cell), self.plan.environment(cell)
+        arguments, environment = self.plan.of_cell(cell)
         for shipped in self.harness.configurations.values():
             if shipped.arguments == arguments and shipped.environment == environment:
                 return shipped
         under_test = self.harness.managed_configuration(self.harness.profile.under_test)
         configuration = dataclasses.replace(
-            under_test,
-            name="matrix",
-            arguments=arguments,
-            environment=environment,
-            traces=None,
+            under_test, name="matrix", arguments=arguments, environment=environment, traces=None
         )
         return dataclasses.replace(configuration, name=f"matrix-{configuration.key[:8]}")
 
-    def end(self, *, interrupted: bool) -> None:
-        """No more cells will come. `interrupted`: the run was, before it had them all."""
-        if interrupted and self.records:
-            self.write(interrupted=True)
-
     def write(self, *, interrupted: bool = False) -> None:
-        """matrix.json and FEATURE_MATRIX.md as they stand."""
+        """matrix.json and FEATURE_MATRIX.md as they stand. `interrupted`: no more cells come."""
         file = feature_matrix.build(
             self.space,
             self.plan.array,
@@ -225,7 +214,14 @@ class MatrixLevel:
                     "the attached server cannot be compared with itself; give the baseline of "
                     "a level whose server is the baseline"
                 )
-            self._examine_baseline()
+            # Its own test is elsewhere: another shard, another worker, a run that was taken over.
+            harness.say("matrix", "the baseline, to compare with")
+            baseline = Planned(self.space.baseline, ("baseline",))
+            record = self._examiner.examine(baseline, self.configuration(baseline.cell))
+            self.references.append(record)
+            self._durations.learn([record])
+            if record.outcome.broken and self._record_of(baseline) is None:
+                self._examiner.baseline = None
             if self.baseline is None:
                 raise NotRun("the baseline came to no answers; nothing can be compared with it")
         name = identity(self.space, planned.cell)
@@ -243,17 +239,6 @@ class MatrixLevel:
                 self._durations.learn([record])
             self.write()
         return record
-
-    def _examine_baseline(self) -> None:
-        """The baseline is run as what others are compared with, where its own test is elsewhere:
-        another shard, another worker, or a run that was taken over."""
-        self.harness.say("matrix", "the baseline, to compare with")
-        planned = Planned(self.space.baseline, ("baseline",))
-        record = self._examiner.examine(planned, self.configuration(self.space.baseline))
-        self.references.append(record)
-        self._durations.learn([record])
-        if record.outcome.broken and self._record_of(planned) is None:
-            self._examiner.baseline = None
 
     def _record_of(self, planned: Planned) -> CellRecord | None:
         return next((r for r in self.records if r.values == planned.cell), None)

@@ -103,8 +103,7 @@ class CellRecord(Record):
 
     @property
     def works(self) -> bool:
-        """Whether its values are known to work together: all of it passed, but for a rate that
-        counts neither way."""
+        """Whether its values work together: all passed, but for a rate that counts neither way."""
         if self.outcome is CellOutcome.INVALID:
             wrong = [step.name for step in self.steps if step.outcome is not CellOutcome.PASS]
             return bool(wrong) and set(wrong) == {"performance"}

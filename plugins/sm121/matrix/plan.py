@@ -1,11 +1,9 @@
 """The cells that will be tried, known before anything is started, and in which order."""
 
-import contextlib
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from sm121.core import builds, digest, errors, level_settings
+from sm121.core import builds, errors, level_settings
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.profile import Profile
 from sm121.engines import protocol, registry
@@ -14,6 +12,8 @@ from sm121.matrix.axes import Cell, Space
 from sm121.matrix.covering import Array, Planned
 
 Environment = tuple[tuple[str, str], ...]
+#: Arguments and variables of an engine.
+Start = tuple[tuple[str, ...], Environment]
 
 
 @dataclass(frozen=True)
@@ -31,27 +31,20 @@ class CellPlan:
     engine_arguments: tuple[str, ...] = ()
     engine_environment: Environment = ()
 
-    def arguments(self, cell: Cell) -> tuple[str, ...]:
-        """The engine's arguments for a cell, in the order of the profile's own configurations, so
-        that equal ones are equal."""
-        return self._arguments(self.space.arguments(cell))
+    def of_cell(self, cell: Cell) -> Start:
+        """What a cell is started with, in the order of the profile's own configurations."""
+        return self._start(*self.space.given(cell))
 
-    def environment(self, cell: Cell) -> Environment:
-        """The engine's variables for a cell."""
-        return self._environment(self.space.environment(cell))
-
-    def under_test(self, configuration: str | None = None) -> tuple[tuple[str, ...], Environment]:
-        """Arguments and variables of a configuration of the profile (default: under test)."""
+    def under_test(self, configuration: str | None = None) -> Start:
+        """What a configuration of the profile is started with (default: the one under test)."""
         chosen = self.profile.configurations[configuration or self.profile.under_test]
-        return self._arguments(chosen.arguments), self._environment(chosen.environment)
+        return self._start(chosen.arguments, chosen.environment)
 
-    def _arguments(self, arguments: tuple[str, ...]) -> tuple[str, ...]:
-        return (*self.profile.engine.arguments, *arguments, *self.engine_arguments)
-
-    def _environment(self, variables: dict[str, str]) -> Environment:
-        return environment_items(
-            self.profile.engine.environment, variables, dict(self.engine_environment)
-        )
+    def _start(self, arguments: tuple[str, ...], variables: Mapping[str, str]) -> Start:
+        engine = self.profile.engine
+        variables_of_all = (engine.environment, variables, dict(self.engine_environment))
+        everything = (*engine.arguments, *arguments, *self.engine_arguments)
+        return everything, environment_items(*variables_of_all)
 
     @property
     def command(self) -> str:
@@ -102,24 +95,16 @@ def make_plan(
         strength or str(min(settings.strength, max(1, len(space.axes))))
     )
     array = covering.build(space, parsed)
-    cells = ordered(
-        space,
-        array.cells,
-        lambda planned: (space.arguments(planned.cell), *space.environment(planned.cell).items()),
-    )
-    if parsed == "none":
-        cells = []
-    return CellPlan(
-        profile, settings, space, array, tuple(cells), engine_arguments, engine_environment
-    )
+    every = ordered(space, array.cells, lambda planned: str(space.given(planned.cell)))
+    cells = tuple(every) if parsed != "none" else ()
+    return CellPlan(profile, settings, space, array, cells, engine_arguments, engine_environment)
 
 
 def ordered(
     space: Space, cells: Sequence[Planned], key: Callable[[Planned], Hashable]
 ) -> list[Planned]:
-    """The baseline first, for it is what all others are compared with; cells of one start-up
-    together; then the start-up next that shares most values with the last, so that what the engine
-    keeps (compiled kernels, the page cache) is used while it is there. Ties: the plan's order."""
+    """The baseline first; cells of one start-up together; then the start-up next that shares most
+    values with the last, for what the engine keeps (compiled kernels). Ties: the plan's order."""
     groups: dict[Hashable, list[Planned]] = {}
     for planned in cells:
         groups.setdefault(key(planned), []).append(planned)
@@ -139,25 +124,20 @@ def ordered(
     return result
 
 
-def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration, cache: Path) -> None:
+def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration) -> None:
     """Ask the engine's parser about the arguments of each value. `under_test`: its interpreter and
-    variables are used; `cache`: folder of what was accepted before, which saves seconds. Raises
-    UsageError: it refuses one; names axis, value, and the engine's message."""
+    variables are used. Raises UsageError: it refuses one; names axis, value, and the message."""
     space = plan.space
     engine = registry.engine(space.engine)
     if not isinstance(engine, protocol.ChecksArguments):
         return
-    lines = {"the baseline": plan.arguments(space.baseline)}
+    lines = {"the baseline": plan.of_cell(space.baseline)[0]}
     for axis in space.axes:
         for value in space.values(axis):
             arguments = space.settings[axis][value].arguments
             if arguments and value != space.baseline[axis]:
                 name = f"{axis}={value} ({' '.join(arguments)})"
-                lines[name] = plan.arguments({**space.baseline, axis: value})
-    accepted = cache / "matrix-arguments.txt"
-    line = digest.of([engine.name, under_test.python, space.version, list(lines.values())])
-    if space.version is not None and accepted.is_file() and line in accepted.read_text("utf-8"):
-        return
+                lines[name] = plan.of_cell({**space.baseline, axis: value})[0]
     environment = dict(engine.environment(under_test, api_key=""))
     answers = engine.check_arguments(under_test.python, list(lines.values()), environment)
     for name, message in zip(lines, answers, strict=True):
@@ -166,7 +146,3 @@ def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration, cache: Pat
                 f"matrix {space.file.name}: {name}: {engine.name} "
                 f"{space.version or ''} refuses it: {message}"
             )
-    with contextlib.suppress(OSError):
-        cache.mkdir(parents=True, exist_ok=True)
-        with accepted.open("a", encoding="utf-8") as stream:
-            stream.write(line + "\n")

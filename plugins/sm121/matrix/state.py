@@ -15,8 +15,7 @@ _FILE = "state.jsonl"
 
 
 def add(record: CellRecord, directory: Path, fingerprint: Mapping[str, object]) -> None:
-    """Keep a cell, one JSON line, after a line that says what run it is of; it is on the disk when
-    this returns."""
+    """Keep a cell, one JSON line on the disk, after a line that says what run it is of."""
     directory.mkdir(parents=True, exist_ok=True)
     file = directory / _FILE
     run = [] if file.exists() else [{"run": dict(fingerprint)}]
@@ -53,9 +52,8 @@ def read(directory: Path, fingerprint: Mapping[str, object]) -> tuple[list[CellR
 def take_over(
     report: Path, fingerprint: Mapping[str, object], directory: Path
 ) -> tuple[list[CellRecord], str]:
-    """The cells of the newest earlier run that was the same one, all workers', and the folder that
-    they are of; without any cell the reason why not. Their bundles are copied. `report`: the report
-    directory, which keeps earlier runs; `directory`: where this run's matrix is written."""
+    """The cells of the newest earlier run in `report` that was the same one, all workers', and the
+    folder that they are of, or the reason why none. Their bundles are copied to `directory`."""
     reasons: list[str] = []
     for earlier in sorted((report / "earlier").glob("*"), reverse=True):
         records: list[CellRecord] = []
@@ -74,6 +72,5 @@ def take_over(
                 shutil.copytree(part / "bundles", directory / "bundles", dirs_exist_ok=True)
         if records:
             return records, str(earlier / FOLDER)
-    if reasons:
-        return [], f"no cell is taken over: {reasons[0]}"
-    return [], "there is no earlier matrix in the report directory"
+    why = f"no cell is taken over: {reasons[0]}" if reasons else ""
+    return [], why or "there is no earlier matrix in the report directory"

@@ -1,6 +1,7 @@
 """Fixtures for the tests of answers."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -162,7 +163,14 @@ def _rounding(conformance: Session, server: Server) -> Rounding:
 def _oracle(
     config: pytest.Config, conformance: Session, server: Server, rounding: Rounding
 ) -> oracle_file.OracleFile:
-    settings, progress = conformance.settings, _Progress(conformance)
+    settings, said_at = conformance.settings, time.monotonic()
+
+    def progress(done: int, of: int) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at > _SAY_EVERY_S:
+            said_at = time.monotonic()
+            conformance.say("oracle", f"{done} of {of} passes of a layer")
+
     if _ORACLE not in config.stash:
         checkpoint = log_probabilities.checkpoint_of(server, settings.reference)
         folder, anew = settings.root / ".cache" / "oracle", settings.certify
@@ -197,9 +205,8 @@ def _priced(
 def price_of(
     config: pytest.Config, conformance: Session, server: Server
 ) -> dict[str, MetricOfStart]:
-    """What the rounding of a side of ``--ab`` costs. Nothing where no reference was named, and none
-    is shipped: to make one takes minutes. Raises Unmet: an answer is malformed; Refused: the server
-    is at fault."""
+    """What the rounding of a side of ``--ab`` costs. Nothing without a reference: to make one takes
+    minutes. Raises Unmet: an answer is malformed; Refused: the server is at fault."""
     settings = conformance.settings
     try:
         if not (settings.oracle or settings.reference) and not oracle_file.shipped(
@@ -266,19 +273,6 @@ def price_of_rounding(
     return decide
 
 
-class _Progress:
-    """Says now and then how far the oracle is."""
-
-    def __init__(self, conformance: Session) -> None:
-        self._conformance = conformance
-        self._progress_at = time.monotonic()
-
-    def __call__(self, done: int, of: int) -> None:
-        if time.monotonic() - self._progress_at > _SAY_EVERY_S:
-            self._progress_at = time.monotonic()
-            self._conformance.say("oracle", f"{done} of {of} passes of a layer")
-
-
 _CONTINUATIONS = pytest.StashKey[dict[str, Continuations]]()
 
 
@@ -310,9 +304,14 @@ def speculation(
     """The server under test as one that speculates. Raises Inapplicable: it does not."""
     method = conformance.kernel_path(server).speculative
     if method == "none" or (method is None and counters.drafted(server.endpoint) is None):
+        speculating = (
+            name
+            for name, configuration in conformance.profile.configurations.items()
+            if any("--speculative" in argument for argument in configuration.arguments)
+        )
         raise verdict.Inapplicable(
             "the server under test does not speculate; the profile's configurations that do: "
-            f"{', '.join(speculating(conformance.profile)) or 'none'} (--configuration NAME)"
+            f"{', '.join(speculating) or 'none'} (--configuration NAME)"
         )
     by_server = pytestconfig.stash.setdefault(_SPECULATION, {})
     key = f"{server.endpoint.base_url} {server.startup_s}"
@@ -321,15 +320,6 @@ def speculation(
             server, asker, prompts.continuations(), agreement_bound, method, capabilities
         )
     return by_server[key]
-
-
-def speculating(profile: Profile) -> list[str]:
-    """Names of the configurations that are started with a drafter."""
-    return [
-        name
-        for name, configuration in profile.configurations.items()
-        if any("--speculative" in argument for argument in configuration.arguments)
-    ]
 
 
 @pytest.fixture
@@ -377,12 +367,8 @@ def recorder(
 @pytest.fixture
 def prefix_cache_hits(server: Server) -> Callable[[], float | None]:
     """Tokens that the server took from its prefix cache so far, None where it does not count."""
-
-    def read() -> float | None:
-        text = server.endpoint.page("/metrics") or ""
-        return metrics.total(text, "vllm:prefix_cache_hits_total")
-
-    return read
+    page = functools.partial(server.endpoint.page, "/metrics")
+    return lambda: metrics.total(page() or "", "vllm:prefix_cache_hits_total")
 
 
 @pytest.fixture

@@ -52,10 +52,8 @@ class MetricRecorder:
         part: bool = False,
     ) -> None:
         """Decide: see `Recorder.record`. A `part` of another measurement is no benchmark."""
-        if part:
-            self._recorder.record(measurement)
-            return
-        self._recorder.record(measurement, more, maximum_rounds=maximum_rounds, store=self._replay)
+        stored = {} if part else {"store": self._replay}
+        self._recorder.record(measurement, more, maximum_rounds=maximum_rounds, **stored)
 
     def _replay(self, recorded: Recorded) -> None:
         """Replay the samples as a benchmark. An invalid measurement is not stored."""
@@ -146,9 +144,8 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
     recorder = session.recorder
     latest = {recorded.measurement.name: recorded for recorded in recorder.recorded}
     tests = [test for test in session.ledger if test.executed and not test.excused]
-    if (
-        session.settings.against is not None and session.target.obstacle is None
-    ):  # it is decided when the run closes, after this
+    # The comparison is decided when the run closes, after this.
+    if session.settings.against is not None and session.target.obstacle is None:
         tests += session.worse_than_trusted(session.file.model_copy(deep=True))
     ended = worst(test.verdict for test in tests)
     for benchmark in output_json["benchmarks"]:
@@ -164,8 +161,7 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
 
 
 def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Hide pytest-benchmark's tables without ``-v`` and without a comparison. The report has the
-    numbers. Tables of other benchmarks in the same run stay."""
+    """Hide pytest-benchmark's tables, without ``-v``, a comparison or somebody's own benchmark."""
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or config.option.verbose > 0:
         return

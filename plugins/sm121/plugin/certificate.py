@@ -1,11 +1,9 @@
-"""What may be given to a run, as far as its certificate and its fingerprint go.
-``fixtures/options.toml`` says of each option of the suite what it does to what is measured, and
-``fixtures/certificate.toml`` which of pytest's change nothing. ``--certify`` refuses the rest.
-Settings, plugins and variables cannot be given: see `sm121.session.certified_run`."""
+"""What may be given to a run, as far as its certificate and its fingerprint go: what ``effect`` of
+an option in ``fixtures/options.toml`` and ``fixtures/certificate.toml`` say. ``--certify`` refuses
+the rest. Settings, plugins and variables cannot be given: see `sm121.session.certified_run`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -51,8 +49,7 @@ def _data() -> _CertificateFile:
 
 
 def start(config: pytest.Config) -> NoReturn:
-    """Begin the certified run that the command line asks for, in the place of this process. Raises
-    pytest.UsageError: a variable stands against it."""
+    """Begin the certified run in the place of this process. Raises pytest.UsageError."""
     words = [str(word) for word in config.invocation_params.args]
     capture = config.pluginmanager.get_plugin("capturemanager")
     if capture is not None:
@@ -81,7 +78,8 @@ def given(config: pytest.Config, own: Mapping[str, arguments.Argument]) -> list[
         defaults = actions.get(dest, [None])
         if dest == "benchmark_disable" and workers.is_parallel(config):
             continue  # the suite's own doing
-        if value in ([], None, "") or any(_same(value, default) for default in defaults):
+        # argparse may have converted the text of a default.
+        if value in ([], None, "") or str(value) in map(str, defaults):
             continue
         lists = isinstance(value, list) and dest in ("plugins", "override_ini")
         for part in value if lists else [value]:
@@ -92,32 +90,22 @@ def given(config: pytest.Config, own: Mapping[str, arguments.Argument]) -> list[
     return options
 
 
-def _same(value: object, default: object) -> bool:
-    """Whether a value is that default; argparse may have converted the text of one."""
-    return (value == default and type(value) is type(default)) or str(value) == str(default)
-
-
 def _effect(dest: str, value: object, own: Mapping[str, arguments.Argument]) -> arguments.Effect:
     data = _data()
     if dest in own:
         return own[dest].effect
     if dest in data.selects:
         return "named" if dest == "markexpr" else "selects"
-    if dest == "plugins":
-        return "harmless" if _may_be_named(str(value)) else "measures"
+    if dest == "plugins":  # -p no:NAME leaves out a plugin that no test needs
+        name = str(value).removeprefix("no:")
+        needed = name in builtin_plugins or name.startswith(data.required)
+        may_be = str(value).startswith("no:") and (name in data.may_be_left_out or not needed)
+        return "harmless" if may_be else "measures"
     return "harmless" if dest in data.harmless or value in _STRICT else "measures"
 
 
-def _may_be_named(text: str) -> bool:
-    """Whether ``-p TEXT`` changes nothing: it leaves out a plugin that no test needs."""
-    name, data = text.removeprefix("no:"), _data()
-    needed = name in builtin_plugins or name.startswith(data.required)
-    return text.startswith("no:") and (name in data.may_be_left_out or not needed)
-
-
 def refuse_options(options: Sequence[Given]) -> None:
-    """Refuse the options with which a certificate would be of something else. Raises UsageError:
-    one was given that is not known to be harmless."""
+    """Refuse options that are not known to be harmless to a certificate. Raises UsageError."""
     wrong = [
         each
         for each in options
@@ -135,14 +123,19 @@ def refuse_options(options: Sequence[Given]) -> None:
 def refuse(
     config: pytest.Config, settings: Settings, target: Target, tests: Sequence[pytest.Item]
 ) -> None:
-    """Refuse what would make the run with ``--certify`` another one than the suite's own, or what
-    no certificate allows. Raises UsageError: the values of options are others, the tests were
-    changed, or a waiver names a gate's test or a blocker."""
+    """Refuse what no certificate allows. Raises UsageError: the values of options are others, the
+    tests were changed, or a waiver names a gate's test or a blocker."""
     wrong = [
         *_wrong_values(config, settings, target),
         *_wrong_waivers(settings, tests),
-        *_changed_tests(own_tests.folder()),
     ]
+    changed = environment.changed_files(own_tests.folder(), _data().judges)
+    than = "the commit: commit it, or take it back"
+    if changed is None:
+        changed = certification.foreign_tests(own_tests.folder())
+        than = "the file that ships with the suite (git knows no commit of it here)"
+    if changed:
+        wrong.append(f"{', '.join(changed[:5])} differs from {than}")
     if wrong:
         raise errors.UsageError(f"--certify: {'; '.join(wrong)}")
 
@@ -196,12 +189,3 @@ def _wrong_model(settings: Settings, own: Profile) -> list[str]:
         f"--model {settings.model}: expected the profile's, {own.model.id}, or a folder whose "
         "config.json shows its shape; else say it in a profile of your own (--profile)"
     ]
-
-
-def _changed_tests(root: Path) -> list[str]:
-    changed = environment.changed_files(root, _data().judges)
-    than = "the commit: commit it, or take it back"
-    if changed is None:
-        changed = certification.foreign_tests(root)
-        than = "the file that ships with the suite (git knows no commit of it here)"
-    return [f"{', '.join(changed[:5])} differs from {than}"] if changed else []

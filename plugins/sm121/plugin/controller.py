@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from sm121.core import errors, unmet
@@ -36,14 +35,12 @@ class Controller:
     session: Session | None = None
     #: Workers that died while they ran no test, each with the error.
     _died: dict[str, str] = field(default_factory=dict)
-    #: What each worker reported at its end.
     _outputs: list[dict[str, Any]] = field(default_factory=list)
     _groups: dict[str, str] | None = None
 
     def opened_by_a_worker(self) -> Session | None:
-        """Open the controller's session in the run that a worker has opened. Returns: None when no
-        worker has a test of a level, or when the session is open already. Raises UsageError: the
-        choices contradict each other."""
+        """Open the controller's session in the run that a worker has opened. None: no worker has a
+        test of a level, or it is open. Raises UsageError: the choices contradict each other."""
         settings = self.config.stash[stash.SETTINGS]
         shared = report_directory.is_shared(settings.report_dir, self.name)
         if self.session is not None or not shared:
@@ -60,12 +57,6 @@ class Controller:
                 f"--dist {self.config.option.dist}: expected -n N alone: what needs a server is "
                 "for one worker, and a test that kills its worker is not tried again"
             )
-
-        say = functools.partial(terminal.say, self.config)
-        begun = psutil.Process().create_time()
-        for earlier in (settings.report_dir / "earlier").glob("*"):
-            if earlier.stat().st_ctime > begun:  # the first of these workers moved it
-                say("report", f"the earlier one is kept in {earlier}")
         self.session = Session(
             settings=settings,
             target=chosen,
@@ -73,7 +64,7 @@ class Controller:
             lock=directory.lock,
             file=next(iter(parts.values())).model_copy(deep=True),
             run_id=self.name,
-            say=say,
+            say=functools.partial(terminal.say, self.config),
             verbose=self.config.option.verbose > 0,
         )
         self.session.save()
@@ -107,17 +98,14 @@ class Controller:
             if (progress := self.config.stash.get(stash.PROGRESS, None)) is not None:
                 progress.end(decision, name=report.nodeid)
         elif report.failed and report.when not in ("setup", "call", "teardown"):
-            self._worker_died_in(session, report)
-
-    def _worker_died_in(self, session: Session, report: pytest.TestReport) -> None:
-        if (node := getattr(report, "node", None)) is not None:
-            self._died.pop(node.gateway.id, None)  # the test's own failure says so
-        identity = merge.plain_id(report.nodeid, {test.id for test in session.ledger})
-        if identity in session.ledger:
-            message = f"the worker died: {str(report.longrepr).splitlines()[0]}"[:600]
-            level = session.ledger[identity].level
-            decision = TestReport(id=identity, level=level, verdict=Verdict.FAIL, message=message)
-            self._decide(session, decision)
+            if (node := getattr(report, "node", None)) is not None:
+                self._died.pop(node.gateway.id, None)  # the test's own failure says so
+            # xdist appends the name of a group to the id.
+            tests = [t for t in session.ledger if f"{report.nodeid}@".startswith(f"{t.id}@")]
+            for name, level in ((test.id, test.level) for test in tests):
+                why = f"the worker died: {str(report.longrepr).splitlines()[0]}"[:600]
+                failed = TestReport(id=name, level=level, verdict=Verdict.FAIL, message=why)
+                self._decide(session, failed)
 
     def _decide(self, session: Session, decision: TestReport) -> None:
         if decision.id in session.ledger:
@@ -142,8 +130,9 @@ class Controller:
         folders = {f"{report_directory.WORKERS}/{name}": part for name, part in parts.items()}
         merge.merge(session.file, session.ledger, folders)
         for name, error in self._died.items():
-            first = printable(session.redact((error.splitlines() or [""])[0]))
-            session.ledger.decide(_died(name, first[:600]))
+            first = printable(session.redact((error.splitlines() or [""])[0]))[:600]
+            fact = unmet.Fact("each worker ends its part", f"outside of its tests: {first}", name)
+            session.ledger.decide(TestReport.of(f"{BESIDE}worker {name}", "smoke", fact))
         merging.judge_matrix(session.directory, session.ledger, folders, session.remark)
         deselected = (name for part in self._outputs for name in part["deselected"])
         session.deselected = list(dict.fromkeys(deselected))
@@ -159,11 +148,6 @@ def handed_over(session: Session, *, closed: bool) -> dict[str, Any]:
         "inapplicable": sorted(session.inapplicable),
         "closed": closed,
     }
-
-
-def _died(name: str, error: str) -> TestReport:
-    fact = unmet.Fact("each worker ends its part", f"outside of its tests: {error}", name)
-    return TestReport.of(f"{BESIDE}worker {name}", "smoke", fact)
 
 
 def _folders(directory: Path) -> list[Path]:
@@ -182,11 +166,10 @@ def _parts(directory: Path) -> dict[str, VerdictFile]:
 
 def by_groups(config: Any, log: Any, groups: Callable[[], Mapping[str, str]]) -> Any:
     """A scheduler of xdist for the controller; ``groups``: by node id, once all have collected.
-    What xdist 3.8 does wrong: it gives a test that killed its worker to the next worker, and when
-    that one starts it before the crash is noted, the crash is lost. It hands out groups that have
-    no test left. It gives work to a worker that has not collected yet, and to one that replaced a
-    worker that died before the others had collected. A worker with a single test waits for a second
-    one for ever."""
+    What xdist 3.8 does wrong: it gives a test that killed its worker to the next one, and when that
+    starts it before the crash is noted, the crash is lost. It hands out groups without a test. It
+    gives work to a worker that has not collected yet, and to one that replaced a worker that died
+    before the others had collected. A worker with a single test waits for a second one for ever."""
     from xdist.scheduler import LoadGroupScheduling
 
     class Scheduling(LoadGroupScheduling):  # type: ignore[misc]

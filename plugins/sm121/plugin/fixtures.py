@@ -1,5 +1,4 @@
-"""What the tests are given of a server, which is started when the first test asks for it: clients,
-one that checks answers by the schema, and the cases."""
+"""What the tests are given of a server, which the first of them starts: clients, cases."""
 
 import functools
 import secrets
@@ -85,8 +84,7 @@ def server(conformance: Session) -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server, capabilities: Capabilities) -> "Iterator[openai.OpenAI]":
-    """An OpenAI client of the server under test; it does not retry, and a request for what the
-    engine cannot do is NOT_RUN."""
+    """An OpenAI client of the server under test, without retries; what it cannot do is NOT_RUN."""
     from sm121.api.guarded_client import GuardedClient
 
     with GuardedClient(server.endpoint, capabilities) as client:
@@ -172,8 +170,7 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
     """Holds the server against a case of ``fixtures/api/cases.toml``."""
     answered = request.config.stash.setdefault(_WELL, {})
     remark = functools.partial(conformance.remark, at_once=False)
-    excused = request.node.stash.setdefault(DEVIATIONS, [])
-    return Judge(api, remark, answered, excused)
+    return Judge(api, remark, answered, request.node.stash.setdefault(DEVIATIONS, []))
 
 
 @pytest.fixture

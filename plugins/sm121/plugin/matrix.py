@@ -14,9 +14,11 @@ from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.session import target
 from sm121.session.session import Session
 
-_PLAN = pytest.StashKey[CellPlan | None]()
+#: The plan whose cells were collected; None where the profile has no axes.
+PLAN = pytest.StashKey[CellPlan | None]()
 _MATRIX = pytest.StashKey[MatrixLevel]()
-_REFUSED = pytest.StashKey[errors.UsageError]()
+#: What collecting the tests found wrong with the axes or their options.
+REFUSED = pytest.StashKey[errors.UsageError]()
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
@@ -34,18 +36,13 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 def _plan(config: pytest.Config) -> CellPlan | None:
     """The plan in force, made once; None where the profile has no axes."""
-    if _PLAN not in config.stash:
+    if PLAN not in config.stash:
         try:
-            config.stash[_PLAN] = _make_plan(config)
+            config.stash[PLAN] = _make_plan(config)
         except errors.UsageError as error:  # raised later, where pytest shows it as a usage error
-            config.stash[_PLAN] = None
-            config.stash[_REFUSED] = error
-    return config.stash[_PLAN]
-
-
-def plan_of_items(config: pytest.Config) -> CellPlan | None:
-    """The plan whose cells were collected; None when there were none."""
-    return config.stash.get(_PLAN, None)
+            config.stash[PLAN] = None
+            config.stash[REFUSED] = error
+    return config.stash[PLAN]
 
 
 def _make_plan(config: pytest.Config) -> CellPlan | None:
@@ -69,22 +66,13 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
     )
 
 
-def refuse_a_wrong_plan(config: pytest.Config) -> None:
-    """Raise what collecting the tests found wrong with the axes or their options. Raises
-    UsageError: an axis or an option is wrong."""
-    if (refused := config.stash.get(_REFUSED, None)) is not None:
-        raise refused
-
-
 def refuse_wrong_arguments(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> None:
-    """Ask the engine's own parser for each value of an axis, before anything is started. Raises
-    UsageError: the parser refuses a value."""
+    """Before a start, ask the engine's parser for each value of an axis. Raises UsageError."""
     plan = _plan_to_run(config, session, items)
     if plan is not None:
-        under_test = session.managed_configuration(session.profile.under_test)
-        refuse_arguments(plan, under_test, session.settings.root / ".cache")
+        refuse_arguments(plan, session.managed_configuration(session.profile.under_test))
 
 
 def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
@@ -97,15 +85,16 @@ def show_outlook(config: pytest.Config, session: Session, items: Sequence[pytest
 def _plan_to_run(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> CellPlan | None:
-    plan = config.stash.get(_PLAN, None)
+    plan = config.stash.get(PLAN, None)
     selected = any(item.stash.get(LEVEL, "") == "matrix" for item in items)
     return plan if plan and plan.cells and selected and session.pool is not None else None
 
 
 def end(config: pytest.Config, *, interrupted: bool) -> None:
     """Say in the matrix that it was interrupted."""
-    if (level := config.stash.get(_MATRIX, None)) is not None:
-        level.end(interrupted=interrupted)
+    level = config.stash.get(_MATRIX, None)
+    if level is not None and level.records and interrupted:
+        level.write(interrupted=True)
 
 
 def show_account(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:

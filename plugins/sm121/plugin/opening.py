@@ -23,8 +23,7 @@ _NO_LEVEL = (
 
 
 def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
-    """Open the run of the collected tests of levels; None when there are none. Raises UsageError:
-    something is wrong with what was asked for."""
+    """Open the run of the collected tests of levels; None: there are none. Raises UsageError."""
     if not config.stash.get(selection.SELECTED, False):
         return None  # pytest calls this after a refused collection, too
     tests = [item for item in items if LEVEL in item.stash]
@@ -53,8 +52,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     config.stash[CRASHES] = crashes.CrashDesk(session)
     config.stash[SIGNALS] = signals.Signals(session)
     session.deselected = selection.missed(config, chosen.arch)
-    collected = config.stash[selection.COLLECTED]
-    session.collected = collected
+    session.collected = config.stash[selection.COLLECTED]
     session.asks_for = selection.asks_for(config, session)
     session.file.shard = config.stash.get(SHARD, None)
     if settings.worker is not None:
@@ -82,29 +80,20 @@ def refusing(config: pytest.Config | None = None) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        if config is not None:
-            _leave_no_older_verdict(config)
+        if config is not None and config.getoption("--certify"):
+            folder = config.invocation_params.dir / config.getoption("--report-dir")
+            only_shows = hasattr(config, "workerinput") or config.option.collectonly
+            if (folder / "verdict.json").is_file() and not only_shows:
+                with contextlib.suppress(UsageError):  # another run uses it: it stays
+                    directory.take(folder).lock.close()
         raise pytest.UsageError(str(error)) from error
-
-
-def _leave_no_older_verdict(config: pytest.Config) -> None:
-    worker = hasattr(config, "workerinput")
-    if not config.getoption("--certify") or worker or config.option.collectonly:
-        return
-    folder = config.invocation_params.dir / config.getoption("--report-dir")
-    with contextlib.suppress(UsageError):  # another run uses it, or it is none: it stays
-        directory.set_aside(folder)
 
 
 def _target(config: pytest.Config, settings: Settings, tests: list[pytest.Item]) -> Target:
     expression = config.getoption("markexpr", "") or ""
     chosen = resolve(settings, selection.architectures_asked_for(expression))
-    if (
-        chosen.obstacle is None
-        and tests
-        and not selection.selects_any(expression, tests, chosen.arch)
-    ):
-        # These tests apply to the target, but another architecture selected them.
+    none = bool(tests) and not selection.selects_any(expression, tests, chosen.arch)
+    if chosen.obstacle is None and none:  # another architecture selected the tests
         obstacle = f"-m {expression!r} selects no test for {chosen.arch}, which is the target"
         return dataclasses.replace(chosen, obstacle=obstacle)
     return chosen

@@ -1,6 +1,5 @@
-"""Warnings of other people's packages: shown, and never errors in a run of the levels. A project's
-own ``filterwarnings = error`` is about its own code. What torch or NVML's bindings warn of when
-they are imported is no finding about the server that is judged."""
+"""Warnings of other people's packages, as torch's when it is imported: shown, and never errors in a
+run of the levels. A project's own ``filterwarnings = error`` is about its own code."""
 
 import contextlib
 import warnings

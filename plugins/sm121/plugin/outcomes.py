@@ -51,9 +51,7 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
         and not test.excused
         and not test.id.startswith(BESIDE)
     ]
-    if failed:
-        return f"the smoke level failed ({failed[0].id}); what it needs comes first"
-    return None
+    return f"the smoke level failed ({failed[0].id}); what it needs comes first" if failed else None
 
 
 def crash(error: BaseException) -> managed.ServerError | UnderLoad | RanOutOfTime | None:
@@ -89,7 +87,7 @@ def take(
         finding.verdict = Verdict.NOT_RUN
         finding.message = _skip_reason(report)
     elif report.failed:
-        facts = _facts(session, call, report)
+        facts = _facts(session, error, report)
         message, note = _message(session, item, facts)
         failed = finding.model_copy(
             update={
@@ -101,7 +99,7 @@ def take(
                 "tolerated": None,
             }
         )
-        _excuse(session, item, failed, call, report)
+        _excuse(session, item, failed, error, report)
         if finding.verdict is Verdict.PASS or stands(finding, failed) is failed:
             item.stash[FINDING] = finding = failed
     elif report.when == "call" and finding.verdict is Verdict.NOT_RUN:
@@ -168,27 +166,25 @@ def _of_case(item: pytest.Item) -> JudgedKernel | None:
     return None if case is None else JudgedKernel(operation=case.operation)
 
 
-def _facts(session: Session, call: pytest.CallInfo[None], report: pytest.TestReport) -> list[Fact]:
+def _facts(session: Session, error: BaseException | None, report: pytest.TestReport) -> list[Fact]:
     """What does not hold; the one place where somebody else's failure becomes a fact."""
+    kind = type(error).__qualname__
+    if error is None:  # a strict xfail that passed
+        facts = [Fact("", str(report.longrepr))]
+    elif isinstance(error, AssertionError | errors.Sm121Error):
+        facts = [_without_reprs(fact) for fact in facts_of(error)]
+    elif _is_an_answer(error):
+        body = json.dumps(steady(getattr(error, "body", None)), default=str)
+        facts = [Fact("", f"{getattr(error, 'status_code', None)} {body}", kind=kind)]
+    else:
+        facts = [Fact("", str(error), kind=kind)]
 
     def shown(said: str) -> str:
         whole = printable(session.redact(said))
         rest = whole[_OBSERVED_LENGTH:]
         return whole[:_OBSERVED_LENGTH] + (f" and {digest.of([rest])}" if rest else "")
 
-    return [fact.mapped(shown) for fact in _own(call, report)]
-
-
-def _own(call: pytest.CallInfo[None], report: pytest.TestReport) -> list[Fact]:
-    if call.excinfo is None:  # a strict xfail that passed
-        return [Fact("", str(report.longrepr))]
-    error, kind = call.excinfo.value, call.excinfo.type.__qualname__
-    if isinstance(error, AssertionError | errors.Sm121Error):
-        return [_without_reprs(fact) for fact in facts_of(error)]
-    if _is_an_answer(error):
-        body = json.dumps(steady(getattr(error, "body", None)), default=str)
-        return [Fact("", f"{getattr(error, 'status_code', None)} {body}", kind=kind)]
-    return [Fact("", str(error), kind=kind)]
+    return [fact.mapped(shown) for fact in facts]
 
 
 def _without_reprs(fact: Fact) -> Fact:
@@ -196,11 +192,9 @@ def _without_reprs(fact: Fact) -> Fact:
     if fact.required:
         return fact
     lines = fact.observed.splitlines()
-    added = [line.strip() for line in lines if line.startswith(" + ")]
     observed = "\n".join(line for line in lines if not line.startswith(" + "))
-    return replace(
-        fact, observed=observed, evidence="; ".join(filter(None, (fact.evidence, *added)))
-    )
+    parts = (fact.evidence, *(line.strip() for line in lines if line.startswith(" + ")))
+    return replace(fact, observed=observed, evidence="; ".join(filter(None, parts)))
 
 
 def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> tuple[str, str]:
@@ -229,9 +223,7 @@ def _bugs(session: Session, item: pytest.Item) -> list[capabilities.Bug]:
 def _mended(session: Session, item: pytest.Item) -> None:
     """Remark on a known bug whose range is open, where the test that shows it holds."""
     engine = session.file.engine
-    for bug in _bugs(session, item):
-        if not bug.mended_by(item.stash[ID]):
-            continue
+    for bug in (bug for bug in _bugs(session, item) if bug.mended_by(item.stash[ID])):
         session.remark(
             f"{item.stash[ID]}: a bug is known of {engine.name} {bug.versions}, and "
             f"{engine.version} does not show it ({bug.what}): close the range in "
@@ -242,8 +234,7 @@ def _mended(session: Session, item: pytest.Item) -> None:
 
 def _skip_reason(report: pytest.TestReport) -> str:
     reason = getattr(report, "wasxfail", None) or report.longrepr
-    if isinstance(reason, tuple):
-        reason = reason[2]
+    reason = reason[2] if isinstance(reason, tuple) else reason
     return printable(str(reason).removeprefix("Skipped: "))[:_MESSAGE_LENGTH]
 
 
@@ -251,13 +242,12 @@ def _excuse(
     session: Session,
     item: pytest.Item,
     finding: TestReport,
-    call: pytest.CallInfo[None],
+    error: BaseException | None,
     report: pytest.TestReport,
 ) -> None:
     """Tolerate a failure that a waiver names, whose severity the profile does not need, or that the
     run has which this one is compared with. A crash, or what says that nothing is proven, never."""
-    never = _never_waived(session, item, finding, call)
-    error = call.excinfo.value if call.excinfo is not None else None
+    never = _never_waived(session, item, finding, error)
     plain = isinstance(error, AssertionError)
     if isinstance(error, Unmet) and error.severity is not None:
         finding.severity = error.severity
@@ -319,10 +309,9 @@ def _waive(
 
 
 def _never_waived(
-    session: Session, item: pytest.Item, finding: TestReport, call: pytest.CallInfo[None]
+    session: Session, item: pytest.Item, finding: TestReport, error: BaseException | None
 ) -> str | None:
     """What a failure is that no waiver tolerates; None for one that a waiver may."""
-    error = call.excinfo.value if call.excinfo is not None else None
     if finding.verdict is not Verdict.FAIL:
         return f"what is {finding.verdict}"
     if error is not None and crash(error) is not None:

@@ -27,7 +27,6 @@ from sm121.stress import level, soak
 
 _LINE_EVERY_S = 10.0
 _STRESS = pytest.StashKey[tuple[Server, level.Stress]]()
-#: While there is one.
 _BENCH = pytest.StashKey[Bench]()
 
 
@@ -48,27 +47,21 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(name, choices, ids=[f"{letter}{value}" for value in choices])
 
 
-class Display:
-    """What is measured: a new line now and then."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self._config = config
-        self._next = 0.0
-
-    def __call__(self, line: str) -> None:
-        progress = self._config.stash.get(PROGRESS, None)
-        if time.monotonic() >= self._next or (progress is not None and progress.rewrites):
-            self._next = time.monotonic() + _LINE_EVERY_S
-            say(self._config, "measuring", line)
-
-
 @pytest.fixture(scope="session")
 def bench(conformance: Session, pytestconfig: pytest.Config) -> Iterator[Bench]:
     """The measuring client, and the plan in force."""
     settings = conformance.settings
     plan = settings.measuring_plan(conformance.profile)
-    display = Display(pytestconfig)
-    with Bench.open(conformance, plan, tails=settings.percentiles, show=display) as opened:
+    shown_at = -_LINE_EVERY_S
+
+    def show(line: str) -> None:
+        nonlocal shown_at
+        progress, now = pytestconfig.stash.get(PROGRESS, None), time.monotonic()
+        if now - shown_at >= _LINE_EVERY_S or (progress is not None and progress.rewrites):
+            shown_at = now
+            say(pytestconfig, "measuring", line)
+
+    with Bench.open(conformance, plan, tails=settings.percentiles, show=show) as opened:
         pytestconfig.stash[_BENCH] = opened
         yield opened
         del pytestconfig.stash[_BENCH]
@@ -175,8 +168,7 @@ def stress(
     current = pytestconfig.stash.get(_STRESS, None)
     if current is None or current[0] is not server:
         end_load(pytestconfig)
-        made = level.Stress(conformance, server, capabilities)
-        pytestconfig.stash[_STRESS] = server, made
+        pytestconfig.stash[_STRESS] = server, level.Stress(conformance, server, capabilities)
     return pytestconfig.stash[_STRESS][1]
 
 

@@ -1,6 +1,5 @@
-"""What a run asks and how long it takes: at its head, and whole for ``sm121 plan``. ``sm121 plan``
-is ``pytest --collect-only``: nothing is started. Its page has the facts of `_FACTS`, what would not
-run with the reason, and each plan of the profile with its minutes."""
+"""What a run asks and how long it takes: at its head, and whole for ``sm121 plan``, which is
+``pytest --collect-only``: the facts of `_FACTS`, what would not run, each plan with its minutes."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +30,6 @@ from sm121.session.settings import Settings
 TARGET = pytest.StashKey[Target]()
 #: What each level of a run will ask, from its head on.
 COSTS = pytest.StashKey[dict[str, Forecast]]()
-#: Lines on what a run would stand on.
 Fact: TypeAlias = Callable[[Settings, Target, Profile], Iterable[str]]
 
 
@@ -106,7 +104,7 @@ def _costs(
     """`obstacle`: of this machine alone; what it keeps from running is asked elsewhere."""
     settings = config.stash[SETTINGS]
     plan = Plan.of(profile, plan=name, sizes=settings.sizes)
-    cells = matrix.plan_of_items(config)
+    cells = config.stash.get(matrix.PLAN, None)
     matrix_s = cost.seconds(cells) if cells is not None and cells.cells else 0.0
     starting = {"server", "servers"}
     if profile.engine.profiler == "restart":

@@ -1,5 +1,4 @@
-"""Where a run is: one line that is rewritten on a terminal; elsewhere, and beside what pytest says
-itself (-v, -s, -n), a line with its time."""
+"""Where a run is: a line that is rewritten; without a terminal, with -v, -s or -n, lines."""
 
 import io
 import os
@@ -36,9 +35,9 @@ def clock_time(seconds: float) -> str:
 
 
 class Progress:
-    """Where the run is. ``file``: of its own on the terminal or the pipe, since pytest captures the
-    usual one; ``costs``: what each level will ask; ``width``: of pytest's begun line there, None
-    where it writes none; ``every_s``: between two lines without a terminal; ``clock``: seconds."""
+    """Where the run is. ``file``: of its own, since pytest captures the usual one; ``costs``: what
+    each level will ask; ``width``: of pytest's begun line there, None where it writes none;
+    ``every_s``: between two lines without a terminal; ``clock``: seconds."""
 
     def __init__(
         self,
@@ -101,8 +100,7 @@ class Progress:
 
     def end(self, test: TestReport, *, name: str | None = None) -> None:
         """A check has ended, with ``test`` as its result. Where pytest does not, a failure is shown
-        at once; those for the same reason are counted. ``name``: under which it began, where that
-        is not its id."""
+        at once, one of each reason. ``name``: under which it began, where that is not its id."""
         with self._lock:
             self._waits = ""
             self._running.pop(name or test.id, None)

@@ -1,9 +1,9 @@
-"""What the report shows of each test beyond its verdict: its requirement, the text of its failure,
-and a command that runs it again."""
+"""What the report shows of a test beyond its verdict: requirement, failure, how to run it again."""
 
 import inspect
 import os
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +12,8 @@ from sm121.core.printable import printable
 from sm121.plugin import workers
 from sm121.plugin.options import is_own_run
 from sm121.plugin.stash import ID, LEVEL, STARTS
+from sm121.report import page
+from sm121.report.stored import StoredReport
 from sm121.run import details
 from sm121.session.session import Session
 
@@ -26,6 +28,8 @@ _NOT_REPEATED = {
     "--resume": 0,  # what has ended is not run
 }
 _MOST_SECTION = 4000
+#: Bytes of a step's summary: GitHub refuses all of a longer one.
+_LONGEST_SUMMARY = 1 << 20
 
 
 def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> details.Details:
@@ -72,6 +76,20 @@ def note_failure(
     details.write(known, session.directory)
 
 
+def write(session: Session, known: details.Details) -> StoredReport:
+    """Write the files of a closed session, and the summary of a GitHub job. ``known`` is shown."""
+    report = page.write_all(session.directory, known)
+    if file := os.environ.get("GITHUB_STEP_SUMMARY"):
+        text = (session.directory / "summary.md").read_bytes()
+        try:
+            with Path(file).open("ab") as stream:
+                if stream.tell() + len(text) <= _LONGEST_SUMMARY:
+                    stream.write(text + b"\n")
+        except OSError as error:
+            session.say("note", f"GITHUB_STEP_SUMMARY {file}: {error}")
+    return report
+
+
 def redact(session: Session, report: pytest.TestReport) -> None:
     """Take secrets out of what pytest itself prints and writes to --junitxml: a server may name the
     key that it refuses, and ``-l`` shows it."""
@@ -86,8 +104,7 @@ def redact(session: Session, report: pytest.TestReport) -> None:
 
 
 def _named_from_here(item: pytest.Item) -> str:
-    """The test's name for the folder in which pytest was started. Its id is relative to pytest's
-    root directory, which can be another folder."""
+    """The test's name in the folder where pytest was started; its id is relative to the root."""
     if is_own_run(item.config):
         return item.stash[ID]
     _, separator, name = item.stash[ID].partition("::")

@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, get_args
 
@@ -34,14 +34,13 @@ _MEASURES = frozenset({"server", "servers", "benchmark", "kernel_path", "box"})
 WHY_NOT = pytest.StashKey[str]()
 #: Set when every collected test of a level was found in order.
 SELECTED = pytest.StashKey[bool]()
-#: The ids of all collected tests of levels.
-COLLECTED = pytest.StashKey[frozenset[str]]()
+COLLECTED = pytest.StashKey[Collection[str]]()
 #: Level tests that -m, -k or --deselect removed: the ids, and what each applies to.
 DESELECTED = pytest.StashKey[dict[str, frozenset[str]]]()
 #: The profile whose certificate is asked for; None without ``--certify``.
 _CERTIFIES = pytest.StashKey[Profile | None]()
 #: A line for each kind of test that is left out without its option, with the number of tests.
-_LEFT_OUT = pytest.StashKey[list[str]]()
+LEFT_OUT = pytest.StashKey[list[str]]()
 
 
 def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -78,7 +77,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     for kind in ("uncertified", "slow", "not in plan"):
         if kind in groups:
             config.hook.pytest_deselected(items=groups[kind])
-    lines = config.stash.setdefault(_LEFT_OUT, [])
+    lines = config.stash.setdefault(LEFT_OUT, [])
     if (certified := config.stash[_CERTIFIES]) is not None:
         levels = Counter(item.stash[LEVEL] for item in groups.get("uncertified", ()))
         lines += [
@@ -102,7 +101,8 @@ def _left_out_as(config: pytest.Config, item: pytest.Item, chosen: Profile) -> s
         return "uncertified"
     if _is_slow(item):
         return "slow"
-    if _waits(item):
+    mark = item.get_closest_marker("asked_for")
+    if mark is not None and not config.getoption(str(mark.args[0])):
         return "waiting"
     if LEVEL in item.stash and not is_asked(item, chosen, settings.plan, settings):
         return "not in plan"
@@ -114,9 +114,10 @@ def _left_out_as(config: pytest.Config, item: pytest.Item, chosen: Profile) -> s
 
 def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) -> bool:
     """Whether a plan of a profile asks a test; each asks what has an option of its own."""
-    if _has_an_option(item):
-        return True
     level, markers = item.stash[LEVEL], {marker.name for marker in item.iter_markers()}
+    strength = item.config.getoption("--matrix") if level == "matrix" else None
+    if strength is not None or markers & {"asked_for", "ab_run"}:
+        return True
     if not chosen.plan(name).asks(level, getattr(item, "originalname", item.name), markers):
         return False
     plan = Plan.of(chosen, plan=name, sizes=settings.sizes)
@@ -132,13 +133,6 @@ def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) 
 def parameters(item: pytest.Item) -> Mapping[str, Any]:
     """The values that a parametrized test has; empty for another one."""
     return item.callspec.params if hasattr(item, "callspec") else {}
-
-
-def _has_an_option(item: pytest.Item) -> bool:
-    """Whether the user asked for a test by an option of its own: --golden, --ab, --matrix 1."""
-    strength = item.config.getoption("--matrix") if item.stash[LEVEL] == "matrix" else None
-    names = ("asked_for", "ab_run")
-    return strength is not None or any(item.get_closest_marker(name) for name in names)
 
 
 def refuse_wrong_names(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
@@ -169,11 +163,6 @@ def strange_names(row: PlanRow, module: ModuleType) -> list[str]:
     ]
 
 
-def left_out(config: pytest.Config) -> list[str]:
-    """A line for each kind of test that was left out."""
-    return config.stash.get(_LEFT_OUT, [])
-
-
 def _certifies(config: pytest.Config) -> Profile | None:
     settings, expression = config.stash[SETTINGS], config.getoption("markexpr", "") or ""
     if not settings.certify:
@@ -196,11 +185,6 @@ def _is_slow(item: pytest.Item) -> bool:
     return item.get_closest_marker("slow") is not None and not item.config.getoption("--slow")
 
 
-def _waits(item: pytest.Item) -> bool:
-    mark = item.get_closest_marker("asked_for")
-    return mark is not None and not item.config.getoption(str(mark.args[0]))
-
-
 def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     """Remember which tests of levels pytest deselected."""
     tests = [item for item in items if LEVEL in item.stash]
@@ -210,9 +194,8 @@ def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None
 
 
 def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], bool]:
-    """Whether a test that is not in this run was asked for: it was not collected, and would have
-    been if it were there. What -m, -k, a plan or an option leaves out was not asked for, nor was
-    what lies outside the paths that were given."""
+    """Whether a test that is not in this run was asked for: it would have been collected if it
+    were there, within the paths, by -m, -k, the plan and the options that were given."""
     settings = config.stash[SETTINGS]
     has_paths = config.args_source is pytest.Config.ArgsSource.ARGS
     paths = [_relative(config, path) for path in config.args] if has_paths else []
@@ -225,18 +208,22 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
     words = config.getoption("keyword", "") or ""
     marks = config.getoption("markexpr", "") or ""
     plan = session.profile.plan(settings.plan) if session.target.profile is not None else None
+    # What the plan names that is no name of a test.
+    markers: dict[str, set[str]] = {
+        level: {entry for entry in entries if not entry.startswith("test_")}
+        for level, entries in (plan.tests.items() if plan is not None else ())
+    }
     arch = {session.arch, "gpu"} if session.arch != CPU else {CPU}
     others = set(re.findall(r"[A-Za-z_]\w*", marks)) - {*LEVELS, *NAMES, "gpu", "slow"}
 
     def selected(test: TestReport) -> bool:
-        """Whether -k, -m and the plan take a test that is not there. It may have had any marker
-        that they name beside level and architecture."""
+        """Whether -k, -m and the plan take a test, which may have any marker that they name."""
         name = test.id.rpartition("::")[2].partition("[")[0]
         id_ = test.id.lower()
         return (
             (not words or _evaluate_with(words, lambda word: word.lower() in id_))
             and (not marks or any(_evaluate(marks, {test.level, *arch, *m}) for m in ((), others)))
-            and (plan is None or plan.asks(test.level, name, _markers_of(plan, test.level)))
+            and (plan is None or plan.asks(test.level, name, markers.get(test.level, ())))
         )
 
     def asked(test: TestReport) -> bool:
@@ -248,12 +235,6 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
         return within and is_absent and selected(test)
 
     return asked
-
-
-def _markers_of(plan: PlanRow, level: str) -> set[str]:
-    """What a plan names of a level that is no name of a test."""
-    entries = next((chosen for name, chosen in plan.tests.items() if name == level), ())
-    return {entry for entry in entries if not entry.startswith("test_")}
 
 
 def _relative(config: pytest.Config, path: str) -> str:
@@ -279,9 +260,8 @@ def mark(item: pytest.Item, chosen: Target) -> None:
     if chosen.obstacle is not None:
         skip(item, chosen.obstacle)
     elif chosen.arch not in names:
-        reason = f"applies to {', '.join(sorted(names))}; the target is {chosen.arch}"
-        item.stash[WHY_NOT] = reason
-        item.add_marker(pytest.mark.skip(reason=reason))
+        item.stash[WHY_NOT] = f"applies to {', '.join(sorted(names))}; the target is {chosen.arch}"
+        item.add_marker(pytest.mark.skip(reason=item.stash[WHY_NOT]))
     elif cannot := inability(item, chosen.profile):
         skip(item, cannot)
     elif chosen.profile is not None and item.get_closest_marker("timeout") is None:
@@ -320,17 +300,11 @@ def _applies_to(item: pytest.Item) -> frozenset[str]:
         raise pytest.UsageError(
             f"{item.nodeid}: expected @pytest.mark.applies_to(...) on the test or its module"
         )
-    names: set[str] = set()
-    for name in marker.args:
-        if name == "gpu":
-            names.update(GPUS)
-        elif name in NAMES:
-            names.add(name)
-        else:
-            raise pytest.UsageError(
-                f"{item.nodeid}: applies_to({name!r}): expected 'gpu' or one of {', '.join(NAMES)}"
-            )
-    return frozenset(names)
+    for name in {*marker.args} - {"gpu", *NAMES}:
+        raise pytest.UsageError(
+            f"{item.nodeid}: applies_to({name!r}): expected 'gpu' or one of {', '.join(NAMES)}"
+        )
+    return frozenset({*marker.args} - {"gpu"} | {*(GPUS if "gpu" in marker.args else ())})
 
 
 def architectures_asked_for(expression: str) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from sm121.plugin import (
 )
 from sm121.plugin.controller import Controller, by_groups, handed_over
 from sm121.run import details, verdict_file
-from sm121.session import certified_run, forecast, last_word
+from sm121.session import against, certified_run, forecast
 from sm121.session.session import Session
 from sm121.session.signals import Signals
 
@@ -67,8 +67,7 @@ def pytest_load_initial_conftests(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    """``--certify``: the suite builds that run itself. ``-n`` without ``--dist``: tests that need a
-    server go to one worker."""
+    """``--certify``: the suite builds that run. ``-n`` alone: servers are for one worker."""
     if config.getoption("--certify") and not certified_run.is_this_process():
         certificate.start(config)
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
@@ -115,7 +114,8 @@ def pytest_collection_modifyitems(
     with opening.refusing(), others.only_warn():
         selection.leave_out(config, items)
         selection.refuse_wrong_names(config, collected)
-        matrix.refuse_a_wrong_plan(config)
+        if (refused := config.stash.get(matrix.REFUSED, None)) is not None:
+            raise refused
         workers.divide(config, items)
     _step("tests selected")
     return result
@@ -136,7 +136,8 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             run = opening.open_run(config, session.items)
         if run is not None:
             answers.refuse_wrong_files(config, run)
-            run.refuse_a_foreign_trusted_run()
+            if run.settings.against is not None and run.target.obstacle is None:
+                against.refuse(run.settings.against, run.file)
             benchmarks.keep_quiet(config, session.items)
             matrix.refuse_wrong_arguments(config, run, session.items)
             selection.take_over(config, run, session.items)
@@ -157,7 +158,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     return [
         *(terminal.target(session) if session is not None else []),
         *(planning.head(config, session.target, items) if session is not None else []),
-        *selection.left_out(config),
+        *config.stash.get(selection.LEFT_OUT, []),
         *workers.lines(config, items),
     ]
 
@@ -313,8 +314,7 @@ def pytest_runtest_makereport(
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Look once more at what passed, before the client goes. Free the device memory of the kernel
-    level's tensors for the next server."""
+    """Look once more at what passed, before the client goes. Free the memory of the kernels."""
     try:
         performance.look_again_after_the_level(item, nextitem)
         return (yield)
@@ -365,7 +365,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
         config.workeroutput["sm121"] = handed_over(run, closed=True)  # type: ignore[attr-defined]
     report_details = config.stash.get(stash.DETAILS, details.Details())
     report_details.samples = benchmarks.samples(run)
-    config.stash[stash.REPORT] = last_word.write_report(run, report_details)
+    config.stash[stash.REPORT] = reporting.write(run, report_details)
     _step("report written")
     turns.end(config)
     if run.interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR:

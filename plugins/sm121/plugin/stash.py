@@ -27,7 +27,6 @@ LEVEL = pytest.StashKey[str]()
 #: The test's id as reports show it: before pytest 9.2 xdist appends a group's name to node ids.
 ID = pytest.StashKey[str]()
 APPLIES_TO = pytest.StashKey[frozenset[str]]()
-#: A test's result so far.
 FINDING = pytest.StashKey[verdict_file.TestReport]()
 #: How many measurements had been recorded when a test began.
 MEASURED = pytest.StashKey[int]()

@@ -1,6 +1,8 @@
 """Output on the terminal: settings in the header, progress of long work, the closing table."""
 
+import contextlib
 import time
+from collections import Counter
 
 import pytest
 
@@ -36,22 +38,15 @@ def header(config: pytest.Config) -> list[str]:
         *redaction.redact_arguments(settings.engine_arguments),
         *(f"{key}={value}" for key, value in variables.items()),
     ]
-    detected, version = architecture.detect(), __version__
-    text = rendered(
-        "header.txt.j2",
-        one_line,
-        settings=settings,
-        detected=detected,
-        extra=extra,
-        version=version,
-    )
-    return text.splitlines()
+    detected = architecture.detect()
+    values = {"settings": settings, "detected": detected, "extra": extra, "version": __version__}
+    return rendered("header.txt.j2", one_line, **values).splitlines()
 
 
 def target(session: Session) -> list[str]:
     """The settings in force, after they were resolved."""
-    text = rendered("target.txt.j2", one_line, run=session.file, label=profile_label)
-    return text.splitlines()
+    run, label = session.file, profile_label
+    return rendered("target.txt.j2", one_line, run=run, label=label).splitlines()
 
 
 def say(config: pytest.Config, what: str, line: str) -> None:
@@ -63,13 +58,9 @@ def say(config: pytest.Config, what: str, line: str) -> None:
     capture = config.pluginmanager.get_plugin("capturemanager")
     if reporter is None:
         return
-    text = f"[{time.strftime('%H:%M:%S')}] {what}: {line}"
-    if capture is None:
-        reporter.write_line(text)
-        return
-    with capture.global_and_fixture_disabled():
+    with contextlib.nullcontext() if capture is None else capture.global_and_fixture_disabled():
         reporter.ensure_newline()
-        reporter.write_line(text)
+        reporter.write_line(f"[{time.strftime('%H:%M:%S')}] {what}: {line}")
 
 
 def leave_out_tracebacks(terminal: "pytest.TerminalReporter") -> None:
@@ -90,10 +81,8 @@ def leave_out_tracebacks(terminal: "pytest.TerminalReporter") -> None:
 def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> None:
     """``--collect-only``: show what would run, and why the rest would not."""
     items = config.stash.get(COLLECTED, [])
-    levels: dict[str, int] = {}
-    for item in items:
-        if item.get_closest_marker("skip") is None:
-            levels[item.stash[LEVEL]] = levels.get(item.stash[LEVEL], 0) + 1
+    running = (item for item in items if item.get_closest_marker("skip") is None)
+    levels = Counter(item.stash[LEVEL] for item in running)
     reasons = planning.reasons(items)
     if not levels and not reasons:
         return

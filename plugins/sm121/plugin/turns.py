@@ -33,8 +33,7 @@ def _has_gpu_servers(session: Session) -> bool:
 
 @contextlib.contextmanager
 def turn(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Wait for a test's turn. It is kept after the test when the next one needs the same. Raises
-    UsageError: the lock files cannot be used."""
+    """Wait for a test's turn, which the next one keeps if it needs the same. Raises UsageError."""
     if not _takes_turns(item.config):
         yield
         return

@@ -1,11 +1,8 @@
-"""What belongs together in a run that is divided: by ``--shard I/N``, or by the workers of
-pytest-xdist. Tests of one server configuration stay together. A shard gets whole groups; xdist
-gives a group to the next worker that is free. Each worker has its own run in its own folder, with
-its own server, and no two servers are on one device. Tests that need a server go to one worker, in
-order. Kernel numerics and compilations are spread over all workers. Tests that measure time do not
-run; cells of the matrix do. Each worker writes to a file of its folder which tests belong together,
-and the controller reads it: xdist 3.8 appends the names of groups to node ids, and pytest 9.2
-ignores them silently (pytest-dev/pytest-xdist#1386)."""
+"""What belongs together in a run that is divided, by ``--shard I/N`` or by pytest-xdist: tests of
+one server configuration. Each worker has its own run in its own folder, with its own server. It
+writes to a file there which tests belong together, and the controller reads it: xdist 3.8 appends
+the names of groups to node ids, and pytest 9.2 ignores them silently
+(pytest-dev/pytest-xdist#1386)."""
 
 import hashlib
 import json
@@ -16,7 +13,7 @@ import pytest
 
 from sm121.core import files, profile_fields
 from sm121.core.errors import UsageError
-from sm121.plugin.matrix import plan_of_items
+from sm121.plugin.matrix import PLAN
 from sm121.plugin.stash import LEVEL, SETTINGS, SHARD
 from sm121.run import verdict_file
 from sm121.session.session import Session
@@ -96,8 +93,7 @@ def uses_a_server(item: pytest.Item) -> bool:
 
 
 def parse(text: str | None) -> tuple[int, int] | None:
-    """I and N of ``--shard I/N``; None where it was not given. Raises UsageError: the value is not
-    I/N with 1 <= I <= N."""
+    """I and N of ``--shard I/N``; None without it. Raises UsageError: not I/N with 1 <= I <= N."""
     if text is None:
         return None
     index, slash, of = text.partition("/")
@@ -140,10 +136,10 @@ def _server_group(config: pytest.Config, item: pytest.Item) -> str:
         return UNDER_TEST
     callspec = getattr(item, "callspec", None)
     planned = callspec.params.get("cell") if callspec is not None else None
-    plan = plan_of_items(config)
+    plan = config.stash.get(PLAN, None)
     if planned is None or plan is None:
         return _EVERYWHERE
-    started_with = plan.arguments(planned.cell), plan.environment(planned.cell)
+    started_with = plan.of_cell(planned.cell)
     if started_with == plan.under_test(config.stash[SETTINGS].configuration):
         return UNDER_TEST
     made_of = json.dumps(started_with)

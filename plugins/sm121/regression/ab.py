@@ -1,9 +1,5 @@
-"""A against B: two builds or configurations, started in turns, with the start as the unit. What
-differs from start to start (memory layout, autotuning, the temperature) is not averaged out by more
-rounds on one server. So each start gives one value per metric, starts come in pairs whose order
-alternates (A B, B A, ...), and the interval of the ratio B / A is over pairs. A measurement on
-another kernel path than was asked for counts neither way, and a comparison of a thing with itself
-says nothing: the rules of every other measurement."""
+"""A against B: two builds or configurations, started in turns (A B, B A, ...), with the start as
+the unit, since no rounds on one server average out what differs from start to start."""
 
 import re
 import shlex
@@ -29,7 +25,6 @@ from sm121.regression.change import Change
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _PYTHON = "--engine-python"
 _LOG = "--server-log"
-#: In the report directory.
 FILE = "ab.json"
 #: Of the kernel path: what makes two servers differ in what they compute, or how fast.
 EFFECTS = (
@@ -57,7 +52,16 @@ def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
     configuration under test. Raises UsageError: they are not that."""
     first, second = (_side(text) for text in texts)
     for side in (first, second):
-        _refuse_what_is_no_side(side, texts)
+        # Where only one word was given, the other is what stood behind it: a path, or an option.
+        word = [*side.arguments, ""][0].partition("=")[0]
+        is_own = word in own_options.every()
+        if word and (is_own or not word.startswith("-")):
+            kind = "an option of the suite" if is_own else "none of them"
+            raise UsageError(
+                f"--ab {shlex.join(texts)}: expected two words, each a URL, or KEY=VALUE and "
+                f"arguments of the engine, {word} is {kind}; '' is what is under test itself: "
+                "--ab '' '--flag'"
+            )
     if (first.url is None) != (second.url is None):
         raise UsageError("--ab: expected two URLs or two configurations, not one of each")
     if first.url is not None and second.url is not None and _place(first.url) == _place(second.url):
@@ -76,14 +80,20 @@ def _place(url: str) -> tuple[str, int, str]:
 def _side(text: str) -> Side:
     if text.startswith(("http://", "https://")):
         url, _, behind = text.partition(" ")
-        url = root_of(url, "--ab")
-        return Side(url, url, _log_behind(url, behind))
+        url, log = root_of(url, "--ab"), None
+        if behind.strip():
+            name, value = [*re.split(r"[\s=]+", behind.strip(), maxsplit=1), ""][:2]
+            if name != _LOG or not value:
+                raise UsageError(f"--ab {url}: expected nothing but {_LOG} PATH behind it")
+            log = Path(value.strip("'\"")).absolute()
+            if not log.is_file():
+                raise UsageError(f"--ab {url}: {_LOG}: there is no file {value!r}")
+        return Side(url, url, log)
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"--ab {text!r}: expected arguments as a shell reads them: {error}") from (
-            error
-        )
+        line = f"--ab {text!r}: expected arguments as a shell reads them: {error}"
+        raise UsageError(line) from error
     python: str | None = None
     arguments: list[str] = []
     environment: list[tuple[str, str]] = []
@@ -99,30 +109,6 @@ def _side(text: str) -> Side:
         else:
             arguments.append(word)
     return Side(text, None, None, python, tuple(arguments), tuple(environment))
-
-
-def _refuse_what_is_no_side(side: Side, texts: Sequence[str]) -> None:
-    """Where only one word was given, the other is what stood behind it: a path, or an option."""
-    first = [*side.arguments, ""][0].partition("=")[0]
-    if not first or (first.startswith("-") and first not in own_options.every()):
-        return
-    kind = "an option of the suite" if first in own_options.every() else "none of them"
-    raise UsageError(
-        f"--ab {shlex.join(texts)}: expected two words, each a URL, or KEY=VALUE and arguments of "
-        f"the engine, {first} is {kind}; '' is what is under test itself: --ab '' '--flag'"
-    )
-
-
-def _log_behind(url: str, text: str) -> Path | None:
-    if not text.strip():
-        return None
-    name, value = [*re.split(r"[\s=]+", text.strip(), maxsplit=1), ""][:2]
-    if name != _LOG or not value:
-        raise UsageError(f"--ab {url}: expected nothing but {_LOG} PATH behind it")
-    path = Path(value.strip("'\""))
-    if not path.is_file():
-        raise UsageError(f"--ab {url}: {_LOG}: there is no file {str(path)!r}")
-    return path.absolute()
 
 
 @dataclass(frozen=True)

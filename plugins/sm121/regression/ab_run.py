@@ -5,7 +5,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
@@ -115,7 +114,11 @@ class AbRun:
                 self.harness.unproven(f"A/B: not known at every visit, and not compared: {lost}")
             self._write(outcomes)
             verdicts = [change.verdict for change in outcomes]
-            verdicts += [criterion.verdict for criterion in self._criteria(outcomes)]
+            if (chosen := self.hypothesis) is not None:  # what more pairs can decide of it
+                gate = hypothesis.gate_behind(chosen.phase)[1] if chosen.phase else ()
+                of_pairs = [each for each in (*chosen.criteria, *gate) if each.is_of_pairs]
+                answers = hypothesis.evaluate(of_pairs, outcomes, self.visits, {}, self._looks)
+                verdicts += [answer.verdict for answer in answers]
             if Verdict.INCONCLUSIVE not in verdicts:
                 break
         self.look_at_box()
@@ -126,18 +129,9 @@ class AbRun:
         """How often the pairs are judged at most: each look has its share of the error."""
         return self.pairs + 1
 
-    def _criteria(self, outcomes: list[Change]) -> list[CriterionResult]:
-        """The promises and the gate behind their phase, of those that more pairs can decide."""
-        if (chosen := self.hypothesis) is None:
-            return []
-        gate = hypothesis.gate_behind(chosen.phase)[1] if chosen.phase else ()
-        of_pairs = [each for each in (*chosen.criteria, *gate) if each.is_of_pairs]
-        return hypothesis.evaluate(of_pairs, outcomes, self.visits, {}, self._looks)
-
     def judge(self) -> None:
-        """B is not worse than A. Raises AssertionError: it is, or it does not run; Invalid, NotRun:
-        a visit does not count, or A does not run; Inconclusive: the starts differ too much among
-        themselves, or the box is unfit."""
+        """B is not worse than A. Raises Unmet: it is, or does not run; Invalid: a visit does not
+        count; NotRun: A does not run; Inconclusive: the starts, or the box, allow no decision."""
         outcomes = self.outcomes
         require(not self._broken, "B serves as A does", self._broken)
         if self.harness.file.box.state == BoxState.DEGRADED:
@@ -160,22 +154,23 @@ class AbRun:
         outcomes, undecided = self._outcomes_or_why_none()
         self.harness.save()  # which judges the levels by the tests that have ended
         levels = {name: level.verdict for name, level in self.harness.file.levels.items()}
-        text, criteria = hypothesis.gate_behind(chosen.phase) if chosen.phase else ("", ())
+        gate_text, criteria = hypothesis.gate_behind(chosen.phase) if chosen.phase else ("", ())
         answers, gate = (
             hypothesis.evaluate(promises, outcomes, self.visits, levels, self._looks)
             if undecided is None
             else [CriterionResult(p, undecided.verdict, "", "", str(undecided)) for p in promises]
             for promises in (chosen.criteria, criteria)
         )
-        file = self.harness.directory / "review.md"
+        every, file = [*answers, *gate], self.harness.directory / "review.md"
+        verdict = worst(answer.verdict for answer in every)
         filled = templates.rendered(
             "review.md.j2",
             hypothesis.cell,
             hypothesis=chosen,
             answers=answers,
-            gate_text=text,
+            gate_text=gate_text,
             gate=gate,
-            verdict=worst(answer.verdict for answer in [*answers, *gate]),
+            verdict=verdict,
             sides=self.sides,
             outcomes=outcomes,
             number=number,
@@ -184,7 +179,20 @@ class AbRun:
         write_text(filled, file)
         if undecided is not None:
             raise type(undecided)(f"{undecided}; the review is in {file}")
-        _conclude([*answers, *gate], file)
+        lines = [
+            f"{answer.criterion}: {answer.verdict.value}, A {answer.baseline or '-'}, "
+            f"B {answer.actual or '-'} ({answer.note})"
+            for answer in every
+            if answer.verdict is not Verdict.PASS
+        ]
+        text = f"{'; '.join(lines)}; the review is in {file}"
+        if verdict is Verdict.INCONCLUSIVE:
+            raise Inconclusive(text)
+        if verdict is Verdict.NOT_RUN:  # a promise that nobody looked at is not kept
+            raise Inconclusive(f"not everything that was promised could be looked at: {text}")
+        if verdict is not Verdict.PASS:
+            broken = ", ".join(f"{a.criterion}" for a in every if a.verdict is verdict)
+            raise Unmet(Fact("what was promised", f"not {broken}", evidence=text))
 
     def _outcomes_or_why_none(self) -> tuple[list[Change], Undecided | None]:
         """What a hypothesis is judged by, and why it cannot be; None where it can."""
@@ -234,8 +242,7 @@ class AbRun:
         self.visits.append(visit)
 
     def _forgotten(self, name: str, server: Server) -> str | None:
-        """What A knew at its first visit and this one does not: a rate of noise is none. Raises
-        Invalid: A itself does not know it any more."""
+        """What A knew at its first visit and this one does not. Raises Invalid: it is A's, too."""
         questions = self.harness.profile.correctness.known_answers
         wrong = facts.unknown(server.endpoint, questions)
         if self._answered is None:
@@ -251,13 +258,15 @@ class AbRun:
         return message
 
     def _check(self, visit: Visit, server: Server, side: Side) -> None:
-        """What runs is what the side was to be, and what it was at its first visit. Raises Invalid:
-        it is not; names all of it and the evidence."""
+        """Raises Invalid: a side is not what it was to be, or what it was at its first visit."""
         harness, name = self.harness, visit.side
         where = f"{name}, visit {1 + sum(earlier.side == name for earlier in self.visits)}"
         if side.url is not None:
             self._check_process(where, name, server, side.url)
-            self._check_errors(name, server)
+            if server.log is not None:  # what it reports is never green, as of one server
+                new = ErrorReader(server.reader or "", server.log.stat().st_size)
+                errors = self._errors.setdefault(name, new).read(server.log)
+                harness.decide_silent(errors, f"log of {name}")
         if server.log is None:
             how = f"give --ab '{side.url} --server-log PATH'" if side.log is None else None
             why = how or server.why_no_log
@@ -295,13 +304,6 @@ class AbRun:
                 "A/B: whether the URLs are of two servers is not known: neither the metric "
                 "process_start_time_seconds nor their processes can be seen from here"
             )
-
-    def _check_errors(self, name: str, server: Server) -> None:
-        """What the log at a URL reports since the first visit is never green, as of one server."""
-        if (log := server.log) is not None:
-            new = ErrorReader(server.reader or "", log.stat().st_size)
-            errors = self._errors.setdefault(name, new).read(log)
-            self.harness.decide_silent(errors, f"log of {name}")
 
     def _check_that_they_differ(self) -> None:
         """Of two configurations, B runs something else than A."""
@@ -406,21 +408,3 @@ def _resident(pool: ServerPool) -> tuple[set[int], int]:
             total += process.memory_info().rss
             pids.add(process.pid)
     return pids, total
-
-
-def _conclude(answers: list[CriterionResult], file: Path) -> None:
-    verdict = worst(answer.verdict for answer in answers)
-    lines = [
-        f"{answer.criterion}: {answer.verdict.value}, A {answer.baseline or '-'}, "
-        f"B {answer.actual or '-'} ({answer.note})"
-        for answer in answers
-        if answer.verdict is not Verdict.PASS
-    ]
-    text = f"{'; '.join(lines)}; the review is in {file}"
-    if verdict is Verdict.INCONCLUSIVE:
-        raise Inconclusive(text)
-    if verdict is Verdict.NOT_RUN:  # a promise that nobody looked at is not kept
-        raise Inconclusive(f"not everything that was promised could be looked at: {text}")
-    if verdict is not Verdict.PASS:
-        broken = ", ".join(f"{a.criterion}" for a in answers if a.verdict is verdict)
-        raise Unmet(Fact("what was promised", f"not {broken}", evidence=text))

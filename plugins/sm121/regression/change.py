@@ -1,6 +1,5 @@
 """A change of one metric: B against A, this run against stored ones, or against a trusted one.
-Speed that is bought with quality, by a price of rounding, is a regression, unless the profile
-allows that."""
+Speed at a price of rounding is a regression, unless the profile allows that."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,8 +17,7 @@ from sm121.run.verdict_file import ChangeReport
 
 @dataclass(frozen=True)
 class Change:
-    """What a metric was, what it is, and what was decided about that. A verdict is about a
-    regression: PASS, there is none; NOT_RUN, it was not judged."""
+    """What a metric was and is, and the verdict: PASS, no regression; NOT_RUN, not judged."""
 
     metric: str
     unit: str
@@ -138,16 +136,14 @@ def is_price(metric: str) -> bool:
 def compare_prices(
     now: StoredMetric, earlier: Sequence[StoredMetric], limits: Regression
 ) -> Change:
-    """This run's price against the best of the stored runs, so that nothing gets worse step by
-    step."""
+    """This run's price against the best of the stored runs: nothing gets worse step by step."""
     before = (max if now.higher_is_better else min)(metric.value for metric in earlier)
     return price_change(now.name, before, now.value, limits.of_price(now.name), len(earlier))
 
 
 def price_change(metric: str, before: float, now: float, limit: float, runs: int = 1) -> Change:
-    """A price that was and is so high. `limit`: how much worse it may be, in its unit; where it is
-    infinite, a price beyond what the profile has for it fails by its own test. What is no number is
-    worse than any."""
+    """A price that was and is so high. `limit`: how much worse it may be, in its unit; infinite:
+    its own test fails beyond what the profile has for it. What is no number is worse than any."""
     unit, higher = PRICES[metric.partition("@")[0]]
     worse = before - now if higher else now - before
     how = f"{number(abs(worse))} {'worse' if worse > 0 else 'better'}; {number(limit)} allowed"

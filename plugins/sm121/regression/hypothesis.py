@@ -132,8 +132,7 @@ def evaluate(
     levels: Mapping[str, Verdict],
     looks: int,
 ) -> list[CriterionResult]:
-    """Each criterion against what was measured; what was not measured is NOT_RUN. ``looks``: as of
-    `trend.compare_starts`."""
+    """Each criterion against what was measured, else NOT_RUN. ``looks``: see `compare_starts`."""
     by_name = {outcome.metric: outcome for outcome in outcomes}
     return [
         CriterionResult(criterion, *_answer(criterion, by_name, visits, levels, looks))
@@ -169,25 +168,18 @@ def _answer(
     if low is None or high is None:  # too few pairs for an interval
         return Verdict.INCONCLUSIVE, *sides, note
     if criterion.difference_at_most is not None:
-        delta = difference_of_pairs(visits, criterion.metric, looks)
-        assert delta is not None and delta[1] is not None and delta[2] is not None
-        low, high = delta[1], delta[2]
-        note = f"B - A = {number(delta[0])} [{number(low)}, {number(high)}] {outcome.unit}"
+        delta, low, high = difference_of_pairs(visits, criterion.metric, looks)
+        assert low is not None and high is not None  # as of the ratio
+        note = f"B - A = {number(delta)} [{number(low)}, {number(high)}] {outcome.unit}"
     elif criterion.value_at_least is not None or criterion.value_at_most is not None:
         values = [v.metrics[criterion.metric].value for v in visits if v.side == "B"]
         low, high = min(values), max(values)
         note = f"B from {number(low)} to {number(high)} {outcome.unit}"
-    return _on_the_right_side(criterion, low, high), *sides, note
-
-
-def _on_the_right_side(criterion: Criterion, low: float, high: float) -> Verdict:
-    """PASS where the whole interval is on the right side of the bound, FAIL where all of it is on
-    the wrong one. Of a change the interval is that of the ratio B / A."""
     (name,) = (name for name in _BOUNDS if getattr(criterion, name) is not None)
-    bound = getattr(criterion, name) + (1.0 if name.startswith("change") else 0.0)
+    bound = getattr(criterion, name) + (1.0 if name.startswith("change") else 0.0)  # of B / A
     if name.endswith("at_least"):
-        return verdict_of(low >= bound, high < bound)
-    return verdict_of(high <= bound, low > bound)
+        return verdict_of(low >= bound, high < bound), *sides, note
+    return verdict_of(high <= bound, low > bound), *sides, note
 
 
 def _path(criterion: Criterion, visits: Sequence[Visit]) -> tuple[Verdict, str, str, str]:

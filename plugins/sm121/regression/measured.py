@@ -38,8 +38,7 @@ class MeasuredHistory:
 
     @property
     def current(self) -> dict[str, StoredMetric]:
-        """The metrics of this run. Raises NotRun: the performance level was not selected;
-        AssertionError: it was, and measured nothing."""
+        """The metrics of this run. Raises NotRun: none was asked for; Unmet: none was measured."""
         if self._now is not None:
             return dict(self._now.metrics)
         selected = [test for test in self.recorder.harness.ledger if test.level == "performance"]
@@ -84,16 +83,14 @@ class MeasuredHistory:
 
     @property
     def missing(self) -> list[str]:
-        """Metrics of the latest run, and of the one that was named, that this one lacks. (One that
-        is INVALID is there.)"""
+        """Metrics of the latest and of the named run that this one has not, not even INVALID."""
         self._check_comparable()
         baselines = [run for run in (self.named, self.runs[-1]) if run is not None]
         lines = [line for run in baselines for line in trend.missing(self.current, run)]
         return list(dict.fromkeys(lines))
 
     def compared(self) -> None:
-        """Hold each metric against the last runs. Raises AssertionError: some are worse; Invalid,
-        Inconclusive: some cannot be compared, or not decided."""
+        """Hold each metric against the last runs. Raises Unmet, Invalid, Inconclusive."""
         self._check_comparable()
         harness = self.recorder.harness
         limits = harness.profile.regression
@@ -161,8 +158,7 @@ def none_matches(
     stored: Sequence[StoredRun], context: Mapping[str, Any], folder: Path
 ) -> NotRun | Inconclusive:
     """Why a run of that context is compared with none of these, oldest first, of that folder. A
-    driver or a kernel path that changed must not make a slower build green. What the user chose, as
-    another plan, and another machine have a history of their own."""
+    changed driver or path makes no slower build green; what the user chose has its own history."""
     for run in reversed(stored):
         if changed := run.changed(context):
             facts = [Fact(f"the {k} of the latest stored run", v) for k, v in changed.items()]

@@ -1,14 +1,9 @@
-"""The one judge of a change: a run against stored ones, and B against A by pairs of starts. Against
-stored runs a metric has regressed when three things hold: its median is worse than the median of
-the last runs by more than the threshold; its samples are worse than the latest run's by a
-Mann-Whitney test; and it lies outside what the runs differ by anyway. The first alone is
-INCONCLUSIVE. Against another side, the whole interval of the ratio decides."""
+"""The one judge of a change: a run against stored ones, and B against A by pairs of starts.
+docs/regression.md has the rules."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import comb
-from typing import Any
 
 import numpy as np
 from scipy import special
@@ -53,15 +48,13 @@ _WITHOUT_SCATTER = {
         f"{_SCATTER} stored runs on, their scatter decides"
     ),
 }
-#: Runs that a series shows at most.
 _MOST_RUNS = 60
 
 
 def compare(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
 ) -> list[Change]:
-    """Each metric that the history has too, against its last runs. `history`: comparable runs,
-    oldest first, without the current one."""
+    """Each metric against the last runs of `history`: comparable earlier ones, oldest first."""
     earlier = {n: [run.metrics[n] for run in history if n in run.metrics] for n in current}
     return [
         compare_prices(current[name], metrics, limits)
@@ -75,10 +68,8 @@ def compare(
 
 
 def _over_starts(change: Change, stored: Sequence[StoredMetric], limits: Regression) -> Change:
-    """A run is one start. What is worse than allowed fails where it is worse than each stored start
-    by more than starts of one build differ, or, where so many are stored that they have shown it,
-    by half of what is allowed. What is worse than each of some starts, and than the best of them by
-    more than is allowed, is no success, though most of them may have been slow."""
+    """A run is one start, and starts of one build differ: what is worse than allowed fails only
+    beyond that, and what is worse than each of some starts is no success (docs/regression.md)."""
     differ_by, allowed = limits.of_starts(change.metric, change.unit), change.allowed or 0.0
     if change.verdict not in (Verdict.FAIL, Verdict.PASS) or not differ_by or not change.b:
         return change
@@ -146,23 +137,19 @@ def _beyond(
     unlikely = tail or (risk is not None and risk < _SIGNIFICANT)
     if unlikely and (between is None or between < _BETWEEN_RUNS):
         return Verdict.FAIL, f"; {evidence}"
-    return (
-        Verdict.INCONCLUSIVE,
-        f"; it may be noise ({evidence}): more rounds, or a quieter machine",
-    )
+    why = f"; it may be noise ({evidence}): more rounds, or a quieter machine"
+    return Verdict.INCONCLUSIVE, why
 
 
 def not_judged(runs: Sequence[StoredRun]) -> tuple[list[str], int]:
-    """The metrics of the last of these runs of which only what is twice as bad is red, since too
-    few runs have them, and how many runs more it takes."""
+    """The metrics of which only twice as bad is red, and how many runs more they take."""
     metrics = [m for m in runs[-1].metrics.values() if _needs_scatter(m, m)]
     more = {m.name: _SCATTER - sum(m.name in run.metrics for run in runs) for m in metrics}
     return [name for name in more if more[name] > 0], max([0, *more.values()])
 
 
 def drafts_or_kernels(now: StoredMetric, before: StoredMetric, allowed: float) -> str:
-    """Whether a rate fell because fewer drafts are accepted, or because steps are slower; empty
-    where it is no rate with speculation."""
+    """Whether fewer drafts are accepted, or steps are slower; empty: no rate with speculation."""
     one, other = before.accepted_length, now.accepted_length
     if now.unit != "tok/s" or not one or not other or not before.value:
         return ""
@@ -198,9 +185,8 @@ def _needs_scatter(now: StoredMetric, before: StoredMetric) -> bool:
 def _without_scatter(
     now: StoredMetric, latest: StoredMetric, level: float, allowed: float
 ) -> Verdict:
-    """The verdict on it where too few runs are stored. Twice as bad is beyond doubt, unless a
-    single sample of several makes it so. Few samples are no success where each is worse than each
-    of the latest run's, and all of it by twice what is allowed."""
+    """The verdict where too few runs are stored. Twice as bad is beyond doubt, unless a single
+    sample of several makes it so. All samples worse by twice what is allowed are no success."""
     sign = 1.0 if now.higher_is_better else -1.0  # larger is better of what it multiplies
     half = level * 2.0**-sign
     if sign * now.value <= sign * half:
@@ -230,8 +216,7 @@ def _outside(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None
 
 def interval(now: StoredMetric, before: StoredMetric) -> tuple[float, float] | None:
     """The 95 % interval of the ratio of two medians, by the samples of both runs; None for another
-    percentile, and for fewer than two samples on a side. What differs from start to start is not in
-    it: one start is one start, however many samples it has."""
+    percentile, and for fewer than two samples on a side. Starts' differences are not in it."""
     if min(len(now.samples), len(before.samples)) < 2 or (now.quantile or 0.5) != 0.5:
         return None
     _, low, high = statistics.ratio_interval(now.samples, before.samples)
@@ -246,22 +231,14 @@ def _worse(now: float, before: float, higher_is_better: bool) -> float:
 
 def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[str]:
     """Metrics that the baseline has and this run has not, a line each: no success."""
-    lines = []
-    for name in baseline.metrics:
-        if name in current:
-            continue
-        new = [other for other in current if other not in baseline.metrics]
-        alike = difflib.get_close_matches(name, new, n=1, cutoff=0.5)
-        hint = f"; is it {alike[0]} now?" if alike else ""
-        lines.append(f"{name} was measured in {baseline.name} and not in this run{hint}")
-    return lines
+    names = [name for name in baseline.metrics if name not in current]
+    return [f"{name} was measured in {baseline.name} and not in this run" for name in names]
 
 
 def changes(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
 ) -> list[Change]:
-    """Metrics whose level is worse than the best of the whole history, by a step that was let
-    through or by steps that are each within the threshold."""
+    """Metrics whose level is worse than the best of the history, by a step or by small ones."""
     fallen = []
     for name, metric in current.items():
         runs = [run for run in history if name in run.metrics and run.metrics[name].value > 0.0]
@@ -289,14 +266,9 @@ def _fall(
     metric: StoredMetric, values: Sequence[float], limits: Regression
 ) -> tuple[float, float, int, float] | None:
     """The best level of a metric, the level now, the first run behind the best, and what is
-    allowed, if the level now is worse than that.
-
-    A step: levels are those between two changes; not of a percentile, whose scatter hides them. A
-    creep: the best level stays however long ago it was. It is the best median of three runs in a
-    row, so that no lucky run is one. The level now is the better of this run and the median of the
-    last five, and of what is timed the best of four starts, so that slow starts are no creep, and
-    none is left where this run is good again. More is allowed where runs differ by more: of 1,000
-    simulated runs without a trend, in histories of 60, less than one is red."""
+    allowed, if the level now is worse: by a step, between levels that segments have and a
+    percentile's scatter hides; or by a creep from the best median of three runs in a row, however
+    long ago that was. docs/regression.md says what the level now is, and how much is allowed."""
     better, chance = max if metric.higher_is_better else min, _chance(values)
     is_timed = limits.of_starts(metric.name, metric.unit) > 0.0
     starts = values[-_SLOW_STARTS:] if is_timed else values[-1:]
@@ -321,8 +293,7 @@ def _fall(
 
 def _chance(values: Sequence[float]) -> float:
     """How much worse the level of some runs may be by chance, as a fraction: four standard
-    deviations of a run, and more where few runs tell it. It is taken from differences of runs: no
-    trend is in it, and of a step little."""
+    deviations of a run, more with few runs; of their differences, which have no trend in them."""
     logs = np.log(values)
     means = []
     for lag in range(1, 1 + min(_LAGS, max(1, len(logs) // _RUNS_OF_LAG))):
@@ -366,9 +337,8 @@ def levels_of(
     values: Sequence[float], *, higher_is_better: bool, limits: Regression
 ) -> list[tuple[int, int, float]]:
     """The levels of a series that a reader may rely on, as (start, end, median): of `segments`,
-    those between changes that are no scatter. Of each change both the medians and the best runs
-    differ, so that slow starts are none; by 3 % where both levels have six runs, else by more than
-    starts differ. Of series without a change, with the noise of starts, one in 100 has one."""
+    those between changes, of medians and best runs, that are no scatter and no slow starts
+    (docs/regression.md). Of series without a change one in 100 has one."""
     levels = [(0, len(values), float(np.median(values)))]
     if len(values) < SERIES or not min(values) > 0.0:
         return levels
@@ -396,13 +366,15 @@ def series_of(
     series = {}
     for name, metric in current.items():
         runs = [run for run in history if name in run.metrics][-_MOST_RUNS:]
-        points = [
-            SeriesPoint(run=each.name, when=each.file.started, value=each.metrics[name].value)
-            for each in runs
-        ]
-        points.append(SeriesPoint(run="this run", when=started, value=metric.value))
-        higher = metric.higher_is_better
-        series[name] = Series(unit=metric.unit, higher_is_better=higher, points=points)
+        values = [(run.name, run.file.started, run.metrics[name].value) for run in runs]
+        series[name] = Series(
+            unit=metric.unit,
+            higher_is_better=metric.higher_is_better,
+            points=[
+                SeriesPoint(run=run, when=when, value=value)
+                for run, when, value in [*values, ("this run", started, metric.value)]
+            ],
+        )
     return series
 
 
@@ -410,8 +382,7 @@ def compare_starts(
     visits: Sequence[Visit], allowed: Mapping[str, float], *, default: float, looks: int = 1
 ) -> list[Change]:
     """Every metric that all visits have, B against A. ``allowed``: how much worse B may be, by
-    metric, ``default`` for the others; ``looks``: how often this is asked as visits are added: each
-    look gets its share of the error."""
+    metric, else ``default``; ``looks``: so often this is asked, each with a share of the error."""
     a, b = ([visit.metrics for visit in visits if visit.side == side] for side in "AB")
     pairs = [*zip(a, b, strict=False)]
     return [
@@ -435,7 +406,10 @@ def _compare_pairs(
     if is_price(name):
         means = float(first.mean()), float(second.mean())
         return price_change(name, *means, allowed, len(first))
-    ratio, low, high = ratio_of_pairs(first, second, looks=looks)
+    ratio = low = high = None
+    if min(first.min(), second.min()) > 0:
+        logs = _mean(np.log(second) - np.log(first), looks)
+        ratio, low, high = (None if log is None else float(np.exp(log)) for log in logs)
     change = Change(
         name, a[0].unit, a[0].higher_is_better, float(np.median(first)), float(np.median(second)),
         ratio, low, high, len(first), allowed, Verdict.INCONCLUSIVE,
@@ -456,30 +430,17 @@ def verdict_of(holds: bool, fails: bool) -> Verdict:
     return Verdict.FAIL if fails else Verdict.INCONCLUSIVE
 
 
-#: A value with its interval. What cannot be known from so few, or such, values is None.
-Interval = tuple[float | None, float | None, float | None]
+#: A value with its interval, which so few values may not have.
+Interval = tuple[float, float | None, float | None]
 
 
-def ratio_of_pairs(first: Any, second: Any, *, looks: int = 1) -> Interval:
-    """Mean ratio of pairs and its interval, by Student's t on logarithms."""
-    if (np.asarray(first) <= 0).any() or (np.asarray(second) <= 0).any():
-        return None, None, None
-    logs = np.log(np.asarray(second)) - np.log(np.asarray(first))
-    middle, low, high = (None if v is None else float(np.exp(v)) for v in _mean(logs, looks))
-    return middle, low, high
-
-
-def difference_of_pairs(visits: Sequence[Visit], metric: str, looks: int) -> Interval | None:
-    """Mean of B - A over pairs and its interval; None where a side lacks the metric. ``looks``: as
-    of `compare_starts`."""
-    first, second = (
+def difference_of_pairs(visits: Sequence[Visit], metric: str, looks: int) -> Interval:
+    """Mean of B - A over the pairs that have a metric. ``looks``: as of `compare_starts`."""
+    a, b = (
         [v.metrics[metric].value for v in visits if v.side == side and metric in v.metrics]
-        for side in ("A", "B")
+        for side in "AB"
     )
-    pairs = min(len(first), len(second))
-    if pairs == 0:
-        return None
-    return _mean(np.array(second[:pairs]) - np.array(first[:pairs]), looks)
+    return _mean(np.array([now - before for before, now in zip(a, b, strict=False)]), looks)
 
 
 def _mean(values: Floats, looks: int) -> Interval:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from sm121.core import redaction
 from sm121.report import stored
-from sm121.report.stored import StoredReport
 
 SUMS = "SHA256SUMS"
 #: A larger file is left out, and named: traces of a profiler and memory dumps.
@@ -25,7 +24,9 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
     """Write the archive of a report directory (default: sm121-VERDICT-ARCH-STARTED.tar.gz here);
     its path, and what was left out. Raises UsageError: there is no sound verdict.json."""
     report = stored.read(directory)
-    name = _name(report)
+    when = "".join(c for c in report.run.started[:19] if c.isalnum())
+    verdict, arch = str(report.run.verdict).lower(), report.run.arch or "unknown"
+    name = "-".join(("sm121", verdict, arch, when))
     target = output or Path(f"{name}.tar.gz")
     omitted, sums = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -46,12 +47,6 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
             copied.write_text("\n".join(sums) + "\n", "utf-8")
             archive.add(copied, f"{name}/{SUMS}", filter=_plain)
     return target, omitted
-
-
-def _name(report: StoredReport) -> str:
-    run = report.run
-    when = "".join(c for c in run.started[:19] if c.isalnum())
-    return "-".join(("sm121", str(run.verdict).lower(), run.arch or "unknown", when))
 
 
 def _files(directory: Path) -> Iterator[Path]:

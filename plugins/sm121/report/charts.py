@@ -106,11 +106,9 @@ def distributions(details: Details) -> list[Chart]:
     """How each time is distributed over the requests: one chart for each quantity."""
     by_quantity: dict[str, Samples] = {}
     for name, samples in details.samples.items():
-        base = metric_names.quantity(name)
-        if base is not None and samples.samples:
-            longest = by_quantity.get(base)
-            if longest is None or len(samples.samples) > len(longest.samples):
-                by_quantity[base] = samples
+        if (base := metric_names.quantity(name)) is not None and samples.samples:
+            longest = by_quantity.get(base, samples)
+            by_quantity[base] = max(longest, samples, key=lambda each: len(each.samples))
     enough = [(base, s) for base, s in by_quantity.items() if s.taken + s.failures >= 3]
     return [_distribution(base, s, position) for position, (base, s) in enumerate(enough, 1)]
 
@@ -130,10 +128,8 @@ def _distribution(base: str, samples: Samples, place: int) -> Chart:
     rows = []
     for quantile in (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0):
         label = {0.0: "least", 0.5: "median", 1.0: "most"}.get(quantile, f"p{quantile * 100:.0f}")
-        at = "failed"
-        if quantile <= reached:
-            at = number(float(np.quantile(finite, min(1.0, quantile / reached))))
-        rows.append((label, at))
+        at = number(float(np.quantile(finite, min(1.0, quantile / reached))))
+        rows.append((label, at if quantile <= reached else "failed"))
     middle = number(float(np.quantile(finite, 0.5)))
     # One gap of seconds among thousands of milliseconds would leave nothing else to be seen.
     wide = finite[0] > 0 and finite[-1] > _WIDE * float(np.median(finite))
@@ -204,10 +200,7 @@ def memory(file: MemoryFile) -> Chart | None:
             scatter(
                 "lines",
                 seconds,
-                [
-                    None if (s := each.cache_usage) is None else round(s * 100, 2)
-                    for each in samples
-                ],
+                [None if share is None else round(share, 2) for share in cache],
                 "KV cache: %{y:.1f} % after %{x:.0f} s",
                 **LOOKS["cache"],
             )
@@ -314,8 +307,7 @@ def _history(name: str, series: Series, place: int) -> Chart:
 def _levels(points: Sequence[SeriesPoint]) -> list[tuple[int, int, float]]:
     """The levels of some runs: first run, one past the last, and the median of these."""
     values = [point.value for point in points]
-    positive = len(values) > 1 and min(values) > 0
-    parts = trend.segments(values) if positive else [(0, len(values))]
+    parts = trend.segments(values) if values[1:] and min(values) > 0 else [(0, len(values))]
     return [(start, end, float(np.median(values[start:end]))) for start, end in parts]
 
 

@@ -1,6 +1,6 @@
-"""One file that puts two stored runs side by side: what is new in B, what is fixed, what else
-differs. It has no script and asks no network. Nothing is measured or judged anew: tests have the
-verdicts that their runs gave them, and metrics go by the rules of the regression level."""
+"""One file that puts two stored runs side by side, without a script or the network. Nothing is
+judged anew: tests have their runs' verdicts, and metrics go by the rules of the regression
+level."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -65,15 +65,9 @@ class Side:
         """The run's own sentence."""
         return headline.of(self.report.run)
 
-    @property
-    def reason(self) -> str:
-        """Why the run has its verdict, short enough to stand beside another."""
-        return shortened(self.headline.sentence)
-
     @cached_property
     def tests(self) -> Mapping[str, TestReport]:
-        """The tests of the run, and what was found beside them; but not what it is against a third
-        run, or what a certificate lacks."""
+        """Its tests, and what was found beside them; not what it is against a third run."""
         return {t.id: t for t in self.report.run.tests if not t.id.startswith("--")}
 
     @cached_property
@@ -148,19 +142,15 @@ class Beside:
             "only-a": [n for n in ran_a if n not in ran_b],
             "only-b": [n for n in ran_b if n not in ran_a and n not in bad_b],
         }
-        return [
-            Group.of(kind, [*map(self._row, self._gravest(names))]) for kind, names in kinds.items()
-        ]
-
-    def _gravest(self, names: list[str]) -> list[str]:
-        severities = [*Severity]
 
         def grave(name: str) -> tuple[bool, int]:
-            test = self.b.tests.get(name) or self.a.tests[name]
-            worst = any(_bad(side.tests[name]) for side in self.sides if name in side.tests)
-            return not worst, severities.index(test.severity)
+            tests = [side.tests[name] for side in self.sides if name in side.tests]
+            return not any(map(_bad, tests)), [*Severity].index(tests[-1].severity)
 
-        return sorted(names, key=grave)
+        return [
+            Group.of(kind, [*map(self._row, sorted(names, key=grave))])
+            for kind, names in kinds.items()
+        ]
 
     def _row(self, name: str) -> Row:
         one, two = self.a.tests.get(name), self.b.tests.get(name)
@@ -188,12 +178,15 @@ class Beside:
     @cached_property
     def only(self) -> list[Row]:
         """Metrics that one of the two has."""
-        sides = [side.report.run.metrics for side in self.sides]
-        return [
-            Row(name, *(_quantity(side.get(name)) for side in sides))
-            for name in {**sides[0], **sides[1]}
-            if (name in sides[0]) != (name in sides[1]) and not name.startswith("ab:")
-        ]
+        a, b = (
+            {
+                name: f"{number(metric.value) or 'none'} {metric.unit}"
+                for name, metric in side.report.run.metrics.items()
+                if not name.startswith("ab:")
+            }
+            for side in self.sides
+        )
+        return [Row(n, a.get(n, ""), b.get(n, "")) for n in {**a, **b} if (n in a) != (n in b)]
 
     @cached_property
     def limits(self) -> tuple[Regression, str]:
@@ -305,10 +298,6 @@ def _said(test: TestReport | None) -> str:
     return shortened(f"({excused}) {test.message}" if excused else test.why_not_run)
 
 
-def _quantity(metric: MetricReport | None) -> str:
-    return "" if metric is None else f"{number(metric.value) or 'none'} {metric.unit}"
-
-
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -323,8 +312,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def write(runs: list[tuple[str, Path]], target: Path) -> Path:
-    """Write the page of two runs. `runs`: the name and the report directory of A, and of B. Raises
-    UsageError: they are not two report directories."""
+    """Write the page of two `runs`, each a name and a report directory. Raises UsageError."""
     if len(runs) != 2:
         raise UsageError(f"--html: expected two runs, A and B, got {len(runs)}")
     sides = [_side(letter, *run, target) for letter, run in zip("AB", runs, strict=True)]

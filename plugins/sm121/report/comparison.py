@@ -1,7 +1,6 @@
-"""Results side by side: stored runs of this suite, and of llama-benchy and llama-bench. Each
-source keeps the clock that it was measured with, since a number is only as good as that:
-``token_ids`` and ``usage`` count tokens, ``chunks`` counts events, ``in-process`` is the engine's
-own loop without server and network."""
+"""Results side by side: stored runs of this suite, and of llama-benchy and llama-bench, each with
+its clock, since a number is only as good as that: ``token_ids`` and ``usage`` count tokens,
+``chunks`` counts events, ``in-process`` is the engine's own loop without server and network."""
 
 import csv
 import io
@@ -94,9 +93,8 @@ class Source:
 
 
 def read(path: Path) -> Source:
-    """A report directory or its verdict.json, a file of pytest-benchmark, JSON or CSV of
-    llama-benchy, YAML of sparkrun (Spark Arena), or JSON of llama-bench, told apart by what is in
-    it. Raises UsageError: it is none of these."""
+    """Results of this suite, llama-benchy, sparkrun or llama-bench, told apart by what is in the
+    file. Raises UsageError: it is none of these."""
     file = path / verdict_file.NAME if path.is_dir() else path
     expected = (
         f"{path}: expected a report directory, verdict.json, a file of pytest-benchmark, JSON or "
@@ -168,8 +166,7 @@ def limits_of(name: str) -> tuple[Regression, str]:
 
 
 def refuse_mixed(sources: Sequence[Source]) -> None:
-    """Refuse results that were not asked in one way, or not on one machine. Raises UsageError:
-    names the first field in which two differ."""
+    """Raises UsageError: two results were not asked in one way, or on one machine; names it."""
     runs = [(source.name, source.run) for source in sources if source.run is not None]
     newer = [(name, run) for name, run in runs if run.fingerprint is not None]
     older = [name for name, run in runs if run.fingerprint is None]

@@ -23,8 +23,7 @@ class Crash(CrashReport):
 
 
 def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
-    """The crashes that verdict.json lists, and bundles that it does not: the suite itself may have
-    ended before it could write them down."""
+    """The crashes that verdict.json lists, and bundles that it does not: the suite had ended."""
     crashes = [_crash(report, directory) for report in listed]
     bundles = {crash.bundle for crash in crashes}
     folder = directory / FOLDER

@@ -30,8 +30,7 @@ class FailureGroup:
     ids: tuple[str, ...]
     requirement: str
     facts: tuple[Fact, ...]
-    """Of the first test; without what they are about where others say the same of something else.
-    """
+    """Of the first test; without what they are about where others say the same of another."""
     evidence: tuple[str, ...]
     """Files of the report directory, relative to it."""
     detail: FailureDetail
@@ -91,28 +90,22 @@ def grouped(report: StoredReport) -> list[FailureGroup]:
         room -= len(detail.text) + sum(map(len, detail.sections.values()))
         if room < 0:  # everything that fails at once must still be a page that opens
             detail = without_output(detail)
-        merged.append(_group(report, tests, detail))
+        first = tests[0]
+        facts = [replace(f, about="") for f in first.facts] if tests[1:] else first.facts
+        requirement = report.details.requirements.get(first.id, "")
+        evidence = tuple(_evidence(report, first.level, detail.logs))
+        merged.append(
+            FailureGroup(
+                *(first.verdict, first.severity, first.level, tuple(test.id for test in tests)),
+                *(requirement, tuple(facts), evidence, detail),
+            )
+        )
     return merged
 
 
 def without_output(detail: FailureDetail) -> FailureDetail:
     """What is known of a test but what pytest showed of it."""
     return detail.model_copy(update={"text": "", "sections": {}})
-
-
-def _group(report: StoredReport, tests: list[TestReport], detail: FailureDetail) -> FailureGroup:
-    first = tests[0]
-    facts = first.facts if len(tests) == 1 else [replace(f, about="") for f in first.facts]
-    return FailureGroup(
-        verdict=first.verdict,
-        severity=first.severity,
-        level=first.level,
-        ids=tuple(test.id for test in tests),
-        requirement=report.details.requirements.get(first.id, ""),
-        facts=tuple(facts),
-        evidence=tuple(_evidence(report, first.level, detail.logs)),
-        detail=detail,
-    )
 
 
 def _evidence(report: StoredReport, level: str, logs: Sequence[str] | None) -> Iterable[str]:

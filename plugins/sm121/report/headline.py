@@ -1,10 +1,9 @@
 """What a run came to, in one sentence, and the one thing to do next: the same words on the page, in
-the terminal, in the summary and in junit.xml. The sentence is made of fields of verdict.json. Only
-where a test says something that no field has, its message is put in."""
+the terminal, in the summary and in junit.xml, of fields of verdict.json where it has them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sm121.core import templates, unmet
 from sm121.core.level_settings import PRICES
@@ -70,25 +69,25 @@ class Headline:
 class Action:
     """What to do next."""
 
-    kind: str
-    """``run again``, ``remedy`` or ``read``."""
+    #: With ``run again`` the text can be typed.
+    kind: Literal["run again", "remedy", "read"]
     text: str
-
-    @property
-    def command(self) -> bool:
-        """Whether the text can be typed."""
-        return self.kind == _AGAIN
-
-
-_AGAIN, _REMEDY, _READ = "run again", "remedy", "read"
 
 
 def of(run: VerdictFile) -> Headline:
     """The sentence of a run, finished or not."""
-    reservations = tuple(_reservations(run)) if run.verdict is Verdict.PASS else ()
+    reservations: tuple[str, ...] = ()
+    if run.verdict is Verdict.PASS:  # what it may not be taken for, a line each
+        text = templates.rendered(
+            "reservations.j2", run=run, levels=LEVELS, no_evidence=no_evidence, brief=brief
+        )
+        reservations = tuple(text.splitlines())
     question = f" (asked: {run.question}?)" if run.question else ""
     certificate = run.certificate if run.certified else ""
-    return Headline(run.verdict, _said(run) + question, reservations, certificate, _price(run))
+    price = templates.rendered(
+        "price.j2", run=run, prices=PRICES, words=metric_names.words, number=number
+    )
+    return Headline(run.verdict, _said(run) + question, reservations, certificate, price)
 
 
 def lead(run: VerdictFile) -> TestReport | None:
@@ -107,24 +106,18 @@ def action(report: StoredReport) -> Action | None:
     if (decisive := _decisive(run)) is not None and decisive < len(report.crashes):
         crash = report.crashes[decisive]
         if crash.remedy:
-            return Action(_REMEDY, crash.remedy)
+            return Action("remedy", crash.remedy)
         affected = details.get(crash.test or "")
         logs = affected.logs if affected is not None else []
         if (file := logs[-1] if logs else crash.bundle) is not None:
-            return Action(_READ, str(report.directory / file))
+            return Action("read", str(report.directory / file))
     whole = first is None or (
         # It measures nothing itself, and so it cannot be run alone.
         first.level == "regression" and all(change.beside != _OF_AB for change in run.changes)
     )
     alone = detail.reproduce if detail is not None and not whole else None
     command = alone or report.details.command
-    return Action(_AGAIN, command) if command else None
-
-
-def _price(run: VerdictFile) -> str:
-    return templates.rendered(
-        "price.j2", run=run, prices=PRICES, words=metric_names.words, number=number
-    )
+    return Action("run again", command) if command else None
 
 
 def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
@@ -150,8 +143,7 @@ def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
 
 
 def no_evidence(name: str, metric: MetricReport) -> str | None:
-    """Why the PASS of a percentile shows nothing: so few requests could not have shown that its
-    gate does not hold. None for any other metric."""
+    """Why the PASS of a percentile shows nothing: of so few requests; None: it does, or is none."""
     fraction = metric_names.fraction(name)
     sure = metric.confidence
     if fraction is None or fraction <= 0.5 or metric.at_most is None or sure is None:
@@ -186,7 +178,12 @@ def _said(run: VerdictFile) -> str:
     bad = [test for test in findings.failures(run) if test.verdict is run.verdict]
     ended = any(crash.kind == MEMORY_FLOOR for crash in run.crashes)
     if not bad or (ended and run.verdict is Verdict.INCONCLUSIVE):
-        return brief(run.reason, 2 * _MOST) + _why_nothing_ran(run)
+        why = ""
+        if run.finished and not any(test.executed for test in run.tests):
+            most = max(findings.not_run(run), key=len, default=[])
+            reason = most[0].why_not_run or "no reason was given" if most else ""
+            why = f" ({len(most)} of {len(run.tests)}: {brief(reason)})" if most else ""
+        return brief(run.reason, 2 * _MOST) + why
     sentences = (about(run, bad) for about in (_crash, _box, _change, _gate, _oracle))
     kind, covered, values = next(filter(None, sentences), ("test", 1, {}))
     return templates.rendered(
@@ -208,15 +205,6 @@ def _said(run: VerdictFile) -> str:
         apart=apart,
         **values,
     )
-
-
-def _why_nothing_ran(run: VerdictFile) -> str:
-    groups = findings.not_run(run)
-    if not groups or not run.finished or any(test.executed for test in run.tests):
-        return ""
-    most = max(groups, key=len)
-    why = most[0].why_not_run or "no reason was given"
-    return f" ({len(most)} of {len(run.tests)}: {brief(why)})"
 
 
 #: A kind of sentence, how many of the tests with the run's verdict it is about, and its values.
@@ -268,15 +256,8 @@ def _change(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
 
 
 def _gate(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
-    # Older versions did not note which test measured what.
-    is_older = not any(test.metrics for test in run.tests)
-    every = run.metrics if bad[0].level == "performance" and is_older else ()
-    metrics = run.metrics
-    names = [
-        name
-        for name in bad[0].metrics or [*every]
-        if name in metrics and metrics[name].verdict is run.verdict
-    ]
+    metrics = {name: one for name, one in run.metrics.items() if one.verdict is run.verdict}
+    names = [name for name in bad[0].metrics if name in metrics]
     if not names:
         return None
     about = [test for test in bad if test is bad[0] or {*test.metrics} & {*names}]
@@ -312,13 +293,3 @@ def _by(change: ChangeReport) -> str:
 
 def _percent(fraction: float, digits: int = 1) -> str:
     return f"{round(100 * fraction, digits):.10g} %"
-
-
-# What a PASS may not be taken for.
-
-
-def _reservations(run: VerdictFile) -> list[str]:
-    text = templates.rendered(
-        "reservations.j2", run=run, levels=LEVELS, no_evidence=no_evidence, brief=brief
-    )
-    return text.splitlines()

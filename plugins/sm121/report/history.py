@@ -1,6 +1,5 @@
-"""Many runs: series of a build on a machine, where their levels changed, since when they are red,
-checks that are red and green on one build and machine, machines apart from their like. Changes go
-by the rules of the regression level; nothing else is judged anew."""
+"""Many runs: series, where their levels changed, since when they are red, flaky checks, machines
+apart, by the rules of the regression level (docs/regression.md#many-runs)."""
 
 import itertools
 import os
@@ -81,8 +80,7 @@ class PastRun:
 
 
 class Step(NamedTuple):
-    """A change of level. ``run`` is the first with the new one, ``is_red``: worse than allowed,
-    ``stands``: the last level is so, too."""
+    """A change of level, first in ``run``. ``is_red``: worse than allowed; ``stands``: still so."""
 
     series: str
     metric: StoredMetric
@@ -198,8 +196,7 @@ class History:
 
     @cached_property
     def flaky(self) -> list[Flaky]:
-        """Checks that are red and green on one build and machine, the reddest first. Runs that do
-        not say what they are of are not looked at."""
+        """Checks that are red and green on one build and machine, the reddest first."""
         groups: dict[tuple[str, ...], list[tuple[PastRun, bool]]] = defaultdict(list)
         for past in self.runs:
             for name, passed in past.checks.items() if past.exact else ():
@@ -232,9 +229,8 @@ class History:
 
 def _beside(runs: Sequence[PastRun], name: str) -> Iterator[tuple[PastRun, float, float]]:
     """Of each machine the last run, the ratio of its level of a metric to the others', and the
-    chance of it by Welch's test: 1 where they differ by no more than one run from the next, or than
-    the others among themselves. A value is taken relative to its build on all machines that ran it,
-    which hides a share of the noise."""
+    chance of it by Welch's test: 1 where they differ by no more than runs, or the others, do. A
+    value is relative to its build on all machines that ran it, which hides a share of the noise."""
     by_build: dict[object, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
     for past in runs:
         if (value := past.run.metrics[name].value) > 0.0:
@@ -318,7 +314,7 @@ def _read(file: Path, machine: str | None, root: Path, base: Path) -> PastRun:
 
 
 def _past(
-    name: str, path: Path, run: StoredRun, machine: str | None, verdict: Verdict | None = None
+    name: str, path: Path, run: StoredRun, machine: str | None, verdict: Verdict | None
 ) -> PastRun:
     """Only what is shown of a run: a thousand have gigabytes of tests."""
     file, fingerprint = run.file, run.file.fingerprint

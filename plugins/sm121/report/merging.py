@@ -1,6 +1,5 @@
-"""What `sm121 merge` and the controller of workers write: one report of the parts of a run. The
-verdict file is `sm121.run.merge`'s; here are the folder around it and the matrix. The shards'
-folders are copied to ``shards/I`` of the merged report, unless they lie in it."""
+"""What `sm121 merge` and the controller of workers write beside the merged verdict file. The
+shards' folders are copied to ``shards/I`` of the merged report, unless they lie in it."""
 
 import itertools
 import json
@@ -11,11 +10,10 @@ from pathlib import Path
 
 from sm121.core import lenient
 from sm121.core.errors import UsageError
-from sm121.core.files import write_text
 from sm121.core.verdict import Verdict
 from sm121.matrix import feature_matrix
 from sm121.matrix.feature_matrix import MatrixFile
-from sm121.report import junit, page, stored, summary
+from sm121.report import page
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.details import Details
 from sm121.run.merge import apart, contradiction, merge_shards
@@ -50,8 +48,6 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
         if (why := contradiction(file)) is not None:
             raise UsageError(f"{directory}: verdict.json was changed after it was written: {why}")
         shards.append(ShardFolder(directory, file, file.shard))
-    if not shards:
-        raise UsageError("expected the report directories of shards")
     for first, shard in itertools.combinations(shards, 2):
         others = [
             f"{difference.name} ({difference.one}) than {first.directory} ({difference.other})"
@@ -73,32 +69,23 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
 def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
     """Everything that a run writes, of the whole one, under ``output``. Raises UsageError: that is
     a shard's own folder, or the shards' matrices cannot be read, or are not of one run."""
-    folders = [_brought(shard, output) for shard in shards]
+    folders, whole = [], output.resolve()
+    for shard in shards:
+        directory = shard.directory.resolve()
+        if whole.is_relative_to(directory):
+            raise UsageError(f"--output {output}: expected another folder than that of a shard")
+        if not directory.is_relative_to(whole):
+            copy = whole / _COPIES / str(shard.part.index)
+            if copy.exists():  # of an earlier merge: nothing else makes this folder
+                shutil.rmtree(copy)
+            directory = shutil.copytree(directory, copy, symlinks=True, ignore=_NOT_COPIED)
+        folders.append(directory.relative_to(whole).as_posix())
     merged = merge_shards({f: shard.file for f, shard in zip(folders, shards, strict=True)})
     output.mkdir(parents=True, exist_ok=True)
     write_matrix(output, folders)
     verdict_file.write(merged, output / verdict_file.NAME)
-    details.write(_details(output, folders), output)
-    report = stored.read(output)
-    write_text(summary.markdown(merged, report), output / "summary.md")
-    write_text(junit.xml(report), output / junit.NAME)
-    page.write(report)
+    page.write_all(output, _details(output, folders))
     return merged
-
-
-def _brought(shard: ShardFolder, output: Path) -> str:
-    """The shard's folder as seen from ``output``, where a copy of it is put. Raises UsageError: the
-    merged report would be written into the shard's own."""
-    directory, whole = shard.directory.resolve(), output.resolve()
-    if whole.is_relative_to(directory):
-        raise UsageError(f"--output {output}: expected another folder than that of a shard")
-    if not directory.is_relative_to(whole):
-        copy = whole / _COPIES / str(shard.part.index)
-        if copy.exists():  # of an earlier merge: nothing else makes this folder
-            shutil.rmtree(copy)
-        shutil.copytree(directory, copy, symlinks=True, ignore=_NOT_COPIED)
-        directory = copy
-    return directory.relative_to(whole).as_posix()
 
 
 def _details(output: Path, folders: Iterable[str]) -> Details:
@@ -153,13 +140,8 @@ def judge_matrix(
     directory: Path, ledger: Ledger, folders: Iterable[str], remark: Callable[[str], None]
 ) -> None:
     """Write the matrix of all workers, and judge the smallest failing sets by all of its cells,
-    without a start: a set not seen alone is not isolated. What cannot be done is remarked."""
-    try:
-        whole = write_matrix(directory, folders, remark)
-    except (UsageError, ValueError) as error:
-        remark(f"the matrices of the workers make no whole: {error}")
-        return
-    if whole is None:
+    without a start: a set not seen alone is not isolated. What cannot be read is remarked."""
+    if (whole := write_matrix(directory, folders, remark)) is None:
         return
     sets = "; ".join(one.text for one in whole.failing_sets)
     verdict = Verdict.FAIL if sets else Verdict.PASS

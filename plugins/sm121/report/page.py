@@ -1,10 +1,10 @@
-"""report.html: one file that says what a run found, why, and on what evidence. Everything that
-comes from a model, a log or a name is put in by the template's own escaping, and nothing of it can
-be run: the page's scripts are the only ones that its policy allows, by hash."""
+"""report.html: one file. Everything that comes from a model, a log or a name is put in by the
+template's own escaping; the page's scripts are the only ones that its policy allows, by hash."""
 
 import base64
 import functools
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,15 +27,20 @@ from sm121.report import (
     charts,
     findings,
     headline,
+    junit,
     metric_names,
     rate_chart,
     references,
     short_names,
+    stored,
+    summary,
     timelines,
 )
 from sm121.report.charts import Chart
 from sm121.report.rows import counts_shown, shortened
 from sm121.report.stored import StoredReport
+from sm121.run import details
+from sm121.run.details import Details
 from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import VerdictFile
 
@@ -89,15 +94,14 @@ def _begun(report: StoredReport) -> StoredReport:
     run = report.run.model_dump(mode="json")
     bad = {test.id for test in findings.failures(report.run)}
     run["tests"].sort(key=lambda test: test["id"] not in bad)
-    details = report.details
-    samples = {name: details.samples[name] for name in [*details.samples][:_FEW]}
+    samples = dict(itertools.islice(report.details.samples.items(), _FEW))
     matrix = report.matrix
     if matrix is not None:
         matrix = type(matrix).model_validate(_first(matrix.model_dump(mode="json")))
     return replace(
         report,
         run=VerdictFile.model_validate(_first(run)),
-        details=details.model_copy(update={"samples": samples}),
+        details=report.details.model_copy(update={"samples": samples}),
         crashes=report.crashes[:_FEW],
         matrix=matrix,
     )
@@ -109,6 +113,17 @@ def _first(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _first(value[key]) for key in [*value][:_FEW]}
     return [_first(item) for item in value[:_FEW]] if isinstance(value, list) else value
+
+
+def write_all(directory: Path, known: Details) -> StoredReport:
+    """Write what is made of a report directory's verdict.json and of what is shown beside it:
+    details.json, summary.md, junit.xml and report.html. Returns: the whole report."""
+    details.write(known, directory)
+    report = stored.read(directory)
+    write_text(summary.markdown(report.run, report), directory / "summary.md")
+    write_text(junit.xml(report), directory / junit.NAME)
+    write(report)
+    return report
 
 
 def write(report: StoredReport) -> Path:

@@ -108,14 +108,29 @@ def _of_others(
     measured: Measured, depths: Sequence[int], others: Sequence[ReferenceEngine]
 ) -> Iterable[tuple[Figure, list[list[str]]]]:
     for colour, dash, other in zip(charts.OTHERS * 3, _DASHES * 3, others, strict=False):
-        if (trace := _reference(other.name, other.values, measured, colour, dash)) is not None:
-            rows = [
-                [f"{depth}", f"{kind}, {other.name}", number(value), *[""] * 5, "as documented"]
-                for kind in measured
-                for depth in depths
-                if (value := other.values.get(f"{kind}@d{depth}")) is not None
-            ]
-            yield trace, rows
+        named = {metric_names.rate(metric): value for metric, value in other.values.items()}
+        rates = [(rate, value) for rate, value in named.items() if rate is not None]
+        kinds = [kind for kind in measured if any(rate.kind == kind for rate, _ in rates)]
+        if not kinds:
+            continue
+        # The first kind that it has: one line for each engine.
+        points = sorted((rate.depth, value) for rate, value in rates if rate.kind == kinds[0])
+        rows = [
+            [f"{depth}", f"{kind}, {other.name}", number(value), *[""] * 5, "as documented"]
+            for kind in measured
+            for depth in depths
+            if (value := other.values.get(f"{kind}@d{depth}")) is not None
+        ]
+        trace = scatter(
+            "lines+markers",
+            [f"{depth}" for depth, _ in points],
+            [value for _, value in points],
+            f"{charts.escaped(other.name)} %{{x}}: %{{y:.5~r}} tok/s",
+            name=f"{charts.escaped(other.name)} ({kinds[0]})",
+            line={"color": colour, "width": 1.5, "dash": dash},
+            marker={"size": 6, "color": colour, "symbol": "diamond"},
+        )
+        yield trace, rows
 
 
 def _reaches(trace: Figure) -> Iterable[float]:
@@ -213,9 +228,8 @@ def _limits_of(measured: Measured, grade: str) -> list[tuple[str, float, MetricR
 
 
 def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list[Figure]:
-    """The number of each bar beside it, the first one of a kind in words; that of a minimum on the
-    side on which the measured point is not. Bars that are near each other share a label. `span`:
-    how much of the axis is shown, in tok/s."""
+    """The number of each bar beside it, the first of a kind in words; that of a minimum away from
+    the measured point. Bars that are near each other share a label. `span`: of the axis, tok/s."""
     by_depth: dict[str, list[tuple[float, str, str, int]]] = {}
     for grade, word, colour in _GRADES:
         for position, (depth, limit, metric) in enumerate(_limits_of(measured, grade)):
@@ -246,28 +260,6 @@ def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list
                 }
             )
     return labels
-
-
-def _reference(
-    name: str, values: Mapping[str, float], measured: Iterable[str], colour: str, dash: str
-) -> Figure | None:
-    for kind in measured:  # the first kind that it has: one line for each engine
-        points = sorted(
-            (rate.depth, value)
-            for metric, value in values.items()
-            if (rate := metric_names.rate(metric)) is not None and rate.kind == kind
-        )
-        if points:
-            return scatter(
-                "lines+markers",
-                [f"{depth}" for depth, _ in points],
-                [value for _, value in points],
-                f"{charts.escaped(name)} %{{x}}: %{{y:.5~r}} tok/s",
-                name=f"{charts.escaped(name)} ({kind})",
-                line={"color": colour, "width": 1.5, "dash": dash},
-                marker={"size": 6, "color": colour, "symbol": "diamond"},
-            )
-    return None
 
 
 def _ceiling(metric: MetricReport) -> float | None:

@@ -12,7 +12,7 @@ from sm121.report import charts, findings, headline, metric_names
 from sm121.report.rows import counts_shown
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
-from sm121.run.verdict_file import MetricReport, VerdictFile
+from sm121.run.verdict_file import VerdictFile
 
 _MARKDOWN_SPECIAL = str.maketrans(
     {character: f"\\{character}" for character in "\\`*_[]()!#|~"}
@@ -39,12 +39,6 @@ def plain(value: object) -> str:
     return _MENTION.sub("@\u2060", text)
 
 
-def _shown(name: str, metric: MetricReport) -> bool:
-    """Whether a pull request wants it: what has a gate, and the first rates."""
-    rate = metric_names.rate(name)
-    return metric.gated or (rate is not None and rate.plain)
-
-
 def _fenced(command: str) -> Markdown:
     """A command that can be copied: a block of code, whatever is in it."""
     line = printable(" ".join(command.splitlines()))
@@ -62,11 +56,12 @@ def link(environment: Mapping[str, str]) -> str:
 
 
 def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
-    """The summary of a run, finished or not. `report`: of the same run, where it is written: it
-    knows the command and what to do next."""
+    """The summary of a run. `report`: of its end, which knows the command and what to do next."""
     reason = findings.reason_of
     failures = findings.same(findings.failures(run), lambda test: (test.verdict, reason(test)))
-    metrics = [name for name, metric in run.metrics.items() if _shown(name, metric)]
+    rates = {name: metric_names.rate(name) for name in run.metrics}
+    plain_rates = {name for name, rate in rates.items() if rate is not None and rate.plain}
+    metrics = [name for name, one in run.metrics.items() if one.gated or name in plain_rates]
     metrics.sort(key=lambda name: headline.judged(run, name)[0] is Verdict.PASS)
     return templates.rendered(
         "summary.md.j2",

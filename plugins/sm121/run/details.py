@@ -1,6 +1,5 @@
-"""details.json: what report.html shows beside verdict.json: requirements, the whole text of
-failures, raw samples, the stored runs that this one was compared with. Nothing here decides
-anything; without the file a report has less in it."""
+"""details.json: what report.html shows beside verdict.json. Nothing here decides anything; without
+the file a report has less in it."""
 
 import json
 import math
@@ -8,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from sm121.core.files import write_text
 
@@ -18,12 +17,7 @@ _MOST_SAMPLES = 20_000
 _MOST_TEXT = 20_000
 
 
-class _Part(BaseModel):
-    # A report of another version is read for what it has.
-    model_config = ConfigDict(extra="ignore")
-
-
-class FailureDetail(_Part):
+class FailureDetail(BaseModel):
     """What pytest showed of a test that did not hold."""
 
     id: str
@@ -39,7 +33,7 @@ class FailureDetail(_Part):
     """Logs of the servers that it used, in the report directory; null where that was not noted."""
 
 
-class Samples(_Part):
+class Samples(BaseModel):
     """The raw samples of a metric."""
 
     unit: str
@@ -54,7 +48,7 @@ class Samples(_Part):
     reason: str = ""
 
 
-class SeriesPoint(_Part):
+class SeriesPoint(BaseModel):
     """A metric in one stored run."""
 
     run: str
@@ -62,7 +56,7 @@ class SeriesPoint(_Part):
     value: float
 
 
-class Series(_Part):
+class Series(BaseModel):
     """A metric over the stored runs, this one last."""
 
     unit: str
@@ -70,8 +64,8 @@ class Series(_Part):
     points: list[SeriesPoint] = Field(default_factory=list)
 
 
-class Details(_Part):
-    """The whole of details.json."""
+class Details(BaseModel):
+    """The whole of details.json; one of another version is read for what it has."""
 
     command: str | None = None
     requirements: dict[str, str] = Field(default_factory=dict)
@@ -109,5 +103,5 @@ def read(directory: Path) -> Details:
     """details.json of a report directory; empty where it is missing or cannot be read."""
     try:
         return Details.model_validate_json((directory / NAME).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError):
+    except (OSError, ValueError):
         return Details()

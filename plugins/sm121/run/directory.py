@@ -39,13 +39,6 @@ def take(directory: Path, share: str | None = None) -> ReportDirectory:
         ) from error
 
 
-def set_aside(directory: Path) -> None:
-    """Move the files of an earlier run to ``earlier/``; where there is none, do nothing. Raises
-    UsageError: another run has the directory, or it is no report directory."""
-    if (directory / "verdict.json").is_file():
-        take(directory).lock.close()
-
-
 def is_shared(directory: Path, share: str) -> bool:
     """Whether processes of the named run have taken the directory."""
     try:
@@ -80,7 +73,17 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
     earlier = None
     if share is None or _name(lock) != share:
         _wait_for_supervisors(directory)
-        earlier = _keep_earlier(directory)
+        if entries := [each for each in directory.iterdir() if each.name not in (_EARLIER, _LOCK)]:
+            verdict = directory / "verdict.json"
+            written_s = (verdict if verdict.is_file() else directory).stat().st_mtime
+            stamp = datetime.datetime.fromtimestamp(written_s).strftime("%Y%m%d-%H%M%S")
+            earlier, number = directory / _EARLIER / stamp, 1
+            while earlier.exists():
+                number += 1
+                earlier = directory / _EARLIER / f"{stamp}-{number}"
+            earlier.mkdir(parents=True)
+            for entry in entries:
+                entry.rename(earlier / entry.name)
         lock.seek(0)
         lock.truncate()
         lock.write(share or "")
@@ -91,9 +94,8 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
 
 
 def _wait_for_supervisors(directory: Path) -> None:
-    """Wait for the supervisors of an earlier run that was killed. They still write down what
-    happened, and end that run's servers. The wait is bounded: a supervisor that takes longer writes
-    to a folder that is no longer its own."""
+    """Wait, so long at most, for the supervisors of an earlier run that was killed. They still
+    write down what happened, and end that run's servers."""
     deadline = time.monotonic() + _SUPERVISED_WITHIN_S
     for file in (directory / SERVERS, *directory.glob(f"{WORKERS}/*/{SERVERS}")):
         if file.is_file():
@@ -105,20 +107,3 @@ def _wait_for_supervisors(directory: Path) -> None:
 def _name(lock: IO[str]) -> str:
     lock.seek(0)
     return lock.read()
-
-
-def _keep_earlier(directory: Path) -> Path | None:
-    entries = [item for item in directory.iterdir() if item.name not in (_EARLIER, _LOCK)]
-    if not entries:
-        return None
-    verdict = directory / "verdict.json"
-    of = verdict if verdict.is_file() else directory
-    stamp = datetime.datetime.fromtimestamp(of.stat().st_mtime).strftime("%Y%m%d-%H%M%S")
-    folder, number = directory / _EARLIER / stamp, 1
-    while folder.exists():
-        number += 1
-        folder = directory / _EARLIER / f"{stamp}-{number}"
-    folder.mkdir(parents=True)
-    for item in entries:
-        item.rename(folder / item.name)
-    return folder

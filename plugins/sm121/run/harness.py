@@ -168,8 +168,7 @@ class Harness(RunRecord):
         return self.pool.get(configuration)
 
     def start_anew(self, configuration: ServerConfiguration) -> None:
-        """Let the next `start` of a configuration be one: a server of it that runs is stopped, and
-        a start that failed is tried again."""
+        """Let the next `start` of a configuration be one, though it runs or failed to start."""
         if self.pool is None:
             return
         self.pool.forget(configuration)
@@ -178,8 +177,7 @@ class Harness(RunRecord):
             self.stop()
 
     def stop(self) -> StopReport | None:
-        """Stop the running server; None when none runs, or when it is attached. One that had ended
-        before is reported."""
+        """Stop the running server; None: none runs, or it is attached. A death is reported."""
         return self.look_at_the_server() or (self.pool.stop() if self.pool is not None else None)
 
     def crashed(self, end: ServerError | Dead, test: str | None) -> Cause:
@@ -199,8 +197,7 @@ class Harness(RunRecord):
         return registry.engine(configuration.engine).environment(configuration, api_key="")
 
     def bound_compilers(self, configuration: ServerConfiguration) -> Mapping[str, str]:
-        """What is added to a start's environment, so that its compilers do not take the memory of
-        the whole machine. What the user gave stays."""
+        """What a start's environment lacks that keeps its compilers from taking all memory."""
         added = jit.bounding_variables(
             self.profile.engine.needs,
             configuration.arguments,
@@ -344,14 +341,6 @@ class Harness(RunRecord):
             if lost_before is None and self.kept_log.lost is not None:
                 self.file.unproven.append(f"kernel path: {self.kept_log.lost}")
 
-    def _judge_the_path(self) -> None:
-        """The path of the server under test is judged at the end, even where no test did."""
-        server = self._under_test
-        if server is not None and server.log is not None:
-            configuration = server.configuration
-            name = configuration.name if configuration is not None else self.profile.under_test
-            self._judged_paths.setdefault(name, (server, set()))
-
     def _contradictions(self, server: Server, name: str) -> list[str]:
         assert server.log is not None
         path, configuration = self.kernel_path(server), server.configuration
@@ -404,11 +393,6 @@ class Harness(RunRecord):
         if version is not None:
             self.file.engine.version = version
 
-    def server_stopped(self, configuration: str, report: StopReport) -> None:
-        """A server was stopped: decide on what it left, and on its path to the end."""
-        self.note_stop(configuration, report)
-        self.judge_paths_again()
-
     def note_stop(self, configuration: str, report: StopReport) -> None:
         """A server was stopped. What it left is decided like a test. Memory that may be anybody's
         is remarked on once. When it goes again at the next stop, it goes as a leak does."""
@@ -450,9 +434,8 @@ class Harness(RunRecord):
         return why or "no process of the server could be looked at"
 
     def check_alive(self, *, after_failure: bool = False) -> None:
-        """Look whether the suite's own server lives, within a test. `after_failure`: a request has
-        failed; a server that dies of it gets the time to. Raises ServerDied: it does not. Whoever
-        catches it reports it (`crashed`)."""
+        """Within a test: look whether the suite's own server lives. `after_failure`: of a request,
+        and a server that dies of it gets time to. Raises ServerDied, which `crashed` reports."""
         life = self.life
         if isinstance(life, ManagedLife):
             state = life.after_failure() if after_failure else life.state()
@@ -460,10 +443,10 @@ class Harness(RunRecord):
                 raise ServerDied(state.what, state.cause, life.managed.log)
 
     def look_at_the_server(self, *, lately_s: float = 0.0) -> StopReport | None:
-        """Look, outside of a test, whether the server is still the one that was started, or
-        attached to. A death is a crash whichever test did not notice it: it is reported, and a
-        server of the suite is stopped. `lately_s`: what was asked so lately is not asked again.
-        Returns: how it was stopped; None where it lives, or is attached."""
+        """Outside of a test: look whether the server is still the one that was started, or attached
+        to. A death is reported as a crash, and a server of the suite is stopped. `lately_s`: what
+        was asked so lately is not asked again. Returns: how it was stopped; None where it was
+        not."""
         self._follow_log()
         life = self.life
         if life is None or self.aborted is not None:  # the suite killed it

@@ -1,9 +1,7 @@
 """Merges several verdict files into one: those of a run's shards, or of its workers.
-docs/verdicts.md states the rules: how verdicts rank, how states of the box rank, and which of two
-decisions on a test stands (`sm121.run.record.stands`). ``--resume`` takes over the results of the
-earlier run in the report directory, of the same fingerprint: tests of kernel numerics and
-compilation with their verdicts, cells of the matrix (`sm121.matrix.state`). What shares a server,
-is about its path or measures runs again."""
+docs/verdicts.md states the rules; which of two decisions on a test stands is `run.record.stands`.
+``--resume`` takes over tests of kernel numerics and compilation that an earlier run of the same
+fingerprint has ended, and cells of the matrix (`sm121.matrix.state`)."""
 
 import datetime
 import math
@@ -17,18 +15,14 @@ from sm121.run.fingerprint import Difference
 from sm121.run.record import Ledger, RunRecord
 from sm121.run.verdict_file import (
     BESIDE,
-    SCHEMA_VERSION,
     AgainstReport,
     BoxReport,
-    MemoryReport,
     TestReport,
     VerdictFile,
 )
 
 #: Worst first. UNKNOWN is worse than QUALIFIED.
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
-
-
 #: Shards of one run begin within so many hours of each other.
 _ONE_RUN_H = 24.0
 
@@ -81,8 +75,7 @@ def _arguments(file: VerdictFile) -> str | None:
 
 def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) -> None:
     """Add to the whole what only its parts, by their folders in its report directory, know: their
-    engines, starts, metrics, crashes. Tests of the whole stay as they are. Entries beside the tests
-    (``end of the run::...``) are added."""
+    engines, starts, metrics, crashes, and entries beside the tests. Its tests stay as they are."""
     moved = [_prefixed(part, folder) for folder, part in parts.items()]
     for part in moved:
         for name, metric in part.metrics.items():
@@ -98,8 +91,10 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
             if test.id.startswith(BESIDE):
                 ledger.decide(test)
     for folder, part in parts.items():
-        if (decision := _beside_its_tests(folder, part)) is not None:
-            ledger.decide(decision)
+        # A part is worse than its tests; one that executed nothing takes nothing away.
+        if part.verdict not in (_judged_again(part).verdict, Verdict.NOT_RUN):
+            name, why = f"{BESIDE}{folder}", part.reason
+            ledger.decide(TestReport(id=name, level="smoke", verdict=part.verdict, message=why))
     files = [whole, *moved]
     # The first with a proven kernel path, else the first that served.
     whole.engine = max(
@@ -111,7 +106,10 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
         path = served.with_expected(whole.engine.path, serving.path_of(backends))
         whole.engine.served = served.judge(whole, path)
     whole.box = worst_box(file.box for file in files)
-    whole.memory = _gravest(file.memory for file in files if file.memory is not None)
+    memories = [file.memory for file in files if file.memory is not None]
+    gravest = worst(memory.verdict for memory in memories)
+    gravest_ones = (memory for memory in memories if memory.verdict is gravest)
+    whole.memory = max(gravest_ones, key=lambda memory: memory.samples, default=None)
     used = [file.environment.get("resources") or {} for file in files]
     if longest := max(used, key=lambda resources: resources.get("samples") or 0):
         whole.environment["resources"] = longest
@@ -128,9 +126,7 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
     names = ", ".join(missing)
     first = files[0]
     whole = VerdictFile(
-        schema_version=SCHEMA_VERSION,
         finished=not missing and all(file.finished for file in files),
-        certified=None,  # a certificate is about a whole run
         arch=first.arch,
         profile=first.profile,
         started=first.started,
@@ -190,17 +186,6 @@ def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
     return whole
 
 
-def _beside_its_tests(folder: str, part: VerdictFile) -> TestReport | None:
-    """What a part came to beside its tests, when that is worse; None where it is not. A part in
-    which nothing was executed takes nothing away from the whole."""
-    judged = _judged_again(part)
-    if part.verdict in (judged.verdict, Verdict.NOT_RUN):
-        return None
-    return TestReport(
-        id=f"{BESIDE}{folder}", level="smoke", verdict=part.verdict, message=part.reason
-    )
-
-
 def _judged_again(file: VerdictFile) -> VerdictFile:
     judged = file.model_copy(update={"levels": {}})  # the tests are read, not changed
     judged.judge()
@@ -242,24 +227,6 @@ def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
         return _BOX_STATES.index(BoxState(state))
 
     return min([box for box in every if box.looked_at] or every, key=place)
-
-
-def plain_id(nodeid: str, names: Collection[str]) -> str:
-    """A node id without the name of the group that xdist appends."""
-    if nodeid in names:
-        return nodeid
-    return next((name for name in names if nodeid.startswith(f"{name}@")), nodeid)
-
-
-def _gravest(memories: Iterable[MemoryReport]) -> MemoryReport | None:
-    """The gravest one; of several such the longest."""
-    reports = list(memories)
-    gravest = worst(report.verdict for report in reports)
-    return max(
-        (report for report in reports if report.verdict is gravest),
-        key=lambda report: report.samples,
-        default=None,
-    )
 
 
 def _environments(files: Sequence[VerdictFile]) -> dict[str, object]:

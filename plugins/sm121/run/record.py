@@ -17,9 +17,8 @@ from sm121.run.verdict_file import TestReport, VerdictFile
 
 
 def stands(first: TestReport, second: TestReport) -> TestReport:
-    """Which of two decisions on one test stands. A decision on a test that ran stands before one on
-    a test that did not run. Else the worse one stands, and of equal ones the first. A waived
-    failure is better than one that is not waived."""
+    """Which of two decisions on one test stands: of a test that ran before one of one that did not;
+    else the worse one, a waived failure being better than another; of equal ones the first."""
     if first.executed != second.executed:
         return first if first.executed else second
     return first if worst((first.counted, second.counted)) is first.counted else second
@@ -61,8 +60,7 @@ class Ledger:
         self._decided.add(decision.id)
 
     def overrule(self, test_id: str, verdict: Verdict, message: str) -> None:
-        """Decide again. The new decision replaces any earlier one; the message says why. Raises
-        KeyError: the ledger has no such test."""
+        """Replace the decision; the message says why. Raises KeyError: there is no such test."""
         test = self[test_id]
         test.verdict, test.message = verdict, message
 
@@ -115,8 +113,7 @@ class RunRecord(ABC):
         return redact(text, self.secrets)
 
     def remark(self, line: str, *, at_once: bool = True) -> None:
-        """Keep a remark, once: worth knowing, and without effect on any verdict. It is shown
-        ``at_once`` too, or only counted at the end."""
+        """Keep a remark, once: it changes no verdict. ``at_once``: shown, not only counted."""
         line = printable(self.redact(line))
         if line in self.file.remarks:
             return

@@ -63,8 +63,7 @@ def look(
 
 
 def of_logs(logs: Sequence[Path], engine: str) -> tuple[list[NodeReport], list[str]]:
-    """A row for each rank that the logs of a server show, and what differs or is missing; empty
-    where there is one rank. Raises OSError."""
+    """A row for each of several ranks that logs show, and what differs. Raises OSError."""
     of_ranks = ranks.read_ranks([(str(log), log) for log in logs], engine)
     world = max([len(of_ranks), *(each.path.world_size or 0 for each in of_ranks)], default=0)
     if world < 2:
@@ -78,8 +77,7 @@ def of_logs(logs: Sequence[Path], engine: str) -> tuple[list[NodeReport], list[s
 
 def count_a_prompt(server: Server, nodes: Nodes, config: Mapping[str, Any]) -> Transport | None:
     """What the counters of this machine's RDMA ports count while the server takes a prompt that no
-    cache has; None where no RDMA is required, where this machine has none or does not run a rank,
-    or where the prompt is refused. `config`: of the model (config.json)."""
+    cache has; None where that is not required, not here, or refused. `config`: of the model."""
     before = transport.read_counters()
     hidden, layers = config.get("hidden_size"), config.get("num_hidden_layers")
     if not before or not hidden or not layers or not _RDMA & set(nodes.transports):

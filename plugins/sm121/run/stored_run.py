@@ -231,17 +231,15 @@ def storage_folder(storage: str, root: Path) -> Path:
 
 
 def load_benchmarks(storage: Path, pattern: str = "*") -> list[StoredRun]:
-    """The runs of a storage folder that hold measurements, oldest first: another Python has another
-    folder there, whose numbers begin anew. `pattern`: ``0003`` for one run; or the path of a file.
-    Raises UsageError: it is none of pytest-benchmark's."""
+    """The runs of a storage folder that hold measurements, oldest first, of each Python's folder.
+    `pattern`: ``0003`` for one run, or a file. Raises UsageError: none of pytest-benchmark's."""
     named, matches = Path(pattern), storage.glob(f"*/{pattern.rstrip('*')}*.json")
     runs = map(read_benchmarks, [named] if named.is_file() else matches)
     return sorted(filter(None, runs), key=lambda run: (run.file.started, run.name))
 
 
 def read_benchmarks(file: Path) -> StoredRun | None:
-    """One file of pytest-benchmark; None when it holds no measurement of this suite. Raises
-    UsageError: it is not a file of pytest-benchmark."""
+    """One file of pytest-benchmark; None: no measurement of this suite. Raises UsageError."""
     try:
         return of_data(file.name, json.loads(file.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -270,8 +268,7 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
         if report.value is None:
             reasons.append(f"its {name} has no value")
             continue
-        samples = details.samples_of(extra)
-        metrics[name] = StoredMetric.of(name, report.value, report, samples)
+        metrics[name] = StoredMetric.of(name, report.value, report, details.samples_of(extra))
         if report.verdict is not Verdict.PASS:
             reasons.append(f"its {name} was {report.verdict}")
         if why := metrics[name].why_no_number:

@@ -58,13 +58,8 @@ class LevelReport(Record):
     not_run: int = 0
 
 
-_COUNTED_AS = {
-    Verdict.PASS: "passed",
-    Verdict.FAIL: "failed",
-    Verdict.INVALID: "invalid",
-    Verdict.INCONCLUSIVE: "inconclusive",
-    Verdict.NOT_RUN: "not_run",
-}
+_COUNTED_AS = {verdict: verdict.value.lower() for verdict in Verdict}
+_COUNTED_AS |= {Verdict.PASS: "passed", Verdict.FAIL: "failed"}
 
 #: Before the reason of a test that could not run.
 NOT_RUN = "NOT_RUN: "

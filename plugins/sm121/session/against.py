@@ -1,7 +1,6 @@
-"""``--against RUN``: this run is compared with one that is trusted. A test that failed there in the
-same way is known, and not red. A new failure is, and so is a known one that fails in another way:
-both are red by themselves. What is found here is what no test shows: a test that ran there and not
-here, a path that nobody asked to change, a metric that is worse."""
+"""``--against RUN``: this run is compared with one that is trusted (docs/verdicts.md). What is
+found here is what no test shows: a test that ran there and not here, another path, a worse
+metric."""
 
 import itertools
 import shutil
@@ -27,7 +26,6 @@ from sm121.run.verdict_file import BESIDE, AgainstReport, TestReport, VerdictFil
 
 #: ``--against`` this word: the newest run that ``sm121 trust`` has kept.
 TRUSTED = "trusted"
-#: In the folder of pytest-benchmark's storage.
 _FOLDER = "trusted"
 #: In the folder of a run that was kept: what was kept before it no longer counts.
 _ANEW = "anew"
@@ -110,16 +108,23 @@ def _read(folder: Path) -> StoredRun:
 def trust(
     report: Path, storage: Path, *, anew: bool = False
 ) -> tuple[Path, VerdictFile, list[str]]:
-    """Keep a run as the one that others are compared with, behind those that were kept before.
-    `anew`: those that were kept before no longer count: what is worse is accepted. Returns: where
-    it is kept, the run, and what it has less than the one that was trusted before. Raises
-    UsageError: it is no run to hold another one against."""
+    """Keep a run as the one that others are compared with, behind those before, which no longer
+    count with `anew`. Returns: where it is kept, the run, and what it has less than the one before.
+    Raises UsageError: it is no run to hold another one against."""
     run = _read(report)
-    before = _kept(storage)
+    before, narrower = _kept(storage), list[str]()
     for folder in () if anew else before:  # what is trusted twice would count as two runs
         if (folder / verdict_file.NAME).read_bytes() == (report / verdict_file.NAME).read_bytes():
             raise UsageError(f"{report}: expected a run that is not kept yet, it is {folder}")
-    narrower = _narrower(run, before[-1]) if before else []
+    try:
+        last = _read(before[-1]) if before else run
+    except UsageError as error:
+        last, narrower = run, [f"what is not known: {error}"]
+    ran = {test.id for test in run.file.tests if test.executed}
+    tests = [test.id for test in last.file.tests if test.executed and test.id not in ran]
+    metrics = [name for name in last.metrics if name not in run.metrics]
+    for label, lost in (("tests", tests), ("metrics", metrics)):
+        narrower += [f"{len(lost)} {label} ({lost[0]})"] if lost else []
     store = storage / _FOLDER
     store.mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix="new-", dir=store))
@@ -132,18 +137,6 @@ def trust(
     numbers = [int(folder.name) for folder in store.iterdir() if folder.name.isdecimal()]
     stored = new.rename(store / f"{max(numbers, default=0) + 1:04}")
     return stored, run.file, narrower
-
-
-def _narrower(run: StoredRun, folder: Path) -> list[str]:
-    try:
-        before = _read(folder)
-    except UsageError as error:
-        return [f"what is not known: {error}"]
-    ran = {test.id for test in run.file.tests if test.executed}
-    tests = [t.id for t in before.file.tests if t.executed and t.id not in ran]
-    metrics = [name for name in before.metrics if name not in run.metrics]
-    pairs = (("tests", tests), ("metrics", metrics))
-    return [f"{len(lost)} {label} ({lost[0]})" for label, lost in pairs if lost]
 
 
 def _kept(storage: Path) -> list[Path]:

@@ -117,9 +117,8 @@ def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) ->
 
 
 def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
-    """Where the oracle cannot judge, the answers of a trusted run do. Where the profile asks for a
-    soak, one held (how long it was is seen before the start). Each kernel that served was computed
-    against the oracle."""
+    """Where the oracle cannot judge, the answers of a trusted run do. A soak that the profile asks
+    for held. Each kernel that served was computed against the oracle."""
     passed, certify = {t.id for t in file.tests if t.verdict is Verdict.PASS}, profile.certify
     why = profile.correctness.cannot.get("oracle")
     if why is not None and "correctness" in certify.levels and _GOLDEN not in passed:
@@ -136,9 +135,8 @@ def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
 def doubt_of_answers(
     file: VerdictFile, profile: Profile, tests: Inventory, deselected: Collection[str]
 ) -> str | None:
-    """Why the answers that a run recorded are not to be trusted; None where it finished, none of
-    its levels smoke, kernel and correctness failed, and it had all checks of correctness and
-    tolerated none."""
+    """Why the answers that a run recorded are not to be trusted; None where it finished, its levels
+    to correctness held, and it had all checks of correctness and tolerated none."""
     if not file.finished:
         return "the run that recorded it has not finished"
     for name in ("smoke", "kernel", "correctness"):

@@ -1,8 +1,7 @@
-"""``sm121 certify``: a certificate is given by a process of its own, whose command line is the
-suite's, with the suite's pytest.ini, the plugins that are named here, no conftest, and the
-variables of an allow list. So no plugin, conftest, pytest.ini or variable of the caller reaches it;
-what is installed in the interpreter's environment does, a ``.pth`` file too. The caller's arguments
-are added, and refused where they are not known to be harmless."""
+"""``sm121 certify``: a certificate is given by a process of its own, with the suite's pytest.ini,
+the plugins that are named here, no conftest, and the variables of an allow list. What is installed
+in the interpreter's environment reaches it, a ``.pth`` file too, and harmless arguments of the
+caller."""
 
 import os
 import sys

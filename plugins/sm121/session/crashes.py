@@ -187,8 +187,7 @@ class CrashDesk:
         return life.ended_since(self._test_began, wait_s=wait_s)
 
     def _tell(self, evidence: crash_bundle.Evidence, happened: str = "") -> None:
-        """Write the bundle, note it in verdict.json, and print one line. `happened`: in words
-        without the cause; nothing where the cause says it."""
+        """Write and note the bundle, and print one line. `happened`: without the cause."""
         session, cause = self._session, evidence.cause
         bundle: Path | None = None
         elsewhere: str | None
@@ -198,25 +197,21 @@ class CrashDesk:
             )
         except OSError as error:
             elsewhere = f"no bundle could be written: {error}"
-        inside = bundle is not None and bundle.is_relative_to(session.directory)
-        where = str(
-            bundle.relative_to(session.directory) if inside and bundle else bundle or elsewhere
+        crash = CrashReport(
+            kind=cause.kind,
+            summary=printable(session.redact(cause.summary)),
+            owner=cause.owner,
+            happened=happened,
+            test=evidence.test,
         )
-        summary = printable(session.redact(cause.summary))
-        session.file.crashes.append(
-            CrashReport(
-                kind=cause.kind,
-                summary=summary,
-                owner=cause.owner,
-                happened=happened,
-                test=evidence.test,
-                bundle=where if bundle is not None else None,
-            )
-        )
+        if bundle is not None:
+            inside = bundle.is_relative_to(session.directory)
+            crash.bundle = str(bundle.relative_to(session.directory) if inside else bundle)
+        session.file.crashes.append(crash)
         note = f" ({elsewhere})" if elsewhere and bundle is not None else ""
         line = (
-            f"{cause.kind}: {summary} ({evidence.what}; ask: {cause.owner}); "
-            f"bundle: {bundle or where}{note}"
+            f"{cause.kind}: {crash.summary} ({evidence.what}; ask: {cause.owner}); "
+            f"bundle: {bundle or elsewhere}{note}"
         )
         session.say("crash", printable(session.redact(line)))
 
@@ -326,8 +321,7 @@ class CrashDesk:
 
 
 def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:
-    """Which node of an attached server was lost: the one whose log says why it ended, else what
-    another's says of its peer; the cause itself where none does."""
+    """Which node was lost: whose log says why it ended, or else what another's says of its peer."""
     logged = [(node, classify(node.log)) for node in nodes if node.log and node.log.is_file()]
     definite = [each for each in logged if each[1].kind not in death.VAGUE]
     for node, node_cause in sorted(definite, key=lambda each: each[1].kind == "nccl"):
@@ -358,6 +352,4 @@ def _happened(error: Exception | Dead, *, ended: bool) -> str:
 def _what(error: Exception | Dead | None) -> str:
     if isinstance(error, UnderLoad):
         return f"under load ({error.what})"
-    if isinstance(error, ServerError | Dead):
-        return error.what
-    return "a test ran out of time"
+    return error.what if isinstance(error, ServerError | Dead) else "a test ran out of time"

@@ -1,7 +1,6 @@
-"""How long a run will take: from what took how long on this machine, else from rates. A check that
-an earlier run on this machine has timed takes as long as it did there. Of the others
-``fixtures/costs.toml`` says what a check of each level asks of a server on average, and the
-profile's ``[costs]`` how fast a server is and how long a start takes."""
+"""How long a run will take: a check as long as it took on this machine before, else by what
+``fixtures/costs.toml`` says a check of its level asks, at the rates of the profile's
+``[costs]``."""
 
 import os
 from collections import Counter

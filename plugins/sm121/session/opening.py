@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import functools
 import json
 import os
 import sys
@@ -13,10 +12,11 @@ from typing import IO
 
 import psutil
 
-from sm121.core import architecture, verdict
+from sm121.core import architecture
 from sm121.core.files import write_text
 from sm121.core.profile import FULL, Profile
 from sm121.core.server import Server
+from sm121.core.verdict import Verdict
 from sm121.engines import (
     devices,
     nodes,
@@ -63,14 +63,14 @@ def prepare(
     say: Callable[[str, str], None] = _print,
     verbose: bool = False,
 ) -> Session:
-    """Attach to the server, or prepare to start servers; take the report directory. ``chosen`` is
-    resolved from the settings where it is not given; ``tests``: id and level of each that will be
-    decided; ``inapplicable``: ids that no certificate needs; ``say`` shows a line of progress on a
-    subject; ``verbose``: remarks are shown at once, too. Raises UsageError: the choices contradict
-    each other, no server answers, or the directory is somebody else's."""
+    """Attach to the server, or prepare to start servers; take the report directory. ``chosen``:
+    by default resolved from the settings; ``tests``: id and level of each; ``inapplicable``: ids
+    that no certificate needs; ``say`` shows a line on a subject; ``verbose``: remarks at once, too.
+    Raises UsageError: the choices contradict, no server answers, the directory is taken."""
     chosen = chosen or targets.resolve(settings, ())
     chosen, attached, engine = _look_at_engine(settings, chosen)
     settings, run_id, lock = _take_directory(settings, say)
+    profile = chosen.profile
     session = Session(
         settings=settings,
         target=chosen,
@@ -81,7 +81,18 @@ def prepare(
         verbose=verbose,
         attached=attached,
         inapplicable=set(inapplicable),
-        file=_verdict_file(settings, chosen, engine, tests),
+        file=VerdictFile(
+            arch=chosen.arch,
+            profile=profile.name if profile else "none",
+            question=_question(settings, profile),
+            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            engine=engine,
+            certificate_levels=[*profile.certify.levels] if settings.certify and profile else None,
+            tests=[
+                TestReport(id=name, level=level, verdict=Verdict.NOT_RUN, message="not reached")
+                for name, level in tests
+            ],
+        ),
     )
     for line in machine.faults(chosen.arch):
         session.remark(line)
@@ -90,8 +101,8 @@ def prepare(
             f"{engine.name} {engine.version} names no release (a checkout without its tags): what "
             "it can do is known where its parser or its server tells, and no deviation is known"
         )
-    if chosen.obstacle is None and chosen.profile is not None:
-        _prepare_engine(session, chosen.profile)
+    if chosen.obstacle is None and profile is not None:
+        _prepare_engine(session, profile)
     os.environ[process_tree.RUN_ID] = run_id
     return session
 
@@ -99,8 +110,7 @@ def prepare(
 def _look_at_engine(
     settings: Settings, chosen: Target
 ) -> tuple[Target, Server | None, EngineReport]:
-    """Probe the attached server, or look at the engine that will be started; the target is then
-    judged as that release is."""
+    """Probe the attached server, or look at the engine; the target is judged as that release is."""
     report = EngineReport(name=settings.engine, managed=True, model=settings.model or "")
     if chosen.profile is None:
         return chosen, None, report
@@ -123,8 +133,7 @@ def _look_at_engine(
 def _take_directory(
     settings: Settings, say: Callable[[str, str], None]
 ) -> tuple[Settings, str, IO[str]]:
-    """Take the report directory, or a worker's folder in it. Returns: the settings with that
-    folder, the run's id, and the lock that is held open."""
+    """Take the report directory, or a worker's folder in it: settings with it, run's id, lock."""
     worker, run_id = settings.worker, uuid.uuid4().hex[:12]
     directory = report_directory.take(settings.report_dir, worker.run if worker else None)
     if worker is not None:
@@ -135,24 +144,6 @@ def _take_directory(
     elif directory.earlier is not None:
         say("report", f"the earlier one is kept in {directory.earlier}")
     return settings, run_id, directory.lock
-
-
-def _verdict_file(
-    settings: Settings, chosen: Target, engine: EngineReport, tests: Sequence[tuple[str, str]]
-) -> VerdictFile:
-    profile = chosen.profile
-    return VerdictFile(
-        arch=chosen.arch,
-        profile=profile.name if profile else "none",
-        question=_question(settings, profile),
-        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        engine=engine,
-        certificate_levels=list(profile.certify.levels) if settings.certify and profile else None,
-        tests=[
-            TestReport(id=name, level=level, verdict=verdict.Verdict.NOT_RUN, message="not reached")
-            for name, level in tests
-        ],
-    )
 
 
 def _question(settings: Settings, profile: Profile | None) -> str | None:
@@ -186,7 +177,7 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
             session.kept_log = KeptLog(session.attached.log, copy)
             session.attached = dataclasses.replace(session.attached, log=session.kept_log.path)
             session.judge_errors()
-    look = functools.partial(
+    look = partial(
         environment.record,
         # A program has no Python packages: record those of the suite's environment.
         sys.executable

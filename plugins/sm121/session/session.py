@@ -163,11 +163,12 @@ class Session(harness.Harness):
             for rank in range(1, nodes.count):
                 self._judge_messages(unread, f" of node {rank}")
 
-    def note_stop(self, configuration: str, report: StopReport) -> None:
-        """As of any server; then what the kernels of its other nodes have said."""
-        super().note_stop(configuration, report)
+    def server_stopped(self, configuration: str, report: StopReport) -> None:
+        """Decide on what a stopped server left, on its nodes' kernels, and on its whole path."""
+        self.note_stop(configuration, report)
         for node, kernel in report.kernels.items():
             self._judge_messages(kernel, f" of {node}")
+        self.judge_paths_again()
 
     def _judge_messages(self, kernel: KernelMessages, of: str, faults: Sequence[str] = ()) -> None:
         uses_gpu, faults = self.target.arch != architecture.CPU, [*faults, *kernel.host_faults]
@@ -189,19 +190,21 @@ class Session(harness.Harness):
     # The end.
 
     def close(self) -> None:
-        """Stop what runs and write the final report. The run has finished when every selected test
-        was decided and nobody interrupted it."""
+        """Stop what runs, and write verdict.json. It has finished when all tests are decided."""
         if self.sampler is not None:
             self.sampler.stop()
         self.judge_errors()  # of an attached server, which is not stopped
         self.judge_kernel()
         self.stop()
         self._judge_what_was_started()
-        if self.settings.certify:
-            self._judge_the_path()
+        server = self._under_test
+        if self.settings.certify and server is not None and server.log is not None:
+            # The path is judged at the end even where no test did.
+            name = server.configuration.name if server.configuration else self.profile.under_test
+            self._judged_paths.setdefault(name, (server, set()))
         self.judge_paths_again()
-        if self._under_test is not None:  # now from the whole log
-            self.file.engine.path = self.kernel_path(self._under_test)
+        if server is not None:  # now from the whole log
+            self.file.engine.path = self.kernel_path(server)
         if self.target.profile is not None:
             self.file.engine.served = served.judge(self.file, self.path_to_judge())
         if self.kept_log is not None:
@@ -211,8 +214,7 @@ class Session(harness.Harness):
         self.save()
 
     def _judge_what_was_started(self) -> None:
-        """What computes, and the checkpoint, are at the end as they were when the run began: else a
-        part of it was judged of another build than it says."""
+        """What computes, and the checkpoint, are at the end as they were when the run began."""
         before, pool = self.file.fingerprint, self.pool
         if before is None or self.fingerprint_now is None or pool is None or not pool.starts:
             return
@@ -231,23 +233,13 @@ class Session(harness.Harness):
             name = f"{verdict_file.BESIDE}what was started"
             self.ledger.decide(TestReport.of(name, "smoke", fact, verdict=Verdict.INVALID))
 
-    def refuse_a_foreign_trusted_run(self) -> None:
-        """Refuse ``--against`` a run that this one has nothing in common with. Raises UsageError:
-        it is of another architecture, profile, engine or model."""
-        if self.settings.against is not None and self.target.obstacle is None:
-            against.refuse(self.settings.against, self.file)
-
     def _hold_against(self) -> None:
-        """Decide what is worse than in the run that this one is compared with. Of several processes
-        the one does it that has the whole run."""
-        trusted, settings = self.settings.against, self.settings
-        if trusted is None or not self.file.finished or settings.worker is not None:
+        """Decide what is worse than in the trusted run; of several processes where the whole is."""
+        settings, nothing_ran = self.settings, self.target.obstacle is not None
+        if settings.against is None or not self.file.finished or settings.worker or nothing_ran:
             return
-        if self.target.obstacle is not None:
-            return  # nothing ran
-        worse = self.worse_than_trusted(self.file)
-        if not settings.certify:  # a certificate is absolute, and says how the run compares
-            for entry in worse:
+        for entry in self.worse_than_trusted(self.file):
+            if not settings.certify:  # a certificate is absolute, and says how the run compares
                 self.ledger.decide(entry)
 
     def worse_than_trusted(self, file: verdict_file.VerdictFile) -> list[verdict_file.TestReport]:

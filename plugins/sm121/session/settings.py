@@ -117,15 +117,17 @@ class Settings:
 
 
 def read(option: Option, started_in: Path) -> Settings:
-    """The settings from the options of a command line. `option`: gives the value of an option;
-    `started_in`: where paths on the command line are relative to. Raises UsageError: an option is
-    wrong, or contradicts another one."""
+    """The settings from a command line. `option`: gives the value of an option; `started_in`: what
+    its paths are relative to. Raises UsageError: an option is wrong, or contradicts another one."""
     ab, base_url = _sides(option)
     chosen, engine = _profile_and_engine(option, base_url)
     _refuse_conflicts(option, base_url)
     logs = _server_logs(option, ab, base_url, chosen)
+    if (promise := option("--hypothesis")) is not None and ab is None:
+        raise UsageError("--hypothesis: expected together with --ab A B, which it is judged from")
     oracle = _path(option, "--reference")
     oracle = oracle.absolute() if oracle is not None and oracle.is_file() else None
+    of_worker = devices.environment(os.environ.get("PYTEST_XDIST_WORKER"), architecture.gpu_count())
     return Settings(
         arch=option("--arch"),
         profile=chosen,
@@ -133,7 +135,7 @@ def read(option: Option, started_in: Path) -> Settings:
         attached_engine=option("--engine") if base_url else None,
         engine_python=_program(option, engine, base_url),
         engine_arguments=_engine_arguments(option),
-        engine_environment=_environment(option),
+        engine_environment=(*of_worker, *map(_pair, option("--engine-env"))),
         engine_debug=option("--engine-debug"),
         base_url=base_url,
         api_key=_api_key(option) if base_url else None,
@@ -158,7 +160,7 @@ def read(option: Option, started_in: Path) -> Settings:
         percentiles=option("--percentiles") or option("--certify"),
         ab=ab,
         ab_pairs=_count("--ab-pairs", option("--ab-pairs")) or 3,
-        hypothesis=_hypothesis(option, started_in),
+        hypothesis=hypothesis.load(started_in / promise) if promise is not None else None,
         waivers=waivers.load(_path(option, "--waivers")),
         against=_against(option, started_in),
         certify=option("--certify"),
@@ -182,20 +184,16 @@ def _profile_and_engine(option: Option, base_url: str | None) -> tuple[Profile |
     if arch is not None:
         architecture.parse(arch)
     chosen = profile.load(name) if name else None
-    if arch and chosen and chosen.arch != arch:
-        raise UsageError(
-            f"--arch {arch} and --profile {name}: expected a profile for {arch}, "
-            f"this one is for {chosen.arch}"
-        )
     if engine and base_url:
         capabilities.of(engine, None)
     started: str = (not base_url and engine) or (chosen.engine.name if chosen else _ENGINE)
     registry.engine(started)
-    if chosen and started != chosen.engine.name:
-        raise UsageError(
-            f"--engine {started} and --profile {name}: expected a profile for {started}, "
-            f"this one is for {chosen.engine.name}"
-        )
+    if chosen is not None:
+        own = ("--arch", arch, chosen.arch), ("--engine", started, chosen.engine.name)
+        for flag, value, other in own:
+            if value not in (None, other):
+                expected = f"expected a profile for {value}, this one is for {other}"
+                raise UsageError(f"{flag} {value} and --profile {name}: {expected}")
     profile.expected(chosen, arch, started).plan(option("--plan"))
     return chosen, started
 
@@ -248,13 +246,6 @@ def _node_commands(option: Option, chosen: Profile | None) -> tuple[tuple[str, .
             f"--node-command: expected {others}, one of each other node; got {len(commands)}"
         )
     return tuple(commands)
-
-
-def _environment(option: Option) -> tuple[tuple[str, str], ...]:
-    """The devices of this worker of xdist, and the variables that the user gave."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
-    pairs = (_pair(text) for text in option("--engine-env"))
-    return (*devices.environment(worker, architecture.gpu_count()), *pairs)
 
 
 def _path(option: Option, name: str) -> Path | None:
@@ -362,9 +353,9 @@ def _refuse_conflicts(option: Option, base_url: str | None) -> None:
                 "(--model and --served-model-name are options of their own; what a --config "
                 "file says, say with --engine-arg)"
             )
-    for text in option("--engine-env"):
-        if _pair(text)[0] in engine.reserved_variables:
-            raise UsageError(f"--engine-env {_pair(text)[0]}: it is set by the suite itself")
+    for name, _ in map(_pair, option("--engine-env")):
+        if name in engine.reserved_variables:
+            raise UsageError(f"--engine-env {name}: it is set by the suite itself")
     if conflicting:
         attached = "--base-url" if base_url else "no --base-url"
         raise UsageError(f"{', '.join(conflicting)} with {attached}: {why}")
@@ -388,8 +379,7 @@ def _count(name: str, text: str | None) -> int | None:
 
 
 def _sides(option: Option) -> tuple[tuple[Side, Side] | None, str | None]:
-    """What ``--ab`` compares, and the URL that the run is attached to. Of two URLs that is the
-    first one, unless ``--base-url`` was given."""
+    """What ``--ab`` compares, and the URL that the run is attached to: ``--base-url``, or A's."""
     base_url = option("--base-url") and root_of(option("--base-url"), "--base-url")
     texts = option("--ab")
     if texts is None:
@@ -402,23 +392,12 @@ def _sides(option: Option) -> tuple[tuple[Side, Side] | None, str | None]:
     if base_url:
         raise UsageError("--ab with --base-url: expected two URLs, as nothing is started")
     engine = registry.engine(option("--engine") or _ENGINE)
+    reserved = {*engine.reserved_arguments, *engine.reserved_variables}
     for side in sides:
-        for argument in side.arguments:
-            if argument.partition("=")[0] in engine.reserved_arguments:
-                raise UsageError(f"--ab {side.text!r}: {argument} is set by the suite itself")
-        for name, _ in side.environment:
-            if name in engine.reserved_variables:
-                raise UsageError(f"--ab {side.text!r}: {name} is set by the suite itself")
+        for word in (*side.arguments, *dict(side.environment)):
+            if word.partition("=")[0] in reserved:
+                raise UsageError(f"--ab {side.text!r}: {word} is set by the suite itself")
     return sides, None
-
-
-def _hypothesis(option: Option, started_in: Path) -> Hypothesis | None:
-    path = option("--hypothesis")
-    if path is None:
-        return None
-    if option("--ab") is None:
-        raise UsageError("--hypothesis: expected together with --ab A B, which it is judged from")
-    return hypothesis.load(started_in / path)
 
 
 def _program(option: Option, engine: str, base_url: str | None) -> str:

@@ -23,8 +23,7 @@ _CANARY = "canary:"
 
 
 def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
-    """Choose architecture and profile. Raises UsageError: the choices contradict each other, or
-    there is no profile for the target."""
+    """Choose architecture and profile. Raises UsageError: they contradict, or there are none."""
     detected = architecture.detect()
     arch = _architecture(settings, asked_by_marker, detected.name)
     machine = detected.name or "a GPU that the suite has no name for"
@@ -77,9 +76,7 @@ def _architecture(
         return settings.arch
     if settings.profile:
         return settings.profile.arch
-    if detected in asked_by_marker:
-        return str(detected)
-    if asked_by_marker:
+    if asked_by_marker and detected not in asked_by_marker:
         return asked_by_marker[0]
     if detected is None:
         raise UsageError(
@@ -225,19 +222,16 @@ def _canary(twin: str, root: Path, notify: Callable[[str], None]) -> Path:
                 "suite, LLAMA_CPP being one of llama.cpp"
             )
         return file
-    missing = [
-        m for m in ("torch", "safetensors", "openai_harmony") if not importlib.util.find_spec(m)
-    ]
-    directory = folder / twin
-    if missing:
-        if not (directory / "config.json").is_file():
-            raise UsageError(
-                f"the profile's model is the canary, which {', '.join(missing)} would build: "
-                "`make canary` builds it, or give --model"
-            )
-        return directory
-    from sm121.checkpoint import canary
+    needed = ("torch", "safetensors", "openai_harmony")
+    if not (missing := [name for name in needed if not importlib.util.find_spec(name)]):
+        from sm121.checkpoint import canary
 
-    if twin not in get_args(canary.Twin):
-        raise UsageError(f"model canary:{twin}: expected canary:bf16 or canary:mxfp4")
-    return canary.build(directory, cast("canary.Twin", twin), progress=notify)
+        if twin not in get_args(canary.Twin):
+            raise UsageError(f"model canary:{twin}: expected canary:bf16 or canary:mxfp4")
+        return canary.build(folder / twin, cast("canary.Twin", twin), progress=notify)
+    if not (folder / twin / "config.json").is_file():
+        raise UsageError(
+            f"the profile's model is the canary, which {', '.join(missing)} would build: "
+            "`make canary` builds it, or give --model"
+        )
+    return folder / twin
