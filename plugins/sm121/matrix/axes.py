@@ -1,6 +1,5 @@
-"""Axes as data: the features of an engine that are switched when it starts (``fixtures/matrix``).
-An axis has values; a value says what each engine and version must be given for it, what must then
-be seen, and what it cannot be combined with; or why it is not applicable to an engine."""
+"""Axes as data: features that are switched when an engine starts (``fixtures/matrix``), with
+values: what an engine is given, what must be seen, what excludes it, or why it does not apply."""
 
 import functools
 import itertools
@@ -18,7 +17,6 @@ from sm121.core.versions import Versions, release, within
 from sm121.evidence.environment import cpu_flags
 from sm121.evidence.kernel_path import KernelPath
 
-#: A cell: a value for each axis, by name.
 Cell = Mapping[str, str]
 #: Chosen values of some axes, in an order that does not depend on how they were found.
 Choice = tuple[tuple[str, str], ...]

@@ -1,5 +1,4 @@
-"""What a matrix costs: predicted from the durations of earlier boots, reported from its own; and
-what it would be, before anything runs: its size, its coverage."""
+"""What a matrix costs, before and after it ran; its size and its coverage."""
 
 import contextlib
 import json
@@ -13,8 +12,6 @@ from sm121.core.profile import Profile
 from sm121.matrix import axes, covering, outcome
 from sm121.matrix.axes import Space, identity
 from sm121.matrix.plan import CellPlan, settings_of
-
-_KEPT = 500
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,6 @@ class Durations:
                 durations["cell_s"] = round(record.took_s - (record.boot_s or 0.0), 2)
             if durations:
                 self._earlier[record.configuration] = durations
-        self._earlier = dict(list(self._earlier.items())[-_KEPT:])
         with contextlib.suppress(OSError):  # a folder that cannot be written costs a prediction
             self._file.parent.mkdir(parents=True, exist_ok=True)
             files.write_text(json.dumps(self._earlier, indent=1) + "\n", self._file)
@@ -74,8 +70,7 @@ def predict(
     durations: Durations | None = None,
     running: str | None = None,
 ) -> Prediction:
-    """How long the cells will take, in their order. `keys`: of each cell's server configuration;
-    `running`: key of the server that runs already."""
+    """How long the cells take, by the `keys` of their servers, if that of `running` runs."""
     total, boots, timed, before = 0.0, 0, 0, running
     for cell, key in zip(cells, keys, strict=True):
         earlier = durations.of(key) if durations is not None else {}
@@ -102,8 +97,7 @@ def duration(seconds: float) -> str:
 def spent(
     records: Sequence[outcome.CellRecord], references: Sequence[outcome.CellRecord] = ()
 ) -> Mapping[str, float]:
-    """What the cells of this run took: boots, seconds of boots, seconds in all. `references`: the
-    baseline where it was started to compare with and is no cell of the run."""
+    """What the cells of this run took, and `references`, starts of the baseline that are none."""
     new = [record for record in records if not record.resumed]
     both = [*new, *references]
     return {

@@ -1,5 +1,4 @@
-"""One cell, from its start to its rate: it is checked, in this order, until something is wrong
-(docs/matrix.md)."""
+"""One cell, checked from its start to its rate until something is wrong (docs/matrix.md)."""
 
 import contextlib
 import math
@@ -24,7 +23,6 @@ from sm121.core.server import Server
 from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Invalid, NotRun, Undecided
 from sm121.engines import managed, requested
-from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import mistaken_environment
 from sm121.matrix import axes, covering, oracle
 from sm121.matrix.outcome import (
@@ -82,11 +80,8 @@ class Examiner:
     harness: Harness
     space: axes.Space
     settings: level_settings.MatrixPlan
-    #: Where records, bundles and the baseline's answers are written.
     directory: Path
-    #: None until the baseline has answered.
     baseline: Baseline | None = None
-    #: Where files of `sm121 golden` are kept.
     oracles: Path = Path(".cache/oracle")
     _steps: list[Step] = field(default_factory=list)
     _step: StepName = "start"
@@ -115,8 +110,7 @@ class Examiner:
         isolating: bool = False,
     ) -> CellRecord:
         """Run a cell to its end; nothing that an engine does wrong raises. `configuration`: what is
-        started for it; None: the attached server is what the cell says. `isolating`: to find a
-        smallest set of values, not as part of the array."""
+        started; None: attached. `isolating`: to find a smallest set, not as part of the array."""
         began = time.monotonic()
         self._steps, self._step = [], "start"
         start = configuration or ServerConfiguration("attached", "", "", "", "")
@@ -208,7 +202,6 @@ class Examiner:
         return "the attached server answers no more"
 
     def _path(self, record: CellRecord, server: Server) -> str | None:
-        """What the evidence shows against what the values, and the profile, ask for."""
         if not server.managed and server.log is None:
             raise NotRun(f"nothing shows which path it took: {server.why_no_log}")
         path = self.harness.kernel_path(server)
@@ -296,12 +289,10 @@ class Examiner:
         return None
 
     def _oracle(self, record: CellRecord, server: Server) -> str | None:
-        """Answers against the oracle, which rounds as the path shows that the server does."""
         record.path["oracle"] = oracle.agrees(self.harness, server, self.oracles)
         return None
 
     def _drafts(self, record: CellRecord, server: Server) -> str | None:
-        """Where the server speculates, it drafted for these prompts, and some was accepted."""
         drafted = counters.drafted(server.endpoint)
         if drafted is None:
             return None
@@ -340,8 +331,7 @@ class Examiner:
         )
 
     def _rate(self, server: Server, record: CellRecord) -> _Sample:
-        """A sample of the cell's rate, and what speaks against it. The server outlives it, else
-        what it died of is raised: a dead server has no disturbed rate."""
+        """A sample of the cell's rate, and what is against it. A dead server raises its end."""
         try:
             metric, samples, against = self._measure(record, server)
         except errors.Sm121Error:
@@ -356,7 +346,6 @@ class Examiner:
         return _Sample(CellRate(metric=metric, samples=samples, value=value), invalid, failed)
 
     def _compare(self, rate: CellRate, baseline: CellRate, values: Mapping[str, str]) -> bool:
-        """Put the comparison with the baseline into the rate; whether it is slower."""
         rate.ratio, rate.ci_low, rate.ci_high = (
             round(v, 4) for v in statistics.ratio_interval(rate.samples, baseline.samples)
         )
@@ -369,7 +358,6 @@ class Examiner:
     def _measure(
         self, record: CellRecord, server: Server
     ) -> tuple[str, list[float], list[measurement.Invalidity]]:
-        """A few rates of one stream: name, samples, and what speaks against them."""
         settings = self.settings
         names = ("rounds", "short_rounds", "warm_up_requests", "drift_bound", "second_clock_bound")
         changed = {name: getattr(settings, name) for name in names}
@@ -386,7 +374,6 @@ class Examiner:
         return name, good, measured.invalid
 
     def _bound(self, values: Mapping[str, str]) -> level_settings.GoldenBound:
-        """The widest of its values' own bounds; else that of the baseline's dtype."""
         bounds = [
             bound
             for axis in self.space.axes
@@ -423,36 +410,30 @@ class Examiner:
         """A start that fails with a reason of the engine's own is FAIL; everything else CRASH."""
         record.log = error.log.name
         refused = not started and error.cause.kind == "config"
-        cause = error.cause if refused else self._cause(record, error)
+        cause = error.cause
+        # What the run finds out while something of the server is left; once for each end.
+        if not refused and error.log not in self._bundled:
+            self._bundled.add(error.log)
+            # A cell that is run to find a set is no test's.
+            tests = [t.id for t in self.harness.ledger if t.id.endswith(f"[{record.id}]")]
+            cause = self.harness.crashed(error, tests[-1] if tests else None)
         record.kind = cause.kind
         outcome = CellOutcome.FAIL if refused else CellOutcome.CRASH
         event = "refused" if refused else "did not start"
         if started:
             event = f"died (checking: {self._step})"
-        record.bundle = self._bundle(record, error.log, cause)
-        message = f"{event}: {cause.kind}: {cause.summary}"
-        step: StepName = "alive" if started else "start"
-        self._done(step, time.monotonic(), outcome, message, record.bundle)
-
-    def _cause(self, record: CellRecord, error: managed.ServerError) -> Cause:
-        """What the run finds out while something of the server is left; once for each end."""
-        if error.log in self._bundled:
-            return error.cause
-        self._bundled.add(error.log)
-        # A cell that is run to find a set is no test's.
-        tests = [test.id for test in self.harness.ledger if test.id.endswith(f"[{record.id}]")]
-        return self.harness.crashed(error, tests[-1] if tests else None)
-
-    def _bundle(self, record: CellRecord, log: Path, cause: Cause) -> str:
         safe = re.sub(r"[^A-Za-z0-9=,._+-]", "_", record.id)[:120]
         folder = self.directory / "bundles" / safe
         folder.mkdir(parents=True, exist_ok=True)
-        if log.is_file():
-            shutil.copy(log, folder / "server.log")
+        if error.log.is_file():
+            shutil.copy(error.log, folder / "server.log")
         for name, content in (("cell.json", record), ("cause.json", cause)):
             text = self.harness.redact(content.model_dump_json(indent=2))
             files.write_text(f"{text}\n", folder / name)
-        return str(folder.relative_to(self.directory.parent))
+        record.bundle = str(folder.relative_to(self.directory.parent))
+        message = f"{event}: {cause.kind}: {cause.summary}"
+        step: StepName = "alive" if started else "start"
+        self._done(step, time.monotonic(), outcome, message, record.bundle)
 
 
 def _first_line(error: Exception) -> str:

@@ -96,8 +96,7 @@ def build(
     references: Sequence[CellRecord] = (),
     interrupted: bool = False,
 ) -> MatrixFile:
-    """What is known of the matrix now. `references`: starts of the baseline that are no cells,
-    whose time is counted; `interrupted`: no more will come."""
+    """What is known of the matrix now, with the time of `references`, the baseline's starts."""
     ended = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
     return MatrixFile(
         axes=space.file.name,
@@ -173,8 +172,7 @@ def incomplete(file: MatrixFile) -> str | None:
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
-    """What is known of each pair of values: it works in a cell that passes, but perhaps for its
-    rate; it is broken with a failing set in it; in other cells alone it is unknown."""
+    """What is known of each pair of values, by the cells that pass and the failing sets."""
     passing = [record for record in file.cells if record.works]
     broken = [{*one.values.items()} for one in file.failing_sets if one.confirmed]
     states: dict[Choice, PairState] = {}

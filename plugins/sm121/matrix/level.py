@@ -24,11 +24,9 @@ _NEVER_WAIVED = {CellOutcome.CRASH: "a crash", CellOutcome.FALLBACK: "the kernel
 
 class MatrixLevel:
     """Runs the cells of a `plan`, each when asked for, and writes ``matrix/`` after each. An
-    attached server is taken for what the cell says: the baseline, or any other cell with the
-    `baseline` of another level; what its log does not show is not taken on trust. `cache`: folder
-    of durations of earlier boots (default: the level's own); `resume`: report directory whose
-    newest earlier run is gone on with; `is_part`: other processes run other cells of the same
-    plan."""
+    attached server is taken for the baseline, or, with the `baseline` of another level, for any
+    cell. `cache`: folder of earlier durations; `resume`: report directory whose newest earlier run
+    is gone on with; `is_part`: other processes run other cells of the plan."""
 
     def __init__(
         self,
@@ -75,8 +73,7 @@ class MatrixLevel:
         return self._examiner.baseline
 
     def judge(self, planned: Planned | None) -> None:
-        """The cell works. Raises Unmet: it does not; names outcome, reason and evidence. A crash or
-        another kernel path is never waived. Invalid, NotRun: that could not be told."""
+        """The cell works. Raises Unmet (never waived: a crash, another path), Invalid, NotRun."""
         if planned is None:
             raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
         record = self._record_of(planned) or self.examine(planned)
@@ -105,8 +102,7 @@ class MatrixLevel:
         require(not missing, required, f"all but {missing}")
 
     def isolate(self) -> None:
-        """Nothing fails, or what fails is known down to the smallest set of values. Raises Unmet:
-        names the sets; NotRun: this process has not all cells, or none came to an outcome."""
+        """What fails is known down to the smallest sets. Raises Unmet; NotRun: not all cells."""
         if self._is_part:
             raise NotRun("the cells of all workers are judged together, when the run ends")
         if not self.records:
@@ -202,8 +198,8 @@ class MatrixLevel:
 
     def examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
         """Run a cell to its end; the baseline first, where it has given no answers yet.
-        `isolating`: it is run to find a smallest set of values, not as part of the plan. Raises
-        NotRun: no server is started any more, or nothing is there to compare with."""
+        `isolating`: to find a smallest set. Raises NotRun: no server starts, or nothing is there to
+        compare with."""
         harness = self.harness
         is_baseline = planned.cell == self.space.baseline
         if (why := harness.obstacle()) is not None:

@@ -21,7 +21,6 @@ class CellPlan:
     """What will be tried, and what each cell's engine is given."""
 
     profile: Profile
-    #: The profile's ``[matrix]``.
     settings: level_settings.MatrixPlan
     space: Space
     array: Array
@@ -70,8 +69,8 @@ def space_of(
     options: Collection[str] | None = None,
 ) -> Space:
     """The axes of a profile, as an engine has them; what is not given is the profile's own.
-    `version`: as the engine calls itself, or as `Space` takes it; `options`: as `Space` takes it.
-    Raises UsageError: the profile has none, or they contradict themselves."""
+    `version`, `options`: as `Space` takes them. Raises UsageError: none, or they contradict
+    themselves."""
     settings = settings_of(profile)
     file = axes.load(axes_file or settings.axes)
     identity = builds.identity(version, options) or version
@@ -86,9 +85,9 @@ def make_plan(
     engine_arguments: tuple[str, ...] = (),
     engine_environment: Environment = (),
 ) -> CellPlan:
-    """Choose the cells of a profile's matrix. `space`: the axes (default: the profile's);
-    `strength`: as ``--matrix`` takes it (default: the profile's, or the number of axes). Raises
-    UsageError: the profile has no ``[matrix]``, or what was asked for is none of it."""
+    """Choose the cells of a profile's matrix. `space`: its axes; `strength`: as ``--matrix`` takes
+    it (default: the profile's, or the number of axes). Raises UsageError: no ``[matrix]``, or none
+    of it."""
     settings = settings_of(profile)
     space = space or space_of(profile)
     parsed = covering.parse_strength(

@@ -55,8 +55,7 @@ _SAID_NO_TOKENIZER = (
 
 
 def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
-    """Read the files that options and the profile name, before anything is started. Raises
-    UsageError: a file is not what was expected, or is about another model."""
+    """Read the files that options and the profile name. Raises UsageError: one is wrong."""
     settings, profile = session.settings, session.target.profile
     if profile is not None:
         if profile.correctness.exam is not None:
@@ -109,7 +108,6 @@ def conclude_golden(session: Session) -> None:
 
 
 def _served_folder(session: Session) -> Path | None:
-    """The checkpoint of a managed server, where it is at hand."""
     if session.attached is not None or session.target.profile is None or not session.configurations:
         return None
     under_test = session.managed_configuration(session.profile.under_test)
@@ -117,7 +115,6 @@ def _served_folder(session: Session) -> Path | None:
 
 
 def _identity(session: Session) -> Identity:
-    """Identity of the served model: by its files for a managed server, by its name if attached."""
     if session.attached is not None:
         return golden.identity(session.attached.endpoint.served_name, session.settings.reference)
     if session.target.profile is None or not session.configurations:
@@ -139,8 +136,7 @@ def asker(conformance: Session, server: Server) -> Asker:
 def reference(
     pytestconfig: pytest.Config, conformance: Session, server: Server, profile: Profile
 ) -> OracleReference:
-    """What the oracle says of the served checkpoint, and the tolerance for what the server rounds.
-    It is computed where it is not there yet; that time is not the test's."""
+    """What the oracle says of the served checkpoint, made if need be beside the test's time."""
     rounding = _rounding(conformance, server)
     file = _oracle(pytestconfig, conformance, server, rounding)
     oracle_file.refuse_other_rounding(file, rounding)
@@ -205,8 +201,7 @@ def _priced(
 def price_of(
     config: pytest.Config, conformance: Session, server: Server
 ) -> dict[str, MetricOfStart]:
-    """What the rounding of a side of ``--ab`` costs. Nothing without a reference: to make one takes
-    minutes. Raises Unmet: an answer is malformed; Refused: the server is at fault."""
+    """What the rounding of a side of ``--ab`` costs; nothing without a reference. Raises Unmet."""
     settings = conformance.settings
     try:
         if not (settings.oracle or settings.reference) and not oracle_file.shipped(
@@ -330,8 +325,7 @@ def agreement_bound(server: Server, profile: Profile) -> level_settings.Agreemen
 
 @pytest.fixture
 def attempts(agreement_bound: level_settings.AgreementBound) -> int:
-    """How often a request may be repeated until it repeats itself: where the engine promises equal
-    tokens once, else often enough for two tokens that are equally likely within the noise."""
+    """How often a request may be repeated until it repeats itself: once, unless it may fork."""
     return 1 if agreement_bound.fork == 0 else 3
 
 

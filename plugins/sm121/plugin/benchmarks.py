@@ -1,6 +1,5 @@
-"""Measurements as benchmarks of pytest-benchmark, beside their verdict. The benchmark's clock is
-advanced by the measurement: a rate of 52 tok/s is replayed as rounds of 1/52 s, so that a slower
-engine is a longer time, which ``--benchmark-compare-fail`` compares. A time is as it is."""
+"""Measurements as benchmarks of pytest-benchmark. A rate of 52 tok/s is replayed as rounds of 1/52
+s, so that a slower engine is a longer time for ``--benchmark-compare-fail``; a time as it is."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +23,6 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 _SECONDS = {"s": 1.0, "ms": 1e-3}
-#: The history that the regression level compares this run with.
 HISTORY = pytest.StashKey[measured.MeasuredHistory]()
 
 

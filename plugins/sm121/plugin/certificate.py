@@ -1,6 +1,5 @@
-"""What may be given to a run, as far as its certificate and its fingerprint go: what ``effect`` of
-an option in ``fixtures/options.toml`` and ``fixtures/certificate.toml`` say. ``--certify`` refuses
-the rest. Settings, plugins and variables cannot be given: see `sm121.session.certified_run`."""
+"""What may be given to a run: what ``effect`` in ``fixtures/options.toml`` and what
+``fixtures/certificate.toml`` say. ``--certify`` refuses the rest."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from _pytest.config import builtin_plugins
 
 from sm121.checkpoint.identity import is_of_shape
 from sm121.core import architecture, arguments, data_file, errors, own_tests
-from sm121.core.profile import Profile
 from sm121.core.verdict import Severity
 from sm121.evidence import environment
 from sm121.matrix import covering
@@ -85,8 +83,7 @@ def given(config: pytest.Config, own: Mapping[str, arguments.Argument]) -> list[
         for part in value if lists else [value]:
             if part in suite_words:
                 continue  # as `sm121 run` says it
-            effect = _effect(dest, part, own)
-            options.append(Given(names.get(dest, dest), str(part), effect))
+            options.append(Given(names.get(dest, dest), str(part), _effect(dest, part, own)))
     return options
 
 
@@ -123,8 +120,7 @@ def refuse_options(options: Sequence[Given]) -> None:
 def refuse(
     config: pytest.Config, settings: Settings, target: Target, tests: Sequence[pytest.Item]
 ) -> None:
-    """Refuse what no certificate allows. Raises UsageError: the values of options are others, the
-    tests were changed, or a waiver names a gate's test or a blocker."""
+    """Raises UsageError: other values, changed tests or waivers that no certificate allows."""
     wrong = [
         *_wrong_values(config, settings, target),
         *_wrong_waivers(settings, tests),
@@ -141,8 +137,7 @@ def refuse(
 
 
 def _wrong_waivers(settings: Settings, tests: Sequence[pytest.Item]) -> list[str]:
-    """Waivers of blockers; each test that measures is one. What only a failure shows to be a
-    blocker, such as a crash, is seen at the end (`sm121.session.certification`)."""
+    """Waivers of what is known to be a blocker; the rest is seen at the end."""
     blockers = {test.stash[ID] for test in tests if outcomes.severity_of(test) is Severity.BLOCKER}
     names = [waiver.test for waiver in settings.waivers if waiver.test in blockers]
     if not names:
@@ -162,7 +157,18 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
         least = profile.matrix.strength
         if strength != "full" and not (isinstance(strength, int) and strength >= least):
             yield f"--matrix {text}: expected at least the profile's, {least}"
-    yield from _wrong_model(settings, profile)
+    # Another model than the profile's by name and shape; the fingerprint has its digest.
+    served, model = settings.served_name, profile.model
+    if settings.base_url is not None and served not in (None, model.served_name):
+        yield (
+            f"--served-model-name {served}: expected the profile's name, {model.served_name}, of "
+            "the attached server"
+        )
+    elif settings.model not in (None, model.id) and not is_of_shape(settings.model, model.id):
+        yield (
+            f"--model {settings.model}: expected the profile's, {model.id}, or a folder whose "
+            "config.json shows its shape; else say it in a profile of your own (--profile)"
+        )
     name = settings.configuration
     # It has another question than the profile's, or is there to compare with.
     if name is not None and (name not in profile.fastest or profile.question is not None):
@@ -174,18 +180,3 @@ def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> 
     if (soak.parse_duration(duration) if duration else 0.0) < least_s:
         named = f"--soak {duration}" if duration else "no --soak"
         yield f"{named}: expected --soak {least_s:g}s or more, as profile {profile.name} asks"
-
-
-def _wrong_model(settings: Settings, own: Profile) -> list[str]:
-    """Another model than the profile's by name and shape; the fingerprint has its digest."""
-    if settings.base_url is not None and settings.served_name not in (None, own.model.served_name):
-        return [
-            f"--served-model-name {settings.served_name}: expected the profile's name, "
-            f"{own.model.served_name}, of the attached server"
-        ]
-    if settings.model in (None, own.model.id) or is_of_shape(settings.model, own.model.id):
-        return []
-    return [
-        f"--model {settings.model}: expected the profile's, {own.model.id}, or a folder whose "
-        "config.json shows its shape; else say it in a profile of your own (--profile)"
-    ]

@@ -30,7 +30,6 @@ class Controller:
     """The controller's state: the session, and what is known of the workers."""
 
     config: pytest.Config
-    #: The run that all workers are part of.
     name: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     session: Session | None = None
     #: Workers that died while they ran no test, each with the error.
@@ -39,8 +38,7 @@ class Controller:
     _groups: dict[str, str] | None = None
 
     def opened_by_a_worker(self) -> Session | None:
-        """Open the controller's session in the run that a worker has opened. None: no worker has a
-        test of a level, or it is open. Raises UsageError: the choices contradict each other."""
+        """Open the controller's session in a run that a worker has opened. Raises UsageError."""
         settings = self.config.stash[stash.SETTINGS]
         shared = report_directory.is_shared(settings.report_dir, self.name)
         if self.session is not None or not shared:

@@ -12,14 +12,12 @@ from sm121.engines import registry as engines
 from sm121.engines.protocol import Program
 from sm121.evidence.kernel_profile import KernelProfile
 from sm121.kernels import builds, cases, child, registry, serving, under_test
-from sm121.kernels.protocol import Operation
 from sm121.plugin import selection, stash
 from sm121.run import decode_profile as decode
 from sm121.session import target
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
-#: The processes in which kernels are judged.
 CHILDREN = pytest.StashKey[list[child.Child]]()
 
 
@@ -64,19 +62,15 @@ def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under
         raise NotRun(obstacle)
     processes = _Processes(conformance)
     pytestconfig.stash[CHILDREN] = [processes.here, processes.engine]
-    yield under_test.Kernels(_choices(conformance), functools.cache(processes.of))
-    end_processes(pytestconfig)
-
-
-def _choices(conformance: Session) -> dict[Operation, serving.Choice]:
-    settings, path = conformance.settings, conformance.path_to_judge()
-    name = settings.kernel_provider
-    return {
+    path, name = conformance.path_to_judge(), settings.kernel_provider
+    chosen = {
         operation: serving.Choice(None, provider=name)
         if name is not None
         else serving.choices(settings.engine, conformance.arch, path, operation)[0]
         for operation in serving.OPERATIONS
     }
+    yield under_test.Kernels(chosen, functools.cache(processes.of))
+    end_processes(pytestconfig)
 
 
 class _Processes:

@@ -35,7 +35,6 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 def _plan(config: pytest.Config) -> CellPlan | None:
-    """The plan in force, made once; None where the profile has no axes."""
     if PLAN not in config.stash:
         try:
             config.stash[PLAN] = _make_plan(config)

@@ -75,8 +75,7 @@ def open_empty(config: pytest.Config) -> None:
 
 @contextlib.contextmanager
 def refusing(config: pytest.Config | None = None) -> Iterator[None]:
-    """Refuse what is wrong as pytest does. `config`: after a certificate that is refused, nobody
-    takes the verdict of the run before for it."""
+    """Refuse as pytest does. `config`: a refused certificate leaves no older verdict there."""
     try:
         yield
     except UsageError as error:

@@ -1,5 +1,4 @@
-"""Warnings of other people's packages, as torch's when it is imported: shown, and never errors in a
-run of the levels. A project's own ``filterwarnings = error`` is about its own code."""
+"""Warnings of other people's packages are shown, and no errors in a run of the levels."""
 
 import contextlib
 import warnings

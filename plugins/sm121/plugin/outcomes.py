@@ -85,7 +85,9 @@ def take(
     if report.skipped and finding.verdict in (Verdict.NOT_RUN, Verdict.PASS):
         finding.skipped = True
         finding.verdict = Verdict.NOT_RUN
-        finding.message = _skip_reason(report)
+        reason = getattr(report, "wasxfail", None) or report.longrepr
+        reason = reason[2] if isinstance(reason, tuple) else reason
+        finding.message = printable(str(reason).removeprefix("Skipped: "))[:_MESSAGE_LENGTH]
     elif report.failed:
         facts = _facts(session, error, report)
         message, note = _message(session, item, facts)
@@ -118,8 +120,7 @@ def take(
 
 
 def leave_out_libraries(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
-    """Keep the frames of HTTP clients out of a traceback: of a status 500 they are a hundred lines,
-    none about the server. ``--tb=long``, ``--tb=native`` and ``--full-trace`` show them."""
+    """Keep a hundred lines of HTTP clients out of a traceback (``--tb=long`` shows them)."""
     if item.config.option.tbstyle in ("long", "native"):
         return
     error = call.excinfo.value if call.excinfo is not None else None
@@ -152,7 +153,6 @@ def severity_of(item: pytest.Item) -> Severity:
 
 
 def _asked(item: pytest.Item) -> JudgedKernel | None:
-    """What a test of the numerics has judged; None where it did not come to it."""
     used: Kernels | None = getattr(item, "funcargs", {}).get("kernels")
     if used is None or used.judged is None:
         return None
@@ -198,7 +198,6 @@ def _without_reprs(fact: Fact) -> Fact:
 
 
 def _message(session: Session, item: pytest.Item, facts: list[Fact]) -> tuple[str, str]:
-    """A failure in one line for people, and what is known of it beside what it says."""
     lines = [line.strip() for line in text(facts).splitlines() if line.strip()]
     first = lines[0] if lines else "failed without a message"
     if (explanation := failure.explain(facts[0].observed)) is not None:
@@ -230,12 +229,6 @@ def _mended(session: Session, item: pytest.Item) -> None:
             f"fixtures/engines/{engine.name}.toml",
             at_once=False,
         )
-
-
-def _skip_reason(report: pytest.TestReport) -> str:
-    reason = getattr(report, "wasxfail", None) or report.longrepr
-    reason = reason[2] if isinstance(reason, tuple) else reason
-    return printable(str(reason).removeprefix("Skipped: "))[:_MESSAGE_LENGTH]
 
 
 def _excuse(
@@ -279,7 +272,6 @@ def _is_an_answer(error: BaseException | None) -> bool:
 def _waive(
     session: Session, finding: TestReport, never: str | None, report: pytest.TestReport
 ) -> None:
-    """Tolerate a failure whose every fact a waiver names, until the waiver's date has passed."""
     today, facts = datetime.date.today(), finding.facts
     waivers = [each for each in session.settings.waivers if each.test == finding.id]
     if not waivers:

@@ -1,5 +1,4 @@
-"""What a run asks and how long it takes: at its head, and whole for ``sm121 plan``, which is
-``pytest --collect-only``: the facts of `_FACTS`, what would not run, each plan with its minutes."""
+"""What a run asks and how long it takes: at its head, and whole for ``sm121 plan``."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -101,7 +100,6 @@ def _costs(
     timings: Timed,
     obstacle: str | None = None,
 ) -> dict[str, Forecast]:
-    """`obstacle`: of this machine alone; what it keeps from running is asked elsewhere."""
     settings = config.stash[SETTINGS]
     plan = Plan.of(profile, plan=name, sizes=settings.sizes)
     cells = config.stash.get(matrix.PLAN, None)

@@ -52,7 +52,6 @@ class Progress:
         self._pace = Pace(costs)
         self._began = self._level_began = self._written = clock()
         self._level, self._waits = "", ""
-        #: Since when each test runs.
         self._running: dict[str, float] = {}
         self._verdicts: Counter[Verdict] = Counter()
         self._of_level: Counter[Verdict] = Counter()
@@ -136,8 +135,7 @@ class Progress:
             self._file.close()
 
     def line(self) -> str:
-        """Time, what is left of it, level, test, what is waited for. It takes no lock: rich's own
-        thread asks for it with one in its hand that `say` needs."""
+        """Time, what is left, level, test, what is waited for. No lock: rich's thread holds one."""
         parts = [clock_time(self._clock() - self._began) + self._left(", about {} left")]
         levels = [self._level] if self._level else [*self._costs]
         if set(levels) <= {*self._costs}:

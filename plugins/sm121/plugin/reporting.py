@@ -91,8 +91,7 @@ def write(session: Session, known: details.Details) -> StoredReport:
 
 
 def redact(session: Session, report: pytest.TestReport) -> None:
-    """Take secrets out of what pytest itself prints and writes to --junitxml: a server may name the
-    key that it refuses, and ``-l`` shows it."""
+    """Take secrets out of what pytest prints: a server may name the key that it refuses."""
     report.sections = [(name, session.redact(text)) for name, text in report.sections]
     if isinstance(report.longrepr, tuple):  # of a skip: the test, wherever the suite is installed
         file, line, _ = report.location
@@ -127,7 +126,6 @@ def _arguments(config: pytest.Config) -> list[str]:
 
 
 def _repeated(config: pytest.Config) -> list[str]:
-    """The run's own arguments, as far as they matter to one of its tests."""
     positional = set(config.option.file_or_dir or ())
     words: list[str] = []
     skip = values = 0

@@ -1,5 +1,6 @@
 """Which tests apply to the target, in which order, and which architecture was asked for."""
 
+import contextlib
 import itertools
 import re
 from collections import Counter
@@ -44,8 +45,7 @@ LEFT_OUT = pytest.StashKey[list[str]]()
 
 
 def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Find the level of each test and the architectures that it is for; put them in order. Raises
-    UsageError: a test of a level does not say what it applies to."""
+    """Find the level and the targets of each test, and put them in order. Raises UsageError."""
     for item in items:
         level = next((name for name in LEVELS if item.get_closest_marker(name)), None)
         if level is None:
@@ -61,13 +61,16 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[COLLECTED] = frozenset(item.stash[ID] for item in items if ID in item.stash)
     # Stable: within a level the order of the file stays. Tests of no level sort with smoke.
     items.sort(key=lambda item: LEVELS.index(item.stash.get(LEVEL, LEVELS[0])))
-    config.stash[_CERTIFIES] = _certifies(config)
+    config.stash[_CERTIFIES] = None
+    if (settings := config.stash[SETTINGS]).certify:
+        architectures = architectures_asked_for(config.getoption("markexpr", "") or "")
+        with contextlib.suppress(errors.UsageError):  # said to the user when the run is opened
+            config.stash[_CERTIFIES] = resolve(settings, architectures).profile
     config.stash[SELECTED] = True
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out tests that need an option of their own, and those of levels that the certificate
-    does not ask for. That is no gap in a certificate."""
+    """Leave out what needs an option, or is of a level that the certificate does not ask for."""
     settings = config.stash[SETTINGS]
     chosen = profile.expected(settings.profile, settings.arch, settings.engine)
     groups: dict[str, list[pytest.Item]] = {}
@@ -95,7 +98,6 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _left_out_as(config: pytest.Config, item: pytest.Item, chosen: Profile) -> str:
-    """The kind of test that it is left out as; empty where it is not."""
     settings = config.stash[SETTINGS]
     if _is_uncertified(config, item):
         return "uncertified"
@@ -163,16 +165,6 @@ def strange_names(row: PlanRow, module: ModuleType) -> list[str]:
     ]
 
 
-def _certifies(config: pytest.Config) -> Profile | None:
-    settings, expression = config.stash[SETTINGS], config.getoption("markexpr", "") or ""
-    if not settings.certify:
-        return None
-    try:
-        return resolve(settings, architectures_asked_for(expression)).profile
-    except errors.UsageError:  # said to the user when the run is opened
-        return None
-
-
 def _is_uncertified(config: pytest.Config, item: pytest.Item) -> bool:
     """Whether a certificate is asked for that does not ask for the test's level, nor for a soak."""
     profile, level = config.stash.get(_CERTIFIES, None), item.stash.get(LEVEL, None)
@@ -194,8 +186,7 @@ def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None
 
 
 def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], bool]:
-    """Whether a test that is not in this run was asked for: it would have been collected if it
-    were there, within the paths, by -m, -k, the plan and the options that were given."""
+    """Whether a test that is not in this run was asked for: if it were there, it would be in it."""
     settings = config.stash[SETTINGS]
     has_paths = config.args_source is pytest.Config.ArgsSource.ARGS
     paths = [_relative(config, path) for path in config.args] if has_paths else []
@@ -248,8 +239,7 @@ def _relative(config: pytest.Config, path: str) -> str:
 
 
 def missed(config: pytest.Config, arch: str) -> list[str]:
-    """Ids of the deselected tests that apply to a target: each is a gap in its certificate. ``-m
-    sm121`` also deselects the tests of other targets, which no certificate of sm121 needs."""
+    """Ids of the deselected tests of a target: each is a gap in its certificate."""
     deselected = config.stash.get(DESELECTED, {})
     return [name for name, applies_to in deselected.items() if arch in applies_to]
 
@@ -308,8 +298,7 @@ def _applies_to(item: pytest.Item) -> frozenset[str]:
 
 
 def architectures_asked_for(expression: str) -> tuple[str, ...]:
-    """Architectures that a ``-m`` expression asks for by name. ``sm121 and smoke`` asks for sm121;
-    ``not sm121`` and ``smoke`` ask for none."""
+    """Architectures that a ``-m`` expression asks for: none for ``not sm121`` or ``smoke``."""
     named = [name for name in NAMES if re.search(rf"\b{name}\b", expression)]
     if not named:
         return ()
@@ -332,8 +321,7 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
 
 
 def asked_for_levels(config: pytest.Config) -> bool:
-    """Whether somebody wants to know of a target: by ``--certify``, or by an architecture's name.
-    False in a worker, and where pytest only shows something."""
+    """Whether a target was asked for, by ``--certify`` or its name, of this very process."""
     shows = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow")
     if hasattr(config, "workerinput") or any(getattr(config.option, n, None) for n in shows):
         return False
@@ -365,8 +353,7 @@ def _evaluate_with(expression: str, has: Callable[[str], bool]) -> bool:
 
 
 def take_over(config: pytest.Config, session: Session, items: list[pytest.Item]) -> None:
-    """``--resume``: deselect the kernel tests that an earlier run has finished, and take over their
-    verdicts, but of those that say something of the kernel path, a rate or a running server."""
+    """``--resume``: deselect the kernel tests that ended before, and take over their verdicts."""
     if not config.getoption("--resume"):
         return
     if session.settings.worker is not None:

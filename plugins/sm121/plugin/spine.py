@@ -1,6 +1,5 @@
-"""What happens in a run, in the order in which it happens: pytest calls these hooks from top to
-bottom, and the body of each is the sequence of its steps, each logged at DEBUG. A hook that must
-run first, last or around the hooks of other plugins says so in a comment."""
+"""What happens in a run, in pytest's order, from top to bottom; the body of a hook is the sequence
+of its steps. A hook that must run first, last or around others says so in a comment."""
 
 import contextlib
 import logging
@@ -57,8 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """``sm121 run``: the tests are the suite's, wherever it was started. An option that no conftest
-    has added is looked for among the suite's."""
+    """``sm121 run``: the tests are the suite's. An unknown option may be one of its, misspelt."""
     options.name_own_tests(early_config, args)
     result = yield
     options.refuse_misspelt(parser, args)

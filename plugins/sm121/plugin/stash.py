@@ -13,11 +13,8 @@ SETTINGS = pytest.StashKey[settings.Settings]()
 SESSION = pytest.StashKey[session.Session]()
 CRASHES = pytest.StashKey[crashes.CrashDesk]()
 SIGNALS = pytest.StashKey[signals.Signals]()
-#: What the report shows beside verdict.json.
 DETAILS = pytest.StashKey[details.Details]()
-#: The whole report, after it was written.
 REPORT = pytest.StashKey[StoredReport]()
-#: Which part of a run this is, with --shard.
 SHARD = pytest.StashKey[verdict_file.ShardReport]()
 #: While tests run, where this process shows how far they are.
 PROGRESS = pytest.StashKey[Progress]()

@@ -17,17 +17,10 @@ from sm121.report import findings, headline, rows
 from sm121.run.fingerprint import profile_label
 from sm121.session.session import Session
 
-#: The tests of levels that ``--collect-only`` collected.
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 #: What pytest's own summary lists where ``-r`` does not say it.
 _REPORTED = "fE"
-_COLOURS = {
-    Verdict.PASS: {"green": True},
-    Verdict.FAIL: {"red": True},
-    Verdict.INVALID: {"red": True},
-    Verdict.INCONCLUSIVE: {"yellow": True},
-    Verdict.NOT_RUN: {"yellow": True},
-}
+_COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INVALID: "red"}
 
 
 def header(config: pytest.Config) -> list[str]:
@@ -135,4 +128,5 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
         brief=headline.brief,
     )
     terminal.write(text)
-    terminal.write_line(printable(str(conclusion)), bold=True, **_COLOURS[file.verdict])
+    colour = _COLOURS.get(file.verdict, "yellow")
+    terminal.write_line(printable(str(conclusion)), bold=True, **{colour: True})

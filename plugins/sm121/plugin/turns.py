@@ -1,5 +1,4 @@
-"""A test that measures waits until no other run of the suite uses this machine. Workers of
-pytest-xdist would wait for each other: their controller takes one turn for all of them."""
+"""A test that measures waits until it has the machine; a controller does, for its workers."""
 
 import contextlib
 from collections.abc import Iterator

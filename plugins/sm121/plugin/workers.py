@@ -1,8 +1,6 @@
 """What belongs together in a run that is divided, by ``--shard I/N`` or by pytest-xdist: tests of
-one server configuration. Each worker has its own run in its own folder, with its own server. It
-writes to a file there which tests belong together, and the controller reads it: xdist 3.8 appends
-the names of groups to node ids, and pytest 9.2 ignores them silently
-(pytest-dev/pytest-xdist#1386)."""
+one server configuration. A worker writes to a file of its folder which tests belong together: xdist
+3.8 appends names of groups to node ids, which pytest 9.2 ignores (pytest-dev/pytest-xdist#1386)."""
 
 import hashlib
 import json
@@ -66,8 +64,7 @@ def write_groups(session: Session, items: Iterable[pytest.Item]) -> None:
 
 
 def read_groups(folder: Path) -> dict[str, str]:
-    """The group of each node id that has one, as a worker has written it. Raises OSError: there is
-    no file: the worker died, or has no test of a level; ValueError: it died meanwhile."""
+    """The group of each node id that has one. Raises OSError, ValueError: the worker died."""
     groups: dict[str, str] = json.loads((folder / _FILE).read_text("utf-8"))
     return groups
 

@@ -1,5 +1,4 @@
-"""A against B: two builds or configurations, started in turns (A B, B A, ...), with the start as
-the unit, since no rounds on one server average out what differs from start to start."""
+"""A against B: two builds or configurations, started in turns, with the start as the unit."""
 
 import re
 import shlex
@@ -39,7 +38,6 @@ class Side:
 
     text: str
     url: str | None = None
-    #: Of the server at the URL, for its kernel path.
     log: Path | None = None
     python: str | None = None
     arguments: tuple[str, ...] = ()
@@ -47,9 +45,9 @@ class Side:
 
 
 def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
-    """Both sides of ``--ab``: two URLs, each perhaps with ``--server-log PATH`` behind it, or for
-    each the engine's arguments, ``KEY=VALUE`` and ``--engine-python PATH`` that come on top of the
-    configuration under test. Raises UsageError: they are not that."""
+    """Both sides of ``--ab``: two URLs, perhaps with ``--server-log PATH`` behind each, or
+    arguments, ``KEY=VALUE`` and ``--engine-python PATH`` on top of what is under test. Raises
+    UsageError."""
     first, second = (_side(text) for text in texts)
     for side in (first, second):
         # Where only one word was given, the other is what stood behind it: a path, or an option.
@@ -200,8 +198,7 @@ def moved(visit: Visit, earlier: Sequence[Visit]) -> list[str]:
 def the_same(
     sides: tuple[Side, Side], engine: str, a: Visit, b: Visit
 ) -> tuple[str | None, str | None]:
-    """Why a comparison of two configurations is one of a thing with itself, and what of their
-    difference nothing shows; None and None where neither is so."""
+    """Why two configurations are one thing, and what of their difference nothing shows, or None."""
     first, second = sides
     if first.text == second.text:
         return None, None  # asked for: how far starts of one thing differ

@@ -44,10 +44,9 @@ _A = "A"
 
 @dataclass
 class AbRun:
-    """The starts of both sides, made when they are first asked for: ``pairs`` of them at least,
-    twice as many at most. ``plan``: what is measured of each, at its first depth; ``attach``: gives
-    the server of a URL; ``look_at_box``: reads the machine's state after the last visit;
-    ``hypothesis``: what the feature promised; ``obstacle``: why no server can be started."""
+    """The starts of both sides, made when first asked for: ``pairs`` at least, twice as many at
+    most. ``attach``: gives the server of a URL; ``look_at_box``: reads the machine's state at the
+    end; ``obstacle``: why no server can be started."""
 
     harness: Harness
     sides: tuple[Side, Side]
@@ -57,7 +56,6 @@ class AbRun:
     pairs: int = 3
     hypothesis: Hypothesis | None = None
     obstacle: str | None = None
-    #: What the rounding of a side's server costs.
     price: Callable[[Server], Mapping[str, MetricOfStart]] = lambda _server: {}
     visits: list[Visit] = field(default_factory=list)
 
@@ -65,7 +63,6 @@ class AbRun:
     _ended: list[Change] | Exception | None = None
     #: Of the server at the URL of a side, since its first visit.
     _lives: dict[str, AttachedLife] = field(default_factory=dict)
-    #: Read the log of a side that is a URL.
     _errors: dict[str, ErrorReader] = field(default_factory=dict)
     _prices: dict[str, Mapping[str, MetricOfStart]] = field(default_factory=dict)
     #: Prompts of known answers that A knew at its first visit.
@@ -73,9 +70,9 @@ class AbRun:
 
     @property
     def outcomes(self) -> list[Change]:
-        """B against A in every metric, after as many pairs of starts as it took to decide. Raises
-        NotRun: A does not start, or an earlier call was broken off; Invalid: a visit does not
-        count. A second call starts nothing and says the same."""
+        """B against A in every metric, after as many pairs as it took. Raises NotRun: A does not
+        start, or it was broken off; Invalid: a visit does not count. A second call says the
+        same."""
         if self._ended is None:
             self._ended = NotRun("the comparison was broken off; run it again")
             try:
@@ -146,8 +143,7 @@ class AbRun:
             raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(open_ones)}")
 
     def review(self) -> None:
-        """What the feature promised holds; review.md is written either way. Raises NotRun: no
-        hypothesis; AssertionError, Inconclusive: a criterion does not hold, or is open."""
+        """What was promised holds, as review.md says. Raises NotRun, Unmet, Inconclusive."""
         chosen = self.hypothesis
         if chosen is None:
             raise NotRun("no hypothesis: give --hypothesis FILE with --ab")
@@ -195,7 +191,6 @@ class AbRun:
             raise Unmet(Fact("what was promised", f"not {broken}", evidence=text))
 
     def _outcomes_or_why_none(self) -> tuple[list[Change], Undecided | None]:
-        """What a hypothesis is judged by, and why it cannot be; None where it can."""
         try:
             outcomes = self.outcomes
         except Undecided as error:
@@ -306,7 +301,6 @@ class AbRun:
             )
 
     def _check_that_they_differ(self) -> None:
-        """Of two configurations, B runs something else than A."""
         a, b = (next(v for v in reversed(self.visits) if v.side == name) for name in ("A", "B"))
         if self.sides[0].url is not None:
             return
@@ -365,7 +359,6 @@ class AbRun:
         }
 
     def _write(self, outcomes: list[Change], why: str | None = None) -> None:
-        """What is known so far, in ab.json and among the metrics. `why`: it does not count."""
         for outcome in (each for each in outcomes if each.difference is None):
             rate, allowed = outcome.higher_is_better, outcome.allowed or 0.0
             self.harness.file.metrics[f"ab:{outcome.metric}"] = MetricReport(

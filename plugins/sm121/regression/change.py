@@ -1,5 +1,4 @@
-"""A change of one metric: B against A, this run against stored ones, or against a trusted one.
-Speed at a price of rounding is a regression, unless the profile allows that."""
+"""A change of one metric: B against A, or this run against stored or trusted ones."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,6 @@ class Change:
     #: How much worse B may be, as a fraction, or as `difference`; None where nothing says.
     allowed: float | None = None
     verdict: Verdict = Verdict.NOT_RUN
-    #: The whole of it in a sentence.
     text: str = ""
     #: What else a reader must know, and the intervals of the two values themselves.
     note: str = ""
@@ -155,6 +153,5 @@ def price_change(metric: str, before: float, now: float, limit: float, runs: int
 
 
 def trade(before: Values, now: Values) -> str:
-    """How much faster it is, and what that costs: ``1.6 times as fast (...), at a price: ...``;
-    empty unless both have a rate and a price."""
+    """``1.6 times as fast (...), at a price: ...``; empty unless both have a rate and a price."""
     return templates.rendered("trade.j2", before=before, now=now, prices=PRICES, number=number)

@@ -1,6 +1,5 @@
-"""A feature's hypothesis: what it promised, against what an A/B run showed (B has the feature). A
-criterion on a ratio or a difference is compared with the whole interval: PASS
-when all of it is on the right side, FAIL when all of it is on the wrong."""
+"""A feature's hypothesis: what it promised, against what an A/B run showed (B has the feature).
+PASS when a whole interval is on the right side, FAIL when all of it is on the wrong."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,6 @@ class Criterion(DataTable):
     #: Of B itself.
     value_at_least: float | None = None
     value_at_most: float | None = None
-    #: A level of this run that must hold.
     level: Level | None = None
     #: What B's log must say of its experts, and must not.
     moe: Pattern | None = None
@@ -147,7 +145,6 @@ def _answer(
     levels: Mapping[str, Verdict],
     looks: int,
 ) -> tuple[Verdict, str, str, str]:
-    """Its verdict, what A and B have, and a note."""
     if criterion.level is not None:
         verdict = levels.get(criterion.level, Verdict.NOT_RUN)
         return verdict, "", verdict.value, "in the same run"

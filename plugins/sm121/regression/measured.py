@@ -25,15 +25,13 @@ _WAY_OUT = (
 
 @dataclass
 class MeasuredHistory:
-    """What a run is compared with, read when it is first asked for. ``storage``: of
-    pytest-benchmark, as ``--benchmark-storage`` names it, relative to ``root``; ``baseline``: the
-    stored run to compare with, beside all that can be compared."""
+    """What a run is compared with, read when first asked for. ``storage``: of pytest-benchmark,
+    relative to ``root``; ``baseline``: the stored run to compare with beside all others."""
 
     recorder: Recorder
     storage: str
     root: Path
     baseline: str | None = None
-    #: What `compared` said, a line each.
     findings: list[str] = field(default_factory=list)
 
     @property
@@ -55,9 +53,9 @@ class MeasuredHistory:
 
     @functools.cached_property
     def runs(self) -> list[StoredRun]:
-        """The stored runs that this one can be compared with, oldest first. Raises NotRun: there is
-        none yet; Inconclusive: only the machine or the kernel path changed since the latest;
-        Invalid: the one that was asked for is of another machine, path, profile or plan."""
+        """The stored runs that this one can be compared with, oldest first. Raises NotRun: none;
+        Inconclusive: only machine or path changed since the latest; Invalid: the named one is
+        another."""
         assert self.current
         stored = self._stored()
         if matches := [run for run in stored if not run.unlike(self._context)]:
@@ -68,8 +66,7 @@ class MeasuredHistory:
 
     @functools.cached_property
     def named(self) -> StoredRun | None:
-        """The latest stored run that was asked for by name; None: none was. Raises NotRun: there is
-        none; Invalid: of another machine, path, profile or plan, or it did not pass."""
+        """The latest stored run of that name, if one was asked for. Raises NotRun, Invalid."""
         if self.baseline is None:
             return None
         stored = self._stored(self.baseline)

@@ -1,5 +1,4 @@
-"""The one judge of a change: a run against stored ones, and B against A by pairs of starts.
-docs/regression.md has the rules."""
+"""The one judge of a change, by the rules of docs/regression.md."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -185,8 +184,7 @@ def _needs_scatter(now: StoredMetric, before: StoredMetric) -> bool:
 def _without_scatter(
     now: StoredMetric, latest: StoredMetric, level: float, allowed: float
 ) -> Verdict:
-    """The verdict where too few runs are stored. Twice as bad is beyond doubt, unless a single
-    sample of several makes it so. All samples worse by twice what is allowed are no success."""
+    """The verdict with too few runs: twice as bad fails; all samples far worse are no success."""
     sign = 1.0 if now.higher_is_better else -1.0  # larger is better of what it multiplies
     half = level * 2.0**-sign
     if sign * now.value <= sign * half:
@@ -305,8 +303,7 @@ def _chance(values: Sequence[float]) -> float:
 
 
 def segments(values: Sequence[float]) -> list[tuple[int, int]]:
-    """The piecewise constant levels of a series, as (start, end): least squares on logarithms with
-    a price for each change, which is judged by the noise from run to run."""
+    """The constant levels of a series, as (start, end), by least squares on logarithms."""
     logs: Floats = np.log(np.asarray(values, dtype=np.float64))
     count = len(logs)
     steps = np.diff(logs)
@@ -444,7 +441,6 @@ def difference_of_pairs(visits: Sequence[Visit], metric: str, looks: int) -> Int
 
 
 def _mean(values: Floats, looks: int) -> Interval:
-    """The mean and its interval, by Student's t."""
     middle, count = float(values.mean()), len(values)
     if count < 2:
         return middle, None, None

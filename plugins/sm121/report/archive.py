@@ -1,11 +1,9 @@
-"""One archive of a run, to attach to an issue (``sm121 bundle``): the report directory, its logs
-searched for secrets once more, with a checksum of each file."""
+"""One archive of a run for an issue: its files without secrets, with their checksums."""
 
 import hashlib
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from sm121.core import redaction
@@ -16,13 +14,11 @@ SUMS = "SHA256SUMS"
 LARGEST = 32 << 20
 #: What an engine wrote. In the suite's own JSON a key that ends in token is no secret's name.
 _LOGS = (".log", ".txt")
-#: Runs before this one, which a report directory keeps.
 _EARLIER = "earlier"
 
 
 def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]:
-    """Write the archive of a report directory (default: sm121-VERDICT-ARCH-STARTED.tar.gz here);
-    its path, and what was left out. Raises UsageError: there is no sound verdict.json."""
+    """Write the archive of a report directory; its path, what was left out. UsageError."""
     report = stored.read(directory)
     when = "".join(c for c in report.run.started[:19] if c.isalnum())
     verdict, arch = str(report.run.verdict).lower(), report.run.arch or "unknown"
@@ -32,10 +28,12 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
     with tempfile.TemporaryDirectory() as folder:
         copied = Path(folder) / "file"
         with tarfile.open(target, "w:gz") as archive:
-            for file in _files(report.directory):
-                if file.samefile(target):
+            for file in sorted(report.directory.rglob("*")):
+                inside = file.relative_to(report.directory).as_posix()
+                hidden = inside.startswith((".", f"{_EARLIER}/")) or "/." in inside
+                is_plain = file.is_file() and not file.is_symlink()
+                if hidden or not is_plain or file.samefile(target):
                     continue
-                inside = str(file.relative_to(report.directory))
                 if (size := file.stat().st_size) > LARGEST:
                     omitted.append(f"{inside} ({size >> 20} MiB)")
                     continue
@@ -47,14 +45,6 @@ def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]
             copied.write_text("\n".join(sums) + "\n", "utf-8")
             archive.add(copied, f"{name}/{SUMS}", filter=_plain)
     return target, omitted
-
-
-def _files(directory: Path) -> Iterator[Path]:
-    for file in sorted(directory.rglob("*")):
-        inside = file.relative_to(directory)
-        hidden = any(part.startswith(".") for part in inside.parts)
-        if file.is_file() and not file.is_symlink() and not hidden and inside.parts[0] != _EARLIER:
-            yield file
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:

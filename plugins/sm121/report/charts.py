@@ -1,5 +1,4 @@
-"""The charts of report.html: figures as plotly's own JSON, each with its data as a table. Colours
-are CSS variables, which the page's script looks up for light, dark and paper."""
+"""The charts of report.html as plotly's JSON, in colours by CSS, each with its table."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -74,8 +73,7 @@ class Chart:
 
 
 def interval(metric: MetricReport) -> str:
-    """The interval of a metric's value for people, with its confidence; empty for none. A quantile
-    that a bound was compared with has the confidence alone with which its rounds show it."""
+    """The interval of a metric with its confidence, which a bounded quantile has alone."""
     surely = "" if metric.confidence is None else f"{metric.confidence:.0%}"
     if metric.ci_low is None and metric.ci_high is None:
         return f"{surely} sure" if surely and metric.gated else ""
@@ -115,8 +113,7 @@ def distributions(details: Details) -> list[Chart]:
 
 def _distribution(base: str, samples: Samples, place: int) -> Chart:
     finite = np.sort(np.asarray(samples.samples, dtype=np.float64))
-    all_of_them = samples.taken + samples.failures
-    reached = samples.taken / all_of_them
+    reached = samples.taken / (samples.taken + samples.failures)
     if len(finite) > _MOST_POINTS:
         shares = np.linspace(0.0, 1.0, _MOST_POINTS)
         values = np.quantile(finite, shares)

@@ -1,6 +1,5 @@
-"""One file that puts two stored runs side by side, without a script or the network. Nothing is
-judged anew: tests have their runs' verdicts, and metrics go by the rules of the regression
-level."""
+"""One page of two stored runs, without a script or the network. Nothing is judged anew: tests have
+their runs' verdicts, and metrics go by the rules of the regression level."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -38,7 +37,6 @@ from sm121.run import stored_run
 from sm121.run.stored_run import StoredMetric, StoredRun
 from sm121.run.verdict_file import MetricReport, TestReport
 
-#: Where it goes unless something else is said: in the current folder.
 NAME = Path("compare.html")
 #: Characters of all rows of a table: where everything fails, the page must still open.
 _ROOM = 40_000

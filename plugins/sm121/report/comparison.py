@@ -1,6 +1,5 @@
-"""Results side by side: stored runs of this suite, and of llama-benchy and llama-bench, each with
-its clock, since a number is only as good as that: ``token_ids`` and ``usage`` count tokens,
-``chunks`` counts events, ``in-process`` is the engine's own loop without server and network."""
+"""Results of this suite, llama-benchy and llama-bench side by side, each with its clock: token ids
+and usage count tokens, chunks events, ``in-process`` is an engine without a server."""
 
 import csv
 import io
@@ -44,7 +43,6 @@ class ComparedRow:
     report: MetricReport
     #: The source's own figure of its scatter, where it has no interval: a standard deviation.
     deviation: float | None = None
-    #: None where nobody judged it.
     verdict: str | None = None
 
     @property
@@ -93,8 +91,7 @@ class Source:
 
 
 def read(path: Path) -> Source:
-    """Results of this suite, llama-benchy, sparkrun or llama-bench, told apart by what is in the
-    file. Raises UsageError: it is none of these."""
+    """Results of this suite or another tool, told apart by content. Raises UsageError."""
     file = path / verdict_file.NAME if path.is_dir() else path
     expected = (
         f"{path}: expected a report directory, verdict.json, a file of pytest-benchmark, JSON or "
@@ -185,8 +182,7 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
 
 
 def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
-    """What two runs did not ask in one way, or of one machine. Engine, version, configuration and
-    arguments are what is compared. A profile is compared with the one of its own name."""
+    """What two runs did not ask in one way, or of one machine, of profiles of one name."""
     fields = _ASKED - ({"profile"} if one.profile != other.profile else set())
     runs = ((run.fingerprint or Fingerprint()).model_dump(include=fields) for run in (one, other))
     a, b = (Fingerprint(**asked) for asked in runs)
@@ -223,7 +219,6 @@ def _llama_benchy(name: str, data: dict[str, Any]) -> Source:
 
 
 def _llama_benchy_csv(name: str, text: str) -> Source:
-    """``llama-benchy --format csv``, which sparkrun sends to Spark Arena."""
     lines = [*csv.DictReader(io.StringIO(text))]
     rows: dict[str, ComparedRow] = {}
     for line in lines:
@@ -320,8 +315,7 @@ def markdown(sources: Sequence[Source]) -> str:
 
 
 def trades(sources: Sequence[Source]) -> list[str]:
-    """What each later run is faster or slower than the first, what its rounding costs beside that
-    one's, and whether that is a regression: a line each, of those that have both."""
+    """A line each: how much faster a later run is than the first, its price, the verdict."""
     lines = []
     runs = [(source.name, source.run) for source in sources if source.run is not None]
     values = [{name: metric.value for name, metric in run.metrics.items()} for _, run in runs]

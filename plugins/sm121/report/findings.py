@@ -59,8 +59,7 @@ class FailureGroup:
 def failures(run: VerdictFile) -> list[TestReport]:
     """The tests that did not hold and are not excused, the gravest first."""
     bad = [test for test in run.tests if test.verdict in BAD and not test.excused]
-    severities = [*Severity]
-    return sorted(bad, key=lambda t: (BAD.index(t.verdict), severities.index(t.severity)))
+    return sorted(bad, key=lambda t: (BAD.index(t.verdict), [*Severity].index(t.severity)))
 
 
 def reason_of(test: TestReport) -> str:

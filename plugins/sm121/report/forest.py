@@ -1,5 +1,4 @@
-"""A forest plot: one row a metric, how much better B is than A, and its interval. Better is to the
-right whether more or less of a metric is better, so that one band shows what is allowed."""
+"""A forest plot: how much better B is than A in each metric, better to the right."""
 
 import math
 from collections.abc import Sequence

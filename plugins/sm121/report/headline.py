@@ -1,5 +1,4 @@
-"""What a run came to, in one sentence, and the one thing to do next: the same words on the page, in
-the terminal, in the summary and in junit.xml, of fields of verdict.json where it has them."""
+"""What a run came to, in one sentence, and the one thing to do next, for every report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -90,17 +89,12 @@ def of(run: VerdictFile) -> Headline:
     return Headline(run.verdict, _said(run) + question, reservations, certificate, price)
 
 
-def lead(run: VerdictFile) -> TestReport | None:
-    """The test that the sentence is about; None where no test has the run's verdict."""
-    return next((test for test in findings.failures(run) if test.verdict is run.verdict), None)
-
-
 def action(report: StoredReport) -> Action | None:
     """The one thing to do next; None where nothing is to be done, or nothing is known."""
     run = report.run
     if run.verdict is Verdict.PASS or (run.verdict is Verdict.NOT_RUN and run.finished):
         return None  # the same command would run as little once more: the sentence has the reason
-    first = lead(run)
+    first = next((test for test in findings.failures(run) if test.verdict is run.verdict), None)
     details = {detail.id: detail for detail in report.details.failures}
     detail = details.get(first.id) if first is not None else None
     if (decisive := _decisive(run)) is not None and decisive < len(report.crashes):
@@ -121,8 +115,7 @@ def action(report: StoredReport) -> Action | None:
 
 
 def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
-    """What came of a metric, in all that was asked of it: the verdict that it is shown in, and
-    words. A percentile of too few requests is shown as what did not run."""
+    """What came of a metric, in all that was asked of it: the verdict that it shows, words."""
     metric = run.metrics[name]
     changes = [
         change
@@ -169,9 +162,6 @@ def brief(text: str, most: int = _MOST) -> str:
     if at < most // 2:  # one long word: of it as much as there is room for
         at = most
     return f"{part[:at].rstrip(' ,;:.')} ..."
-
-
-# The sentence.
 
 
 def _said(run: VerdictFile) -> str:
@@ -275,7 +265,6 @@ def _oracle(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
 
 
 def _named(metric: str) -> str:
-    """A metric with its own name where that says more: ``decode tg32@d0``."""
     rate = metric_names.rate(metric)
     if rate is None:
         return metric_names.words(metric)

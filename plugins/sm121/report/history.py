@@ -1,5 +1,4 @@
-"""Many runs: series, where their levels changed, since when they are red, flaky checks, machines
-apart, by the rules of the regression level (docs/regression.md#many-runs)."""
+"""Many runs over time (docs/regression.md#many-runs), by the rules of the regression level."""
 
 import itertools
 import os
@@ -42,8 +41,7 @@ _APART, _SPREADS, _CHANCE, _FEWEST = 0.035, 3.5, 0.001, 3
 
 @dataclass(frozen=True)
 class PastRun:
-    """One run. ``machine``: its kind, and which one of it; ``checks``: whether each check that
-    decided passed; ``exact``: the digest that runs of one build on one machine share."""
+    """``machine``: kind and unit; ``checks``: which passed; ``exact``: digest of build, machine."""
 
     path: Path
     run: StoredRun
@@ -256,8 +254,7 @@ def _beside(runs: Sequence[PastRun], name: str) -> Iterator[tuple[PastRun, float
 
 
 def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
-    """The runs of folders and files; a name is that of their machine. Raises UsageError: a file
-    that was named is no result, or there is no run."""
+    """The runs of folders and files, by machine. Raises UsageError: a file is none, or no run."""
     runs: dict[object, PastRun] = {}
     left_out: list[str] = []
     for machine, path in arguments:
@@ -280,7 +277,6 @@ def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
 
 
 def _files(path: Path) -> Iterable[Path]:
-    """What may be a run: report directories, and files of results outside of them."""
     if not path.is_dir():
         return [path]
     folders = {file.parent for file in path.rglob(verdict_file.NAME)}
@@ -362,7 +358,6 @@ def text(history: History, kind: str) -> str:
 
 
 def _values(history: History) -> dict[str, object]:
-    """What every template shows."""
     reports = [past.run.file.metrics for past in history.runs]
     gated = [name for metrics in reports for name, metric in metrics.items() if metric.gated]
     names = [*history.columns.values(), *(step.metric.name for step in history.steps), *gated]

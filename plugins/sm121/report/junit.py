@@ -40,7 +40,6 @@ def xml(report: StoredReport) -> str:
 
 
 def _element(test: TestReport) -> str:
-    """What a case has in it beside its properties; nothing where it passed."""
     if test.skipped or test.excused or test.verdict is Verdict.NOT_RUN:
         return "skipped"
     if test.verdict is Verdict.PASS:

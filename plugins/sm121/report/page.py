@@ -1,5 +1,4 @@
-"""report.html: one file. Everything that comes from a model, a log or a name is put in by the
-template's own escaping; the page's scripts are the only ones that its policy allows, by hash."""
+"""report.html: one file, in which nothing of a model, a log or a name can be run."""
 
 import base64
 import functools
@@ -90,7 +89,6 @@ def _html(report: StoredReport, saving: int) -> str:
 
 
 def _begun(report: StoredReport) -> StoredReport:
-    """A report with the beginning of each list and text, failures first among its tests."""
     run = report.run.model_dump(mode="json")
     bad = {test.id for test in findings.failures(report.run)}
     run["tests"].sort(key=lambda test: test["id"] not in bad)
@@ -116,8 +114,7 @@ def _first(value: Any) -> Any:
 
 
 def write_all(directory: Path, known: Details) -> StoredReport:
-    """Write what is made of a report directory's verdict.json and of what is shown beside it:
-    details.json, summary.md, junit.xml and report.html. Returns: the whole report."""
+    """Write details.json and what is made of it and verdict.json. Returns: the whole report."""
     details.write(known, directory)
     report = stored.read(directory)
     write_text(summary.markdown(report.run, report), directory / "summary.md")

@@ -92,7 +92,6 @@ def rates(run: VerdictFile, references: References, *, decoding: bool) -> Chart 
 
 
 def _rates_of(run: VerdictFile, *, decoding: bool) -> Measured:
-    """What was measured of one stream; what has a gate comes first, beside other engines."""
     measured: dict[str, dict[int, MetricReport]] = {}
     for name, metric in run.metrics.items():
         rate = metric_names.rate(name)
@@ -145,7 +144,6 @@ def _reaches(trace: Figure) -> Iterable[float]:
 
 
 def _limits(values: Sequence[float]) -> tuple[float, float]:
-    """The ends of an axis that holds these and little else."""
     low, high = min(values), max(values)
     top = high * (1 + _HEADROOM)
     if low < _NOT_FROM_ZERO * high:
@@ -200,7 +198,6 @@ def _measured(kind: str, by_depth: Mapping[int, MetricReport], colour: str) -> F
 
 
 def _required(measured: Measured) -> list[Figure]:
-    """A short bar at each depth for the minimum, the target and the stretch goal."""
     traces, looks = [], charts.LOOKS["bar"]
     for grade, _, colour in _GRADES:
         points = [(depth, limit) for depth, limit, _ in _limits_of(measured, grade)]

@@ -56,8 +56,7 @@ def shown(value: object, also: Iterable[object] = ()) -> str:
         return "not proven"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    values = value if isinstance(value, list) else [value, *also]
-    return ", ".join(map(str, values)) or "none"
+    return ", ".join(map(str, value if isinstance(value, list) else [value, *also])) or "none"
 
 
 def shortened(text: str) -> str:

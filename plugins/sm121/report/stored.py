@@ -55,7 +55,6 @@ def read(directory: Path) -> StoredReport:
 
 
 def _beside(model: type[_Model], directory: Path, name: str, run: VerdictFile) -> _Model | None:
-    """A file beside verdict.json; None where it is not. One that cannot be read is remarked."""
     path = directory / name
     if not path.resolve().is_relative_to(directory.resolve()):
         run.remarks.append(f"{name} is not read: it is not in the report directory")

@@ -37,13 +37,11 @@ class RequestPath:
 
     #: ``median`` or ``slowest``: by the time to its end.
     which: str
-    #: When each chunk with a token came.
     chunks_ms: tuple[float, ...]
     end_ms: float
     tokens: int
     #: The median gap between chunks; None with fewer than two of them.
     gap_ms: float | None
-    #: The longest, in their order.
     gaps: tuple[Gap, ...]
     error: str | None = None
 
@@ -58,7 +56,6 @@ class CellPaths:
     """The median and the slowest request of one measured cell."""
 
     name: str
-    #: Long answers that it has.
     requests: int
     paths: tuple[RequestPath, ...]
 
@@ -74,7 +71,13 @@ def read(directory: Path) -> RequestPaths:
     """The cells whose records are in a report directory, by depth and number of streams."""
     room = _MOST_BYTES
     cells, left_out = paths = RequestPaths([], [])
-    for depth, streams, file in _files(directory):
+    files = sorted(
+        (int(match["depth"]), int(match["streams"]), file)
+        for pattern in ("records/*.jsonl", "shards/*/records/*.jsonl")
+        for file in directory.glob(pattern)
+        if (match := _FILE.fullmatch(file.name)) and file.is_file() and not file.is_symlink()
+    )
+    for depth, streams, file in files:
         name = file.relative_to(directory).as_posix()
         room -= file.stat().st_size
         if room < 0 or len(cells) == _MOST_CELLS:
@@ -88,15 +91,6 @@ def read(directory: Path) -> RequestPaths:
         if cell is not None:
             cells.append(cell)
     return paths
-
-
-def _files(directory: Path) -> list[tuple[int, int, Path]]:
-    return sorted(
-        (int(match["depth"]), int(match["streams"]), file)
-        for pattern in ("records/*.jsonl", "shards/*/records/*.jsonl")
-        for file in directory.glob(pattern)
-        if (match := _FILE.fullmatch(file.name)) and file.is_file() and not file.is_symlink()
-    )
 
 
 def _cell(file: Path, depth: int, streams: int) -> CellPaths | None:

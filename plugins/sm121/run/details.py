@@ -1,5 +1,4 @@
-"""details.json: what report.html shows beside verdict.json. Nothing here decides anything; without
-the file a report has less in it."""
+"""details.json: what report.html shows beside verdict.json, without which it has less in it."""
 
 import json
 import math

@@ -52,15 +52,12 @@ class Harness(RunRecord):
     #: The profile's server configurations, by name; empty where the server is attached.
     configurations: Mapping[str, ServerConfiguration] = field(default_factory=dict)
     attached: Server | None = None
-    #: Of the attached server.
     attached_life: AttachedLife | None = None
     #: What shows that another process took its place in this run; None while none did.
     replaced: str | None = None
-    #: Its log, as long as the run goes on.
     kept_log: KeptLog | None = None
     #: The servers that the suite starts; None when one is attached, or none can be started.
     pool: ServerPool | None = None
-    #: What each node of a server that spans machines is, by its name.
     node_facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: How each server was stopped, by the name of its log.
     stops: dict[str, StopReport] = field(default_factory=dict)
@@ -136,8 +133,8 @@ class Harness(RunRecord):
 
     def server(self, configuration: str | None = None) -> Server:
         """The attached server, or the managed one of a configuration (default: under test). Raises
-        NotRun: another configuration than the attached server's, none can be started here, or it
-        did not start for an earlier test; StartError: it does not start."""
+        NotRun: there is none, or it did not start for an earlier test; StartError: it does not
+        start."""
         name = configuration or self.profile.under_test
         if self.attached is not None:
             if name != self.profile.under_test:
@@ -158,8 +155,7 @@ class Harness(RunRecord):
         return server
 
     def start(self, configuration: ServerConfiguration) -> Server:
-        """The managed server of any configuration: one of the profile's, or a cell's. Raises
-        NotRun: nothing is started in this run; StartError: it does not start."""
+        """The managed server of any configuration. Raises NotRun: none is started; StartError."""
         if self.pool is None:
             raise NotRun(self.target.obstacle or "no server can be started here")
         if self.aborted is not None:
@@ -241,9 +237,9 @@ class Harness(RunRecord):
         return served.with_expected(self.file.engine.path, expected)
 
     def contradictions(self, server: Server) -> list[str]:
-        """What of a server's path is not as the profile requires, a line each. It is judged again
-        after each level, when the server is closed, and at the end: what its log says by then
-        counts (see `judge_paths_again`). The server's log must be known."""
+        """What of a server's path is not as the profile requires, a line each, which
+        `judge_paths_again` judges again by what its log says later. The server's log must be
+        known."""
         configuration = server.configuration
         name = configuration.name if configuration is not None else self.profile.under_test
         wrong = self._contradictions(server, name)
@@ -311,8 +307,7 @@ class Harness(RunRecord):
 
     def judge_errors(self) -> None:
         """Decide what the running server's log has reported since it was last read: an error that
-        killed nobody is never green. Of an attached server's log, what was there before does not
-        count; nor does what a server prints while it is stopped. One that ended has its bundle."""
+        killed nobody is never green. What an attached one had reported before does not count."""
         self._follow_log()
         server, running = self.attached, self.pool.current if self.pool is not None else None
         if running is not None and running.running:
@@ -457,8 +452,7 @@ class Harness(RunRecord):
             return None
         name = state.evidence.stem if managed and state.evidence else "the attached server"
         life.accounted = True
-        cause = self.crashed(state, None)
-        self.ledger.decide(beside.unasked(name, state, cause, self.phase))
+        self.ledger.decide(beside.unasked(name, state, self.crashed(state, None), self.phase))
         if state.replaced:
             self.replaced = state.detail
             beside.void(self.file, self.ledger, state.detail)

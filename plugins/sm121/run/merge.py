@@ -116,8 +116,7 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
 
 
 def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
-    """The whole run of these shards, given by their folders. Tests of a missing shard are NOT_RUN,
-    and so is then the run. The whole is never better than any of its shards."""
+    """The whole run of these shards, by their folders. What a missing one has is NOT_RUN."""
     files = list(parts.values())
     shards = [file.shard for file in files if file.shard is not None]
     planned = shards[0]
@@ -170,7 +169,6 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
 
 
 def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
-    """How the shards compare with the trusted run, which is one: their fingerprints name it."""
     reports = [report for report in parts if report is not None]
     if not reports:
         return None
@@ -218,8 +216,7 @@ def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
 
 
 def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
-    """The box of the whole: the worst of those that were read. A part that did not read its box
-    does not count. A state from a later version of the suite is UNKNOWN here."""
+    """The box of the whole: the worst of those that were read. A later state is UNKNOWN."""
     every = list(boxes)
 
     def place(box: BoxReport) -> int:
@@ -241,8 +238,7 @@ def _environments(files: Sequence[VerdictFile]) -> dict[str, object]:
 
 
 def take_over(record: RunRecord, may_be_taken: Collection[str]) -> set[str]:
-    """Decide the kernel tests that an earlier run has finished; returns their ids. `may_be_taken`:
-    ids of the tests that use no server and measure nothing."""
+    """Take over kernel tests that an earlier run finished, of those that may be; their ids."""
     earlier = earlier_run(record)
     if earlier is None:
         return set()
@@ -263,8 +259,7 @@ def take_over(record: RunRecord, may_be_taken: Collection[str]) -> set[str]:
 
 
 def earlier_run(record: RunRecord) -> VerdictFile | None:
-    """The newest earlier run that is comparable and has finished a kernel test, in the folder to
-    which opening this run moved it. When there is none, a remark says why."""
+    """The newest earlier run that is comparable and finished a kernel test; else a remark."""
     files = sorted((record.directory / "earlier").glob("*/verdict.json"), reverse=True)
     reasons: list[str] = []
     for file in files:
@@ -289,5 +284,4 @@ def earlier_run(record: RunRecord) -> VerdictFile | None:
 
 
 def _ended(run: VerdictFile) -> list[TestReport]:
-    """Its kernel tests that ran to their end. Skipped ones run again: there may be a server now."""
     return [test for test in run.tests if test.level == "kernel" and test.executed]

@@ -1,5 +1,4 @@
-"""What a run judges, and its record: its verdict file, the decision on each test by its id (one way
-to decide, and one way to decide again), remarks, progress, and the report directory."""
+"""What a run judges, and its record: verdict file, decisions by id, remarks, directory."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -47,8 +46,7 @@ class Ledger:
         return self._decided >= self._places.keys()
 
     def decide(self, decision: TestReport) -> None:
-        """Note the decision on a test, or on something beside the tests. The first decision on a
-        test replaces "not reached". Of two decisions `stands` chooses one."""
+        """Note a decision; the first replaces "not reached", of two `stands` chooses one."""
         position = self._places.get(decision.id)
         if position is None:
             self._places[decision.id] = len(self._file.tests)
@@ -80,9 +78,7 @@ class Target:
 class RunRecord(ABC):
     """What a run writes and shows."""
 
-    #: The report directory.
     directory: Path
-    #: The verdict file so far. Metrics, memory and remarks are written into it.
     file: VerdictFile
     #: Shows a line of progress; the first argument names its subject.
     say: Callable[[str, str], None]

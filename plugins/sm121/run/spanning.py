@@ -23,8 +23,7 @@ _PROMPT_TOKENS = 1024
 
 @dataclass
 class Spanned:
-    """Of one server. ``wrong``: what contradicts the profile; ``silent``: what nothing proves;
-    ``remarks``: what costs speed. ``carried``: by index in ``ranks``."""
+    """``wrong``: against the profile; ``silent``: not proven; ``carried``: by index of the rank."""
 
     ranks: list[RankPath]
     carried: dict[int, Transport]
@@ -40,8 +39,7 @@ class Spanned:
 def look(
     server: Server, nodes: Nodes, required: KernelPathRequirement, counted: Transport | None = None
 ) -> Spanned:
-    """Judge the ranks of a server by its logs. `counted`: what the counters of this machine's RDMA
-    ports say, where no line tells what carries the bytes. Raises OSError."""
+    """Judge a server's ranks by its logs, and by what RDMA ports `counted`. Raises OSError."""
     logs = [(node.name, node.log) for node in server.nodes if node.log is not None]
     if not logs and server.log is not None:
         logs = [(server.endpoint.base_url, server.log)]

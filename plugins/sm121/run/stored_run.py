@@ -1,5 +1,4 @@
-"""A past run as it was stored: in a report directory, or in a file of pytest-benchmark. It is read
-here by ``--against``, the regression level, ``sm121 compare`` and ``sm121 trust``."""
+"""A past run as it was stored: in a report directory, or in a file of pytest-benchmark."""
 
 import functools
 import json
@@ -42,7 +41,6 @@ class StoredMetric:
     value: float
     #: Tokens of a step while it was measured, where drafts were accepted; None without.
     accepted_length: float | None = None
-    #: The fixed texts that it is of.
     texts: tuple[str, ...] = ()
     #: Of a decode rate: its share of what the memory allows, and what a token reads.
     roofline: float | None = None
@@ -118,8 +116,7 @@ class StoredRun:
         return reasons
 
     def changed(self, context: Mapping[str, Any]) -> dict[str, str]:
-        """What alone tells this run from a later one of that context, which asked for the same on
-        the same machine, by its name: its state and its kernel path. Else empty."""
+        """What alone of machine and path tells it from a later run of that context; else empty."""
         if any(self.context.get(key) not in (None, context.get(key)) for key in _SAME):
             return {}
         units = any(self.context.get("gpu_units") or ())
@@ -156,8 +153,7 @@ def folder_of(path: Path) -> Path:
 
 
 def of_report(run: VerdictFile, known: Details) -> StoredRun:
-    """A run from its verdict.json and the samples of its details.json. A metric that counts neither
-    way, or that has no samples, is left out."""
+    """A run from its verdict.json and details.json, with the metrics that count."""
     metrics = {
         name: StoredMetric.of(name, metric.value, metric, known.samples[name])
         for name, metric in run.metrics.items()
@@ -253,8 +249,7 @@ def of_data(name: str, data: Mapping[str, Any]) -> StoredRun | None:
 
 
 def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) -> StoredRun | None:
-    """A run from the ``extra_info`` of its benchmarks; None without a value of this suite. Raises
-    KeyError, TypeError, ValueError: a benchmark says too little, or what is no value."""
+    """A run of benchmarks; None without a value. Raises KeyError, TypeError, ValueError."""
     extras = [extra for extra in benchmarks if "sm121" in extra]
     boxes = [(extra.get("box") or {}).get("state") for extra in extras]
     reasons = ["its box was DEGRADED"] if BoxState.DEGRADED in boxes else []

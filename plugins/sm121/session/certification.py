@@ -20,7 +20,6 @@ class _InventoryFile(data_file.DataTable):
     performance: dict[str, tuple[str, ...]]
     regression: dict[str, tuple[str, ...]]
     matrix: dict[str, tuple[str, ...]]
-    #: The digest of each file of the tests.
     files: dict[str, str]
 
 
@@ -58,9 +57,8 @@ def certify(
     deselected: Sequence[str],
     inapplicable: Collection[str],
 ) -> None:
-    """Compare a finished, judged run with what a certificate of the profile requires, its ``tests``
-    among that; its verdict, reason and ``certified`` are set. ``deselected``: ids that -m, -k or
-    --deselect removed; ``inapplicable``: ids that no certificate of this profile needs."""
+    """Compare a finished run with what a certificate of the profile requires, and set its verdict.
+    ``deselected``: ids that -m, -k or --deselect removed; ``inapplicable``: ids that none needs."""
     gaps = [
         *_gaps_of_levels(file, profile.certify.levels, inapplicable),
         *_gaps_of_inventory(file, profile, tests),
@@ -117,8 +115,6 @@ def _gaps_of_inventory(file: VerdictFile, profile: Profile, tests: Inventory) ->
 
 
 def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
-    """Where the oracle cannot judge, the answers of a trusted run do. A soak that the profile asks
-    for held. Each kernel that served was computed against the oracle."""
     passed, certify = {t.id for t in file.tests if t.verdict is Verdict.PASS}, profile.certify
     why = profile.correctness.cannot.get("oracle")
     if why is not None and "correctness" in certify.levels and _GOLDEN not in passed:
@@ -135,8 +131,7 @@ def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
 def doubt_of_answers(
     file: VerdictFile, profile: Profile, tests: Inventory, deselected: Collection[str]
 ) -> str | None:
-    """Why the answers that a run recorded are not to be trusted; None where it finished, its levels
-    to correctness held, and it had all checks of correctness and tolerated none."""
+    """Why the answers that a run recorded are not to be trusted: it held, whole; else None."""
     if not file.finished:
         return "the run that recorded it has not finished"
     for name in ("smoke", "kernel", "correctness"):
@@ -154,7 +149,6 @@ def doubt_of_answers(
 
 
 def _gaps_of_gates(file: VerdictFile, profile: Profile) -> _Gaps:
-    """Each gate has a number of this run, and no waiver stands for one, nor for a blocker."""
     for gate in profile.performance.gates:
         metric = file.metrics.get(gate.metric)
         if metric is None or metric.value is None:

@@ -1,7 +1,6 @@
-"""``sm121 certify``: a certificate is given by a process of its own, with the suite's pytest.ini,
-the plugins that are named here, no conftest, and the variables of an allow list. What is installed
-in the interpreter's environment reaches it, a ``.pth`` file too, and harmless arguments of the
-caller."""
+"""``sm121 certify``: a certificate is given by a process of its own, with the suite's pytest.ini
+and plugins, no conftest, and variables of an allow list. What is installed in its environment
+reaches it, a ``.pth`` file too, and harmless arguments of the caller."""
 
 import os
 import sys
@@ -48,8 +47,7 @@ def is_this_process() -> bool:
 
 
 def start(given: Sequence[str]) -> NoReturn:
-    """Begin a certified run, which takes this process and its signals. `given`: the caller's
-    arguments of pytest. Raises UsageError: PYTHONPATH is set, by which other code may run."""
+    """Begin a certified run of `given` arguments in this process. Raises UsageError: PYTHONPATH."""
     if os.environ.get("PYTHONPATH"):
         raise errors.UsageError(
             f"{OPTION} with the variable PYTHONPATH: expected none; put the engine's into the "

@@ -1,5 +1,4 @@
-"""What happens after an abnormal end: a bundle, one line of output and a fresh server. Where a
-fresh server is not enough, later results are distrusted."""
+"""What happens after an abnormal end: a bundle, a line, a fresh server or distrust."""
 
 import errno
 import shlex
@@ -49,7 +48,6 @@ class CrashDesk:
         session.on_unwritten = self.after_unwritten
         #: Logs of servers already reported: all tests that want such a server have its error.
         self._reported: set[Path] = set()
-        #: When the running test began, by ``time.monotonic``.
         self._test_began = 0.0
 
     def before_test(self, test: str, level: str) -> None:
@@ -124,7 +122,6 @@ class CrashDesk:
     def _gather(
         self, test: str | None, error: Exception | Dead | None, managed: ManagedServer | None
     ) -> crash_bundle.Evidence:
-        """Collect everything that is known at this moment. Nothing is stopped."""
         session = self._session
         dying = self._is_dying(error)
         since = managed.launched if managed is not None and managed.launched else session.started
@@ -176,7 +173,6 @@ class CrashDesk:
         return evidence
 
     def _is_dying(self, error: Exception | Dead | None) -> bool:
-        """Whether the server, or a process that it needs, has ended since the test began."""
         managed, life = self._managed, self._session.life
         if not isinstance(life, ManagedLife):
             if managed is None or managed.was_stopped:

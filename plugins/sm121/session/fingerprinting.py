@@ -94,7 +94,6 @@ def provider(session: Session) -> str | None:
 
 
 def _suite() -> str:
-    """The digest of the suite's own files, where no commit names them."""
     package, data = Path(str(files("sm121"))), Path(str(files("sm121.fixtures")))
     code = [*package.rglob("*.py"), *package.rglob("*.j2")]
     return digest.of([digest.of_files(package, code), digest.of_files(data, data.rglob("*.toml"))])

@@ -1,6 +1,5 @@
-"""How long a run will take: a check as long as it took on this machine before, else by what
-``fixtures/costs.toml`` says a check of its level asks, at the rates of the profile's
-``[costs]``."""
+"""How long a run will take: a check as it took on this machine, else by ``fixtures/costs.toml`` at
+the rates of the profile's ``[costs]``."""
 
 import os
 from collections import Counter
@@ -80,11 +79,9 @@ class Forecast:
 
 @dataclass
 class Pace:
-    """How far a run is, and how long the rest of it takes: what was expected, times what the levels
-    that are over have taken of it. `costs`: what was expected of each level."""
+    """How far a run is, and how long the rest takes, by what was expected and what it took."""
 
     costs: Mapping[str, Forecast]
-    #: The level at hand.
     level: str = ""
     _over: set[str] = field(default_factory=set)
     _ended: Counter[str] = field(default_factory=Counter)
@@ -131,8 +128,7 @@ class Pace:
 
     @property
     def _factors(self) -> tuple[float, float]:
-        """Of starts and of the rest: a start that was short says nothing of how fast answers are. A
-        level's time is divided among both as it was expected."""
+        """Of starts and of the rest: a start that was short says nothing of answers."""
         expected, took = [_SETTLED_S, _SETTLED_S], [_SETTLED_S, _SETTLED_S]
         for level in self._over & {*self.costs}:
             cost = self.costs[level]
@@ -154,8 +150,7 @@ class Timed:
 
 
 def timed(report: Path, profile: Profile, plan: str) -> Timed:
-    """What the newest runs of a report directory took, of this profile on this machine. A rate is
-    measured in another way by another plan: its time is then not taken."""
+    """What the newest runs of this profile on this machine took; a rate, of this plan alone."""
     by_test: dict[str, float] = {}
     source = gb_s = None
     files = [report / "verdict.json", *(report / "earlier").glob("*/verdict.json")]
@@ -183,8 +178,7 @@ def timed(report: Path, profile: Profile, plan: str) -> Timed:
 def of(
     profile: Profile, plan: Plan, checks: Iterable[Check], known: Timed, matrix_s: float = 0.0
 ) -> dict[str, Forecast]:
-    """The cost of each level that has checks which will run, by the profile's rates, the seconds of
-    checks that were timed (``known``) and of the matrix's cells."""
+    """The cost of each level, by the profile's rates and the seconds of checks in ``known``."""
     seconds, costs = known.seconds, profile.costs
     every = list(checks)
     forecasts: dict[str, Forecast] = {}

@@ -236,7 +236,6 @@ def _make_pool(session: Session, profile: Profile) -> None:
 
 
 def _look_at_nodes(session: Session, profile: Profile) -> None:
-    """Note what each node of a server is that spans machines, in ``nodes.json``."""
     under_test = session.configurations[profile.under_test]
     if profile.nodes is None or under_test.span is None:
         return

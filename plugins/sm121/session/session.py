@@ -43,9 +43,7 @@ class Session(harness.Harness):
     run_id: str
     started: float = field(default_factory=time.monotonic)
     sampler: ResourceSampler | None = None
-    #: Ids of tests that -m, -k or --deselect removed.
     deselected: list[str] = field(default_factory=list)
-    #: Ids of all tests of levels that were collected.
     collected: Collection[str] = ()
     #: Whether a test that is not in this run was asked for.
     asks_for: Callable[[verdict_file.TestReport], bool] = lambda _test: True
@@ -59,7 +57,6 @@ class Session(harness.Harness):
     again: Callable[[str | None], str] | None = None
     #: Makes the fingerprint of now; None where nothing can be started.
     fingerprint_now: Callable[[], Fingerprint] | None = None
-    #: The machine's state; None before it was looked at.
     box: RunBox | None = None
     #: What is not known because the kernel's messages cannot be read; None where they can.
     kernel_unread: str | None = None
@@ -98,8 +95,6 @@ class Session(harness.Harness):
         if isinstance(engine, protocol.Program):
             raise NotRun(f"{engine.program} is a program: no interpreter imports it")
         return self.settings.engine_python
-
-    # What is written.
 
     def save(self) -> None:
         """Write verdict.json as it stands; summary.md at most each second, and at the end."""
@@ -145,8 +140,7 @@ class Session(harness.Harness):
 
     def judge_kernel(self) -> None:
         """Decide what the kernel has said since the run began: after an error of the GPU or of
-        memory no result is sure. A run on a CPU uses no GPU: what is said of one is a remark. What
-        cannot be read is one too, and stands in a certificate. A crash's is in its bundle."""
+        memory no result is sure. What cannot be read, or is of an unused GPU, is a remark."""
         if self.target.obstacle is not None:
             return
         attached = self.attached
@@ -186,8 +180,6 @@ class Session(harness.Harness):
             self.remark(line, at_once=False)
         if faults and not self.file.crashes:
             self.decide_silent(silent_errors.of_the_kernel(faults), f"messages of the kernel{of}")
-
-    # The end.
 
     def close(self) -> None:
         """Stop what runs, and write verdict.json. It has finished when all tests are decided."""

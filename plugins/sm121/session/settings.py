@@ -63,7 +63,6 @@ class Settings:
     server_log: Path | None = None
     #: Of an attached server that spans machines, those of its other nodes.
     node_logs: tuple[Path, ...] = ()
-    #: How a server that spans machines is started, where the user says so.
     launcher: str | None = None
     node_commands: tuple[tuple[str, ...], ...] = ()
     master_address: str | None = None
@@ -72,7 +71,6 @@ class Settings:
     kernel_provider: str | None = None
     full_shapes: bool = False
     kernel_trace: str = "auto"
-    #: Of the profile: what it leaves out is not asked.
     plan: str = FULL
     sizes: Sizes = field(default_factory=Sizes)
     percentiles: bool = False
@@ -80,13 +78,11 @@ class Settings:
     ab_pairs: int = 3
     hypothesis: Hypothesis | None = None
     waivers: tuple[Waiver, ...] = ()
-    #: The run that this one is held against.
     against: Trusted | None = None
     certify: bool = False
     report_dir: Path = Path("conformance-report")
     configuration: str | None = None
     reference: Path | None = None
-    #: The file of ``sm121 golden``, where --reference names one.
     oracle: Path | None = None
     #: What the server rounds beyond the checkpoint; None: its path tells it.
     rounding: Rounding | None = None
@@ -179,7 +175,6 @@ def read(option: Option, started_in: Path) -> Settings:
 
 
 def _profile_and_engine(option: Option, base_url: str | None) -> tuple[Profile | None, str]:
-    """The profile that the user named, and the engine that is started or expected."""
     arch, name, engine = option("--arch"), option("--profile"), option("--engine")
     if arch is not None:
         architecture.parse(arch)
@@ -222,7 +217,6 @@ def _server_logs(
 
 
 def _launcher(option: Option, chosen: Profile | None, base_url: str | None) -> str | None:
-    """Raises UsageError: no such launcher, or no server to launch on several machines."""
     node_options = ("--launcher", "--node-command", "--master-addr")
     named = [name for name in node_options if option(name)]
     if named and (base_url or chosen is None or chosen.nodes is None):
@@ -236,7 +230,6 @@ def _launcher(option: Option, chosen: Profile | None, base_url: str | None) -> s
 
 
 def _node_commands(option: Option, chosen: Profile | None) -> tuple[tuple[str, ...], ...]:
-    """Raises UsageError: they are no commands, or not one of each other node."""
     commands = [tuple(_words("--node-command", text)) for text in option("--node-command")]
     if () in commands:
         raise UsageError("--node-command: expected a command that runs Python on a node")
@@ -267,8 +260,7 @@ def _against(option: Option, started_in: Path) -> Trusted | None:
 
 
 def _api_key(option: Option) -> str | None:
-    """The key of the attached server: from the option, a file, or one of `_KEY_VARIABLES`. Raises
-    UsageError: it is no key. The message does not show it."""
+    """The key of the attached server. Raises UsageError, which does not show it: it is none."""
     key, file = option("--api-key"), option("--api-key-file")
     if key and file:
         raise UsageError("--api-key and --api-key-file: expected one of them")
@@ -322,7 +314,6 @@ def _engine_arguments(option: Option) -> tuple[str, ...]:
 
 
 def _words(name: str, text: str) -> list[str]:
-    """The words of an option's value, as a shell would split it."""
     try:
         return shlex.split(text)
     except ValueError as error:

@@ -32,10 +32,9 @@ def own_time() -> Iterator[None]:
 
 
 class Signals:
-    """Turns SIGINT and SIGTERM into one KeyboardInterrupt, until `restore`. The first signal stops
-    the run. Later ones are ignored, so that they cannot interrupt the stop. An exception that
-    Python would drop (in a `__del__`) or pytest cannot print (in a frame that is at no line yet) is
-    raised a moment later. `again` is for what any other code has swallowed."""
+    """Turns SIGINT and SIGTERM into one KeyboardInterrupt, until `restore`; later ones are ignored.
+    One that Python would drop (in a `__del__`) or pytest cannot print (in a frame without a line)
+    is raised a moment later. `again` is for what any other code has swallowed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

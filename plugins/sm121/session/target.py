@@ -25,7 +25,14 @@ _CANARY = "canary:"
 def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     """Choose architecture and profile. Raises UsageError: they contradict, or there are none."""
     detected = architecture.detect()
-    arch = _architecture(settings, asked_by_marker, detected.name)
+    arch = settings.arch or (settings.profile.arch if settings.profile else None)
+    if arch is None and asked_by_marker and detected.name not in asked_by_marker:
+        arch = asked_by_marker[0]
+    if (arch := arch or detected.name) is None:
+        raise UsageError(
+            "the suite has no name for this GPU's architecture; give --arch "
+            f"({', '.join(architecture.NAMES)}) and --profile"
+        )
     machine = detected.name or "a GPU that the suite has no name for"
     obstacle = None
     if settings.base_url is not None:
@@ -69,26 +76,8 @@ def judging_attached(settings: Settings, target: Target, attached: Server) -> Ta
     return dataclasses.replace(target, profile=judging, engine=engine)
 
 
-def _architecture(
-    settings: Settings, asked_by_marker: tuple[str, ...], detected: str | None
-) -> str:
-    if settings.arch:
-        return settings.arch
-    if settings.profile:
-        return settings.profile.arch
-    if asked_by_marker and detected not in asked_by_marker:
-        return asked_by_marker[0]
-    if detected is None:
-        raise UsageError(
-            "the suite has no name for this GPU's architecture; give --arch "
-            f"({', '.join(architecture.NAMES)}) and --profile"
-        )
-    return detected
-
-
 def attached_server(settings: Settings, chosen: Profile) -> Server | None:
-    """The server of ``--base-url``, probed; None when the suite is to start one itself. Raises
-    UsageError: the server does not answer, or is not the one that was asked for."""
+    """The server of ``--base-url``, probed; None: the suite starts one. Raises UsageError."""
     if settings.base_url is None:
         return None
     server = attach_to(settings.base_url, settings.server_log, settings, chosen)
@@ -101,8 +90,7 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
 
 
 def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -> Server:
-    """A running server, probed, and its log only where that is proven to be its own. Raises
-    UsageError: the server does not answer, or is not the one that was asked for."""
+    """A running server, probed, with its log if it is proven its own. Raises UsageError."""
     name = chosen.model.served_name
     required = settings.served_name or (name if settings.certify else None)
     server = attach(url, api_key=settings.api_key, served_name=required, default_name=name, log=log)
@@ -117,8 +105,7 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
 def configurations(
     settings: Settings, chosen: Profile, *, notify: Callable[[str], None]
 ) -> dict[str, configuration.ServerConfiguration]:
-    """The profile's server configurations with the user's arguments added. Builds the canary where
-    the profile names it and it is missing. Raises UsageError: the model is not available."""
+    """The profile's configurations with the user's arguments; the canary is built if need be."""
     model = settings.model or chosen.model.id
     if model.startswith(_CANARY):
         model = str(_canary(model.removeprefix(_CANARY), settings.root, notify))
@@ -152,8 +139,7 @@ def configurations(
 
 
 def span_of(settings: Settings, chosen: Profile) -> configuration.Span | None:
-    """The machines that a server of the profile is started on; None: this one alone. Raises
-    UsageError: nobody says how the others are reached."""
+    """The machines that a server is started on; None: this one. Raises UsageError: unreachable."""
     nodes = chosen.nodes
     if nodes is None:
         return None
@@ -187,7 +173,6 @@ def profiler_mode(settings: Settings, chosen: Profile) -> str:
 
 
 def _traces(settings: Settings, chosen: Profile) -> str | None:
-    """Folder of the engine's profiler; None when it is not used, or when the user configured it."""
     engine = registry.engine(settings.engine)
     if profiler_mode(settings, chosen) == "off" or not isinstance(engine, protocol.Profiling):
         return None
