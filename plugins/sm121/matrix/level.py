@@ -198,8 +198,7 @@ class MatrixLevel:
 
     def examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
         """Run a cell to its end; the baseline first, where it has given no answers yet.
-        `isolating`: to find a smallest set. Raises NotRun: no server starts, or nothing is there to
-        compare with."""
+        `isolating`: to find a smallest set. Raises NotRun: no server starts, nothing to compare."""
         harness = self.harness
         is_baseline = planned.cell == self.space.baseline
         if (why := harness.obstacle()) is not None:

@@ -69,8 +69,7 @@ def space_of(
     options: Collection[str] | None = None,
 ) -> Space:
     """The axes of a profile, as an engine has them; what is not given is the profile's own.
-    `version`, `options`: as `Space` takes them. Raises UsageError: none, or they contradict
-    themselves."""
+    `version`, `options`: as `Space` takes them. Raises UsageError: none, or a contradiction."""
     settings = settings_of(profile)
     file = axes.load(axes_file or settings.axes)
     identity = builds.identity(version, options) or version
@@ -86,8 +85,7 @@ def make_plan(
     engine_environment: Environment = (),
 ) -> CellPlan:
     """Choose the cells of a profile's matrix. `space`: its axes; `strength`: as ``--matrix`` takes
-    it (default: the profile's, or the number of axes). Raises UsageError: no ``[matrix]``, or none
-    of it."""
+    it (default: the profile's, or the number of axes). Raises UsageError: no matrix, none left."""
     settings = settings_of(profile)
     space = space or space_of(profile)
     parsed = covering.parse_strength(

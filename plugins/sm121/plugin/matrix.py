@@ -14,10 +14,8 @@ from sm121.plugin.stash import LEVEL, SETTINGS
 from sm121.session import target
 from sm121.session.session import Session
 
-#: The plan whose cells were collected; None where the profile has no axes.
 PLAN = pytest.StashKey[CellPlan | None]()
 _MATRIX = pytest.StashKey[MatrixLevel]()
-#: What collecting the tests found wrong with the axes or their options.
 REFUSED = pytest.StashKey[errors.UsageError]()
 
 

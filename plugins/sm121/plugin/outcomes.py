@@ -81,7 +81,7 @@ def take(
     finding = item.stash.setdefault(FINDING, _unfinished(item))
     finding.seconds = round(finding.seconds + report.duration, 3)
     if "kernels" in getattr(item, "fixturenames", ()):
-        finding.kernel = _asked(item) or finding.kernel or _of_case(item)
+        finding.kernel = _judged_kernel(item, finding.kernel)
     if report.skipped and finding.verdict in (Verdict.NOT_RUN, Verdict.PASS):
         finding.skipped = True
         finding.verdict = Verdict.NOT_RUN
@@ -152,18 +152,13 @@ def severity_of(item: pytest.Item) -> Severity:
     return Severity(marker.args[0]) if marker is not None else Severity.BLOCKER
 
 
-def _asked(item: pytest.Item) -> JudgedKernel | None:
+def _judged_kernel(item: pytest.Item, before: JudgedKernel | None) -> JudgedKernel | None:
     used: Kernels | None = getattr(item, "funcargs", {}).get("kernels")
-    if used is None or used.judged is None:
-        return None
-    (operation, provider), used.judged = used.judged, None
-    return JudgedKernel(operation=operation, provider=provider)
-
-
-def _of_case(item: pytest.Item) -> JudgedKernel | None:
-    """What a test of the numerics would have judged, where its case says it."""
+    if used is not None and used.judged is not None:
+        (operation, provider), used.judged = used.judged, None
+        return JudgedKernel(operation=operation, provider=provider)
     case = item.callspec.params.get("case") if hasattr(item, "callspec") else None
-    return None if case is None else JudgedKernel(operation=case.operation)
+    return before or (case and JudgedKernel(operation=case.operation))
 
 
 def _facts(session: Session, error: BaseException | None, report: pytest.TestReport) -> list[Fact]:
@@ -238,8 +233,7 @@ def _excuse(
     error: BaseException | None,
     report: pytest.TestReport,
 ) -> None:
-    """Tolerate a failure that a waiver names, whose severity the profile does not need, or that the
-    run has which this one is compared with. A crash, or what says that nothing is proven, never."""
+    """Tolerate a failure; never a crash, or what says that nothing is proven (docs/verdicts.md)."""
     never = _never_waived(session, item, finding, error)
     plain = isinstance(error, AssertionError)
     if isinstance(error, Unmet) and error.severity is not None:

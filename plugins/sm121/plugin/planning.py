@@ -25,7 +25,6 @@ from sm121.session import forecast, target
 from sm121.session.forecast import Check, Forecast, Timed
 from sm121.session.settings import Settings
 
-#: The target of ``--collect-only``, which opens no session.
 TARGET = pytest.StashKey[Target]()
 #: What each level of a run will ask, from its head on.
 COSTS = pytest.StashKey[dict[str, Forecast]]()
@@ -204,5 +203,4 @@ def _certificate(settings: Settings, chosen: Target, profile: Profile) -> Iterab
                 yield f"no certificate: {kernel} would not be judged: {choice.why}"
 
 
-#: What `sm121 plan` says of the target before the plans, in this order.
 _FACTS: tuple[Fact, ...] = (_path, _gates, _start, _certificate)

@@ -18,7 +18,6 @@ from sm121.core.verdict import Verdict
 from sm121.run.verdict_file import TestReport
 from sm121.session.forecast import Forecast, Pace
 
-#: Where nothing was written for so long, a line says where the run is.
 _LINE_EVERY_S = 30.0
 #: What runs for so long is shown with its time.
 _LONG_S = 10.0

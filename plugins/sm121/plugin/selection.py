@@ -33,12 +33,10 @@ _MOST_WORDS = 10
 _MEASURES = frozenset({"server", "servers", "benchmark", "kernel_path", "box"})
 #: Why a test of a level will not run; None for one that will.
 WHY_NOT = pytest.StashKey[str]()
-#: Set when every collected test of a level was found in order.
 SELECTED = pytest.StashKey[bool]()
 COLLECTED = pytest.StashKey[Collection[str]]()
 #: Level tests that -m, -k or --deselect removed: the ids, and what each applies to.
 DESELECTED = pytest.StashKey[dict[str, frozenset[str]]]()
-#: The profile whose certificate is asked for; None without ``--certify``.
 _CERTIFIES = pytest.StashKey[Profile | None]()
 #: A line for each kind of test that is left out without its option, with the number of tests.
 LEFT_OUT = pytest.StashKey[list[str]]()

@@ -44,9 +44,6 @@ _controllers: list[Controller] = []
 _OWN_ENDS = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-# What was asked for.
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The options."""
     options.add(parser)
@@ -87,9 +84,6 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Show what was asked for."""
     return terminal.header(config)
-
-
-# What is collected.
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -161,9 +155,6 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     ]
 
 
-# Several workers (pytest-xdist): the controller's side.
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Make the scheduler. It reads from the workers' folders which tests belong together."""
@@ -212,9 +203,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Take the workers' results, which come with pytest's own reports."""
     for controller in _controllers:
         controller.take(report)
-
-
-# Each test.
 
 
 @pytest.hookimpl(wrapper=True)
@@ -318,9 +306,6 @@ def pytest_runtest_teardown(
         return (yield)
     finally:
         kernels.end_processes_after_the_level(item, nextitem)
-
-
-# The end.
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # around pytest's teardown, inside the summary

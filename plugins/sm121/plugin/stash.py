@@ -16,7 +16,6 @@ SIGNALS = pytest.StashKey[signals.Signals]()
 DETAILS = pytest.StashKey[details.Details]()
 REPORT = pytest.StashKey[StoredReport]()
 SHARD = pytest.StashKey[verdict_file.ShardReport]()
-#: While tests run, where this process shows how far they are.
 PROGRESS = pytest.StashKey[Progress]()
 
 # With an item.

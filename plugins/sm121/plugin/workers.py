@@ -21,7 +21,6 @@ from sm121.session.session import Session
 GROUP = pytest.StashKey[str]()
 #: The servers of all levels but the matrix: the configuration under test, and those beside it.
 UNDER_TEST = "under-test"
-#: Prefix of the name of a cell's server configuration.
 CONFIGURATION = "server-"
 #: The group of tests that judge all that ran. Each shard has them, for its own part.
 _EVERYWHERE = "everywhere"
@@ -29,7 +28,6 @@ _FILE = "groups.json"
 #: Fixtures of tests that need no server and measure no time: they may run anywhere.
 _ALONE = frozenset({"kernels", "compilation"})
 _SERVERS = frozenset({"server", "servers"})
-#: Levels whose verdicts depend on time.
 _TIMED = frozenset({"stress", "performance", "regression"})
 
 

@@ -45,9 +45,8 @@ class Side:
 
 
 def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
-    """Both sides of ``--ab``: two URLs, perhaps with ``--server-log PATH`` behind each, or
-    arguments, ``KEY=VALUE`` and ``--engine-python PATH`` on top of what is under test. Raises
-    UsageError."""
+    """Both sides of ``--ab``: two URLs, each perhaps with ``--server-log PATH``; or arguments,
+    ``KEY=VALUE`` and ``--engine-python PATH`` on top of what is under test. Raises UsageError."""
     first, second = (_side(text) for text in texts)
     for side in (first, second):
         # Where only one word was given, the other is what stood behind it: a path, or an option.

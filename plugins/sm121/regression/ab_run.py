@@ -22,7 +22,6 @@ from sm121.engines.attached_life import AttachedLife
 from sm121.engines.life import Dead
 from sm121.engines.managed import ServerError
 from sm121.engines.memory import ServerMemoryReader
-from sm121.engines.pool import ServerPool
 from sm121.evidence.silent_errors import ErrorReader
 from sm121.measure import metrics, statistics
 from sm121.measure.box import BoxState
@@ -70,9 +69,8 @@ class AbRun:
 
     @property
     def outcomes(self) -> list[Change]:
-        """B against A in every metric, after as many pairs as it took. Raises NotRun: A does not
-        start, or it was broken off; Invalid: a visit does not count. A second call says the
-        same."""
+        """B against A in every metric, after as many pairs as it took; always the same. Raises
+        NotRun: A does not start, or it was broken off; Invalid: a visit does not count."""
         if self._ended is None:
             self._ended = NotRun("the comparison was broken off; run it again")
             try:
@@ -350,7 +348,11 @@ class AbRun:
         pool = self.harness.pool
         if pool is None or reader is None:
             return {}
-        pids, resident = _resident(pool)
+        pids, resident = set(), 0
+        for process in pool.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                resident += process.memory_info().rss
+                pids.add(process.pid)
         memory = reader.read(pids, resident)
         return {
             name: MetricOfStart(round(size / 2**30, 4), "GiB", False)
@@ -392,12 +394,3 @@ class AbRun:
         text = self.harness.redact(json.dumps(record, indent=2))
         write_text(text + "\n", self.harness.directory / ab.FILE)
         self.harness.save()
-
-
-def _resident(pool: ServerPool) -> tuple[set[int], int]:
-    pids, total = set(), 0
-    for process in pool.processes():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += process.memory_info().rss
-            pids.add(process.pid)
-    return pids, total

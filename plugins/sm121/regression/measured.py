@@ -53,9 +53,8 @@ class MeasuredHistory:
 
     @functools.cached_property
     def runs(self) -> list[StoredRun]:
-        """The stored runs that this one can be compared with, oldest first. Raises NotRun: none;
-        Inconclusive: only machine or path changed since the latest; Invalid: the named one is
-        another."""
+        """The stored runs comparable with this one, oldest first. Raises NotRun: none; Invalid: the
+        named one is another; Inconclusive: only machine or path changed since the latest."""
         assert self.current
         stored = self._stored()
         if matches := [run for run in stored if not run.unlike(self._context)]:

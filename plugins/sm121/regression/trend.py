@@ -67,8 +67,7 @@ def compare(
 
 
 def _over_starts(change: Change, stored: Sequence[StoredMetric], limits: Regression) -> Change:
-    """A run is one start, and starts of one build differ: what is worse than allowed fails only
-    beyond that, and what is worse than each of some starts is no success (docs/regression.md)."""
+    """What is worse fails only beyond what starts of one build differ by (docs/regression.md)."""
     differ_by, allowed = limits.of_starts(change.metric, change.unit), change.allowed or 0.0
     if change.verdict not in (Verdict.FAIL, Verdict.PASS) or not differ_by or not change.b:
         return change
@@ -290,8 +289,8 @@ def _fall(
 
 
 def _chance(values: Sequence[float]) -> float:
-    """How much worse the level of some runs may be by chance, as a fraction: four standard
-    deviations of a run, more with few runs; of their differences, which have no trend in them."""
+    """How much worse the level of some runs may be by chance, as a fraction. Their differences have
+    no trend in them."""
     logs = np.log(values)
     means = []
     for lag in range(1, 1 + min(_LAGS, max(1, len(logs) // _RUNS_OF_LAG))):

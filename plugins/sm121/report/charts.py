@@ -37,7 +37,6 @@ _LEVELS: dict[str, Callable[[Sample], float | None]] = {
 }
 
 Figure = dict[str, Any]
-#: Parts of plotly's layout that are the same in every figure.
 LOOKS: dict[str, Figure] = json.loads(
     (files("sm121.report") / "templates" / "figure.json").read_text("utf-8")
 )

@@ -313,7 +313,12 @@ def write(runs: list[tuple[str, Path]], target: Path) -> Path:
     """Write the page of two `runs`, each a name and a report directory. Raises UsageError."""
     if len(runs) != 2:
         raise UsageError(f"--html: expected two runs, A and B, got {len(runs)}")
-    sides = [_side(letter, *run, target) for letter, run in zip("AB", runs, strict=True)]
+    sides = []
+    for letter, (name, path) in zip("AB", runs, strict=True):
+        report = stored.read(path)
+        beside, folder = (report.directory / page.NAME).absolute(), target.absolute().parent
+        link = Path(os.path.relpath(beside, folder)).as_posix() if beside.is_file() else None
+        sides.append(Side(letter, name, report, link))
     write_text(html(Beside(*sides)), target)
     return target
 
@@ -324,12 +329,3 @@ def html(beside: Beside) -> str:
     return template.render(
         page.inlined("report", "beside", "compare", plotted=False), beside=beside
     )
-
-
-def _side(letter: str, name: str, path: Path, target: Path) -> Side:
-    report = stored.read(path)
-    beside = report.directory / page.NAME
-    link = None
-    if beside.is_file():
-        link = Path(os.path.relpath(beside.absolute(), target.absolute().parent)).as_posix()
-    return Side(letter, name, report, link)

@@ -3,7 +3,7 @@
 import itertools
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -258,7 +258,10 @@ def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
     runs: dict[object, PastRun] = {}
     left_out: list[str] = []
     for machine, path in arguments:
-        for file in _files(path):
+        folders = {file.parent for file in path.rglob(verdict_file.NAME)}
+        loose = (file for file in path.rglob("*.*") if file.suffix in _SUFFIXES)
+        files = {file for file in (*folders, *loose) if not folders & {*file.parents}}
+        for file in sorted(files) if path.is_dir() else [path]:
             try:
                 past = _read(file, machine, path, path if len(arguments) == 1 else path.parent)
             except UsageError as error:
@@ -274,14 +277,6 @@ def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
         why = f" ({left_out[0]})" if left_out else ""
         raise UsageError(f"{paths}: expected report directories or files of results{why}")
     return History(tuple(sorted(runs.values(), key=lambda past: past.when)), tuple(left_out))
-
-
-def _files(path: Path) -> Iterable[Path]:
-    if not path.is_dir():
-        return [path]
-    folders = {file.parent for file in path.rglob(verdict_file.NAME)}
-    files = [*folders, *(file for file in path.rglob("*.*") if file.suffix in _SUFFIXES)]
-    return sorted(file for file in files if not folders & {*file.parents})
 
 
 def _read(file: Path, machine: str | None, root: Path, base: Path) -> PastRun:

@@ -107,8 +107,7 @@ def write_matrix(
     directory: Path, folders: Iterable[str], remark: Callable[[str], None] | None = None
 ) -> MatrixFile | None:
     """Write ``matrix/`` of a report directory from the parts' folders; None where none has one.
-    ``remark`` is told of one that cannot be read. Raises UsageError: without it, or of other
-    axes."""
+    ``remark`` is told of one that cannot be read. Raises UsageError: without it, or other axes."""
     parts = []
     for folder in folders:
         try:

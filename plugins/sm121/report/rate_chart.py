@@ -225,8 +225,7 @@ def _limits_of(measured: Measured, grade: str) -> list[tuple[str, float, MetricR
 
 
 def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list[Figure]:
-    """The number of each bar beside it, the first of a kind in words; that of a minimum away from
-    the measured point. Bars that are near each other share a label. `span`: of the axis, tok/s."""
+    """The number of each bar beside it, the first of a kind in words; near bars share a label."""
     by_depth: dict[str, list[tuple[float, str, str, int]]] = {}
     for grade, word, colour in _GRADES:
         for position, (depth, limit, metric) in enumerate(_limits_of(measured, grade)):

@@ -72,7 +72,6 @@ class Fingerprint(Record):
         return values
 
 
-#: Keys that people know by another name.
 _NAMES = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["fingerprint"]
 
 

@@ -59,7 +59,6 @@ class Harness(RunRecord):
     #: The servers that the suite starts; None when one is attached, or none can be started.
     pool: ServerPool | None = None
     node_facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: How each server was stopped, by the name of its log.
     stops: dict[str, StopReport] = field(default_factory=dict)
     #: Why no further test runs, as (class, text); None while all is well.
     aborted: tuple[str, str] | None = None
@@ -133,8 +132,7 @@ class Harness(RunRecord):
 
     def server(self, configuration: str | None = None) -> Server:
         """The attached server, or the managed one of a configuration (default: under test). Raises
-        NotRun: there is none, or it did not start for an earlier test; StartError: it does not
-        start."""
+        NotRun: there is none, or it did not start for an earlier test; StartError."""
         name = configuration or self.profile.under_test
         if self.attached is not None:
             if name != self.profile.under_test:
@@ -238,8 +236,7 @@ class Harness(RunRecord):
 
     def contradictions(self, server: Server) -> list[str]:
         """What of a server's path is not as the profile requires, a line each, which
-        `judge_paths_again` judges again by what its log says later. The server's log must be
-        known."""
+        `judge_paths_again` judges again by its later log. The log must be known."""
         configuration = server.configuration
         name = configuration.name if configuration is not None else self.profile.under_test
         wrong = self._contradictions(server, name)
@@ -440,8 +437,7 @@ class Harness(RunRecord):
     def look_at_the_server(self, *, lately_s: float = 0.0) -> StopReport | None:
         """Outside of a test: look whether the server is still the one that was started, or attached
         to. A death is reported as a crash, and a server of the suite is stopped. `lately_s`: what
-        was asked so lately is not asked again. Returns: how it was stopped; None where it was
-        not."""
+        was asked so lately is not asked again. Returns how it was stopped, or None."""
         self._follow_log()
         life = self.life
         if life is None or self.aborted is not None:  # the suite killed it

@@ -1,7 +1,6 @@
-"""Merges several verdict files into one: those of a run's shards, or of its workers.
-docs/verdicts.md states the rules; which of two decisions on a test stands is `run.record.stands`.
-``--resume`` takes over tests of kernel numerics and compilation that an earlier run of the same
-fingerprint has ended, and cells of the matrix (`sm121.matrix.state`)."""
+"""Merges the verdict files of a run's shards, or of its workers, by the rules of docs/verdicts.md;
+which of two decisions on a test stands is `run.record.stands`. ``--resume`` takes over tests of
+kernel numerics and compilation that an earlier run of the same fingerprint has ended."""
 
 import datetime
 import math
@@ -23,7 +22,6 @@ from sm121.run.verdict_file import (
 
 #: Worst first. UNKNOWN is worse than QUALIFIED.
 _BOX_STATES = (BoxState.DEGRADED, BoxState.UNKNOWN, BoxState.QUALIFIED)
-#: Shards of one run begin within so many hours of each other.
 _ONE_RUN_H = 24.0
 
 
@@ -177,7 +175,6 @@ def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:
         if field.annotation == list[str]:
             lines = [line for report in reports for line in getattr(report, name)]
             setattr(whole, name, [*dict.fromkeys(lines)])
-    # A level that one shard asked was asked.
     whole.not_asked = sorted(set.intersection(*(set(report.not_asked) for report in reports)))
     whole.measured = {name: metric for each in reports for name, metric in each.measured.items()}
     whole.no_worse = all(report.no_worse for report in reports)
@@ -227,8 +224,7 @@ def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
 
 
 def _environments(files: Sequence[VerdictFile]) -> dict[str, object]:
-    first = files[0].environment
-    others = {}
+    first, others = files[0].environment, {}
     for file in files[1:]:
         record = file.environment
         different = {k: record.get(k) for k in {**first, **record} if first.get(k) != record.get(k)}

@@ -63,7 +63,6 @@ _COUNTED_AS |= {Verdict.PASS: "passed", Verdict.FAIL: "failed"}
 
 #: Before the reason of a test that could not run.
 NOT_RUN = "NOT_RUN: "
-#: Why a run whose tests are not all decided has no verdict of its own.
 UNFINISHED = "the run has not finished"
 #: The kind of a crash by which the machine ended the run: too little memory to go on.
 MEMORY_FLOOR = "memory_floor"
@@ -328,7 +327,17 @@ class VerdictFile(Record):
         """Set the levels' verdicts and the run's from the tests. A test that did not execute
         decides nothing, but without any executed test, or unfinished, they are NOT_RUN."""
         for level in dict.fromkeys(test.level for test in self.tests):
-            self.levels[level] = _level([test for test in self.tests if test.level == level])
+            tests = [test for test in self.tests if test.level == level]
+            counts = Counter(
+                _how_excused(test)
+                if test.excused and test.counted is Verdict.PASS
+                else "skipped"
+                if test.skipped
+                else _COUNTED_AS[test.verdict]
+                for test in tests
+            )
+            verdict = worst(test.counted for test in tests if test.executed)
+            self.levels[level] = LevelReport(verdict=verdict, **counts)
         every = [level.verdict for level in self.levels.values()]
         verdicts: list[Verdict] = [verdict for verdict in every if verdict is not Verdict.NOT_RUN]
         if not self.finished:
@@ -381,19 +390,6 @@ class VerdictFile(Record):
 
 def _how_excused(test: TestReport) -> str:
     return "waived" if test.waived else test.tolerated or ""
-
-
-def _level(tests: list[TestReport]) -> LevelReport:
-    counts = Counter(
-        _how_excused(test)
-        if test.excused and test.counted is Verdict.PASS
-        else "skipped"
-        if test.skipped
-        else _COUNTED_AS[test.verdict]
-        for test in tests
-    )
-    verdict = worst(test.counted for test in tests if test.executed)
-    return LevelReport(verdict=verdict, **counts)
 
 
 def json_schema() -> dict[str, Any]:

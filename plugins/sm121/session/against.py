@@ -30,7 +30,6 @@ _FOLDER = "trusted"
 _ANEW = "anew"
 #: Before the ids of what is found beside the tests.
 PREFIX = "--against::"
-#: What a metric is held against, in words.
 THE_TRUSTED = "the trusted run"
 _LEVEL = "regression"
 #: The most that a server held so far depends on what was asked of it before.

@@ -86,7 +86,6 @@ def certify(
 NEVER_WAIVED = "no certificate waives a gate or a blocker"
 SOAK = "tests/test_stress.py::test_soak"
 _GOLDEN = "tests/test_correctness.py::test_answers_agree_with_the_golden_file"
-#: What is missing for a certificate, each with the verdict that follows.
 _Gaps = Iterator[tuple[Verdict, str]]
 
 

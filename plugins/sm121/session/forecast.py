@@ -1,5 +1,4 @@
-"""How long a run will take: a check as it took on this machine, else by ``fixtures/costs.toml`` at
-the rates of the profile's ``[costs]``."""
+"""How long a run will take: as it took here, else by ``fixtures/costs.toml`` and ``[costs]``."""
 
 import os
 from collections import Counter
@@ -16,7 +15,6 @@ from sm121.run import verdict_file
 _NEWEST = 5
 #: Seconds at which a run's own pace counts as much as what was expected.
 _SETTLED_S = 60.0
-#: Rounds of the last look at a cell.
 _LAST_LOOK = 3
 #: Answers of several streams are so much longer than what is measured of them.
 _STREAMS_FACTOR = 2
@@ -115,16 +113,14 @@ class Pace:
         """Seconds to go; None where nothing is known. `running_s`: of the check at hand."""
         if not any(cost.seconds for cost in self.costs.values()):
             return None
-        return sum(self._left(level, running_s) for level in self.costs if level not in self._over)
-
-    def _left(self, level: str, running_s: float) -> float:
-        """Of a level; of the one at hand at least the share of the checks that have not begun."""
-        checks = self.costs[level].checks
-        each = self.whole(level) / max(checks, 1)
-        to_go = checks - self.ended(level)
-        if level != self.level:
-            return each * to_go
-        return max(each * to_go - running_s, each * max(to_go - 1, 0))
+        seconds = 0.0
+        for level in {*self.costs} - self._over:
+            checks = self.costs[level].checks
+            each = self.whole(level) / max(checks, 1)
+            to_go, running = checks - self.ended(level), level == self.level
+            not_begun = max(to_go - running, 0)  # of the level at hand at least their share
+            seconds += max(each * to_go - running_s * running, each * not_begun)
+        return seconds
 
     @property
     def _factors(self) -> tuple[float, float]:

@@ -64,9 +64,8 @@ def prepare(
     verbose: bool = False,
 ) -> Session:
     """Attach to the server, or prepare to start servers; take the report directory. ``chosen``:
-    by default resolved from the settings; ``tests``: id and level of each; ``inapplicable``: ids
-    that no certificate needs; ``say`` shows a line on a subject; ``verbose``: remarks at once, too.
-    Raises UsageError: the choices contradict, no server answers, the directory is taken."""
+    default from the settings; ``tests``: id and level; ``inapplicable``: ids that no certificate
+    needs. Raises UsageError: the choices contradict, no server answers, the directory is taken."""
     chosen = chosen or targets.resolve(settings, ())
     chosen, attached, engine = _look_at_engine(settings, chosen)
     settings, run_id, lock = _take_directory(settings, say)
