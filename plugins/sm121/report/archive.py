@@ -18,7 +18,7 @@ _EARLIER = "earlier"
 
 
 def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]:
-    """Write the archive of a report directory; its path, what was left out. UsageError."""
+    """Write a report directory's archive; its path, and what was left out. Raises UsageError."""
     report = stored.read(directory)
     when = "".join(c for c in report.run.started[:19] if c.isalnum())
     verdict, arch = str(report.run.verdict).lower(), report.run.arch or "unknown"

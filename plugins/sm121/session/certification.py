@@ -130,7 +130,7 @@ def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
 def doubt_of_answers(
     file: VerdictFile, profile: Profile, tests: Inventory, deselected: Collection[str]
 ) -> str | None:
-    """Why the answers that a run recorded are not to be trusted: it held, whole; else None."""
+    """Why the answers that a run recorded are not to be trusted; None where it all held."""
     if not file.finished:
         return "the run that recorded it has not finished"
     for name in ("smoke", "kernel", "correctness"):
