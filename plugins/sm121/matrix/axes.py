@@ -256,12 +256,12 @@ class Space:
             raise errors.UsageError(
                 f"{where}: the baseline itself is ruled out for {self.engine} by {rule}"
             )
-        for ((axis, value),) in self.choices(1):
-            if self.completion({axis: value}) is None:
+        for ((name, value_name),) in self.choices(1):
+            if self.completion({name: value_name}) is None:
                 raise errors.UsageError(
-                    f"{where}: no combination is left with {axis}={value}; its incompatibilities "
-                    "contradict each other: "
-                    f"{'; '.join(str(r) for r in self.rules if axis in r.when)}"
+                    f"{where}: no combination is left with {name}={value_name}; its "
+                    "incompatibilities contradict each other: "
+                    f"{'; '.join(str(r) for r in self.rules if name in r.when)}"
                 )
 
     def completion(self, partial: Cell) -> dict[str, str] | None:

@@ -109,8 +109,8 @@ def build(space: Space, strength: Strength = 2) -> Array:
     if isinstance(strength, int):  # the library's arrays are not believed
         if rule := next(filter(None, (space.excluded(each.cell) for each in cells)), None):
             raise Sm121Error(f"the covering array has a cell that is ruled out: {rule}")
-        if missing := coverage(space, [planned.cell for planned in cells], strength).missing:
-            line = f"the covering array misses {len(missing)} combinations: {missing[0]}"
+        if untried := coverage(space, [planned.cell for planned in cells], strength).missing:
+            line = f"the covering array misses {len(untried)} combinations: {untried[0]}"
             raise Sm121Error(line)
     return Array(strength, cells, incompatible, absent)
 
