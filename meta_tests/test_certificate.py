@@ -227,7 +227,7 @@ def test_only_a_waiver_of_a_blocker_is_refused_at_once(tmp_path):
     contract, blocker = Item("x::a", "correctness"), Item("x::b", "correctness")
     contract.severity = SimpleNamespace(args=["contract"])
     settings = Settings(waivers=waivers.load(waiver_file(tmp_path, "x::a", "x::c")))
-    assert certificate._wrong_waivers(settings, [contract, blocker]) == []
+    assert [*certificate._wrong_waivers(settings, [contract, blocker])] == []
     contract.severity = None
     (line,) = certificate._wrong_waivers(settings, [contract, blocker])
     assert line.startswith("--waivers names x::a: no certificate waives")

@@ -136,7 +136,8 @@ def asker(conformance: Session, server: Server) -> Asker:
 def reference(
     pytestconfig: pytest.Config, conformance: Session, server: Server, profile: Profile
 ) -> OracleReference:
-    """What the oracle says of the served checkpoint, made if need be beside the test's time."""
+    """What the oracle says of the served checkpoint, and the tolerance for what the server rounds.
+    It is computed where it is not there yet; that time is not the test's."""
     rounding = _rounding(conformance, server)
     file = _oracle(pytestconfig, conformance, server, rounding)
     oracle_file.refuse_other_rounding(file, rounding)
@@ -325,7 +326,8 @@ def agreement_bound(server: Server, profile: Profile) -> level_settings.Agreemen
 
 @pytest.fixture
 def attempts(agreement_bound: level_settings.AgreementBound) -> int:
-    """How often a request may be repeated until it repeats itself: once, unless it may fork."""
+    """How often a request may be repeated until it repeats itself: where the engine promises equal
+    tokens once, else often enough for two tokens that are equally likely within the noise."""
     return 1 if agreement_bound.fork == 0 else 3
 
 

@@ -121,12 +121,7 @@ def refuse(
     config: pytest.Config, settings: Settings, target: Target, tests: Sequence[pytest.Item]
 ) -> None:
     """Raises UsageError: other values, changed tests or waivers that no certificate allows."""
-    wrong = [*_wrong_values(config, settings, target)]
-    blockers = {test.stash[ID] for test in tests if outcomes.severity_of(test) is Severity.BLOCKER}
-    if names := [waiver.test for waiver in settings.waivers if waiver.test in blockers]:
-        wrong.append(
-            f"--waivers names {', '.join(names)}: {certification.NEVER_WAIVED}; take it out"
-        )
+    wrong = [*_wrong_values(config, settings, target), *_wrong_waivers(settings, tests)]
     changed = environment.changed_files(own_tests.folder(), _data().judges)
     than = "the commit: commit it, or take it back"
     if changed is None:
@@ -136,6 +131,12 @@ def refuse(
         wrong.append(f"{', '.join(changed[:5])} differs from {than}")
     if wrong:
         raise errors.UsageError(f"--certify: {'; '.join(wrong)}")
+
+
+def _wrong_waivers(settings: Settings, tests: Sequence[pytest.Item]) -> Iterator[str]:
+    blockers = {test.stash[ID] for test in tests if outcomes.severity_of(test) is Severity.BLOCKER}
+    if names := [waiver.test for waiver in settings.waivers if waiver.test in blockers]:
+        yield f"--waivers names {', '.join(names)}: {certification.NEVER_WAIVED}; take it out"
 
 
 def _wrong_values(config: pytest.Config, settings: Settings, target: Target) -> Iterator[str]:

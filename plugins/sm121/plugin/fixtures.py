@@ -84,7 +84,8 @@ def server(conformance: Session) -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server, capabilities: Capabilities) -> "Iterator[openai.OpenAI]":
-    """An OpenAI client of the server under test, without retries; what it cannot do is NOT_RUN."""
+    """An OpenAI client of the server under test; it does not retry, and a request for what the
+    engine cannot do is NOT_RUN."""
     from sm121.api.guarded_client import GuardedClient
 
     with GuardedClient(server.endpoint, capabilities) as client:

@@ -56,7 +56,8 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def kernels(conformance: Session, pytestconfig: pytest.Config) -> Iterator[under_test.Kernels]:
-    """The provider of ``--kernel-provider``, or of each operation that of the path's kernel."""
+    """The provider of ``--kernel-provider``, or of each operation the one that has the kernel of
+    the path. They run in the engine's interpreter."""
     settings = conformance.settings
     if (obstacle := _obstacle(settings)) is not None:
         raise NotRun(obstacle)
