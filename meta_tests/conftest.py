@@ -9,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,28 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def _tool_or_skip(kind: str) -> Any:
+    from sm121.compilation import toolchain
+    from sm121.core.verdict import NotRun
+
+    try:
+        return getattr(toolchain, f"find_{kind}")(toolchain.site_packages())
+    except NotRun as reason:
+        pytest.skip(f"NOT_RUN: {reason}")
+
+
+@pytest.fixture(scope="session")
+def compiler() -> Any:
+    """The nvcc of this machine, as `sm121.compilation.toolchain` finds it."""
+    return _tool_or_skip("compiler")
+
+
+@pytest.fixture(scope="session")
+def disassembler() -> Any:
+    """Its cuobjdump."""
+    return _tool_or_skip("disassembler")
+
+
 @dataclass
 class PytestRun:
     """A run of pytest in a process of its own, with everything it starts marked."""
@@ -113,7 +135,7 @@ class PytestRun:
     output_file: Path
     report: Path
     mark: str
-    seen: dict[int, float] = field(default_factory=dict)
+    processes: dict[int, float] = field(default_factory=dict)
     segments_before: set[str] = field(default_factory=set)
     temporary: Path = Path()
 
@@ -137,10 +159,8 @@ class PytestRun:
     def remember(self) -> None:
         descendants = psutil.Process(self.process.pid).children(recursive=True)
         for process in [*self.tree(), *descendants]:
-            try:
-                self.seen[process.pid] = process.create_time()
-            except psutil.NoSuchProcess:
-                continue
+            with suppress(psutil.NoSuchProcess):
+                self.processes[process.pid] = process.create_time()
 
     def tree(self) -> list[psutil.Process]:
         return marked(MARK, self.mark)
@@ -153,17 +173,14 @@ class PytestRun:
         deadline = time.monotonic() + timeout_s
         while True:
             # Testing ManagedServer makes this process a subreaper: orphans of the run are ours.
-            reap(pid for pid in self.seen if pid != self.process.pid)
-            left = [str(process) for process in self.tree()]
-            for pid, created in self.seen.items():
-                try:
+            reap(pid for pid in self.processes if pid != self.process.pid)
+            remaining = {str(process) for process in self.tree()}
+            for pid, created in self.processes.items():
+                with suppress(psutil.NoSuchProcess):
                     process = psutil.Process(pid)
-                    if process.create_time() == created and str(process) not in left:
-                        left.append(str(process))
-                except psutil.NoSuchProcess:
-                    continue
-            if not left or time.monotonic() > deadline:
-                return left
+                    remaining |= {str(process)} if process.create_time() == created else set()
+            if not remaining or time.monotonic() > deadline:
+                return sorted(remaining)
             time.sleep(0.2)
 
 
@@ -302,10 +319,10 @@ def start_matrix(start_pytest, matrix_profile: Path, tmp_path: Path) -> Callable
     ) -> PytestRun:
         environment = servers.matrix_variables(faults)
         environment["MATRIX_BOOTS"] = str(tmp_path / "boots.txt")
-        given = [] if report is None else ["--report-dir", str(report)]
+        directory = [] if report is None else ["--report-dir", str(report)]
         run = start_pytest(
             "-p", "matrix_engine", "--profile", str(matrix_profile), "tests/test_matrix.py",
-            *arguments, *given, environment=environment, warm=warm,
+            *arguments, *directory, environment=environment, warm=warm,
         )  # fmt: skip
         if report is not None:
             run.report = report
