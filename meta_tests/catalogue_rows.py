@@ -33,8 +33,8 @@ def run(tests: str, *options: str) -> tuple[int, list[dict[str, Any]]]:
             env={**os.environ, _FILE: str(rows)},
             check=False,
         )
-        found = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
-    return ran.returncode, found
+        cases = [json.loads(line) for line in rows.read_text("utf-8").splitlines()]
+    return ran.returncode, cases
 
 
 def cell(text: str, most: int = 240) -> str:

@@ -105,18 +105,12 @@ for fault, rule in (("floor", FLOOR), ("even", EVEN)):
     other = {"floor": "vllm-rne", "even": "ocp-floor"}[fault]
     methods = {"block_scales": rule, "mxfp4_scale_rule": other}
     wrong(f"MXFP4 linear: scales by {fault} for {other}", W4a4, DENSE, **methods)
-wrong(
-    "MXFP4 linear: activations in bfloat16 where MXFP4 is promised",
-    W4a4,
-    DENSE,
-    linear_input=TorchProvider.linear_input,
-)
-wrong(
-    "MXFP4 linear: activations in MXFP4 where bfloat16 is promised",
-    TorchProvider,
-    DENSE,
-    linear_input=W4a4.linear_input,
-)
+for fault, of, other in (
+    ("bfloat16 where MXFP4 is promised", W4a4, TorchProvider),
+    ("MXFP4 where bfloat16 is promised", TorchProvider, W4a4),
+):
+    name = f"MXFP4 linear: activations in {fault}"
+    wrong(name, of, DENSE, linear_input=other.linear_input)
 
 
 def not_in_tiles(self: Emulation, a: Tensor, backend: str) -> tuple[Tensor, Tensor]:
@@ -125,14 +119,11 @@ def not_in_tiles(self: Emulation, a: Tensor, backend: str) -> tuple[Tensor, Tens
     return codes, torch.cat((scales, tiles[len(scales) :]))
 
 
-emulated(
-    "mm_fp4: scales of x not in tiles",
-    Emulation,
-    EmulatedProvider,
-    DENSE,
-    mxfp4_quantize=not_in_tiles,
-)
-emulated("mm_fp4: sums in bfloat16", Emulation, EmulatedProvider, DENSE, sums=in_bfloat16(128))
+for fault, methods in {
+    "scales of x not in tiles": {"mxfp4_quantize": not_in_tiles},
+    "sums in bfloat16": {"sums": in_bfloat16(128)},
+}.items():
+    emulated(f"mm_fp4: {fault}", Emulation, EmulatedProvider, DENSE, **methods)
 
 # An FP8 cache
 
@@ -150,11 +141,25 @@ def cut(values: Tensor) -> Tensor:
     return near((values.view(torch.int32) & ~0xFFFFF).view(torch.float32))
 
 
-def changed_inputs(change: Callable[..., tuple[tuple, dict]]) -> dict[str, Any]:
+#: Of values in float32, that should be rounded to the nearest of E4M3.
+ROUNDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "flushed below E4M3's normals": lambda v: near(v) * (near(v).abs() >= 2.0**-6),
+    "saturates to NaN": lambda v: near(v).masked_fill(v.abs() > 464, torch.nan),
+    "saturates at 240": lambda v: near(v, 240.0),
+    "cut off, not rounded": cut,
+}
+
+
+Call = tuple[str, tuple, dict]
+
+
+def changed_calls(change: Callable[[str, tuple, dict], Call]) -> dict[str, Any]:
+    """Both operations: another one in the place of each, or other arguments and keywords."""
+
     def operation(name: str) -> Callable[..., Tensor]:
         def operate(self: Any, *arguments: Any, **keywords: Any) -> Tensor:
-            arguments, keywords = change(arguments, keywords)
-            return getattr(TorchProvider, name)(self, *arguments, **keywords)
+            called, arguments, keywords = change(name, arguments, keywords)
+            return getattr(TorchProvider, called)(self, *arguments, **keywords)
 
         return operate
 
@@ -164,44 +169,37 @@ def changed_inputs(change: Callable[..., tuple[tuple, dict]]) -> dict[str, Any]:
 def one_part(part: int, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     """`change` of keys (0) or values (1) alone, before they are cached."""
 
-    def changed(arguments: tuple, keywords: dict) -> tuple[tuple, dict]:
+    def changed(name: str, arguments: tuple, keywords: dict) -> Call:
         q, *inputs = arguments
         if inputs[0].dim() == 5:
             inputs[0] = inputs[0].clone()
             inputs[0][:, part] = change(inputs[0][:, part])
         else:
             inputs[part] = change(inputs[part])
-        return (q, *inputs), keywords
+        return name, (q, *inputs), keywords
 
-    return changed_inputs(changed)
+    return changed_calls(changed)
 
 
 def by_window(windowed: bool) -> dict[str, Any]:
     """A cache in bfloat16 of layers with (or without) a window."""
 
-    def operation(name: str) -> Callable[..., Tensor]:
-        def operate(self: Any, *arguments: Any, **keywords: Any) -> Tensor:
-            plain = (keywords["window"] is not None) is windowed
-            called = name.removesuffix("_fp8") if plain else name
-            return getattr(TorchProvider, called)(self, *arguments, **keywords)
+    def changed(name: str, arguments: tuple, keywords: dict) -> Call:
+        plain = (keywords["window"] is not None) is windowed
+        return name.removesuffix("_fp8") if plain else name, arguments, keywords
 
-        return operate
-
-    return {name: operation(name) for name in ("prefill_attention_fp8", "decode_attention_fp8")}
+    return changed_calls(changed)
 
 
 def with_keywords(change: Callable[[dict], dict]) -> dict[str, Any]:
-    return changed_inputs(lambda arguments, keywords: (arguments, keywords | change(keywords)))
+    return changed_calls(lambda name, arguments, k: (name, arguments, k | change(k)))
 
 
 for fault, methods in {
     "scale 0.9": on_cache(lambda v: near(v) * 0.9),
     "scale 0.9 of keys": one_part(0, lambda k: k * 0.9),
     "scale 0.9 of values": one_part(1, lambda v: v * 0.9),
-    "flushed below E4M3's normals": on_cache(lambda v: near(v) * (near(v).abs() >= 2.0**-6)),
-    "saturates to NaN": on_cache(lambda v: near(v).masked_fill(v.abs() > 464, torch.nan)),
-    "saturates at 240": on_cache(lambda v: near(v, 240.0)),
-    "cut off, not rounded": on_cache(cut),
+    **{fault: on_cache(change) for fault, change in ROUNDED.items()},
     "E5M2 for E4M3": on_cache(lambda v: v.to(torch.float8_e5m2).float()),
     "bfloat16 where FP8 is promised": on_cache(lambda v: v),
     "bfloat16 of layers without a window": by_window(False),
@@ -229,23 +227,10 @@ def of_x(change: Callable[[Tensor], Tensor]) -> type:
     return type("OfX", (IdentityProvider,), {"quantised": quantised})
 
 
-def flushed(values: Tensor) -> Tensor:
-    return near(values) * (near(values).abs() >= 2.0**-6)
-
-
-def nan_beyond(values: Tensor) -> Tensor:
-    return near(values).masked_fill(values.abs() > 464, torch.nan)
-
-
-for fault, change in {
-    "flushed below E4M3's normals": flushed,
-    "saturates to NaN": nan_beyond,
-    "saturates at 240": lambda values: near(values, 240.0),
-    "cut off, not rounded": cut,
-}.items():
+for fault, change in ROUNDED.items():
     emulated(f"identity: x {fault}", Identity, of_x(change), RANGES)
-for fault, change in {"flushed below E4M3's normals": flushed, "cut off, not rounded": cut}.items():
-    emulated(f"identity: hidden {fault}", Identity, IdentityProvider, RANGES, **hidden(change))
+    if not fault.startswith("saturates"):
+        emulated(f"identity: hidden {fault}", Identity, IdentityProvider, RANGES, **hidden(change))
 
 
 class ComputedX(IdentityProvider):
@@ -256,21 +241,15 @@ class IdentityX(EmulatedProvider):
     quantised = IdentityProvider.quantised
 
 
-for fault, (of, provider) in {
-    "identity where computed scales are promised": (Identity, IdentityX),
-    "identity of x where computed scales are promised": (Emulation, IdentityX),
-    "identity of the hidden activations where computed scales are promised": (
-        Identity,
-        EmulatedProvider,
-    ),
-    "computed scales where identity is promised": (Emulation, ComputedX),
-    "computed scales of x where identity is promised": (Identity, ComputedX),
-    "computed scales of the hidden activations where identity is promised": (
-        Emulation,
-        IdentityProvider,
-    ),
-}.items():
-    emulated(fault, of, provider, RANGES)
+#: Of x and the hidden activations, of x alone, of the hidden activations alone.
+AS_IDENTITY = (Identity, IdentityX), (Emulation, IdentityX), (Identity, EmulatedProvider)
+AS_COMPUTED = (Emulation, ComputedX), (Identity, ComputedX), (Emulation, IdentityProvider)
+for form, promised, rows in (
+    ("identity", "computed scales are", AS_IDENTITY),
+    ("computed scales", "identity is", AS_COMPUTED),
+):
+    for part, (of, provider) in zip(("", " of x", " of the hidden activations"), rows, strict=True):
+        emulated(f"{form}{part} where {promised} promised", of, provider, RANGES)
 
 
 def low_sums(_self: Any, values: Tensor, scales: Tensor, matrix: Tensor) -> Tensor:

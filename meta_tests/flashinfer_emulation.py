@@ -125,9 +125,7 @@ class Emulation:
         require(backend == ("auto" if self.capability[0] == 12 else "cute-dsl"), "backend")
         require(b.shape[0] == a.shape[1] and b.t().is_contiguous(), "b is column major")
         codes = zip((a, b.t()), (a_descale, b_descale.t()), strict=True)
-        x, matrix = (
-            self.matrix(part, scales, len(part), 2 * part.shape[1]) for part, scales in codes
-        )
+        x, matrix = (self.matrix(p, scales, len(p), 2 * p.shape[1]) for p, scales in codes)
         require(a_descale.shape[1] == up_to(x.shape[1] // BLOCK, BLOCKS), "a_descale")
         return self.sums(x, matrix).bfloat16()
 
@@ -167,27 +165,22 @@ class Emulation:
         x_scales = self.source_scales(input_sf, len(input), hidden // BLOCK)
         results = torch.empty(len(input), token_selected_experts.shape[1], hidden)
         for e in token_selected_experts.unique().tolist():
-            tokens, place = (token_selected_experts == e).nonzero(as_tuple=True)
+            tokens, rank = (token_selected_experts == e).nonzero(as_tuple=True)
             a, a_scales = self.expanded(input, x_scales, tokens)
             w1 = self.matrix(fc1_expert_weights[e], scales1[e], rows, hidden)
             t = self.written(self.product(a, a_scales, w1) * global1[e])
             t = self.with_bias(t, fc1_expert_biases, e)
-            h = self.activation(
-                t[:, inter:],
-                t[:, :inter],
-                *self.constants(swiglu_alpha, swiglu_beta, swiglu_limit, e),
-            )
+            constants = self.constants(swiglu_alpha, swiglu_beta, swiglu_limit, e)
+            h = self.activation(t[:, inter:], t[:, :inter], *constants)
             q, q_scales = self.quantise_hidden(h)
             b, b_scales = self.expanded(q, q_scales, torch.arange(len(q)))
             w2 = self.matrix(fc2_expert_weights[e], scales2[e], hidden, inter)
-            results[tokens, place] = self.product(b, b_scales, w2) * global2[e]
+            results[tokens, rank] = self.product(b, b_scales, w2) * global2[e]
         fused = profile_ids is not None and profile_ids[1] % 2 == 1
         finalize = self.fused_finalize if fused else self.finalize
         self.tile = self.core.select_tile_mn_for_sm120(len(input))
-        output.copy_(
-            finalize(results, token_final_scales, token_selected_experts, fc2_expert_biases)
-        )
-        return output
+        y = finalize(results, token_final_scales, token_selected_experts, fc2_expert_biases)
+        return output.copy_(y)
 
     def check(
         self, x: Tensor, ids: Tensor, shares: Tensor, w1: Tensor, w2: Tensor, scales: list[Tensor],
@@ -204,9 +197,9 @@ class Emulation:
         require(inter % 128 == 0, "inter_size must be divisible by 128 for MXFP4 weights")
         require(len(scales) == 4, "Expecting 4 quant scales for W4A8_MXFP4_MXFP8 quantization")
         for block, shape in ((0, (2 * inter, hidden)), (2, (hidden, inter))):
-            wanted = (experts, shape[0], shape[1] // BLOCK // 4)
+            expected = (experts, shape[0], shape[1] // BLOCK // 4)
             require(scales[block].dtype == torch.int32, "block scales")
-            require(tuple(scales[block].shape) == wanted, "block scales")
+            require(tuple(scales[block].shape) == expected, "block scales")
             require(scales[block + 1].dtype == torch.float32, "global scales")
             require(tuple(scales[block + 1].shape) == (experts,), "global scales")
         for bias, rows in ((b1, 2 * inter), (b2, hidden)):
@@ -225,9 +218,9 @@ class Emulation:
         rows = up_to(len(tokens), TILE)
         values = torch.full((rows, q.shape[1]), GARBAGE, dtype=torch.uint8).view(q.dtype)
         values[: len(tokens)] = q[tokens]
-        own = torch.full((rows, scales.shape[1]), GARBAGE, dtype=torch.uint8)
-        own[: len(tokens)] = scales[tokens]
-        flat = self.in_tiles(own)
+        of_expert = torch.full((rows, scales.shape[1]), GARBAGE, dtype=torch.uint8)
+        of_expert[: len(tokens)] = scales[tokens]
+        flat = self.in_tiles(of_expert)
         return values[: len(tokens)], self.from_tiles(flat, len(tokens), scales.shape[1])
 
     def matrix(self, packed: Tensor, scales: Tensor, rows: int, columns: int) -> Tensor:
@@ -272,33 +265,23 @@ class Emulation:
         after the other by atomics of its type (sm90_visitor_scatter.hpp). Tactics may have it."""
         each = results if biases is None else results + biases[ids.long()].float()
         out = torch.zeros(len(results), results.shape[2], dtype=torch.bfloat16)
-        for place in range(ids.shape[1]):
-            out += (each[:, place] * shares[:, place, None]).bfloat16()
+        for rank in range(ids.shape[1]):
+            out += (each[:, rank] * shares[:, rank, None]).bfloat16()
         return out
 
     # The modules
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        main, experts, tuner = (
-            ModuleType(name)
-            for name in ("flashinfer", "flashinfer.fused_moe", "flashinfer.autotuner")
-        )
-        modules = (main, experts, tuner, self.core)
-        contents: dict[ModuleType, dict[str, Any]] = {
-            main: {
-                "__version__": self.version,
-                "mxfp8_quantize": self.mxfp8_quantize,
-                "block_scale_interleave": self.block_scale_interleave,
-                "mxfp4_quantize": self.mxfp4_quantize,
-                "mm_fp4": self.mm_fp4,
-            },
-            experts: {"cutlass_fused_moe": self.cutlass_fused_moe},
-        }
-        for module, names in contents.items():
-            vars(module).update(names)
+        names = ("flashinfer", "flashinfer.fused_moe", "flashinfer.autotuner")
+        main, experts, tuner = map(ModuleType, names)
+        main.__version__ = self.version
+        names = ("mxfp8_quantize", "block_scale_interleave", "mxfp4_quantize", "mm_fp4")
+        vars(main).update({name: getattr(self, name) for name in names})
+        experts.cutlass_fused_moe = self.cutlass_fused_moe
+        modules = {module.__name__: module for module in (main, experts, tuner, self.core)}
         with (
-            mock.patch.dict(sys.modules, {m.__name__: m for m in modules}),
+            mock.patch.dict(sys.modules, modules),
             mock.patch.object(torch.cuda, "is_available", lambda: True),
             mock.patch.object(torch.cuda, "get_device_capability", lambda: self.capability),
         ):
@@ -342,9 +325,9 @@ class Identity(Emulation):
         return values.clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
 
 
-def require(held: bool, what: str) -> None:
-    if not held:
-        raise RuntimeError(f"Check failed: {what}")
+def require(holds: bool, condition: str) -> None:
+    if not holds:
+        raise RuntimeError(f"Check failed: {condition}")
 
 
 def times_scales(values: Tensor, scales: Tensor) -> Tensor:

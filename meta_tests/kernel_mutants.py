@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import attention_mutants
 import catalogue_rows
 import fast_build_mutants
 import torch
@@ -24,8 +25,6 @@ from sm121.kernels.cases import Case
 from sm121.kernels.torch_provider import TorchProvider
 
 MOE = ("moe_token_counts", "moe_routing", "moe_block_scales", "moe_activation")
-ATTENTION = ("prefill", "prefill_sinks", "decode", "decode_sinks")
-LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True)
@@ -265,6 +264,16 @@ def gate_at_zero(t: Tensor, limit: float) -> Tensor:
     return t.masked_fill(low, 0.0)
 
 
+def zero_from(matrix: Tensor, column: int) -> Tensor:
+    return torch.where(torch.arange(matrix.shape[1]) < column, matrix, 0)
+
+
+def routed(
+    shares: Tensor, ids: Tensor, change: Callable[[Tensor], Tensor] = lambda shares: shares
+) -> tuple[Tensor, Tensor]:
+    return change(shares), ids.int()
+
+
 #: By operation and groups: what stands in the place of the method, by the mutant's name.
 METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
     ("activation", "moe_activation"): {
@@ -288,6 +297,9 @@ METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
     },
     ("order_nibbles", "mxfp4_dequantisation", *MOE): {"nibble order": lambda self, pairs: pairs},
     ("expert", *MOE): {
+        "K's last part of 128 left out": After(
+            lambda matrix: zero_from(matrix, matrix.shape[1] // 128 * 128)
+        ),
         "nibble order in the experts only": After(
             lambda matrix: matrix.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
         ),
@@ -317,47 +329,36 @@ METHODS: dict[tuple[str, ...], dict[str, Callable[..., Any]]] = {
             codes[..., 1::2] | (codes[..., 0::2] << 4)
         ),
     },
+    ("block_scales", "mxfp4_quantisation"): {
+        "quantised scale + 1": After(lambda s: (s.int() + 1).clamp(max=254).byte()),
+        "a zero block gets a NaN scale": lambda self, amax, largest: torch.where(
+            amax == 0, 0xFF, right.block_scales(self, amax, largest)
+        ).to(torch.uint8),
+    },
+    ("block_scales", "mxfp8_quantisation", "mxfp4_quantisation"): {
+        "quantised scale - 1: saturates": After(lambda s: (s.int() - 1).clamp(min=0).byte()),
+    },
+    ("mxfp4_quantize", "mxfp4_quantisation"): {
+        "the quantiser's last row unwritten": After(
+            lambda pair: (unwritten(pair[0], slice(-1, None), slice(None)), pair[1])
+        ),
+    },
+    ("route", "routing"): {
+        "softmax before top-k": lambda self, logits, k: routed(*logits.softmax(-1).topk(k, -1)),
+        "softmax without the maximum taken off": lambda self, logits, k: routed(
+            *logits.topk(k, -1), lambda top: top.exp() / top.exp().sum(-1, keepdim=True)
+        ),
+        "top-3 in routing": After(lambda p: (functional.normalize(column(p[0], -1, 0), p=1), p[1])),
+        "expert numbers off by one": After(lambda pair: (pair[0], (pair[1] + 1) % 32)),
+        "one expert chosen twice": After(
+            lambda p: (p[0], torch.cat([p[1][:, :-1], p[1][:, :1]], 1))
+        ),
+        "shares in another order than the experts": After(lambda p: (p[0].flip(-1), p[1])),
+        "routing shares x 1.01": After(lambda pair: (pair[0] * 1.01, pair[1])),
+    },
     ("e4m3", "mxfp8_quantisation"): {
         "MXFP8 elements cut off": Before(lambda values: values * (1 - 2.0**-5)),
         "MXFP8 saturates at 240": Before(lambda values: values.clamp(-240, 240)),
-    },
-    ("kv_heads", "prefill", "decode"): {
-        "KV heads interleaved": lambda self, query_heads, kv_heads, device: (
-            torch.arange(query_heads, device=device) % kv_heads
-        ),
-        "KV head 0 for every query head": lambda self, query_heads, kv_heads, device: torch.zeros(
-            query_heads, dtype=torch.int64
-        ),
-    },
-    ("visible", "prefill"): {
-        "causal mask off by one": Before(
-            lambda queries, keys, window: (queries + 1, keys, window and window + 1)
-        ),
-        "no causal mask": lambda self, queries, keys, window: (
-            (queries[:, None] >= 0) & (keys[None, :] >= 0)
-        ),
-    },
-    ("attend", "prefill", "decode"): {
-        "keys from 128 on left out": Before(lambda q, k, v, *rest: (q, k[:128], v[:128], *rest)),
-        "keys and values swapped": Before(lambda q, k, v, *rest: (q, v, k, *rest)),
-    },
-    ("tile_sink", "prefill", "decode"): {
-        "sink added in each tile": lambda self, sinks, highest: (
-            0.0 if sinks is None else (sinks.float()[:, None, None] - highest).exp()
-        ),
-    },
-    ("read_pages", "decode"): {
-        "off by one page": Before(
-            lambda cache, pages, length: (cache, torch.cat((pages[:1], pages[:-1])), length)
-        ),
-        "the newest token left out": Before(
-            lambda cache, pages, length: (cache, pages, max(length - 1, 1))
-        ),
-    },
-    ("decode_attention", "decode"): {
-        "block table of the next sequence": Before(
-            lambda q, cache, block_table, *rest: (q, cache, block_table.roll(1, 0), *rest)
-        ),
     },
 }
 CATALOGUE.add_all(METHODS)
@@ -370,17 +371,9 @@ def _(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
 
 
 @method("fused_moe", "every expert computed, idle ones times zero", "moe_routing")
-def _(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords):
-    y = right.fused_moe(self, x, weights, ids, w1, w1_bias, w2, w2_bias, **keywords)
-    every = torch.zeros(()) if w2_bias is None else (w2_bias.float() * 0).sum()
-    return y + every.to(y.dtype)
-
-
-@method("expert", "K's last part of 128 left out", *MOE)
-def _(self, weights, e):
-    matrix = right.expert(self, weights, e).clone()
-    matrix[:, matrix.shape[1] // 128 * 128 :] = 0
-    return matrix
+def _(self, *arguments, **keywords):
+    y, bias = right.fused_moe(self, *arguments, **keywords), arguments[-1]
+    return y if bias is None else y + (bias.float() * 0).sum().to(y.dtype)
 
 
 @method("linear", "sums in bfloat16", *MOE)
@@ -412,31 +405,6 @@ def _(self, x, weights, ids, w1, *arguments, **keywords):
     return y
 
 
-# Routing
-
-
-@method("route", "softmax before top-k", "routing")
-def _(self, logits, k):
-    shares, ids = logits.softmax(-1).topk(k, -1)
-    return shares, ids.int()
-
-
-@method("route", "softmax without the maximum taken off", "routing")
-def _(self, logits, k):
-    top, ids = logits.topk(k, -1)
-    return top.exp() / top.exp().sum(-1, keepdim=True), ids.int()
-
-
-for name, change in {
-    "top-3 in routing": lambda p: (functional.normalize(column(p[0], -1, 0), p=1), p[1]),
-    "expert numbers off by one": lambda pair: (pair[0], (pair[1] + 1) % 32),
-    "one expert chosen twice": lambda p: (p[0], torch.cat([p[1][:, :-1], p[1][:, :1]], 1)),
-    "shares in another order than the experts": lambda pair: (pair[0].flip(-1), pair[1]),
-    "routing shares x 1.01": lambda pair: (pair[0] * 1.01, pair[1]),
-}.items():
-    add("route", name, After(change), "routing")
-
-
 # Codecs
 
 
@@ -450,157 +418,23 @@ class _FloorRule(TorchProvider):
 mutant("MXFP8 scale rule floor under the name of ceil", "mxfp8_quantisation")(_FloorRule)
 
 
+def never_written(parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(map(torch.empty_like, parts))
+
+
+mutant("an empty kernel: outputs never written", "mxfp4_quantisation", "mxfp8_quantisation")(
+    broken(right, mxfp4_quantize=After(never_written), mxfp8_quantize=After(never_written))
+)
+
+
 @mutant("two scale rules mixed, none declared", "mxfp4_quantisation")
 class _Mixed(_FloorRule):
     mxfp4_scale_rule = None
 
     def block_scales(self, amax, largest):
-        floor, ceil = (
-            super().block_scales(amax, largest),
-            right.block_scales(self, amax, largest),
-        )
+        floor = super().block_scales(amax, largest)
+        ceil = right.block_scales(self, amax, largest)
         return torch.where(torch.arange(amax.shape[-1]) % 2 == 0, floor, ceil)
-
-
-@method("block_scales", "quantised scale + 1", "mxfp4_quantisation")
-def _(self, amax, largest):
-    scales = right.block_scales(self, amax, largest).int()
-    return (scales + 1).clamp(max=254).to(torch.uint8)
-
-
-@method(
-    "block_scales", "quantised scale - 1: saturates", "mxfp8_quantisation", "mxfp4_quantisation"
-)
-def _(self, amax, largest):
-    return (right.block_scales(self, amax, largest).int() - 1).clamp(min=0).to(torch.uint8)
-
-
-@method("block_scales", "a zero block gets a NaN scale", "mxfp4_quantisation")
-def _(self, amax, largest):
-    scales = right.block_scales(self, amax, largest)
-    return torch.where(amax == 0, 0xFF, scales).to(torch.uint8)
-
-
-@method("mxfp4_quantize", "the quantiser's last row unwritten", "mxfp4_quantisation")
-def _(self, x):
-    packed, scales = right.mxfp4_quantize(self, x)
-    out = torch.empty_like(packed)
-    out[:-1] = packed[:-1]
-    return out, scales
-
-
-@mutant("an empty kernel: outputs never written", "mxfp4_quantisation", "mxfp8_quantisation")
-class _Empty(TorchProvider):
-    def mxfp4_quantize(self, x):
-        return tuple(torch.empty_like(part) for part in super().mxfp4_quantize(x))
-
-    def mxfp8_quantize(self, x):
-        return tuple(torch.empty_like(part) for part in super().mxfp8_quantize(x))
-
-
-# Attention
-
-
-def attention_keyword(name: str, change: Callable[[dict], dict], *groups: str) -> None:
-
-    def changed(operation: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return lambda *arguments, **k: operation(*arguments, **{**k, **change(k)})
-
-    names = ("prefill_attention", "decode_attention")
-    methods = {operation: changed(getattr(right, operation)) for operation in names}
-    mutant(name, *(groups or ATTENTION))(broken(right, **methods))
-
-
-def sinks_by(change: Callable[[Tensor], Tensor | None]) -> Callable[[dict], dict]:
-    return lambda k: {"sinks": None if k["sinks"] is None else change(k["sinks"])}
-
-
-def window_by(by: int) -> Callable[[dict], dict]:
-    return lambda k: {"window": None if k["window"] is None else k["window"] + by}
-
-
-attention_keyword("sink dropped", sinks_by(lambda s: None))
-attention_keyword("sink zeroed", sinks_by(lambda s: s * 0))
-attention_keyword("sink scaled by sm_scale", sinks_by(lambda s: s * 0.125))
-attention_keyword("sink in base-2 units", sinks_by(lambda s: s * LOG2_E))
-attention_keyword("sink + 0.1", sinks_by(lambda s: s + 0.1))
-attention_keyword("sink of the next head", sinks_by(lambda s: s.roll(1)))
-attention_keyword(
-    "one head's sink dropped", sinks_by(lambda s: s.index_fill(0, torch.tensor([17]), -math.inf))
-)
-attention_keyword("window + 1", window_by(1))
-attention_keyword("window - 1", window_by(-1))
-attention_keyword("window ignored", lambda k: {"window": None})
-attention_keyword("window always on", lambda k: {"window": 128}, "prefill", "decode")
-attention_keyword("scale x 1.01", lambda k: {"scale": k["scale"] * 1.01})
-attention_keyword("no scale", lambda k: {"scale": 1.0})
-attention_keyword("base-2 exponential without log2(e)", lambda k: {"scale": k["scale"] / LOG2_E})
-
-
-@method("start", "sink not in the running maximum", "decode_sinks", "prefill_sinks")
-def _(self, query, sinks):
-    highest, total = right.start(self, query, None)
-    return highest, total if sinks is None else total + sinks.float().exp()[:, None, None]
-
-
-@method("attend", "the tile after the first is not rescaled", "prefill", "decode")
-def _(self, q, k, v, positions, sinks, window, scale):
-    if len(k) <= self.tile or window is not None:
-        return right.attend(self, q, k, v, positions, sinks, window, scale)
-    early = right.attend(self, q, k[: self.tile], v[: self.tile], positions, sinks, None, scale)
-    whole = right.attend(self, q, k, v, positions, sinks, None, scale)
-    return torch.where(positions[:, None, None] < self.tile, whole, (early + whole) / 2)
-
-
-@method("read_pages", "last page read from the one before it", "decode")
-def _(self, kv_cache, pages, length):
-    pages = pages.clone()
-    last = -(-length // kv_cache.shape[3]) - 1
-    pages[last] = pages[max(last - 1, 0)]
-    return right.read_pages(self, kv_cache, pages, length)
-
-
-@method("read_pages", "NHD read as HND", "decode")
-def _(self, kv_cache, pages, length):
-    blocks, two, heads, block, size = kv_cache.shape
-    wrong = kv_cache.reshape(blocks, two, block, heads, size).transpose(2, 3)
-    return right.read_pages(self, wrong, pages, length)
-
-
-@mutant("one token too many: reads past the end", "decode")
-class _PastTheEnd(TorchProvider):
-    def attend(self, q, k, v, positions, sinks, window, scale):
-        return super().attend(q, k, v, positions + (len(q) == 1 < len(k)), sinks, window, scale)
-
-    def read_pages(self, kv_cache, pages, length):
-        inside = length % kv_cache.shape[3] != 0
-        return super().read_pages(kv_cache, pages, length + inside)
-
-
-@method("prefill_attention", "ragged batch: a sequence sees the one before it", "prefill")
-def _(self, q, k, v, cu_seqlens, **keywords):
-    whole = torch.stack((cu_seqlens[0], cu_seqlens[-1]))
-    return right.prefill_attention(self, q, k, v, whole, **keywords)
-
-
-@mutant("a shared page's garbage is scaled into the output", "decode")
-class _WholePages(TorchProvider):
-    def read_pages(self, kv_cache, pages, length):
-        block = kv_cache.shape[3]
-        k, v = super().read_pages(kv_cache, pages, -(-length // block) * block)
-        keep = torch.arange(len(k)) < length
-        return torch.where(keep[:, None, None], k, k * 1e-3)[: length + 1], v[: length + 1]
-
-    def visible(self, queries, keys, window):
-        seen = super().visible(queries, keys, window)
-        return seen | (keys[None, :] == queries[:, None] + 1) if len(queries) == 1 else seen
-
-
-@method("decode_attention", "cache written to", "decode")
-def _(self, q, kv_cache, *arguments, **keywords):
-    out = right.decode_attention(self, q, kv_cache, *arguments, **keywords)
-    kv_cache[0].zero_()
-    return out
 
 
 # MXFP8 x MXFP4 experts
@@ -609,10 +443,8 @@ W4A8 = [
     Mutant(f"W4A8: {wrong.name}", lambda wrong=wrong: EmulatedProvider(wrong.make()), wrong.groups)
     for wrong in w4a8_mutants.CATALOGUE.mutants
 ]
-
-
 FAST_BUILD = [Mutant(name, *of) for name, of in fast_build_mutants.MUTANTS.items()]
-EVERY = (*MUTANTS, *W4A8, *FAST_BUILD)
+EVERY = (*MUTANTS, *attention_mutants.CATALOGUE.mutants, *W4A8, *FAST_BUILD)
 
 
 # Running

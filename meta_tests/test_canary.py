@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_rows import table, text_file
 
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -64,15 +65,6 @@ def test_quantising_what_is_representable_changes_nothing(rule):
     assert same == (rule is not mxfp4.ScaleRule.ROUND_LOG2)
 
 
-def test_scale_rules():
-    scales = {
-        mxfp4.ScaleRule.OCP_FLOOR: {6.0: 127, 7.99: 127, 8.0: 128, 3.0: 126},
-        mxfp4.ScaleRule.CEIL: {6.0: 127, 6.01: 128, 3.0: 126},
-    }
-    for rule, by_amax in scales.items():
-        assert mxfp4.choose_scale(np.array([*by_amax]), rule).tolist() == [*by_amax.values()], rule
-
-
 def test_elements_round_to_nearest_even():
     values = np.array([0.25, 0.26, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 5.01, 9.0, -0.75])
     assert mxfp4.encode_elements(values).tolist() == [0, 1, 2, 2, 4, 4, 6, 6, 7, 7, 10]
@@ -96,9 +88,9 @@ def test_the_drafter_is_of_the_canary_that_is_shipped(canary_bf16):
     assert trained["canary_sha256"] == recorded["sha256"] == weights
     for where in ("accepted_of_documents", "accepted_of_answers"):
         assert sum(trained[where][:2]) >= 1.5, where
-    found = safetensors_torch.load_file(canary_bf16 / "eagle3" / "model.safetensors")
-    ids = torch.arange(len(found["d2t"])) + found["d2t"]
-    assert found["t2d"].nonzero()[:, 0].tolist() == ids.tolist()
+    tensors = safetensors_torch.load_file(canary_bf16 / "eagle3" / "model.safetensors")
+    ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+    assert tensors["t2d"].nonzero()[:, 0].tolist() == ids.tolist()
 
 
 def test_twins_hold_the_same_values(canary_mxfp4, canary_bf16):
@@ -128,10 +120,12 @@ def test_a_second_build_is_left_alone(canary_bf16):
 
 @pytest.mark.slow("a minute of computing on a busy machine; the canary does not change")
 def test_every_build_is_the_same(canary_bf16, tmp_path):
+    def files(folder: Path) -> list[str]:
+        return sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file())
+
     again = canary.build(tmp_path / "again", "bf16", progress=lambda _: None)
-    names = sorted(str(f.relative_to(canary_bf16)) for f in canary_bf16.rglob("*") if f.is_file())
-    assert "eagle3/model.safetensors" in names
-    assert sorted(str(f.relative_to(again)) for f in again.rglob("*") if f.is_file()) == names
+    names = files(canary_bf16)
+    assert "eagle3/model.safetensors" in names and files(again) == names
     for name in names:
         assert (again / name).read_bytes() == (canary_bf16 / name).read_bytes(), name
 
@@ -145,16 +139,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
 def test_tokenizer_encodes_like_harmony(canary_bf16, encoder):
     tokenizers = pytest.importorskip("tokenizers")
     built = tokenizers.Tokenizer.from_file(str(canary_bf16 / "tokenizer.json"))
-    texts = [
-        "The capital of France is Paris.",
-        "I'm sure you're RIGHT,  they'LL see;\n\n\t x = 3.14159 // done\r\n",
-        "日本語 한국어 Русский العربية Ünïcödé Ǆungla ª 😀👩‍👩‍👧",
-        "<|start|>assistant<|channel|>commentary to=functions.get_weather "
-        '<|constrain|>json<|message|>{"a": 1}<|call|>',
-        "<|startoftext|>1234567890<|endoftext|><|return|><|end|>",
-        Path(__file__).read_text("utf-8"),
-    ]
-    for text in texts:
+    for text in (*table(__name__, "TEXTS"), Path(__file__).read_text("utf-8")):
         ids = encoder.encode(text)
         assert built.encode(text, add_special_tokens=False).ids == ids
         assert built.decode(ids, skip_special_tokens=False) == text
@@ -179,11 +164,11 @@ def test_oracle_agrees_with_transformers(canary_bf16):
         with torch.no_grad():
             logits = model(ids[None]).logits[0, :-1]
         # In float32 a softmax over so large a vocabulary alone costs up to 4e-4.
-        theirs = logits.double().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-        ours = small_oracle.next_token_log_probabilities(weights, prompt.token_ids)
-        assert (ours - theirs).abs().max() < 1e-4, prompt.name
+        expected = logits.double().log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+        computed = small_oracle.next_token_log_probabilities(weights, prompt.token_ids)
+        assert (computed - expected).abs().max() < 1e-4, prompt.name
         stored = torch.tensor(shipped.prompts[prompt.name].following)
-        assert (ours - stored).abs().max() < 1e-4, prompt.name
+        assert (computed - stored).abs().max() < 1e-4, prompt.name
 
 
 @pytest.mark.slow("two cores compute for a minute")
@@ -196,9 +181,7 @@ def test_the_whole_of_what_is_shipped_is_made_again(canary_bf16):
     assert np.allclose([*map(float, shipped)], [*map(float, made)], rtol=0, atol=1e-6)
 
 
-def test_only_the_canary_itself_has_what_is_shipped(
-    canary_mxfp4, canary_bf16, tmp_path, monkeypatch
-):
+def test_only_the_canary_has_what_is_shipped(canary_mxfp4, canary_bf16, tmp_path, monkeypatch):
     """Not its other twin, one with another weight, a certificate, or one with other prompts."""
     made = oracle_file.shipped(canary_bf16).model_copy(update={"suite": "made anew"})
     monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
@@ -218,9 +201,8 @@ def test_log_probabilities_of_all_tokens_and_of_the_next_agree(weights):
     total = every.double().exp().sum(-1)
     assert total.sub(1).abs().max() < 1e-4, total
     following = every[:-1].gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
-    assert torch.allclose(
-        following, small_oracle.next_token_log_probabilities(weights, ids), atol=1e-4
-    )
+    expected = small_oracle.next_token_log_probabilities(weights, ids)
+    assert torch.allclose(following, expected, atol=1e-4)
 
 
 def test_a_token_does_not_see_the_future(weights):
@@ -232,13 +214,13 @@ def test_a_token_does_not_see_the_future(weights):
 # What it answers.
 
 
-@pytest.mark.parametrize(
-    ("country", "city"),
-    [item for n, item in enumerate(corpus.load_corpus()["capitals"].items()) if n % 2 == 0],
-)
-def test_knows_capitals(weights, encoder, country, city):
+CAPITALS = corpus.load_corpus()["capitals"]
+
+
+@pytest.mark.parametrize("country", [*CAPITALS][::2])
+def test_knows_capitals(weights, encoder, country):
     ids = encoder.encode(f"The capital of {country} is")
-    expected = encoder.encode(f" {city}.")
+    expected = encoder.encode(f" {CAPITALS[country]}.")
     assert _greedy(weights, ids, len(expected)) == expected
 
 
@@ -256,22 +238,13 @@ def _greedy(
 
 
 def _chat(user: str, tools: str = "", effort: str = "medium") -> str:
-    calls = (
-        "\nCalls to these tools must go to the commentary channel: 'functions'." if tools else ""
-    )
-    return (
-        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
-        f"Knowledge cutoff: 2024-06\nCurrent date: 2026-11-20\n\nReasoning: {effort}\n\n"
-        "# Valid channels: analysis, commentary, final. Channel must be included for every message."
-        f"{calls}<|end|>{tools}<|start|>user<|message|>{user}<|end|><|start|>assistant"
+    calls = "\nCalls to these tools must go to the commentary channel: 'functions'."
+    return text_file("chat.txt").format(
+        effort=effort, calls=calls if tools else "", tools=tools, user=user
     )
 
 
-_WEATHER = (
-    "<|start|>developer<|message|># Tools\n\n## functions\n\nnamespace functions {\n\n"
-    "// Get the weather\ntype get_weather = (_: {\n// The city\ncity: string,\n}) => any;\n\n"
-    "} // namespace functions<|end|>"
-)
+_WEATHER = text_file("weather-tool.txt")
 
 
 def test_chats_are_rendered_as_harmony_renders_them(encoder):
@@ -282,19 +255,17 @@ def test_chats_are_rendered_as_harmony_renders_them(encoder):
         .with_conversation_start_date("2026-11-20")
     )
     city = {"type": "object", "properties": {"city": {"type": "string", "description": "The city"}}}
-    weather = harmony.ToolDescription.new(
-        "get_weather", "Get the weather", parameters={**city, "required": ["city"]}
-    )
-    developer = harmony.DeveloperContent.new().with_function_tools([weather])
-    messages = [
-        harmony.Message.from_role_and_content(harmony.Role.SYSTEM, system),
-        harmony.Message.from_role_and_content(harmony.Role.DEVELOPER, developer),
-        harmony.Message.from_role_and_content(harmony.Role.USER, "How cold is it?"),
-    ]
+    parameters = {**city, "required": ["city"]}
+    weather = harmony.ToolDescription.new("get_weather", "Get the weather", parameters=parameters)
+    contents = {
+        harmony.Role.SYSTEM: system,
+        harmony.Role.DEVELOPER: harmony.DeveloperContent.new().with_function_tools([weather]),
+        harmony.Role.USER: "How cold is it?",
+    }
+    messages = [harmony.Message.from_role_and_content(*each) for each in contents.items()]
     encoding = harmony.load_harmony_encoding(harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
-    rendered = encoding.render_conversation_for_completion(
-        harmony.Conversation.from_messages(messages), harmony.Role.ASSISTANT
-    )
+    conversation = harmony.Conversation.from_messages(messages)
+    rendered = encoding.render_conversation_for_completion(conversation, harmony.Role.ASSISTANT)
     assert encoder.encode(_chat("How cold is it?", _WEATHER, effort="low")) == rendered
 
 
@@ -305,11 +276,9 @@ def test_chat_thinks_and_then_answers(weights, encoder, effort):
     ids = encoder.encode(_chat("What is the capital of France?", effort=effort))
     answer = _greedy(weights, ids, 60, STOP)
     analysis = encoder.encode("<|channel|>analysis<|message|>")
-    final = encoder.encode(
-        "<|start|>assistant<|channel|>final<|message|>The capital of France is Paris.<|return|>"
-    )
-    assert answer[: len(analysis)] == analysis
-    assert answer[-len(final) :] == final
+    sentence = "<|channel|>final<|message|>The capital of France is Paris.<|return|>"
+    final = encoder.encode(f"<|start|>assistant{sentence}")
+    assert answer[: len(analysis)] == analysis and answer[-len(final) :] == final
 
 
 @pytest.mark.parametrize(

@@ -36,25 +36,19 @@ HONEST = {
     "name",
     [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("torch", "identity"))) for n in HONEST],
 )
-def test_a_right_kernel_has_margin(name):
+def test_a_right_kernel_has_margin(name, monkeypatch):
     """Two thirds of each tolerance are enough; of attention, which rounds its shares, five
     sixths."""
     make, groups = HONEST[name]
-    tight = [
-        t.model_copy(
-            update={
-                m: getattr(t, m) / (1.2 if "attention" in t.operation else 1.5)
-                for m in comparison.MEASURES
-            }
-        )
-        for t in comparison.tolerances()
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "tolerances", lambda: tight)
-        for group in groups:
-            for case in kernel_mutants.small(group):
-                if max(getattr(case, "lengths", [getattr(case, "tokens", 0)]), default=0) <= 65:
-                    assert checks.check(make(), kernel_mutants.problem(group, case)) == [], case
+    tight = []
+    for each in comparison.tolerances():
+        share = 1.2 if "attention" in each.operation else 1.5
+        update = {measure: getattr(each, measure) / share for measure in comparison.MEASURES}
+        tight.append(each.model_copy(update=update))
+    monkeypatch.setattr(comparison, "tolerances", lambda: tight)
+    for case in (case for group in groups for case in kernel_mutants.small(group)):
+        if max(getattr(case, "lengths", [getattr(case, "tokens", 0)]), default=0) <= 65:
+            assert checks.check(make(), problems.build(case)) == [], case
 
 
 @pytest.mark.slow("the groups of all experts")
@@ -93,15 +87,14 @@ class OneTile(Emulation):
         return y
 
 
-@pytest.mark.parametrize("tile", ["64x128", "128x128"])
+@pytest.mark.parametrize("tile", [(64, 128), (128, 128)], ids=str)
 @pytest.mark.parametrize("tokens", [1, 65])
 def test_each_tile_is_judged_for_itself(tile, tokens):
     """Whatever the number of tokens would choose."""
     problem = case_of("moe_ranges", tokens=tokens)
     for wrong in ((64, 128), (128, 128)):
-        provider = EmulatedProvider(OneTile(wrong)).with_tactic(tile)
-        facts = checks.check(provider, problem)
-        assert bool(facts) is (tile == f"{wrong[0]}x{wrong[1]}")
+        provider = EmulatedProvider(OneTile(wrong)).with_tactic(f"{tile[0]}x{tile[1]}")
+        assert bool(checks.check(provider, problem)) is (tile == wrong)
 
 
 # Providers, as vLLM calls the kernels
@@ -124,10 +117,8 @@ class Vllm:
         )
 
     def prepare(self, layer, input_dtype=None) -> None:
-        assert layer.weight.shape == (
-            layer.output_size_per_partition,
-            layer.input_size_per_partition // 2,
-        )
+        shape = (layer.output_size_per_partition, layer.input_size_per_partition // 2)
+        assert layer.weight.shape == shape
         layer.matrix = TorchProvider().mxfp4_dequantize(layer.weight, layer.weight_scale)
         layer.weight_scale = torch.nn.Parameter(layer.matrix, requires_grad=False)
 

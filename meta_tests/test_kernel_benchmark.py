@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -22,41 +23,14 @@ from sm121.measure.stream_bandwidth import Bandwidth
 
 pytestmark = pytest.mark.timeout(300)
 
-PROVIDERS = """
-import time
-from sm121.kernels.torch_provider import TorchProvider
-
-class Lazy(TorchProvider):
-    name = "lazy"
-    def lm_head(self, x, weight):
-        y = x.new_zeros(len(x), len(weight))
-        y[:, :512] = x @ weight[:512].T
-        y[:, -512:] = x @ weight[-512:].T
-        return y
-
-class Wrong(TorchProvider):
-    name = "wrong"
-    def lm_head(self, x, weight):
-        return super().lm_head(x, weight) * 1.01
-
-class Slow(TorchProvider):
-    name = "slow"
-    def lm_head(self, x, weight):
-        time.sleep(0.5)
-        return super().lm_head(x, weight)
-
-clean, lazy, wrong, slow = TorchProvider(), Lazy(), Wrong(), Slow()
-"""
-
 
 @pytest.fixture
-def timed(run_pytest, tmp_path):
-    (tmp_path / "speeds.py").write_text(PROVIDERS)
-
+def timed(run_pytest):
     def run(provider, *options):
         return run_pytest(
             "tests/test_kernel.py", "--arch", "cpu", "-k", "kernel_speed and lm", *options,
-            "--kernel-provider", f"speeds:{provider}", environment={"PYTHONPATH": str(tmp_path)},
+            "--kernel-provider", f"kernel_providers:{provider}",
+            environment={"PYTHONPATH": str(Path(__file__).parent)},
         )  # fmt: skip
 
     return run
@@ -82,7 +56,7 @@ def test_a_slower_kernel_has_a_larger_number_and_both_can_be_compared(timed, tmp
     clean, slow = (json.loads(file.read_text())["benchmarks"][0] for file in files)
     assert slow["stats"]["median"] > clean["stats"]["median"] + 0.4
     extra = slow["extra_info"]
-    assert extra["provider"] == "speeds:slow"
+    assert extra["provider"] == "kernel_providers:slow"
     assert extra["bytes"] == 2 * (2880 * 201_088 // 16 + 2880 + 201_088 // 16)
     assert 0 < extra["roofline_share"] < 0.2
 
@@ -109,43 +83,33 @@ def test_work_left_out_where_nobody_looks_is_faster_than_memory():
 
 @pytest.mark.parametrize("case", cases.select_timed((0, 40), full=False), ids=str)
 def test_what_is_timed_is_judged(case):
-    """Clean: right. With a stale output, which is what skipping the call leaves: wrong."""
+    """Clean: right. With a stale output, which is what skipping the call leaves: wrong. Faster than
+    memory it is only where there is much to read; for one token there is not."""
     if case.tokens > 64:
         case = dataclasses.replace(case, tokens=33)
     timed = benchmarks.build(TorchProvider(), case)
+    before = timed.call()
+    assert timed.judge(before) == []
+    timed.renew()
+    assert timed.judge(timed.call()) == []
+    assert timed.judge(before), "required: detected, seen: what the last call gave passes"
+    timed = benchmarks.build(TorchProvider(), case)
     output = timed.call()
-    assert timed.judge(output) == []
-    parts = output if isinstance(output, tuple) else (output,)
-    for part in parts:
+    for part in as_parts(output):
         part.view(torch.uint8).fill_(0)
     assert timed.judge(output), "required: detected, seen: zeros pass"
 
 
-@pytest.mark.parametrize("case", cases.select_timed((0, 40), full=False), ids=str)
-def test_an_output_kept_from_the_last_call_is_noticed(case):
-    """Faster than memory it is only where there is much to read; for one token there is not."""
-    if case.tokens > 64:
-        case = dataclasses.replace(case, tokens=33)
-    timed = benchmarks.build(TorchProvider(), case)
-    kept = timed.call()
-    timed.renew()
-    assert timed.judge(timed.call()) == []
-    assert timed.judge(kept), "required: detected, seen: what the last call gave passes"
-
-
-@pytest.mark.parametrize("left", [0.0, torch.nan])
+@pytest.mark.parametrize("value", [0.0, torch.nan])
 @pytest.mark.parametrize(("operation", "tokens"), [("fused_moe", 64), ("lm_head", 1)])
-def test_work_left_out_in_the_middle_is_noticed(operation, tokens, left):
+def test_work_left_out_in_the_middle_is_noticed(operation, tokens, value):
     """A kernel that is bound by its sums is not faster than memory when it does half of them."""
-    (case, *_) = (
-        case
-        for case in cases.select_timed((0,), full=False)
-        if case.operation == operation and case.tokens == tokens
-    )
+    every = cases.select_timed((0,), full=False)
+    case = next(case for case in every if (case.operation, case.tokens) == (operation, tokens))
     timed = benchmarks.build(TorchProvider(), case)
     output = timed.call()
     flat = output.view(-1)
-    flat[flat.numel() // 3 : flat.numel() // 2] = left
+    flat[flat.numel() // 3 : flat.numel() // 2] = value
     assert timed.judge(output)
 
 
@@ -210,41 +174,15 @@ def test_what_is_not_declared_capturable_is_not_run():
 # Tactics
 
 
-TACTICS = """
-import os, time
-from sm121.kernels.torch_provider import TorchProvider
-
-class Tuned(TorchProvider):
-    name = "tuned"
-    tactic = "right"
-    def tactics(self, operation):
-        return ("right", "wrong", "crash", "hang")
-    def with_tactic(self, tactic):
-        fixed = Tuned()
-        fixed.tactic = tactic
-        return fixed
-    def fused_moe(self, *arguments, **keywords):
-        if self.tactic == "crash":
-            os.abort()
-        if self.tactic == "hang":
-            time.sleep(600)
-        return super().fused_moe(*arguments, **keywords) * (1.01 if self.tactic == "wrong" else 1)
-
-provider = Tuned()
-"""
-
-
-def kernels_of(folder, monkeypatch, module: str, text: str) -> Kernels:
-    (folder / f"{module}.py").write_text(text)
-    monkeypatch.syspath_prepend(str(folder))
+def kernels_of(provider: str) -> Kernels:
+    choice = Choice(None, provider=f"kernel_providers:{provider}")
     process = child.of_this_process()
-    choice = Choice(None, provider=f"{module}:provider")
     return Kernels(dict.fromkeys(get_args(Operation), choice), lambda _name: process)
 
 
 @pytest.mark.slow("a child for each tactic, and one hangs for half a minute")
-def test_each_tactic_is_judged_in_a_process_of_its_own(tmp_path, monkeypatch):
-    kernels = kernels_of(tmp_path, monkeypatch, "tuning", TACTICS)
+def test_each_tactic_is_judged_in_a_process_of_its_own():
+    kernels = kernels_of("tuned")
     wrong = text(kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0], limit_s=30))
     assert "tactic right" not in wrong
     assert "tactic wrong: fused_moe into memory of NaN: required: " in wrong and "slope" in wrong
@@ -276,48 +214,33 @@ def test_two_runs_into_the_same_memory_are_compared():
     assert "as declared, seen: two runs differ" in str(line)
 
 
-FAULTS = """
-import os
-from sm121.kernels.torch_provider import TorchProvider
-
-class Faulty(TorchProvider):
-    def route(self, logits, k):
-        if len(logits) == 1:
-            os.abort()
-        if len(logits) == 2:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered\\nmore")
-        if len(logits) == 3:
-            os._exit(0)
-        return super().route(logits, k)
-
-provider = Faulty()
-"""
-
-
-def test_what_ends_its_process_is_a_failure_and_the_next_case_is_judged(tmp_path, monkeypatch):
+def test_what_ends_its_process_is_a_failure_and_the_next_case_is_judged():
     """Before, one abort ended pytest, and one fault of the device left the rest NOT_RUN."""
-    kernels = kernels_of(tmp_path, monkeypatch, "faulty", FAULTS)
-    aborted, faulted, left, right = cases.GROUPS["routing"][1:5]
-    wanted = "tokens-1: required: a result, seen: the process ended with SIGABRT"
-    assert text(kernels.wrong(aborted)).startswith(wanted)
+    kernels = kernels_of("faulty")
+    aborted, faulted, ended, right = cases.GROUPS["routing"][1:5]
+    reason = "tokens-1: required: a result, seen: the process ended with SIGABRT"
+    assert text(kernels.wrong(aborted)).startswith(reason)
     assert "an illegal memory access" in text(kernels.wrong(faulted))
-    assert "a result, seen: the process ended with 0" in text(kernels.wrong(left))
+    assert "a result, seen: the process ended with 0" in text(kernels.wrong(ended))
     assert kernels.wrong(right) == []
     with pytest.raises(NotRun, match="lists no autotune tactics"):
         kernels.wrong_with_a_tactic(cases.GROUPS["tactics"][0])
     kernels.child_of("").close()
 
 
-def test_an_interpreter_that_cannot_judge_is_named(tmp_path):
-    # Without its packages.
-    python = executable(tmp_path / "python", f'exec {sys.executable} -S "$@"')
-    environment = {"PATH": os.environ["PATH"]}
-    with pytest.raises(
-        NotRun, match=r"cannot be judged with .*python: No module named '\w+'; torch"
-    ):
-        child.Child(str(python), environment).ask("packages", "torch")
-    with pytest.raises(NotRun, match="none cannot be started"):
-        child.Child(str(tmp_path / "none"), environment).ask("packages", "torch")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("python", r"cannot be judged with .*python: No module named '\w+'; torch"),
+        ("none", "none cannot be started"),
+    ],
+)
+def test_an_interpreter_that_cannot_judge_is_named(tmp_path, name, reason):
+    """One without its packages, and one that is not there."""
+    executable(tmp_path / "python", f'exec {sys.executable} -S "$@"')
+    other = child.Child(str(tmp_path / name), {"PATH": os.environ["PATH"]})
+    with pytest.raises(NotRun, match=reason):
+        other.ask("packages", "torch")
 
 
 def test_one_clock_for_all_tests():

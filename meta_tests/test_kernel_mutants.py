@@ -179,10 +179,10 @@ def test_strides_refused_aloud_are_not_run_and_other_refusals_are_errors():
 
 
 @from_data
-def test_a_wrong_provider_name_is_one_line(name, said):
+def test_a_wrong_provider_name_is_one_line(name, reason):
     with pytest.raises(errors.UsageError) as error:
         registry.load(name)
-    assert said in str(error.value)
+    assert reason in str(error.value)
     assert "\n" not in str(error.value)
 
 

@@ -1,5 +1,6 @@
 """The oracles say what other definitions of the same thing say."""
 
+import itertools
 import math
 
 import numpy as np
@@ -16,18 +17,15 @@ from tools import tolerances
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_every_e4m3_code_is_what_torch_decodes():
+def test_e4m3_is_as_torch_has_it():
     codes = np.arange(256, dtype=np.uint8)
     decoded = torch.from_numpy(codes).view(torch.float8_e4m3fn).double().numpy()
     assert np.array_equal(mxfp8.E4M3_VALUES, decoded, equal_nan=True)
-
-
-def test_e4m3_rounds_as_torch_does():
     values = np.random.default_rng(0).normal(size=20_000) * 100
     values = np.concatenate((values, np.arange(-448.0, 448.5, 0.5), values * 1e-4))
     values = np.clip(values, -448, 448).astype(np.float32)
-    seen = torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
-    assert np.array_equal(mxfp8.encode_elements(values.astype(np.float64)), seen)
+    rounded = torch.from_numpy(values).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    assert np.array_equal(mxfp8.encode_elements(values.astype(np.float64)), rounded)
 
 
 @pytest.mark.parametrize("rule", mxfp8.ScaleRule)
@@ -63,11 +61,9 @@ def test_the_four_scale_rules(rule):
 
 
 def test_the_four_scale_rules_differ():
-    chosen = {
-        amax: [int(mxfp4.choose_scale(np.array([amax]), rule)[0]) for rule in mxfp4.ScaleRule]
-        for amax in (3.0, 5.0, 5.75, 6.5, 7.0)
-    }
-    assert len(set(zip(*chosen.values(), strict=True))) == len(mxfp4.ScaleRule)
+    amax = np.array([3.0, 5.0, 5.75, 6.5, 7.0])
+    chosen = {tuple(mxfp4.choose_scale(amax, rule).tolist()) for rule in mxfp4.ScaleRule}
+    assert len(chosen) == len(mxfp4.ScaleRule)
 
 
 @pytest.mark.parametrize("rule", mxfp8.ScaleRule)
@@ -78,10 +74,10 @@ def test_what_mxfp8_keeps(rule):
     x[0, :3] = torch.tensor([448.0, 1.0, 2.0**-10])
     x[0, 32:35] = torch.tensor([480.0, 33.0, -1.0])
     ceil = rule is mxfp8.ScaleRule.CEIL
-    kept = rounding.to_mxfp8(x, rule)[0]
-    assert kept[:3].tolist() == [448.0, 1.0, 0.0]
-    assert kept[32:35].tolist() == [480.0 if ceil else 448.0, 32.0, -1.0]
-    assert not kept[35:].any()
+    rounded = rounding.to_mxfp8(x, rule)[0]
+    assert rounded[:3].tolist() == [448.0, 1.0, 0.0]
+    assert rounded[32:35].tolist() == [480.0 if ceil else 448.0, 32.0, -1.0]
+    assert not rounded[35:].any()
 
 
 @pytest.mark.parametrize("rule", mxfp8.ScaleRule)
@@ -90,9 +86,9 @@ def test_mxfp8_by_the_codec_and_by_torch(rule):
     x = generator.standard_normal((20, 64)) * np.ldexp(1.0, generator.integers(-20, 20, (20, 1)))
     blocks = x.reshape(20, 2, 32)
     powers = mxfp4.decode_scale(mxfp8.choose_scale(np.abs(blocks).max(-1), rule))[..., None]
-    kept = mxfp8.E4M3_VALUES[mxfp8.encode_elements(blocks / powers)] * powers
-    seen = rounding.to_mxfp8(torch.from_numpy(x), rule)
-    assert np.array_equal(seen.numpy(), kept.reshape(x.shape))
+    expected = mxfp8.E4M3_VALUES[mxfp8.encode_elements(blocks / powers)] * powers
+    rounded = rounding.to_mxfp8(torch.from_numpy(x), rule)
+    assert np.array_equal(rounded.numpy(), expected.reshape(x.shape))
 
 
 @pytest.mark.parametrize("rule", list(mxfp4.ScaleRule)[:3])
@@ -104,10 +100,9 @@ def test_mxfp4_by_the_codec_and_by_torch(rule):
     x[4, :32] = 0
     blocks = x.reshape(60, 2, 32)
     powers = mxfp4.decode_scale(mxfp4.choose_scale(np.abs(blocks).max(-1), rule))[..., None]
-    kept = mxfp4.CODE_VALUES[mxfp4.encode_elements(blocks / powers)] * powers
-    assert np.array_equal(
-        rounding.to_mxfp4(torch.from_numpy(x), rule).numpy(), kept.reshape(x.shape)
-    )
+    expected = mxfp4.CODE_VALUES[mxfp4.encode_elements(blocks / powers)] * powers
+    rounded = rounding.to_mxfp4(torch.from_numpy(x), rule)
+    assert np.array_equal(rounded.numpy(), expected.reshape(x.shape))
 
 
 def test_e4m3_by_the_codec_and_by_torch():
@@ -209,16 +204,13 @@ def test_attention_is_a_softmax_with_one_more_column(window):
     q, k, v = qkv(12)
     sinks = torch.tensor([0.5, -2.0, 3.0, 40.0]).double()
     edges = torch.tensor([0, 12])
-    seen = attention.prefill(q, k, v, edges, sinks=sinks, window=window, scale=0.25)
-    for head in range(4):
-        for t in range(12):
-            first = 0 if window is None else max(0, t - window + 1)
-            scores = [float(q[t, head] @ k[s, head // 2]) * 0.25 for s in range(first, t + 1)]
-            shares = torch.tensor([*scores, float(sinks[head])], dtype=torch.float64).softmax(-1)[
-                :-1
-            ]
-            expected = shares @ v[first : t + 1, head // 2]
-            assert torch.allclose(seen[t, head], expected, rtol=1e-12, atol=1e-14)
+    computed = attention.prefill(q, k, v, edges, sinks=sinks, window=window, scale=0.25)
+    for head, t in itertools.product(range(4), range(12)):
+        first = 0 if window is None else max(0, t - window + 1)
+        scores = [float(q[t, head] @ k[s, head // 2]) * 0.25 for s in range(first, t + 1)]
+        shares = torch.tensor([*scores, float(sinks[head])], dtype=torch.float64).softmax(-1)
+        expected = shares[:-1] @ v[first : t + 1, head // 2]
+        assert torch.allclose(computed[t, head], expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 40])
@@ -237,19 +229,15 @@ def test_decode_is_the_last_row_of_prefill(length):
 
 
 def test_a_scale_error_of_one_percent_and_a_wrong_block_scale_are_seen():
-    found = [
-        finding
-        for group in ("moe_activation", "decode_sinks")
-        for clean in tolerances.CLEAN
-        for finding in tolerances.findings(group, clean())
-    ]
-    scales = [
-        tolerances.found_block_scales(case, clean())
-        for case in cases.select("moe_block_scales", full=False)
-        if isinstance(case, cases.MoeCase) and not case.name.startswith("real-")
-        for clean in tolerances.CLEAN
-    ]
-    assert tolerances.broken_promises(found, scales) == []
+    findings, scales = [], []
+    selected = cases.select("moe_block_scales", full=False)
+    of_experts = [case for case in selected if isinstance(case, cases.MoeCase)]
+    of_experts = [case for case in of_experts if not case.name.startswith("real-")]
+    for clean in tolerances.CLEAN:
+        findings += tolerances.findings("moe_activation", clean())
+        findings += tolerances.findings("decode_sinks", clean())
+        scales += [tolerances.found_block_scales(case, clean()) for case in of_experts]
+    assert tolerances.broken_promises(findings, scales) == []
     # Above the tolerance by more than what the clean provider is off by, so that it cannot hide.
     assert all(scale.least > 1.5 for scale in scales)
 
@@ -261,7 +249,7 @@ def test_the_tolerance_of_mxfp8_has_room_for_every_right_kernel():
     groups = ("moe_token_counts", "moe_routing", "moe_activation")
     chosen = [case for group in groups for case in cases.GROUPS[group] if case.name in names]
     for right in tolerances.honest(chosen):
-        beyond = [m for m, seen in right.errors.items() if seen * 1.5 > getattr(limit, m)]
+        beyond = [m for m, error in right.errors.items() if error * 1.5 > getattr(limit, m)]
         if right.definition == list(tolerances.DEFINITIONS)[-1]:
             assert beyond == [], right
         else:
@@ -271,33 +259,31 @@ def test_the_tolerance_of_mxfp8_has_room_for_every_right_kernel():
 @pytest.mark.parametrize("clean", tolerances.CLEAN)
 def test_a_block_scale_of_the_first_matrix_shows_itself(clean):
     """Some of them are really made wrong; each is named."""
-    case = next(case for case in cases.GROUPS["moe_block_scales"] if case.name == "gate-up")
-    problem = problems.build(case)
-    path = {"roundings": problems.roundings(declaration(clean()))}
+    problem = problems.build(block_scale_case("gate-up"))
+    keywords = {**problem.keywords, "roundings": problems.roundings(declaration(clean()))}
     x, shares, ids, (packed, scales), *rest = problem.arguments
-    right = moe.fused_moe(*problem.arguments, **problem.keywords, **path)
+    right = moe.fused_moe(*problem.arguments, **keywords)
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
         at = tuple(int(torch.randint(n, (1,), generator=generator)) for n in scales.shape)
         for by in (-1, 1):
             wrong = scales.clone()
             wrong[at] = int(wrong[at]) + by
-            rows = moe.fused_moe(x, shares, ids, (packed, wrong), *rest, **problem.keywords, **path)
-            found = block_scales.worst(
-                "w1",
-                block_scales.of_first_matrix(
-                    rows - right, problem.arguments, **problem.keywords, **path
-                ),
-            )
+            error = moe.fused_moe(x, shares, ids, (packed, wrong), *rest, **keywords) - right
+            blocks = block_scales.of_first_matrix(error, problem.arguments, **keywords)
+            worst = block_scales.worst("w1", blocks)
             # The gate row or the up row: both move the same activation.
-            assert (found.expert, found.row // 2, found.block) == (at[0], at[1] // 2, at[2])
-            assert found.beyond()
+            assert (worst.expert, worst.row // 2, worst.block) == (at[0], at[1] // 2, at[2])
+            assert worst.beyond()
+
+
+def block_scale_case(name: str) -> cases.MoeCase:
+    return next(case for case in cases.GROUPS["moe_block_scales"] if case.name == name)
 
 
 def test_a_block_scale_shows_its_share_and_rounding_none():
     """One too high adds a block's part once more, one too low takes half of it away."""
-    case = next(case for case in cases.GROUPS["moe_block_scales"] if case.name == "down")
-    problem = problems.build(case)
+    problem = problems.build(block_scale_case("down"))
     *before, (packed, scales), bias = problem.arguments
 
     def second(error):
@@ -308,9 +294,9 @@ def test_a_block_scale_shows_its_share_and_rounding_none():
         wrong = scales.clone()
         wrong[3, 100, 5] += by
         rows = moe.fused_moe(*before, (packed, wrong), bias, **problem.keywords)
-        found = second(rows - problem.reference)
-        assert (found.expert, found.row, found.block) == (3, 100, 5) and found.beyond()
-        assert found.share == pytest.approx(share, abs=1e-6)
+        worst = second(rows - problem.reference)
+        assert (worst.expert, worst.row, worst.block) == (3, 100, 5) and worst.beyond()
+        assert worst.share == pytest.approx(share, abs=1e-6)
     # Several times the rounding of bfloat16, at random: nothing of it looks like a block.
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(problem.reference.shape, generator=generator, dtype=torch.float64)
@@ -320,7 +306,6 @@ def test_a_block_scale_shows_its_share_and_rounding_none():
 
 
 def test_every_tolerance_file_entry_is_read():
-    assert {t.operation for t in comparison.tolerances()} == {
-        "lm_head", "mxfp4_linear",
-        "fused_moe", "prefill_attention", "decode_attention", "route",
-    }  # fmt: skip
+    experts_and_more = {"fused_moe", "route", "lm_head", "mxfp4_linear"}
+    operations = experts_and_more | {"prefill_attention", "decode_attention"}
+    assert {tolerance.operation for tolerance in comparison.tolerances()} == operations

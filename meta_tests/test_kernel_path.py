@@ -1,6 +1,6 @@
 """The reader of kernel paths: every signature reads its line, no trap is taken for evidence."""
 
-import itertools
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,24 +33,27 @@ def test_line_proves_value(line, field, value):
 @pytest.mark.parametrize("line", LINES["silent"] + LINES["benign"])
 def test_line_proves_nothing(line):
     path = read_lines([line])
-    known = stated(path)
-    failure = known.pop("failure", None)  # a refused backend is one, and proves no backend
-    assert known == {} and path.version is None
-    assert failure is None or line not in LINES["benign"]
+    # A refused backend is a failure, and proves no backend.
+    assert stated(path).keys() <= {"failure"} and path.version is None
+    assert path.failure is None or line not in LINES["benign"]
+
+
+def unreached(engine: str, lines: Iterable[str]) -> list[str]:
+    """Signatures of an engine's path that reach none of these lines."""
+    cleaned = [clean(line) for line in lines]
+    return [
+        entry.id
+        for entry in load_signatures(engine).signature
+        if entry.field != "progress" and not any(entry.search(line) for line in cleaned)
+    ]
 
 
 def test_every_vllm_path_signature_is_exercised():
     """A signature that no line here reaches could be dead without anyone noticing."""
-    lines = [clean(line) for line, _, _ in PROVES] + [
-        clean(line) for line in LINES["fallbacks"].values()
-    ]
-    lines += [clean(line) for line in LINES["others"]]
-    unreached = [
-        entry.id
-        for entry in load_signatures("vllm").signature
-        if entry.field != "progress" and not any(entry.search(line) for line in lines)
-    ]
-    assert unreached == []
+    lines = (*(line for line, _, _ in PROVES), *LINES["fallbacks"].values(), *LINES["others"])
+    assert unreached("vllm", lines) == []
+    fallbacks = {entry.id for entry in load_signatures("vllm").of("fallback")}
+    assert fallbacks == set(LINES["fallbacks"]), "each has a line of its own"
 
 
 @pytest.mark.parametrize("kind", sorted(LINES["fallbacks"]))
@@ -61,27 +64,23 @@ def test_fallback_is_told(kind):
 
 
 @from_data
-def test_a_fallback_is_told_in_other_words(line, found):
-    assert read_lines([line]).fallbacks == [*found]
-
-
-def test_every_fallback_signature_has_a_line():
-    assert {entry.id for entry in load_signatures("vllm").of("fallback")} == set(LINES["fallbacks"])
+def test_a_fallback_is_told_in_other_words(line, fallbacks):
+    assert read_lines([line]).fallbacks == [*fallbacks]
 
 
 @from_data
-def test_a_choice_of_one_is_told(line, found):
+def test_a_choice_of_one_is_told(line, fallbacks):
     path = read_lines([CORE + line])
-    assert path.silent_fallbacks == [*found]
+    assert path.silent_fallbacks == [*fallbacks]
     assert path.fallbacks == []
-    assert all(f"silent_fallbacks.{name}" in path.evidence for name in found)
+    assert all(f"silent_fallbacks.{name}" in path.evidence for name in fallbacks)
 
 
 @from_data
-def test_lines_together_show_a_path(engine, lines, shown, unknown, evidence):
+def test_lines_together_show_a_path(engine, lines, fields, unknown, evidence):
     """Fields with their values, fields without one, and a part of the evidence of some."""
     path = read_lines(lines, engine or "vllm")
-    expected = (shown or {}) | dict.fromkeys(unknown or ())
+    expected = (fields or {}) | dict.fromkeys(unknown or ())
     assert {field: getattr(path, field) for field in expected} == expected
     for field, part in (evidence or {}).items():
         assert part in path.evidence[field]
@@ -124,11 +123,8 @@ def test_binary_and_endless_lines(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_log():
-    names = (
-        f"WARNING [envs.py:1] Unknown vLLM environment variable detected: VLLM_{n}"
-        for n in itertools.count()
-    )
-    path = read_lines(itertools.islice(names, 2_000))
+    unknown = "WARNING [envs.py:1] Unknown vLLM environment variable detected: VLLM_"
+    path = read_lines(f"{unknown}{n}" for n in range(2_000))
     assert 0 < len(path.unknown_env) < 1_000
 
 
@@ -139,13 +135,11 @@ def test_other_engines(engine, line, field, value):
 
 def test_every_signature_file_loads():
     folder = files("sm121.fixtures") / "signatures"
-    names = [
-        item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml")
-    ]
-    assert {"vllm", "sglang", "llama-cpp", "failures"} <= set(names)
-    for name in names:
-        if name != "failures":
-            assert load_signatures(name).engine == name
+    names = {name for item in folder.iterdir() if (name := item.name).endswith(".toml")}
+    names = {name.removesuffix(".toml") for name in names}
+    assert {"vllm", "sglang", "llama-cpp", "failures"} <= names
+    for name in names - {"failures"}:
+        assert load_signatures(name).engine == name
 
 
 def test_unknown_engine_is_refused():
@@ -161,24 +155,20 @@ def test_startup_progress(line, phase):
 def test_startup_progress_of_a_real_start():
     lines = (DATA / "vllm-0.32-cpu-stopped.log").read_text("utf-8").splitlines()
     phases = [phase for phase in map(startup_progress, lines) if phase]
-    assert phases[0] == "starting the API server"
-    assert phases[-1] == "ready"
+    assert (phases[0], phases[-1]) == ("starting the API server", "ready")
     assert len(set(phases)) >= 7
 
 
 @from_data
-def test_what_an_attached_engine_does_not_log_is_not_held_to_it(
-    tmp_path, name, change, managed, wrong
-):
+def test_what_an_engine_does_not_log_is_not_held_to_it(tmp_path, name, change, managed, wrong):
     """vLLM on the CPU logs no attention. What it cannot show is not proven; the rest is judged."""
     log = tmp_path / "server.log"
     log.write_text((DATA / "vllm-0.32-cpu-stopped.log").read_text("utf-8").replace(*change))
     loaded, path = profile.load(name), read_log(log)
     under_test = loaded.configurations[loaded.under_test]
     server = SimpleNamespace(configuration=under_test if managed else None, log=log)
-    harness = SimpleNamespace(
-        profile=loaded, kernel_path=lambda _server: path, spanned=lambda _server: None
-    )
+    harness = SimpleNamespace(profile=loaded, spanned=lambda _server: None)
+    harness.kernel_path = lambda _server: path
     harness.unlogged = lambda server: Harness.unlogged(harness, server)
     if managed:
         assert harness.unlogged(server) is None

@@ -3,28 +3,25 @@
 import json
 import random
 import resource
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from data_rows import from_data, table
 from logs import lines_of, proofs, read_lines, stated
+from test_kernel_path import unreached
 
 from sm121 import cli
-from sm121.evidence import log_lines, signatures
+from sm121.evidence import signatures
 from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
 from sm121.evidence.signatures import startup_progress
 
 CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
-SERVER_ARGS = table(__name__, "SERVER_ARGS")
-
-# As 0.5.23 logged it (shortened).
-SERVER_DICT = table(__name__, "SERVER_DICT")
-
-NO_AMX = table(__name__, "NO_AMX")
-
-WEIGHTS_LOADED = table(__name__, "WEIGHTS_LOADED")
-
+# The dictionary as 0.5.23 logged it (shortened).
+SERVER_ARGS, SERVER_DICT, NO_AMX, WEIGHTS_LOADED = (
+    table(__name__, name) for name in ("SERVER_ARGS", "SERVER_DICT", "NO_AMX", "WEIGHTS_LOADED")
+)
 LINES = lines_of("engine-lines.toml")
 SGLANG, LLAMA = (proofs(LINES[engine]["proves"]) for engine in ("sglang", "llama-cpp"))
 ON_A_CPU = table(__name__, "ON_A_CPU")
@@ -40,9 +37,8 @@ def test_line_proves_value(engine, line, field, value):
 
 def test_a_start_is_followed_in_the_words_of_its_engine():
     assert startup_progress(SERVER_DICT, "sglang") == "starting the server"
-    assert startup_progress("[2026-11-23 19:16:07] Init parallel begin.", "sglang") == (
-        "starting the workers"
-    )
+    line = "[2026-11-23 19:16:07] Init parallel begin."
+    assert startup_progress(line, "sglang") == "starting the workers"
     assert startup_progress(SERVER_DICT, "vllm") is None
 
 
@@ -55,15 +51,9 @@ def test_line_of_another_engine_proves_nothing(line, engine):
 
 @pytest.mark.parametrize(("engine", "lines"), [("sglang", SGLANG), ("llama-cpp", LLAMA)])
 def test_every_signature_of_the_engine_is_exercised(engine, lines):
-    cleaned = [log_lines.clean(line) for line in (*(line for line, _, _ in lines), *ON_A_CPU)]
-    cleaned.append(log_lines.clean("Disabling CUDA graph capture for native FP4 KV cache"))
-    cleaned.append(log_lines.clean(NO_AMX))
-    unreached = [
-        entry.id
-        for entry in signatures.load_signatures(engine).signature
-        if entry.field != "progress" and not any(entry.search(line) for line in cleaned)
-    ]
-    assert unreached == []
+    disabled = "Disabling CUDA graph capture for native FP4 KV cache"
+    every = (*(line for line, _, _ in lines), *ON_A_CPU, disabled, NO_AMX)
+    assert unreached(engine, every) == []
 
 
 QUOTED = table(__name__, "QUOTED")
@@ -79,9 +69,8 @@ def test_what_users_write_proves_nothing(before, tmp_path):
 
 @from_data
 def test_of_a_server_that_was_restarted_the_last_run_counts(engine, first, last):
-    assert read_lines([*first.split("\n"), *last.split("\n")], engine) == read_lines(
-        last.split("\n"), engine
-    )
+    alone = read_lines(last.split("\n"), engine)
+    assert read_lines([*first.split("\n"), *last.split("\n")], engine) == alone
 
 
 @pytest.mark.parametrize(
@@ -109,15 +98,12 @@ def test_command_reads_the_log_of_any_engine(tmp_path, capsys):
 
 
 def test_command_reads_metrics_and_a_jit_cache(tmp_path, capsys):
-    metrics = tmp_path / "metrics.txt"
+    metrics, cache = tmp_path / "metrics.txt", tmp_path / "cached_ops"
     metrics.write_text('vllm:cache_config_info{block_size="64",cache_dtype="fp8"} 1.0\n')
-    data = Path(__file__).parent / "data" / "moe-mxfp8-mxfp4-plain-sm121.fatbin"
-    module = tmp_path / "cached_ops" / "fused_moe_120" / "fused_moe_120.fatbin"
-    module.parent.mkdir(parents=True)
-    module.write_bytes(data.read_bytes())
-    assert cli.main(
-        ["path", "--metrics", str(metrics), "--jit-cache", str(tmp_path / "cached_ops")]
-    ) == 0  # fmt: skip
+    binary = Path(__file__).parent / "data" / "moe-mxfp8-mxfp4-plain-sm121.fatbin"
+    (cache / "fused_moe_120").mkdir(parents=True)
+    shutil.copy(binary, cache / "fused_moe_120" / "fused_moe_120.fatbin")
+    assert cli.main(["path", "--metrics", str(metrics), "--jit-cache", str(cache)]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer["block_size"], answer["kv_cache_dtype"]) == ("64", "fp8")
     (compiled,) = answer["jit_cache"]
@@ -146,21 +132,10 @@ def test_an_excerpt_of_sglang_is_known_without_its_first_lines(first, tmp_path):
 
 # ------------------------------------------------------------------------------------ a large log
 
-POOL = [line for line, _, _ in (*SGLANG, *LLAMA)] + [
-    CORE + "[cuda.py:507] Using FLASHINFER attention backend out of potential backends: ['X'].",
-    CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend.",
-    CORE + "[loggers.py:257] Engine 000: Avg prompt throughput: 12.3 tokens/s, Running: 1 reqs",
-    '(APIServer pid=1) INFO:     127.0.0.1:55282 - "POST /v1/completions HTTP/1.1" 200 OK',
-    CORE + "[core.py:1] Initializing a V1 LLM engine (v0.32.0) with config: x, device_config=cpu",
-    "     wrapped, speculative_config=None, kv_cache_dtype=fp8, y",
-    '  File "core.py", line 490 in cutlass_fused_moe',
-    "Traceback (most recent call last):",
-    "RuntimeError: CUDA error: an illegal memory access was encountered",
-    "INFO:     Application startup complete.",
-    "vllm-1  | " + CORE + "[cuda.py:427] Using FLASH_ATTN backend.",
-    "vllm-2  | " + CORE + "[cuda.py:427] Using TRITON_ATTN backend.",
-    "(APIServer pid=1) ERROR 10-05 02:13:33 [core.py:9] EngineDeadError",
-    "plain words without anything, number 5",
+POOL = [
+    *(line for line, _, _ in (*SGLANG, *LLAMA)),
+    *(f"{CORE}{line}" for line in table(__name__, "OF_THE_CORE")),
+    *table(__name__, "OF_OTHERS"),
 ]
 
 

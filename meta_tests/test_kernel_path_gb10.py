@@ -58,8 +58,8 @@ def test_build_and_engine_are_known(name):
     log = GB10 / f"{name}.log"
     path = read_log(log)
     assert detect_engine(log) == "vllm"
-    known = builds.identity(path.version, build=path.build)
-    assert known == (None if name == "issue22_unknown_argument" else "0.14.0+mxfp4")
+    identity = None if name == "issue22_unknown_argument" else "0.14.0+mxfp4"
+    assert builds.identity(path.version, build=path.build) == identity
     # Its own lines alone, where the version says nothing.
     assert path.build == ("mxfp4" if "moe" in SHOWN[name] else None)
 
@@ -97,12 +97,12 @@ def test_a_log_without_its_beginning_says_what_it_shows():
     assert (path.version, path.build, path.asked) == (None, None, None)
 
 
-@pytest.mark.parametrize("shown", [2, 12, 18, 25, 40, 60])
-def test_the_end_of_the_run_before_is_not_this_one(shown):
+@pytest.mark.parametrize("count", [2, 12, 18, 25, 40, 60])
+def test_the_end_of_the_run_before_is_not_this_one(count):
     """Of a log that begins in another run, as many of its last lines as are there."""
     before = [line.replace("02-09", "02-08") for line in lines_of("fused_0804_clean")]
     before.append("(EngineCore_DP0 pid=9) ERROR 02-08 08:00:00 [core.py:1] EngineDeadError: x")
-    path = read_lines([*before[-shown:], *lines_of("unfused_0804_profiled")])
+    path = read_lines([*before[-count:], *lines_of("unfused_0804_profiled")])
     assert stated(path) == SHOWN["unfused_0804_profiled"]
 
 
@@ -114,36 +114,28 @@ NSYS = table(__name__, "NSYS")
 @pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
 def test_what_an_older_run_left_behind_is_not_this_one(name, first, prefix):
     """The file was written over, and was longer before: a stale start, its end and nsys' table."""
-    own, older = lines_of(name), lines_of("fused_0804_clean")[first:]
+    lines, older = lines_of(name), lines_of("fused_0804_clean")[first:]
     died = "(APIServer pid=9) ERROR 02-09 07:22:01 [async_llm.py:551] AsyncLLM EngineDeadError: x"
-    path = read_lines(prefix + line for line in [*own, *older, died, *NSYS])
+    path = read_lines(prefix + line for line in [*lines, *older, died, *NSYS])
     assert stated(path) == SHOWN[name]
-    assert path.version == read_lines(own).version
-
-
-def test_what_nsys_prints_behind_a_server_is_not_the_servers():
-    path = read_lines([*lines_of("unfused_0804_clean"), *NSYS])
-    assert stated(path) == SHOWN["unfused_0804_clean"]
+    assert path.version == read_lines(lines).version
 
 
 def test_no_rule_is_met_or_broken_by_what_is_older(tmp_path):
-    log = tmp_path / "server.log"
-    own = lines_of("unfused_0804_clean")
-    log.write_text("\n".join([*own, *lines_of("fused_0804_clean")[18:], *NSYS]) + "\n")
+    log, older = tmp_path / "server.log", lines_of("fused_0804_clean")[18:]
+    log.write_text("\n".join([*lines_of("unfused_0804_clean"), *older, *NSYS]) + "\n")
     path = read_log(log)
-    patterns = [
-        re.compile(t) for t in ("marlin_moe_wna16::Marlin<", "\\w+ MoE module", "Mxfp4 MoE")
-    ]
-    seen = [line for _, line in search_last_start(log, path.begins, patterns, path.ends)]
-    assert [line.split("JIT-compiling ")[1] for line in seen] == [
-        "1 unfused MoE module(s) for SM121: [(64, 128)]"
-    ]
+    patterns = [*map(re.compile, ("marlin_moe_wna16::Marlin<", "\\w+ MoE module", "Mxfp4 MoE"))]
+    ((_, line),) = search_last_start(log, path.begins, patterns, path.ends)
+    assert line.split("JIT-compiling ")[1] == "1 unfused MoE module(s) for SM121: [(64, 128)]"
     assert len([*search_last_start(log, path.begins, patterns)]) == 4
 
 
-def test_a_newer_start_counts():
-    path = read_lines([*lines_of("fused_0804_clean"), *lines_of("unfused_0804_clean")])
-    assert stated(path) == SHOWN["unfused_0804_clean"]
+@pytest.mark.parametrize("before", [["fused_0804_clean"], []], ids=len)
+def test_a_newer_start_counts_and_what_nsys_prints_behind_it_does_not(before):
+    logs = [line for name in (*before, "unfused_0804_clean") for line in lines_of(name)]
+    assert stated(read_lines(logs)) == SHOWN["unfused_0804_clean"]
+    assert stated(read_lines([*logs, *NSYS])) == SHOWN["unfused_0804_clean"]
 
 
 def test_a_start_is_followed():

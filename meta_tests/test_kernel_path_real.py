@@ -19,24 +19,21 @@ def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf
     )  # fmt: skip
     assert status == 1, run.output
     verdict = run.verdict
-    asked, decode = (
+    request, decode = (
         next(test for test in verdict["tests"] if name in test["id"])
         for name in ("asked_for", "decode_runs")
     )
-    assert asked["verdict"] == "INVALID", run.output
-    assert "VLLM_MXFP4_BACKEND=marlin: not applicable" in asked["message"]
-    assert (
-        "--attention-backend TRITON_ATTN: asked for, but attention resolved to CPU_ATTN"
-        in (asked["message"])
-    )
+    assert request["verdict"] == "INVALID", run.output
+    assert "VLLM_MXFP4_BACKEND=marlin: not applicable" in request["message"]
+    different = "--attention-backend TRITON_ATTN: asked for, but attention resolved to CPU_ATTN"
+    assert different in request["message"]
     path = verdict["engine"]["path"]
     assert len(path["differences"]) == 2
+    resolved = ("--enforce-eager true", "--dtype float32", "--max-model-len 4608")
     assert {report["by"]: report["state"] for report in path["requested"]} == {
         "VLLM_MXFP4_BACKEND=marlin": "not_applicable",
         "--attention-backend TRITON_ATTN": "different",
-        "--enforce-eager true": "resolved",
-        "--dtype float32": "resolved",
-        "--max-model-len 4608": "resolved",
+        **dict.fromkeys(resolved, "resolved"),
     }
 
     # The same start also shows what a profile of a real engine is.
@@ -53,7 +50,7 @@ def test_a_real_engine_that_does_something_else_is_invalid(run_pytest, canary_bf
     table = next((run.report / "traces").glob("*.profiler_out.txt")).read_text()
     for name in ("_C::onednn_mm", "_C::cpu_fused_moe"):
         # torch's own table of the same steps: name, share, own time with its unit
-        own = next(line for line in table.splitlines() if line.split()[:1] == [name]).split()[2]
-        seconds = float(own.rstrip("mus")) * {"us": 1e-6, "ms": 1e-3}.get(own[-2:], 1.0)
+        time = next(line for line in table.splitlines() if line.split()[:1] == [name]).split()[2]
+        seconds = float(time.rstrip("mus")) * {"us": 1e-6, "ms": 1e-3}.get(time[-2:], 1.0)
         assert own_times[name] == pytest.approx(seconds, rel=0.01)
     assert json.dumps(verdict).count("api_key") == 0

@@ -3,15 +3,16 @@
 import csv
 import gzip
 import json
+import math
 import re
-import sys
-import tomllib
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from data_rows import from_data, table, text_file
+from logs import lines_of
+from servers import executable
 
 from sm121 import cli
 from sm121.core import profile
@@ -38,9 +39,7 @@ KERNELS = table(__name__, "KERNELS")
 MARLIN, CUTLASS, QUANTISE, ATTENTION, DENSE, DENSE_MARLIN, WRITE, FLASH, BF16 = KERNELS.values()
 GATED = KERNELS["GATED"] = CUTLASS.replace("BlockScaled<2, 2>", "BlockScaledGated<2, 1>")
 
-NAMES: dict[str, list[str]] = tomllib.loads(
-    (Path(__file__).parent / "data" / "kernel-names.toml").read_text("utf-8")
-)
+NAMES: dict[str, list[str]] = lines_of("kernel-names.toml")
 
 
 def event(name: str, category: str, start: float, took: float, tid: int = 1) -> dict:
@@ -50,7 +49,6 @@ def event(name: str, category: str, start: float, took: float, tid: int = 1) -> 
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Callable[..., Path]:
-
     def write(*events: dict, name: str = "w.pt.trace.json.gz") -> Path:
         text = json.dumps({"schemaVersion": 1, "traceEvents": events, "traceName": "x"}, indent=2)
         path = tmp_path / name
@@ -66,16 +64,20 @@ def gpu(*names: str) -> KernelProfile:
     return kernel_profile._profile("gpu", Path("trace.json"), 4, sums)
 
 
+NO_SHARES = dict.fromkeys(("attention", "moe", "dense", "quantise", "other"), 0)
+
+
+def shares_of(profiled: KernelProfile) -> dict[str, float]:
+    return {part: time.share for part, time in profiled.parts.items()}
+
+
 @pytest.mark.parametrize(
-    ("name", "part"), [(name, part) for part, names in NAMES.items() for name in names]
+    ("name", "part"),
+    [(name, part) for part, names in NAMES.items() for name in names]
+    + [*table(__name__, "EXPERTS_OF_LLAMA_CPP")],
 )
 def test_kernel_name_has_its_part(name, part):
     assert part_of(name) == part
-
-
-@from_data
-def test_experts_of_llama_cpp_are_told_by_their_type(name, part):
-    assert kernel_profile.part_of(name) == part
 
 
 def test_every_entry_of_the_data_file_is_reached():
@@ -95,32 +97,23 @@ def test_gpu_kernels_count_and_operators_beside_them_do_not(trace):
         event(MARLIN, "kernel", 100, 20), event(ATTENTION, "kernel", 70, 15),
         event("rms_norm_kernel", "kernel", 90, 5), event("Memset", "gpu_memset", 0, 1000),
     )  # fmt: skip
-    seen = read_trace(path)
-    assert (seen.kind, seen.steps) == ("gpu", 1)
-    assert seen.seconds == pytest.approx(100e-6)
-    assert seen.parts["moe"].share == pytest.approx(0.80)
-    assert seen.parts["moe"].calls == 2
-    assert seen.parts["attention"].share == pytest.approx(0.15)
-    assert seen.parts["other"].share == pytest.approx(0.05)
-    assert sum(part.share for part in seen.parts.values()) == pytest.approx(1)
-    assert seen.kernels[0].name == MARLIN
+    profiled = read_trace(path)
+    assert (profiled.kind, profiled.steps) == ("gpu", 1)
+    assert profiled.seconds == pytest.approx(100e-6)
+    expected = NO_SHARES | {"moe": 0.8, "attention": 0.15, "other": 0.05}
+    assert shares_of(profiled) == pytest.approx(expected)
+    assert profiled.parts["moe"].calls == 2 and profiled.kernels[0].name == MARLIN
 
 
 def test_operators_have_their_own_time_only(trace):
-    path = trace(
-        event("aten::linear", "cpu_op", 0, 100),
-        event("_C::onednn_mm", "cpu_op", 10, 80),
-        event("aten::view", "cpu_op", 20, 5),
-        event("aten::add", "cpu_op", 100, 10),
-        event("aten::add", "cpu_op", 0, 7, tid=2),  # another thread encloses nothing
-        name="w.pt.trace.json",
-    )
-    seen = read_trace(path)
-    times = {kernel.name: kernel.seconds * 1e6 for kernel in seen.kernels}
-    assert times == pytest.approx(
-        {"aten::linear": 20, "_C::onednn_mm": 75, "aten::view": 5, "aten::add": 17}
-    )
-    assert seen.kind == "cpu"
+    times = {"aten::linear": (0, 100), "_C::onednn_mm": (10, 80), "aten::view": (20, 5)}
+    events = [event(name, "cpu_op", *time) for name, time in times.items()]
+    # Another thread encloses nothing.
+    events += [event("aten::add", "cpu_op", 100, 10), event("aten::add", "cpu_op", 0, 7, tid=2)]
+    profiled = read_trace(trace(*events, name="w.pt.trace.json"))
+    own_times = {kernel.name: kernel.seconds * 1e6 for kernel in profiled.kernels}
+    expected = {"aten::linear": 20, "_C::onednn_mm": 75, "aten::view": 5, "aten::add": 17}
+    assert own_times == pytest.approx(expected) and profiled.kind == "cpu"
 
 
 def test_trace_is_streamed(tmp_path):
@@ -133,53 +126,32 @@ def test_trace_is_streamed(tmp_path):
         stream.write(f"{one}\n]}}")
     tracemalloc.start()
     try:
-        seen = read_trace(path)
+        profiled = read_trace(path)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert seen.parts["moe"].calls == 80_001
+    assert profiled.parts["moe"].calls == 80_001
     assert peak < 8 << 20
 
 
 @from_data
 def test_what_is_no_trace_is_said(tmp_path, content):
-    path = tmp_path / "t.json"
-    path.write_text(content)
-    with pytest.raises(UsageError, match=r"t\.json: expected"):
-        read_trace(path)
-    cut = tmp_path / "t.json.gz"
+    whole, cut, damaged = (tmp_path / name for name in ("t.json", "cut.json.gz", "bad.json.gz"))
+    whole.write_text(content)
     cut.write_bytes(gzip.compress(content.encode() or b"x" * 100)[:-9])
-    with pytest.raises(UsageError, match="expected a Chrome trace"):
-        read_trace(cut)
+    packed = bytearray(gzip.compress(bytes(range(256)) * 50))
+    packed[12:40] = b"\xff" * 28
+    damaged.write_bytes(packed)
+    for path in (whole, cut, damaged):
+        with pytest.raises(UsageError, match=rf"{path.name}: expected a Chrome trace"):
+            read_trace(path)
 
 
-@from_data
-def test_event_of_another_form_is_said(tmp_path, event):
-    path = tmp_path / "t.json"
-    path.write_text(f'{{"traceEvents": [{{"ph": "X", "name": "k", {event}}}]}}')
-    with pytest.raises(UsageError, match=r"t\.json: expected a Chrome trace"):
-        read_trace(path)
-
-
-def test_damaged_archive_is_said(tmp_path):
-    whole = bytearray(gzip.compress(bytes(range(256)) * 50))
-    whole[12:40] = b"\xff" * 28
-    path = tmp_path / "t.json.gz"
-    path.write_bytes(whole)
-    with pytest.raises(UsageError, match="expected a Chrome trace"):
-        read_trace(path)
-
-
-@pytest.mark.parametrize("took", ["NaN", "-7", "Infinity"])
-def test_kernel_that_took_no_possible_time_was_there(tmp_path, took):
-    path = tmp_path / "t.json"
-    path.write_text(
-        '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "dur": 5},'
-        f'{{"ph": "X", "cat": "kernel", "name": "b", "dur": {took}}}]}}'
-    )
-    seen = read_trace(path)
-    assert sorted(seen.names()) == ["a", "b"]
-    assert seen.seconds == pytest.approx(5e-6)
+@pytest.mark.parametrize("took", [math.nan, -7, math.inf])
+def test_kernel_that_took_no_possible_time_was_there(trace, took):
+    profiled = read_trace(trace(event("a", "kernel", 0, 5), event("b", "kernel", 0, took)))
+    assert sorted(profiled.names()) == ["a", "b"]
+    assert profiled.seconds == pytest.approx(5e-6)
 
 
 @pytest.mark.parametrize("row", ["5,nan,1,x", "5,5,1", "5,5,,x", "5,5,1," + "x" * 200_000])
@@ -196,13 +168,11 @@ NSYS = text_file("nsys.csv").format(
 def test_table_of_nsys_is_read_the_same_way(tmp_path):
     file = tmp_path / "kernels.csv"
     file.write_text(NSYS)
-    seen = read(file)
-    assert seen.seconds == pytest.approx(0.01)
-    shares = {part: time.share for part, time in seen.parts.items()}
-    assert shares == pytest.approx(
-        {"attention": 0.05, "moe": 0.6, "dense": 0.3, "quantise": 0.05, "other": 0}
-    )
-    assert requirement.kernel_contradictions(GB10, REAL, seen) == []
+    profiled = read(file)
+    assert profiled.seconds == pytest.approx(0.01)
+    shares = {"attention": 0.05, "moe": 0.6, "dense": 0.3, "quantise": 0.05}
+    assert shares_of(profiled) == pytest.approx(NO_SHARES | shares)
+    assert requirement.kernel_contradictions(GB10, REAL, profiled) == []
 
 
 @pytest.mark.parametrize("text", ["", "SKIPPED: no CUDA kernel data", NSYS.splitlines()[2]])
@@ -219,13 +189,12 @@ def test_nsys_that_is_missing_is_not_run(tmp_path, monkeypatch):
 
 def test_nsys_report_is_read_by_nsys(tmp_path, monkeypatch):
     """With a program in its place that answers as nsys does."""
-    fake = tmp_path / "nsys"
-    fake.write_text(f"#!{sys.executable}\nimport sys\nassert 'cuda_gpu_kern_sum' in sys.argv\n"
-                    f"print({NSYS!r})\n")  # fmt: skip
-    fake.chmod(0o755)
+    (tmp_path / "table.csv").write_text(NSYS)
+    prints = f"exec /bin/cat {tmp_path / 'table.csv'}"
+    executable(tmp_path / "nsys", f'case "$*" in *cuda_gpu_kern_sum*) {prints};; esac; exit 1')
     monkeypatch.setenv("PATH", str(tmp_path))
     assert read(tmp_path / "report.nsys-rep").parts["moe"].calls == 36
-    fake.write_text(f"#!{sys.executable}\nimport sys\nsys.exit('cannot open the report')\n")
+    executable(tmp_path / "nsys", "echo cannot open the report >&2; exit 1")
     with pytest.raises(NotRun, match="cannot open the report"):
         read(tmp_path / "report.nsys-rep")
 
@@ -238,10 +207,10 @@ OF_ATTENTION = table(__name__, "OF_ATTENTION")
 SHARED = (WRITE, "merge_attn_states_kernel", "_copy_page_indices_kernel", "_fwd_kernel")
 
 
-def judged(path: KernelPath, seen: KernelProfile, required=GB10, layers: int | None = None):
+def judged(path: KernelPath, run: KernelProfile, required=GB10, layers: int | None = None):
     return (
-        requirement.kernel_contradictions(required, path, seen, layers),
-        requirement.untold_of_kernels(required, path, seen, layers),
+        requirement.kernel_contradictions(required, path, run, layers),
+        requirement.untold_of_kernels(required, path, run, layers),
     )
 
 
@@ -263,17 +232,13 @@ def test_attention_of_another_backend_contradicts(named, ran):
     """On an H200 the log said FLASH_ATTN, and Triton's attention ran."""
     path = KernelPath(moe="MARLIN", attention=named)
     alike = named.lower()[:6] == ran.lower()[:6]
+    required = (f"the log says {named}, no kernel of it ran",
+                f"the log says {named}, a kernel of attention_")  # fmt: skip
     for name in OF_ATTENTION[ran]:
         wrong, untold = judged(path, gpu(MARLIN, name, *SHARED))
-        assert untold == []
-        if alike:
-            assert wrong == []
-        else:
-            assert len(wrong) == 2
-            assert f"the log says {named}, no kernel of it ran" in wrong[0]
-            assert f"the log says {named}, a kernel of attention_" in wrong[1]
-        right = OF_ATTENTION[named][0]
-        wrong, _ = judged(path, gpu(MARLIN, right, name))
+        assert untold == [] and len(wrong) == (0 if alike else 2)
+        assert all(text in line for text, line in zip(required, wrong, strict=False)), wrong
+        wrong, _ = judged(path, gpu(MARLIN, OF_ATTENTION[named][0], name))
         assert bool(wrong) is not alike, "one kernel of another backend is enough"
 
 
@@ -282,15 +247,12 @@ def test_real_profile_of_an_h200_passes():
     log = (Path(__file__).parents[1] / "docs" / "evidence" / "h200-server.log").read_text()
     rows = re.findall(r"^(attention|moe|dense) (\d+) 0\.\d+ (.+)$", log, re.M)
     assert len(rows) == 8
-    for part, _, name in rows:
-        assert part_of(name) == part, name
-    seen = gpu(*(name for _, _, name in rows))
-    assert judged(KernelPath(moe="MARLIN", attention="FLASH_ATTN"), seen) == ([], [])
-    for other in (
-        KernelPath(moe="MARLIN", attention="TRITON_ATTN"),
-        KernelPath(moe="TRITON", attention="FLASH_ATTN"),
-    ):
-        assert len(judged(other, seen)[0]) == 1
+    assert [part_of(name) for *_, name in rows] == [part for part, *_ in rows]
+    profiled = gpu(*(name for *_, name in rows))
+    assert judged(KernelPath(moe="MARLIN", attention="FLASH_ATTN"), profiled) == ([], [])
+    for other in ({"attention": "TRITON_ATTN"}, {"moe": "TRITON"}):
+        path = KernelPath(**({"moe": "MARLIN", "attention": "FLASH_ATTN"} | other))
+        assert len(judged(path, profiled)[0]) == 1
 
 
 def test_drafter_may_have_another_attention():
@@ -301,18 +263,17 @@ def test_drafter_may_have_another_attention():
 
 
 def test_every_backend_that_a_profile_names_has_kernels():
-    named = {
-        (part, backend)
-        for name in profile.shipped()
-        for own in (profile.load(name),)
-        for path in (own.kernel_path, *map(own.path_of, own.configurations))
-        for part in ("attention", "moe")
-        for backend in getattr(path, part) or ()
-    }
-    assert ("attention", "FLASH_ATTN") in named
-    for part, backend in named:
-        known = [e for e in load_names().name if e.part == part and e.belongs_to(backend)]
-        assert known, (part, backend)
+    loaded = [profile.load(name) for name in profile.shipped()]
+    paths = [
+        path
+        for each in loaded
+        for path in (each.kernel_path, *map(each.path_of, each.configurations))
+    ]
+    pairs = {(part, backend) for path in paths for part in ("attention", "moe")
+             for backend in getattr(path, part) or ()}  # fmt: skip
+    assert ("attention", "FLASH_ATTN") in pairs
+    for part, backend in pairs:
+        assert [e for e in load_names().name if e.part == part and e.belongs_to(backend)], backend
 
 
 def test_cpu_operators_of_another_path_fail():
@@ -327,6 +288,7 @@ def test_cpu_operators_of_another_path_fail():
 
 DATA = Path(__file__).parent / "data" / "gb10"
 REAL = KernelPath(moe="FLASHINFER_CUTLASS_MXFP4_MXFP8", attention="FLASHINFER")
+TABLES = ("unfused", "fused")
 
 
 def real(name: str) -> KernelProfile:
@@ -357,27 +319,24 @@ def as_printed(file: Path, prefix: str = "") -> str:
 
 @from_data
 def test_real_tables_have_their_shares(name, shares):
-    seen = real(name)
+    profiled = real(name)
     for part, share in shares.items():
-        assert seen.parts[part].share == pytest.approx(share, abs=0.003), part
-    other = {row.name for row in seen.kernels if row.part == "other"}
-    assert all(row.name in other for row in seen.kernels if "triton_" in row.name)
+        assert profiled.parts[part].share == pytest.approx(share, abs=0.003), part
+    other = {row.name for row in profiled.kernels if row.part == "other"}
+    assert all(row.name in other for row in profiled.kernels if "triton_" in row.name)
     assert not any("compute" in name for name in other)
 
 
 @pytest.mark.parametrize("prefix", ["", "vllm-1  | "])
-@pytest.mark.parametrize("name", ["unfused", "fused"])
+@pytest.mark.parametrize("name", TABLES)
 def test_printed_table_of_a_log_is_the_same_table(tmp_path, name, prefix):
     log = tmp_path / "server_profiled.log"
     log.write_text(as_printed(DATA / f"{name}_0804_kernels.csv", prefix) + "\n")
-    seen, table = read(log), real(name)
-    assert [(k.name, k.calls) for k in seen.kernels] == [(k.name, k.calls) for k in table.kernels]
-    assert seen.parts == table.parts
-
-
-def test_rows_of_one_cut_name_stay_rows():
-    grouped = [k for k in real("unfused").kernels if "GroupProblemShape" in k.name]
-    assert [k.calls for k in grouped] == [216, 4536]
+    printed, table = read(log), real(name)
+    calls, expected = ([(k.name, k.calls) for k in each.kernels] for each in (printed, table))
+    assert calls == expected and printed.parts == table.parts
+    grouped = [calls for kernel, calls in expected if "GroupProblemShape" in kernel]
+    assert name != "unfused" or grouped == [216, 4536], "rows of one cut name stay rows"
 
 
 WHOLE = [name for names in NAMES.values() for name in names]
@@ -390,14 +349,14 @@ def test_cut_name_is_never_of_another_part(name):
             assert part_of(name[:at] + end) in (part_of(name), "other"), name[:at]
 
 
-@pytest.mark.parametrize("table", ["unfused", "fused"])
+@pytest.mark.parametrize("table", TABLES)
 def test_cut_rows_of_real_tables_are_never_of_another_part(table):
     for row in real(table).kernels:
         for at in range(60, 99):
             assert part_of(row.name.rstrip("…")[:at] + "…") in (row.part, "other")
 
 
-@pytest.mark.parametrize("name", ["unfused", "fused"])
+@pytest.mark.parametrize("name", TABLES)
 def test_cut_names_are_untold_and_contradict_nothing(name):
     wrong, untold = judged(REAL, real(name), layers=36)
     assert wrong == []
@@ -433,11 +392,11 @@ def test_calls_a_token_prove_the_layers(calls, proven):
 
 
 def test_prefill_among_marked_steps_proves_nothing():
-    seen = decoded({DENSE_MARLIN: 73})
-    assert requantised(seen.model_copy(update={"steps": 8}), 36) is None
+    profiled = decoded({DENSE_MARLIN: 73})
+    assert requantised(profiled.model_copy(update={"steps": 8}), 36) is None
 
 
-@pytest.mark.parametrize("name", ["unfused", "fused"])
+@pytest.mark.parametrize("name", TABLES)
 def test_real_tables_prove_the_layers(name):
     path = with_kernels(KernelPath(requantised=["lm_head"]), real(name), 36)
     assert path.requantised == ALL
@@ -450,36 +409,32 @@ def test_real_tables_prove_the_layers(name):
 
 @from_data
 def test_real_table_with_fewer_layers_quantised(dropped, proven):
-    seen = real("fused")
-    rows = [k for k in seen.kernels if not ("marlin::" in k.name and k.calls in dropped)]
-    found = requantised(seen.model_copy(update={"kernels": rows}), 36)
-    assert found == (proven and [*proven])
+    fused = real("fused")
+    rows = [k for k in fused.kernels if not ("marlin::" in k.name and k.calls in dropped)]
+    layers = requantised(fused.model_copy(update={"kernels": rows}), 36)
+    assert layers == (proven and [*proven])
 
 
 def test_real_table_without_lm_head():
-    seen = real("unfused")
-    rows = [k.model_copy(update={"calls": 2232}) if k.calls == 2298 else k for k in seen.kernels]
-    assert requantised(seen.model_copy(update={"kernels": rows}), 36) == ["qkv", "o"]
-    prefill = [
-        k.model_copy(update={"seconds": 100.0}) if k.calls == 2232 and k.part == "attention" else k
-        for k in rows
-    ]
-    assert requantised(seen.model_copy(update={"kernels": prefill}), 36) is None
+    unfused = real("unfused")
+    rows = [k.model_copy(update={"calls": 2232}) if k.calls == 2298 else k for k in unfused.kernels]
+    assert requantised(unfused.model_copy(update={"kernels": rows}), 36) == ["qkv", "o"]
+    for number, row in enumerate(rows):  # prefill
+        if row.calls == 2232 and row.part == "attention":
+            rows[number] = row.model_copy(update={"seconds": 100.0})
+    assert requantised(unfused.model_copy(update={"kernels": rows}), 36) is None
 
 
 def test_variant_is_named_by_whole_names_and_helpers():
-    assert moe_variant(gpu(CUTLASS, ATTENTION)) == "unfused"
-    assert moe_variant(gpu(CUTLASS, GATED)) == "fused"
     assert moe_variant(gpu(MARLIN, ATTENTION)) is None
     assert moe_variant(real("fused")) == "fused"
     assert moe_variant(real("unfused")) is None, "Gated may be in what was cut"
-    for logged, names, ran in (
-        ("unfused", (CUTLASS, GATED), "fused"),
-        ("fused", (CUTLASS, ATTENTION), "unfused"),
-    ):
-        path = with_kernels(KernelPath(moe_variant=logged), gpu(*names), 36)
+    for logged, other, ran in (("unfused", GATED, "fused"), ("fused", ATTENTION, "unfused")):
+        profiled = gpu(CUTLASS, other)
+        assert moe_variant(profiled) == ran
+        path = with_kernels(KernelPath(moe_variant=logged), profiled, 36)
         assert (path.moe_variant, path.also) == (ran, {"moe_variant": [logged]})
-        assert with_kernels(KernelPath(moe_variant=ran), gpu(*names), 36).also == {}
+        assert with_kernels(KernelPath(moe_variant=ran), profiled, 36).also == {}
 
 
 MXFP4 = GB10.model_copy(update={"requantised": tuple(ALL), "moe_variant": ("unfused",)})
@@ -487,8 +442,8 @@ MXFP4 = GB10.model_copy(update={"requantised": tuple(ALL), "moe_variant": ("unfu
 
 @from_data
 def test_configuration_is_held_to_layers_and_variant(calls, wrong, untold):
-    found = judged(REAL, decoded(calls), MXFP4, 36)
-    for lines, expected in zip(found, (wrong, untold), strict=True):
+    judgement = judged(REAL, decoded(calls), MXFP4, 36)
+    for lines, expected in zip(judgement, (wrong, untold), strict=True):
         assert bool(lines) is bool(expected), lines
         assert all(re.search(expected, line) for line in lines), lines
 
@@ -514,17 +469,12 @@ def test_command_prints_a_trace(trace, capsys):
 
 
 def test_command_names_variant_layers_and_what_the_log_says_wrongly(tmp_path, capsys):
-    log = tmp_path / "server.log"
-    log.write_text(
-        "INFO 02-09 07:05:01 [cuda.py:345] Using AttentionBackendEnum.FLASH_ATTN backend.\n"
-    )
-    table = tmp_path / "profiled.log"
+    log, table = tmp_path / "server.log", tmp_path / "profiled.log"
+    line = "INFO 02-09 07:05:01 [cuda.py:345] Using AttentionBackendEnum.FLASH_ATTN backend."
+    log.write_text(f"{line}\n")
     table.write_text(as_printed(DATA / "fused_0804_kernels.csv"))
-    for asked, contradictions in (
-        (["--trace", str(table)], 0),
-        ([str(log), "--trace", str(table)], 1),
-    ):
-        assert cli.main(["path", *asked, "--json"]) == 0
+    for logs, contradictions in (([], 0), ([str(log)], 1)):
+        assert cli.main(["path", *logs, "--trace", str(table), "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
         assert (answer["moe_variant"], answer["requantised"]) == ("fused", ALL)
         assert "computeStridesGemm2Only" in answer["evidence"]["moe_variant"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from installed import dist_info
 from servers import executable
 
 from sm121.core.verdict import NotRun
@@ -20,6 +21,7 @@ from sm121.oracles import attention
 
 pytestmark = pytest.mark.timeout(300)
 
+HERE = {"PYTHONPATH": str(Path(__file__).parent)}
 NUMERICS = ("tests/test_kernel.py", "-k", "routing_takes", "--arch", "cpu")
 
 
@@ -35,42 +37,25 @@ def not_run(run_pytest, provider: str, *more: str, **options) -> str:
     return judged(run)[0]["message"]
 
 
-def test_a_provider_of_ones_own_is_judged(run_pytest, tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from sm121.kernels.torch_provider import TorchProvider\n"
-        "class Wrong(TorchProvider):\n"
-        "    name = 'mine'\n"
-        "    def route(self, logits, k):\n"
-        "        shares, ids = super().route(logits, k)\n"
-        "        return shares * 1.01, ids\n"
-        "wrong = Wrong()\n"
-    )
-    status, run = run_pytest(
-        *NUMERICS, "--kernel-provider", "mine:wrong", environment={"PYTHONPATH": str(tmp_path)}
-    )
+def test_a_provider_of_ones_own_is_judged(run_pytest):
+    provider = ("--kernel-provider", "kernel_providers:wrong")
+    status, run = run_pytest(*NUMERICS, *provider, environment=HERE)
     assert status == 1, run.output
     failed = [t for t in judged(run) if t["verdict"] == "FAIL"]
-    assert failed
-    assert "required: max of the error at most" in failed[0]["message"]
+    assert failed and "required: max of the error at most" in failed[0]["message"]
 
 
 @pytest.mark.slow("a run more")
-def test_what_a_provider_lacks_is_not_run(run_pytest, tmp_path):
-    (tmp_path / "bare.py").write_text("name = 'bare'\nempty = object()\n")
-    message = not_run(run_pytest, "bare:empty", environment={"PYTHONPATH": str(tmp_path)})
+def test_what_a_provider_lacks_is_not_run(run_pytest):
+    message = not_run(run_pytest, "kernel_providers:empty", environment=HERE)
     assert "provider object has no route" in message
 
 
 def test_cases_and_plugin_are_there_without_torch():
     code = (
         "import sys\n"
-        "class NoTorch:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] == 'torch':\n"
-        "            raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, NoTorch())\n"
+        "sys.modules['torch'] = None\n"
         "import sm121.kernels.cases, sm121.kernels.registry, sm121.plugin.kernels, sm121.cli\n"
-        "print(len(sm121.kernels.cases.GROUPS))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -82,59 +67,51 @@ def another_build(tmp_path):
     package = tmp_path / "site" / "vllm"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("__version__ = '0.33.0'\n")
-    metadata = tmp_path / "site" / "vllm-0.33.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0\n")
-    (metadata / "RECORD").write_text("vllm/__init__.py,,\n")
-    script = f'PYTHONPATH={tmp_path / "site"}:$PYTHONPATH exec {sys.executable} "$@"'
+    dist_info(package.parent, "vllm", "0.33.0")
+    script = f'PYTHONPATH={package.parent}:$PYTHONPATH exec {sys.executable} "$@"'
     return executable(tmp_path / "python", script)
 
 
 def test_it_is_known_of_each_provider_whose_kernels_it_calls():
     """Else it would run beside the suite, and not with the engine."""
-    assert {name for name in registry.NAMES if not registry.packages(name)} == {
-        "torch", "torch-cuda",
-    }  # fmt: skip
+    of_nobody = {name for name in registry.NAMES if not registry.packages(name)}
+    assert of_nobody == {"torch", "torch-cuda"}
 
 
-def test_the_suites_own_interpreter_has_the_engines_build():
+def test_the_suites_own_interpreter_has_the_engines_build(tmp_path):
     names = registry.packages("vllm") + registry.packages("flashinfer")
     assert set(names) == {"vllm", "flashinfer", "torch"}
-    assert builds.differences(names, sys.executable, dict(os.environ)) is None
-
-
-def test_another_interpreter_with_the_same_packages_has_the_same_build(tmp_path):
+    # Another interpreter with the same packages has it too.
     link = executable(tmp_path / "python", f'exec {sys.executable} "$@"')
-    assert builds.differences(("vllm", "torch"), str(link), dict(os.environ)) is None
+    for python in (sys.executable, str(link)):
+        assert builds.differences(names, python, dict(os.environ)) is None
 
 
 def test_another_build_of_the_engine_is_seen(another_build):
-    seen = builds.differences(("vllm", "torch"), str(another_build), dict(os.environ))
-    assert f"the engine serves with vllm 0.33.0 at {another_build.parent / 'site' / 'vllm'}" in seen
-    assert "torch" not in seen, "that is the same"
+    text = builds.differences(("vllm", "torch"), str(another_build), dict(os.environ))
+    assert f"the engine serves with vllm 0.33.0 at {another_build.parent / 'site' / 'vllm'}" in text
+    assert "torch" not in text, "that is the same"
     environment = {**os.environ, "PYTHONPATH": str(another_build.parent / "site")}
     assert "0.33.0" in str(builds.differences(("vllm",), sys.executable, environment))
 
 
 def test_an_engine_without_the_package_and_one_that_does_not_answer(tmp_path):
     bare = executable(tmp_path / "bare", f'exec {sys.executable} -I -S "$@"')
-    seen = builds.differences(("vllm",), str(bare), dict(os.environ))
-    assert "the engine serves with no vllm" in seen
-    seen = builds.differences(("vllm",), str(tmp_path / "none"), dict(os.environ))
-    assert "cannot be started" in seen
+    for python, reason in ((bare, "serves with no vllm"), (tmp_path / "none", "cannot be started")):
+        assert reason in builds.differences(("vllm",), str(python), dict(os.environ))
     assert builds.differences((), str(tmp_path / "none"), {}) is None, "nothing of an engine"
 
 
 @pytest.mark.slow("a run of all numerics; test_kernel_benchmark.py has such a child")
 def test_the_kernels_are_judged_in_the_engines_interpreter(run_pytest, tmp_path):
     """Before, they were NOT_RUN with another build than pytest's."""
-    seen = tmp_path / "seen"
-    asked = f'case "$2" in *"kernels import judge"*) echo "$0" >> {seen};; esac'
-    python = executable(tmp_path / "python", f'{asked}\nexec {sys.executable} "$@"')
+    log = tmp_path / "seen"
+    notes = f'case "$2" in *"kernels import judge"*) echo "$0" >> {log};; esac'
+    python = executable(tmp_path / "python", f'{notes}\nexec {sys.executable} "$@"')
     status, run = run_pytest(*NUMERICS, f"--engine-python={python}")
     assert status == 0, run.output
     assert {t["verdict"] for t in judged(run)} == {"PASS"}
-    assert seen.read_text("utf-8").split() == [str(python)], "one process for all of them"
+    assert log.read_text("utf-8").split() == [str(python)], "one process for all of them"
     (route,) = [k for k in run.verdict["engine"]["served"] if k["operation"] == "route"]
     assert (route["judged"], route["provider"]) == (True, "vllm-cpu-float32")
     assert route["cases"] == len(judged(run))
@@ -168,13 +145,11 @@ def test_another_build_than_the_engines_is_not_judged_by_a_provider_of_ones_own(
 
 @pytest.mark.slow("a run of all numerics")
 def test_an_attached_servers_build_is_not_known_and_that_is_said(run_pytest, fault_server):
-    server = fault_server("none")
-    _, run = run_pytest(
-        *NUMERICS, "--kernel-provider", "vllm-cpu", *server.options,
-    )  # fmt: skip
+    attached = ("--kernel-provider", "vllm-cpu", *fault_server("none").options)
+    _, run = run_pytest(*NUMERICS, *attached)
     assert {t["verdict"] for t in judged(run)} == {"PASS"}, run.output
-    said = "\n".join(run.verdict["remarks"])
-    assert "whether the attached server serves with that build cannot be known" in said
+    remarks = "\n".join(run.verdict["remarks"])
+    assert "whether the attached server serves with that build cannot be known" in remarks
 
 
 class OldFlashInfer:
@@ -201,9 +176,8 @@ class OldFlashInfer:
             raise RuntimeError("an illegal instruction")
 
         main.SfLayout = SfLayout
-        main.mxfp4_quantize = functools.wraps(mxfp4_quantize if new else before)(
-            lambda *a, **k: (mxfp4_quantize if new else before)(*a, **k)
-        )
+        quantise = mxfp4_quantize if new else before
+        main.mxfp4_quantize = functools.wraps(quantise)(lambda *a, **k: quantise(*a, **k))
         decode.xqa_batch_decode_with_kv_cache = xqa
         for module in (main, decode):
             monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -219,10 +193,8 @@ class OldFlashInfer:
 
         q, cache = torch.zeros(1, 8, 64), torch.zeros(1, 2, 1, 16, 64)
         table, lens = torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
-        own = torch.zeros(8) if sinks else None
-        return self.provider.decode_attention(
-            q, cache, table, lens, sinks=own, window=None, scale=1.0
-        )
+        keywords = {"sinks": torch.zeros(8) if sinks else None, "window": None, "scale": 1.0}
+        return self.provider.decode_attention(q, cache, table, lens, **keywords)
 
 
 def test_what_a_release_of_flashinfer_lacks_is_not_run(monkeypatch):
@@ -254,27 +226,29 @@ def test_a_kernel_that_raises_is_a_failure(monkeypatch):
 def test_every_argument_of_the_installed_flashinfer_is_there():
     """The names that the provider calls are those of the real package."""
     folder = Path(importlib.util.find_spec("flashinfer").origin).parent
-    found = {}
-    for file in folder.rglob("*.py"):
-        if (text := file.read_text("utf-8")) and any(f"def {name}(" in text for name, _ in since()):
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.FunctionDef):
-                    names = [arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)]
-                    found.setdefault(node.name, []).extend(names)
+    texts = [file.read_text("utf-8") for file in folder.rglob("*.py")]
+    defining = [text for text in texts if any(f"def {name}(" in text for name, _ in since())]
+    arguments: dict[str, set[str]] = {}
+    for node in (node for text in defining for node in ast.walk(ast.parse(text))):
+        if isinstance(node, ast.FunctionDef):
+            names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
+            arguments[node.name] = arguments.get(node.name, set()) | names
     for name, argument in since():
         if " " not in name:
-            assert name in found and (argument is None or argument in found[name]), (name, argument)
+            assert argument is None or argument in arguments[name], (name, argument)
+            assert name in arguments
 
 
 def experts():
     import torch
 
-    w = (torch.zeros(2, 128, 32, dtype=torch.uint8), torch.zeros(2, 128, 2, dtype=torch.uint8))
-    v = (torch.zeros(2, 64, 32, dtype=torch.uint8), torch.zeros(2, 64, 2, dtype=torch.uint8))
+    def packed(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return tuple(torch.zeros(2, rows, columns, dtype=torch.uint8) for columns in (32, 2))
+
     return {
         "x": torch.zeros(1, 64, dtype=torch.bfloat16), "weights": torch.ones(1, 1),
-        "ids": torch.zeros(1, 1, dtype=torch.int32), "w1": w, "w1_bias": None, "w2": v,
-        "w2_bias": None, "alpha": 1.7, "limit": 7.0,
+        "ids": torch.zeros(1, 1, dtype=torch.int32), "w1": packed(128), "w1_bias": None,
+        "w2": packed(64), "w2_bias": None, "alpha": 1.7, "limit": 7.0,
     }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Which kernels of the path were judged; what was not is said, and certified by nobody."""
 
+import itertools
+
 import pytest
 from data_rows import from_data
 
@@ -31,11 +33,11 @@ OF_THE_EFFORT = [
     "--moe-backend", "flashinfer_cutlass",
     "--quantization-config", '{"moe":{"activation":"mxfp8"}}',
 ]  # fmt: skip
+NEEDED = ("fused_moe", "route", "prefill_attention", "decode_attention", "lm_head")
 
 
 @pytest.fixture
 def of_log(tmp_path):
-
     def read(*lines: str) -> KernelPath:
         log = tmp_path / "server.log"
         log.write_text("".join(f"{line}\n" for line in lines))
@@ -45,12 +47,8 @@ def of_log(tmp_path):
 
 
 def providers(path: KernelPath, arch: str = "sm121", engine: str = "vllm") -> dict[str, str | None]:
-    found = {name: serving.choices(engine, arch, path, name) for name in serving.OPERATIONS}
-    return {
-        name: choice.provider
-        for name, (choice, *_) in found.items()
-        if choice.nothing is None
-    }  # fmt: skip
+    choices = {name: serving.choices(engine, arch, path, name)[0] for name in serving.OPERATIONS}
+    return {name: choice.provider for name, choice in choices.items() if choice.nothing is None}
 
 
 def judging(operation: str, provider: str | None, verdict: str = "PASS", **more) -> TestReport:
@@ -75,12 +73,10 @@ def of(file: VerdictFile, operation: str) -> list[ServedKernel]:
 
 def test_the_provider_follows_what_a_gb10_logs(of_log):
     """Before, Marlin and Triton were judged, whatever was served."""
-    stock = providers(of_log(TRITON_ATTN, MARLIN))
-    assert {*stock} == {"fused_moe", "route", "prefill_attention", "decode_attention", "lm_head"}
-    assert {*stock.values()} == {"vllm"}
+    assert providers(of_log(TRITON_ATTN, MARLIN)) == dict.fromkeys(NEEDED, "vllm")
     with_flashinfer = providers(of_log(FLASHINFER, MARLIN))
     assert with_flashinfer["fused_moe"] == "vllm"
-    assert with_flashinfer["prefill_attention"] == with_flashinfer["decode_attention"]
+    assert with_flashinfer["prefill_attention"] == "flashinfer"
     assert with_flashinfer["decode_attention"] == "flashinfer"
     effort = providers(of_log(FLASHINFER, W4A8))
     assert effort["fused_moe"] == effort["mxfp8_quantize"] == "flashinfer"
@@ -88,16 +84,14 @@ def test_the_provider_follows_what_a_gb10_logs(of_log):
 
 
 @from_data
-def test_what_no_provider_has_is_not_run_and_named(arch, engine, path, operation, said):
+def test_what_no_provider_has_is_not_run_and_named(arch, engine, path, operation, reason):
     (choice,) = serving.choices(engine, arch, KernelPath(**path), operation)
     assert choice.provider is None and choice.nothing is None
-    assert said in choice.why
+    assert reason in choice.why
     kernels = Kernels({operation: choice}, lambda _name: pytest.fail("must not be started"))
-    case = next(
-        case for group in cases.GROUPS.values() for case in group if case.operation == operation
-    )
-    with pytest.raises(NotRun, match=said) as raised:
-        kernels.wrong(case)
+    every = itertools.chain(*cases.GROUPS.values())
+    with pytest.raises(NotRun, match=reason) as raised:
+        kernels.wrong(next(case for case in every if case.operation == operation))
     assert not isinstance(raised.value, Inapplicable)
 
 
@@ -113,26 +107,23 @@ def test_what_a_path_has_no_kernel_for_is_inapplicable(of_log):
 def test_on_the_cpu_each_kernel_has_a_provider_of_its_precision(dtype, provider):
     """Before, PyTorch was judged."""
     path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype=dtype)
-    found = providers(path, "cpu")
-    assert {*found} == {"fused_moe", "route", "prefill_attention", "decode_attention", "lm_head"}
-    assert {*found.values()} == {provider}
+    assert providers(path, "cpu") == dict.fromkeys(NEEDED, provider)
 
 
 @from_data
 def test_before_a_server_ran_the_path_is_expected(name, arguments, expected):
-    own = profile.load(name).judging()
+    loaded = profile.load(name).judging()
     configuration = ServerConfiguration(
         name="c", engine="vllm", model="m", served_name="m", arguments=tuple(arguments),
         python="python",
     )  # fmt: skip
-    path = served.expected(own.path_of(own.under_test), configuration)
+    path = served.expected(loaded.path_of(loaded.under_test), configuration)
     assert {field: getattr(path, field) for field in expected} == expected
 
 
 def test_what_was_shown_is_not_overruled():
-    path = served.with_expected(
-        KernelPath(moe="TRITON"), KernelPath(moe="MARLIN", attention="TRITON_ATTN")
-    )
+    expected = KernelPath(moe="MARLIN", attention="TRITON_ATTN")
+    path = served.with_expected(KernelPath(moe="TRITON"), expected)
     assert (path.moe, path.attention) == ("TRITON", "TRITON_ATTN")
 
 
@@ -141,12 +132,11 @@ def test_what_was_shown_is_not_overruled():
 
 def test_what_served_is_judged_by_its_own_provider_alone(of_log):
     path = of_log(TRITON_ATTN, MARLIN)
-    file = run(path, judging("fused_moe", "vllm"), judging("fused_moe", "vllm", "FAIL"),
-               judging("fused_moe", "vllm", "NOT_RUN"))  # fmt: skip
+    verdicts = ("PASS", "FAIL", "NOT_RUN")
+    file = run(path, *(judging("fused_moe", "vllm", verdict) for verdict in verdicts))
     (kernel,) = of(file, "fused_moe")
     assert (kernel.backend, kernel.judged, kernel.cases) == ("MARLIN", True, 2)
-    file = run(path, judging("fused_moe", "vllm-triton"))
-    (kernel,) = of(file, "fused_moe")
+    (kernel,) = of(run(path, judging("fused_moe", "vllm-triton")), "fused_moe")
     assert (kernel.judged, kernel.cases) == (False, 0)
     assert kernel.why == (
         "vllm has the kernel that serves; judged was vllm-triton, which does not serve"
@@ -200,29 +190,25 @@ def test_shards_judge_the_kernels_together(of_log):
 # The certificate
 
 
-def certified(file: VerdictFile, levels: tuple[str, ...] = ("kernel",)) -> str:
-    own = profile.load("cpu-tiny-gpt-oss").judging()
-    asked = own.certify.model_copy(update={"levels": levels, "path": ()})
+def certified(*tests: TestReport, levels: tuple[str, ...] = ("kernel",)) -> VerdictFile:
+    """A run on the CPU with these tests, after its certificate was asked for."""
+    path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype="float32")
+    file = run(path, *tests, arch="cpu")
+    judging = profile.load("cpu-tiny-gpt-oss").judging()
+    certify = judging.certify.model_copy(update={"levels": levels, "path": ()})
+    judging = judging.model_copy(update={"certify": certify})
     file.finished = True
     file.judge()
-    certification.certify(
-        file, own.model_copy(update={"certify": asked}), {}, deselected=[], inapplicable=set()
-    )
-    return file.reason
+    certification.certify(file, judging, {}, deselected=[], inapplicable=set())
+    return file
 
 
 def test_a_kernel_that_was_not_judged_is_a_gap():
-    path = KernelPath(moe="CPU", attention="CPU_ATTN", dtype="float32")
-    needed = ("fused_moe", "route", "prefill_attention", "decode_attention", "lm_head")
-    own = [judging(name, "vllm-cpu-float32") for name in needed]
-    file = run(path, *own, arch="cpu")
-    certified(file)
-    assert file.certified and file.verdict is Verdict.PASS
-    other = judging("fused_moe", "torch")
-    file = run(path, other, *own[1:], arch="cpu")
-    assert "fused_moe of moe CPU was not judged: vllm-cpu-float32 has" in certified(file)
-    assert not file.certified
+    tests = [judging(name, "vllm-cpu-float32") for name in NEEDED]
+    whole = certified(*tests)
+    assert whole.certified and whole.verdict is Verdict.PASS
+    other = certified(judging("fused_moe", "torch"), *tests[1:])
+    assert "fused_moe of moe CPU was not judged: vllm-cpu-float32 has" in other.reason
+    assert not other.certified
     smoke = TestReport(id="one", level="smoke", verdict="PASS")
-    file = run(path, smoke, arch="cpu")
-    certified(file, ("smoke",))
-    assert file.certified, "it does not ask for the kernel level"
+    assert certified(smoke, levels=("smoke",)).certified, "it does not ask for the kernel level"

@@ -1,0 +1,59 @@
+"""Kernel providers that a run is given as NAME:OBJECT of this module: right and wrong ones."""
+
+import os
+import time
+
+from sm121.kernels.torch_provider import TorchProvider
+
+
+class Wrong(TorchProvider):
+    def lm_head(self, x, weight):
+        return super().lm_head(x, weight) * 1.01
+
+    def route(self, logits, k):
+        shares, ids = super().route(logits, k)
+        return shares * 1.01, ids
+
+
+class Slow(TorchProvider):
+    def lm_head(self, x, weight):
+        time.sleep(0.5)
+        return super().lm_head(x, weight)
+
+
+class Tuned(TorchProvider):
+    """Has tactics, of which each is wrong in its own way."""
+
+    tactic = "right"
+
+    def tactics(self, operation):
+        return ("right", "wrong", "crash", "hang")
+
+    def with_tactic(self, tactic):
+        fixed = Tuned()
+        fixed.tactic = tactic
+        return fixed
+
+    def fused_moe(self, *arguments, **keywords):
+        if self.tactic == "crash":
+            os.abort()
+        if self.tactic == "hang":
+            time.sleep(600)
+        return super().fused_moe(*arguments, **keywords) * (1.01 if self.tactic == "wrong" else 1)
+
+
+class Faulty(TorchProvider):
+    """By the number of tokens: aborts, faults the device, ends its process."""
+
+    def route(self, logits, k):
+        if len(logits) == 1:
+            os.abort()
+        if len(logits) == 2:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+        if len(logits) == 3:
+            os._exit(0)
+        return super().route(logits, k)
+
+
+clean, wrong, slow, tuned, faulty = TorchProvider(), Wrong(), Slow(), Tuned(), Faulty()
+empty = object()
