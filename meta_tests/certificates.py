@@ -22,22 +22,21 @@ def with_levels(levels: list[str], folder: Path) -> Path:
     """The profile, extended so that it asks for the certificate of these levels."""
     if not levels:
         return PROFILE
-    file = folder / "profile.toml"
-    rows = ('name = "certifiable-cpu"', f"extends = {json.dumps(str(PROFILE))}",
-            f"certify.levels = {json.dumps(levels)}")  # fmt: skip
+    file, rows = folder / "profile.toml", ['name = "certifiable-cpu"']
+    rows += [f"extends = {json.dumps(str(PROFILE))}", f"certify.levels = {json.dumps(levels)}"]
     file.write_text("\n".join(rows) + "\n", "utf-8")
     return file
 
 
 def certify(folder: Path, levels: list[str]) -> dict:
     """verdict.json of a run in a folder; {} where none was written."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     profile = with_levels(levels, folder)
     with (folder / "output.txt").open("w") as output:
         subprocess.run(
             [sys.executable, "-m", "pytest", "-m", "cpu", "--certify", f"--profile={profile}",
              "--report-dir", str(folder / "report")],
-            cwd=HERE.parent, env=kept, stdout=output, stderr=output, check=False,
+            cwd=HERE.parent, env=variables, stdout=output, stderr=output, check=False,
         )  # fmt: skip
     file = folder / "report" / "verdict.json"
     return json.loads(file.read_text("utf-8")) if file.is_file() else {}
@@ -45,11 +44,11 @@ def certify(folder: Path, levels: list[str]) -> dict:
 
 def row(verdict: dict, began: str, took_s: float) -> dict:
     """What is kept of a run."""
-    asked = verdict.get("fingerprint") or {}
+    fingerprint = verdict.get("fingerprint") or {}
     return {
         "began": began,
         "took_s": round(took_s),
-        "commit": (asked.get("sources") or {}).get("suite", "unknown").split()[-1][:9],
+        "commit": (fingerprint.get("sources") or {}).get("suite", "unknown").split()[-1][:9],
         "verdict": verdict.get("verdict", "none"),
         "certified": bool(verdict.get("certified")),
         "levels": verdict.get("certificate_levels"),
@@ -57,27 +56,27 @@ def row(verdict: dict, began: str, took_s: float) -> dict:
     }
 
 
-def line(number: int, kept: dict) -> str:
+def line(number: int, run: dict) -> str:
     """A run as it is printed."""
-    said = f"{kept['verdict']:12} {kept['took_s']:6} s"
-    return f"{number:3} {kept['began']} {said}  {kept['commit']}  {kept['reason']}"
+    outcome = f"{run['verdict']:12} {run['took_s']:6} s"
+    return f"{number:3} {run['began']} {outcome}  {run['commit']}  {run['reason']}"
 
 
 def runs(number: int, folder: Path, levels: list[str], state: Path | None = None) -> list[dict]:
     """Several runs, by their verdict.json; a line is printed, and kept, for each as it ends."""
-    found = []
+    verdicts: list[dict] = []
     for _ in range(number):
         began = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        own = folder / f"run-{began.replace(':', '')}"
-        own.mkdir(parents=True)
+        of_run = folder / f"run-{began.replace(':', '')}"
+        of_run.mkdir(parents=True)
         begun = time.monotonic()
-        found.append(verdict := certify(own, levels))
-        kept = row(verdict, began, time.monotonic() - begun)
+        verdicts.append(certify(of_run, levels))
+        fields = row(verdicts[-1], began, time.monotonic() - begun)
         if state is not None:
             with state.open("a", encoding="utf-8") as rows:
-                rows.write(json.dumps(kept) + "\n")
-        print(line(len(known(state)) if state else len(found), kept), flush=True)
-    return found
+                rows.write(json.dumps(fields) + "\n")
+        print(line(len(known(state)) if state else len(verdicts), fields), flush=True)
+    return verdicts
 
 
 def known(state: Path) -> list[dict]:
@@ -96,12 +95,12 @@ def main() -> int:
     options = parser.parse_args()
     levels = [name for name in options.levels.split(",") if name]
     with tempfile.TemporaryDirectory() as scratch:
-        found = runs(options.runs, options.keep or Path(scratch), levels, options.state)
+        verdicts = runs(options.runs, options.keep or Path(scratch), levels, options.state)
     if options.state is not None:
-        found = known(options.state)
-    certified = sum(bool(verdict.get("certified")) for verdict in found)
-    print(f"{certified} of {len(found)} certified")
-    return 0 if certified == len(found) else 1
+        verdicts = known(options.state)
+    certified = sum(bool(verdict.get("certified")) for verdict in verdicts)
+    print(f"{certified} of {len(verdicts)} certified")
+    return 0 if certified == len(verdicts) else 1
 
 
 if __name__ == "__main__":

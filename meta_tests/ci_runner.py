@@ -74,8 +74,8 @@ class Scripts:
             (self.suite / name).symlink_to(ROOT / name)
         self._program("docker", _DOCKER)
         self._program("git", _GIT)
-        self._program("pip", "")
-        self._program("chown", "")
+        for name in ("pip", "chown"):
+            self._program(name, "")
         for name in ("pytest", "sm121"):
             self._program(name, f"import sys\nprint('RUNS {name}', *sys.argv[1:])")
 
@@ -214,8 +214,8 @@ class Answers(JsonHandler):
 def _rule(rules: list[dict], pipeline: dict[str, str]) -> dict | None:
     """The rule that starts a job of GitLab; None where the job is not started."""
     for rule in rules:
-        left, right = rule["if"].split(" == ")
-        if pipeline.get(left[1:]) == (pipeline[right[1:]] if right[0] == "$" else right.strip('"')):
+        name, value = rule["if"].split(" == ")
+        if pipeline.get(name[1:]) == (pipeline[value[1:]] if value[0] == "$" else value.strip('"')):
             return None if rule.get("when") == "never" else rule
     return None
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Callable
@@ -43,52 +44,38 @@ def usage(answer: Json, change: Callable[[Json], None]) -> Json:
 
 def one_token_less(request: Json) -> Json:
     """Stops early, as an engine that overlooks min_tokens and ignore_eos."""
-    asked = request.get("max_tokens", 16)
-    short = {**request, "max_tokens": max(1, asked - 1), "min_tokens": max(1, asked - 1)}
-    return short if request.get("ignore_eos") else request
+    less = max(1, request.get("max_tokens", 16) - 1)
+    short = {"max_tokens": less, "min_tokens": less}
+    return request | short if request.get("ignore_eos") else request
 
 
-def log_probability(value: float) -> Callable[[Json], Json]:
-    def change(choice: Json) -> None:
-        if choice.get("logprobs"):
-            choice["logprobs"]["token_logprobs"][3] = value
-
-    return choice(change)
+def logprobs(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
+    return choice(lambda part: change(part["logprobs"]) if part.get("logprobs") else None)
 
 
-def overfull(choice: Json) -> None:
-    if choice.get("logprobs"):
-        top = choice["logprobs"]["top_logprobs"][2]
-        choice["logprobs"]["top_logprobs"][2] = dict.fromkeys(top, -0.1)
+def chat_entry(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
+    return logprobs(lambda lists: change(lists["content"][0]))
 
 
-def chosen_is_not_listed(choice: Json) -> None:
-    if choice.get("logprobs"):
-        found = choice["logprobs"]
-        found["top_logprobs"][1].pop(found["tokens"][1])
+@in_two_steps
+def fourth_log_probability(lists: Json, value: float) -> None:
+    lists["token_logprobs"][3] = value
 
 
-def one_entry_short(choice: Json) -> None:
-    if choice.get("logprobs"):
-        for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-            choice["logprobs"][key].pop()
+def overfull(lists: Json) -> None:
+    lists["top_logprobs"][2] = dict.fromkeys(lists["top_logprobs"][2], -0.1)
 
 
-def chat_entry(change: Callable[[Json], None]) -> Callable[[Json], Json]:
-    def apply(choice: Json) -> None:
-        if choice.get("logprobs"):
-            change(choice["logprobs"]["content"][0])
-
-    return choice(apply)
+def one_entry_short(lists: Json) -> None:
+    for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        lists[key].pop()
 
 
 @in_two_steps
 def edit_tokens(chunks: list[Json], edit: Callable[[list[int]], list[int]]) -> list[Json]:
-    for chunk in chunks[2:]:
-        for choice in chunk.get("choices", []):
-            if choice.get("token_ids"):
-                choice["token_ids"] = edit(choice["token_ids"])
-                return chunks
+    choices = [choice for chunk in chunks[2:] for choice in chunk.get("choices", [])]
+    first = next((choice for choice in choices if choice.get("token_ids")), {"token_ids": []})
+    first["token_ids"] = edit(first["token_ids"]) if first["token_ids"] else []
     return chunks
 
 
@@ -112,16 +99,16 @@ def merge(chunks: list[Json]) -> list[Json]:
 
 
 @in_two_steps
-def change(chunks: list[Json], place: int, change: Callable[[Json], Any]) -> list[Json]:
-    change(chunks[place])
+def change(chunks: list[Json], number: int, change: Callable[[Json], Any]) -> list[Json]:
+    change(chunks[number])
     return chunks
 
 
 @in_two_steps
 def drop_where(chunks: list[Json], drops: Callable[[Json], bool]) -> list[Json]:
     """Leave out the second of the chunks for which ``drops`` holds."""
-    places = [place for place, chunk in enumerate(chunks) if drops(chunk)]
-    return [chunk for n, chunk in enumerate(chunks) if n not in places[1:2]]
+    hits = [n for n, chunk in enumerate(chunks) if drops(chunk)]
+    return [chunk for n, chunk in enumerate(chunks) if n not in hits[1:2]]
 
 
 def delta(chunk: Json) -> Json:
@@ -157,33 +144,6 @@ def call_as_text(choice: Json) -> None:
         choice["finish_reason"] = "stop"
 
 
-def call_in_content_too(choice: Json) -> None:
-    message = choice["message"]
-    if message.get("tool_calls"):
-        message["content"] = message["tool_calls"][0]["function"]["arguments"]
-
-
-def reasoning_in_content(message: Json) -> None:
-    if message.get("content") and message.get("reasoning"):
-        message["content"] = message["reasoning"] + message["content"]
-
-
-def no_tool_messages(request: Json) -> Json:
-    messages = request.get("messages") or []
-    kept = [m for m in messages if m.get("role") == "user"]
-    return {**request, "messages": kept} if len(kept) < len(messages) else request
-
-
-def call_without_id(answer: Json) -> None:
-    for item in answer["output"]:
-        if item["type"] == "function_call":
-            item["call_id"] = ""
-
-
-def no_reasoning_item(answer: Json) -> None:
-    answer["output"] = [item for item in answer["output"] if item["type"] != "reasoning"]
-
-
 def swapped_choices(answer: Json) -> Json:
     if len(answer.get("choices", [])) > 1:
         first, second = answer["choices"][:2]
@@ -191,35 +151,11 @@ def swapped_choices(answer: Json) -> Json:
     return answer
 
 
-def copied_choices(answer: Json) -> Json:
-    for choice in answer.get("choices", [])[1:]:
-        choice["text"] = answer["choices"][0]["text"]
-    return answer
-
-
-def one_log_probability_less(chunks: list[Json]) -> list[Json]:
-    for chunk in chunks[1:2]:
-        for choice in chunk.get("choices", []):
-            choice["logprobs"] = None
-    return chunks
-
-
 def header_in_front(chunks: list[Json]) -> list[Json]:
     first = next((d for d in map(delta, chunks) if d.get("content")), None)
     if first is not None:
         first["content"] = "assistantfinal" + first["content"]
     return chunks
-
-
-def nan_elsewhere(entry: Json) -> None:
-    if len(entry["top_logprobs"]) > 1:
-        entry["top_logprobs"][-1]["logprob"] = float("nan")
-
-
-@in_two_steps
-def response_at_the_end(events: list[Json], change: Callable[[Json], Any]) -> list[Json]:
-    change(events[-1]["response"])
-    return events
 
 
 @in_two_steps
@@ -246,20 +182,9 @@ def no_instructions(messages: list[Json]) -> list[Json]:
 
 
 def last_turn(messages: list[Json]) -> list[Json]:
-    asked = [n for n, m in enumerate(messages) if m.get("role") == "user"]
-    kept = [m for m in messages[: asked[-1]] if m.get("role") in ("system", "developer")]
-    return [*kept, *messages[asked[-1] :]]
-
-
-def reasoning_told(message: Json) -> None:
-    """A template that shows earlier reasoning to the model."""
-    if message.get("reasoning") and message.get("content"):
-        message["content"] = message.pop("reasoning") + message["content"]
-
-
-def reasoning_forgotten(message: Json) -> None:
-    if message.get("tool_calls"):
-        message.pop("reasoning", None)
+    users = [n for n, m in enumerate(messages) if m.get("role") == "user"]
+    instructions = [m for m in messages[: users[-1]] if m.get("role") in ("system", "developer")]
+    return [*instructions, *messages[users[-1] :]]
 
 
 @in_two_steps
@@ -268,63 +193,26 @@ def texts(message: Json, change: Callable[[str], str]) -> None:
         message["content"] = change(message["content"])
 
 
-def first_part(message: Json) -> None:
-    if isinstance(message.get("content"), list):
-        message["content"] = message["content"][:1]
-
-
 def schema_as_text(request: Json) -> Json:
     """The schema is told in place of the instructions."""
     if not request.get("response_format"):
         return request
-    told = {"role": "system", "content": json.dumps(request["response_format"])}
-    return {**request, "messages": [told, *no_instructions(request["messages"])]}
+    schema = {"role": "system", "content": json.dumps(request["response_format"])}
+    return {**request, "messages": [schema, *no_instructions(request["messages"])]}
 
 
-def no_reasoning_items(request: Json) -> Json:
-    items = request.get("input")
-    if not isinstance(items, list):
-        return request
-    return {**request, "input": [item for item in items if item.get("type") != "reasoning"]}
+@in_two_steps
+def items(request: Json, change: Callable[[list[Json]], list[Json]]) -> Json:
+    """What becomes of the items of a request of Responses."""
+    are_items = isinstance(request.get("input"), list)
+    return {**request, "input": change(request["input"])} if are_items else request
 
 
-def last_item(request: Json) -> Json:
-    items = request.get("input")
-    return {**request, "input": items[-1:]} if isinstance(items, list) else request
-
-
-stream_that_drops_a_token = edit_tokens(lambda ids: ids[1:])
-stream_that_doubles_a_token = edit_tokens(lambda ids: [*ids, ids[-1]])
-
-
-another_id_in_each_chunk = change(1, lambda c: c.update(id="cmpl-x"))
-
-
-no_role = change(0, lambda c: c["choices"][0]["delta"].pop("role"))
-choice_of_another_index_in_a_chunk = change(1, lambda c: c["choices"][0].update(index=1))
-header_leaks_into_the_content_streamed_or_not = message(
-    lambda m: m.update(content=f"assistantfinal{m['content']}")
-)
-delta_is_lost = drop_where(lambda c: bool(delta(c).get("content")))
-delta_of_a_call_s_arguments_is_lost = drop_where(lambda c: bool(delta(c).get("tool_calls")))
-later_instructions_are_dropped = messages(lambda m: [*m[:1], *no_instructions(m[1:])])
-instructions_become_a_user_s_message = each(lambda m: m.update(role="user"), role="developer")
-only_the_last_of_two_results_is_told = messages(lambda m: m[:-2] + m[-1:])
-special_tokens_typed_as_text_are_taken_out = each(
-    texts(lambda text: re.sub(r"<\|\w+\|>", "", text))
-)
-texts_are_normalised = each(texts(lambda text: unicodedata.normalize("NFKC", text)))
-
-
-delta_of_a_response_is_lost = drop_where(
-    lambda event: event["type"] == "response.output_text.delta"
-)
-response_whose_stream_ends_without_usage = response_at_the_end(
-    lambda response: response.update(usage=None)
-)
-delta_of_a_response_s_reasoning_is_lost = drop_where(
-    lambda event: event["type"] == "response.reasoning_text.delta"
-)
+@in_two_steps
+def having(part: Json, key: str, change: Callable[[Json], Any]) -> None:
+    """Change what has something under a key."""
+    if part.get(key):
+        change(part)
 
 
 #: Those of one expression.
@@ -334,4 +222,64 @@ SMALL: dict[str, Callable[..., Any]] = {
     "chunk_that_is_no_json": lambda text: text.replace("{", "", 1),
     "events_out_of_order": lambda events: [events[1], events[0], *events[2:]],
     "health_says_503": lambda path: 503 if path == "/health" else None,
+    "stream_that_drops_a_token": edit_tokens(lambda ids: ids[1:]),
+    "stream_that_doubles_a_token": edit_tokens(lambda ids: [*ids, ids[-1]]),
+    "another_id_in_each_chunk": change(1, lambda c: c.update(id="cmpl-x")),
+    "no_role": change(0, lambda c: c["choices"][0]["delta"].pop("role")),
+    "choice_of_another_index_in_a_chunk": change(1, lambda c: c["choices"][0].update(index=1)),
+    "one_log_probability_less": change(
+        1, lambda chunk: [each.update(logprobs=None) for each in chunk.get("choices", [])]
+    ),
+    "chosen_is_not_listed": lambda lists: lists["top_logprobs"][1].pop(lists["tokens"][1]),
+    "nan_elsewhere": lambda entry: [
+        other.update(logprob=math.nan) for other in entry["top_logprobs"][1:][-1:]
+    ],
+    "copied_choices": lambda answer: [
+        each.update(text=answer["choices"][0]["text"]) for each in answer["choices"][1:]
+    ],
+    "header_leaks_into_the_content_streamed_or_not": message(
+        lambda m: m.update(content=f"assistantfinal{m['content']}")
+    ),
+    "delta_is_lost": drop_where(lambda c: bool(delta(c).get("content"))),
+    "delta_of_a_call_s_arguments_is_lost": drop_where(lambda c: bool(delta(c).get("tool_calls"))),
+    "call_in_content_too": having(
+        "tool_calls", lambda m: m.update(content=m["tool_calls"][0]["function"]["arguments"])
+    ),
+    "reasoning_in_content": having(
+        "content", having("reasoning", lambda m: m.update(content=m["reasoning"] + m["content"]))
+    ),
+    # A template that shows earlier reasoning to the model.
+    "reasoning_told": having(
+        "content",
+        having("reasoning", lambda m: m.update(content=m.pop("reasoning") + m["content"])),
+    ),
+    "reasoning_forgotten": having("tool_calls", lambda m: m.pop("reasoning", None)),
+    "no_tool_messages": messages(lambda all_: [m for m in all_ if m.get("role") == "user"]),
+    "later_instructions_are_dropped": messages(lambda m: [*m[:1], *no_instructions(m[1:])]),
+    "instructions_become_a_user_s_message": each(lambda m: m.update(role="user"), role="developer"),
+    "only_the_last_of_two_results_is_told": messages(lambda m: m[:-2] + m[-1:]),
+    "special_tokens_typed_as_text_are_taken_out": each(
+        texts(lambda text: re.sub(r"<\|\w+\|>", "", text))
+    ),
+    "texts_are_normalised": each(texts(lambda text: unicodedata.normalize("NFKC", text))),
+    "first_part": lambda m: (
+        m.update(content=m["content"][:1]) if isinstance(m.get("content"), list) else None
+    ),
+    "last_item": items(lambda listed: listed[-1:]),
+    "no_reasoning_items": items(
+        lambda listed: [item for item in listed if item.get("type") != "reasoning"]
+    ),
+    "no_reasoning_item": lambda answer: answer.update(
+        output=[item for item in answer["output"] if item["type"] != "reasoning"]
+    ),
+    "call_without_id": lambda answer: [
+        item.update(call_id="") for item in answer["output"] if item["type"] == "function_call"
+    ],
+    "delta_of_a_response_is_lost": drop_where(lambda e: e["type"] == "response.output_text.delta"),
+    "response_whose_stream_ends_without_usage": change(
+        -1, lambda event: event["response"].update(usage=None)
+    ),
+    "delta_of_a_response_s_reasoning_is_lost": drop_where(
+        lambda event: event["type"] == "response.reasoning_text.delta"
+    ),
 }

@@ -161,9 +161,9 @@ def empty_but_the_first() -> Exchange:
         count += of_chats or request.path == COMPLETIONS
         empty: Json = {"content": None, "reasoning": "", "tool_calls": []}
         if of_chats and count > 1:
-            return changed(answer, message(lambda said: said.update(empty)))
+            return changed(answer, message(lambda part: part.update(empty)))
         if request.path == COMPLETIONS and count > 1:
-            return changed(answer, choice(lambda said: said.update(text="")))
+            return changed(answer, choice(lambda part: part.update(text="")))
         return answer
 
     return hook
@@ -237,10 +237,10 @@ def says_other_ids(request: Request, forward: Forward) -> Answer:
     body["messages"] = no_instructions(body["messages"])
     answer = forward(replace(request, content=json.dumps(body).encode()))
 
-    def lie(said: Json) -> None:
-        said["prompt_token_ids"] = whole.get("prompt_token_ids")
+    def lie(answered: Json) -> None:
+        answered["prompt_token_ids"] = whole.get("prompt_token_ids")
         prompt = whole["usage"]["prompt_tokens"]
-        usage = said["usage"]
+        usage = answered["usage"]
         usage.update(prompt_tokens=prompt, total_tokens=prompt + usage["completion_tokens"])
 
     return changed(answer, lie)

@@ -55,16 +55,10 @@ class Fault:
 #: Values of a parameter that do nothing; they are not scaled.
 NEUTRAL = (0.0, 1.0, -1)
 PARTS = {
-    "top": fault_changes.top,
-    "choice": fault_changes.choice,
-    "message": fault_changes.message,
-    "usage": fault_changes.usage,
-    "chat_entry": fault_changes.chat_entry,
-    "tool_call": fault_changes.tool_call,
-    "tool_call.function": lambda change: fault_changes.tool_call(
-        lambda call: change(call["function"])
-    ),
+    name: getattr(fault_changes, name)
+    for name in ("top", "choice", "message", "usage", "chat_entry", "tool_call")
 }
+PARTS["tool_call.function"] = lambda change: PARTS["tool_call"](lambda c: change(c["function"]))
 
 
 def _edit(row: Json) -> Callable[[Json], Json]:
@@ -168,21 +162,16 @@ class FaultProxy:
         answer = self._ask(replace(request, content=content))
         if answer.status != 200 or request.path not in (COMPLETIONS, CHAT, RESPONSES):
             return answer
-        changed = broken(
-            fault, request.path, answer.content_type, answer.content.decode("utf-8", "replace")
-        )
+        text = answer.content.decode("utf-8", "replace")
+        changed = broken(fault, request.path, answer.content_type, text)
         return replace(answer, content=changed.encode())
 
     def _ask(self, request: Request) -> Answer:
         """What the server behind says."""
         key = f"Bearer {self._key}" if request.key is None else request.key
-        sent = self._http.build_request(
-            request.method,
-            self._upstream + request.path,
-            content=request.content,
-            headers={"Content-Type": "application/json", "Authorization": key},
-        )
-        answer = self._http.send(sent)
+        headers = {"Content-Type": "application/json", "Authorization": key}
+        url = self._upstream + request.path
+        answer = self._http.request(request.method, url, content=request.content, headers=headers)
         return Answer(answer.status_code, answer.headers.get("content-type", ""), answer.content)
 
 

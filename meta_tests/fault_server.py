@@ -12,6 +12,7 @@ import tomllib
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
+from installed import compiled
 from loopback import JsonHandler, say
 
 FAULTS = tomllib.loads((Path(__file__).parent / "data" / "fault-server.toml").read_text("utf-8"))
@@ -87,13 +88,9 @@ def start_up(fault: str) -> None:
     if fault == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if fault == "orphan":
-        ignore = (
-            "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
-        )
-        launch = (
-            "import subprocess, sys; "
-            f"subprocess.Popen([sys.executable, '-c', {ignore!r}], start_new_session=True)"
-        )
+        ignore = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(3600)"
+        started = f"subprocess.Popen([sys.executable, '-c', {ignore!r}], start_new_session=True)"
+        launch = f"import subprocess, sys; {started}"
         subprocess.run([sys.executable, "-c", launch], check=True)
     if fault == "zombie":
         os.posix_spawn("/bin/true", ["true"], {})  # not Popen: that would reap it
@@ -112,16 +109,7 @@ def build(seconds: int) -> None:
     """What FlashInfer leaves in its cache while ninja compiles, a file a second."""
     base = Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer"
     folder = base / "0.7.2" / "121a" / "cached_ops" / "fused_moe_120"
-    folder.mkdir(parents=True, exist_ok=True)
-    outputs = [folder / f"{number}.cuda.o" for number in range(seconds)]
-    rules = [f"build {output}: cuda_compile x.cu" for output in outputs]
-    rules.append(f"build {folder}/fused_moe_120.so: link {' '.join(map(str, outputs))}")
-    if not (folder / "fused_moe_120.so").exists():
-        (folder / "build.ninja").write_text("\n".join(rules))
-        for output in outputs:
-            work("ninja", 1)
-            output.touch()
-        (folder / "fused_moe_120.so").touch()
+    compiled(folder, folder.name, seconds, lambda: work("ninja", 1))
 
 
 def main() -> None:

@@ -56,22 +56,22 @@ def _run(folder: Path, plan: str, against: Path | None = None) -> Path:
 
 
 def _row(number: int, run: verdict_file.VerdictFile, minutes: float) -> str:
-    held = run.against
-    wrong = [*held.new, *held.changed, *held.missing, *held.path, *held.worse]
+    against = run.against
+    wrong = [*against.new, *against.changed, *against.missing, *against.path, *against.worse]
     ran = sum(test.executed for test in run.tests)
-    said = "; ".join(item.replace("|", "\\|") for item in wrong) or "nothing"
+    reasons = "; ".join(item.replace("|", "\\|") for item in wrong) or "nothing"
     return (
-        f"| {number} | {run.verdict.value} | {ran} | {len(held.known)} | {said} | "
+        f"| {number} | {run.verdict.value} | {ran} | {len(against.known)} | {reasons} | "
         f"{_most(run)} | {minutes:.1f} |"
     )
 
 
 def _most(run: verdict_file.VerdictFile) -> str:
-    there = run.against.measured if run.against is not None else {}
+    before = run.against.measured if run.against is not None else {}
     changes = {
-        name: 100 * (here.value / there[name].value - 1)
-        for name, here in run.metrics.items()
-        if name in there and here.value and there[name].value
+        name: 100 * (metric.value / before[name].value - 1)
+        for name, metric in run.metrics.items()
+        if name in before and metric.value and before[name].value
     }
     if not changes:
         return "none measured"

@@ -45,9 +45,8 @@ def failures(server: Server, seed: int) -> list[str]:
     for name in ("temperature", "top_p", "top_k", "min_p"):
         checks[f"{name} of chats"] = functools.partial(sampled.chats_obey, sampler.api, seed, name)
     for form in get_args(sampling.Form):
-        checks[form] = functools.partial(
-            sampling.form_obeys_temperature_and_top_p, sampler.api, form
-        )
+        obeys = sampling.form_obeys_temperature_and_top_p
+        checks[form] = functools.partial(obeys, sampler.api, form)
     if counters.drafted(server.endpoint) is not None:
         bound, texts_of = PROFILE.correctness.agreement, prompts.continuations()
         drafts = Speculation(server, Asker(server), texts_of, bound, "", can)

@@ -7,16 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fault_changes import Json, choice, top
+from fault_changes import Json, top
 from fault_exchanges import CHAT, COMPLETIONS, RESPONSES, Answer, Exchange, Forward, Request
 from two_steps import in_two_steps
 
 Chunks = Callable[[list[Json]], list[Json]]
 Text = Callable[[str], str]
-
-
-def logprobs(change: Callable[[Json], Any]) -> Callable[[Json], Json]:
-    return choice(lambda part: change(part["logprobs"]) if part.get("logprobs") else None)
 
 
 def shifted_logprobs(listed: Json) -> None:

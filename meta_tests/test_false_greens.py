@@ -3,7 +3,7 @@
 import catalogue_rows
 import pytest
 from data_rows import table
-from false_greens import Case, Place, cases
+from false_greens import Case, Kit, cases
 
 #: Some seconds each, and another case of the same item stays.
 LONG = table(__name__, "LONG")
@@ -19,18 +19,18 @@ CASES = [_case(case) for case in cases()]
 
 
 @pytest.fixture
-def place(run_pytest, start_pytest, fault_server, timed_server, tmp_path, canary_bf16) -> Place:
+def kit(run_pytest, start_pytest, fault_server, timed_server, tmp_path, canary_bf16) -> Kit:
     """Where a case happens."""
-    return Place(run_pytest, start_pytest, fault_server, timed_server, tmp_path, canary_bf16)
+    return Kit(run_pytest, start_pytest, fault_server, timed_server, tmp_path, canary_bf16)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_is_not_green_and_its_clean_twin_is(case, place):
-    found, clean = case.fault(place), case.clean(place)
+def test_it_is_not_green_and_its_clean_twin_is(case, kit):
+    fault, clean = case.fault(kit), case.clean(kit)
     catalogue_rows.keep({
-        "item": case.item, "name": case.name, "green": found.green, "verdict": found.verdict,
-        "said": found.said, "clean": clean.green,
+        "item": case.item, "name": case.name, "green": fault.green, "verdict": fault.verdict,
+        "said": fault.text, "clean": clean.green,
     })  # fmt: skip
-    assert not found.green, f"required: not green, seen: {found}"
-    assert case.expected in found.said, f"required: it says {case.expected!r}, seen: {found}"
+    assert not fault.green, f"required: not green, seen: {fault}"
+    assert case.expected in fault.text, f"required: it says {case.expected!r}, seen: {fault}"
     assert clean.green, f"required: the clean twin passes, seen: {clean}"

@@ -2,6 +2,7 @@
 a sample, on one real vLLM. Faults of the protocol are put by a proxy in front of it
 (`protocol_faults.py`), faults of the model into it (`model_faults.py`); at last it is killed."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -24,14 +25,8 @@ from sm121.engines.life import Alive, Dead, ManagedLife
 pytestmark = pytest.mark.timeout(1200)
 
 HERE = Path(__file__).parent
-
-
 #: Of the protocol faults. `make catalogues` has all of them.
-PROTOCOL = (
-    "usage counts one token more",
-    "a stream that drops a token",
-    "200 for an error",
-)
+PROTOCOL = ("usage counts one token more", "a stream that drops a token", "200 for an error")
 #: Of the wrong models, and the test that notices each.
 MODELS = {
     "one block's scale one step up": model_faults.ORACLE,
@@ -66,59 +61,60 @@ def judge(sabotaged, run_pytest):
 
 def test_a_sample_of_the_protocol_faults_is_caught(real_vllm):
     endpoint = real_vllm.endpoint
-    found = list(protocol_faults.outcomes(endpoint.base_url, endpoint.api_key, PROTOCOL))
-    survivors = [outcome for outcome in found if not outcome.killed]
-    assert len(found) == len(PROTOCOL) and not survivors, survivors
+    outcomes = list(protocol_faults.outcomes(endpoint.base_url, endpoint.api_key, PROTOCOL))
+    survivors = [outcome for outcome in outcomes if not outcome.killed]
+    assert len(outcomes) == len(PROTOCOL) and not survivors, survivors
 
 
 @pytest.mark.slow("lies by pairs have a catalogue of their own")
 def test_two_lies_at_once_are_told_apart(real_vllm, tmp_path):
     """Each is detected by its own test; without a lie both pass. The second touches both tests."""
-    own = {"the second stop token is ignored": "test_a_stop_token_ends_the_answer"}
-    own["one id for all completions"] = "test_answers_have_ids_and_times"
+    tests = {
+        "the second stop token is ignored": "test_a_stop_token_ends_the_answer",
+        "one id for all completions": "test_answers_have_ids_and_times",
+    }
     endpoint, script = real_vllm.endpoint, str(HERE / "lies.py")
     options = f"--base-url={endpoint.base_url}", f"--key={endpoint.api_key}", f"--state={tmp_path}"
-    only = f"--output={tmp_path}/page.md", "--only", " or ".join(own.values())
-    subprocess.run([sys.executable, script, *options, *only, *own], check=True)
+    only = f"--output={tmp_path}/page.md", "--only", " or ".join(tests.values())
+    subprocess.run([sys.executable, script, *options, *only, *tests], check=True)
     rows = map(json.loads, (tmp_path / "rows.jsonl").read_text("utf-8").splitlines())
     noticed = {row["lie"]: {test.rpartition("::")[2] for test in row["fails"]} for row in rows}
-    assert noticed == {lie: {test} for lie, test in own.items()}
+    assert noticed == {lie: {test} for lie, test in tests.items()}
 
 
 @pytest.mark.slow("four whole runs; test_against.py has the rules, without an engine")
 def test_a_known_failure_is_not_red_and_another_one_is(real_vllm, run_pytest, tmp_path):
     """Whole runs against a trusted one: the same deviation, another one, and a mere courtesy."""
-    usage, refused = "test_usage_equals_the_ids", "test_request[prompt-is-a-number]"
+    tests = ("test_usage_equals_the_ids", "test_request[prompt-is-a-number]")
     endpoint, faults = real_vllm.endpoint, fault_proxy.FAULTS
     first = faults["usage counts one token more"]
     with fault_proxy.FaultProxy.listening(endpoint.base_url, first, endpoint.api_key) as door:
 
-        def judged(name: str, *options: str) -> tuple[int, dict]:
+        def judged(name: str, fault: str = "") -> tuple[int, dict]:
             report = tmp_path / name
-            status, run = run_pytest(
-                *(f"tests/test_correctness.py::{test}" for test in (usage, refused)),
+            if fault:
+                door.switch(faults[fault])
+            _, run = run_pytest(
+                *(f"tests/test_correctness.py::{test}" for test in tests),
                 "--arch", "cpu", "--base-url", door.base_url, "--api-key", endpoint.api_key,
-                "--report-dir", str(report), *options,
+                "--report-dir", str(report),
+                *([] if name == "trusted" else ["--against", str(tmp_path / "trusted")]),
             )  # fmt: skip
             assert (report / "verdict.json").is_file(), run.output
-            return status, json.loads((report / "verdict.json").read_text("utf-8"))
+            verdict = json.loads((report / "verdict.json").read_text("utf-8"))
+            return verdict["exit_status"], verdict
 
         status, trusted = judged("trusted")
         assert status == 1 and trusted["verdict"] == "FAIL"
-        against = "--against", str(tmp_path / "trusted")
-        status, run = judged("again", *against)
+        status, run = judged("again")
         assert status == 0, run["reason"]
-        assert (
-            run["reason"].startswith("not worse than the run of ")
-            and "1 failed and is known" in (run["reason"])
-        )
-        door.switch(faults["an error without error object"])
-        status, run = judged("courtesy", *against)
+        assert run["reason"].startswith("not worse than the run of ")
+        assert "1 failed and is known" in run["reason"]
+        status, run = judged("courtesy", "an error without error object")
         assert status == 0 and len(run["against"]["mended"]) == 1, run["reason"]
-        listed = [test for test in run["tests"] if test["tolerated"] == "listed"]
-        assert [test["severity"] for test in listed] == ["courtesy"], run["tests"]
-        door.switch(faults["500 for 400"])
-        status, run = judged("worse", *against)
+        listed = [test["severity"] for test in run["tests"] if test["tolerated"] == "listed"]
+        assert listed == ["courtesy"], run["tests"]
+        status, run = judged("worse", "500 for 400")
         assert status == 1 and not run["against"]["no_worse"]
         assert len(run["against"]["new"]) == 1 and "500" in run["reason"], run["reason"]
 
@@ -135,38 +131,31 @@ def test_a_wrong_model_is_noticed(judge, fault):
 
 @pytest.mark.slow("what such a file tells is in test_golden.py, without an engine")
 def test_a_golden_file_tells_the_intact_model_from_a_wrong_one(judge, tmp_path):
-    golden = tmp_path / "golden.json"
-    status, run = judge(model_faults.CLEAN, "golden", options=("--record-golden", str(golden)))
-    assert status == 0, run.output
-    status, run = judge(model_faults.CLEAN, "golden", options=("--golden", str(golden)))
-    assert status == 0, run.output
+    golden = str(tmp_path / "golden.json")
+    for option in ("--record-golden", "--golden"):
+        status, run = judge(model_faults.CLEAN, "golden", options=(option, golden))
+        assert status == 0, run.output
     assert any("top-1 agreement 100.00%" in line for line in run.verdict["remarks"])
-    status, run = judge("YaRN factor 16 for 32", "golden", options=("--golden", str(golden)))
+    status, run = judge("YaRN factor 16 for 32", "golden", options=("--golden", golden))
     assert status == 1, run.output
     message = run.verdict["tests"][0]["message"]
     assert re.search(r"prompt '[\w ]+' is the first of \d that differ", message), message
 
 
-@pytest.mark.slow("two runs; test_exams.py has the rules, without an engine")
+@pytest.mark.slow("two runs; test_accuracy.py has the rules, without an engine")
 def test_an_accuracy_slice_is_judged_and_kept(judge, tmp_path):
     capitals = {"France": "Paris", "Spain": "Madrid", "Japan": "Tokyo", "Italy": "Rome"}
-    questions = tmp_path / "questions.jsonl"
-    lines = [
-        {
-            "prompt": f"The capital of {country} is",
-            "answer": city,
-            "kind": "begins",
-            "id": f"{n}{country}",
-        }
-        for n in range(5)
-        for country, city in capitals.items()
-    ]
-    questions.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    status, run = judge(model_faults.CLEAN, "accuracy", options=("--questions", str(questions)))
+    file = tmp_path / "questions.jsonl"
+    with file.open("w") as questions:
+        for n, (country, city) in itertools.product(range(5), capitals.items()):
+            prompt = {"prompt": f"The capital of {country} is", "answer": city, "kind": "begins"}
+            questions.write(f"{json.dumps({**prompt, 'id': f'{n}{country}'})}\n")
+    options = ("--questions", str(file))
+    status, run = judge(model_faults.CLEAN, "accuracy", options=options)
     assert status == 0, run.output
-    kept = run.report / "accuracy.jsonl"
-    assert len(kept.read_text().splitlines()) == len(lines)
-    options = ("--questions", str(questions), "--questions-baseline", str(kept))
+    outputs = run.report / "accuracy.jsonl"
+    assert len(outputs.read_text().splitlines()) == 20
+    options += ("--questions-baseline", str(outputs))
     status, run = judge("embedding rows shifted by one", "accuracy", options=options)
     assert status == 1 and "not worse than the baseline" in run.output, run.output
 
@@ -219,9 +208,8 @@ def test_the_published_table_of_models_is_of_these_faults():
     missing = [name for name in model_faults.FAULTS if f"| {name} |" not in published]
     assert not missing, "run python meta_tests/model_faults.py"
     assert "**survives**" not in published
-    assert all(
-        reason in published for table in model_faults.NOT_FOR.values() for reason in table.values()
-    )
+    reasons = [reason for table in model_faults.NOT_FOR.values() for reason in table.values()]
+    assert all(reason in published for reason in reasons)
 
 
 def test_an_engine_that_is_killed_is_dead_and_leaves_nothing(sabotaged):

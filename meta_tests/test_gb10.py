@@ -29,9 +29,9 @@ def behind(canary_bf16: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _said(verdict: dict) -> str:
-    asked = f" (asked: {verdict['question']}?)" if verdict["question"] else ""
+    question = f" (asked: {verdict['question']}?)" if verdict["question"] else ""
     doubts = f" (not proven: {'; '.join(verdict['unproven'])})" if verdict["unproven"] else ""
-    parts = [verdict["reason"] + asked + doubts, verdict["box"].get("reason") or ""]
+    parts = [verdict["reason"] + question + doubts, verdict["box"].get("reason") or ""]
     parts += verdict["remarks"]
     parts += [f"{crash['kind']}: {crash['summary']}" for crash in verdict["crashes"]]
     parts += [test["message"] or "" for test in verdict["tests"] if test["verdict"] != "PASS"]
@@ -48,15 +48,15 @@ def test_the_suite_says_what_is_so(case: Case, request: pytest.FixtureRequest, t
     box = Machine(tmp_path / "gb10", case.release, behind, **case.changes)
     box.build()
     began = time.monotonic()
-    own = contextlib.nullcontext(())
-    with own if case.served is None else box.served(*case.served, tail=case.tail) as attached:
+    nothing = contextlib.nullcontext(())
+    with nothing if case.served is None else box.served(*case.served, tail=case.tail) as attached:
         done = box.run("--plan", "quick", "--share-machine", *case.arguments, *attached)
     assert (box.report / "verdict.json").is_file(), done.stdout
     verdict = box.verdict
-    said = _said(verdict)
+    text = _said(verdict)
     catalogue_rows.keep({
         "name": case.name, "release": case.release, "healthy": case in HEALTHY,
-        "verdict": verdict["verdict"], "said": said.partition("\n")[0],
+        "verdict": verdict["verdict"], "said": text.partition("\n")[0],
         "seconds": round(time.monotonic() - began), "asked": " ".join(case.arguments),
     })  # fmt: skip
     assert re.fullmatch(case.verdict, verdict["verdict"]), (
@@ -64,10 +64,10 @@ def test_the_suite_says_what_is_so(case: Case, request: pytest.FixtureRequest, t
     )
     failed = [test["id"] for test in verdict["tests"] if test["verdict"] not in ("PASS", "NOT_RUN")]
     others = [name for name in failed if case.alone and not re.fullmatch(case.alone, name)]
-    assert not others, f"required: {case.alone} alone, seen: {others}\n{said}"
-    missing = [word for word in case.says if not re.search(word, said)]
-    assert not missing, f"required: {missing} in what is said, seen:\n{said}"
-    assert (done.returncode == 0) == (case.verdict == "PASS"), f"status {done.returncode}\n{said}"
+    assert not others, f"required: {case.alone} alone, seen: {others}\n{text}"
+    missing = [word for word in case.says if not re.search(word, text)]
+    assert not missing, f"required: {missing} in what is said, seen:\n{text}"
+    assert (done.returncode == 0) == (case.verdict == "PASS"), f"status {done.returncode}\n{text}"
 
 
 def test_what_is_timed_is_text_of_the_checkpoints_tokenizer(canary_bf16):

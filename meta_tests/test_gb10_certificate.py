@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import operator
 from pathlib import Path
 
 import pytest
@@ -24,27 +25,9 @@ GB10 = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
 OPERATIONS = table(__name__, "OPERATIONS")
 
 
-def _bound(own: profile.Profile) -> str | None:
-    return None if "auto" in own.correctness.agreement else "no correctness.agreement for auto"
-
-
-#: What a test uses, on what that can run on a GB10, and why not.
-WAYS = {
-    "reference": ("the oracle, in BF16", lambda _own: None),
-    "candidate": (
-        "the profile's exam",
-        lambda own: None if own.correctness.exam else "no correctness.exam",
-    ),
-    "continuations": ("answers within correctness.agreement", _bound),
-    "measured_history": ("a stored run (--benchmark-autosave)", lambda _own: None),
-    "matrix": ("the profile's matrix", lambda own: None if own.matrix else "no [matrix]"),
-    "box": ("the box", lambda own: None if own.box else "no [box]"),
-    "compilation": ("nvcc and cuobjdump", lambda _own: None),
-    "decode_profile": (
-        "the engine's profiler",
-        lambda own: None if own.engine.profiler != "off" else "engine.profiler is off",
-    ),
-}
+#: By what a test uses: on what that can run on a GB10; what of the profile has to be there for it,
+#: and why it cannot run without.
+WAYS = table(__name__, "WAYS")
 
 
 def _of_level(level: str) -> dict[str, object]:
@@ -55,10 +38,10 @@ def _of_level(level: str) -> dict[str, object]:
     return {name: value for name, value in vars(module).items() if name.startswith("test_")}
 
 
-def _judged(own: profile.Profile, operation: str) -> tuple[str, str | None]:
+def _judged(judging: profile.Profile, operation: str) -> tuple[str, str | None]:
     """By which provider the kernel of the path is judged."""
-    path = served.expected(own.path_of(own.under_test), None)
-    (choice,) = serving.choices(own.engine.name, own.arch, path, operation)
+    path = served.expected(judging.path_of(judging.under_test), None)
+    (choice,) = serving.choices(judging.engine.name, judging.arch, path, operation)
     if choice.nothing is not None:
         return f"does not apply: {choice.nothing}", None
     if choice.provider is None:
@@ -67,59 +50,64 @@ def _judged(own: profile.Profile, operation: str) -> tuple[str, str | None]:
     provider = getattr(importlib.import_module(f"sm121.kernels.{row.module}"), row.maker)
     if why := protocol.declaration(provider).absent.get(operation):
         return f"does not apply: {why}", None
-    there = hasattr(provider, operation)
-    return f"provider {choice.provider}: {operation}", None if there else f"it has no {operation}"
+    has_it = hasattr(provider, operation)
+    return f"provider {choice.provider}: {operation}", None if has_it else f"it has no {operation}"
 
 
-def way(own: profile.Profile, name: str, test: object) -> tuple[str, str | None]:
+def way(judging: profile.Profile, name: str, test: object) -> tuple[str, str | None]:
     """How a test can run, and why it never can; None where it can."""
     test = inspect.unwrap(test)
     marks = {mark.name: mark.args for mark in getattr(test, "pytestmark", [])}
-    if (ability := marks.get("ability")) and (why := own.correctness.cannot.get(ability[0])):
+    if (ability := marks.get("ability")) and (why := judging.correctness.cannot.get(ability[0])):
         return f"does not apply: {why}", None
     if (operation := OPERATIONS.get(name)) is not None:
-        return _judged(own, operation)
+        return _judged(judging, operation)
     if name == "test_answers_are_as_long_as_they_should_be":
-        band = own.correctness.mean_answer_tokens
+        band = judging.correctness.mean_answer_tokens
         return "the profile's band", None if band else "no correctness.mean_answer_tokens"
     handle = getattr(test, "hypothesis", None)
     uses = inspect.signature(handle.inner_test if handle else test).parameters
     for fixture in uses:
         if fixture in WAYS:
-            how, obstacle = WAYS[fixture]
-            return how, obstacle(own)
+            how, *needs = WAYS[fixture]
+            if not needs:
+                return how, None
+            field, why = needs
+            value = operator.attrgetter(field)(judging)
+            is_there = "auto" in value if isinstance(value, dict) else value and value != "off"
+            return how, None if is_there else why
     return "the server", None
 
 
-def ways(own: profile.Profile) -> dict[str, tuple[str, str | None]]:
-    found = {}
-    for level in own.certify.levels:
+def ways(judging: profile.Profile) -> dict[str, tuple[str, str | None]]:
+    by_test = {}
+    for level in judging.certify.levels:
         tests = _of_level(level)
-        for asked in certification.inventory()[level]:
-            name = asked.partition("::")[2]
-            found[asked] = way(own, name, tests[name])
-    return found
+        for test in certification.inventory()[level]:
+            name = test.partition("::")[2]
+            by_test[test] = way(judging, name, tests[name])
+    return by_test
 
 
 def test_no_test_is_a_gap_for_ever():
     """Before, seven were: the oracle's four, the length of answers, and two of MXFP4's bytes."""
-    found = ways(GB10)
-    gaps = {asked: why for asked, (_, why) in found.items() if why is not None}
+    by_test = ways(GB10)
+    gaps = {test: why for test, (_, why) in by_test.items() if why is not None}
     assert not gaps, gaps
-    apart = [asked for asked, (how, _) in found.items() if how.startswith("does not apply")]
-    own = ("test_correctness", "_decodes_", "_encodes_by", "test_any_finite_values")
-    assert all(any(part in asked for part in own) for asked in apart), apart
-    of_kernels = [asked for asked in apart if "test_kernel" in asked]
+    apart = [test for test, (how, _) in by_test.items() if how.startswith("does not apply")]
+    parts = ("test_correctness", "_decodes_", "_encodes_by", "test_any_finite_values")
+    assert all(any(part in test for part in parts) for test in apart), apart
+    of_kernels = [test for test in apart if "test_kernel" in test]
     assert len(of_kernels) == 2, "MXFP4 weights are decoded inside the kernels"
 
 
 @pytest.mark.parametrize("ability", ["answer_length"])
 def test_a_gap_is_seen(ability):
     """Without its reason a test that cannot run is one."""
-    known = {k: v for k, v in GB10.correctness.cannot.items() if k != ability}
-    correctness = GB10.correctness.model_copy(update={"cannot": known})
-    found = ways(GB10.model_copy(update={"correctness": correctness}))
-    assert [why for _, why in found.values() if why is not None]
+    reasons = {k: v for k, v in GB10.correctness.cannot.items() if k != ability}
+    correctness = GB10.correctness.model_copy(update={"cannot": reasons})
+    by_test = ways(GB10.model_copy(update={"correctness": correctness}))
+    assert [why for _, why in by_test.values() if why is not None]
 
 
 def test_each_gate_is_of_a_metric_that_is_measured():

@@ -45,7 +45,7 @@ def start(start_pytest, canary_bf16, short_folder):
 
 def check_nothing_left(run, memory_before: Memory) -> None:
     # pytest, supervisor, API server, resource tracker, engine core, worker
-    assert len(run.seen) >= 6, f"the tree was seen while it lived: {run.seen}"
+    assert len(run.processes) >= 6, f"the tree was seen while it lived: {run.processes}"
     left = run.left()
     assert not left, f"required: no process, seen: {left}"
     port = int(re.findall(r"ready after .* on port (\d+)", run.output)[0])

@@ -5,10 +5,11 @@ import dataclasses
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from data_rows import from_data, table
-from false_greens.engine import VARIABLES, environment, script
+from false_greens.engine import VARIABLES, script
 from false_greens.errors import API, CORE, ILLEGAL, LOGGED, REPORTED, stack
 from servers import executable
 
@@ -133,7 +134,7 @@ def test_messages_that_cannot_be_read_are_said_of_a_gpu(tmp_path):
             unread.append(session.kernel_unread)
         remarks.extend(session.file.remarks)
 
-    with environment({**VARIABLES, "PATH": f"{tmp_path}:{os.environ['PATH']}"}):
+    with mock.patch.dict(os.environ, {**VARIABLES, "PATH": f"{tmp_path}:{os.environ['PATH']}"}):
         outcome = script(SimpleNamespace(tmp_path=tmp_path), "run", doing)
     assert outcome.green and unread[0] is None and "not permitted" in unread[1]
     assert remarks.count(unread[1]) == 1
@@ -159,7 +160,7 @@ def test_a_driver_without_memory_is_well_at_a_start_and_never_while_it_serves(
         session.judge_kernel()
         assert bool(offsets) == any("vllm#56824" in remark for remark in session.file.remarks)
 
-    with environment({**VARIABLES, "PATH": f"{tmp_path}:{os.environ['PATH']}"}):
+    with mock.patch.dict(os.environ, {**VARIABLES, "PATH": f"{tmp_path}:{os.environ['PATH']}"}):
         assert script(SimpleNamespace(tmp_path=tmp_path), "run", doing).verdict == verdict
 
 
@@ -220,9 +221,9 @@ def test_the_kernel_of_another_node_counts_too(tmp_path, arch, messages, verdict
         kernels = {"node 1 (spark2)": kernel_messages.KernelMessages(messages)}
         session.server_stopped("x", StopReport(0, (), True, 0, 1.0, kernels=kernels))
 
-    with environment(VARIABLES):
+    with mock.patch.dict(os.environ, VARIABLES):
         outcome = script(SimpleNamespace(tmp_path=tmp_path), "run", doing)
-    assert outcome.verdict == verdict and ("node 1 (spark2)" in outcome.said) != outcome.green
+    assert outcome.verdict == verdict and ("node 1 (spark2)" in outcome.text) != outcome.green
 
 
 @from_data

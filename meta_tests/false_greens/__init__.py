@@ -1,5 +1,5 @@
 """The catalogue of false greens: each way to a PASS that is none, and its clean twin that passes. A
-module has the cases of some items. A case is a pair of functions of a `Place`: ``fault`` does what
+module has the cases of some items. A case is a pair of functions of a `Kit`: ``fault`` does what
 must not pass, ``clean`` the same without the fault."""
 
 import importlib
@@ -21,7 +21,7 @@ _WORDS = ("PASS", "FAIL", "INCONCLUSIVE", "TRITON", "FLASHINFER", "CUTLASS", "EM
 
 
 @dataclass
-class Place:
+class Kit:
     """What a case has at hand: the fixtures of ``meta_tests/conftest.py``."""
 
     run_pytest: Callable[..., Any]
@@ -36,11 +36,11 @@ class Place:
 @dataclass(frozen=True)
 class Outcome:
     """What was said in the end. `verdict`: of the run, of the metric, or of the decision that the
-    case is about; `said`: the line that gives the reason; `status`: pytest's exit status; None
+    case is about; `text`: the line that gives the reason; `status`: pytest's exit status; None
     where a case asks a function; `certified`: what verdict.json says of the certificate."""
 
     verdict: str
-    said: str
+    text: str
     status: int | None = None
     certified: bool = False
 
@@ -63,8 +63,8 @@ class Case:
 
     item: str
     name: str
-    fault: Callable[[Place], Outcome]
-    clean: Callable[[Place], Outcome]
+    fault: Callable[[Kit], Outcome]
+    clean: Callable[[Kit], Outcome]
     expected: str
     slow: bool = False
 
@@ -87,18 +87,15 @@ def of_data(module: str) -> Iterator[Case]:
         return meant(term, named)
 
     for name, row in rows.items():
-        given = [value(each) for each in row.pop("given", ())]
+        arguments = [value(each) for each in row.pop("given", ())]
         fields = {key: value(term) for key, term in row.items()}
         make = fields.pop("make", None)
-        yield make(name, *given, **fields) if make else Case(**{"name": name, **fields})
+        yield make(name, *arguments, **fields) if make else Case(**{"name": name, **fields})
 
 
 def cases() -> Iterator[Case]:
     """All of them, by item."""
-    found = [
-        case
-        for module in pkgutil.iter_modules(__path__)
-        if not module.name.startswith("__")
-        for case in importlib.import_module(f"{__name__}.{module.name}").CASES
-    ]
-    return iter(sorted(found, key=lambda case: (int(case.item.split()[0]), case.item)))
+    modules = [m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("__")]
+    loaded = [importlib.import_module(f"{__name__}.{name}") for name in modules]
+    every = [case for module in loaded for case in module.CASES]
+    return iter(sorted(every, key=lambda case: (int(case.item.split()[0]), case.item)))

@@ -14,8 +14,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    status, found = catalogue_rows.run("test_false_greens.py")
-    options.output.write_text(catalogue_rows.page("false-greens", found=found), "utf-8")
+    status, rows = catalogue_rows.run("test_false_greens.py")
+    options.output.write_text(catalogue_rows.page("false-greens", found=rows), "utf-8")
     return status
 
 

@@ -31,7 +31,7 @@ from sm121.regression.hypothesis import Criterion, Hypothesis
 from sm121.run import beside
 from sm121.run.verdict_file import VerdictFile
 
-from . import Outcome, Place, of_data
+from . import Kit, Outcome, of_data
 
 _CONFIG = (
     "INFO 11-20 10:00:00 [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
@@ -66,10 +66,9 @@ class _Starts(AbRun):
         log = self.folder / f"server-{len(self.visited)}-{name}.log"
         logs, visit = self.logs[name], self.visited.count(name)
         log.write_text(_CONFIG.format(**_USUAL | logs[min(visit, len(logs)) - 1]))
-        own = _OWN
         made = ServerConfiguration(
-            name, own.engine, own.python, own.model, own.served_name,
-            (*own.arguments, *side.arguments), tuple(side.environment),
+            name, _OWN.engine, _OWN.python, _OWN.model, _OWN.served_name,
+            (*_OWN.arguments, *side.arguments), tuple(side.environment),
         )  # fmt: skip
         endpoint = Endpoint("http://127.0.0.1:9", "x", "canary")
         return Server(endpoint, True, "vllm", None, log, made, None), None
@@ -87,20 +86,18 @@ _OWN = ServerConfiguration("base", "vllm", "python", "canary", "canary")
 
 def _kernel_path(server: Server) -> KernelPath:
     path = read_log(server.log)
-    reports = requested.compare(server.configuration, path, dict(server.configuration.environment))
-    return path.model_copy(
-        update={"requested": reports, "differences": requested.different(reports)}
-    )
+    rows = requested.compare(server.configuration, path, dict(server.configuration.environment))
+    return path.model_copy(update={"requested": rows, "differences": requested.different(rows)})
 
 
 @in_two_steps
-def _compared(place: Place, sides: Sequence[str], logs: Logs) -> Outcome:
+def _compared(kit: Kit, sides: Sequence[str], logs: Logs) -> Outcome:
     """The comparison and the hypothesis of one run, judged as the two tests do."""
-    folder = place.tmp_path / f"compared-{next(_NUMBERS)}"
+    folder = kit.tmp_path / f"compared-{next(_NUMBERS)}"
     folder.mkdir()
     file = VerdictFile.model_construct(metrics={}, unproven=[], levels={}, profile="meta")
     harness = SimpleNamespace(
-        say=lambda *_said: None, save=lambda: None, redact=str, pool=None, directory=folder,
+        say=lambda *_line: None, save=lambda: None, redact=str, pool=None, directory=folder,
         kernel_path=_kernel_path, managed_configuration=lambda _name: _OWN, arch="sm121",
         check_alive=lambda: None,
         file=SimpleNamespace(
@@ -118,38 +115,38 @@ def _compared(place: Place, sides: Sequence[str], logs: Logs) -> Outcome:
     run = _Starts(
         harness, parsed, None, lambda _side: None, hypothesis=_PROMISE, logs=logs, folder=folder
     )  # fmt: skip
-    verdicts, said = [], []
+    verdicts, reasons = [], []
     for judge in (run.judge, run.review):
         try:
             judge()
             verdicts.append("PASS")
         except AssertionError as error:
             verdicts.append("FAIL")
-            said.append(str(error))
+            reasons.append(str(error))
         except Undecided as error:
             verdicts.append(error.verdict.value)
-            said.append(str(error))
+            reasons.append(str(error))
     once = len(run.visited) <= 2 * run.pairs * 2 and len(run.visited) == len(run.visits)
     again = "" if once else f"; started again: {run.visited}"
     both = "PASS" if verdicts == ["PASS", "PASS"] else next(v for v in verdicts if v != "PASS")
     if "PASS" in verdicts and both != "PASS":
         both = f"PASS of one: {verdicts}"
-    return Outcome(both, f"{'; '.join(said)}{again}{'; '.join(harness.file.unproven)}")
+    return Outcome(both, f"{'; '.join(reasons)}{again}{'; '.join(harness.file.unproven)}")
 
 
 @in_two_steps
-def _whole_run(place: Place, sides: Sequence[str], faults: str = "") -> Outcome:
+def _whole_run(kit: Kit, sides: Sequence[str], faults: str = "") -> Outcome:
     """``pytest --ab`` on an engine whose B falls back, or does not, or on two URLs."""
-    own = servers.matrix_profile(place.tmp_path, text_file("lenient.toml"))
-    status, run = place.run_pytest(
-        "-p", "matrix_engine", "--profile", str(own), "tests/test_regression.py",
+    profile_file = servers.matrix_profile(kit.tmp_path, text_file("lenient.toml"))
+    status, run = kit.run_pytest(
+        "-p", "matrix_engine", "--profile", str(profile_file), "tests/test_regression.py",
         "--ab", *sides, "-k", "b_is_not_worse",
-        f"--benchmark-storage={place.tmp_path}/s", timeout_s=240.0,
+        f"--benchmark-storage={kit.tmp_path}/s", timeout_s=240.0,
         environment=servers.matrix_variables(faults),
     )  # fmt: skip
     verdict = run.verdict
-    said = "; ".join(test["message"] for test in verdict["tests"])
-    return Outcome(verdict["verdict"], said, status, bool(verdict.get("certified")))
+    messages = "; ".join(test["message"] for test in verdict["tests"])
+    return Outcome(verdict["verdict"], messages, status, bool(verdict.get("certified")))
 
 
 class _Door(socketserver.ThreadingTCPServer):
@@ -183,30 +180,30 @@ def _second_door(port: int) -> Iterator[str]:
 
 
 @in_two_steps
-def _urls(place: Place, same: bool) -> Outcome:
+def _urls(kit: Kit, same: bool) -> Outcome:
     """Two URLs: one server behind two ports, or two servers."""
-    first = place.timed_server("--rate", "500", "--model", "canary").base_url
+    first = kit.timed_server("--rate", "500", "--model", "canary").base_url
     if same:
         with _second_door(int(first.rpartition(":")[2])) as other:
-            return _whole_run((first, other))(place)
-    other = place.timed_server("--rate", "500", "--model", "canary").base_url
-    return _whole_run((first, other))(place)
+            return _whole_run((first, other))(kit)
+    other = kit.timed_server("--rate", "500", "--model", "canary").base_url
+    return _whole_run((first, other))(kit)
 
 
 @in_two_steps
-def _answers(place: Place, sensible: bool) -> Outcome:
+def _answers(kit: Kit, sensible: bool) -> Outcome:
     """What is said of a B that answers noise, or what A answers, after an A that knows a fact."""
     run = AbRun(
         SimpleNamespace(redact=str, profile=profile.load("cpu-tiny-gpt-oss")),
         ab.parse_sides(["", "--x"]), None, lambda _side: None,
     )  # fmt: skip
-    knows = place.fault_server()
-    noise = place.timed_server("--rate", "5000", "--model", "canary").base_url
-    said = None
+    knows = kit.fault_server()
+    noise = kit.timed_server("--rate", "5000", "--model", "canary").base_url
+    reason = None
     for name, url in (("A", knows.base_url), ("B", knows.base_url if sensible else noise)):
         endpoint = Endpoint(url, knows.key, "canary")
-        said = run._forgotten(name, Server(endpoint, False, "x", None, None, None, None))
-    return Outcome("FAIL" if said else "PASS", said or "")
+        reason = run._forgotten(name, Server(endpoint, False, "x", None, None, None, None))
+    return Outcome("FAIL" if reason else "PASS", reason or "")
 
 
 class _Seen(AbRun):
@@ -214,9 +211,9 @@ class _Seen(AbRun):
 
 
 @in_two_steps
-def _logs(place: Place, lines: str) -> Outcome:
+def _logs(kit: Kit, lines: str) -> Outcome:
     """What is said of the log at a URL, to which a server writes between a visit's two looks."""
-    log, decided = place.tmp_path / f"b-{len(lines)}.log", []
+    log, decided = kit.tmp_path / f"b-{len(lines)}.log", []
     log.write_text(f"{_ILLEGAL}\n")  # of an earlier time
     harness = SimpleNamespace(
         profile=SimpleNamespace(under_test="base", path_of=lambda *_: _NOTHING),

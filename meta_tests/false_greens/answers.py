@@ -13,7 +13,7 @@ from sm121.core.level_settings import AgreementBound, GoldenBound
 from sm121.core.server import Server
 from sm121.core.verdict import NotRun
 
-from . import Case, Outcome, Place, of_data
+from . import Case, Kit, Outcome, of_data
 
 ITEM = "11 Answers within a tolerance"
 #: As the profile of a GB10: forks are allowed.
@@ -23,112 +23,109 @@ _OTHER = b"A prompt of somebody else: "
 
 
 @in_two_steps
-def _in_a_batch(_body: Json, together: bool, said: Json, change: Callable[[Json], None]) -> None:
+def _in_a_batch(_body: Json, together: bool, reply: Json, change: Callable[[Json], None]) -> None:
     """Break the answers of requests that are under way together."""
     if together:
-        change(said)
+        change(reply)
 
 
-def _cut(said: Json) -> None:
-    ids = said["ids"][:1]
-    said.update(ids=ids, places=said["places"][:1], text=bytes(ids).decode())
+@in_two_steps
+def _always(_body: Json, _together: bool, reply: Json, change: Callable[[Json], None]) -> None:
+    change(reply)
 
 
-def _others_ids_and_text(said: Json) -> None:
-    other = answer(_OTHER, len(said["ids"]), together=True)
-    said.update(ids=other["ids"], text=other["text"])
+def _cut(reply: Json) -> None:
+    ids = reply["ids"][:1]
+    reply.update(ids=ids, places=reply["places"][:1], text=bytes(ids).decode())
 
 
-def _fork(said: Json) -> int | None:
+def _others_ids_and_text(reply: Json) -> None:
+    other = answer(_OTHER, len(reply["ids"]), together=True)
+    reply.update(ids=other["ids"], text=other["text"])
+
+
+def _fork(reply: Json) -> int | None:
     """Where the first two tokens are as likely as each other."""
-    return next((n for n, p in enumerate(said["places"]) if p[0][1] - p[1][1] < 0.1), None)
+    return next((n for n, p in enumerate(reply["places"]) if p[0][1] - p[1][1] < 0.1), None)
 
 
-def _others_text(said: Json) -> None:
+def _others_text(reply: Json) -> None:
     """Only of answers with a fork: of the others the ids are known, and so is the text."""
-    if _fork(said) is not None:
-        said["text"] = answer(_OTHER, len(said["ids"]), together=True)["text"]
+    if _fork(reply) is not None:
+        reply["text"] = answer(_OTHER, len(reply["ids"]), together=True)["text"]
 
 
-def _shifted(said: Json) -> None:
-    said["ids"] = [*said["ids"][1:], said["ids"][0]]
+def _shifted(reply: Json) -> None:
+    reply["ids"] = [*reply["ids"][1:], reply["ids"][0]]
 
 
-def _usage_of_more(said: Json) -> None:
-    said["usage"] = len(said["ids"]) + 1
+def _usage_of_more(reply: Json) -> None:
+    reply["usage"] = len(reply["ids"]) + 1
 
 
-def _ended_early(said: Json) -> None:
-    said["finish"] = "stop"
+def _ended_early(reply: Json) -> None:
+    reply["finish"] = "stop"
 
 
-def _others_rest(said: Json) -> None:
+def _others_rest(reply: Json) -> None:
     """After the first fork another request's answer, whose beginning nobody can ask from."""
-    place = _fork(said)
-    said["hides_prompt"] = True
-    if place is not None and place + 1 < len(said["ids"]):
-        rest = answer(_OTHER, len(said["ids"]) - place - 1, together=False)
-        said["ids"][place + 1 :] = rest["ids"]
-        said["places"][place + 1 :] = rest["places"]
-        said["text"] = bytes(said["ids"]).decode()
+    fork = _fork(reply)
+    reply["hides_prompt"] = True
+    if fork is not None and fork + 1 < len(reply["ids"]):
+        rest = answer(_OTHER, len(reply["ids"]) - fork - 1, together=False)
+        reply["ids"][fork + 1 :] = rest["ids"]
+        reply["places"][fork + 1 :] = rest["places"]
+        reply["text"] = bytes(reply["ids"]).decode()
 
 
-def _always_cut(_body: Json, _together: bool, said: Json) -> None:
-    _cut(said)
-
-
-def _hides_prompt(_body: Json, _together: bool, said: Json) -> None:
-    said["hides_prompt"] = True
-
-
-def _others_rest_without_prompts(body: Json, together: bool, said: Json) -> None:
-    _hides_prompt(body, together, said)
+def _others_rest_without_prompts(_body: Json, together: bool, reply: Json) -> None:
+    reply["hides_prompt"] = True
     if together:
-        _others_rest(said)
+        _others_rest(reply)
 
 
-def _second_best(_body: Json, _together: bool, said: Json) -> None:
+def _second_best(reply: Json) -> None:
     """Not greedy, and always the same."""
-    found = said["places"][-1]
-    found[0], found[1] = found[1], found[0]
-    said["ids"][-1] = found[0][0]
-    said["text"] = bytes(said["ids"]).decode()
+    likeliest = reply["places"][-1]
+    likeliest[0], likeliest[1] = likeliest[1], likeliest[0]
+    reply["ids"][-1] = likeliest[0][0]
+    reply["text"] = bytes(reply["ids"]).decode()
 
 
 @in_two_steps
 def _in_a_long_answer(
-    _body: Json, _together: bool, said: Json, change: Callable[[Json, int], None]
+    _body: Json, _together: bool, reply: Json, change: Callable[[Json, int], None]
 ) -> None:
     """Break what is said after the sixth token of a request."""
-    for place in range(6, len(said["ids"])):
-        change(said, place)
+    for number in range(6, len(reply["ids"])):
+        change(reply, number)
 
 
-def _drifts(said: Json, place: int) -> None:
+def _drifts(reply: Json, n: int) -> None:
     """Each step of decoding adds to the error."""
-    said["places"][place] = [(t, value - 0.15 * (place - 5)) for t, value in said["places"][place]]
+    reply["places"][n] = [(t, value - 0.15 * (n - 5)) for t, value in reply["places"][n]]
 
 
-def _accepts_a_draft(said: Json, place: int) -> None:
+def _accepts_a_draft(reply: Json, number: int) -> None:
     """What a drafter proposed is said, whatever the model holds for likelier."""
-    first, second, third = said["places"][place]
-    said["places"][place] = [(second[0], first[1]), (first[0], second[1]), third]
-    said["ids"][place] = second[0]
-    said["text"] = bytes(said["ids"]).decode()
+    first, second, third = reply["places"][number]
+    reply["places"][number] = [(second[0], first[1]), (first[0], second[1]), third]
+    reply["ids"][number] = second[0]
+    reply["text"] = bytes(reply["ids"]).decode()
 
 
-def _reads_a_wrong_block(body: Json, _together: bool, said: Json) -> None:
+def _reads_a_wrong_block(body: Json, _together: bool, reply: Json) -> None:
     """A block of the prefix cache that generated tokens filled is another's."""
     if body["max_tokens"] == 1 and isinstance(body["prompt"], list) and len(body["prompt"]) > 30:
         other = answer(_OTHER, 1, together=False)
-        said.update(ids=other["ids"], places=other["places"], text=other["text"])
+        reply.update(ids=other["ids"], places=other["places"], text=other["text"])
 
 
-def _judged(check: Callable[[Place, Server], None], place: Place, broken: Break | None) -> Outcome:
-    write_tokenizer(place.tmp_path)
+def _judged(check: Callable[[Kit, Server], None], kit: Kit, broken: Break | None) -> Outcome:
+    write_tokenizer(kit.tmp_path)
     with scripted(broken) as server:
         try:
-            check(place, server)
+            check(kit, server)
         except AssertionError as error:
             return Outcome("FAIL", str(error))
         except NotRun as error:
@@ -136,30 +133,30 @@ def _judged(check: Callable[[Place, Server], None], place: Place, broken: Break 
     return Outcome("PASS", "")
 
 
-def _asker(place: Place, server: Server) -> Asker:
-    return Asker(server, checkpoint=place.tmp_path)
+def _asker(kit: Kit, server: Server) -> Asker:
+    return Asker(server, checkpoint=kit.tmp_path)
 
 
-def _in_batches(place: Place, server: Server) -> None:
-    equivalence.Continuations(continuations(), BOUND, _asker(place, server)).equal_in_a_batch()
+def _in_batches(kit: Kit, server: Server) -> None:
+    equivalence.Continuations(continuations(), BOUND, _asker(kit, server)).equal_in_a_batch()
 
 
-def _token_by_token(place: Place, server: Server) -> None:
-    equivalence.Continuations(continuations(), BOUND, _asker(place, server)).equal_token_by_token()
+def _token_by_token(kit: Kit, server: Server) -> None:
+    equivalence.Continuations(continuations(), BOUND, _asker(kit, server)).equal_token_by_token()
 
 
-def _against_itself(place: Place, server: Server) -> None:
+def _against_itself(kit: Kit, server: Server) -> None:
     """A recording, and the same server compared with it."""
-    asker, prompts = _asker(place, server), continuations()
-    kept = golden.record(
+    asker, prompts = _asker(kit, server), continuations()
+    recorded = golden.record(
         asker, prompts, model=golden.Identity(served_name="canary"), dtype="auto", engine="vllm",
         engine_version="0.32.0", configuration="cutlass", environment={},
     )  # fmt: skip
-    golden.compare(kept, asker, prompts, GOLDEN, {}).hold(GOLDEN)
+    golden.compare(recorded, asker, prompts, GOLDEN, {}).hold(GOLDEN)
 
 
 def _case(
-    name: str, broken: Break, expected: str, check: Callable[[Place, Server], None] = _in_batches,
+    name: str, broken: Break, expected: str, check: Callable[[Kit, Server], None] = _in_batches,
     *, slow: bool = False,
 ) -> Case:  # fmt: skip
     return Case(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from certificate_tricks import HONEST, ROOT, TRICKS, Tried, tried
 from servers import git
@@ -31,7 +32,7 @@ from sm121.run.verdict_file import (
 )
 from sm121.session import certification, fingerprinting
 
-from . import Case, Outcome, Place, of_data
+from . import Case, Kit, Outcome, of_data
 
 _CPU = "cpu-tiny-gpt-oss"
 _NUMBERS = itertools.count()
@@ -46,41 +47,52 @@ ASKED = Fingerprint(
 
 def run(**changed: Any) -> VerdictFile:
     """A run with a kernel test, judged."""
-    asked = ASKED.model_copy(update=changed.pop("asked", {}))
+    fingerprint = ASKED.model_copy(update=changed.pop("asked", {}))
     fields: dict[str, Any] = {
         "arch": "sm121", "profile": "gb10", "started": "2026-11-20T10:00:00+00:00",
         "engine": EngineReport(name="vllm", version="0.33.0", managed=True, model="m"),
         "tests": [TestReport(id="one", level="kernel", verdict="PASS")],
-        "finished": True, "fingerprint": asked, "reason": "held", **changed,
+        "finished": True, "fingerprint": fingerprint, "reason": "held", **changed,
     }  # fmt: skip
     file = VerdictFile(**fields)
     file.judge()
     return file
 
 
+def _nothing(_changed: object) -> None: ...
+
+
+def _written(folder: Path, file: VerdictFile, edit: dict[str, Any] | None) -> Path:
+    """A folder with the run, in whose verdict.json these fields were edited."""
+    folder.mkdir(parents=True)
+    verdict_file.write(file, folder / "verdict.json")
+    if edit is not None:
+        raw = json.loads((folder / "verdict.json").read_text())
+        (folder / "verdict.json").write_text(json.dumps({**raw, **edit}))
+    return folder
+
+
 # 12: sm121 compare, and the names.
 
 
 @in_two_steps
-def _compared(place: Place, **changed: Any) -> Outcome:
-    sources = []
-    for file in (run(), run(**changed)):
-        path = place.tmp_path / f"compared-{next(_NUMBERS)}.json"
+def _compared(kit: Kit, **changed: Any) -> Outcome:
+    folders = [kit.tmp_path / f"compared-{next(_NUMBERS)}.json" for _ in range(2)]
+    for path, file in zip(folders, (run(), run(**changed)), strict=True):
         verdict_file.write(file, path)
-        sources.append(comparison.read(path))
     try:
-        comparison.refuse_mixed(sources)
+        comparison.refuse_mixed([comparison.read(path) for path in folders])
     except errors.UsageError as error:
         return Outcome("refused", str(error))
     return Outcome("PASS", "side by side")
 
 
 @in_two_steps
-def _named(place: Place, changed: bool) -> Outcome:
+def _named(kit: Kit, changed: bool) -> Outcome:
     text = profile.shipped()[_CPU].read_text("utf-8")
     if changed:
         text = text.replace("repeats = 3", "repeats = 1")
-    file = place.tmp_path / "mine.toml"
+    file = kit.tmp_path / "mine.toml"
     file.write_text(text)
     mine = fingerprinting.is_shipped(profile.load(str(file)))
     label = profile_label(_CPU, Fingerprint(profile="12ab", profile_shipped=mine))
@@ -88,8 +100,8 @@ def _named(place: Place, changed: bool) -> Outcome:
 
 
 @in_two_steps
-def _weights(place: Place, changed: bool) -> Outcome:
-    folder = place.tmp_path / f"checkpoint-{changed}"
+def _weights(kit: Kit, changed: bool) -> Outcome:
+    folder = kit.tmp_path / f"checkpoint-{changed}"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     weights = folder / "model.safetensors"
@@ -114,36 +126,27 @@ def _all(kind: str) -> dict[str, Tried]:
 
 
 @in_two_steps
-def _tricked(_place: Place, name: str, kind: str = "quick") -> Outcome:
-    seen = _all(kind)[name]
-    lines = [x for x in seen.said.splitlines() if x.startswith("ERROR: ") or ": error: " in x]
-    line = " ".join(lines) or seen.said[-300:]
-    return Outcome(f"exit status {seen.status}", line, seen.status)
+def _tricked(_kit: Kit, name: str, kind: str = "quick") -> Outcome:
+    outcome = _all(kind)[name]
+    lines = [x for x in outcome.output.splitlines() if x.startswith("ERROR: ") or ": error: " in x]
+    line = " ".join(lines) or outcome.output[-300:]
+    return Outcome(f"exit status {outcome.status}", line, outcome.status)
 
 
 @in_two_steps
-def _certified(_place: Place, change: Callable[..., None], *tests: str) -> Outcome:
-    own = gated("tg32@d0")
-    file = whole(own)
-    change(file, *tests)
+def _certified(
+    _kit: Kit, change: Callable[..., object] = _nothing, *tests: str, **options: str
+) -> Outcome:
+    gates = gated("tg32@d0")
+    file = whole(gates)
+    change(file, *tests, **options)
     judge(file)
-    certification.certify(file, own, certification.inventory(), deselected=[], inapplicable=set())
+    certification.certify(file, gates, certification.inventory(), deselected=[], inapplicable=set())
     return Outcome(file.verdict.value, file.reason, certified=bool(file.certified))
-
-
-def _honest(_file: VerdictFile) -> None: ...
-
-
-def _waive_a_contract(file: VerdictFile) -> None:
-    waive(file, "test_token_counts_are_exact", severity="contract")
 
 
 def _waive_most(file: VerdictFile) -> None:
     waive(file, *(test.id for number, test in enumerate(file.tests) if number % 10))
-
-
-def _without_numbers(file: VerdictFile) -> None:
-    file.metrics.clear()
 
 
 def _waive_a_slow_gate(file: VerdictFile) -> None:
@@ -152,6 +155,10 @@ def _waive_a_slow_gate(file: VerdictFile) -> None:
     waive(file, "test_decode_rate", severity="courtesy")
     for test in file.tests:
         test.metrics = ["tg32@d0"] if test.waived else []
+
+
+def _without_numbers(file: VerdictFile) -> None:
+    file.metrics.clear()
 
 
 def _without_a_test(file: VerdictFile) -> None:
@@ -168,48 +175,34 @@ def _failed_and_waived(file: VerdictFile) -> None:
 _TEST = "tests/test_smoke.py"
 
 
-def _nothing(_folder: Path) -> None: ...
-
-
-def _copy(place: Place) -> Path:
+def _copy(kit: Kit) -> Path:
     """The suite's tests in a folder of their own."""
-    folder = place.tmp_path / f"copy-{next(_NUMBERS)}"
+    folder = kit.tmp_path / f"copy-{next(_NUMBERS)}"
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 
 
 @in_two_steps
-def _checkout(place: Place, change: Callable[[Path], None] = _nothing) -> Outcome:
+def _checkout(kit: Kit, change: Callable[..., None] = _nothing, *options: str) -> Outcome:
     """A checkout, and what was done in it."""
-    folder = _copy(place)
+    folder = _copy(kit)
     git(folder, "init", "-q")
     git(folder, "add", ".")
     git(folder, "commit", "-qm", "the tests")
-    before = dict(os.environ)
-    try:
-        change(folder)
+    with mock.patch.dict(os.environ):
+        change(folder, *options)
         changed = environment.changed_files(folder, ["tests", "conftest.py"])
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
     if changed is None:
         return Outcome("FAIL", "git does not answer")
     return Outcome("FAIL" if changed else "PASS", f"changed: {', '.join(changed)}")
 
 
-def _change(folder: Path) -> None:
+def _change(folder: Path, *flags: str) -> None:
+    """Change a test, of which git was told this."""
+    for flag in flags:
+        git(folder, "update-index", flag, _TEST)
     file = folder / _TEST
     file.write_text(file.read_text().replace("    assert ", "    assert True or "))
-
-
-def _change_unseen(folder: Path) -> None:
-    git(folder, "update-index", "--assume-unchanged", _TEST)
-    _change(folder)
-
-
-def _skip_worktree(folder: Path) -> None:
-    git(folder, "update-index", "--skip-worktree", _TEST)
-    _change(folder)
 
 
 def _change_elsewhere(folder: Path) -> None:
@@ -217,48 +210,43 @@ def _change_elsewhere(folder: Path) -> None:
     os.environ["GIT_DIR"] = str(folder / "nowhere")
 
 
-def _add(folder: Path) -> None:
+def _add(folder: Path, ignored: str = "") -> None:
+    if ignored:
+        (folder / ".git" / "info" / "exclude").write_text(f"{ignored}\n")
     (folder / "tests" / "test_aaa.py").write_text("import sm121\n")
 
 
-def _add_ignored(folder: Path) -> None:
-    (folder / ".git" / "info" / "exclude").write_text("test_aaa.py\n")
-    _add(folder)
-
-
 @in_two_steps
-def _tarball(place: Place, change: Callable[[Path], None] = _nothing) -> Outcome:
+def _tarball(kit: Kit, change: Callable[[Path], None] = _nothing) -> Outcome:
     """The tests where no commit says what they are."""
-    folder = _copy(place)
+    folder = _copy(kit)
     change(folder)
     foreign = certification.foreign_tests(folder)
     return Outcome("FAIL" if foreign else "PASS", f"changed: {', '.join(foreign)}")
 
 
 @in_two_steps
-def _excused(place: Place, chosen: str) -> Outcome:
-    status, seen = place.run_pytest(
-        "--arch", "cpu", "-k", chosen, "meta_tests/scenarios/excused.py"
-    )
-    return Outcome(seen.verdict["verdict"], seen.verdict["reason"], status)
+def _excused(kit: Kit, chosen: str) -> Outcome:
+    status, ran = kit.run_pytest("--arch", "cpu", "-k", chosen, "meta_tests/scenarios/excused.py")
+    return Outcome(ran.verdict["verdict"], ran.verdict["reason"], status)
 
 
 @in_two_steps
-def _waived(place: Place, test: str, days: int) -> Outcome:
+def _waived(kit: Kit, test: str, days: int) -> Outcome:
     try:
-        waivers.load(waiver_file(place.tmp_path, test, days=days))
+        waivers.load(waiver_file(kit.tmp_path, test, days=days))
     except errors.UsageError as error:
         return Outcome("refused", str(error))
     return Outcome("PASS", "accepted")
 
 
 @in_two_steps
-def _no_level(place: Place, scenario: str) -> Outcome:
-    status, seen = place.run_pytest("--arch", "cpu", "-k", "no_level or first", scenario,
-                                    environment={"NOTES": str(place.tmp_path / "n")})  # fmt: skip
-    found = seen.verdict if (seen.report / "verdict.json").is_file() else {}
-    said = found.get("reason", seen.output[-300:])
-    return Outcome(found.get("verdict", "none"), said, min(status, 5))
+def _no_level(kit: Kit, scenario: str) -> Outcome:
+    status, ran = kit.run_pytest("--arch", "cpu", "-k", "no_level or first", scenario,
+                                   environment={"NOTES": str(kit.tmp_path / "n")})  # fmt: skip
+    verdict = ran.verdict if (ran.report / "verdict.json").is_file() else {}
+    reason = verdict.get("reason", ran.output[-300:])
+    return Outcome(verdict.get("verdict", "none"), reason, min(status, 5))
 
 
 # 14: --resume.
@@ -266,19 +254,14 @@ def _no_level(place: Place, scenario: str) -> Outcome:
 
 @in_two_steps
 def _resumed(
-    place: Place, *, edit: dict[str, Any] | None = None, may: Collection[str] = ("one",),
+    kit: Kit, *, edit: dict[str, Any] | None = None, may: Collection[str] = ("one",),
     **changed: Any,
 ) -> Outcome:  # fmt: skip
-    directory = place.tmp_path / f"resumed-{next(_NUMBERS)}"
-    earlier = directory / "earlier" / "1"
-    earlier.mkdir(parents=True)
+    directory = kit.tmp_path / f"resumed-{next(_NUMBERS)}"
     before = run(**changed)
     before.metrics = {"kernel:moe": MetricReport(value=9e9, unit="tok/s", verdict="PASS")}
     before.engine.path = kernel_path.KernelPath(moe="TRITON")
-    verdict_file.write(before, earlier / "verdict.json")
-    if edit is not None:
-        raw = json.loads((earlier / "verdict.json").read_text())
-        (earlier / "verdict.json").write_text(json.dumps({**raw, **edit}))
+    _written(directory / "earlier" / "1", before, edit)
     now = run()
     now.tests = [TestReport(id="one", level="kernel", verdict="NOT_RUN")]
     remarks: list[str] = []
@@ -286,9 +269,9 @@ def _resumed(
         directory=directory, file=now, ledger=record.Ledger(now), save=lambda: None,
         remark=remarks.append,
     )  # fmt: skip
-    taken = merge.take_over(harness, may)
+    is_taken_over = merge.take_over(harness, may)
     assert not now.metrics and now.engine.path.moe is None, "a rate or a path was taken over"
-    return Outcome("PASS" if taken else "run again", "; ".join(remarks))
+    return Outcome("PASS" if is_taken_over else "run again", "; ".join(remarks))
 
 
 def _computing(cuda: str | None = None, **packages: str) -> dict[str, str]:
@@ -312,16 +295,13 @@ def _shard(index: int, **changed: Any) -> VerdictFile:
 
 
 @in_two_steps
-def _merged(place: Place, *others: VerdictFile, edit: dict[str, Any] | None = None) -> Outcome:
-    folders: list[Path] = []
-    for file in (_shard(1), *others):
-        folder = place.tmp_path / f"shard-{next(_NUMBERS)}"
-        folder.mkdir()
-        verdict_file.write(file, folder / "verdict.json")
-        folders.append(folder)
-    if edit is not None:
-        raw = json.loads((folders[-1] / "verdict.json").read_text())
-        (folders[-1] / "verdict.json").write_text(json.dumps({**raw, **edit}))
+def _merged(kit: Kit, *others: VerdictFile, edit: dict[str, Any] | None = None) -> Outcome:
+    """Of several shards, the last of which was edited."""
+    files = (_shard(1), *others)
+    folders = [
+        _written(kit.tmp_path / f"shard-{next(_NUMBERS)}", file, edit if n == len(files) else None)
+        for n, file in enumerate(files, 1)
+    ]
     try:
         shards = merging.read(folders)
     except errors.UsageError as error:
@@ -342,8 +322,8 @@ _ITEM = "13 A certificate by a choice of options"
 CASES = [
     *of_data(__name__),
     *(
-        Case(_ITEM, name, _tricked(name, kind), _tricked(HONEST[0].name), said, kind == "all")
-        for name, said in ((trick.name, trick.said) for trick in TRICKS)
+        Case(_ITEM, name, _tricked(name, kind), _tricked(HONEST[0].name), expected, kind == "all")
+        for name, expected in ((trick.name, trick.expected) for trick in TRICKS)
         for kind in ("quick" if name in _QUICK else "all",)
     ),
 ]

@@ -1,14 +1,16 @@
 """What is judged becomes something else while the run goes on (20)."""
 
 import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 from servers import git
 from two_steps import in_two_steps
 
-from false_greens import Outcome, Place, of_data
-from false_greens.engine import VARIABLES, environment, script
+from false_greens import Kit, Outcome, of_data
+from false_greens.engine import VARIABLES, script
 from sm121.session.session import Session
 
 _NUMBERS, _PACKAGE = itertools.count(), "flashinfer_cubin-1.0.dist-info/METADATA"
@@ -34,9 +36,9 @@ def _nothing(_folder: Path) -> None: ...
 
 
 @in_two_steps
-def _changes(place: Place, change: Callable[[Path], object]) -> Outcome:
+def _changes(kit: Kit, change: Callable[[Path], object]) -> Outcome:
     """A server is started from a checkout, with a package and a checkpoint; then it is changed."""
-    folder = place.tmp_path / f"changed-{next(_NUMBERS)}"
+    folder = kit.tmp_path / f"changed-{next(_NUMBERS)}"
     for name, text in _FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -48,9 +50,9 @@ def _changes(place: Place, change: Callable[[Path], object]) -> Outcome:
         session.server()
         change(folder)
 
-    with environment({**VARIABLES, "PYTHONPATH": f"{folder}"}):
+    with mock.patch.dict(os.environ, {**VARIABLES, "PYTHONPATH": f"{folder}"}):
         model = str(folder / "model")
-        return script(place, f"{folder.name}-report", doing, model=model)
+        return script(kit, f"{folder.name}-report", doing, model=model)
 
 
 CASES = list(of_data(__name__))

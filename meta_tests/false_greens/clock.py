@@ -11,53 +11,50 @@ from sm121.measure import cells, metrics, plan
 from sm121.measure.measurement import Measurement
 from sm121.measure.metrics.tg import DecodeRate
 
-from . import Case, Outcome, Place, of_data
+from . import Case, Kit, Outcome, of_data
 
 #: Required of a decode rate; servers are below or above it by 2 %.
 MINIMUM, BELOW, ABOVE = 200.0, 196.0, 204.0
 #: Required of the slowest time to the first token, in milliseconds; an honest one has a quarter.
 AT_MOST_MS = 300.0
-PLAN = plan.Plan(
-    256, (32, 128), (0,), Measuring(rounds=3, short_rounds=2, silent_within_s=2.0)
-)  # fmt: skip
+_MEASURING = Measuring(rounds=3, short_rounds=2, silent_within_s=2.0)
+PLAN = plan.Plan(256, (32, 128), (0,), _MEASURING)
+Read, Ask = Callable[[cells.MeasuredCell], Measurement], Callable[[Kit], Outcome]
 
 
-Read, Ask = Callable[[cells.MeasuredCell], Measurement], Callable[[Place], Outcome]
-
-
-def measured(place: Place, options: tuple[str, ...], read: Read, **texts: bool) -> Measurement:
-    server = place.timed_server(*options)
-    records = place.tmp_path / f"records-{server.base_url.rpartition(':')[2]}"
+def measured(kit: Kit, options: tuple[str, ...], read: Read, **texts: bool) -> Measurement:
+    server = kit.timed_server(*options)
+    records = kit.tmp_path / f"records-{server.base_url.rpartition(':')[2]}"
     endpoint = Endpoint(server.base_url, "none", "gpt-oss-120b")
     with cells.MeasuredServer.open(endpoint, PLAN, records, **texts) as opened:
         return read(cells.MeasuredCell(opened, 0).gather(PLAN.measuring.rounds))
 
 
 @in_two_steps
-def judged(place: Place, *options: str, rate: float, tokens: int = 32, **texts: bool) -> Outcome:
+def judged(kit: Kit, *options: str, rate: float, tokens: int = 32, **texts: bool) -> Outcome:
     """The rate over the first tokens against what is required of it."""
     served = ("--rate", str(rate), *options)
-    found = measured(place, served, DecodeRate(tokens).settle, **texts)
-    if found.invalid:
-        return Outcome("INVALID", "; ".join(map(str, found.invalid)))
-    value = median(found.samples)
-    said = f"{found.name}: {value:.4g} tok/s, required: {MINIMUM:g}"
-    return Outcome("PASS" if value >= MINIMUM else "FAIL", said)
+    rate_of_server = measured(kit, served, DecodeRate(tokens).settle, **texts)
+    if rate_of_server.invalid:
+        return Outcome("INVALID", "; ".join(map(str, rate_of_server.invalid)))
+    value = median(rate_of_server.samples)
+    text = f"{rate_of_server.name}: {value:.4g} tok/s, required: {MINIMUM:g}"
+    return Outcome("PASS" if value >= MINIMUM else "FAIL", text)
 
 
 @in_two_steps
-def waited(place: Place, *options: str) -> Outcome:
+def waited(kit: Kit, *options: str) -> Outcome:
     """The slowest time to the first token against what is required of it."""
 
     def read(cell: cells.MeasuredCell) -> Measurement:
-        found = metrics.find("ttft", quantile=0.99).of(cell)
+        time = metrics.find("ttft", quantile=0.99).of(cell)
         errors = [answer.error for answer in [*cell.answers, *cell.short] if answer.error]
-        return found.model_copy(update={"remarks": [*errors, *found.remarks]})
+        return time.model_copy(update={"remarks": [*errors, *time.remarks]})
 
-    found = measured(place, ("--rate", "200", *options), read)
-    worst = max(found.samples)
-    said = f"{worst:.4g} ms at worst, required: {AT_MOST_MS:g}; {'; '.join(found.remarks)}"
-    return Outcome("PASS" if worst <= AT_MOST_MS else "FAIL", said)
+    time = measured(kit, ("--rate", "200", *options), read)
+    worst = max(time.samples)
+    text = f"{worst:.4g} ms at worst, required: {AT_MOST_MS:g}; {'; '.join(time.remarks)}"
+    return Outcome("PASS" if worst <= AT_MOST_MS else "FAIL", text)
 
 
 FIRST = "1 Tokens that come with the first chunk"
@@ -77,14 +74,14 @@ def _wrong(name: str, *options: str, tokens: int = 32, expected: str, slow: bool
 
 
 @in_two_steps
-def first_token(place: Place, *options: str) -> Outcome:
+def first_token(kit: Kit, *options: str) -> Outcome:
     """The time to the first token against what is required of it."""
     served = ("--rate", "200", "--prefill-rate", "500", *options)
-    found = measured(place, served, lambda cell: metrics.find("ttft", quantile=0.5).of(cell))
-    if found.invalid:
-        return Outcome("INVALID", "; ".join(map(str, found.invalid)))
-    seen = median(found.samples)
-    return Outcome("PASS" if seen <= 600.0 else "FAIL", f"{seen:.4g} ms, required: 600")
+    time = measured(kit, served, lambda cell: metrics.find("ttft", quantile=0.5).of(cell))
+    if time.invalid:
+        return Outcome("INVALID", "; ".join(map(str, time.invalid)))
+    middle = median(time.samples)
+    return Outcome("PASS" if middle <= 600.0 else "FAIL", f"{middle:.4g} ms, required: 600")
 
 
 def _unsaid(name: str, *options: str, expected: str) -> Case:

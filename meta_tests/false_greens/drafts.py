@@ -6,7 +6,7 @@ from typing import Any
 
 from two_steps import in_two_steps
 
-from . import Case, Outcome, Place
+from . import Case, Kit, Outcome, of_data
 from .clock import ABOVE, BELOW, Ask, judged
 
 TEXT, LIES = "17 A rate on text that nobody writes", "17 A clock of a server that drafts"
@@ -16,16 +16,16 @@ ROWS = tomllib.loads((Path(__file__).parents[1] / "data" / "drafting-lies.toml")
 
 
 @in_two_steps
-def level(place: Place, *options: str) -> Outcome:
+def level(kit: Kit, *options: str) -> Outcome:
     """tg32@d0 of the level, attached, against the 52 tok/s of the shipped profile."""
-    server = place.timed_server("--prefill-rate", "40000", *DRAFTS, *options)
-    status, run = place.run_pytest(
+    server = kit.timed_server("--prefill-rate", "40000", *DRAFTS, *options)
+    status, run = kit.run_pytest(
         "tests/test_performance.py", "--arch", "sm121", "--base-url", server.base_url,
         "--depths", "0", "-k", "decode_rate and tg32", timeout_s=240.0,
     )  # fmt: skip
     shares = {name: each["acceptance_rate"] for name, each in run.verdict["metrics"].items()}
-    shown = f"accepted {'beside each rate' if shares and all(shares.values()) else shares}"
-    return Outcome(run.verdict["verdict"], f"{shown}; {run.output}", status)
+    text = f"accepted {'beside each rate' if shares and all(shares.values()) else shares}"
+    return Outcome(run.verdict["verdict"], f"{text}; {run.output}", status)
 
 
 def planted(name: str, row: dict[str, Any]) -> Case:
@@ -41,17 +41,4 @@ def planted(name: str, row: dict[str, Any]) -> Case:
     return Case(LIES, name, rated(HIGH, *more), rated(HIGH), row["expected"], slow=True)
 
 
-CASES = [
-    Case(
-        TEXT, "106.9 tok/s on random tokens, 44.4 on any text",
-        fault=level("--rate", "44.4", "--random-faster", "2.4"),
-        clean=level("--rate", "60", "--random-faster", "1.8"), expected="accepted beside each rate",
-        slow=True,
-    ),
-    Case(
-        TEXT, "counters of drafts that are there after the first request alone",
-        fault=judged("--trap", "drafts-show-late", rate=HIGH, tokens=32),
-        clean=judged(*DRAFTS, rate=HIGH, tokens=32), expected="drafted_random_tokens",
-    ),
-    *(planted(name, row) for name, row in ROWS.items()),
-]  # fmt: skip
+CASES = [*of_data(__name__), *(planted(name, row) for name, row in ROWS.items())]

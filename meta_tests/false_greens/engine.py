@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import subprocess
@@ -13,12 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 from urllib.parse import quote
 
 from scripted_engine import lines_of_a_start
 from two_steps import in_two_steps
 
-from false_greens import Case, Outcome, Place, of_data
+from false_greens import Case, Kit, Outcome, of_data
 from sm121.core import profile
 from sm121.core.verdict import Invalid, Verdict
 from sm121.evidence import requirement
@@ -40,24 +42,11 @@ Doing = Callable[[Session], None]
 _NUMBERS = itertools.count()
 
 
-@contextlib.contextmanager
-def environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
-
-
-def script(place: Place, name: str, doing: Doing, **settings: object) -> Outcome:
+def script(kit: Kit, name: str, doing: Doing, **settings: object) -> Outcome:
     """A script's session, in which all that was asked held, on the scripted engine."""
     chosen = Settings(
         profile=profile.load("cpu-tiny-gpt-oss"), engine_python=str(HERE / "fake_python.py"),
-        report_dir=place.tmp_path / name, root=ROOT,
+        report_dir=kit.tmp_path / name, root=ROOT,
     )  # fmt: skip
     with opening.open_session(dataclasses.replace(chosen, **settings)) as session:
         session.ledger.decide(TestReport(id="script::check", level="smoke", verdict=Verdict.PASS))
@@ -67,9 +56,10 @@ def script(place: Place, name: str, doing: Doing, **settings: object) -> Outcome
 
 
 @in_two_steps
-def scripted(place: Place, doing: Doing, arguments: str = "") -> Outcome:
-    with environment({**VARIABLES, "SM121_META_ARGUMENTS": arguments}):
-        return script(place, f"script-{next(_NUMBERS)}", doing)
+def scripted(kit: Kit, doing: Doing, arguments: str = "") -> Outcome:
+    variables = {**VARIABLES, "SM121_META_ARGUMENTS": arguments}
+    with mock.patch.dict(os.environ, variables):
+        return script(kit, f"script-{next(_NUMBERS)}", doing)
 
 
 def tell(session: Session, do: str, configuration: str | None = None) -> None:
@@ -82,24 +72,12 @@ def tell(session: Session, do: str, configuration: str | None = None) -> None:
 # 7: a server that ended though nobody asked it to.
 
 
-def dies_at_the_end(session: Session) -> None:
-    tell(session, "do=signal&number=11")
-
-
-def exits_with_0(session: Session) -> None:
-    tell(session, "do=exit&status=0")
-    session.server()
-
-
-def changes_dead(session: Session) -> None:
-    tell(session, "do=signal&number=9")
-    session.server("bfloat16")
-
-
 @in_two_steps
-def ends_its_core(session: Session, number: int) -> None:
-    tell(session, f"do=core&number={number}")
-    session.server()
+def ends(session: Session, do: str, *then: str) -> None:
+    """It is told to do this; then servers of these configurations are wanted."""
+    tell(session, f"do={do}")
+    for configuration in then:
+        session.server(configuration)
 
 
 def is_restarted_by_us(session: Session) -> None:
@@ -116,8 +94,8 @@ def lives(session: Session) -> None:
 
 
 @in_two_steps
-def run_of_pytest(place: Place, do: str, *tests: str) -> Outcome:
-    status, ran = place.run_pytest(
+def run_of_pytest(kit: Kit, do: str, *tests: str) -> Outcome:
+    status, ran = kit.run_pytest(
         "--arch", "cpu", "--engine-python", str(HERE / "fake_python.py"),
         "--kernel-trace", "off", *tests, SCENARIO,
         environment={**VARIABLES, "SM121_META_DO": do},
@@ -167,8 +145,8 @@ class Replaced:
         """Its twin: nothing happens to the server."""
         return dataclasses.replace(self, then=None)
 
-    def __call__(self, place: Place) -> Outcome:
-        folder = place.tmp_path / f"attached-{time.monotonic_ns()}"
+    def __call__(self, kit: Kit) -> Outcome:
+        folder = kit.tmp_path / f"attached-{time.monotonic_ns()}"
         folder.mkdir()
         log, url_file = folder / "server.log", folder / "url"
         files: list[VerdictFile] = []
@@ -201,12 +179,12 @@ class Replaced:
                         session.recorder.record(rate("tg128@d0"))
 
             settings = {"base_url": address, "server_log": log if self.with_log else None}
-            outcome = script(place, f"{folder.name}-report", doing, **settings)
+            outcome = script(kit, f"{folder.name}-report", doing, **settings)
         numbers = {metric.verdict.value for metric in files[0].metrics.values()}
         assert numbers == {"PASS" if self.then is None else "INVALID"}, outcome
         is_hidden = "/metrics" in (self.proxy or ())
         doubt = "not proven that one process served to the end"
-        summary = (place.tmp_path / f"{folder.name}-report" / "summary.md").read_text()
+        summary = (kit.tmp_path / f"{folder.name}-report" / "summary.md").read_text()
         if self.then is None:  # what a PASS may not be taken for
             assert (doubt in summary) == is_hidden, summary
         assert (files[0].engine.unwatched in files[0].unproven) == is_hidden, files[0].unproven
@@ -247,9 +225,9 @@ def says_before_a_restart(session: Session, line: str) -> None:
 
 
 @in_two_steps
-def on_a_gb10(place: Place, *lines: str) -> Outcome:
+def on_a_gb10(kit: Kit, *lines: str) -> Outcome:
     """What a GB10's log of these lines is, against the profile's path."""
-    log = place.tmp_path / f"gb10-{len(lines)}.log"
+    log = kit.tmp_path / f"gb10-{len(lines)}.log"
     log.write_text("\n".join(lines) + "\n", "utf-8")
     required = profile.load("sm121-gpt-oss-120b").judging("marlin", "0.33.0").path_of("marlin")
     wrong = requirement.contradictions(required, read_log(log), log, "marlin")
@@ -257,22 +235,22 @@ def on_a_gb10(place: Place, *lines: str) -> Outcome:
 
 
 @in_two_steps
-def measured(_place: Place, *, leaves_the_path: bool) -> Outcome:
+def measured(_kit: Kit, *, leaves_the_path: bool) -> Outcome:
     """A rate that is read while the log says that the path was left."""
-    found: list[Invalidity] = []
-    left = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
+    invalid: list[Invalidity] = []
+    off_path = [Invalidity(reason="kernel_path", evidence=FALLBACK)] if leaves_the_path else []
     metric = SimpleNamespace(
         of=lambda _: rate("tg32@d0"), unit="tok/s", first_visit=False, is_tail=False,
         parts=lambda _: (), settle=lambda _: None,
     )  # fmt: skip
     plan = SimpleNamespace(depths=(0,), measuring=SimpleNamespace(maximum_rounds=2))
-    bench = Bench(SimpleNamespace(), plan, off_path=lambda: left)
+    bench = Bench(SimpleNamespace(), plan, off_path=lambda: off_path)
     bench.cell = lambda *_, **__: None
-    PerformanceChecks(bench, lambda item, *_, **__: found.extend(item.invalid)).judge(metric)
-    return Outcome("INVALID" if found else "PASS", "; ".join(str(item) for item in found))
+    PerformanceChecks(bench, lambda item, *_, **__: invalid.extend(item.invalid)).judge(metric)
+    return Outcome("INVALID" if invalid else "PASS", "; ".join(str(item) for item in invalid))
 
 
-def path_in_a_run_of_pytest(line: str) -> Callable[[Place], Outcome]:
+def path_in_a_run_of_pytest(line: str) -> Callable[[Kit], Outcome]:
     test = "tests/test_kernel.py::test_kernel_path_is_the_required_one"
     return run_of_pytest(f"do=print&text={quote(line)}", test)
 
@@ -280,7 +258,7 @@ def path_in_a_run_of_pytest(line: str) -> Callable[[Place], Outcome]:
 # 9: whose log it is.
 
 
-def file_of(place: Place, url: str, log: Path) -> VerdictFile:
+def file_of(kit: Kit, url: str, log: Path) -> VerdictFile:
     """The verdict file of a script's session at a URL, with a log."""
     file: list[VerdictFile] = []
 
@@ -288,37 +266,37 @@ def file_of(place: Place, url: str, log: Path) -> VerdictFile:
         session.server()
         file.append(session.file)
 
-    script(place, f"{log.stem}-report", doing, base_url=url, server_log=log)
+    script(kit, f"{log.stem}-report", doing, base_url=url, server_log=log)
     return file[0]
 
 
-def two_logs(place: Place) -> tuple[Path, Path]:
+def two_logs(kit: Kit) -> tuple[Path, Path]:
     """Files for the log of a server, and for the one that is given for it."""
     number = next(_NUMBERS)
-    return place.tmp_path / f"own-{number}.log", place.tmp_path / f"given-{number}.log"
+    return kit.tmp_path / f"own-{number}.log", kit.tmp_path / f"given-{number}.log"
 
 
 @in_two_steps
-def given_log(place: Place, write: Callable[[Path, Path], None], *server: str) -> Outcome:
+def given_log(kit: Kit, write: Callable[[Path, Path], None], *server: str) -> Outcome:
     """The kernel path of an attached server, from a log that `write` makes of the server's own.
     Whether it is proven is what is asked: FAIL where it is not."""
-    log, given = two_logs(place)
-    with attached_engine(log, *server) as (url, _), writing(write, log, given):
-        file = file_of(place, url, given)
+    log, copy = two_logs(kit)
+    with attached_engine(log, *server) as (url, _), writing(write, log, copy):
+        file = file_of(kit, url, copy)
     unproven = "; ".join(file.unproven)
     proven = file.engine.path.attention == "CPU_ATTN" and not unproven
     return Outcome("PASS" if proven else "INVALID", unproven)
 
 
 @contextlib.contextmanager
-def writing(write: Callable[[Path, Path], None], own: Path, given: Path) -> Iterator[None]:
+def writing(write: Callable[[Path, Path], None], log: Path, copy: Path) -> Iterator[None]:
     """`write` over and over, as somebody would who keeps a log going."""
-    write(own, given)
+    write(log, copy)
     over = threading.Event()
 
     def go_on() -> None:
         while not over.wait(0.05):
-            write(own, given)
+            write(log, copy)
 
     thread = threading.Thread(target=go_on)
     thread.start()
@@ -329,36 +307,36 @@ def writing(write: Callable[[Path, Path], None], own: Path, given: Path) -> Iter
         thread.join()
 
 
-def its_own(own: Path, given: Path) -> None:
-    if not given.exists():
-        given.symlink_to(own)
+def its_own(log: Path, copy: Path) -> None:
+    if not copy.exists():
+        copy.symlink_to(log)
 
 
-def a_copy(own: Path, given: Path) -> None:
-    if not given.exists():
-        given.write_text(own.read_text("utf-8"), "utf-8")
+def a_copy(log: Path, copy: Path) -> None:
+    if not copy.exists():
+        copy.write_text(log.read_text("utf-8"), "utf-8")
 
 
 @in_two_steps
-def with_a_start(own: Path, given: Path, *, in_days: float | None = None, **start: Any) -> None:
+def with_a_start(log: Path, copy: Path, *, in_days: float = 0.0, **start: Any) -> None:
     """The start of another server, then what this one says of its requests."""
-    access = [line for line in own.read_text("utf-8").splitlines() if "HTTP/1.1" in line]
-    if in_days is not None:
+    access = [line for line in log.read_text("utf-8").splitlines() if "HTTP/1.1" in line]
+    if in_days:
         start["at"] = time.time() + in_days * 86400
-    put(given, lines_of_a_start(**start) + "\n".join([*access, ""]))
+    put(copy, lines_of_a_start(**start) + "\n".join([*access, ""]))
 
 
 @in_two_steps
-def a_copy_that_goes_on(own: Path, given: Path, line: str) -> None:
+def a_copy_that_goes_on(log: Path, copy: Path, line: str) -> None:
     """Another process appends a line to it, over and over."""
-    a_copy(own, given)
-    with given.open("a") as stream:
+    a_copy(log, copy)
+    with copy.open("a") as stream:
         stream.write(line + "\n")
 
 
-def beginning_cut_off(own: Path, given: Path) -> None:
-    lines = own.read_text("utf-8").splitlines(keepends=True)
-    put(given, "".join(lines[9:]))
+def beginning_cut_off(log: Path, copy: Path) -> None:
+    lines = log.read_text("utf-8").splitlines(keepends=True)
+    put(copy, "".join(lines[9:]))
 
 
 def put(file: Path, text: str) -> None:
@@ -369,43 +347,34 @@ def put(file: Path, text: str) -> None:
 
 
 @in_two_steps
-def its_log_has_another_start(place: Place, *, share: bool) -> Outcome:
+def its_log_has_another_start(kit: Kit, *, share: bool) -> Outcome:
     """Two servers write into one file; the second one's path is not the first one's."""
-    log = place.tmp_path / f"shared-{share}.log"
+    log = kit.tmp_path / f"shared-{share}.log"
+    other = log.with_name(f"other-{share}.log")
     with attached_engine(log) as (url, _):
-        other = log.with_name(f"other-{share}.log")
         if share:
             other.hardlink_to(log)
         with attached_engine(other, "--attention", "TRITON_ATTN"):
-            unproven = "; ".join(file_of(place, url, log).unproven)
+            unproven = "; ".join(file_of(kit, url, log).unproven)
     return Outcome("INVALID" if unproven else "PASS", unproven)
 
 
 @in_two_steps
-def log_is_moved(place: Place, move: Callable[[Path], object], line: str) -> Outcome:
+def log_is_moved(kit: Kit, move: Callable[[Path], object], line: str) -> Outcome:
     """An attached server's log is cut, renamed or removed after its path was judged."""
-    log, _ = two_logs(place)
+    log, _ = two_logs(kit)
 
     def doing(session: Session) -> None:
-        server = session.server()
-        session.contradictions(server)
+        session.contradictions(session.server())
         move(log)
         tell(session, f"do=print&text={quote(line)}")
 
     with attached_engine(log) as (url, _):
-        return script(place, f"{log.stem}-report", doing, base_url=url, server_log=log)
-
-
-def cut(log: Path) -> None:
-    os.truncate(log, 0)
-
-
-def renamed(log: Path) -> None:
-    log.rename(log.with_suffix(".1"))
+        return script(kit, f"{log.stem}-report", doing, base_url=url, server_log=log)
 
 
 @in_two_steps
-def dies_behind_a_proxy(place: Place, *, dies: bool) -> Outcome:
+def dies_behind_a_proxy(kit: Kit, *, dies: bool) -> Outcome:
     def doing(session: Session) -> None:
         session.server()
         session.look_at_the_server()
@@ -413,24 +382,31 @@ def dies_behind_a_proxy(place: Place, *, dies: bool) -> Outcome:
             process.kill()
             process.wait()
 
-    url_file = place.tmp_path / f"url-{dies}"
-    with attached_engine(place.tmp_path / f"proxied-{dies}.log") as (own, process):
-        url_file.write_text(own)
-        log = place.tmp_path / f"proxy-{dies}.log"
+    url_file = kit.tmp_path / f"url-{dies}"
+    with attached_engine(kit.tmp_path / f"proxied-{dies}.log") as (behind, process):
+        url_file.write_text(behind)
+        log = kit.tmp_path / f"proxy-{dies}.log"
         with attached_engine(log, "--forward", str(url_file)) as (url, _):
-            return script(place, f"proxied-{dies}-report", doing, base_url=url)
+            return script(kit, f"proxied-{dies}-report", doing, base_url=url)
 
 
 @in_two_steps
-def log_of_an_ab_side(place: Place, write: Callable[[Path, Path], None]) -> Outcome:
-    own, given = two_logs(place)
-    with attached_engine(own) as (url, _):
-        write(own, given)
+def log_of_an_ab_side(kit: Kit, write: Callable[[Path, Path], None]) -> Outcome:
+    log, copy = two_logs(kit)
+    with attached_engine(log) as (url, _):
+        write(log, copy)
         chosen = profile.load("cpu-tiny-gpt-oss")
-        server = target.attach_to(url, given, Settings(), chosen)
-    said = server.why_no_log if server.log is None else ""
-    return Outcome("INVALID" if said else "PASS", said)
+        server = target.attach_to(url, copy, Settings(), chosen)
+    reason = server.why_no_log if server.log is None else ""
+    return Outcome("INVALID" if reason else "PASS", reason)
 
 
-removed = Path.unlink
+#: What becomes of a log.
+cut, removed = functools.partial(os.truncate, length=0), Path.unlink
+
+
+def renamed(log: Path) -> None:
+    log.rename(log.with_suffix(".1"))
+
+
 CASES = [*of_data(__name__), *replacements()]

@@ -5,12 +5,14 @@ import itertools
 import os
 import sys
 import tomllib
-from collections.abc import Callable
 from typing import Any
+from unittest import mock
 from urllib.parse import quote
 
-from false_greens import Case, Outcome, Place
-from false_greens.engine import HERE, VARIABLES, environment, script, scripted, tell
+from two_steps import in_two_steps
+
+from false_greens import Case, Kit, Outcome
+from false_greens.engine import HERE, VARIABLES, script, scripted, tell
 from sm121.session.session import Session
 
 API = "(APIServer pid=7) ERROR 11-20 10:00:01 [{}:1] "
@@ -37,40 +39,35 @@ _QUICK = ("an illegal memory access that is survived", "one behind a worker's en
 _NUMBERS = itertools.count()
 
 
-def logs(text: str) -> Callable[[Place], Outcome]:
+@in_two_steps
+def prints(session: Session, text: str) -> None:
     """A server prints it, and serves on."""
-
-    def doing(session: Session) -> None:
-        session.server()
-        tell(session, f"do=print&text={quote(text)}")
-
-    doing.__name__ = f"logs-{next(_NUMBERS)}"
-    return scripted(doing)
+    session.server()
+    tell(session, f"do=print&text={quote(text)}")
 
 
-def kernel_says(arch: str, message: str) -> Callable[[Place], Outcome]:
+@in_two_steps
+def kernel_says(kit: Kit, arch: str, message: str) -> Outcome:
     """The kernel says it during a run of that architecture."""
 
     def doing(session: Session) -> None:
         session.target = dataclasses.replace(session.target, arch=arch)
 
-    def run(place: Place) -> Outcome:
-        folder = place.tmp_path / f"kernel-{next(_NUMBERS)}"
-        folder.mkdir()
-        program = folder / "dmesg"
-        line = f'print(f"[{{time.monotonic():12.6f}}] " + {message!r})'
-        program.write_text(f"#!{sys.executable} -S\nimport time\n{line}\n")
-        program.chmod(0o755)
-        with environment({**VARIABLES, "PATH": f"{folder}:{os.environ['PATH']}"}):
-            return script(place, f"run-{folder.name}", doing)
-
-    return run
+    folder = kit.tmp_path / f"kernel-{next(_NUMBERS)}"
+    folder.mkdir()
+    program = folder / "dmesg"
+    line = f'print(f"[{{time.monotonic():12.6f}}] " + {message!r})'
+    program.write_text(f"#!{sys.executable} -S\nimport time\n{line}\n")
+    program.chmod(0o755)
+    variables = {**VARIABLES, "PATH": f"{folder}:{os.environ['PATH']}"}
+    with mock.patch.dict(os.environ, variables):
+        return script(kit, f"run-{folder.name}", doing)
 
 
 CASES = [
     Case("7 An error that kills nobody", name, make(fault), make(clean), expected, slow)
     for where, kinds, make in (
-        ("log of", LOGGED, logs),
+        ("log of", LOGGED, lambda text: scripted(prints(text))),
         ("messages of the kernel", REPORTED, lambda pair: kernel_says(*pair)),
     )
     for kind, (clean, variants) in kinds.items()

@@ -9,7 +9,7 @@ from typing import Any
 import past_runs
 from two_steps import in_two_steps
 
-from false_greens import Outcome, Place, of_data
+from false_greens import Kit, Outcome, of_data
 from sm121.core import profile
 from sm121.core.verdict import Verdict
 from sm121.measure import gate
@@ -22,47 +22,46 @@ _LEVEL = "tests/test_performance.py"
 _SCENARIO = "meta_tests/scenarios/measurements.py"
 _RUNS = 100
 
-Step = Callable[[Place], Outcome]
+Step = Callable[[Kit], Outcome]
 
 
 # 3: what is decided of a series of rounds, and of a server.
 
 
 @in_two_steps
-def _series(_place: Place, rates: Sequence[float], left_out: int = 0) -> Outcome:
+def _series(_kit: Kit, rates: Sequence[float], left_out: int = 0) -> Outcome:
     """The decision on rounds that agree with their level to 0.05 %; no more are allowed. Beside
     them so many were left out, and may have been as usual."""
     values = [rate * (1.0 + 0.0005 * (-1) ** at) for at, rate in enumerate(rates)]
-    found = gate.decide(
-        values, gate_errors.RATE, maximum_rounds=len(values), left_out=[(51.0, 55.0)] * left_out
-    )
-    return Outcome(found.verdict.value, found.reason)
+    late = [(51.0, 55.0)] * left_out
+    decision = gate.decide(values, gate_errors.RATE, maximum_rounds=len(values), left_out=late)
+    return Outcome(decision.verdict.value, decision.reason)
 
 
 @in_two_steps
-def _served(place: Place, *server: str) -> Outcome:
+def _served(kit: Kit, *server: str) -> Outcome:
     """The decode rates of a server and what comes after them."""
-    status, run = place.run_pytest(
+    status, run = kit.run_pytest(
         *(_LEVEL, "--arch", "sm121", "--configuration", "mxfp4", "--depths", "0"),
         *("-k", "decode_rate or concurrent_rate"),
-        *("--base-url", place.timed_server(*server).base_url), timeout_s=600.0,
+        *("--base-url", kit.timed_server(*server).base_url), timeout_s=600.0,
     )  # fmt: skip
-    said = [test["message"] for test in run.verdict["tests"] if test["verdict"] != "PASS"]
-    return Outcome(run.verdict["metrics"]["tg32@d0"]["verdict"], " ".join(said), status)
+    messages = [test["message"] for test in run.verdict["tests"] if test["verdict"] != "PASS"]
+    return Outcome(run.verdict["metrics"]["tg32@d0"]["verdict"], " ".join(messages), status)
 
 
 # 4: how often a gate errs.
 
 
-def _passed_too_often(found: Mapping[Verdict, int]) -> Outcome:
+def _passed_too_often(verdicts: Mapping[Verdict, int]) -> Outcome:
     """PASS where a gate passes it in more than two of a hundred runs, by three errors."""
-    often = found[Verdict.PASS] > _RUNS * gate_errors.ALLOWED + 4
-    counts = ", ".join(f"{found[v]} {v.value}" for v in Verdict if found[v])
+    often = verdicts[Verdict.PASS] > _RUNS * gate_errors.ALLOWED + 4
+    counts = ", ".join(f"{verdicts[v]} {v.value}" for v in Verdict if verdicts[v])
     return Outcome("PASS" if often else "not passed", f"of {_RUNS} runs: {counts}")
 
 
 @in_two_steps
-def _errs(_place: Place, draw: Callable[[Any], Any]) -> Outcome:
+def _errs(_kit: Kit, draw: Callable[[Any], Any]) -> Outcome:
     return _passed_too_often(gate_errors.simulate(draw, _RUNS, 14))
 
 
@@ -88,21 +87,21 @@ _LIMITS = profile.load("sm121-gpt-oss-120b").regression
 _GOOD = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8], "pp2048@d0": [9200.0, 9220, 9180, 9210, 9190]}
 
 
-def _runs(place: Place, factors: Sequence[float], change: Callable[[Any], None] | None) -> Outcome:
+def _runs(kit: Kit, factors: Sequence[float], change: Callable[[Any], None] | None) -> Outcome:
     """Runs after each other, each stored and compared with the latest; the outcome of the last."""
-    storage = Path(tempfile.mkdtemp(dir=place.tmp_path))
-    server = place.fault_server()
-    status, said = 0, ""
+    storage = Path(tempfile.mkdtemp(dir=kit.tmp_path))
+    server = kit.fault_server()
+    status, message = 0, ""
     for number, factor in enumerate(factors):
         samples = {name: [v * factor for v in values] for name, values in _GOOD.items()}
-        status, run = place.run_pytest(
+        status, run = kit.run_pytest(
             *("--arch", "sm121", *server.options),
             *("--served-model-name", "canary", f"--benchmark-storage={storage}"),
             *("--benchmark-autosave", _SCENARIO, "tests/test_regression.py"),
             *([f"--benchmark-compare=000{number}"] if number else []),
             environment={"SM121_META_SAMPLES": json.dumps(samples)},
         )
-        said = " ".join(t["message"] for t in run.verdict["tests"] if t["verdict"] != "PASS")
+        message = " ".join(t["message"] for t in run.verdict["tests"] if t["verdict"] != "PASS")
         if status and number < len(factors) - 1 and change is None:
             break
         if change is not None:
@@ -110,18 +109,18 @@ def _runs(place: Place, factors: Sequence[float], change: Callable[[Any], None] 
                 stored = json.loads(file.read_text("utf-8"))
                 change(stored)
                 file.write_text(json.dumps(stored), "utf-8")
-    return Outcome("PASS" if status == 0 else "FAIL", said, status)
+    return Outcome("PASS" if status == 0 else "FAIL", message, status)
 
 
 @in_two_steps
-def _changed(place: Place, change: Callable[[Any], None]) -> Outcome:
+def _changed(kit: Kit, change: Callable[[Any], None]) -> Outcome:
     """A run like the one before it, which is named and was changed after it was stored."""
-    return _runs(place, [1.0, 1.0], change)
+    return _runs(kit, [1.0, 1.0], change)
 
 
 @in_two_steps
-def _ratchet(place: Place, step: float, runs: int) -> Outcome:
-    return _runs(place, [step**number for number in range(runs)], None)
+def _ratchet(kit: Kit, step: float, runs: int) -> Outcome:
+    return _runs(kit, [step**number for number in range(runs)], None)
 
 
 def _as_it_was(_stored: Any) -> None: ...
@@ -138,7 +137,7 @@ def _red(stored: Any) -> None:
 
 
 @in_two_steps
-def _baseline(_place: Place, **changes: Any) -> Outcome:
+def _baseline(_kit: Kit, **changes: Any) -> Outcome:
     """Whether a stored run is a baseline for one of its own context."""
     context: dict[str, Any] = dict.fromkeys(("profile", "model", "path", "definition"))
     entry = {
@@ -160,7 +159,7 @@ def _judged(change: Change) -> Outcome:
 
 @in_two_steps
 def _against_one_run(
-    _place: Place, name: str, unit: str, before: list[float], now: list[float]
+    _kit: Kit, name: str, unit: str, before: list[float], now: list[float]
 ) -> Outcome:
     """A metric of few samples against the only stored run."""
     run = past_runs.stored_run("0001", _rate(name, unit, before))
@@ -183,16 +182,14 @@ def _unlike(now: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @in_two_steps
-def _after(place: Place, *contexts: dict[str, Any], share: float = 0.6) -> Outcome:
-    """A run at so much of the rate of stored ones, of contexts that differ from its own in this."""
+def _after(kit: Kit, *contexts: dict[str, Any], share: float = 0.6) -> Outcome:
+    """A run at so much of the rate of runs ones, of contexts that differ from its own in this."""
     rates = [100.0 + 0.1 * at for at in range(8)]
     before, now = (_rate("tg32@d0", "tok/s", [v * by for v in rates]) for by in (1, share))
-    stored = [
-        past_runs.stored_run("0001_x.json", before, **_unlike(_NOW, each)) for each in contexts
-    ]
-    if matches := [run for run in stored if not run.unlike(_NOW)]:
+    runs = [past_runs.stored_run("0001_x.json", before, **_unlike(_NOW, each)) for each in contexts]
+    if matches := [run for run in runs if not run.unlike(_NOW)]:
         return _judged(*trend.compare({now.name: now}, matches, _LIMITS))
-    error = measured.none_matches(stored, _NOW, place.tmp_path)
+    error = measured.none_matches(runs, _NOW, kit.tmp_path)
     green = error.verdict is Verdict.NOT_RUN  # alone it is no failure
     return Outcome("PASS" if green else error.verdict.value, str(error))
 
@@ -201,12 +198,12 @@ def _after(place: Place, *contexts: dict[str, Any], share: float = 0.6) -> Outco
 
 
 @in_two_steps
-def _left_out(_place: Place, lateness: int, slow_share: float, distance: float) -> Outcome:
+def _left_out(_kit: Kit, lateness: int, slow_share: float, distance: float) -> Outcome:
     """`lateness`: its place in `gate_errors.LATENESS`."""
     level = gate_errors.THRESHOLD * (1.0 + distance)
     late = gate_errors.LATENESS[lateness]
-    found = gate_errors.left_out(late, level, slow_share, _RUNS, count_them=True)
-    return _passed_too_often(found)
+    verdicts = gate_errors.left_out(late, level, slow_share, _RUNS, count_them=True)
+    return _passed_too_often(verdicts)
 
 
 _BELOW = -gate_errors.DISTANCE

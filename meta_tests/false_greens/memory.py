@@ -15,27 +15,28 @@ from sm121.core.verdict import worst
 from sm121.measure import timeline
 from sm121.stress import aftermath, memory
 
-from . import Outcome, Place, of_data
+from . import Kit, Outcome, of_data
 from .engine import attached_engine
 
 _GIB = 2**30
+_TESTS = ("sustained_load", "memory_does_not_grow")
 #: A healthy vLLM on a CPU: after so many requests its heap grew by so many MiB.
 _STEPS = ((20, 12.0), (90, 6.0), (110, 3.5), (150, 8.0))
 
 
 @in_two_steps
 def _load(
-    _place: Place, kept_kib: Callable[[int], float], *, per_s: int = 3, device: bool = False
+    _kit: Kit, kept_kib: Callable[[int], float], *, per_s: int = 3, device: bool = False
 ) -> Outcome:
     """The judgement on a minute of a load, of which a server keeps so much after n requests.
     `device`: it keeps memory of a GB10's device, which is in no process."""
     noise, samples = random.Random(1), []
     for second in range(60):
-        kept = int(1024 * (kept_kib(per_s * second) + noise.uniform(0, 64)))
+        leaked = int(1024 * (kept_kib(per_s * second) + noise.uniform(0, 64)))
         samples.append(timeline.Sample(
             at_s=float(second), completed=per_s * second, processes=1, rss_bytes=2 * _GIB,
-            pss_bytes=2 * _GIB + (0 if device else kept), handles=50,
-            device_bytes=None if device else 8 * _GIB, available_bytes=100 * _GIB - kept,
+            pss_bytes=2 * _GIB + (0 if device else leaked), handles=50,
+            device_bytes=None if device else 8 * _GIB, available_bytes=100 * _GIB - leaked,
             cache_usage=None, running=None, waiting=None,
         ))  # fmt: skip
     limits = profile.load("sm121-gpt-oss-120b").stress
@@ -46,10 +47,10 @@ def _load(
 
 
 @in_two_steps
-def _idle(_place: Place, kept: float, blocks: int) -> Outcome:
+def _idle(_kit: Kit, blocks_in_use: float, blocks: int) -> Outcome:
     """What is said of a server that keeps so many blocks after its load, or so large a share."""
     size = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1' * bool(blocks)
-    page = f"vllm:kv_cache_usage_perc {kept / (blocks or 1)}\n{size}\n"
+    page = f"vllm:kv_cache_usage_perc {blocks_in_use / (blocks or 1)}\n{size}\n"
     with mock.patch.object(aftermath, "_IDLE_WITHIN_S", 0.0):
         fault = aftermath.not_idle(SimpleNamespace(page=lambda _path: page))
     return Outcome("PASS" if fault is None else "FAIL", f"{fault}")
@@ -64,9 +65,9 @@ def _heap(requests: int) -> float:
 
 
 @in_two_steps
-def _attached(place: Place, fault: str, *, proxied: bool = False) -> Outcome:
+def _attached(kit: Kit, fault: str, *, proxied: bool = False) -> Outcome:
     """A server that somebody else started, and what is said of its memory."""
-    folder = place.tmp_path / f"{fault}-{proxied}"
+    folder = kit.tmp_path / f"{fault}-{proxied}"
     folder.mkdir()
     (folder / "profile.toml").write_text(profile_text({}))
     with stress_server(fault) as endpoint, contextlib.ExitStack() as servers:
@@ -74,11 +75,10 @@ def _attached(place: Place, fault: str, *, proxied: bool = False) -> Outcome:
         if proxied:
             proxy = attached_engine(folder / "proxy.log", "--forward", str(folder / "url"))
             url, _ = servers.enter_context(proxy)
-        status, ran = place.run_pytest(
+        status, ran = kit.run_pytest(
             "--base-url", url, "--api-key", endpoint.api_key, "--served-model-name", "canary",
             "--engine", "vllm", "--profile", str(folder / "profile.toml"), "--share-machine",
-            "tests/test_stress.py::test_sustained_load",
-            "tests/test_stress.py::test_memory_does_not_grow",
+            *(f"tests/test_stress.py::test_{name}" for name in _TESTS),
             timeout_s=300, environment={"SM121_META_STEP_S": "0.005"},
         )  # fmt: skip
     file = ran.verdict

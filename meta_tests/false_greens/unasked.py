@@ -15,7 +15,7 @@ from scripted_sampler import Json, sampling
 from test_measuring_traps import opened
 from two_steps import in_two_steps
 
-from false_greens import Outcome, Place, of_data
+from false_greens import Kit, Outcome, of_data
 from sm121.answers import equivalence, prompts
 from sm121.api import client, sampled
 from sm121.api.speculation import Speculation
@@ -43,18 +43,16 @@ def decided(ask: Callable[[], object]) -> Outcome:
 
 
 @in_two_steps
-def cached(_place: Place, *hits: float | None) -> Outcome:
+def cached(_kit: Kit, *hits: float | None) -> Outcome:
     """A server whose log says that its prefix cache is on, and what it counts."""
     with scripted() as server:
-        asked = equivalence.Continuations(prompts.continuations(), BOUND, Asker(server))
+        texts = equivalence.Continuations(prompts.continuations(), BOUND, Asker(server))
         counts = iter(hits)
-        return decided(lambda: asked.equal_from_the_prefix_cache(lambda: next(counts), is_on=True))
+        return decided(lambda: texts.equal_from_the_prefix_cache(lambda: next(counts), is_on=True))
 
 
 @in_two_steps
-def again(
-    _place: Place, cost: float = 0.0, change: Callable[[Json], None] | None = None
-) -> Outcome:
+def again(_kit: Kit, cost: float = 0.0, change: Callable[[Json], None] | None = None) -> Outcome:
     """A server that counts hits of its prefix cache: one costs such a share of the prefill, and
     changes the answer so. Without a change the time is asked for, else the answer."""
     cache, counts = set[str](), itertools.count(0.0, 65_536.0)
@@ -67,8 +65,8 @@ def again(
         cache.add(key)
 
     with scripted(serve) as server:
-        asked = equivalence.Continuations(prompts.continuations(), BOUND, Asker(server))
-        check = asked.equal_from_the_prefix_cache if change else asked.hits_save_time
+        texts = equivalence.Continuations(prompts.continuations(), BOUND, Asker(server))
+        check = texts.equal_from_the_prefix_cache if change else texts.hits_save_time
         return decided(lambda: check(lambda: next(counts)))
 
 
@@ -90,10 +88,10 @@ def unsure(answered: Json) -> None:
 
 
 @in_two_steps
-def streams(place: Place, count: int, places: int) -> Outcome:
+def streams(kit: Kit, count: int, slots: int) -> Outcome:
     """Streams at a server that was asked to run as many, and has places for so many."""
-    url = place.timed_server("--rate", "400", "--slots", str(places)).base_url
-    with opened(url, place.tmp_path / f"streams-{places}") as server:
+    url = kit.timed_server("--rate", "400", "--slots", str(slots)).base_url
+    with opened(url, kit.tmp_path / f"streams-{slots}") as server:
         server.slots_sure = True
         cell = MeasuredCell(server, 0, concurrency=count).gather(2)
         return decided(lambda: StreamsRate().of(cell))
@@ -120,16 +118,16 @@ def counting(counts: Callable[[], Mapping[str, float]]) -> Iterator[str]:
 
 
 @in_two_steps
-def drafts(_place: Place, method: str, step: int) -> Outcome:
+def drafts(_kit: Kit, method: str, step: int) -> Outcome:
     """A server that was started with a drafter, and counts so many drafts at each look."""
     names, looks = ("drafts", "draft_tokens", "accepted_tokens"), itertools.count(step, step)
     with counting(lambda: dict.fromkeys(names, next(looks))) as url:
-        asked = speculation(url, Mock(ids=lambda _answer: (1, 2)), method)
-        return decided(lambda: asked.drafted)
+        drafting = speculation(url, Mock(ids=lambda _answer: (1, 2)), method)
+        return decided(lambda: drafting.drafted)
 
 
 @in_two_steps
-def accepted(_place: Place, *shares: float) -> Outcome:
+def accepted(_kit: Kit, *shares: float) -> Outcome:
     """A server that accepts such a share of its drafts while one request runs, two, and so on."""
     drafted = Counter[str]()
 
@@ -147,20 +145,18 @@ def accepted(_place: Place, *shares: float) -> Outcome:
 
 
 @in_two_steps
-def samples(_place: Place, cut: sampled.Cut | bool, share: float) -> Outcome:
+def samples(_kit: Kit, cut: sampled.Cut | bool, share: float) -> Outcome:
     """A server that leaves out the log-probabilities of some sampled answers. `cut`: the one that
     is asked for, or False."""
-    draw = random.Random(3)
+    chance = random.Random(3)
 
     def lacking(body: Json) -> Json:
-        drops = body.get("temperature", 1.0) > 0 and draw.random() < share
+        drops = body.get("temperature", 1.0) > 0 and chance.random() < share
         return {**body, "logprobs": None} if drops else body
 
     with sampling(lacking, 7) as endpoint:
-        sampler = sampled.Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 7)
-        return decided(
-            lambda: sampler.keeps_the_cut(cut) if cut else sampler.follows_the_temperature()
-        )
+        draws = sampled.Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 7)
+        return decided(lambda: draws.keeps_the_cut(cut) if cut else draws.follows_the_temperature())
 
 
 CASES = list(of_data(__name__))

@@ -51,8 +51,8 @@ def _cases(kind: str, verdict: str) -> Iterator[Case]:
         levels = [f"tests/test_{level}.py" for level in row.pop("levels", ())]
         row["arguments"] = [*levels, *row.get("arguments", ())]
         for release in releases:
-            given = {} if release is None else {"release": release}
-            yield Case(**{**row, **given, "name": row["name"].format(release=release)})
+            changed = {} if release is None else {"release": release}
+            yield Case(**{**row, **changed, "name": row["name"].format(release=release)})
 
 
 HEALTHY, SICK = [*_cases("healthy", "PASS")], [*_cases("sick", "FAIL")]

@@ -8,8 +8,8 @@ import importlib.util
 import json
 import os
 import secrets
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from installed import dist_info
+
 from sm121.engines import choices
+from sm121.engines.process_tree import free_port
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -44,9 +47,7 @@ class Behind:
 @contextlib.contextmanager
 def vllm_on_the_cpu(checkpoint: Path, log: Path) -> Iterator[Behind]:
     """Start it, wait until it serves, and stop it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     key = secrets.token_urlsafe(16)
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint),
@@ -132,10 +133,10 @@ class Machine:
             ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(HERE / "nvml.c")],
             check=True,
         )
-        own, of_suite = map(self._venv, ("engine", "suite"))
-        _vllm(own, self.version or self.release, self.release == BUILD)
+        of_engine, of_suite = map(self._venv, ("engine", "suite"))
+        _vllm(of_engine, self.version or self.release, self.release == BUILD)
         version = self.flashinfer or _flashinfer_of(self.release)
-        _flashinfer(own, version)
+        _flashinfer(of_engine, version)
         for module in self.warm:
             folder = self.folder / f".cache/flashinfer/{version}/121a/cached_ops/{module}"
             folder.mkdir(parents=True)
@@ -179,8 +180,8 @@ class Machine:
 
     def command(self, *arguments: str) -> list[str]:
         """As an owner types it."""
-        own = str(self.folder / "suite" / "bin" / "python")
-        python = own if "--certify" in arguments else sys.executable
+        of_suite = str(self.folder / "suite" / "bin" / "python")
+        python = of_suite if "--certify" in arguments else sys.executable
         return [
             python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "sm121",
             f"--profile={self.profile}", f"--report-dir={self.report}",
@@ -189,9 +190,9 @@ class Machine:
 
     def surroundings(self) -> dict[str, str]:
         """The environment of a run."""
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         return {
-            **kept, "LD_LIBRARY_PATH": str(self.folder / "lib"),
+            **inherited, "LD_LIBRARY_PATH": str(self.folder / "lib"),
             "PYTHONPATH": str(HERE / "on_path"),
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "FLASHINFER_WORKSPACE_BASE": str(self.folder),
@@ -210,18 +211,14 @@ class Machine:
         self.write()
         log = self.folder / "owner.log"
         log.write_text(tail, "utf-8")
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         command = [
             str(self.python), "-m", "vllm.entrypoints.openai.api_server",
             "--model", f"openai/{MODEL}", "--served-model-name", MODEL, "--port", str(port),
             *arguments,
         ]  # fmt: skip
-        with log.open("r+") as output:
-            process = subprocess.Popen(
-                command, env=self.surroundings(), stdout=output, stderr=output
-            )
+        with log.open("r+") as file:
+            process = subprocess.Popen(command, env=self.surroundings(), stdout=file, stderr=file)
             try:
                 url = f"http://127.0.0.1:{port}"
                 _wait_for(url, process, log)
@@ -275,10 +272,10 @@ def _flashinfer_of(release: str) -> str:
     """The version that a release asks for, and that the build is made with."""
     if release == BUILD:
         return "0.6.3"
-    known = choices.load("vllm", "sm121")
-    found = known.at(release) if known is not None else None
-    assert found is not None, f"fixtures/choices has no {release}"
-    return found.flashinfer
+    releases = choices.load("vllm", "sm121")
+    recorded = releases.at(release) if releases is not None else None
+    assert recorded is not None, f"fixtures/choices has no {release}"
+    return recorded.flashinfer
 
 
 def _flashinfer(site: Path, version: str) -> None:
@@ -288,22 +285,16 @@ def _flashinfer(site: Path, version: str) -> None:
     (package / "__init__.py").write_text("")
     (package / "environment.py").write_text(f"NAMES = {_FLASHINFER_VARIABLES!r}\n")
     (package / "_build_meta.py").write_text(f'__version__ = "{version}"\n')
-    info = site / f"flashinfer_python-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: flashinfer-python\nVersion: {version}\n"
-    )
-    (info / "RECORD").write_text("flashinfer/__init__.py,,\n")
-    (info / "top_level.txt").write_text("flashinfer\n")
+    dist_info(site, "flashinfer-python", version, package="flashinfer")
 
 
 def _vllm(site: Path, release: str, build: bool) -> None:
     """A vLLM of that release as far as it can be seen without a start: its version, and with it
     what is installed; its variables and its command line are those of the vLLM that is here. The
     effort's build has a parser of its own."""
-    found = importlib.util.find_spec("vllm")
-    assert found is not None and found.submodule_search_locations, "vllm is not installed here"
-    real = Path(found.submodule_search_locations[0])
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None and spec.submodule_search_locations, "vllm is not installed here"
+    real = Path(spec.submodule_search_locations[0])
     package = site / "vllm"
     for inner in ("", "entrypoints", "entrypoints/openai"):
         folder = package / inner
@@ -317,23 +308,16 @@ def _vllm(site: Path, release: str, build: bool) -> None:
         text = text.replace("from __future__ import annotations\n", "")
         text = text.replace("import vllm.env_override", "")  # torch, which takes seconds
         (folder / "__init__.py").write_text(future + extend + text)
-    for file in ("envs.py",):
-        (package / file).write_text((real / file).read_text("utf-8"))
+    shutil.copy(real / "envs.py", package)
     (package / "config").mkdir()
     (package / "config" / "__init__.py").write_text(
         f"__path__ = [*__path__, {str(real / 'config')!r}]\n"
         + (real / "config" / "__init__.py").read_text("utf-8")
     )
-    (package / "_version.py").write_text(
-        f"__version__ = version = {release!r}\n__commit_id__ = None\n"
-    )
-    (package / "entrypoints" / "openai" / "api_server.py").write_text(
-        "from gb10.server import main\n\nmain()\n"
-    )
+    version = f"__version__ = version = {release!r}\n__commit_id__ = None\n"
+    (package / "_version.py").write_text(version)
+    server = package / "entrypoints" / "openai" / "api_server.py"
+    server.write_text("from gb10.server import main\n\nmain()\n")
     if build:
         (package / "entrypoints" / "openai" / "cli_args.py").write_text(_PARSER)
-    info = site / f"vllm-{release}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {release}\n")
-    (info / "RECORD").write_text("vllm/__init__.py,,\n")
-    (info / "top_level.txt").write_text("vllm\n")
+    dist_info(site, "vllm", release)

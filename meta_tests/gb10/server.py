@@ -45,31 +45,28 @@ class Release:
     """What a release makes of a command line."""
 
     def __init__(self, version: str, arguments: list[str]) -> None:
-        known = choices.load("vllm", "sm121")
-        found = known.at(version) if known is not None else None
-        assert known is not None and found is not None, f"fixtures/choices has no {version}"
+        data_ = choices.load("vllm", "sm121")
+        recorded = data_.at(version) if data_ is not None else None
+        assert data_ is not None and recorded is not None, f"fixtures/choices has no {version}"
         self.version = version
-        for refusal in choices.refusals(found, arguments, os.environ):
+        for refusal in choices.refusals(recorded, arguments, os.environ):
             raise Refused(refusal.words)
-        answers = [a for a in found.answers if a.machine == "cubins" and a.attention]
-        asked = _deciding(arguments)
-        same = [a for a in answers if _deciding(a.arguments) == asked]
-        # What nobody asked for in one breath was asked for one by one.
-        self.attention = _only(
-            [a.attention for a in same]
-            or [a.attention for a in answers if _part(a.arguments, asked, "attention")]
-        )
-        self.experts = _only(
-            [a.experts for a in same]
-            or [a.experts for a in answers if _part(a.arguments, asked, "experts")]
-        )
+        answers = [a for a in recorded.answers if a.machine == "cubins" and a.attention]
+        typed = _deciding(arguments)
+        same = [a for a in answers if _deciding(a.arguments) == typed]
+
+        def choice_of(field: str) -> str:
+            # What nobody asked for in one breath was asked for one by one.
+            alike = [a for a in answers if _part(a.arguments, typed, field)]
+            return _only([getattr(answer, field) for answer in same or alike])
+
+        self.attention, self.experts = choice_of("attention"), choice_of("experts")
         chosen = next(a for a in answers if a.attention == self.attention)
-        lines = {known.lines[number] for a in same or [chosen] for number in a.lines}
-        own = ("Mxfp4 MoE backend", "KV cache layout")
-        self.lines = sorted(line for line in lines if not any(part in line for part in own))
-        self.shows_layout = any(
-            "KV cache layout." in known.lines[n] for a in answers for n in a.lines
-        )
+        lines = {data_.lines[number] for a in same or [chosen] for number in a.lines}
+        apart = ("Mxfp4 MoE backend", "KV cache layout")
+        self.lines = sorted(line for line in lines if not any(part in line for part in apart))
+        numbers = [number for a in answers for number in a.lines]
+        self.shows_layout = any("KV cache layout." in data_.lines[number] for number in numbers)
         asked_layout = os.environ.get("VLLM_KV_CACHE_LAYOUT")
         self.layout = _only(
             [chosen.layouts.get(asked_layout, asked_layout)] if asked_layout else [chosen.layout]
@@ -89,26 +86,25 @@ class Build:
         from vllm.entrypoints.openai.cli_args import make_arg_parser
 
         make_arg_parser(argparse.ArgumentParser(prog="api_server.py")).parse_args(arguments)
-        asked = {name: value or "" for name, value in choices.as_pairs(arguments).items()}
-        self.does = one_line(
-            [word for pair in (asked | instead).items() for word in map(str, pair) if word]
-        )
-        self.options = asked | instead
+        typed = {name: value or "" for name, value in choices.as_pairs(arguments).items()}
+        words = [word for pair in (typed | instead).items() for word in map(str, pair) if word]
+        self.does = one_line(words)
+        self.options = typed | instead
         words = data("mxfp4.toml")
         self.experts = next(row["rates"] for row in words["runs"] if self.fits(row))
         self.lines = [line for line in words["lines"] if self.fits(line)]
-        self.streams = int(asked["--max-num-seqs"])
+        self.streams = int(typed["--max-num-seqs"])
         self.values = {
-            "arguments": {name[2:].replace("-", "_"): value for name, value in asked.items()},
+            "arguments": {name[2:].replace("-", "_"): value for name, value in typed.items()},
             "kv_cache_dtype": self.options.get("--kv-cache-dtype", "auto"),
-            "eager": "--enforce-eager" in asked, "context": asked["--max-model-len"],
+            "eager": "--enforce-eager" in typed, "context": typed["--max-model-len"],
             "backend": self.options.get("--mxfp4-backend"), "variant": "unfused", "capture_s": 6,
         }  # fmt: skip
 
     def fits(self, row: dict[str, Any]) -> bool:
         """Whether a row is of such a server."""
-        there = re.search(row.get("when", ""), self.does)
-        return there is not None and not re.search(row.get("unless", "(?!)"), self.does)
+        match = re.search(row.get("when", ""), self.does)
+        return match is not None and not re.search(row.get("unless", "(?!)"), self.does)
 
 
 def _deciding(arguments: Any) -> dict[str, Any]:
@@ -117,13 +113,13 @@ def _deciding(arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in pairs.items() if name in names}
 
 
-def _part(arguments: Any, asked: dict[str, Any], kind: str) -> bool:
-    return choices.deciding(kind, _deciding(arguments)) == choices.deciding(kind, asked)
+def _part(arguments: Any, typed: dict[str, Any], kind: str) -> bool:
+    return choices.deciding(kind, _deciding(arguments)) == choices.deciding(kind, typed)
 
 
-def _only(found: list[Any]) -> str:
-    assert found and found[0], "the release was never asked for this"
-    return str(found[0])
+def _only(values: list[Any]) -> str:
+    assert values and values[0], "the release was never asked for this"
+    return str(values[0])
 
 
 class Gb10(TimedServer):
@@ -188,8 +184,8 @@ class Gb10(TimedServer):
 
     @web.middleware
     async def _only_with_key(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "")
-        if self.key and request.path.startswith("/v1") and given != f"Bearer {self.key}":
+        key = request.headers.get("Authorization", "")
+        if self.key and request.path.startswith("/v1") and key != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         return await handler(request)
 
@@ -215,11 +211,11 @@ class Gb10(TimedServer):
                 lines.append(f"{name} {_BEGAN}")
             else:
                 gauge = not bare.endswith(("_total", "_sum", "_count", "_bucket"))
-                own = float(getattr(self, _COUNTED[bare])) if bare in _COUNTED else 0.0
+                counted = float(getattr(self, _COUNTED[bare])) if bare in _COUNTED else 0.0
                 if self.settings.tenant_rate:
-                    own += self._of_the_other(bare)
-                seen = float(value) - (0.0 if gauge else self.before.get(name, 0.0)) + own
-                lines.append(f"{name} {seen}")
+                    counted += self._of_the_other(bare)
+                total = float(value) - (0.0 if gauge else self.before.get(name, 0.0)) + counted
+                lines.append(f"{name} {total}")
         return web.Response(text="\n".join(lines) + "\n")
 
     def _of_the_other(self, counter: str) -> float:
@@ -230,14 +226,14 @@ class Gb10(TimedServer):
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """At a GB10's rates when its time is measured; what it says is asked of the vLLM behind."""
         try:
-            said = json.loads(await request.read())
+            body = json.loads(await request.read())
         except ValueError:  # the vLLM behind says what is wrong
-            said = None
-        if not isinstance(said, dict):
+            body = None
+        if not isinstance(body, dict):
             return await self.hand_on(request)
-        options = said.get("stream_options") or {}
-        ids, again = said.get("prompt"), str(said.get("cache_salt")).startswith("sm121-timed")
-        timed = said.get("ignore_eos") and options.get("continuous_usage_stats")
+        options = body.get("stream_options") or {}
+        ids, again = body.get("prompt"), str(body.get("cache_salt")).startswith("sm121-timed")
+        timed = body.get("ignore_eos") and options.get("continuous_usage_stats")
         if isinstance(ids, list) and (timed or again or len(ids) > 4600):
             return await self.complete(request)
         return await self.hand_on(request)
@@ -249,8 +245,8 @@ class Gb10(TimedServer):
         async with self.session.request(
             request.method, request.rel_url, data=await request.read(), headers=headers
         ) as answer:
-            kept = {k: answer.headers[k] for k in ("Content-Type",) if k in answer.headers}
-            response = web.StreamResponse(status=answer.status, headers=kept)
+            kind_alone = {k: answer.headers[k] for k in ("Content-Type",) if k in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=kind_alone)
             await response.prepare(request)
             parts = answer.content if self.streams else answer.content.iter_any()
             async for part in parts:
@@ -308,21 +304,21 @@ def _with_both_names(line: bytes) -> bytes:
     start = 6 if line.startswith(b"data: ") else 0
     if b'"reasoning"' not in line or line[start : start + 1] != b"{":
         return line
-    said = json.loads(line[start:])
-    for choice in said.get("choices", []):
+    answered = json.loads(line[start:])
+    for choice in answered.get("choices", []):
         message = choice.get("message") or choice.get("delta") or {}
         if "reasoning" in message:
             message["reasoning_content"] = message["reasoning"]
-    return line[:start] + json.dumps(said).encode() + (b"\n" if line.endswith(b"\n") else b"")
+    return line[:start] + json.dumps(answered).encode() + (b"\n" if line.endswith(b"\n") else b"")
 
 
 def _values(text: str) -> dict[str, float]:
-    found = {}
+    values = {}
     for line in text.splitlines():
         name, _, value = line.rpartition(" ")
         if name and not line.startswith("#"):
-            found[name] = float(value)
-    return found
+            values[name] = float(value)
+    return values
 
 
 def main() -> None:
@@ -331,11 +327,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--model")
     parser.add_argument("--served-model-name")
-    own, others = parser.parse_known_args()
+    args, others = parser.parse_known_args()
     settings = Settings.load()
     core = subprocess.Popen([sys.executable, "-c", _CORE], stdin=subprocess.PIPE)
     try:
-        _serve(settings, own, others, core)
+        _serve(settings, args, others, core)
     finally:
         core.kill()
         core.wait()
@@ -374,11 +370,12 @@ def _release(
     return release, lines
 
 
-def _serve(settings: Settings, own: Any, others: list[str], core: subprocess.Popen) -> None:
+def _serve(settings: Settings, args: Any, others: list[str], core: subprocess.Popen) -> None:
     values = {
-        "version": settings.version, "model": own.model, "served": own.served_model_name,
-        "port": own.port, "pid": os.getpid(), "speculation": None, "load_format": "fastsafetensors",
-        "arguments": {"model_tag": own.model, "host": own.host, "port": own.port},
+        "version": settings.version, "model": args.model, "served": args.served_model_name,
+        "port": args.port, "pid": os.getpid(), "speculation": None,
+        "load_format": "fastsafetensors",
+        "arguments": {"model_tag": args.model, "host": args.host, "port": args.port},
     }  # fmt: skip
     faults = {fault["name"]: fault for fault in data("faults.toml")["fault"]}
     wrong = [faults[name] for name in settings.faults]
@@ -404,10 +401,10 @@ def _serve(settings: Settings, own: Any, others: list[str], core: subprocess.Pop
         log.write(entry)
         if "status" in entry:
             sys.exit(entry["status"])
-    server = Gb10(settings, release, own.served_model_name, core)
+    server = Gb10(settings, release, args.served_model_name, core)
     with contextlib.suppress(KeyboardInterrupt):
-        web.run_app(server.application(), host=own.host, port=own.port, print=None, access_log=None,
-                    shutdown_timeout=1.0)  # fmt: skip
+        web.run_app(server.application(), host=args.host, port=args.port, print=None,
+                    access_log=None, shutdown_timeout=1.0)  # fmt: skip
 
 
 if __name__ == "__main__":

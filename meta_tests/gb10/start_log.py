@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from installed import compiled
+
 HERE = Path(__file__).parent
 #: The effort's build, where a release is named.
 BUILD = "mxfp4"
@@ -85,8 +87,8 @@ class Log:
                 self._of_node(1, self.two["headless"].replace("{now}", now))
 
     def write(self, entry: dict[str, Any]) -> None:
-        left = self.began + entry["at"] / self.settings.faster - time.monotonic()
-        time.sleep(max(0.0, left))
+        wait_s = self.began + entry["at"] / self.settings.faster - time.monotonic()
+        time.sleep(max(0.0, wait_s))
         if "module" in entry:
             _compile(entry["module"], entry["seconds"])
             self.began += entry["seconds"]  # compilers are not faster here
@@ -102,14 +104,14 @@ class Log:
 
     def _of_node(self, rank: int, line: str) -> None:
         """Write a line of one of two nodes, in its own words."""
-        own = {"rank": rank, "peer": 1 - rank, "address": self.two["addresses"][rank]}
-        own["version"] = self.values["version"]
+        words = {"rank": rank, "peer": 1 - rank, "address": self.two["addresses"][rank]}
+        words["version"] = self.values["version"]
         rows = [(rank, *row) for row in self.two["instead"]] + self.settings.otherwise
         for of, pattern, instead in rows:
             line = re.sub(pattern, instead, line) if of == rank else line
-        line = re.sub(r"\{(\w+)\}", lambda match: str(own.get(match[1], match[0])), line)
+        line = re.sub(r"\{(\w+)\}", lambda match: str(words.get(match[1], match[0])), line)
         if self.settings.ray:
-            pid, ip = self.two["pids"][rank], own["address"]
+            pid, ip = self.two["pids"][rank], words["address"]
             line = f"{self.who['core']}(RayWorkerWrapper pid={pid}, ip={ip}) {line}"
         if rank == 0 or self.settings.ray:
             print(f"{self.settings.prefix}{line}", flush=True)
@@ -120,15 +122,13 @@ class Log:
     def _say(self, role: str, template: str) -> None:
         now = time.strftime("%m-%d %H:%M:%S")
         self.values["logging"] = time.strftime("%Y-%m-%d %H:%M:%S,000")
-        text = re.sub(
-            r"\{(\w+)\}", lambda match: str(self.values.get(match[1], match[0])), template
-        )
+        text = re.sub(r"\{(\w+)\}", lambda m: str(self.values.get(m[1], m[0])), template)
         for line in text.splitlines():
             by_worker = role == "core" or template == "{lines}"
             if by_worker and self.two and not re.search(self.two["of_core"], line):
                 for rank, pid in enumerate(self.two["pids"]):
-                    own = "" if self.settings.ray else f"(Worker_TP{rank} pid={pid}) "
-                    self._of_node(rank, own + _dated(line, now))
+                    worker = "" if self.settings.ray else f"(Worker_TP{rank} pid={pid}) "
+                    self._of_node(rank, worker + _dated(line, now))
                 continue
             line = line if role.startswith("bare") else _dated(line, now)
             print(f"{self.settings.prefix}{self.who[role.removeprefix('bare_')]}{line}", flush=True)
@@ -150,18 +150,6 @@ def compiling(module: str, seconds: float, at: float) -> dict[str, Any]:
 
 
 def _compile(module: str, seconds: float) -> None:
-    """What FlashInfer leaves in its cache while ninja compiles."""
     base = Path(os.environ[_WORKSPACE]) / ".cache" / "flashinfer"
     version = metadata.version("flashinfer-python")
-    folder = base / version / "121a" / "cached_ops" / module
-    folder.mkdir(parents=True, exist_ok=True)
-    outputs = [folder / f"{number}.cuda.o" for number in range(int(seconds))]
-    rules = [f"build {output}: cuda_compile x.cu" for output in outputs]
-    rules.append(f"build {folder}/{module}.so: link {' '.join(map(str, outputs))}")
-    if (folder / f"{module}.so").exists():
-        return
-    (folder / "build.ninja").write_text("\n".join(rules))
-    for output in outputs:
-        time.sleep(1)
-        output.touch()
-    (folder / f"{module}.so").touch()
+    compiled(base / version / "121a" / "cached_ops" / module, module, int(seconds))
