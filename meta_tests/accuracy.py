@@ -8,10 +8,12 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -56,6 +58,9 @@ RUNS = 3
 FOOLED = 0.02
 #: What a client itself may take on a busy machine: slow is not fooled.
 CLIENT_MS = 15.0
+PEERS_DATA = tomllib.loads((HERE / "data" / "peers.toml").read_text("utf-8"))
+#: How a client is started; traps in which there is no right number: to give one is to be fooled.
+COMMANDS, NO_NUMBER = PEERS_DATA["commands"], PEERS_DATA["no_number"]
 TRAPS = tuple(name for name, row in ALL_TRAPS.items() if row.get("peers"))
 
 
@@ -73,10 +78,6 @@ def true_rate(record: dict[str, Any]) -> float:
     sent = record["sent_ns"]
     after = sum(at > sent[0] for at in sent)
     return after / (sent[-1] - sent[0]) * 1e9 if after else 0.0
-
-
-def true_ttft_ms(record: dict[str, Any]) -> float:
-    return (record["sent_ns"][0] - record["received_ns"]) / 1e6
 
 
 def measure_ours() -> list[dict[str, Any]]:
@@ -103,7 +104,10 @@ def measure_ours() -> list[dict[str, Any]]:
                 left_out += 1  # as in a measurement, where another round takes its place
                 continue
             errors.append(timing.decode_rate(answer, "usage") / true_rate(record) - 1)
-            late.append(timing.ttft_ms(answer, "usage") - true_ttft_ms(record))
+            late.append(
+                timing.ttft_ms(answer, "usage")
+                - (record["sent_ns"][0] - record["received_ns"]) / 1e6
+            )
         row = {"rate": rate, "streams": streams, "requests": len(errors), "left_out": left_out}
         row |= {"median_percent": 100 * median(errors), "ttft_median_ms": median(late)}
         row |= {"worst_percent": 100 * max(errors, key=abs), "ttft_worst_ms": max(late, key=abs)}
@@ -116,10 +120,8 @@ def _matched(answers: list, truth: list[dict[str, Any]]) -> list[dict[str, Any]]
     """The server's record of each answer: by their time of sending, for each group of streams."""
     order = sorted(range(len(answers)), key=lambda index: answers[index].chunks[-1].at_ns)
     ends = sorted(truth, key=lambda record: record["sent_ns"][-1])
-    found: list[dict[str, Any]] = [{}] * len(answers)
-    for index, record in zip(order, ends, strict=True):
-        found[index] = record
-    return found
+    by_answer = dict(zip(order, ends, strict=True))
+    return [by_answer[index] for index in range(len(answers))]
 
 
 def measure_clean() -> dict[str, Any]:
@@ -132,31 +134,30 @@ def measure_clean() -> dict[str, Any]:
         options = ("--rate", str(rate), "--jitter", str(jitter), "--interval-jitter", "0.02")
         with timed_server(*options) as server:
             cell = our_cell(server.base_url, plan, 5)
-        found = tg.DecodeRate(32).of(cell)
+        rate_of_cell = tg.DecodeRate(32).of(cell)
         everything = [
-            *found.invalid, *pp.PrefillRate().of(cell).invalid,
+            *rate_of_cell.invalid, *pp.PrefillRate().of(cell).invalid,
             *metrics.find("ttft", quantile=0.99).of(cell).invalid,
         ]  # fmt: skip
         wrong += [f"run {number}, {rate:g} tok/s, jitter {jitter}: {item}" for item in everything]
         if jitter == 0.0:
-            worst = max(worst, abs(median(found.samples) / rate - 1))
+            worst = max(worst, abs(median(rate_of_cell.samples) / rate - 1))
     print(f"clean: {len(wrong)} of {CLEAN_RUNS}", *wrong, sep="\n", flush=True)
     return {"runs": CLEAN_RUNS, "wrong": wrong, "worst_percent": 100 * worst}
 
 
 def measure_gate() -> list[dict[str, Any]]:
     """What the gate decides on real servers, 1 % to either side of the threshold."""
-    found = []
+    rows = []
     for rate, right in GATE_RATES:
         with ThreadPoolExecutor(GATE_TOGETHER) as pool:
             decided = list(pool.map(lambda seed, rate=rate: decide(rate, seed), range(GATE_RUNS)))
-        wrong = [f"{verdict} after {rounds} rounds" for verdict, rounds in decided
-                 if verdict is not right]  # fmt: skip
+        wrong = [f"{verdict} after {n} rounds" for verdict, n in decided if verdict is not right]
         rounds = [count for _, count in decided]
-        found.append({"rate": rate, "right": right.value, "runs": GATE_RUNS, "wrong": wrong,
-                      "median_rounds": median(rounds), "most_rounds": max(rounds)})  # fmt: skip
-        print(found[-1], flush=True)
-    return found
+        rows.append({"rate": rate, "right": right.value, "runs": GATE_RUNS, "wrong": wrong,
+                     "median_rounds": median(rounds), "most_rounds": max(rounds)})  # fmt: skip
+        print(rows[-1], flush=True)
+    return rows
 
 
 def decide(rate: float, seed: int) -> tuple[Verdict, int]:
@@ -171,15 +172,15 @@ def decide(rate: float, seed: int) -> tuple[Verdict, int]:
             Endpoint(server.base_url, "none", MODEL), plan, Path(folder)
         ) as measured,
     ):
-        cell, wanted = MeasuredCell(measured, 0), gate.FIRST_LOOK
+        cell, rounds = MeasuredCell(measured, 0), gate.FIRST_LOOK
         while True:
-            found = cell.gather(wanted).decode(32)
-            if found.invalid:
-                return Verdict.INVALID, len(found.samples)
-            decision = gate.decide(found.samples, GATE, maximum_rounds=GATE_BOUND)
+            measurement = cell.gather(rounds).decode(32)
+            if measurement.invalid:
+                return Verdict.INVALID, len(measurement.samples)
+            decision = gate.decide(measurement.samples, GATE, maximum_rounds=GATE_BOUND)
             if decision is not None:
-                return decision.verdict, len(found.samples)
-            wanted = gate.next_look(len(found.samples), GATE_BOUND)
+                return decision.verdict, len(measurement.samples)
+            rounds = gate.next_look(len(measurement.samples), GATE_BOUND)
 
 
 def our_cell(url: str, plan: Plan, rounds: int) -> MeasuredCell:
@@ -194,21 +195,26 @@ def our_cell(url: str, plan: Plan, rounds: int) -> MeasuredCell:
 def measure_speed() -> dict[str, float]:
     """Wall seconds from the command to the verdict, with and without tg128, and llama-benchy's."""
     _install("llama-benchy", "llama-benchy==0.4.0")
-    found = {}
+    seconds = {}
     options = ("--rate", "53", "--model", MODEL)
     with timed_server(*options) as server, tempfile.TemporaryDirectory() as folder:
-        ours = [
+        typed = [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
             *("tests/test_performance.py", "--arch", "sm121", "--depths", "0"),
             *("--base-url", server.base_url, "--report-dir", f"{folder}/report"),
             *("-k", "prefill_rate or decode_rate"),
         ]
         commands = {
-            "this suite": [*ours, "--plan", "quick"],
-            "with tg128": ours,
-            "llama-benchy 0.4.0 with tg128": [
-                *_benchy(server.base_url, Path(folder) / "benchy.json", 2048, (32, 128), 5)
-            ],
+            "this suite": [*typed, "--plan", "quick"],
+            "with tg128": typed,
+            "llama-benchy 0.4.0 with tg128": _command(
+                "benchy",
+                url=server.base_url,
+                result=f"{folder}/benchy.json",
+                prompt=2048,
+                tokens="32 128",
+                runs=5,
+            ),
         }
         for name, command in commands.items():
             started = time.monotonic()
@@ -216,9 +222,9 @@ def measure_speed() -> dict[str, float]:
                 command, cwd=ROOT, check=True, capture_output=True, timeout=120,
                 env={**os.environ, "OPENAI_API_KEY": "none", "HF_HUB_OFFLINE": "1"},
             )  # fmt: skip
-            found[name] = time.monotonic() - started
-    print(found, flush=True)
-    return found
+            seconds[name] = time.monotonic() - started
+    print(seconds, flush=True)
+    return seconds
 
 
 @dataclass
@@ -233,28 +239,68 @@ class Said:
 def sm121(url: str, _folder: Path) -> Said:
     measuring = Measuring(short_rounds=2, silent_within_s=2.0)
     cell = our_cell(url, Plan(512, (16, TOKENS), (0,), measuring), 8)
-    found, first = tg.DecodeRate(TOKENS).of(cell), metrics.find("ttft", quantile=0.5).of(cell)
-    refused = ", ".join(sorted({item.reason for item in found.invalid})) or None
-    return Said(_middle(found.samples), _middle(first.samples), refused)
+    rates, first = tg.DecodeRate(TOKENS).of(cell), metrics.find("ttft", quantile=0.5).of(cell)
+    refused = ", ".join(sorted({item.reason for item in rates.invalid})) or None
+    return Said(_middle(rates.samples), _middle(first.samples), refused)
 
 
-def _benchy(url: str, result: Path, prompt: int, tokens: tuple[int, ...], runs: int) -> list[str]:
-    return [
-        str(PEERS / "llama-benchy" / "bin" / "llama-benchy"),
-        *("--base-url", f"{url}/v1", "--model", MODEL, "--tokenizer", str(TOKENIZER)),
-        *("--pp", str(prompt), "--tg", *map(str, tokens), "--runs", str(runs)),
-        *("--concurrency", "1", "--book-url", f"{url}/book.txt", "--skip-coherence"),
-        *("--no-cache", "--exact-tg", "--save-result", str(result), "--format", "json"),
-    ]
+def _command(client: str, **filled_in: object) -> list[str]:
+    """The words with which a client of ``data/peers.toml`` is started."""
+    values = {
+        "peers": PEERS,
+        "model": MODEL,
+        "tokenizer": TOKENIZER,
+        "tokens": TOKENS,
+        "runs": RUNS,
+    }
+    return shlex.split(COMMANDS[client].format(**(values | filled_in)))
 
 
 def benchy(url: str, folder: Path) -> Said:
     result = folder / "benchy.json"
-    command = _benchy(url, result, 512, (TOKENS,), RUNS)
-    if isinstance(found := _run(command, result), str):
-        return Said(None, None, found)
-    row = found["benchmarks"][0]
+    answer = _run(_command("benchy", url=url, result=result, prompt=512), result)
+    if isinstance(answer, str):
+        return Said(None, None, answer)
+    row = answer["benchmarks"][0]
     return Said(_mean(row.get("tg_throughput")), _mean(row.get("e2e_ttft")))
+
+
+def vllm_bench(url: str, folder: Path, *, chat: bool) -> Said:
+    backend = ("openai-chat", "/v1/chat/completions") if chat else ("openai", "/v1/completions")
+    vllm = shlex.join([sys.executable, "-c", _VLLM])
+    of_vllm = {"vllm": vllm, "backend": backend[0], "endpoint": backend[1]}
+    command = _command("vllm", url=url, folder=folder, **of_vllm)
+    row = _run(command, folder / "vllm.json")
+    if isinstance(row, str) or not row.get("completed"):
+        return Said(None, None, row if isinstance(row, str) else "no request completed")
+    return Said(1e3 / row["median_tpot_ms"] if row["median_tpot_ms"] else None,
+                row["median_ttft_ms"])  # fmt: skip
+
+
+def guidellm(url: str, folder: Path) -> Said:
+    result = folder / "guidellm.json"
+    answer = _run(_command("guidellm", url=url, result=result), result)
+    if isinstance(answer, str):
+        return Said(None, None, answer)
+    measured = answer["benchmarks"][0]["metrics"]
+    if not measured["request_totals"]["successful"]:
+        return Said(None, None, "no request completed")
+    gap, first = (
+        measured[name]["successful"]["median"]
+        for name in ("inter_token_latency_ms", "time_to_first_token_ms")
+    )
+    return Said(1e3 / gap if gap else None, first or None)
+
+
+def aiperf(url: str, folder: Path) -> Said:
+    result = folder / "profile_export_aiperf.json"
+    # offline it refuses a folder as tokenizer
+    answer = _run(_command("aiperf", url=url, folder=folder), result, offline=False)
+    if isinstance(answer, str):
+        return Said(None, None, answer)
+    rate = answer.get("output_token_throughput_per_user") or {}
+    first = answer.get("time_to_first_token") or {}
+    return Said(rate.get("p50"), first.get("p50"), None if rate or first else "no number")
 
 
 _VLLM = """
@@ -265,66 +311,6 @@ sys.argv[0] = "vllm"
 from vllm.entrypoints.cli.main import main
 main()
 """
-
-
-def vllm_bench(url: str, folder: Path, *, chat: bool) -> Said:
-    backend = ("openai-chat", "/v1/chat/completions") if chat else ("openai", "/v1/completions")
-    command = [
-        *(sys.executable, "-c", _VLLM, "bench", "serve", "--base-url", url, "--model", MODEL),
-        *("--backend", backend[0], "--endpoint", backend[1], "--tokenizer", str(TOKENIZER)),
-        *("--dataset-name", "random", "--random-input-len", "512"),
-        *("--random-output-len", str(TOKENS), "--num-prompts", str(RUNS), "--ignore-eos"),
-        *("--max-concurrency", "1", "--num-warmups", "1", "--disable-tqdm", "--save-result"),
-        *("--result-dir", str(folder), "--result-filename", "vllm.json"),
-    ]
-    row = _run(command, folder / "vllm.json")
-    if isinstance(row, str) or not row.get("completed"):
-        return Said(None, None, row if isinstance(row, str) else "no request completed")
-    return Said(1e3 / row["median_tpot_ms"] if row["median_tpot_ms"] else None,
-                row["median_ttft_ms"])  # fmt: skip
-
-
-def guidellm(url: str, folder: Path) -> Said:
-    result = folder / "guidellm.json"
-    command = [
-        *(str(PEERS / "guidellm" / "bin" / "guidellm"), "run", "--profile", "kind=synchronous"),
-        *("--backend", f"kind=openai_http,target={url},model={MODEL},"
-          "request_format=/v1/completions"),
-        *("--constraint", f"kind=max_requests,count={RUNS}"),
-        *("--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}"),
-        *("--data", f"kind=synthetic_text,prompt_tokens=512,output_tokens={TOKENS}"),
-        *("--output", f"kind=json,path={result}", "--disable-console-interactive"),
-    ]  # fmt: skip
-    if isinstance(answer := _run(command, result), str):
-        return Said(None, None, answer)
-    found = answer["benchmarks"][0]["metrics"]
-    if not found["request_totals"]["successful"]:
-        return Said(None, None, "no request completed")
-    gap, first = (
-        found[name]["successful"]["median"]
-        for name in ("inter_token_latency_ms", "time_to_first_token_ms")
-    )
-    return Said(1e3 / gap if gap else None, first or None)
-
-
-def aiperf(url: str, folder: Path) -> Said:
-    command = [
-        *(str(PEERS / "aiperf" / "bin" / "aiperf"), "profile", "--model", MODEL, "--url", url),
-        *("--endpoint-type", "completions", "--streaming", "--tokenizer", str(TOKENIZER)),
-        *("--isl", "512", "--isl-stddev", "0", "--osl", str(TOKENS), "--osl-stddev", "0"),
-        *("--extra-inputs", "ignore_eos:true", "--extra-inputs", f"min_tokens:{TOKENS}"),
-        *("--use-server-token-count", "--request-count", str(RUNS), "--concurrency", "1"),
-        *("--warmup-request-count", "1", "--artifact-dir", str(folder), "--ui", "none"),
-    ]
-    result = folder / "profile_export_aiperf.json"
-    found = _run(command, result, offline=False)  # offline it refuses a folder as tokenizer
-    if isinstance(found, str):
-        return Said(None, None, found)
-    rate = found.get("output_token_throughput_per_user") or {}
-    first = found.get("time_to_first_token") or {}
-    if not rate and not first:
-        return Said(None, None, "no number")
-    return Said(rate.get("p50"), first.get("p50"))
 
 
 CLIENTS: dict[str, Callable[[str, Path], Said]] = {
@@ -341,18 +327,18 @@ def measure_peers(clients: list[str], traps: list[str], *, fresh: bool) -> None:
     # Of torch, guidellm needs a data loader: the CPU build, not gigabytes of CUDA.
     _install("guidellm", "torch==2.13.0", "guidellm==0.8.1")
     _install("aiperf", "aiperf==0.13.0")
-    known: dict[str, dict[str, Any]] = {} if fresh else _stored("peers") or {}
+    by_trap: dict[str, dict[str, Any]] = {} if fresh else _stored("peers") or {}
     for trap in traps:
-        for name in (name for name in clients if name not in known.get(trap, {})):
+        for name in (name for name in clients if name not in by_trap.get(trap, {})):
             options = ["--rate", str(RATE), "--trap", trap]
             options += ["--fixed-ms", str(FIRST_MS), "--prefill-rate", "1e9", "--model", MODEL]
             with timed_server(*options) as server, tempfile.TemporaryDirectory() as folder:
                 started = time.monotonic()
-                said = CLIENTS[name](server.base_url, Path(folder))
-                row = {**vars(said), "seconds": time.monotonic() - started}
-            known.setdefault(trap, {})[name] = row
+                numbers = CLIENTS[name](server.base_url, Path(folder))
+                row = {**vars(numbers), "seconds": time.monotonic() - started}
+            by_trap.setdefault(trap, {})[name] = row
             print(trap, name, row, flush=True)
-            _store("peers", known)
+            _store("peers", by_trap)
 
 
 def _install(name: str, *requirements: str) -> None:
@@ -412,18 +398,8 @@ def truth_of(trap: str, *, chat: bool = False) -> tuple[float, tuple[float, ...]
     first = FIRST_MS + bundled.get(trap, 0) / RATE * 1e3
     # Three tokens later: the first text, or what a chat holds back together with its role.
     later = "content-free" in trap or trap == "bursts"
-    found = (first, first + 3 / RATE * 1e3) if later else (first,)
-    return RATE, (FIRST_MS, *found) if chat and FIRST_MS not in found else found
-
-
-#: Traps in which there is no right number: to give one is to be fooled.
-NO_NUMBER = {
-    "short-answers": "the answers are shorter than asked for",
-    "prefix-cache": "the prompts came from a cache",
-    "second-tenant": "somebody else uses the server", "failing": "one request in four fails",
-    "no-ids-bundled": "a chunk is not a token, and nothing says how many it has",
-    "all-at-the-end": "everything is sent when the last token is there",
-}  # fmt: skip
+    firsts = (first, first + 3 / RATE * 1e3) if later else (first,)
+    return RATE, (FIRST_MS, *firsts) if chat and FIRST_MS not in firsts else firsts
 
 
 def write(path: Path) -> None:
@@ -451,8 +427,8 @@ def _peers_rows(peers: dict[str, dict[str, Any]], names: list[str]) -> Iterator[
             fooled[name] += bad
             cells.append(text)
         yield cells
-    asked = {name: sum(name in row for row in peers.values()) for name in names}
-    yield ["fooled", "", *(f"{fooled[name]} of {asked[name]}" for name in names)]
+    runs = {name: sum(name in row for row in peers.values()) for name in names}
+    yield ["fooled", "", *(f"{fooled[name]} of {runs[name]}" for name in names)]
 
 
 def _cell(

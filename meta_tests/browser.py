@@ -9,14 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+FLAGS = ["--no-sandbox", "--no-first-run"] + [
+    f"--disable-{name}"
+    for name in ("gpu", "quic", "background-networking", "component-update", "sync")
 ]
 UNFOLD = "document.querySelectorAll('details').forEach(d => { d.open = true; })"
 WIDTHS = {390: 844, 1440: 900}
@@ -45,8 +40,8 @@ class Opened:
     def is_quiet(self) -> None:
         """It complained of nothing, and asked nobody."""
         assert self.complaints == []
-        others = [u for u in self.requests if not u.startswith(("file:", "data:", "blob:"))]
-        assert others == [], "the page asks the network for something"
+        local = ("file:", "data:", "blob:")
+        assert [url for url in self.requests if not url.startswith(local)] == []
 
 
 @contextmanager
@@ -64,9 +59,8 @@ def chromium() -> Iterator[Any]:
 
 def open_report(browser: Any, file: Path, width: int, **options: Any) -> Opened:
     """Open a page and wait until its charts are drawn, where it has any."""
-    page = browser.new_page(
-        viewport={"width": width, "height": (WIDTHS | NARROWEST)[width]}, **options
-    )
+    size = {"width": width, "height": (WIDTHS | NARROWEST)[width]}
+    page = browser.new_page(viewport=size, **options)
     opened = Opened(page)
     page.on("console", lambda message: opened.complaints.append(f"{message.type} {message.text}"))
     page.on("pageerror", lambda error: opened.complaints.append(str(error)))
@@ -90,9 +84,8 @@ def reached_by_tab(page: Any, presses: int) -> set[str]:
     reached = set()
     for _ in range(presses):
         page.keyboard.press("Tab")
-        tag, outline = page.evaluate(
-            "(e => [e.tagName, getComputedStyle(e).outlineStyle])(document.activeElement)"
-        )
+        script = "(e => [e.tagName, getComputedStyle(e).outlineStyle])(document.activeElement)"
+        tag, outline = page.evaluate(script)
         reached.add(tag)
         assert tag == "BODY" or outline != "none", f"{tag} does not show that it has the focus"
     return reached

@@ -2,6 +2,7 @@
 
 import json
 import random
+import tomllib
 from pathlib import Path
 
 import report_runs
@@ -27,13 +28,13 @@ def _samples(middle: float, seed: int, **fields) -> details.Samples:
 def _finish(folder: Path, run: VerdictFile, rates: dict[str, float], *, seed: int) -> None:
     """Give a constructed run a fingerprint, and its rates the samples that they are medians of."""
     run.fingerprint = Fingerprint(profile="p1", profile_shipped=True, model="m1", machine=_MACHINE)
-    known = details.read(folder)
+    stored = details.read(folder)
     for name, rate in rates.items():
-        known.samples[name] = _samples(rate, seed, unit="tok/s")
+        stored.samples[name] = _samples(rate, seed, unit="tok/s")
         run.metrics[name].value = rate
-    known.samples["ttft_p50"] = _samples(410.0, seed, unit="ms", higher_is_better=False)
+    stored.samples["ttft_p50"] = _samples(410.0, seed, unit="ms", higher_is_better=False)
     verdict_file.write(run, folder / "verdict.json")
-    details.write(known, folder)
+    details.write(stored, folder)
 
 
 def pair(folder: Path) -> tuple[Path, Path]:
@@ -58,6 +59,7 @@ def pair(folder: Path) -> tuple[Path, Path]:
     return one, two
 
 
+_CHANGES = tomllib.loads((Path(__file__).parent / "data" / "compare-runs.toml").read_text("utf-8"))
 _PATH = {"attention": "FLASHINFER", "cuda_graphs": True, "kv_layout": "LBHNC", "native_fp4": None}
 
 
@@ -78,13 +80,7 @@ def ab(folder: Path, *, proven: bool = True, text: str = "--moe-backend marlin")
     record = AbFile(
         sides=("", text),
         visits=[visit("A", "FLASHINFER_CUTLASS_MXFP4_MXFP8"), visit("B", "MARLIN")],
-        outcomes=[
-            outcome("tg32@d0", "tok/s", 59.3, 0.903, 0.898, 0.909, "FAIL"),
-            outcome("tg128@d0", "tok/s", 58.9, 0.958, 0.941, 0.976, "INCONCLUSIVE"),
-            outcome("pp2048@d0", "tok/s", 4573.0, 1.021, 1.012, 1.030, "PASS"),
-            outcome("ttft_p50", "ms", 447.0, 0.981, 0.969, 0.993, "PASS"),
-            outcome("startup_s", "s", 192.0, 1.07, 0.93, 1.22, "PASS", allowed=0.25),
-        ],
+        outcomes=[outcome(metric, *row) for metric, row in _CHANGES.items()],
     )
     (folder / FILE).write_text(json.dumps(record.model_dump(mode="json")))
     return folder

@@ -65,10 +65,10 @@ def meant(term: Any, named: Callable[[str], Any]) -> Any:
 def altered(document: Any, changes: dict[str, Any]) -> Any:
     """A copy of a document of JSON with other values, by their places, as ``tests.0.verdict``."""
     document = copy.deepcopy(document)
-    for place, value in changes.items():
-        *parents, key = (int(part) if part.isdigit() else part for part in place.split("."))
+    for path, value in changes.items():
+        *parents, key = (int(part) if part.isdigit() else part for part in path.split("."))
         parent = reduce(getitem, parents, document)
-        assert isinstance(key, int) or key in parent, f"{place} is no place of the document"
+        assert isinstance(key, int) or key in parent, f"{path} is no place of the document"
         parent[key] = value
     return document
 

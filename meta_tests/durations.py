@@ -33,9 +33,9 @@ def recorded(which: str) -> dict[str, float]:
 def longest_first(items: list[pytest.Item]) -> None:
     """Order tests by the seconds of their files; tests of one file stay together. A file of the
     levels may have the same name, and its order is the suite's."""
-    first = {name: 60.0 + place for place, name in enumerate(reversed(LONGEST))}
-    seconds, here = first | recorded("test"), Path(__file__).parent
-    items.sort(key=lambda item: -(seconds.get(item.path.name, 1) * (item.path.parent == here)))
+    first = {name: 60.0 + number for number, name in enumerate(reversed(LONGEST))}
+    seconds, folder = first | recorded("test"), Path(__file__).parent
+    items.sort(key=lambda item: -(seconds.get(item.path.name, 1) * (item.path.parent == folder)))
 
 
 def wanted(config: pytest.Config) -> bool:

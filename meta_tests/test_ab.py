@@ -4,7 +4,9 @@ import itertools
 import json
 import sys
 from importlib.resources import files
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,29 +24,28 @@ from sm121.regression.ab_run import AbRun
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import Criterion
 
+CPU = profile.load("cpu-tiny-gpt-oss")
+SIDES = ab.parse_sides(["", "--x"])
+
 
 def visits(b_factor: float, *, pairs: int = 3, boot: float = 0.005, drift: float = 0.0, seed: int):
     generator = np.random.default_rng(seed)
-    found = []
+    made = []
     for number, side in enumerate(ab.order(pairs)):
         level = 60 * (1 + boot * generator.standard_normal()) * (1 - drift) ** number
-        value = level * (b_factor if side == "B" else 1.0)
+        factor = b_factor if side == "B" else 1.0
         metrics = {
-            "tg32@d0": MetricOfStart(value, "tok/s", True),
-            "ttft_p50": MetricOfStart(27000 / value, "ms", False),
-            "memory_gib": MetricOfStart(80 / (b_factor if side == "B" else 1.0), "GiB", False),
+            "tg32@d0": MetricOfStart(level * factor, "tok/s", True),
+            "ttft_p50": MetricOfStart(27000 / (level * factor), "ms", False),
+            "memory_gib": MetricOfStart(80 / factor, "GiB", False),
         }
-        found.append(Visit(side, metrics, {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8"}))
-    return found
+        made.append(Visit(side, metrics, {"moe": "FLASHINFER_CUTLASS_MXFP4_MXFP8"}))
+    return made
 
 
 def judged(*args, **kwargs) -> dict[str, Change]:
-    found = trend.compare_starts(visits(*args, **kwargs), {"memory_gib": 0.5}, default=0.05)
-    return {outcome.metric: outcome for outcome in found}
-
-
-def test_turns_alternate():
-    assert ab.order(3) == ["A", "B", "B", "A", "A", "B"]
+    all_ = trend.compare_starts(visits(*args, **kwargs), {"memory_gib": 0.5}, default=0.05)
+    return {outcome.metric: outcome for outcome in all_}
 
 
 @pytest.mark.parametrize("pairs", [3, 4, 6])
@@ -53,16 +54,16 @@ def test_a_against_a_is_no_regression_and_ten_percent_is(pairs):
     assert Verdict.FAIL not in again and again.count(Verdict.PASS) >= 90
     slower = [judged(0.9, pairs=pairs, seed=s) for s in range(100)]
     for name in ("tg32@d0", "ttft_p50"):
-        verdicts = [found[name].verdict for found in slower]
+        verdicts = [changes[name].verdict for changes in slower]
         assert Verdict.PASS not in verdicts and verdicts.count(Verdict.FAIL) >= 80, name
     assert Verdict.PASS not in [judged(0.93, pairs=pairs, seed=s)["tg32@d0"].verdict
                                 for s in range(100)]  # fmt: skip
 
 
 def test_a_drifting_machine_favours_nobody():
-    found = [judged(1.0, pairs=4, drift=0.01, seed=s)["tg32@d0"] for s in range(50)]
-    assert Verdict.FAIL not in [outcome.verdict for outcome in found]
-    assert np.mean([outcome.ratio for outcome in found]) == pytest.approx(1.0, abs=0.004)
+    outcomes = [judged(1.0, pairs=4, drift=0.01, seed=s)["tg32@d0"] for s in range(50)]
+    assert Verdict.FAIL not in [outcome.verdict for outcome in outcomes]
+    assert np.mean([outcome.ratio for outcome in outcomes]) == pytest.approx(1.0, abs=0.004)
 
 
 def test_noisy_starts_are_inconclusive_and_one_pair_decides_nothing():
@@ -76,14 +77,13 @@ def test_noisy_starts_are_inconclusive_and_one_pair_decides_nothing():
 
 
 def test_the_interval_covers_as_often_as_it_says():
-    hits = 0
-    for seed in range(600):
-        outcome = judged(0.95, pairs=4, seed=seed)["tg32@d0"]
-        hits += outcome.ci_low <= 0.95 <= outcome.ci_high
+    outcomes = [judged(0.95, pairs=4, seed=seed)["tg32@d0"] for seed in range(600)]
+    hits = sum(outcome.ci_low <= 0.95 <= outcome.ci_high for outcome in outcomes)
     assert hits / 600 >= 0.95 - 0.03
 
 
 def test_sides_as_they_are_given():
+    assert ab.order(3) == ["A", "B", "B", "A", "A", "B"]
     a, b = ab.parse_sides(["", "VLLM_X=1 --moe-backend marlin --flag=a=b"])
     assert a == ab.Side("") and b.environment == (("VLLM_X", "1"),)
     assert b.arguments == ("--moe-backend", "marlin", "--flag=a=b")
@@ -101,10 +101,10 @@ def test_sides_that_are_none(texts, why):
         ab.parse_sides(texts)
 
 
-def answer(seen, levels=None, **criterion) -> hypothesis.CriterionResult:
-    outcomes = trend.compare_starts(seen, {}, default=0.05)
-    (found,) = hypothesis.evaluate([Criterion(**criterion)], outcomes, seen, levels or {}, 1)
-    return found
+def answer(starts, levels=None, **criterion) -> hypothesis.CriterionResult:
+    outcomes = trend.compare_starts(starts, {}, default=0.05)
+    (result,) = hypothesis.evaluate([Criterion(**criterion)], outcomes, starts, levels or {}, 1)
+    return result
 
 
 @from_data
@@ -114,25 +114,22 @@ def test_each_kind_of_criterion(factor, criterion, verdict):
 
 def test_a_crash_and_a_level_that_failed_are_seen():
     crashed = [*visits(1.2, seed=1), Visit("B", failure="the engine ended with -9")]
-    found = answer(crashed, no_crash=True)
-    assert found.verdict is Verdict.FAIL and "-9" in found.note
-    seen = visits(1.0, seed=1)
-    assert answer(seen, {"correctness": Verdict.FAIL}, level="correctness").verdict is Verdict.FAIL
-    assert answer(seen, level="correctness").verdict is Verdict.NOT_RUN
+    result = answer(crashed, no_crash=True)
+    assert result.verdict is Verdict.FAIL and "-9" in result.note
+    runs = visits(1.0, seed=1)
+    assert answer(runs, {"correctness": Verdict.FAIL}, level="correctness").verdict is Verdict.FAIL
+    assert answer(runs, level="correctness").verdict is Verdict.NOT_RUN
 
 
-def test_the_phases_and_the_example_are_valid(tmp_path):
+def test_the_phases_and_the_example_are_valid():
     for phase in ("P1", "P2", "P3", "P4", "P5", "P6"):
-        text, criteria = hypothesis.gate_behind(phase)
-        assert text and criteria
+        assert all(hypothesis.gate_behind(phase))
     example = files("sm121.fixtures") / "hypotheses" / "example.toml"
-    (tmp_path / "h.toml").write_text(example.read_text("utf-8"))
-    assert len(hypothesis.load(tmp_path / "h.toml").criteria) == 4
+    assert len(hypothesis.load(Path(str(example))).criteria) == 4
 
 
 @pytest.fixture
 def compared(run_pytest, timed_server, tmp_path):
-
     text = profile.shipped()["sm121-gpt-oss-120b"].read_text("utf-8")
     for before, after in (
         ("prompt_tokens = 2048", "prompt_tokens = 256"),
@@ -220,25 +217,22 @@ def test_a_server_that_was_replaced_between_visits_counts_for_nothing(monkeypatc
 
 
 def test_a_side_that_forgets_what_a_knew_is_broken(fault_server, timed_server):
-    own = profile.load("cpu-tiny-gpt-oss")
     unproven: list[str] = []
-    harness = SimpleNamespace(redact=str, profile=own, unproven=unproven.append)
-    knows, noise = fault_server(), timed_server("--model", "canary", "--rate", "5000").base_url
+    harness = SimpleNamespace(redact=str, profile=CPU, unproven=unproven.append)
+    clever, noise = fault_server(), timed_server("--model", "canary", "--rate", "5000").base_url
 
-    def server(url: str) -> Server:
-        return Server(Endpoint(url, knows.key, "canary"), False, "x", None, None, None, None)
+    def forgotten(run: AbRun, side: str, url: str) -> str | None:
+        endpoint = Endpoint(url, clever.key, "canary")
+        return run._forgotten(side, Server(endpoint, False, "x", None, None, None, None))
 
-    run = AbRun(harness, ab.parse_sides(["", "--x"]), None, lambda _side: None)
-    assert run._forgotten("A", server(knows.base_url)) is None
-    assert run._forgotten("B", server(knows.base_url)) is None
-    said = run._forgotten("B", server(noise))
-    assert said is not None and "'The capital of France is'" in said and "A knew" in said
+    run, dull = (AbRun(harness, SIDES, None, lambda _side: None) for _ in range(2))
+    assert forgotten(run, "A", clever.base_url) is None
+    assert forgotten(run, "B", clever.base_url) is None
+    reason = forgotten(run, "B", noise)
+    assert reason is not None and "'The capital of France is'" in reason and "A knew" in reason
     with pytest.raises(Invalid, match="A answers"):
-        run._forgotten("A", server(noise))
-    dull = AbRun(harness, run.sides, None, lambda _side: None)
-    assert (
-        dull._forgotten("A", server(noise)) is None and dull._forgotten("B", server(noise)) is None
-    )
+        forgotten(run, "A", noise)
+    assert forgotten(dull, "A", noise) is None and forgotten(dull, "B", noise) is None
     assert any("answers sensibly" in line for line in unproven)
 
 
@@ -252,15 +246,9 @@ def test_b_is_told_from_a_by_what_ran(second, b, same, silent):
 
 
 def test_a_comparison_that_was_broken_off_is_not_begun_again():
-    class Interrupted(BaseException):
-        pass
-
-    def visit(_name, _which):
-        raise Interrupted
-
-    run = AbRun(SimpleNamespace(), ab.parse_sides(["", "--x"]), None, lambda _side: None)
-    run._visit = visit
-    with pytest.raises(Interrupted):
+    run = AbRun(SimpleNamespace(), SIDES, None, lambda _side: None)
+    run._visit = Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
         run.judge()
     with pytest.raises(NotRun, match="broken off"):
         run.judge()
@@ -268,15 +256,13 @@ def test_a_comparison_that_was_broken_off_is_not_begun_again():
 
 @from_data
 def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise, pairs):
-    own = profile.load("cpu-tiny-gpt-oss")
     harness = SimpleNamespace(
-        profile=own, unproven=None, directory=tmp_path, pool=None, redact=str, save=lambda: None,
+        profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, save=lambda: None,
         file=SimpleNamespace(metrics={}, changes=[]),
     )  # fmt: skip
-    chosen = promise and hypothesis.Hypothesis(
-        feature="faster", hypothesis="This should improve much.", criteria=[promise]
-    )
-    run = AbRun(harness, ab.parse_sides(["", "--x"]), None, lambda _side: None, hypothesis=chosen)
+    words = {"feature": "faster", "hypothesis": "This should improve much."}
+    chosen = promise and hypothesis.Hypothesis(**words, criteria=[promise])
+    run = AbRun(harness, SIDES, None, lambda _side: None, hypothesis=chosen)
     monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
     milliseconds = {"A": itertools.repeat(20.0), "B": itertools.cycle([20.0, 20.02, 19.98])}
 

@@ -1,7 +1,5 @@
 """The accuracy slice: what counts as right, its interval, and the paired comparison."""
 
-import json
-
 import pytest
 from data_rows import from_data
 
@@ -32,9 +30,9 @@ def test_what_counts_as_right(kind, expected, content, right):
 
 def test_the_interval_is_wilsons():
     """Newcombe 1998, table I: 81 of 263 is 0.2553 to 0.3662."""
-    found = accuracy.interval(outputs("r" * 81 + "w" * 182))
-    assert found.low == pytest.approx(0.2553, abs=5e-5)
-    assert found.high == pytest.approx(0.3662, abs=5e-5)
+    interval = accuracy.interval(outputs("r" * 81 + "w" * 182))
+    assert interval.low == pytest.approx(0.2553, abs=5e-5)
+    assert interval.high == pytest.approx(0.3662, abs=5e-5)
     whole = accuracy.interval(outputs("r" * 20))
     assert whole.high == 1.0 and whole.low == pytest.approx(0.8389, abs=5e-4)
     assert accuracy.interval(outputs("w" * 20)).low == 0.0
@@ -43,17 +41,17 @@ def test_the_interval_is_wilsons():
 def test_a_gate_decides_on_the_interval():
     fact = Fact("so many")
     accuracy.interval(outputs("r" * 100)).hold(0.9, fact)
-    for marks, error in (("r" * 85 + "w" * 15, Inconclusive), ("r" * 40 + "w" * 60, Unmet)):
+    for right, error in ((85, Inconclusive), (40, Unmet)):
         with pytest.raises(error):
-            accuracy.interval(outputs(marks)).hold(0.9, fact)
+            accuracy.interval(outputs("r" * right + "w" * (100 - right))).hold(0.9, fact)
 
 
 def test_the_paired_test_is_mcnemars():
     """Exact and two-sided: 1 gained, 9 lost of 10 is p = 2 * 11 / 1024."""
     before, now = outputs("r" * 9 + "w" + "r" * 30), outputs("w" * 9 + "r" + "r" * 30)
-    found = accuracy.paired(before, now)
-    assert (found.lost, found.gained, found.same) == (9, 1, 30)
-    assert found.p_value == pytest.approx(22 / 1024) and found.worse
+    comparison = accuracy.paired(before, now)
+    assert (comparison.lost, comparison.gained, comparison.same) == (9, 1, 30)
+    assert comparison.p_value == pytest.approx(22 / 1024) and comparison.worse
     assert not accuracy.paired(before, before).worse
     assert not accuracy.paired(now, before).worse  # better is not worse
 
@@ -65,11 +63,10 @@ def test_other_questions_are_not_compared():
 
 def test_outputs_are_kept_and_read_again(tmp_path):
     questions = [Question(prompt=str(n), answer="a") for n in range(9)]
-    found = accuracy.run(questions, lambda q: ("a" if q.prompt != "3" else "b", 1))
-    assert [output.key for output in found] == [str(n) for n in range(9)]
-    assert [output.right for output in found].count(False) == 1
-    accuracy.keep(found, tmp_path / "kept.jsonl")
-    assert load(tmp_path / "kept.jsonl", Output) == found
+    made = accuracy.run(questions, lambda q: ("a" if q.prompt != "3" else "b", 1))
+    assert [output.key for output in made if output.right] == [*"012", *"45678"]
+    accuracy.keep(made, tmp_path / "kept.jsonl")
+    assert load(tmp_path / "kept.jsonl", Output) == made
 
 
 @from_data
@@ -83,27 +80,21 @@ def test_a_wrong_file_is_one_clear_line(tmp_path, content, expected):
     assert str(file) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_right_file_is_read(tmp_path):
-    file = tmp_path / "questions.jsonl"
-    file.write_text(json.dumps({"prompt": "a", "answer": "7", "kind": "number", "id": "x"}) + "\n")
-    assert load(file)[0].key == "x"
-
-
-@pytest.mark.parametrize(
-    "content", ["a\u2028b\x85c\x0bd\x1ce", "half a pair: \ud83d", "\x1b[31m\x00"]
-)
-def test_any_answer_is_kept_and_read_again(tmp_path, content):
-    found = [Output(key="k", kind="exact", expected="x", content=content, right=False)]
-    accuracy.keep(found, tmp_path / "outputs.jsonl")
-    written = (tmp_path / "outputs.jsonl").read_bytes()
-    assert written.isascii() and b"\x1b" not in written
+@pytest.mark.parametrize("text", ["a\u2028b\x85c\x0bd\x1ce", "half a pair: \ud83d", "\x1b[31m\x00"])
+def test_any_answer_is_kept_and_read_again(tmp_path, text):
+    file = tmp_path / "outputs.jsonl"
+    made = [Output(key="k", kind="exact", expected="x", content=text, right=False)]
+    accuracy.keep(made, file)
+    assert file.read_bytes().isascii() and b"\x1b" not in file.read_bytes()
     try:
-        assert load(tmp_path / "outputs.jsonl", Output) == found
+        assert load(file, Output) == made
     except UsageError as error:
-        assert "\ud83d" in content and "\n" not in str(error)
+        assert "\ud83d" in text and "\n" not in str(error)
 
 
 def test_a_line_ends_where_json_says(tmp_path):
     file = tmp_path / "questions.jsonl"
-    file.write_text('{"prompt": "a\u2028b", "answer": "c"}\r\n\n', "utf-8", newline="")
-    assert load(file)[0].prompt == "a\u2028b"
+    line = '{"prompt": "a\u2028b", "answer": "7", "kind": "number", "id": "x"}'
+    file.write_text(f"{line}\r\n\n", "utf-8", newline="")
+    (question,) = load(file)
+    assert (question.prompt, question.key) == ("a\u2028b", "x")

@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +23,8 @@ from sm121.run.stored_run import StoredMetric
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
 from sm121.session import against
 
-OWN = profile.load("cpu-tiny-gpt-oss").model_copy(
-    update={"regression": profile.load("sm121-gpt-oss-120b").regression}
-)
+REGRESSION = profile.load("sm121-gpt-oss-120b").regression
+OWN = profile.load("cpu-tiny-gpt-oss").model_copy(update={"regression": REGRESSION})
 PATH = KernelPath(attention="CPU_ATTN", moe="CPU", kv_cache_dtype="auto", dtype="bfloat16")
 REFUSED = Fact("400 or 422", "500 x", "bad-json", evidence="chatcmpl-0123456789")
 ORACLE = Fact(
@@ -38,30 +38,30 @@ def rates(level: float, seed: int) -> tuple[float, ...]:
     return tuple(level * scatter.gauss(1.0, 0.004) for _ in range(20))
 
 
-def ended(name: str, verdict: str, seen: str | Fact, level: str = "correctness") -> TestReport:
-    if isinstance(seen, Fact):
-        return TestReport.of(name, level, seen, verdict=Verdict(verdict))
-    return TestReport(id=name, level=level, verdict=Verdict(verdict), message=seen)
+def ended(name: str, verdict: str, message: str | Fact, level: str = "correctness") -> TestReport:
+    if isinstance(message, Fact):
+        return TestReport.of(name, level, message, verdict=Verdict(verdict))
+    return TestReport(id=name, level=level, verdict=Verdict(verdict), message=message)
 
 
 def a_run(
     *tests: tuple[str, str, str | Fact], rate: float = 50.0, seed: int = 1, **fields
 ) -> VerdictFile:
-    samples = rates(rate, seed)
-    engine = EngineReport(
-        name="vllm", version="0.24.0", managed=True, model="m", startup_s=60.0, path=PATH
-    )
-    middle = sorted(samples)[10]
+    middle = sorted(rates(rate, seed))[10]
     metric = MetricReport(value=middle, unit="tok/s", rounds=20, verdict=Verdict.PASS)
-    asked = Fingerprint(model="0123", machine={"cpu_model": "one"}, arguments=["--x"])
-    whole = {"engine": engine, "metrics": {"tg32@d0": metric}, "fingerprint": asked}
-    file = VerdictFile(
-        arch="cpu",
-        profile=OWN.name,
-        started="2026-11-23T08:00:00+00:00",
-        tests=[ended(*test) for test in tests],
-        **{**whole, "finished": True, **fields},
-    )
+    whole = {
+        "engine": EngineReport(
+            name="vllm", version="0.24.0", managed=True, model="m", startup_s=60.0, path=PATH
+        ),
+        "metrics": {"tg32@d0": metric},
+        "finished": True,
+        "arch": "cpu",
+        "profile": OWN.name,
+        "fingerprint": Fingerprint(model="0123", machine={"cpu_model": "one"}, arguments=["--x"]),
+        "started": "2026-11-23T08:00:00+00:00",
+        "tests": [ended(*test) for test in tests],
+    }
+    file = VerdictFile(**(whole | fields))
     file.judge()
     return file
 
@@ -93,18 +93,18 @@ def held(run: VerdictFile, trusted: against.Trusted, rate: float = 50.0, seed: i
             test.tolerated = "known"
     samples = rates(rate, seed)
     now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10])
-    found = against.judge(
+    facts = against.judge(
         run, trusted, OWN, {"tg32@d0": now} if rate else {}, lambda test: test.id not in left_out
     )
-    run.tests += found
+    run.tests += facts
     run.judge()
-    return run, found
+    return run, facts
 
 
-def changed(place: int, *values: str | Fact) -> tuple[tuple[str, str, str | Fact], ...]:
+def changed(number: int, *values: str | Fact) -> tuple[tuple[str, str, str | Fact], ...]:
     tests = [list(test) for test in TESTS]
     for n, value in enumerate(values, 3 - len(values)):
-        tests[place][n] = value
+        tests[number][n] = value
     return tuple(tuple(test) for test in tests)
 
 
@@ -114,8 +114,8 @@ def test_an_honest_run_is_no_worse(trusted, seed):
     again = replace(REFUSED, evidence=f"chatcmpl-abcdef{seed:04}")
     nearly = replace(ORACLE, value=0.0912 + seed / 1000, required="no more than")
     tests = (TESTS[0], (*TESTS[1][:2], again), (*TESTS[2][:2], nearly))
-    run, found = held(a_run(*tests), trusted, seed=seed)
-    assert found == [] and run.verdict is Verdict.PASS and run.against.no_worse
+    run, facts = held(a_run(*tests), trusted, seed=seed)
+    assert facts == [] and run.verdict is Verdict.PASS and run.against.no_worse
     assert run.why() == (
         "not worse than the run of 2026-11-23T08:00:00+00:00; 1 check passed; "
         "2 failed and are known"
@@ -123,12 +123,12 @@ def test_an_honest_run_is_no_worse(trusted, seed):
 
 
 def test_what_was_mended_is_told(trusted):
-    run, found = held(a_run(*changed(1, "PASS", "")), trusted)
-    assert found == [] and run.against.mended == ["tests/a.py::refuses"] and run.against.no_worse
+    run, facts = held(a_run(*changed(1, "PASS", "")), trusted)
+    assert facts == [] and run.against.mended == ["tests/a.py::refuses"] and run.against.no_worse
 
 
 @from_data
-def test_a_change_to_the_worse_is_red_and_named(trusted, change, where, what):
+def test_a_change_to_the_worse_is_red_and_named(trusted, change, where, part):
     run = a_run(*change.get("tests", TESTS))
     run.engine.path = PATH.model_copy(update=change.get("path", {}))
     run.fingerprint.machine["cpu_model"] = change.get("machine", "one")
@@ -136,39 +136,35 @@ def test_a_change_to_the_worse_is_red_and_named(trusted, change, where, what):
     run, _ = held(run, trusted, rate=change.get("rate", 50.0))
     assert run.verdict not in (Verdict.PASS, Verdict.NOT_RUN)
     assert where is None or not run.against.no_worse
-    said = [f"{test.id} {test.message}" for test in run.tests if test.counted is run.verdict]
-    assert any(what in line for line in said), said
-    assert where is None or any(what in line for line in getattr(run.against, where)) or said
+    lines = [f"{test.id} {test.message}" for test in run.tests if test.counted is run.verdict]
+    assert any(part in line for line in lines), lines
+    assert where is None or any(part in line for line in getattr(run.against, where)) or lines
 
 
 def test_what_was_not_asked_for_is_not_missing(trusted):
-    run, found = held(a_run(*TESTS[1:]), trusted, left_out={"tests/a.py::holds"})
-    assert found == [] and run.against.no_worse
+    run, facts = held(a_run(*TESTS[1:]), trusted, left_out={"tests/a.py::holds"})
+    assert facts == [] and run.against.no_worse
     run = a_run()
     run.tests = [TestReport(id="tests/b.py::b", level="smoke", verdict=Verdict.PASS)]
-    run, found = held(run, trusted, left_out={name for name, *_ in TESTS})
-    assert found == [] and run.against.not_asked == ["correctness"]
+    run, facts = held(run, trusted, left_out={name for name, *_ in TESTS})
+    assert facts == [] and run.against.not_asked == ["correctness"]
     assert "(correctness not compared)" in run.why()
-
-
-def requested(by: str) -> list[RequestReport]:
-    what = {"field": "kv_cache_dtype", "resolved": "fp8", "state": "resolved", "message": ""}
-    return [RequestReport(by=by, **what)]
 
 
 def test_a_path_that_was_asked_for_is_told(trusted):
     """Only where the request speaks of that value, and never the loss of evidence."""
+    request = {"field": "kv_cache_dtype", "resolved": "fp8", "state": "resolved", "message": ""}
+    requested = [RequestReport(by="--kv-cache-dtype=fp8", **request)]
     run = a_run(*TESTS)
-    asked = requested("--kv-cache-dtype=fp8")
-    run.engine.path = PATH.model_copy(update={"kv_cache_dtype": "fp8", "requested": asked})
-    run, found = held(run, trusted)
-    assert found == [] and run.against.path_told == ["kv_cache_dtype: auto there, fp8 here"]
+    run.engine.path = PATH.model_copy(update={"kv_cache_dtype": "fp8", "requested": requested})
+    run, facts = held(run, trusted)
+    assert facts == [] and run.against.path_told == ["kv_cache_dtype: auto there, fp8 here"]
     for change in ({"attention": "TORCH_SDPA"}, {"kv_cache_dtype": None}, {"also": {"moe": ["X"]}}):
         run = a_run(*TESTS)
         run.fingerprint.environment = {"VLLM_LOGGING_LEVEL": "DEBUG"}
-        run.engine.path = PATH.model_copy(update={"requested": asked, **change})
-        run, found = held(run, trusted)
-        assert len(found) == 1 and run.against.path, change
+        run.engine.path = PATH.model_copy(update={"requested": requested, **change})
+        run, facts = held(run, trusted)
+        assert len(facts) == 1 and run.against.path, change
 
 
 def test_nothing_gets_worse_step_by_step(tmp_path):
@@ -258,8 +254,8 @@ def test_the_newest_run_that_was_trusted_is_taken(tmp_path):
         against.load("trusted", tmp_path)
     for number, message in enumerate(("one", "two"), 1):
         folder = stored(a_run(("tests/a.py::a", "FAIL", message)), tmp_path / f"run-{number}")
-        kept, *_ = against.trust(folder, tmp_path)
-        assert kept.name == f"{number:04}"
+        copy_of_run, *_ = against.trust(folder, tmp_path)
+        assert copy_of_run.name == f"{number:04}"
     newest = against.load("trusted", tmp_path).newest
     assert newest.file.tests[0].message == "two" and len(newest.metrics["tg32@d0"].samples) == 20
     by_file = against.load(str(tmp_path / "run-1" / "verdict.json"), tmp_path).newest
@@ -289,24 +285,23 @@ def of(test: TestReport, **fields) -> TestReport:
     return test.model_copy(update=fields)
 
 
-def test_a_deviation_that_the_trusted_run_did_not_show_is_red(tmp_path):
+def test_a_deviation_that_the_trusted_run_did_not_show_is_red(trusted):
     """It is known of this release, and so excused; but the build that is trusted did it right."""
-    file = a_run(*TESTS)
-    file.tests[0] = of(file.tests[0], deviations=[])
-    trusted = against.load(str(stored(file, tmp_path / "run")), tmp_path)
-    run = a_run(*TESTS)
-    run.tests[0] = of(run.tests[0], deviations=["empty-messages: served"])
-    run, (found,) = held(run, trusted)
-    assert run.verdict is Verdict.FAIL and run.against.changed == ["tests/a.py::holds"]
-    assert "empty-messages: served" in found.message
-    # In both: it is as it was. Of a suite that did not note it: nobody knows.
-    for there in (["empty-messages: served"], None):
-        before = trusted.newest.file.tests[0]
-        trusted.newest.file.tests[0] = of(before, deviations=there)
+    served = ["empty-messages: served"]
+
+    def judged(before: list[str] | None) -> tuple[VerdictFile, list[TestReport]]:
+        trusted.newest.file.tests[0] = of(trusted.newest.file.tests[0], deviations=before)
         run = a_run(*TESTS)
-        run.tests[0] = of(run.tests[0], deviations=["empty-messages: served"])
-        run, found = held(run, trusted)
-        assert not found and run.against.no_worse
+        run.tests[0] = of(run.tests[0], deviations=served)
+        return held(run, trusted)
+
+    run, (fact,) = judged([])
+    assert run.verdict is Verdict.FAIL and run.against.changed == ["tests/a.py::holds"]
+    assert served[0] in fact.message
+    # In both: it is as it was. Of a suite that did not note it: nobody knows.
+    for before in (served, None):
+        run, facts = judged(before)
+        assert not facts and run.against.no_worse
 
 
 def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
@@ -314,8 +309,8 @@ def test_a_run_like_the_newest_one_is_no_worse(tmp_path):
     for number, message in enumerate(("required 1, seen 2", "required 1, seen 7"), 1):
         tests = (TESTS[0], ("tests/a.py::a", "FAIL", message))
         against.trust(stored(a_run(*tests), tmp_path / f"run-{number}"), tmp_path)
-    run, found = held(a_run(*tests), against.load("trusted", tmp_path))
-    assert not found and run.against.no_worse and run.against.known == ["tests/a.py::a"]
+    run, facts = held(a_run(*tests), against.load("trusted", tmp_path))
+    assert not facts and run.against.no_worse and run.against.known == ["tests/a.py::a"]
 
 
 def test_what_is_worse_can_be_accepted(tmp_path):
@@ -327,11 +322,11 @@ def test_what_is_worse_can_be_accepted(tmp_path):
         against.trust(folder, tmp_path)
     run, _ = held(a_run(*TESTS, rate=45.0), against.load("trusted", tmp_path), rate=45.0)
     assert run.verdict is not Verdict.PASS, "by itself no trusted run makes slower ones good"
-    kept, *_ = against.trust(folder, tmp_path, anew=True)
+    copy_of_run, *_ = against.trust(folder, tmp_path, anew=True)
     trusted = against.load("trusted", tmp_path)
-    assert len(trusted.runs) == 1 and kept.stat().st_mode & 0o755 == 0o755
-    run, found = held(a_run(*TESTS, rate=45.0), trusted, rate=45.0)
-    assert not found and run.verdict is Verdict.PASS
+    assert len(trusted.runs) == 1 and copy_of_run.stat().st_mode & 0o755 == 0o755
+    run, facts = held(a_run(*TESTS, rate=45.0), trusted, rate=45.0)
+    assert not facts and run.verdict is Verdict.PASS
 
 
 def test_a_metric_is_missed_where_its_own_test_was_asked(tmp_path):
@@ -345,12 +340,12 @@ def test_a_metric_is_missed_where_its_own_test_was_asked(tmp_path):
     trusted = against.load(str(stored(file, tmp_path / "run")), tmp_path)
     run = a_run()
     run.tests = [of(file.tests[0])]
-    _, found = held(run, trusted, rate=0.0, left_out={"tests/p.py::two"})
-    assert not found, "its test was not asked"
+    _, facts = held(run, trusted, rate=0.0, left_out={"tests/p.py::two"})
+    assert not facts, "its test was not asked"
     run = a_run()
     run.tests = [of(file.tests[0]), of(file.tests[1], metrics=[])]
-    _, found = held(run, trusted, rate=0.0)
-    assert [test.id for test in found] == ["--against::tg32@d0"], "it ran, and measured nothing"
+    _, facts = held(run, trusted, rate=0.0)
+    assert [test.id for test in facts] == ["--against::tg32@d0"], "it ran, and measured nothing"
 
 
 @pytest.mark.parametrize("change", [{"unit": "s"}, {"higher_is_better": False}], ids=str)
@@ -358,25 +353,21 @@ def test_a_metric_that_is_another_quantity_is_no_comparison(trusted, change):
     samples = rates(50.0, 2)
     now = StoredMetric("tg32@d0", "tok/s", True, None, samples, sorted(samples)[10])
     now = replace(now, **change)
-    found = against.judge(a_run(*TESTS), trusted, OWN, {"tg32@d0": now}, lambda _test: True)
-    assert [(test.id, test.verdict) for test in found] == [("--against::tg32@d0", Verdict.INVALID)]
+    facts = against.judge(a_run(*TESTS), trusted, OWN, {"tg32@d0": now}, lambda _test: True)
+    assert [(test.id, test.verdict) for test in facts] == [("--against::tg32@d0", Verdict.INVALID)]
 
 
-def test_what_is_not_judged_is_said(tmp_path):
+def test_what_is_not_judged_is_said(trusted):
     """A percentile nearly twice as long: one run decides nothing, and nobody calls it fine."""
-    trusted = against.load(str(stored(a_run(*TESTS), tmp_path / "run")), tmp_path)
-    there = trusted.newest.metrics["tg32@d0"]
-    tail = replace(
-        there, name="itl_p99", unit="ms", higher_is_better=False, quantile=0.99,
-        samples=(90.0, 91.0), value=90.0,
-    )  # fmt: skip
+    rate = trusted.newest.metrics["tg32@d0"]
+    of_a_tail = {"unit": "ms", "higher_is_better": False, "quantile": 0.99}
+    tail = replace(rate, name="itl_p99", samples=(90.0, 91.0), value=90.0, **of_a_tail)
     trusted.newest.metrics["itl_p99"] = tail
     run = a_run(*TESTS)
-    now = replace(tail, samples=(80.0, 170.0), value=170.0)
     for test in run.tests[1:]:
         test.tolerated = "known"
-    metrics = {"tg32@d0": there, "itl_p99": now}
-    run.tests += against.judge(run, trusted, OWN, metrics, lambda _test: True)
+    now = {"tg32@d0": rate, "itl_p99": replace(tail, samples=(80.0, 170.0), value=170.0)}
+    run.tests += against.judge(run, trusted, OWN, now, lambda _test: True)
     run.judge()
     assert run.verdict is Verdict.PASS and run.against.unjudged == ["itl_p99"]
     assert "(itl_p99 not judged)" in run.why()
@@ -385,35 +376,33 @@ def test_what_is_not_judged_is_said(tmp_path):
 def test_a_failure_that_counts_is_not_called_known(trusted):
     """Alike in words, but nothing excused it: a crash, or a waiver that has expired."""
     run = a_run(*TESTS)
-    found = against.judge(run, trusted, OWN, {**trusted.newest.metrics}, lambda _test: True)
+    facts = against.judge(run, trusted, OWN, {**trusted.newest.metrics}, lambda _test: True)
     run.judge()
-    assert not found and run.verdict is Verdict.FAIL and not run.against.no_worse
+    assert not facts and run.verdict is Verdict.FAIL and not run.against.no_worse
     assert not run.against.known and len(run.against.changed) == 2
 
 
 def test_a_new_courtesy_is_listed(trusted):
     run = a_run(*TESTS, ("tests/a.py::form", "FAIL", "no error object"))
     run.tests[-1] = of(run.tests[-1], severity=Severity.COURTESY, tolerated="listed")
-    run, found = held(run, trusted)
-    assert not found and run.against.no_worse and run.against.listed == ["tests/a.py::form"]
+    run, facts = held(run, trusted)
+    assert not facts and run.against.no_worse and run.against.listed == ["tests/a.py::form"]
 
 
 def test_a_run_whose_smoke_level_failed_is_no_measure(tmp_path):
-    file = a_run(*TESTS[:1])
-    smoke = of(file.tests[0], id="tests/s.py::s", level="smoke", verdict=Verdict.FAIL, message="x")
-    file.tests = [
-        smoke,
-        of(file.tests[0], verdict=Verdict.NOT_RUN, message="NOT_RUN: smoke failed"),
-    ]
+    file = a_run(("tests/s.py::s", "FAIL", "x"), TESTS[0])
+    smoke, test = file.tests
+    not_run = {"verdict": Verdict.NOT_RUN, "message": "NOT_RUN: smoke failed"}
+    file.tests = [of(smoke, level="smoke"), of(test, **not_run)]
     file.judge()
     with pytest.raises(UsageError, match="its smoke level failed"):
         against.load(str(stored(file, tmp_path / "run")), tmp_path)
 
 
 def test_a_kept_run_that_cannot_be_read_is_named_and_replaced(tmp_path):
-    kept, *_ = against.trust(stored(a_run(*TESTS), tmp_path / "one"), tmp_path)
-    (kept / "verdict.json").write_text("{")
-    with pytest.raises(UsageError, match=str(kept)):
+    copy_of_run, *_ = against.trust(stored(a_run(*TESTS), tmp_path / "one"), tmp_path)
+    (copy_of_run / "verdict.json").write_text("{")
+    with pytest.raises(UsageError, match=str(copy_of_run)):
         against.load("trusted", tmp_path)
     _, _, narrower = against.trust(stored(a_run(*TESTS), tmp_path / "two"), tmp_path, anew=True)
     assert "not known" in narrower[0]
@@ -434,31 +423,26 @@ def test_what_vanished_is_missed_where_it_would_have_been_selected(fault_server,
     file = "meta_tests/scenarios/vanishing.py"
     status, old = run_pytest(*attached, file, environment={"SM121_META_OLD": "1"})
     assert status == 0, old.output
-    for options, vanished in (
-        ((), True),
-        (("-k", "old or stays"), True),
-        (("-m", "correctness"), True),
-        (("-m", "smoke or never_waived"), True),
-        (("-k", "stays"), False),
-        (("-m", "smoke"), False),
-        (("--plan", "quick"), False),
-    ):
-        _status, run = run_pytest(*attached, file, "--against", str(old.report), *options)
-        missing = [f"{file}::test_old"] if vanished else []
+    missed = ("", "-k 'old or stays'", "-m correctness", "-m 'smoke or never_waived'")
+    for options in (*missed, "-k stays", "-m smoke", "--plan quick"):
+        words = ("--against", str(old.report), *shlex.split(options))
+        _status, run = run_pytest(*attached, file, *words)
+        missing = [f"{file}::test_old"] * (options in missed)
         assert run.verdict["against"]["missing"] == missing, (options, run.output)
-        assert (run.verdict["verdict"] == "FAIL") is vanished, (options, run.output)
+        assert (run.verdict["verdict"] == "FAIL") is bool(missing), (options, run.output)
 
 
 def test_a_status_that_the_client_made_an_error_of_may_be_known(fault_server, run_pytest):
     """And an error of anything else may not: it says nothing of the server."""
-    server = fault_server()
     file = "meta_tests/scenarios/refused.py"
-    common = ("--arch", "cpu", *server.options, file)
-    status, first = run_pytest(*common)
-    assert status == 1 and first.verdict["levels"]["correctness"]["failed"] == 1, first.output
-    status, again = run_pytest(*common, "--against", str(first.report))
-    assert status == 0 and again.verdict["against"]["known"] == [f"{file}::test_is_refused"]
-    broken = {"SM121_META_BROKEN": "1"}
-    _status, first = run_pytest(*common, environment=broken)
-    status, again = run_pytest(*common, "--against", str(first.report), environment=broken)
-    assert status == 1 and again.verdict["against"]["changed"] == [f"{file}::test_holds"]
+    common = ("--arch", "cpu", *fault_server().options, file)
+    for broken, status, key, name in (
+        ({}, 0, "known", "test_is_refused"),
+        ({"SM121_META_BROKEN": "1"}, 1, "changed", "test_holds"),
+    ):
+        red, first = run_pytest(*common, environment=broken)
+        assert red == 1, first.output
+        ended, again = run_pytest(*common, "--against", str(first.report), environment=broken)
+        assert ended == status, again.output
+        assert again.verdict["against"][key] == [f"{file}::{name}"]
+        assert broken or first.verdict["levels"]["correctness"]["failed"] == 1

@@ -9,8 +9,8 @@ SMOKE = "tests/test_smoke.py"
 
 
 @from_data
-def test_architectures_asked_for_by_name(expression, asked):
-    assert architectures_asked_for(expression) == asked
+def test_architectures_asked_for_by_name(expression, names):
+    assert architectures_asked_for(expression) == names
 
 
 @from_data
@@ -56,5 +56,5 @@ def test_detection_by_capability(monkeypatch, capability, nvml, name, evidence):
 
 
 def test_detection_of_this_machine_says_what_was_looked_at():
-    found = architecture.detect()
-    assert found.name == "cpu" and "torch" in found.evidence and "NVML" in found.evidence
+    detected = architecture.detect()
+    assert detected.name == "cpu" and "torch" in detected.evidence and "NVML" in detected.evidence

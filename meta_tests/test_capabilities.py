@@ -25,8 +25,8 @@ def answering():
         def start(bodies: dict[str, object]) -> Server:
             class Handler(JsonHandler):
                 def do_GET(self):
-                    found = self.path in bodies
-                    self.say(bodies.get(self.path, {"detail": "no"}), 200 if found else 404)
+                    has_page = self.path in bodies
+                    self.say(bodies.get(self.path, {"detail": "no"}), 200 if has_page else 404)
 
             endpoint = Endpoint(servers.enter_context(serving(Handler)), "key", "canary")
             return Server(endpoint, False, "openai-compatible", None, None, None, None)
@@ -40,8 +40,8 @@ def owned_by(owner: str) -> dict[str, object]:
 
 @from_data
 def test_an_attached_server_is_recognised(answering, bodies, engine, version):
-    found = detection.detect(answering(bodies))
-    assert (found.engine, found.version) == (engine, version)
+    detected = detection.detect(answering(bodies))
+    assert (detected.engine, detected.version) == (engine, version)
 
 
 @pytest.mark.parametrize(("counter", "refused"), [("spec_decode_num_drafts", 2), ("prompts", 0)])
@@ -55,7 +55,7 @@ def test_a_server_that_speculates_lacks_what_vllm_refuses_then(answering, counte
 
 
 @from_data
-def test_replicas_behind_one_address_are_said_before_the_first_test(starts, versions, seen):
+def test_replicas_behind_one_address_are_said_before_the_first_test(starts, versions, text):
     """It was a crash in the middle of the run: "ended, and was perhaps started again"."""
     moments, releases = itertools.cycle(starts), itertools.cycle(versions)
 
@@ -67,16 +67,16 @@ def test_replicas_behind_one_address_are_said_before_the_first_test(starts, vers
                 self.say(f"process_start_time_seconds {next(moments)}\n", kind="text/plain")
 
     with serving(Handler) as url:
-        asked = Settings(arch="cpu", profile=profile.load("cpu-tiny-gpt-oss"), base_url=url)
-        obstacle = target.resolve(asked, ()).obstacle or ""
-    assert obstacle.startswith("several processes answer at") is (seen is not None), obstacle
-    assert (seen or "") in obstacle
+        run = Settings(arch="cpu", profile=profile.load("cpu-tiny-gpt-oss"), base_url=url)
+        obstacle = target.resolve(run, ()).obstacle or ""
+    assert obstacle.startswith("several processes answer at") is (text is not None), obstacle
+    assert (text or "") in obstacle
 
 
 def test_the_user_knows_better(answering):
     server = answering({"/v1/models": owned_by("vllm"), "/props": {"build_info": "b7"}})
-    found = detection.detect(server, "llama-cpp")
-    assert (found.engine, found.version) == ("llama-cpp", "b7")
+    detected = detection.detect(server, "llama-cpp")
+    assert (detected.engine, detected.version) == ("llama-cpp", "b7")
     with pytest.raises(errors.UsageError, match=r"expected one of .*llama-cpp.*vllm"):
         detection.detect(server, "ollama")
 
@@ -84,8 +84,8 @@ def test_the_user_knows_better(answering):
 def test_every_engine_answers_to_everything_and_says_why():
     for file in capabilities.shipped().values():
         assert set(file.capabilities) == set(capabilities.NAMES)
-        for name, own in file.capabilities.items():
-            assert own.can or own.reason, (file.name, name)
+        for name, row in file.capabilities.items():
+            assert row.can or row.reason, (file.name, name)
 
 
 @from_data
@@ -107,17 +107,16 @@ def test_what_the_engine_cannot_do_is_not_sent():
 
 
 def test_structured_output_is_asked_for_as_the_engine_wants_it():
-    assert capabilities.of("vllm", "0.32.0").structured("regex", "a+") == {
-        "structured_outputs": {"regex": "a+"}
-    }
-    assert capabilities.of("sglang", "0.5.23").structured("regex", "a+") == {"regex": "a+"}
+    regex = {"regex": "a+"}
+    vllm, sglang = capabilities.of("vllm", "0.32.0"), capabilities.of("sglang", "0.5.23")
+    assert vllm.structured("regex", "a+") == {"structured_outputs": regex}
+    assert sglang.structured("regex", "a+") == regex
 
 
 def test_a_version_before_the_parameter_cannot():
-    assert capabilities.of("vllm", "0.10.1").missing("token_ids")
-    assert not capabilities.of("vllm", "0.32.0").missing("token_ids")
-    assert not capabilities.of("vllm", "0.33.1rc2.dev5+g1234").missing("token_ids")
-    assert capabilities.of("vllm", None).missing("token_ids")
+    versions = ("0.10.1", "0.32.0", "0.33.1rc2.dev5+g1234", None)
+    lacking = [v for v in versions if capabilities.of("vllm", v).missing("token_ids")]
+    assert lacking == ["0.10.1", None]
 
 
 @from_data
@@ -142,50 +141,40 @@ def test_a_run_says_what_an_engine_cannot_and_which_engine_it_is(fault_server, r
     assert run.verdict["engine"]["name"] == "llama-cpp"
 
 
-def test_a_bug_of_a_release_comes_with_its_issue_and_asks_to_be_closed_when_mended(
-    fault_server, run_pytest
-):
+def test_a_bug_of_a_release_comes_with_its_issue_and_asks_to_be_closed(fault_server, run_pytest):
     _, run = run_pytest(
         "--arch", "cpu", *fault_server("old").options,
         "--engine", "vllm", "meta_tests/scenarios/known_bugs.py",
     )  # fmt: skip
-    said = {test["id"].split("::")[1]: test["message"] for test in run.verdict["tests"]}
-    bug = said["test_answers_in_a_form_are_right"]
+    texts = {test["id"].split("::")[1]: test["message"] for test in run.verdict["tests"]}
+    bug = texts["test_answers_in_a_form_are_right"]
     assert "known of >=0.27,<0.32: " in bug and "vllm/issues/22519" in bug, bug
-    assert "known of" not in said["test_no_harmony_error_in_the_log"], "another text, another bug"
+    assert "known of" not in texts["test_no_harmony_error_in_the_log"], "another text, another bug"
     assert run.verdict["verdict"] == "FAIL", "a known bug is a bug"
     closed = [line for line in run.verdict["remarks"] if "close the range" in line]
     assert not closed, "0.29 is not in a range whose test holds here"
 
 
 def test_what_is_known_of_releases():
-    def known(version: str, name: str) -> list[str]:
-        own = capabilities.of("vllm", version)
-        return [bug.source for bug in own.bugs(f"tests/test_correctness.py::{name}")]
-
-    tool, fp32 = "test_a_tool_can_be_required", "vllm/pull/56252"
-    assert "vllm/issues/44216" in known("0.26.0", tool)[0]
-    assert [fp32 in source for source in known("0.27.0", tool)] == [True]
-    assert known("0.32.0", tool) == []
-    (bug,) = [own for own in capabilities.of("vllm", "0.26.0").file.bugs if "44216" in own.source]
-    assert bug.mended_by(f"tests/test_correctness.py::{tool}")
+    test = "tests/test_correctness.py::test_a_tool_can_be_required"
+    for version, source in (("0.26.0", "vllm/issues/44216"), ("0.27.0", "vllm/pull/56252")):
+        assert source in capabilities.of("vllm", version).bugs(test)[0].source
+    assert len(capabilities.of("vllm", "0.27.0").bugs(test)) == 1
+    assert not capabilities.of("vllm", "0.32.0").bugs(test)
+    (bug,) = [bug for bug in capabilities.of("vllm", "0.26.0").file.bugs if "44216" in bug.source]
+    assert bug.mended_by(test)
     assert not bug.mended_by("tests/test_correctness.py::test_a_tool_can_be_named")
 
 
 def test_what_a_model_cannot_is_said_by_its_profile(fault_server, run_pytest):
-    _, run = run_pytest(
-        "--arch", "cpu", *fault_server().options,
-        "tests/test_correctness.py", "-k", "in_parallel",
-    )  # fmt: skip
+    attached = ("--arch", "cpu", *fault_server().options)
+    _, run = run_pytest(*attached, "tests/test_correctness.py", "-k", "in_parallel")
     (test,) = run.verdict["tests"]
     assert test["verdict"] == "NOT_RUN" and "one call a turn" in test["message"], test
 
 
-def test_metrics_that_a_server_does_not_tell_are_not_zero(fault_server, run_pytest):
-    for fault in ("none", "no-metrics"):
-        server = fault_server(fault)
-        status, run = run_pytest(
-            "--arch", "cpu", *server.options,
-            "meta_tests/scenarios/prefix_hits.py",
-        )  # fmt: skip
-        assert status == 0, run.output
+@pytest.mark.parametrize("fault", ["none", "no-metrics"])
+def test_metrics_that_a_server_does_not_tell_are_not_zero(fault_server, run_pytest, fault):
+    attached = ("--arch", "cpu", *fault_server(fault).options)
+    status, run = run_pytest(*attached, "meta_tests/scenarios/prefix_hits.py")
+    assert status == 0, run.output

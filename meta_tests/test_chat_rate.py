@@ -100,9 +100,7 @@ def test_a_run_is_red_where_chats_alone_are_slow(timed_server, run_pytest):
 
 
 @from_data
-def test_what_a_server_knew_before_it_was_measured_it_knows_at_the_end(
-    monkeypatch, tmp_path, later, status
-):
+def test_what_a_server_knew_before_it_knows_at_the_end(monkeypatch, tmp_path, later, status):
     begins = {fact.prompt: fact.begins for fact in CPU.correctness.known_answers}
     answered = []
 
@@ -112,9 +110,8 @@ def test_what_a_server_knew_before_it_was_measured_it_knows_at_the_end(
             answered.append(prompt)
             is_late = len(answered) > len(begins)
             text = begins[prompt] if later == "Paris" or not is_late else later
-            choice = {"index": 0, "text": text, "finish_reason": "length"}
-            body = {"id": "c", "object": "text_completion", "created": 1, "model": "m"}
-            self.say(body | {"choices": [choice]}, status if is_late else 200)
+            body = self.completion(text, 5, 1, id="c", created=1, model="m")
+            self.say(body, status if is_late else 200)
 
     opened = SimpleNamespace(prompts=SimpleNamespace(natural=False))
     monkeypatch.setattr(MeasuredServer, "open", lambda *_, **__: nullcontext(opened))

@@ -16,8 +16,8 @@ from sm121 import cli
 @from_data
 def test_a_wrong_request_is_one_line(arguments, line, capsys):
     assert cli.main(arguments) == 4
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and line in said.err
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1 and line in printed.err
 
 
 def test_help_is_no_wrong_request(capsys):
@@ -31,10 +31,8 @@ def test_help_has_the_commands_in_groups(capsys):
         cli.main(["--help"])
     judge, look, gate, more, authors = capsys.readouterr().out.split("\n\n")[2:7]
     assert "  run " in judge and "  history " in look and "  trust " in gate and "  warm " in more
-    assert all(
-        f"  {name} " in authors
-        for name in cli.data_file.load("commands.toml", cli._CommandsFile).of_a_checkout
-    )
+    names = cli.data_file.load("commands.toml", cli._CommandsFile).of_a_checkout
+    assert all(f"  {name} " in authors for name in names)
 
 
 def test_help_of_a_run_is_the_suites_own(capsys):
@@ -56,22 +54,18 @@ def test_a_server_that_runs_is_asked_the_quick_plan(monkeypatch, words, is_quick
 def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
     installed = tmp_path / "lib" / "site-packages" / "sm121"
     shutil.copytree(Path(cli.__file__).parent, installed)
-    shutil.copytree(
-        Path(sm121.fixtures.__file__).parent, installed / "fixtures", dirs_exist_ok=True
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "sm121", "canary-train", "weights.safetensors", "--steps", "1"],
-        env={**os.environ, "PYTHONPATH": str(installed.parent)}, capture_output=True, text=True,
-        cwd=tmp_path,
-    )  # fmt: skip
+    data = Path(sm121.fixtures.__file__).parent
+    shutil.copytree(data, installed / "fixtures", dirs_exist_ok=True)
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(installed.parent)}
+        command = [sys.executable, "-m", "sm121", *words]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=tmp_path
+        )
+
+    done = run("canary-train", "weights.safetensors", "--steps", "1")
     assert done.returncode == 4
     assert done.stderr == "sm121 canary-train: needs a checkout of the suite, see tools/ there\n"
-    environment = {**os.environ, "PYTHONPATH": str(installed.parent)}
-    helped = subprocess.run(
-        [sys.executable, "-m", "sm121", "--help"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert "  history " in helped.stdout and "ablation" not in helped.stdout
+    helped = run("--help").stdout
+    assert "  history " in helped and "ablation" not in helped

@@ -19,8 +19,6 @@ from sm121.run.fingerprint import Fingerprint
 #: The documents' figures of llama.cpp, as llama-bench -o json writes them.
 DATA = Path(__file__).parent / "data"
 LLAMA_BENCH = (DATA / "llama-bench.json").read_text("utf-8")
-
-
 LLAMA_BENCHY = (DATA / "llama-benchy.json").read_text("utf-8")
 
 
@@ -43,46 +41,44 @@ OURS = verdict(**{
 @pytest.fixture
 def files(tmp_path):
     """The three kinds of files, and an early one of ours."""
-    run = tmp_path / "vllm"
-    run.mkdir()
-    (run / "verdict.json").write_text(json.dumps(OURS))
-    (tmp_path / "llama-cpp.json").write_text(LLAMA_BENCH)
     lines = "\n".join(json.dumps(item) for item in json.loads(LLAMA_BENCH))
-    (tmp_path / "llama-cpp.jsonl").write_text(lines + "\n")
-    (tmp_path / "benchy.json").write_text(LLAMA_BENCHY)
     early = OURS | {"schema_version": 0, "metrics": {"tg32@d0": {"value": 29.1, "unit": "tok/s"}}}
-    (tmp_path / "early.json").write_text(json.dumps(early))
+    (tmp_path / "vllm").mkdir()
+    for name, text in {
+        "vllm/verdict.json": json.dumps(OURS),
+        "llama-cpp.json": LLAMA_BENCH,
+        "llama-cpp.jsonl": f"{lines}\n",
+        "benchy.json": LLAMA_BENCHY,
+        "early.json": json.dumps(early),
+    }.items():
+        (tmp_path / name).write_text(text)
     return tmp_path
 
 
+def table_of(capsys, *arguments: object) -> str:
+    """What a comparison prints."""
+    assert main(["compare", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
 def test_the_documents_table(files, capsys):
-    status = main(
-        ["compare", str(files / "vllm"), f"llama.cpp={files / 'llama-cpp.json'}",
-         str(files / "benchy.json")]
-    )  # fmt: skip
-    assert status == 0
-    out = capsys.readouterr().out
+    llama = f"llama.cpp={files / 'llama-cpp.json'}"
+    out = table_of(capsys, files / "vllm", llama, files / "benchy.json")
     first = next(line for line in out.splitlines() if line.startswith("| Depth"))
     assert first == (
         "| Depth | vllm pp2048 | llama.cpp pp2048 | benchy pp2048 | vllm tg32 | llama.cpp tg32 | "
         "benchy tg32 | vllm tg128 | llama.cpp tg128 | benchy tg128 |"
     )
-    assert "| d0 | 4573 | 2450 | **4664** | **59.36** | 57.85 | 33.55 | - | - | 33.10 |" in out
-    # What is INVALID is shown as such, and is not the best of anything.
-    assert "| d4096 | 9000 (INVALID) | 2294 | **4664** | **58.00** | 54.81 | 32.63 |" in out
-    assert "| tg32 @ d4096 | llama.cpp | 54.81 ± 0.30 | tok/s | 5 | in-process | - |" in out
-    assert "| tg32 | vllm | 59.36 [59.16, 59.56] | tok/s | 10 | token_ids | PASS |" in out
-    assert "| tg32_c2 | vllm | 90.00" in out and "| tg32_c2 | benchy | 60.00" in out
-    assert "| attention | FLASHINFER |" in out and "box QUALIFIED" in out
-    assert "Not one clock: in-process, llama-benchy" in out
+    for row in table(__name__, "ROWS_OF_THE_TABLE"):
+        assert row in out, row
     assert "99.00" not in out, "the prefix of a depth is not the prompt at that depth"
     assert "ab:" not in out
 
 
 def test_csv_has_every_row_and_its_clock(files, tmp_path):
     target = tmp_path / "out.csv"
-    arguments = ["compare", str(files / "llama-cpp.jsonl"), str(files / "vllm" / "verdict.json")]
-    assert main([*arguments, "--format", "csv", "--output", str(target)]) == 0
+    sources = [str(files / "llama-cpp.jsonl"), str(files / "vllm" / "verdict.json")]
+    assert main(["compare", *sources, "--format", "csv", "--output", str(target)]) == 0
     rows = list(csv.DictReader(io.StringIO(target.read_text())))
     assert len(rows) == 4 + 6
     assert rows[3]["test"] == "tg32 @ d4096" and rows[3]["value"] == "54.81"
@@ -92,11 +88,10 @@ def test_csv_has_every_row_and_its_clock(files, tmp_path):
 
 def test_a_file_that_llama_benchy_wrote():
     """Of a server at 300 tok/s; the prefix at a depth is a run of its own in it."""
-    source = comparison.read(Path(__file__).parent / "data" / "llama-benchy-0.4.0.json")
+    source = comparison.read(DATA / "llama-benchy-0.4.0.json")
     assert source.tool == "llama-benchy 0.4.0" and source.model == "gpt-oss-120b"
-    for name in ("tg32@d0", "tg32@d1024"):
-        assert source.row(name).report.value == pytest.approx(300, rel=0.01)
-    assert source.row("tg32_c2@d0").report.value == pytest.approx(600, rel=0.01)
+    for name, rate in (("tg32@d0", 300), ("tg32@d1024", 300), ("tg32_c2@d0", 600)):
+        assert source.row(name).report.value == pytest.approx(rate, rel=0.01)
     assert source.row("pp512@d0").report.rounds == 3 and source.row("pp512@d0").report.clock
 
 
@@ -109,27 +104,16 @@ def test_files_of_older_schema_versions_are_read(files):
 
 def test_what_failed_and_on_which_kernels(files, tmp_path, capsys):
     """By severity; what was excused is no failure. The other run's log proves one value more."""
-    failed = [
-        {"id": f"tests/test_smoke.py::test_{n}", "level": "smoke", "verdict": word, **more}
-        for n, word, more in (
-            ("a", "FAIL", {"severity": "courtesy", "message": "required: x | seen: y"}),
-            ("b", "FAIL", {"severity": "blocker", "message": "garbage"}),
-            ("c", "FAIL", {"severity": "blocker", "waived": True}),
-            ("d", "FAIL", {"severity": "contract", "tolerated": "known"}),
-            ("e", "PASS", {"severity": "contract"}),
-        )
-    ]
     other = verdict(memory_peak_gib=metric(3.0, unit="GiB", ci_low=None, ci_high=None)) | {
         "levels": {"smoke": {"verdict": "FAIL", "passed": 1}, "stress": {"verdict": "NOT_RUN"}},
-        "tests": failed,
+        "tests": [
+            {"id": f"tests/test_smoke.py::test_{name}", "level": "smoke", **fields}
+            for name, fields in table(__name__, "FAILED").items()
+        ],
     }
     other["engine"]["path"] = {"attention": "FLASH_ATTN", "kv_cache_dtype": "f16"}
     (tmp_path / "other.json").write_text(json.dumps(other))
-    assert main(
-        ["compare", str(files / "vllm"), str(tmp_path / "other.json"),
-         str(files / "llama-cpp.json")]
-    ) == 0  # fmt: skip
-    out = capsys.readouterr().out
+    out = table_of(capsys, files / "vllm", tmp_path / "other.json", files / "llama-cpp.json")
     assert "| other | 1 | 0 | 1 | smoke FAIL |" in out
     assert out.index("| other | blocker | test_b | garbage |") < out.index("| test_a |")
     assert "| courtesy | test_a | required: x \\| seen: y |" in out
@@ -147,14 +131,11 @@ def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_the_published_figures_stand_beside_others(tmp_path, capsys):
+def test_the_published_figures_stand_beside_others(files, capsys):
     """What the effort's documents have of GB10, with its scatter, in one table."""
-    file = tmp_path / "mine.json"
-    file.write_text(LLAMA_BENCH)
-    assert main(["compare", "published", str(file)]) == 0
-    table = capsys.readouterr().out
-    assert "| tg32 | llama.cpp | 57.85 ± 0.44 | tok/s |" in table
-    assert "| tg32 | mine | 57.85 ± 0.44 | tok/s | 5 | in-process |" in table
+    out = table_of(capsys, "published", f"mine={files / 'llama-cpp.json'}")
+    assert "| tg32 | llama.cpp | 57.85 ± 0.44 | tok/s |" in out
+    assert "| tg32 | mine | 57.85 ± 0.44 | tok/s | 5 | in-process |" in out
 
 
 ASKED = {"profile": "p1", "profile_shipped": True, "model": "m1", "provider": "torch",
@@ -164,9 +145,9 @@ ASKED = {"profile": "p1", "profile_shipped": True, "model": "m1", "provider": "t
 def compared(tmp_path, **changed) -> list[comparison.Source]:
     sources = []
     for name, fields in (("one", {}), ("two", changed)):
-        known = {"profile": "gb10", "fingerprint": Fingerprint(**{**ASKED, **fields})}
+        update = {"profile": "gb10", "fingerprint": Fingerprint(**{**ASKED, **fields})}
         file = tmp_path / f"{name}.json"
-        verdict_file.write(past_runs.stored_run(name).file.model_copy(update=known), file)
+        verdict_file.write(past_runs.stored_run(name).file.model_copy(update=update), file)
         sources.append(comparison.read(file))
     comparison.refuse_mixed(sources)
     return sources

@@ -45,70 +45,67 @@ def opened(chromium, pages):
         return used[-1].page
 
     yield open_
-    for found in used:
-        found.page.close()
-        found.is_quiet()
+    for each in used:
+        each.page.close()
+        each.is_quiet()
 
 
 @pytest.mark.parametrize("name", PAGES)
 @pytest.mark.parametrize("width", SLOW_BUT_PHONE)
 def test_nothing_is_wider_than_the_screen(opened, name, width):
-    shown = opened(name, width)
-    shown.evaluate(browser.UNFOLD)
-    assert browser.fits(shown)
+    tab = opened(name, width)
+    tab.evaluate(browser.UNFOLD)
+    assert browser.fits(tab)
     if width == WIDTHS[0]:  # a plot that is half out of sight shows nothing
-        wide = (
-            "[...document.querySelectorAll('.forest')].every(e => e.scrollWidth <= e.clientWidth)"
-        )
-        assert shown.evaluate(wide)
+        plots = "[...document.querySelectorAll('.forest')]"
+        assert tab.evaluate(f"{plots}.every(e => e.scrollWidth <= e.clientWidth)")
 
 
 @pytest.mark.parametrize("name", SLOW_BUT_HOSTILE)
 @pytest.mark.parametrize("width", SLOW_BUT_PHONE)
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=SELDOM)])
 def test_axe_finds_nothing(opened, name, width, scheme):
-    shown = opened(name, width, scheme=scheme)
-    shown.evaluate(browser.UNFOLD)
+    tab = opened(name, width, scheme=scheme)
+    tab.evaluate(browser.UNFOLD)
     part = "#ab" if name == "ab" else "html"  # the rest of a report is tested with it
-    assert browser.accessibility(shown, part) == []
+    assert browser.accessibility(tab, part) == []
 
 
 def test_hostile_output_is_text(opened):
-    shown = opened("hostile")
-    assert shown.evaluate("window.owned") is None
-    assert shown.evaluate("[document.images.length, document.scripts.length]") == [0, 0]
-    assert shown.evaluate("document.querySelectorAll('b').length") == 0
-    text = shown.inner_text("body")
+    tab = opened("hostile")
+    assert tab.evaluate("window.owned") is None
+    assert tab.evaluate("[document.images.length, document.scripts.length]") == [0, 0]
+    assert tab.evaluate("document.querySelectorAll('b').length") == 0
+    text = tab.inner_text("body")
     assert "<script>window.owned=1</script>" in text
     assert "\x1b" not in text and "\u202e" not in text
-    links = shown.evaluate("[...document.links].map(a => a.protocol)")
-    assert set(links) == {"file:"}
+    assert {*tab.evaluate("[...document.links].map(a => a.protocol)")} == {"file:"}
 
 
 def test_what_is_new_is_on_the_first_screen(opened):
-    shown = opened("pair")
+    tab = opened("pair")
     for selector in ("#headline", ".pair", ".tally"):
-        box = shown.locator(selector).bounding_box()
+        box = tab.locator(selector).bounding_box()
         assert box["y"] + box["height"] <= 900, f"{selector} is below the fold"
-    assert "2 tests newly fail in B" in shown.inner_text("#headline")
-    targets = shown.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].map(a => a.hash)")
-    ids = shown.evaluate("[...document.querySelectorAll('[id]')].map(e => '#' + e.id)")
+    assert "2 tests newly fail in B" in tab.inner_text("#headline")
+    targets = tab.evaluate("[...document.querySelectorAll('a[href^=\"#\"]')].map(a => a.hash)")
+    ids = tab.evaluate("[...document.querySelectorAll('[id]')].map(e => '#' + e.id)")
     assert set(targets) <= set(ids) and len(ids) == len(set(ids))
-    shown.click("a[href$='pass/report.html']")
-    assert "SM121 conformance" in shown.title()
+    tab.click("a[href$='pass/report.html']")
+    assert "SM121 conformance" in tab.title()
 
 
 def test_the_plot_is_to_scale(opened):
     """The point of -12.6 % lies to the left of the band's end, that of the prefill in it."""
-    shown = opened("pair")
+    tab = opened("pair")
     script = """() => [...document.querySelectorAll('.forest tbody tr')].map(row => {
       const x = s => { const e = row.querySelector(s); return e && e.getBoundingClientRect(); };
       const band = x('.band'), point = x('.plot .point');
       return [row.querySelector('th').innerText, band.left, band.right,
               point && (point.left + point.right) / 2]; })"""
-    rows = {name.split()[1]: places for name, *places in shown.evaluate(script)}
-    left, right, point = rows["tg32"]
-    assert point < left and (right - point) / (right - left) == pytest.approx(12.6 / 5, rel=0.05)
+    rows = {name.split()[1]: edges for name, *edges in tab.evaluate(script)}
+    start, right, point = rows["tg32"]
+    assert point < start and (right - point) / (right - start) == pytest.approx(12.6 / 5, rel=0.05)
     assert rows["pp2048"][0] < rows["pp2048"][2]
 
 
@@ -118,8 +115,8 @@ def test_a_keyboard_reaches_what_is_folded(opened):
 
 @pytest.mark.parametrize("name", ["pair", pytest.param("ab", marks=SELDOM)])
 def test_it_can_be_printed(opened, name):
-    shown = opened(name)
-    shown.emulate_media(media="print", color_scheme="dark")
-    assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert shown.locator(".forest .point").first.is_visible()
-    assert len(shown.pdf()) > 20_000
+    tab = opened(name)
+    tab.emulate_media(media="print", color_scheme="dark")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.locator(".forest .point").first.is_visible()
+    assert len(tab.pdf()) > 20_000

@@ -3,11 +3,12 @@
 import json
 import math
 import re
+from contextlib import contextmanager
 
 import compare_runs
 import pytest
 import report_runs
-from data_rows import from_data
+from data_rows import altered, from_data
 
 from sm121.cli import main
 from sm121.core.verdict import Verdict
@@ -19,9 +20,16 @@ from sm121.run.verdict_file import BESIDE, EngineReport, TestReport, VerdictFile
 
 
 def beside(one, two) -> Beside:
-    return Beside(
-        Side("A", "one", stored.read(one), None), Side("B", "two", stored.read(two), None)
-    )
+    first, second = stored.read(one), stored.read(two)
+    return Beside(Side("A", "one", first, None), Side("B", "two", second, None))
+
+
+@contextmanager
+def edited(folder):
+    """The run of a folder, which is written again with what was changed of it."""
+    run = verdict_file.read(folder / "verdict.json")
+    yield run
+    verdict_file.write(run, folder / "verdict.json")
 
 
 @pytest.fixture
@@ -31,38 +39,36 @@ def pair(tmp_path):
 
 
 def change(beside, name) -> Change:
-    return next(found for found, _ in beside.forest.rows if found.metric == name)
+    return next(each for each, _ in beside.forest.rows if each.metric == name)
 
 
 def names(beside, group) -> set[str]:
-    found = next(each for each in beside.tests if each.id == group)
-    return {row.name.rpartition("::")[2] for row in found.rows}
+    (rows,) = (each.rows for each in beside.tests if each.id == group)
+    return {row.name.rpartition("::")[2] for row in rows}
 
 
 def test_what_is_new_mended_and_in_both(pair):
-    found = beside(*pair)
-    assert names(found, "new") == {"test_decode_rate[tg32-d0]", "test_no_metric_is_worse"}
-    assert names(found, "mended") == {"test_tool_call"}
-    assert names(found, "both") == {"test_known_answers"}
-    assert names(found, "only-a") == {"test_cell[cutlass]"} and names(found, "only-b") == set()
-    both = next(group for group in found.tests if group.id == "both").rows[0]
-    assert both.note == "in the same way", "what was measured may differ"
-    assert "2 tests newly fail in B; 1 fixed; 1 in both; 1 ran in A only; " in found.headline
-    assert "differ in MoE experts; not proven in one of them: native FP4." in found.headline
+    both = beside(*pair)
+    assert names(both, "new") == {"test_decode_rate[tg32-d0]", "test_no_metric_is_worse"}
+    assert names(both, "mended") == {"test_tool_call"}
+    assert names(both, "both") == {"test_known_answers"}
+    assert names(both, "only-a") == {"test_cell[cutlass]"} and names(both, "only-b") == set()
+    row = next(group for group in both.tests if group.id == "both").rows[0]
+    assert row.note == "in the same way", "what was measured may differ"
+    assert "2 tests newly fail in B; 1 fixed; 1 in both; 1 ran in A only; " in both.headline
+    assert "differ in MoE experts; not proven in one of them: native FP4." in both.headline
 
 
 def test_a_failure_of_what_did_not_run_before_is_new(pair):
     """And what no longer runs is not fixed."""
-    one, two = (verdict_file.read(path / "verdict.json") for path in pair)
-    for run, name in ((one, "test_decode_rate[tg32-d0]"), (two, "test_tool_call")):
-        test = next(test for test in run.tests if test.id.endswith(name))
-        test.verdict, test.skipped, test.message = Verdict.NOT_RUN, True, "NOT_RUN: no server"
-    verdict_file.write(one, pair[0] / "verdict.json")
-    verdict_file.write(two, pair[1] / "verdict.json")
-    found = beside(*pair)
-    assert "test_decode_rate[tg32-d0]" in names(found, "new")
-    assert names(found, "mended") == set() and "test_tool_call" in names(found, "only-a")
-    row = next(r for r in found.tests[0].rows if r.name.endswith("[tg32-d0]"))
+    for folder, name in zip(pair, ("test_decode_rate[tg32-d0]", "test_tool_call"), strict=True):
+        with edited(folder) as run:
+            test = next(test for test in run.tests if test.id.endswith(name))
+            test.verdict, test.skipped, test.message = Verdict.NOT_RUN, True, "NOT_RUN: no server"
+    both = beside(*pair)
+    assert "test_decode_rate[tg32-d0]" in names(both, "new")
+    assert names(both, "mended") == set() and "test_tool_call" in names(both, "only-a")
+    row = next(r for r in both.tests[0].rows if r.name.endswith("[tg32-d0]"))
     assert (row.a, row.a_said, row.b) == ("NOT_RUN", "no server", "FAIL")
 
 
@@ -73,45 +79,42 @@ def test_a_crash_is_named(pair, tmp_path):
 
 
 def test_changes_go_by_the_rules_of_the_regression_level(pair):
-    found = beside(*pair)
-    assert found.apart == []
-    decode = change(found, "tg32@d0")
+    both = beside(*pair)
+    assert both.apart == []
+    decode = change(both, "tg32@d0")
     assert decode.verdict is Verdict.FAIL
     assert decode.percent == "-12.6 %" and decode.bounds.startswith("[-13")
     assert decode.ci_low < decode.ratio < decode.ci_high
-    prefill = change(found, "pp2048@d0")
+    prefill = change(both, "pp2048@d0")
     assert prefill.verdict is Verdict.PASS and prefill.interval is not None
     # What counts neither way in one of them is no change; a tail has no interval of a ratio.
-    void = change(found, "tg128@d0")
+    void = change(both, "tg128@d0")
     assert void.verdict is Verdict.INVALID and not void.decided and void.note == "INVALID in B"
-    tail = change(found, "ttft_p99")
+    tail = change(both, "ttft_p99")
     assert tail.interval is None and tail.ratio is not None
-    assert found.forest.rows[0][0].verdict is Verdict.FAIL, "what is worse comes first"
-    assert [row.name for row in found.only] == ["itl_p99"]
-    assert "worse than allowed" in found.headline
+    assert both.forest.rows[0][0].verdict is Verdict.FAIL, "what is worse comes first"
+    assert [row.name for row in both.only] == ["itl_p99"]
+    assert "worse than allowed" in both.headline
 
 
 @from_data
-def test_runs_that_are_not_comparable_are_not_judged(pair, changed, said):
+def test_runs_that_are_not_comparable_are_not_judged(pair, changed, beginning):
     key, part, value = changed
-    run = json.loads((pair[1] / "verdict.json").read_text())
-    if part is None:
-        run[key] = value
-    else:
-        run[key][part] = value
-    (pair[1] / "verdict.json").write_text(json.dumps(run))
-    found = beside(*pair)
-    assert any(line.startswith(said) for line in found.apart), found.apart
-    known = [each for each, _ in found.forest.rows if each.metric != "tg128@d0"]
-    assert known and all(each.verdict is Verdict.NOT_RUN and not each.decided for each in known)
-    assert "not judged, since the runs are not comparable" in found.headline
-    assert "The two are not comparable, so no change is judged." in compare_page.html(found)
+    file = pair[1] / "verdict.json"
+    field = key if part is None else f"{key}.{part}"
+    file.write_text(json.dumps(altered(json.loads(file.read_text()), {field: value})))
+    both = beside(*pair)
+    assert any(line.startswith(beginning) for line in both.apart), both.apart
+    changes = [each for each, _ in both.forest.rows if each.metric != "tg128@d0"]
+    assert changes
+    assert all(each.verdict is Verdict.NOT_RUN and not each.decided for each in changes)
+    assert "not judged, since the runs are not comparable" in both.headline
+    assert "The two are not comparable, so no change is judged." in compare_page.html(both)
 
 
 def test_an_unfit_machine_decides_nothing(pair):
-    run = verdict_file.read(pair[0] / "verdict.json")
-    run.box.state = "DEGRADED"
-    verdict_file.write(run, pair[0] / "verdict.json")
+    with edited(pair[0]) as run:
+        run.box.state = "DEGRADED"
     decode = change(beside(*pair), "tg32@d0")
     assert decode.verdict is Verdict.INCONCLUSIVE and "machine of A" in decode.note
 
@@ -125,13 +128,13 @@ def test_without_samples_a_change_has_no_interval(pair):
 
 
 def test_paths_and_environments_differ_first(pair):
-    found = beside(*pair)
-    first, second = found.path[:2]
+    both = beside(*pair)
+    first, second = both.path[:2]
     assert (first.name, first.b) == ("MoE experts", "MARLIN") and "Using 'MARLIN'" in first.b_said
     assert (second.name, second.a, second.b) == ("native FP4", "yes", "not proven")
     assert second.note == "proven in A only" and first.note == ""
-    assert not any(row.differs for row in found.path[2:])
-    differs, same = found.record
+    assert not any(row.differs for row in both.path[2:])
+    differs, same = both.record
     assert [(row.name, row.a, row.b) for row in differs.rows] == [("cuda_version", "13.0", "13.2")]
     assert "gpus 1 name" in [row.name for row in same.rows]
 
@@ -151,23 +154,18 @@ def test_one_command_writes_one_file(pair, tmp_path, capsys, monkeypatch):
 
 
 @from_data
-def test_what_is_no_pair_is_refused(pair, tmp_path, capsys, monkeypatch, arguments, said):
+def test_what_is_no_pair_is_refused(pair, tmp_path, capsys, monkeypatch, arguments, reason):
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "--html", *arguments]) == 4
-    assert said in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
     assert not (tmp_path / "compare.html").exists()
 
 
 def test_a_run_in_which_everything_fails_is_still_a_small_page(pair):
-    run = verdict_file.read(pair[1] / "verdict.json")
-    proto = run.tests[0]
-    run.tests = [
-        proto.model_copy(update={"id": f"{proto.id}[{n}]", "verdict": Verdict.FAIL,
-                                 "message": "<&>" * 2000})
-        for n in range(4000)
-    ]  # fmt: skip
-    run.environment["list"] = {f"<{n}>": "<&>" * 2000 for n in range(4000)}
-    verdict_file.write(run, pair[1] / "verdict.json")
+    with edited(pair[1]) as run:
+        failed = run.tests[0].model_copy(update={"verdict": Verdict.FAIL, "message": "<&>" * 2000})
+        run.tests = [failed.model_copy(update={"id": f"{failed.id}[{n}]"}) for n in range(4000)]
+        run.environment["list"] = {f"<{n}>": "<&>" * 2000 for n in range(4000)}
     text = compare_page.html(beside(*pair))
     assert len(text.encode()) < 2 << 20
     assert "more, which both reports list" in text and "more, which are in verdict.json" in text
@@ -209,25 +207,27 @@ def test_the_axis_holds_data_and_limits_and_an_arrow_what_is_far_out():
     assert forest.draw([]) is None
 
 
-def test_the_report_of_an_a_b_run_has_its_plot(tmp_path):
-    text = page.html(stored.read(compare_runs.ab(tmp_path / "ab")))
-    section = text[text.index('<section id="ab"') :].partition("</section>")[0]
+def section_of(folder) -> str:
+    """The A/B comparison in the page of a report."""
+    text = page.html(stored.read(folder))
     assert 'href="#ab"' in text
+    return text[text.index('<section id="ab"') :].partition("</section>")[0]
+
+
+def test_the_report_of_an_a_b_run_has_its_plot(tmp_path):
+    section = section_of(compare_runs.ab(tmp_path / "ab"))
     assert "B is worse than A in 1 of 5 metrics: decode tg32 -9.7 % [-10.2, -9.1]." in section
     assert len(re.findall(r'<circle class="point" cx="[\d.]+%"', section)) == 4
     assert len(re.findall(r'<circle class="point hollow" cx="[\d.]+%"', section)) == 1
     assert "(as it is)" in section and ">--moe-backend marlin</td>" in section
     assert "FLASHINFER_CUTLASS_MXFP4_MXFP8" in section and "MARLIN" in section
     assert "[-10.2, -9.1]</span>" in section and "server-B.log" in section
-    assert '<section id="ab"' not in page.html(
-        stored.read(report_runs.write("pass", tmp_path / "pass"))
-    )
+    alone = stored.read(report_runs.write("pass", tmp_path / "pass"))
+    assert '<section id="ab"' not in page.html(alone)
 
 
 def test_paths_that_nothing_proves_are_said_beside_the_verdict(tmp_path):
-    folder = compare_runs.ab(tmp_path / "ab", proven=False, text=report_runs.HOSTILE)
-    text = page.html(stored.read(folder))
-    section = text[text.index('<section id="ab"') :].partition("</section>")[0]
+    section = section_of(compare_runs.ab(tmp_path / "ab", proven=False, text=report_runs.HOSTILE))
     for side in "AB":
         assert f"{side}&#39;s attention and MoE experts not proven" in section.partition("</p>")[0]
     assert section.count(">not proven</td>") == 4
@@ -238,30 +238,26 @@ def test_a_comparison_with_a_value_that_is_infinite_is_shown(tmp_path):
     """A request of B failed: its time is infinite, and null in the file."""
     folder = compare_runs.ab(tmp_path / "ab")
     file = folder / "ab.json"
-    known = json.loads(file.read_text())
-    known["outcomes"][3] |= {"b": None, "ratio": None, "ci_low": None, "ci_high": None,
+    record = json.loads(file.read_text())
+    record["outcomes"][3] |= {"b": None, "ratio": None, "ci_low": None, "ci_high": None,
                              "verdict": "FAIL"}  # fmt: skip
-    file.write_text(json.dumps(known))
-    found = stored.read(folder)
-    assert found.ab is not None and not [r for r in found.run.remarks if "ab.json" in r]
-    assert "B is worse than A in 2 of 5 metrics" in page.html(found)
+    file.write_text(json.dumps(record))
+    report = stored.read(folder)
+    assert report.ab is not None and not [r for r in report.run.remarks if "ab.json" in r]
+    assert "B is worse than A in 2 of 5 metrics" in page.html(report)
     never = Change("ttft_p99", "ms", False, 400.0, math.inf, math.inf, math.nan, math.nan, 2,
                        0.05, Verdict.FAIL)  # fmt: skip
-    told = never.report("A")
-    assert (told.here, told.worse) == (None, None), "verdict.json has no infinity"
+    reported = never.report("A")
+    assert (reported.here, reported.worse) == (None, None), "verdict.json has no infinity"
 
 
-def test_a_comparison_that_is_void_says_so(tmp_path):
+def test_a_comparison_may_be_void_or_none(tmp_path):
     folder = compare_runs.ab(tmp_path / "ab")
-    record = json.loads((folder / "ab.json").read_text())
-    (folder / "ab.json").write_text(json.dumps(record | {"void": "a warm cache", "outcomes": []}))
-    text = page.html(stored.read(folder))
-    assert "Nothing of it counts: a warm cache" in text
-
-
-def test_a_file_that_is_none_is_remarked(tmp_path):
-    folder = compare_runs.ab(tmp_path / "ab")
-    (folder / "ab.json").write_text('{"sides": 3}')
+    file = folder / "ab.json"
+    void = json.loads(file.read_text()) | {"void": "a warm cache", "outcomes": []}
+    file.write_text(json.dumps(void))
+    assert "Nothing of it counts: a warm cache" in page.html(stored.read(folder))
+    file.write_text('{"sides": 3}')
     report = stored.read(folder)
     assert report.ab is None and any("ab.json" in line for line in report.run.remarks)
 
@@ -275,19 +271,16 @@ def test_what_b_lacks_or_died_of_at_its_end_is_in_the_first_sentence(tmp_path):
     """Else nothing new fails in a run that measured nothing, or in one whose server died late."""
     folders = [report_runs.write("pass", tmp_path / name) for name in "ab"]
     one, two = (verdict_file.read(folder / "verdict.json") for folder in folders)
-    two.tests.append(
-        TestReport(
-            id=f"{BESIDE}life of cutlass", level="smoke", verdict=Verdict.FAIL, message="it died"
-        )
-    )
+    life = {"id": f"{BESIDE}life of cutlass", "level": "smoke", "message": "it died"}
+    two.tests.append(TestReport(**life, verdict=Verdict.FAIL))
     two.metrics.clear()
     two.judge()
     both = Beside(_of(folders[0], one, "A"), _of(folders[1], two, "B"))
     assert both.headline.startswith("1 test newly fails in B; 18 metrics measured in A only")
     assert "life of cutlass" in compare_page.html(both)
     engine = EngineReport(name="", managed=False, model="")
-    two = VerdictFile(arch=None, profile="", started="", engine=engine)
-    empty = [_of(folder, two, name) for folder, name in zip(folders, "AB", strict=True)]
+    begun = VerdictFile(arch=None, profile="", started="", engine=engine)
+    empty = [_of(folder, begun, name) for folder, name in zip(folders, "AB", strict=True)]
     assert Beside(*empty).headline == (
         "A has not finished; B has not finished; nothing new fails in B; no kernel path is proven."
     )

@@ -46,8 +46,8 @@ def noticed(fault: str, run: int) -> list[str]:
     sampler = sampled.Sampler(Scripted(ENDPOINT, VLLM), run)
     samples = CrowdedSamples(sampler, shapes)
     least, change = FAULTS.get(fault, (1000, None))
-    places = zip(count(13, 2), samples.jobs(), strict=False)
-    crowd = [outcome(n, job, *([change] if n >= least else [])) for n, job in places]
+    numbered = zip(count(13, 2), samples.jobs(), strict=False)
+    crowd = [outcome(n, job, *([change] if n >= least else [])) for n, job in numbered]
     assert len(crowd) == 24
     return [str(fault) for fault in samples.faults(crowd)]
 

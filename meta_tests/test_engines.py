@@ -1,16 +1,17 @@
 """SGLang and llama.cpp: what they are started with, and what their own parsers take."""
 
 import asyncio
-import contextlib
 import dataclasses
 import os
-import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from loopback import JsonHandler, serving
+from servers import executable
 
 from sm121.client import completions, timed
 from sm121.client.connection import Patience
@@ -33,9 +34,9 @@ def configuration(engine: str, **changes) -> ServerConfiguration:
 
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: engine.name)
 def test_a_command_line_without_a_secret(engine):
-    own = configuration(engine.name)
-    command = engine.command(own, port=4711)
-    environment = engine.environment(own, api_key="very-secret")
+    configured = configuration(engine.name)
+    command = engine.command(configured, port=4711)
+    environment = engine.environment(configured, api_key="very-secret")
     assert command[0] == "/the/program" and command[-2:] == ["--own", "1"]
     assert command[command.index("--port") + 1] == "4711" and "127.0.0.1" in command
     assert "/the/model" in command and "canary" in command
@@ -53,28 +54,17 @@ def test_the_registry_has_all_of_them():
         registry.engine("tgi")
 
 
-def program(path: Path, text: str) -> str:
-    path.write_text(f"#!{sys.executable}\n{text}")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path)
-
-
 def test_llama_servers_own_parser_is_asked(tmp_path):
-    fake = program(
-        tmp_path / "llama-server",
-        "import sys\n"
-        "for word in sys.argv[1:]:\n"
-        "    if word == '--version':\n"
-        "        print('version: 1.2.3 (build 1, commit abc)', file=sys.stderr); sys.exit(0)\n"
-        "    if word == '--colour':\n"
-        "        print('error: invalid argument: --colour', file=sys.stderr); sys.exit(1)\n",
+    script = (
+        'for word in "$@"; do case $word in\n'
+        "--version) echo 'version: 1.2.3 (build 1, commit abc)' >&2; exit 0;;\n"
+        "--colour) echo 'error: invalid argument: --colour' >&2; exit 1;;\n"
+        "esac; done"
     )
-    engine = llama_cpp.LlamaCpp()
+    fake, engine = str(executable(tmp_path / "llama-server", script)), llama_cpp.LlamaCpp()
     assert engine.check_interpreter(fake, os.environ) == "1.2.3"
-    assert engine.check_arguments(fake, [["-c", "1"], ["--colour"]], os.environ) == [
-        None,
-        "error: invalid argument: --colour",
-    ]
+    answers = engine.check_arguments(fake, [["-c", "1"], ["--colour"]], os.environ)
+    assert answers == [None, "error: invalid argument: --colour"]
     with pytest.raises(UsageError, match="--engine-binary /nowhere: expected llama-server"):
         engine.check_interpreter("/nowhere", os.environ)
 
@@ -94,24 +84,24 @@ def test_sglangs_own_parser_takes_what_the_axes_give():
         engine.check_interpreter(sys.executable, environment)
     except UsageError:
         pytest.skip("no SGLang here; SM121_SGLANG=PATH names an unpacked wheel and its imports")
-    space = axes.Space(axes.load("sm121"), "sglang", "0.5.23")
-    given = [space.settings[a][v].arguments for a in space.axes for v in space.values(a)]
-    assert set(engine.check_arguments(sys.executable, given, environment)) == {None}
+    every = arguments_of("sm121", "sglang", "0.5.23")
+    assert set(engine.check_arguments(sys.executable, every, environment)) == {None}
     assert engine.check_arguments(sys.executable, [["--colour", "red"]], environment)[0]
+
+
+def arguments_of(arch: str, engine: str, version: str) -> list:
+    """Of each value of the axes of an architecture."""
+    space = axes.Space(axes.load(arch), engine, version)
+    return [space.settings[axis][v].arguments for axis in space.axes for v in space.values(axis)]
 
 
 @pytest.mark.slow("ten seconds of importing vLLM")
 def test_vllms_own_parser_takes_what_the_axes_give():
-    space = axes.Space(axes.load("cpu"), "vllm", "0.32.0")
-    values = [(a, v) for a in space.axes for v in space.values(a)]
-    given = [space.settings[a][v].arguments for a, v in values]
-    upstream = axes.Space(axes.load("sm121"), "vllm", "0.32.0")
-    given += [upstream.settings[a][v].arguments for a in upstream.axes for v in upstream.values(a)]
-    answers = Vllm().check_arguments(
-        sys.executable, [*given, ["--moe-backend", "gemv"]], os.environ
-    )
-    assert set(answers[:-1]) == {None}
-    assert answers[-1] is not None and "invalid choice: 'gemv'" in answers[-1]
+    every = [*arguments_of("cpu", "vllm", "0.32.0"), *arguments_of("sm121", "vllm", "0.32.0")]
+    wrong = ["--moe-backend", "gemv"]
+    *answers, refusal = Vllm().check_arguments(sys.executable, [*every, wrong], os.environ)
+    assert set(answers) == {None}
+    assert refusal is not None and "invalid choice: 'gemv'" in refusal
 
 
 def test_a_parser_that_cannot_be_asked_is_one_line(tmp_path):
@@ -122,24 +112,27 @@ def test_a_parser_that_cannot_be_asked_is_one_line(tmp_path):
 def test_side_by_side_says_what_is_wrong(tmp_path):
     one = side_by_side.parse("vllm")
     assert one.options == ("--engine", "vllm")
-    fake = program(tmp_path / "llama-server", "")
+    fake = executable(tmp_path / "llama-server", "")
     other = side_by_side.parse(f"llama-cpp={fake}")
-    assert other.options == ("--engine", "llama-cpp", "--engine-binary", fake)
+    assert other.options == ("--engine", "llama-cpp", "--engine-binary", str(fake))
     for text in ("tgi", "vllm=/nowhere"):
         with pytest.raises(UsageError):
             side_by_side.parse(text)
-    options = {"arch": "cpu", "tests": tmp_path, "directory": tmp_path, "extra": (),
-               "progress": print}  # fmt: skip
-    with pytest.raises(UsageError, match="two or more engines"):
-        side_by_side.run([one], **options)
-    with pytest.raises(UsageError, match="the folder of the levels"):
-        side_by_side.run([one, other], **options)
+    for contestants, reason in (([one], "two or more engines"),
+                                ([one, other], "the folder of the levels")):  # fmt: skip
+        with pytest.raises(UsageError, match=reason):
+            compare(contestants, tmp_path)
+
+
+def compare(contestants: list, folder: Path, progress=print):
+    options = {"arch": "cpu", "tests": folder, "directory": folder, "extra": ()}
+    return side_by_side.run(contestants, **options, progress=progress)
 
 
 def measured(tmp_path, monkeypatch, statuses, *, writes=True):
     """`side_by_side.run` of two engines whose runs end so, over the reports of earlier ones."""
     (tmp_path / "test_performance.py").write_text("")
-    waiting, told = list(statuses), []
+    waiting = list(statuses)
 
     def run(command, **_options):
         report = Path(command[command.index("--report-dir") + 1])
@@ -157,8 +150,7 @@ def measured(tmp_path, monkeypatch, statuses, *, writes=True):
     monkeypatch.setattr(side_by_side.comparison, "read", lambda report: report.name)
     monkeypatch.setattr(side_by_side.comparison, "distinct", list)
     both = [side_by_side.Contestant(name, ()) for name in ("vllm", "llama-cpp")]
-    return side_by_side.run(both, arch="cpu", tests=tmp_path, directory=tmp_path, extra=(),
-                            progress=told.append)  # fmt: skip
+    return compare(both, tmp_path, lambda _line: None)
 
 
 @pytest.mark.parametrize(("statuses", "worst"), [((0, 0), 0), ((0, 5), 5), ((1, 5), 1)])
@@ -175,16 +167,14 @@ def test_side_by_side_takes_no_earlier_run_for_its_own(tmp_path, monkeypatch):
 
 
 def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):
-    fake = program(tmp_path / "llama-server", "exit 1")
+    fake = str(executable(tmp_path / "llama-server", "exit 1"))
     (tmp_path / "test_performance.py").write_text("")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UsageError):
         side_by_side.check(side_by_side.Contestant("sglang", (), fake))
     monkeypatch.setattr(side_by_side.subprocess, "run", lambda *_a, **_o: pytest.fail("a run"))
-    both = [side_by_side.parse("llama-cpp"), side_by_side.parse("vllm")]
     with pytest.raises(UsageError, match="expected llama-server on the PATH"):
-        side_by_side.run(both, arch="cpu", tests=tmp_path, directory=tmp_path, extra=(),
-                         progress=print)  # fmt: skip
+        compare([side_by_side.parse("llama-cpp"), side_by_side.parse("vllm")], tmp_path)
 
 
 def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeypatch):
@@ -194,17 +184,15 @@ def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeyp
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert devices.of_worker("gw1", 8) == "3" and devices.of_worker("gw2", 8) == "2"
     first, other, same = (devices.lock(f"gw{n}", tmp_path, 8) for n in range(3))
-    first.acquire()
-    first.acquire()
-    other.acquire()
-    taken: list[str] = []
-    waiting = threading.Thread(target=lambda: (same.acquire(), taken.append("same")))
+    for lock in (first, first, other):
+        lock.acquire()
+    waiting = threading.Thread(target=same.acquire)
     waiting.start()
     waiting.join(0.3)
-    assert waiting.is_alive() and not taken
+    assert waiting.is_alive()
     first.release()
     waiting.join(10)
-    assert taken == ["same"]
+    assert not waiting.is_alive()
     same.release()
     other.release()
 
@@ -218,46 +206,29 @@ def test_a_device_is_not_locked_through_a_planted_link(tmp_path):
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_a_connection_that_the_server_closed_is_opened_again():
-    """llama-server closes some connections when a stream has ended, without saying so before."""
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_connection_that_the_server_closed_is_opened_again(drops):
+    """llama-server closes some connections when a stream has ended, without saying so before. One
+    that has read the request and hangs up every time has no answer."""
+    served = []
 
-    async def measured(drop: bool) -> list[str | None]:
-        served = 0
+    class Handler(JsonHandler):
+        def do_POST(self) -> None:
+            self.asked()
+            self.close_connection = True
+            if not drops:
+                served.append(self.say(self.completion("x", 1, 1)))
+                time.sleep(0.01)  # the client takes the connection for a good one
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            nonlocal served
-            while line := await reader.readline():
-                length = 0
-                while line.strip():
-                    if line.lower().startswith(b"content-length:"):
-                        length = int(line.split(b":")[1])
-                    line = await reader.readline()
-                await reader.readexactly(length)
-                if drop:  # it has read the request, and hangs up every time
-                    break
-                body = b'{"choices": [{"text": "x"}], "usage": {"completion_tokens": 1}}'
-                head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
-                writer.write(head + str(len(body)).encode() + b"\r\n\r\n" + body)
-                await writer.drain()
-                served += 1
-                await asyncio.sleep(0.01)  # the client takes the connection for a good one
-                break
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
+    async def measured(url: str) -> list[str | None]:
         request = timed.completion("m", "p", prompt_tokens=1, tokens=1, stream=False)
-        async with server, timed.TimedClient(f"http://127.0.0.1:{port}", "key") as client:
+        async with timed.TimedClient(url, "key") as client:
             batch = await client.run([request] * 3, concurrency=1, patience=Patience(5.0, 5.0))
-        await asyncio.sleep(0.1)
-        assert drop or served == 3
         return [answer.error for answer in batch.answers]
 
-    assert asyncio.run(measured(drop=False)) == [None, None, None]
-    errors = asyncio.run(measured(drop=True))
-    assert all(errors), errors
+    with serving(Handler) as url:
+        errors = asyncio.run(measured(url))
+    assert (all(errors) and not served) if drops else (errors, len(served)) == ([None] * 3, 3)
 
 
 def test_log_probabilities_as_llama_server_writes_them():

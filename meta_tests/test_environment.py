@@ -27,12 +27,9 @@ TOKEN = "hf_" + "a1B2" * 8
 
 
 def run_record(python: str = sys.executable, **changes: Any) -> environment.EnvironmentRecord:
-    given: dict[str, Any] = {
-        "arguments": ["--model", "m"],
-        "environment": {},
-        "workload": {"prompt_tokens": 2048},
-    }
-    return environment.record(python, **(given | changes))
+    workload = {"prompt_tokens": 2048}
+    usual = {"arguments": ["--model", "m"], "environment": {}, "workload": workload}
+    return environment.record(python, **(usual | changes))
 
 
 @pytest.fixture
@@ -41,9 +38,7 @@ def engine(tmp_path: Path) -> dict[str, str]:
     for name, file, text in table(__name__, "PACKAGES"):
         package = tmp_path / "site" / name
         package.mkdir(parents=True)
-        (package / "__init__.py").write_text(
-            "raise SystemExit('the probe must not import this')", encoding="utf-8"
-        )
+        (package / "__init__.py").write_text("raise SystemExit('the probe must not import this')")
         (package / file).write_text(text, encoding="utf-8")
     return {"PYTHONPATH": str(tmp_path / "site")}
 
@@ -61,24 +56,21 @@ def test_versions_are_read_without_importing(engine):
 
 def test_checkout_gives_commit_and_dirtiness(engine):
     site = Path(engine["PYTHONPATH"])
-    git(site, "init")
-    git(site, "add", ".")
-    git(site, "commit", "-m", "x")
+    for command in (("init",), ("add", "."), ("commit", "-m", "x")):
+        git(site, *command)
     sha = git(site, "rev-parse", "HEAD")
-    clean = run_record(environment=engine).git_shas["vllm"]
-    assert (clean.sha, clean.dirty) == (sha, False)
-    (site / "vllm" / "_version.py").write_text("__version__ = '1'\n", encoding="utf-8")
-    changed = run_record(environment=engine).git_shas["vllm"]
-    assert (changed.sha, changed.dirty) == (sha, True)
+    for is_dirty in (False, True):
+        source = run_record(environment=engine).git_shas["vllm"]
+        assert (source.sha, source.dirty) == (sha, is_dirty)
+        (site / "vllm" / "_version.py").write_text("__version__ = '1'\n")
 
 
 def test_foreign_checkout_around_the_environment_is_not_the_engines(engine):
     """A virtual environment inside some project's checkout must not take that project's commit."""
     site = Path(engine["PYTHONPATH"])
-    git(site, "init")
-    (site / ".gitignore").write_text("vllm/\n", encoding="utf-8")
-    git(site, "add", ".gitignore")
-    git(site, "commit", "-m", "x")
+    (site / ".gitignore").write_text("vllm/\n")
+    for command in (("init",), ("add", ".gitignore"), ("commit", "-m", "x")):
+        git(site, *command)
     source = run_record(environment=engine).git_shas["vllm"]
     assert (source.sha, source.dirty) == ("0123abcde", None)
 
@@ -91,18 +83,14 @@ def test_engine_that_does_not_answer_is_null_with_a_reason(python):
     assert python in record.unknown["engine_packages"]
 
 
-def test_engine_that_hangs_is_null_with_a_reason(monkeypatch, tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("import time; time.sleep(60)", encoding="utf-8")
+def test_an_engine_may_hang_or_chatter(monkeypatch, tmp_path):
+    """One is null with a reason, and what comes before the answer is tolerated."""
+    site, path = tmp_path / "sitecustomize.py", {"PYTHONPATH": str(tmp_path)}
+    site.write_text("print('hello')")
+    assert run_record(environment=path).engine_packages.packages is not None
+    site.write_text("import time; time.sleep(60)")
     monkeypatch.setattr(environment, "PROBE_TIMEOUT_S", 0.3)
-    record = run_record(environment={"PYTHONPATH": str(tmp_path)})
-    assert "within 0.3 s" in record.unknown["engine_packages"]
-
-
-def test_chatter_before_the_answer_is_tolerated(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text("print('hello')", encoding="utf-8")
-    assert (
-        run_record(environment={"PYTHONPATH": str(tmp_path)}).engine_packages.packages is not None
-    )
+    assert "within 0.3 s" in run_record(environment=path).unknown["engine_packages"]
 
 
 def test_missing_package_is_null_with_a_reason():
@@ -125,36 +113,27 @@ def test_record_is_json_and_keeps_the_workload():
 
 def test_no_secret_reaches_the_record():
     secret = "Tr0ub4dor"
-    url = "https://user:pw123@example.org/m"
-    arguments = ["--api-key", secret, "--model", url, f"--hf-token={TOKEN}"]
     variables = {"HF_TOKEN": TOKEN, "VLLM_API_KEY": secret, "VLLM_X": f"see {secret}"}
-    variables |= {"VLLM_USE_V1": "1", "HOME": "/h"}
-    workload = {"note": f"key {secret}"}
-    record = run_record(arguments=arguments, environment=variables, workload=workload)
+    record = run_record(
+        arguments=["--api-key", secret, "--model", "https://user:pw123@example.org/m",
+                   f"--hf-token={TOKEN}"],
+        environment={**variables, "VLLM_USE_V1": "1", "HOME": "/h"},
+        workload={"note": f"key {secret}"},
+    )  # fmt: skip
     text = record.model_dump_json()
-    for part in (secret, TOKEN, "pw123"):
-        assert part not in text
-    assert record.environment["VLLM_USE_V1"] == "1"
-    assert "HOME" not in record.environment
+    assert not [part for part in (secret, TOKEN, "pw123") if part in text]
+    assert record.environment["VLLM_USE_V1"] == "1" and "HOME" not in record.environment
 
 
 @from_data
 def test_what_looks_like_a_secret_is_blanked(text):
-    shown = redact(text)
-    assert REDACTED in shown
-    for secret in (TOKEN, "abcdef", "hunter2"):
-        assert secret not in shown
+    assert REDACTED in redact(text)
+    assert not [secret for secret in (TOKEN, "abcdef", "hunter2") if secret in redact(text)]
 
 
 @from_data
 def test_what_is_no_secret_stays(text):
     assert redact(text) == text
-
-
-def test_a_short_value_is_no_secret():
-    assert secrets_of({"MY_KEY": "1", "HF_TOKEN": "true", "API_KEY": "hunter2222"}) == {
-        "hunter2222"
-    }
 
 
 def test_a_log_is_redacted_in_place_and_else_left_alone(tmp_path, monkeypatch):
@@ -169,28 +148,20 @@ def test_a_log_is_redacted_in_place_and_else_left_alone(tmp_path, monkeypatch):
     lines[1700] = b"said hunter2222 to whoever asked\n"
     log.write_bytes(b"".join(lines))
     assert redaction.redact_file(log, {"hunter2222"})
-    shown = other.read_bytes().splitlines(keepends=True)
-    assert shown[1500] == b"non-default args: {'api_key': [redacted]}\n"
-    assert shown[1700] == b"said [redacted] to whoever asked\n"
-    lines[1500], lines[1700] = shown[1500], shown[1700]
-    assert shown == lines and sorted(p.name for p in tmp_path.iterdir()) == [
-        "linked.log",
-        "server.log",
-    ]
+    lines[1500] = b"non-default args: {'api_key': [redacted]}\n"
+    lines[1700] = b"said [redacted] to whoever asked\n"
+    assert other.read_bytes() == b"".join(lines)
+    assert {path.name for path in tmp_path.iterdir()} == {"linked.log", "server.log"}
 
 
-def test_known_secrets_are_blanked_longest_first():
+def test_secrets_are_known_by_their_names_and_blanked_longest_first():
+    variables = {"MY_KEY": "1", "HF_TOKEN": "true", "API_KEY": "hunter2222"}
+    assert secrets_of(variables) == {"hunter2222"}, "a short value is none"
     assert redact("abcdefgh abcd", ["abcd", "abcdefgh", ""]) == f"{REDACTED} {REDACTED}"
     assert redact("a cat sat: a", ["a"]) == f"{REDACTED} cat sat: {REDACTED}"
-
-
-def test_secret_names():
-    assert all(
-        map(is_secret_name, ("HF_TOKEN", "VLLM_API_KEY", "--api-key", "DB_PASSWORD", "AWS_SECRET"))
-    )
-    assert not any(
-        map(is_secret_name, ("VLLM_MAX_TOKENS", "TOKENIZERS_PARALLELISM", "MONKEY", "VLLM_KEYS"))
-    )
+    secret = ("HF_TOKEN", "VLLM_API_KEY", "--api-key", "DB_PASSWORD", "AWS_SECRET")
+    harmless = ("VLLM_MAX_TOKENS", "TOKENIZERS_PARALLELISM", "MONKEY", "VLLM_KEYS")
+    assert [*filter(is_secret_name, secret + harmless)] == [*secret]
     assert redact_environment({"HF_TOKEN": "", "A": "x"}) == {"HF_TOKEN": "", "A": "x"}
     assert redact_arguments(["--api-key", "--model", "m"]) == ["--api-key", "--model", "m"]
 
@@ -198,13 +169,11 @@ def test_secret_names():
 def test_container_marks(tmp_path):
     assert environment.container({}, tmp_path) is None
     (tmp_path / ".dockerenv").touch()
-    docker = environment.container({"NVIDIA_BUILD_ID": "42", "PYTORCH_VERSION": "2.10"}, tmp_path)
-    assert (docker.runtime, docker.image) == ("docker", None)
-    assert docker.build == {"NVIDIA_BUILD_ID": "42", "PYTORCH_VERSION": "2.10"}
+    build = {"NVIDIA_BUILD_ID": "42", "PYTORCH_VERSION": "2.10"}
+    docker = environment.container(build, tmp_path)
+    assert (docker.runtime, docker.image, docker.build) == ("docker", None, build)
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".containerenv").write_text(
-        'image="nvcr.io/x:1"\nimageid="abc"\n', encoding="utf-8"
-    )
+    (tmp_path / "run" / ".containerenv").write_text('image="nvcr.io/x:1"\nimageid="abc"\n')
     podman = environment.container({}, tmp_path)
     assert (podman.runtime, podman.image, podman.image_id) == ("podman", "nvcr.io/x:1", "abc")
 
@@ -212,14 +181,12 @@ def test_container_marks(tmp_path):
 def test_host_of_an_arm_machine(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "cpuinfo").write_text(
-        "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd85\n\nprocessor\t: 1\nCPU "
-        "part\t: 0xd87\n",
-        encoding="utf-8",
+        "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd85\n\n"
+        "processor\t: 1\nCPU part\t: 0xd87\n"
     )
     host = environment.host(tmp_path)
     assert host.cpu_model == "ARM implementer 0x41 part 0xd85, 0xd87"
-    assert host.os is None
-    assert host.memory_bytes > 0
+    assert host.os is None and host.memory_bytes > 0
 
 
 class FakeNvml(SimpleNamespace):
@@ -232,12 +199,12 @@ class FakeNvml(SimpleNamespace):
     NVML_CLOCK_MEM = 2
 
     def __getattr__(self, name: str) -> Any:
-        known = table(__name__, "NVML")
+        answers = table(__name__, "NVML")
 
         def call(*_: object) -> Any:
-            if name not in known:
+            if name not in answers:
                 raise self.NVMLError("Not Supported")
-            return known[name] or None
+            return answers[name] or None
 
         return call
 
@@ -248,22 +215,20 @@ def test_gpu_that_does_not_answer_everything(monkeypatch):
     assert record.driver_version == "580.95.05"
     (gpu,) = record.gpus
     assert (gpu.name, gpu.compute_capability, gpu.clocks) == ("NVIDIA GB10", "12.1", "locked")
-    assert (gpu.power_mode, gpu.power_limit_w, gpu.memory_total_bytes, gpu.persistence) == (
-        None,
-    ) * 4
+    silent = (gpu.power_mode, gpu.power_limit_w, gpu.memory_total_bytes, gpu.persistence)
+    assert silent == (None,) * 4
 
 
 class Layout:
     """An environment with a vLLM in it, and a working directory of a container."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, root: Path) -> None:
         env = root / "env"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
         self.python = str(env / "bin" / "python")
         (self.packages,) = env.glob("lib/python3*/site-packages")
         self.work = root / "workspace" / "vllm"
         self.work.mkdir(parents=True)
-        monkeypatch.chdir(self.work)
 
     @staticmethod
     def package(folder: Path) -> None:
@@ -271,13 +236,16 @@ class Layout:
         (folder / "__init__.py").touch()
 
     def wrong(self, checkout: Path | None = None, **variables: str) -> list[str]:
-        found = interpreter.imports(self.python, ("vllm", "flashinfer"), {"PATH": "", **variables})
-        return interpreter.misplaced(found, {} if checkout is None else {"vllm": str(checkout)})
+        names, checkouts = ("vllm", "flashinfer"), {"vllm": str(checkout)} if checkout else {}
+        imports = interpreter.imports(self.python, names, {"PATH": "", **variables})
+        return interpreter.misplaced(imports, checkouts)
 
 
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
-    return Layout(tmp_path, monkeypatch)
+    made = Layout(tmp_path)
+    monkeypatch.chdir(made.work)
+    return made
 
 
 def test_a_folder_of_the_packages_name_is_no_checkout(layout):

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 from data_rows import from_data, text_file
@@ -24,9 +25,9 @@ NOISY = level_settings.AgreementBound(max_abs=0.2, mean_abs=0.1, fork=0.1, sourc
 
 def at(token: int, p: float = 0.6, **others: float) -> Position:
     """A position whose token has probability p; others by t<ID>=p."""
-    told = {f"token_id:{name[1:]}": math.log(value) for name, value in others.items()}
+    top = {f"token_id:{name[1:]}": math.log(value) for name, value in others.items()}
     name = f"token_id:{token}"
-    return Position(name, math.log(p), {name: math.log(p), **told})
+    return Position(name, math.log(p), {name: math.log(p), **top})
 
 
 def run(*tokens: int) -> list[Position]:
@@ -38,22 +39,22 @@ OTHER = [at(1), at(7, 0.46, t2=0.45), at(8)]
 
 
 def test_a_run_agrees_with_itself():
-    found = agreement.judge(run(1, 2, 3), run(1, 2, 3), EXACT)
-    assert found.disagreement is None and found.max_abs == 0 and all(found.top1)
-    assert found.divergences == pytest.approx([0, 0, 0])
+    outcome = agreement.judge(run(1, 2, 3), run(1, 2, 3), EXACT)
+    assert outcome.disagreement is None and outcome.max_abs == 0 and all(outcome.top1)
+    assert outcome.divergences == pytest.approx([0, 0, 0])
 
 
 @from_data
 def test_a_difference_is_named(other, bound, expected):
-    found = agreement.judge(run(1, 2, 3), other, bound or EXACT)
-    assert found.disagreement is not None
-    assert re.search(expected, str(found.disagreement)), found.disagreement
+    outcome = agreement.judge(run(1, 2, 3), other, bound or EXACT)
+    assert outcome.disagreement is not None
+    assert re.search(expected, str(outcome.disagreement)), outcome.disagreement
 
 
 def test_a_small_difference_everywhere_is_a_difference_on_average():
     judged, other = [at(n, 0.6) for n in range(20)], [at(n, 0.6003) for n in range(20)]
-    found = agreement.judge(judged, other, EXACT)
-    assert found.disagreement is not None and "mean difference" in str(found.disagreement)
+    outcome = agreement.judge(judged, other, EXACT)
+    assert outcome.disagreement is not None and "mean difference" in str(outcome.disagreement)
 
 
 @from_data
@@ -67,34 +68,26 @@ def test_a_fork_is_judged(other, bound, resumed, forks, disagreement):
 
 def test_a_difference_of_the_others_counts_too():
     """The chosen token's own log-probability hardly moves where the model is sure of it."""
-    found = agreement.judge([at(1, 0.99, t5=0.001)], [at(1, 0.99, t5=0.002)], EXACT)
-    assert found.max_abs == pytest.approx(math.log(2))
+    outcome = agreement.judge([at(1, 0.99, t5=0.001)], [at(1, 0.99, t5=0.002)], EXACT)
+    assert outcome.max_abs == pytest.approx(math.log(2))
 
 
 def test_two_attractors_are_both_right_and_the_rest_is_asked_again():
-    asked = []
-
-    def resume(taken):
-        asked.append(taken)
-        return run(3)
-
-    found = agreement.judge(ATTRACTOR, OTHER, NOISY, resume)
-    assert found.disagreement is None, found
-    assert asked == [(1, 2)] and found.forks == 1 and found.top1 == (True, False, True)
+    resume = Mock(return_value=run(3))
+    outcome = agreement.judge(ATTRACTOR, OTHER, NOISY, resume)
+    assert outcome.disagreement is None, outcome
+    resume.assert_called_once_with((1, 2))
+    assert outcome.forks == 1 and outcome.top1 == (True, False, True)
 
 
 def test_forks_everywhere_are_no_accident():
-    judged = [at(2, 0.46, t7=0.45) for _ in range(20)]
-    found = agreement.judge(
-        judged, [at(7, 0.46, t2=0.45)], NOISY, lambda taken: [at(7, 0.46, t2=0.45)] * 20
-    )
-    assert found.disagreement is not None and "choose differently" in str(found.disagreement)
+    judged, fork = [at(2, 0.46, t7=0.45)] * 20, at(7, 0.46, t2=0.45)
+    outcome = agreement.judge(judged, [fork], NOISY, lambda _tokens: [fork] * 20)
+    assert outcome.disagreement is not None and "choose differently" in str(outcome.disagreement)
 
 
 def test_divergence_is_zero_for_equal_and_grows_with_the_difference():
-    p = {"a": math.log(0.5), "b": math.log(0.3)}
-    q = {"a": math.log(0.4), "b": math.log(0.3)}
-    r = {"a": math.log(0.1), "b": math.log(0.3)}
+    p, q, r = ({"a": math.log(a), "b": math.log(0.3)} for a in (0.5, 0.4, 0.1))
     assert agreement.divergence(p, p) == 0
     expected = 0.5 * math.log(0.5 / 0.4) + 0.2 * math.log(0.2 / 0.3)
     assert agreement.divergence(p, q) == pytest.approx(expected)
@@ -106,16 +99,10 @@ def answer(text: str, ids: tuple[int, ...] | None = None) -> Completion:
     return Completion(text, "length", ids, None, None, None, None, None)
 
 
-def test_tokens_are_compared_by_id_and_else_by_text():
-    assert agreement.same_tokens(answer("a", (1, 2)), answer("a", (1, 2))) is None
-    assert "token 1: required: 2, seen: 3" in str(
-        agreement.same_tokens(answer("a", (1, 2)), answer("a", (1, 3)))
-    )
-    assert "token 1: required: 2, seen: the end" in str(
-        agreement.same_tokens(answer("a", (1, 2)), answer("a", (1,)))
-    )
-    assert agreement.same_tokens(answer("a"), answer("a")) is None
-    assert "'b'" in str(agreement.same_tokens(answer("a"), answer("b")))
+@from_data
+def test_tokens_are_compared_by_id_and_else_by_text(one, other, difference):
+    fact = agreement.same_tokens(answer(*one), answer(*other))
+    assert fact is None if difference is None else difference in str(fact)
 
 
 # An answer is whole in itself
@@ -130,9 +117,9 @@ def test_a_whole_answer_is_whole():
 
 
 @from_data
-def test_what_is_not_whole_is_said(change, said):
+def test_what_is_not_whole_is_said(change, reason):
     wrong = malformed(dataclasses.replace(WHOLE, **change), 2, (1, 2))
-    assert said in str(wrong), wrong
+    assert reason in str(wrong), wrong
 
 
 def test_an_engine_that_may_end_says_that_it_did():
@@ -143,19 +130,19 @@ def test_an_engine_that_may_end_says_that_it_did():
 
 
 def test_ids_are_held_against_their_text(tmp_path):
-    known = vocabulary.load(write_tokenizer(tmp_path) / vocabulary.FILE)
+    tokens = vocabulary.load(write_tokenizer(tmp_path) / vocabulary.FILE)
     ids = [*"Grüße 👋".encode(), 256]
-    assert known.differs(ids, "Grüße 👋") is None
-    assert known.differs(ids, "Grüße 👋<|end|>") is None, "special tokens may be shown"
-    assert known.differs(ids[:-2], "Grüße ") is None, "half of a sign at the end"
-    assert known.differs(ids[3:], "üße 👋") is None, "half of a sign at the beginning"
-    assert "'Gruesse'" in known.differs(ids, "Gruesse")
-    assert "ids that are 'Grüße 👋'" in known.differs(ids, "")
+    assert tokens.differs(ids, "Grüße 👋") is None
+    assert tokens.differs(ids, "Grüße 👋<|end|>") is None, "special tokens may be shown"
+    assert tokens.differs(ids[:-2], "Grüße ") is None, "half of a sign at the end"
+    assert tokens.differs(ids[3:], "üße 👋") is None, "half of a sign at the beginning"
+    assert "'Gruesse'" in tokens.differs(ids, "Gruesse")
+    assert "ids that are 'Grüße 👋'" in tokens.differs(ids, "")
     # DecodeStream of tokenizers 0.23 sends this behind a prompt that ends within a sign.
     text, half = "two \ufffdone", [*"two 👋".encode()][:-1]
-    assert known.differs([*b"one"], text) and known.differs([*b"one"], text, half) is None
-    assert known.differs([*b"on"], text, half), "another answer"
-    assert known.differs([*b"one"], text, [*half, 0x8B]), "a prompt that ends with its sign"
+    assert tokens.differs([*b"one"], text) and tokens.differs([*b"one"], text, half) is None
+    assert tokens.differs([*b"on"], text, half), "another answer"
+    assert tokens.differs([*b"one"], text, [*half, 0x8B]), "a prompt that ends with its sign"
 
 
 # What an engine sends, and what it does not
@@ -163,11 +150,11 @@ def test_ids_are_held_against_their_text(tmp_path):
 
 def test_an_answer_is_read():
     choice = json.loads(text_file("choice.json"))
-    found = parse({"choices": [choice], "usage": {"completion_tokens": 2, "prompt_tokens": 2}})
-    assert found.ids == (5, 6) and found.prompt_ids == (1, 2)
-    assert found.prompt_log_probabilities == (-0.5,)
-    assert found.positions is not None and found.positions[0].top == {"token_id:5": -0.1}
-    assert math.isnan(found.positions[1].log_probability)
+    answer = parse({"choices": [choice], "usage": {"completion_tokens": 2, "prompt_tokens": 2}})
+    assert answer.ids == (5, 6) and answer.prompt_ids == (1, 2)
+    assert answer.prompt_log_probabilities == (-0.5,)
+    assert answer.positions is not None and answer.positions[0].top == {"token_id:5": -0.1}
+    assert math.isnan(answer.positions[1].log_probability)
     bare = parse({"choices": [{"text": "a"}]})
     assert bare.ids is None and bare.positions is None and bare.completion_tokens is None
 
@@ -188,9 +175,9 @@ def test_what_is_missing_is_a_failure_of_vllm_and_not_run_for_others():
 def test_a_context_that_is_too_short_is_no_fault(context, tokens, prompt, error, reason):
     """What the server says of its context decides; within it an answer is as long as asked."""
 
-    def cut(_body, _together, said):
-        said["ids"], said["places"] = said["ids"][:tokens], said["places"][:tokens]
-        said["text"] = bytes(said["ids"]).decode()
+    def cut(_body, _together, answered):
+        answered["ids"], answered["places"] = answered["ids"][:tokens], answered["places"][:tokens]
+        answered["text"] = bytes(answered["ids"]).decode()
 
     kind = verdict.NotRun if error == "NOT_RUN" else AssertionError
     ends = pytest.raises(kind, match=reason) if error else nullcontext()
@@ -225,10 +212,10 @@ def test_an_answer_that_cannot_be_judged_hides_no_wrong_one(monkeypatch):
         return unmet.Fact("an answer", "another") if prompt == "wrong" else None
 
     monkeypatch.setattr(Continuations, "wrong", wrong)
-    answers, asked = {name: (name, None) for name in ("open", "right", "wrong")}, Continuations
+    answers, texts = {name: (name, None) for name in ("open", "right", "wrong")}, Continuations
     for order in ("open wrong right", "wrong open", "right open wrong"):
         with pytest.raises(unmet.Unmet, match="required: an answer, seen: another"):
-            asked(None, NOISY, None)._hold((answers[name] for name in order.split()), "x")
+            texts(None, NOISY, None)._hold((answers[name] for name in order.split()), "x")
     with pytest.raises(verdict.NotRun, match="not judged"):
-        asked(None, NOISY, None)._hold([answers["open"], answers["right"]], "x")
-    asked(None, NOISY, None)._hold([], "x")
+        texts(None, NOISY, None)._hold([answers["open"], answers["right"]], "x")
+    texts(None, NOISY, None)._hold([], "x")

@@ -2,6 +2,7 @@
 Scripted servers answer over real HTTP; `data/exam-answers.toml` says what."""
 
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 
 import jsonschema
@@ -28,51 +29,40 @@ def _chat(answers: object) -> list[Said]:
 
 def healthy(section: str, variant: int = 0) -> dict[str, list[Said]]:
     """Of each question a right chat, in one of its phrasings."""
-    found = {}
-    for name, answers in ANSWERS[section].items():
-        found[name] = _chat(answers["right"][variant % len(answers["right"])])
-    return found
+    rights = {name: answers["right"] for name, answers in ANSWERS[section].items()}
+    return {name: _chat(right[variant % len(right)]) for name, right in rights.items()}
 
 
 def sits(
-    section: str,
-    script: Script,
-    own: exam.Exam = EXAM,
-    engine: tuple[str, str] = ("vllm", "0.32.0"),
-    **options,
-) -> list[str]:
+    section: str, script: Script, paper: exam.Exam = EXAM,
+    engine: tuple[str, str] = ("vllm", "0.32.0"), **options,
+) -> list[str]:  # fmt: skip
     """A server in a section of the exam; the remarks."""
     remarks: list[str] = []
     with scripted(script, **options) as endpoint:
         api = client.Api(endpoint, capabilities.of(*engine))
-        candidate = exams.Candidate(api, cases.Judge(api, remarks.append, {}), own, remarks.append)
+        pupil = exams.Candidate(api, cases.Judge(api, remarks.append, {}), paper, remarks.append)
         if section == "document":
-            candidate.recalls(8_000)
+            pupil.recalls(8_000)
         else:
-            candidate.passes(section)
+            pupil.passes(section)
     return remarks
 
 
-def strict(section: str, question: str) -> exam.Exam:
-    """The exam with one question, which must be right."""
-    own = EXAM.section(section)
-    one = tuple(asked for asked in own.questions if asked.id == question)
-    return EXAM.model_copy(update={section: own.model_copy(update={"questions": one, "misses": 0})})
-
-
-def lenient(section: str, question: str) -> exam.Exam:
-    """The exam with one question, which may be missed."""
-    own = strict(section, question)
-    one = own.section(section).model_copy(update={"misses": 1})
-    return own.model_copy(update={section: one})
+def with_one(section: str, question: str, misses: int = 0) -> exam.Exam:
+    """The exam with one question, which must be right where none may be missed."""
+    whole = EXAM.section(section)
+    one = tuple(each for each in whole.questions if each.id == question)
+    shorter = whole.model_copy(update={"questions": one, "misses": misses})
+    return EXAM.model_copy(update={section: shorter})
 
 
 def each(kind: str, sections: tuple[str, ...] = SECTIONS) -> list:
     return [
-        pytest.param(section, name, _chat(said), id=f"{name}-{place}")
+        pytest.param(section, name, _chat(text), id=f"{name}-{number}")
         for section in sections
         for name, answers in ANSWERS[section].items()
-        for place, said in enumerate(answers.get(kind, ()))
+        for number, text in enumerate(answers.get(kind, ()))
     ]
 
 
@@ -82,19 +72,18 @@ def each(kind: str, sections: tuple[str, ...] = SECTIONS) -> list:
 def test_the_exam_asks_what_it_should():
     assert [len(EXAM.section(name).questions) for name in SECTIONS] == [30, 10, 8, 5]
     turns = [question.turns for question in EXAM.dialogues.questions]
-    generated = [asked for asked in turns if all(turn.given is None for turn in asked)]
-    assert all(len(asked) > 1 for asked in turns) and len(generated) >= 5
+    generated = [each for each in turns if all(turn.given is None for turn in each)]
+    assert all(len(each) > 1 for each in turns) and len(generated) >= 5
     assert len(EXAM.tools.functions) == 5
-    assert {f for q in EXAM.formats.questions for f in q.form.model_fields_set} == {
-        "json_schema", "regex", "choice",
-    }  # fmt: skip
+    forms = {f for q in EXAM.formats.questions for f in q.form.model_fields_set}
+    assert forms == {"json_schema", "regex", "choice"}
     assert len(DOCUMENT.needles) == 5 and len({n.depth for n in DOCUMENT.needles}) == 5
 
 
 def test_each_question_has_answers_to_try_it_with():
     for name in SECTIONS:
-        own = {question.id for question in EXAM.section(name).questions}
-        assert own == ANSWERS[name].keys()
+        ids = {question.id for question in EXAM.section(name).questions}
+        assert ids == ANSWERS[name].keys()
         for question, answers in ANSWERS[name].items():
             assert len(answers["right"]) >= 3 and len(answers["wrong"]) >= 2, question
 
@@ -102,9 +91,9 @@ def test_each_question_has_answers_to_try_it_with():
 @pytest.mark.parametrize("name", ["gpt-oss-120b", "canary"])
 def test_expected_calls_fit_the_functions(name):
     """Texts of arguments are patterns, so that only keys, numbers and objects are held."""
-    own = exam.load(name).tools
-    schemas = {f["function"]["name"]: f["function"]["parameters"] for f in own.functions}
-    calls = [call for q in own.questions for turn in q.turns for call in turn.calls]
+    tools = exam.load(name).tools
+    schemas = {f["function"]["name"]: f["function"]["parameters"] for f in tools.functions}
+    calls = [call for q in tools.questions for turn in q.turns for call in turn.calls]
     assert {call.function for call in calls} <= schemas.keys()
     for call in calls:
         jsonschema.validate(call.arguments, schemas[call.function])
@@ -117,77 +106,64 @@ def test_expected_calls_fit_the_functions(name):
 @pytest.mark.parametrize("variant", range(3))
 def test_a_healthy_server_misses_nothing(section, variant):
     """In any of the phrasings: not one miss of those that are allowed is needed."""
-    own = EXAM.section(section)
-    total = len(own.questions)
-    (remark,) = sits(section, script_of(own, healthy(section, variant)))
+    questions = EXAM.section(section)
+    total = len(questions.questions)
+    (remark,) = sits(section, script_of(questions, healthy(section, variant)))
     assert remark == f"exam gpt-oss-120b: {section}: {total} of {total} right"
 
 
 def test_every_phrasing_of_a_fact_is_judged():
-    """All of them, right and wrong; three of each were asked for over HTTP."""
-    own = {question.id: question.turns[-1] for question in EXAM.facts.questions}
+    """All of them, right and wrong, and each right one as the answer to each other fact; three of
+    each were asked for over HTTP."""
+    turns = {question.id: question.turns[-1] for question in EXAM.facts.questions}
     for name, answers in ANSWERS["facts"].items():
-        for said in answers["right"]:
-            assert exam.broken(said, "stop") is None
-            assert exam.miss(own[name], said, EXAM.facts.unsure) is None, (name, said)
-        for said in answers["wrong"]:
-            assert exam.miss(own[name], said, EXAM.facts.unsure) is not None, (name, said)
+        rights = {
+            text: other == name for other in turns for text in ANSWERS["facts"][other]["right"]
+        }
+        for text, is_right in (rights | dict.fromkeys(answers["wrong"], False)).items():
+            missed = exam.miss(turns[name], text, EXAM.facts.unsure)
+            assert (missed is None) is is_right, (name, text)
+        assert not [text for text in answers["right"] if exam.broken(text, "stop")]
 
 
-@pytest.mark.parametrize(("section", "question", "said"), each("wrong", SECTIONS[1:]))
-def test_a_wrong_answer_is_a_miss(section, question, said):
-    script = script_of(EXAM.section(section), {question: said})
+@pytest.mark.parametrize(("section", "question", "wrong"), each("wrong", SECTIONS[1:]))
+def test_a_wrong_answer_is_a_miss(section, question, wrong):
+    script = script_of(EXAM.section(section), {question: wrong})
     with pytest.raises(AssertionError, match=f"0 of 1 right: {question}: required: .*seen: "):
-        sits(section, script, strict(section, question))
+        sits(section, script, with_one(section, question))
 
 
-@pytest.mark.parametrize(("section", "question", "said"), each("broken", ("formats",)))
-def test_an_answer_that_is_not_in_its_form_is_broken(section, question, said):
+@pytest.mark.parametrize(("section", "question", "broken"), each("broken", ("formats",)))
+def test_an_answer_that_is_not_in_its_form_is_broken(section, question, broken):
     """However many may be missed."""
-    answers = {**healthy(section), question: said}
+    answers = {**healthy(section), question: broken}
     with pytest.raises(AssertionError, match=f"formats: whole answers, seen: {question}: "):
         sits(section, script_of(EXAM.section(section), answers))
 
 
-def test_the_answer_to_another_question_is_a_miss():
-    """Each fact's phrasings, as the answer to each other fact."""
-    own = {question.id: question for question in EXAM.facts.questions}
-    taken = [
-        (asked, other, said)
-        for asked in own
-        for other in own
-        if asked != other
-        for said in ANSWERS["facts"][other]["right"]
-        if exam.miss(own[asked].turns[-1], said, EXAM.facts.unsure) is None
-    ]
-    assert not taken, taken
-
-
 @pytest.mark.parametrize("section", SECTIONS)
 @from_data
-def test_one_broken_answer_is_never_excused(section, said, finish, why):
+def test_one_broken_answer_is_never_excused(section, broken, finish, why):
     question = next(iter(ANSWERS[section]))
-    script = script_of(EXAM.section(section), {question: [said]})
-    own = lenient(section, question)
+    script = script_of(EXAM.section(section), {question: [broken]})
+    lenient = with_one(section, question, misses=1)
     with pytest.raises(AssertionError, match=f"{section}: whole answers, seen: {question}: ") as e:
-        sits(section, script, own, finish=finish)
+        sits(section, script, lenient, finish=finish)
     assert why in str(e.value)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_as_many_may_be_missed_as_the_section_says(section):
-    own = EXAM.section(section)
+    questions = EXAM.section(section)
     names = list(ANSWERS[section])
-    for missed, passes in ((own.misses, True), (own.misses + 1, False)):
+    for missed, passes in ((questions.misses, True), (questions.misses + 1, False)):
         answers = healthy(section)
         for name in names[-missed:]:
             answers[name] = _chat(ANSWERS[section][name]["wrong"][0])
-        if passes:
-            (remark,) = sits(section, script_of(own, answers))
-            assert f"{len(names) - missed} of {len(names)} right; {names[-missed]}: " in remark
-        else:
-            with pytest.raises(AssertionError, match=f"{len(names) - missed} of {len(names)} "):
-                sits(section, script_of(own, answers))
+        count = f"{len(names) - missed} of {len(names)} "
+        with nullcontext() if passes else pytest.raises(AssertionError, match=count):
+            (remark,) = sits(section, script_of(questions, answers))
+            assert f"{count}right; {names[-missed]}: " in remark
 
 
 def test_arguments_that_are_not_json_are_the_servers_fault():
@@ -198,45 +174,43 @@ def test_arguments_that_are_not_json_are_the_servers_fault():
 
 def test_what_an_engine_cannot_is_not_run_and_the_rest_is_judged_all_the_same():
     """SGLang knows no `choice`."""
-    for said, wanted in (("1989-11-09", NotRun), ("9 November 1989", AssertionError)):
-        answers = {**healthy("formats"), "a-date": [said]}
-        with pytest.raises(
-            wanted,
-            match=r"1 of 5 .*\(4 of 4 right\): a-mammal: SGLang .*choice|whole answers, .*a-date",
-        ):
-            sits("formats", script_of(EXAM.formats, answers), engine=("sglang", "0.5.23"))
+    for text, error, reason in (
+        ("1989-11-09", NotRun, r"1 of 5 .*\(4 of 4 right\): a-mammal: SGLang .*choice"),
+        ("9 November 1989", AssertionError, "whole answers, .*a-date"),
+    ):
+        script = script_of(EXAM.formats, {**healthy("formats"), "a-date": [text]})
+        with pytest.raises(error, match=reason):
+            sits("formats", script, engine=("sglang", "0.5.23"))
 
 
 def test_results_go_back_with_the_calls_and_their_reasoning():
     requests: list[dict] = []
-    own = strict("tools", "two-steps")
-    sits("tools", script_of(EXAM.tools, healthy("tools")), own, requests=requests)
+    strict = with_one("tools", "two-steps")
+    sits("tools", script_of(EXAM.tools, healthy("tools")), strict, requests=requests)
     roles = [[message["role"] for message in request["messages"]] for request in requests]
     once = ["assistant", "tool"]
     assert roles == [["user"], ["user", *once], ["user", *once, *once]]
-    said, result = requests[1]["messages"][1:]
-    assert said["tool_calls"][0]["id"] == result["tool_call_id"] and said["reasoning"]
-    assert result["content"] == own.tools.questions[0].turns[0].calls[0].result
+    call, result = requests[1]["messages"][1:]
+    assert call["tool_calls"][0]["id"] == result["tool_call_id"] and call["reasoning"]
+    assert result["content"] == strict.tools.questions[0].turns[0].calls[0].result
 
 
 def test_turns_are_asked_one_after_the_other():
     requests: list[dict] = []
-    own = strict("dialogues", "the-format-of-a-role")
-    sits("dialogues", script_of(EXAM.dialogues, healthy("dialogues")), own, requests=requests)
+    strict = with_one("dialogues", "the-format-of-a-role")
+    sits("dialogues", script_of(EXAM.dialogues, healthy("dialogues")), strict, requests=requests)
     assert len(requests) == 3
-    said = [message["content"] for message in requests[-1]["messages"]]
-    assert said[0].startswith("You are a till") and said[2::2] == ["TOTAL=6", "TOTAL=11"]
+    contents = [message["content"] for message in requests[-1]["messages"]]
+    assert contents[0].startswith("You are a till") and contents[2::2] == ["TOTAL=6", "TOTAL=11"]
 
 
 # The document.
 
 
-def _tokens(text: str) -> int:
-    return rendering.count(text) + 80  # harmony's own messages
-
-
 def reads(script: Script, **options) -> list[str]:
-    return sits("document", script, **{"prompt_tokens": _tokens, **options})
+    # harmony's own messages are 80
+    counted = {"prompt_tokens": lambda text: rendering.count(text) + 80}
+    return sits("document", script, **(counted | options))
 
 
 def test_a_document_is_as_long_as_it_should_be():
@@ -244,9 +218,9 @@ def test_a_document_is_as_long_as_it_should_be():
         text = DOCUMENT.text(tokens, rendering.count)
         assert text == DOCUMENT.text(tokens, rendering.count)
         assert 0 <= tokens - rendering.count(text) < 64
-        places = [text.index(needle.text) / len(text) for needle in DOCUMENT.needles]
-        wanted = [needle.depth for needle in DOCUMENT.needles]
-        assert all(abs(a - b) < 0.03 for a, b in zip(places, wanted, strict=True)), places
+        depths = [text.index(needle.text) / len(text) for needle in DOCUMENT.needles]
+        expected = [needle.depth for needle in DOCUMENT.needles]
+        assert all(abs(a - b) < 0.03 for a, b in zip(depths, expected, strict=True)), depths
         assert all(text.count(needle.text) == 1 for needle in DOCUMENT.needles)
         lines = text.split("\n")
         assert len(lines) == len(set(lines)), "an entry is there twice"
@@ -261,15 +235,15 @@ def test_what_a_list_leaves_out_is_asked_for_alone():
     honest = reader(DOCUMENT)
 
     def hasty(request: dict) -> Said:
-        said = str(honest(request))
-        return "```json\n" + said.replace('"crane"', '"kran"') + "\n```" if "{" in said else said
+        text = str(honest(request))
+        return "```json\n" + text.replace('"crane"', '"kran"') + "\n```" if "{" in text else text
 
     (remark,) = reads(hasty)
     assert remark.endswith("all needles found; crane only alone")
 
 
 def _without(needle: str):
-    text = next(n.text for n in DOCUMENT.needles if n.id == needle)
+    (text,) = (n.text for n in DOCUMENT.needles if n.id == needle)
     return lambda document: document.replace(text, "")
 
 
@@ -295,8 +269,8 @@ def test_the_needle_of_another_depth_is_wrong():
     honest = reader(DOCUMENT)
 
     def swaps(request: dict) -> Said:
-        said = str(honest(request))
-        return said.replace("7316", "x").replace("58", "7316").replace("x", "58")
+        text = str(honest(request))
+        return text.replace("7316", "x").replace("58", "7316").replace("x", "58")
 
     with pytest.raises(AssertionError, match=r"crane \(depth 0.25\).*; box \(depth 0.75\)"):
         reads(swaps)
@@ -307,33 +281,36 @@ def test_a_prompt_that_was_cut_is_seen_by_its_usage():
         reads(reader(DOCUMENT), prompt_tokens=lambda _text: 4096)
 
 
-@pytest.mark.parametrize("said", ["", "!" * 40, None])
-def test_a_broken_answer_to_a_document_is_not_asked_again(said):
+@pytest.mark.parametrize("broken", ["", "!" * 40, None])
+def test_a_broken_answer_to_a_document_is_not_asked_again(broken):
     requests: list[dict] = []
     with pytest.raises(AssertionError, match="a whole answer"):
-        reads(lambda _request: said, requests=requests)
+        reads(lambda _request: broken, requests=requests)
     assert len(requests) == 1
 
 
-def test_a_short_context_is_not_run_with_what_is_missing():
-    with pytest.raises(
-        NotRun, match=r"needs? a context of 10048 tokens; the server has 4608 .*len"
-    ):
-        reads(reader(DOCUMENT), context=4608)
-    with pytest.raises(NotRun, match="does not say how long"):
-        reads(reader(DOCUMENT), context=None)
+@pytest.mark.parametrize(
+    ("context", "reason"),
+    [
+        (4608, r"needs? a context of 10048 tokens; the server has 4608 .*len"),
+        (None, "does not say how long"),
+    ],
+)
+def test_a_short_context_is_not_run_with_what_is_missing(context, reason):
+    with pytest.raises(NotRun, match=reason):
+        reads(reader(DOCUMENT), context=context)
 
 
 # Profiles.
 
 
 @from_data
-def test_every_shipped_profile_has_its_exam(name, own, reads_documents):
+def test_every_shipped_profile_has_its_exam(name, expected, reads_documents):
     """So that no test of it is a gap in a certificate."""
-    found = profile.load(name)
-    assert exam.of(found).name == own
-    assert ("long_document" in found.correctness.cannot) is not reads_documents
-    assert not reads_documents or exam.of(found).document is not None
+    shipped = profile.load(name)
+    assert exam.of(shipped).name == expected
+    assert ("long_document" in shipped.correctness.cannot) is not reads_documents
+    assert not reads_documents or exam.of(shipped).document is not None
 
 
 def test_an_unknown_exam_is_refused():
@@ -347,9 +324,9 @@ def _own_profile(tmp_path: Path, lines: str) -> str:
     return str(file)
 
 
-def _run(run_pytest, endpoint, own: str, asked: str):
+def _run(run_pytest, endpoint, file: str, chosen: str):
     status, run = run_pytest(
-        "tests/test_correctness.py", "-k", asked, "--profile", own, "--arch", "sm121",
+        "tests/test_correctness.py", "-k", chosen, "--profile", file, "--arch", "sm121",
         "--base-url", endpoint.base_url, "--api-key", endpoint.api_key,
     )  # fmt: skip
     return status, run, run.verdict["tests"] if (run.report / "verdict.json").exists() else []
@@ -358,26 +335,24 @@ def _run(run_pytest, endpoint, own: str, asked: str):
 @pytest.mark.slow("a whole run")
 def test_a_whole_run_sits_the_exam(run_pytest, tmp_path):
     """An attached server that knows its facts: PASS. One that answers otherwise: FAIL."""
-    own = _own_profile(tmp_path, 'description = "x"\n')
-    for answers, verdict in (
-        (healthy("facts"), "PASS"),
-        ({name: ["Paris"] for name in ANSWERS["facts"]}, "FAIL"),
-    ):
+    file = _own_profile(tmp_path, 'description = "x"\n')
+    wrong = {name: ["Paris"] for name in ANSWERS["facts"]}
+    for answers, verdict in ((healthy("facts"), "PASS"), (wrong, "FAIL")):
         with scripted(script_of(EXAM.facts, answers)) as endpoint:
-            _, run, tests = _run(run_pytest, endpoint, own, "test_facts_are_known")
+            _, run, tests = _run(run_pytest, endpoint, file, "test_facts_are_known")
         assert [test["verdict"] for test in tests] == [verdict], run.output
 
 
 def test_a_profile_without_an_exam_is_not_run_with_the_way_to_one(run_pytest, tmp_path):
-    own = _own_profile(tmp_path, 'without = ["correctness.exam"]\n')
+    file = _own_profile(tmp_path, 'without = ["correctness.exam"]\n')
     with scripted(script_of(EXAM.facts, {})) as endpoint:
-        _, run, tests = _run(run_pytest, endpoint, own, "facts_are_known or long_documents")
+        _, run, tests = _run(run_pytest, endpoint, file, "facts_are_known or long_documents")
     assert {test["verdict"] for test in tests} == {"NOT_RUN"} and len(tests) == 4, run.output
     assert all("profile own has no correctness.exam: name one" in t["message"] for t in tests)
 
 
 def test_a_wrong_exam_ends_a_run_before_it_begins(run_pytest, tmp_path):
-    own = _own_profile(tmp_path, '[correctness]\nexam = "nothing"\n')
+    file = _own_profile(tmp_path, '[correctness]\nexam = "nothing"\n')
     with scripted(script_of(EXAM.facts, {})) as endpoint:
-        status, run, _ = _run(run_pytest, endpoint, own, "facts_are_known")
+        status, run, _ = _run(run_pytest, endpoint, file, "facts_are_known")
     assert status == 4 and "correctness.exam nothing: expected a file or one of" in run.output

@@ -15,48 +15,29 @@ from sm121.evidence.kernel_messages import KernelMessages
 DATA = Path(__file__).parent / "data"
 ERROR = "(EngineCore pid=7) ERROR 11-20 10:19:39 [core.py:1510] "
 
+SERVES = "INFO:     Application startup complete."
 _LOGS = tomllib.loads((DATA / "causes.toml").read_text("utf-8"))
-#: Lines that reach each row, by its id.
-CASES: dict[str, list[str]] = {name: log["lines"] for name, log in _LOGS["cause"].items()}
+#: Lines that reach each row, by its id; lines of servers and drivers that work, by what they are.
+CASES, HARMLESS = (
+    {name: log["lines"] for name, log in _LOGS[kind].items()} for kind in ("cause", "harmless")
+)
 #: The same classes in the words of other versions and engines: kind and lines.
-PUBLISHED: dict[str, tuple[str, list[str]]] = {
-    name: (log["kind"], log["lines"]) for name, log in _LOGS["published"].items()
-}
-#: Lines of servers and drivers that work, by what they are.
-HARMLESS: dict[str, list[str]] = {n: log["lines"] for n, log in _LOGS["harmless"].items()}
-
-
-def kind_of(identity: str) -> str:
-    return next(entry.kind for entry in load_failures().failure if entry.id == identity)
+PUBLISHED = _LOGS["published"]
+KINDS = {entry.id: entry.kind for entry in load_failures().failure}
 
 
 @pytest.mark.parametrize("identity", sorted(CASES))
 def test_cause_is_recognised(identity: str) -> None:
-    lines = CASES[identity]
-    cause = classify_lines(lines, 1)
-    assert cause.kind == kind_of(identity)
-    assert cause.lines
-    assert cause.owner
-    assert "\n" not in cause.summary
-    assert read_lines(lines).failure == kind_of(identity)
+    cause = classify_lines(CASES[identity], 1)
+    assert cause.kind == KINDS[identity] == read_lines(CASES[identity]).failure
+    assert cause.lines and cause.owner and "\n" not in cause.summary
 
 
-def test_every_failure_has_a_case() -> None:
-    assert {entry.id for entry in load_failures().failure} == set(CASES)
-
-
-def test_every_case_reaches_its_own_entry() -> None:
+def test_every_failure_has_a_case_that_reaches_it() -> None:
     entries = {entry.id: entry for entry in load_failures().failure}
-    missed = [
-        name
-        for name, lines in CASES.items()
-        if not any(entries[name].search(log_lines.clean(line)) for line in lines)
-    ]
-    assert missed == []
-
-
-def test_every_kind_that_a_log_can_show_is_covered() -> None:
-    assert {kind_of(identity) for identity in CASES} == set(get_args(Kind))
+    assert set(entries) == set(CASES) and set(KINDS.values()) == set(get_args(Kind))
+    for name, lines in CASES.items():
+        assert any(entries[name].search(log_lines.clean(line)) for line in lines), name
 
 
 AFTERMATH = [
@@ -68,10 +49,12 @@ AFTERMATH = [
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_published_words_have_class_owner_and_remedy(name: str) -> None:
-    kind, lines = PUBLISHED[name]
-    for log in (lines, [*lines, *AFTERMATH], ["INFO:     Application startup complete.", *lines]):
-        if log[0].startswith("INFO") and (kind == "checkpoint" or name == "none of the kernels"):
-            continue  # weights are read, and kernels chosen, before the server serves
+    kind, lines = PUBLISHED[name]["kind"], PUBLISHED[name]["lines"]
+    logs = [lines, [*lines, *AFTERMATH]]
+    # Weights are read, and kernels chosen, before the server serves.
+    if kind != "checkpoint" and name != "none of the kernels":
+        logs.append([SERVES, *lines])
+    for log in logs:
         cause = classify_lines([*log, *AFTERMATH], 1)
         assert cause.kind == kind, cause.summary
         assert len(cause.owner) > 10
@@ -84,9 +67,9 @@ def test_error_answer_of_a_server_is_explained() -> None:
         "openai.InternalServerError: Error code: 500 - {'error': {'message': 'error downloading or "
         "loading vocab file: failed to download or load vocab file', 'code': 500}}"
     )
-    told = explain(answer)
-    assert told.startswith("vocabulary: ")
-    assert "TIKTOKEN_ENCODINGS_BASE" in told
+    explained = explain(answer)
+    assert explained.startswith("vocabulary: ")
+    assert "TIKTOKEN_ENCODINGS_BASE" in explained
     assert explain(answer.replace("500", "400")) is None
     assert explain("Error code: 500 - {'error': {'message': 'RuntimeError: no'}}") is None
     assert explain("AssertionError: required 500 tokens, seen 499") is None
@@ -95,7 +78,7 @@ def test_error_answer_of_a_server_is_explained() -> None:
 def test_why_each_kernel_refused_is_told() -> None:
     for lines in (
         CASES["no_kernel_for_layer"],
-        PUBLISHED["the reasons are wrapped by the poster"][1],
+        PUBLISHED["the reasons are wrapped by the poster"]["lines"],
     ):
         summary = classify_lines([*lines, *AFTERMATH], 1).summary
         assert "cannot implement due to" in summary or "requires capability" in summary
@@ -150,11 +133,9 @@ def test_lines_and_a_status_have_a_cause(lines, exit_code, kind, says, remedy) -
 
 @from_data
 def test_silent_end(exit_code: int | None, kind: str, says: str) -> None:
-    cause = classify_lines(
-        ["INFO 11-20 10:19:39 [core.py:1] Loading weights took 1 seconds"], exit_code
-    )
-    assert cause.kind == kind
-    assert says in cause.summary
+    line = "INFO 11-20 10:19:39 [core.py:1] Loading weights took 1 seconds"
+    cause = classify_lines([line], exit_code)
+    assert cause.kind == kind and says in cause.summary
     assert cause.lines == ["Loading weights took 1 seconds"]
 
 
@@ -164,12 +145,8 @@ def test_noise_is_no_failure(name: str) -> None:
 
 
 def test_engine_that_dies_while_serving_is_a_failure() -> None:
-    lines = [
-        "INFO:     Application startup complete.",
-        *CASES["exception"],
-        ERROR + "EngineCore encountered a fatal error.",
-    ]
-    assert read_lines(lines).failure == "engine_dead"
+    fatal = ERROR + "EngineCore encountered a fatal error."
+    assert read_lines([SERVES, *CASES["exception"], fatal]).failure == "engine_dead"
 
 
 @from_data
@@ -179,8 +156,8 @@ def test_real_endings_of_the_cpu_engine(name: str, exit_code: int, kind: str, sa
     assert says in cause.summary
 
 
-SERVES = "INFO:     Application startup complete."
 MATMUL = "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+OF_A_REQUEST = "(APIServer pid=1) ERROR 11-20 10:19:39 [serving.py:1] ValueError: too long"
 SWEPT = [{"pid": 7, "name": "VLLM::EngineCor", "status": -9}]
 #: An exception ends the engine's core, and the engine itself then kills what is left.
 SWEPT_UP = table(__name__, "SWEPT_UP")
@@ -191,8 +168,8 @@ SWEPT_UP = table(__name__, "SWEPT_UP")
 def test_the_earliest_fatal_line_is_above_how_the_rest_was_swept_up(name, exit_code) -> None:
     logged = classify_lines(SWEPT_UP[name], exit_code)
     unreadable = KernelMessages(unavailable="not permitted")
-    found = death.cause_of(logged, exits=SWEPT, kernel=unreadable, kills=0, pids={7})
-    assert found.summary == MATMUL and found.kind == "engine_dead"
+    cause = death.cause_of(logged, exits=SWEPT, kernel=unreadable, kills=0, pids={7})
+    assert cause.summary == MATMUL and cause.kind == "engine_dead"
     # What says that memory was short stays above it.
     assert death.cause_of(logged, exits=SWEPT, kernel=unreadable, kills=1, pids={7}).kind == "oom"
 
@@ -202,7 +179,7 @@ def test_an_error_of_a_request_is_no_cause_of_what_ends_the_engine_later(lives, 
     life = "(APIServer pid=1) INFO 11-20 10:2{}:40 [loggers.py:1] Engine 000: Running: 1 reqs"
     lines = [
         SERVES,
-        "(APIServer pid=1) ERROR 11-20 10:19:39 [serving.py:1] ValueError: too long",
+        OF_A_REQUEST,
         *(life.format(n) for n in range(lives)),
         *SWEPT_UP["serving"][1:],
     ]
@@ -215,9 +192,9 @@ def test_an_error_of_a_request_does_not_hide_a_kill() -> None:
     """The core said nothing: somebody killed it."""
     lines = [
         SERVES,
-        "(APIServer pid=1) ERROR 11-20 10:19:39 [serving.py:1] ValueError: too long",
+        OF_A_REQUEST,
         "(APIServer pid=1) ERROR 11-20 11:19:40 [async_llm.py:1] EngineDeadError: x",
     ]
     logged = classify_lines(lines, 0)
-    found = death.cause_of(logged, exits=SWEPT, kernel=KernelMessages(), kills=0, pids={7})
-    assert found.kind == "killed"
+    cause = death.cause_of(logged, exits=SWEPT, kernel=KernelMessages(), kills=0, pids={7})
+    assert cause.kind == "killed"

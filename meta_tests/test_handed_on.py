@@ -42,11 +42,8 @@ def test_an_archive_has_the_whole_run_without_secrets(failed, tmp_path, capsys, 
     assert SECRET.encode() not in b"".join(read.values())
     assert json.loads(read["verdict.json"]) == json.loads((failed / "verdict.json").read_text())
     sums = dict(reversed(line.split("  ")) for line in read[archive.SUMS].decode().splitlines())
-    assert sums == {
-        name: hashlib.sha256(data).hexdigest()
-        for name, data in read.items()
-        if name != archive.SUMS
-    }
+    hashes = {name: hashlib.sha256(data).hexdigest() for name, data in read.items()}
+    assert sums == {name: hashed for name, hashed in hashes.items() if name != archive.SUMS}
     assert {(entry.uid, entry.uname) for entry in entries.values()} == {(0, "")}
 
 
@@ -80,7 +77,7 @@ def test_a_badge_says_the_verdict(tmp_path, capsys, kind):
     verdict = json.loads((directory / "verdict.json").read_text())
     assert main(["badge", str(directory)]) == 0
     drawn = ElementTree.fromstring(capsys.readouterr().out)
-    said = drawn.get("aria-label")
-    assert f": {verdict['verdict']}" in said
+    label = drawn.get("aria-label")
+    assert f": {verdict['verdict']}" in label
     shows_rate = verdict["metrics"]["tg32@d0"]["verdict"] == Verdict.PASS
-    assert ("tok/s" in said) == shows_rate, "a rate that does not count is not shown"
+    assert ("tok/s" in label) == shows_rate, "a rate that does not count is not shown"

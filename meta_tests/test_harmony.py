@@ -14,19 +14,19 @@ TO_A_TOOL = [*GOOD[:8], 12606, 815, 316, 28, 44580, 200003, 4108, 200008, 7, 200
 def test_good_answers_are_harmony(ids):
     assert harmony.violations(ids, finished=True) == []
     for length in range(1, len(ids)):
-        found = harmony.violations(ids[:length], finished=False)
-        assert not [line for line in found if line != "no message was begun"], (length, found)
+        lines = harmony.violations(ids[:length], finished=False)
+        assert not [line for line in lines if line != "no message was begun"], (length, lines)
 
 
 @from_data
-def test_broken_answers_are_noticed(ids, said):
-    assert said in "; ".join(harmony.violations(ids, finished=True))
+def test_broken_answers_are_noticed(ids, fault):
+    assert fault in "; ".join(harmony.violations(ids, finished=True))
 
 
-@pytest.mark.parametrize("special", harmony.SPECIAL_TEXTS)
-def test_special_tokens_are_seen_in_a_text(special):
-    assert harmony.leaked(f"Paris{special}") == [special]
-    assert not harmony.leaked("a < b | c > d") and not harmony.leaked(None)
+@pytest.mark.parametrize("text", [*harmony.SPECIAL_TEXTS, "<|reserved_200013|>", "<|endofprompt|>"])
+def test_special_tokens_are_seen_in_a_text(text):
+    assert harmony.leaked(f"Paris{text}") == [text]
+    assert not harmony.leaked("a < b | c > d, <|reserved|> a <| b |>") and not harmony.leaked(None)
 
 
 def test_a_harmony_error_in_the_log_is_found(tmp_path):
@@ -37,9 +37,3 @@ def test_a_harmony_error_in_the_log_is_found(tmp_path):
     )
     (line,) = harmony.errors_in(log)
     assert "12606" in line
-
-
-@pytest.mark.parametrize("special", ["<|reserved_200013|>", "<|endofprompt|>"])
-def test_tokens_without_a_meaning_are_seen_too(special):
-    assert harmony.leaked(f"Paris{special}") == [special]
-    assert harmony.leaked("<|reserved|> a <| b |>") == []

@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import report_runs
@@ -14,7 +15,7 @@ from data_rows import from_data
 from sm121.core import redaction
 from sm121.core.verdict import Verdict
 from sm121.plugin import reporting
-from sm121.report import badge, headline, junit, page, stored, summary
+from sm121.report import headline, junit, page, stored, summary
 from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
 from sm121.run import details
@@ -26,7 +27,6 @@ from sm121.run.verdict_file import (
     EngineReport,
     LevelReport,
     MetricReport,
-    ShardReport,
     TestReport,
     VerdictFile,
 )
@@ -34,13 +34,14 @@ from sm121.run.verdict_file import (
 AGAIN = "python -m pytest x::test_one --engine-python /opt/e"
 
 
-def run_of(*tests: TestReport, **fields) -> VerdictFile:
+def run_of(*tests: TestReport, **fields: Any) -> VerdictFile:
     """A finished run of these tests, judged."""
     engine = EngineReport(name="vllm", version="0.32.0", managed=True, model="m", startup_s=1.0)
     engine.path.attention = engine.path.moe = "X"
-    given = {"arch": "cpu", "profile": "sm121-gpt-oss-120b", "started": "2026-01-12T09:14:03+00:00",
-             "engine": engine, "finished": True, "tests": [*tests], **fields}  # fmt: skip
-    file = VerdictFile(**given)
+    file = VerdictFile(**{
+        "arch": "cpu", "profile": "sm121-gpt-oss-120b", "started": "2026-01-12T09:14:03+00:00",
+        "engine": engine, "finished": True, "tests": [*tests], **fields,
+    })  # fmt: skip
     file.judge()
     file.reason = file.why()
     return file
@@ -57,11 +58,11 @@ def rate(value: float, verdict: Verdict = Verdict.FAIL, **fields) -> MetricRepor
     return MetricReport(value=value, unit="tok/s", minimum=52.0, verdict=verdict, **fields)
 
 
-def slower(verdict: Verdict = Verdict.FAIL, **fields) -> ChangeReport:
-    given = {"metric": "tg32@d0", "unit": "tok/s", "here": 234.1, "before": 259.1, "worse": 0.0965,
-             "allowed": 0.05, "beside": "the trusted run", "verdict": verdict,
-             **fields}  # fmt: skip
-    return ChangeReport(**given)
+def slower(verdict: Verdict = Verdict.FAIL, **fields: Any) -> ChangeReport:
+    return ChangeReport(**{
+        "metric": "tg32@d0", "unit": "tok/s", "here": 234.1, "before": 259.1, "worse": 0.0965,
+        "allowed": 0.05, "beside": "the trusted run", "verdict": verdict, **fields,
+    })  # fmt: skip
 
 
 CRASH = CrashReport(
@@ -71,14 +72,14 @@ CRASH = CrashReport(
 
 
 @from_data
-def test_a_sentence_is_made_of_fields(tests, metrics, changes, fields, said):
+def test_a_sentence_is_made_of_fields(tests, metrics, changes, fields, sentence):
     run = run_of(
         *(ended(**test) for test in tests),
         metrics={name: MetricReport(**metric) for name, metric in (metrics or {}).items()},
         changes=[slower(**change) for change in changes or ()],
         **(fields or {}),
     )
-    assert str(headline.of(run)) == said
+    assert str(headline.of(run)) == sentence
 
 
 def test_the_reason_of_a_failed_run_is_never_that_it_has_not_finished():
@@ -99,77 +100,66 @@ def passed(*levels: str, **fields) -> VerdictFile:
 ALL = ("smoke", "kernel", "correctness", "stress", "performance", "regression", "matrix")
 
 
-def test_a_pass_says_what_did_not_run():
+@from_data
+def test_a_pass_says_what_it_may_not_be_taken_for(levels, fields, word):
+    assert headline.of(passed(*levels, **fields)).word == word
+
+
+def test_a_pass_says_which_level_did_not_run():
     assert str(headline.of(passed(*ALL))) == "PASS: 7 checks passed"
-    assert headline.of(passed("smoke")).word == "PASS (not certified: only smoke asked for)"
     skipped = ended("test_worse", Verdict.NOT_RUN, "NOT_RUN: no stored run", "regression",
                     skipped=True)  # fmt: skip
     run = run_of(*passed(*(each for each in ALL if each != "regression")).tests, skipped)
     assert headline.of(run).word == "PASS (not certified: regression did not run: no stored run)"
-    assert headline.of(passed(*ALL, certified=True)).word == "PASS (certified)"
+    older = passed(*ALL)
+    older.levels["kernel"] = LevelReport()
+    older.tests = [test for test in older.tests if test.level != "kernel"]
+    assert headline.of(older).word == "PASS (not certified: kernel did not run)"
 
 
-def test_what_is_not_proven_stands_beside_the_pass():
-    run = passed(*ALL, unproven=["A/B: the kernel path of A is not known: give --server-log",
-                                 "A/B: the kernel path of B is not known"])  # fmt: skip
-    word = headline.of(run).word
-    assert word == (
-        "PASS (not certified: not proven: A/B: the kernel path of A is not known: "
-        "give --server-log and 1 more)"
-    )
-    run.engine.path.attention = run.engine.path.moe = None
-    assert "kernel path not proven" in headline.of(run).word
+def test_a_path_that_is_not_proven_stands_beside_the_pass():
     half = passed(*ALL)
     half.engine.path.moe = None
     assert headline.of(half).word == "PASS (not certified: MoE experts not proven)"
-
-
-def tail(requests: int, confidence: float) -> MetricReport:
-    return MetricReport(value=640.0, unit="ms", at_most=1000.0, confidence=confidence,
-                        rounds=requests, grade="minimum", verdict=Verdict.PASS)  # fmt: skip
+    half.engine.path.attention = None
+    assert "kernel path not proven" in headline.of(half).word
 
 
 def test_a_percentile_of_too_few_requests_is_no_evidence(tmp_path):
-    run = passed(*ALL, metrics={"ttft_p99": tail(8, 0.077)})
+    def of_requests(requests: int, confidence: float) -> VerdictFile:
+        tail = MetricReport(value=640.0, unit="ms", at_most=1000.0, confidence=confidence,
+                            rounds=requests, grade="minimum", verdict=Verdict.PASS)  # fmt: skip
+        return passed(*ALL, metrics={"ttft_p99": tail})
+
+    run = of_requests(8, 0.077)
     assert headline.of(run).word == "PASS (not certified: ttft_p99: p99 of 8 requests: no evidence)"
-    shown, words = headline.judged(run, "ttft_p99")
-    assert shown is not Verdict.PASS
+    verdict, words = headline.judged(run, "ttft_p99")
+    assert verdict is not Verdict.PASS
     assert words == "p99 of 8 requests: no evidence (8% confidence; 95% takes 299)"
     for text in (summary.markdown(run), page.html(StoredReport(run, tmp_path))):
         assert "p99 of 8 requests: no evidence" in text
-    assert headline.judged(passed(*ALL, metrics={"ttft_p99": tail(299, 0.9505)}), "ttft_p99") == (
-        Verdict.PASS,
-        "PASS (minimum)",
-    )
-    assert "little evidence" in headline.judged(
-        passed(*ALL, metrics={"ttft_p99": tail(100, 0.63)}), "ttft_p99"
-    )[1]  # fmt: skip
+    enough = headline.judged(of_requests(299, 0.9505), "ttft_p99")
+    assert enough == (Verdict.PASS, "PASS (minimum)")
+    assert "little evidence" in headline.judged(of_requests(100, 0.63), "ttft_p99")[1]
 
 
 def test_a_tile_is_not_green_where_the_headline_is_red(tmp_path):
-    run = run_of(
-        ended("--against::tg32@d0", level="regression"),
-        metrics={"tg32@d0": rate(234.1, Verdict.PASS, grade="stretch")},
-        changes=[slower()],
-    )
+    tg32 = {"tg32@d0": rate(234.1, Verdict.PASS, grade="stretch")}
+    test = ended("--against::tg32@d0", level="regression")
+    run = run_of(test, metrics=tg32, changes=[slower()])
     text = page.html(StoredReport(run, tmp_path))
     tile = re.search(r'<li class="tile (\w+)">.*?</li>', text, re.S)
     assert tile is not None and tile[1] == "FAIL" and "stretch)" not in tile[0], tile
     assert "9.7 % slower than the trusted run" in tile[0]
 
 
-def test_the_badge_of_a_green_run_is_no_certificate(tmp_path):
-    (tmp_path / "verdict.json").write_text(passed("smoke").model_dump_json())
-    assert "PASS (not certified)" in badge.svg(tmp_path)
-
-
 # What to do
 
 
 def report_of(run: VerdictFile, folder: Path, **fields) -> StoredReport:
-    known = [FailureDetail(id=test.id, reproduce=AGAIN, logs=["server.log"]) for test in run.tests]
-    given = Details(command="python -m pytest --against trusted", failures=known)
-    return StoredReport(run, folder, details=given, **fields)
+    failed = [FailureDetail(id=test.id, reproduce=AGAIN, logs=["server.log"]) for test in run.tests]
+    stored = Details(command="python -m pytest --against trusted", failures=failed)
+    return StoredReport(run, folder, details=stored, **fields)
 
 
 def test_there_is_one_action(tmp_path):
@@ -177,68 +167,49 @@ def test_there_is_one_action(tmp_path):
     assert headline.action(report_of(gate, tmp_path)) == headline.Action("run again", AGAIN)
     # A comparison measures nothing itself.
     change = run_of(ended("test_no_metric_is_worse", level="regression"), changes=[slower()])
-    told = headline.action(report_of(change, tmp_path))
-    assert told == headline.Action("run again", "python -m pytest --against trusted")
+    action = headline.action(report_of(change, tmp_path))
+    assert action == headline.Action("run again", "python -m pytest --against trusted")
     assert headline.action(report_of(passed(*ALL), tmp_path)) is None
 
 
 def test_the_action_after_a_crash_is_its_remedy_or_its_log(tmp_path):
     run = run_of(ended("test_many", level="stress"), crashes=[CRASH])
-    crash = Crash(**CRASH.model_dump(), remedy="lower --max-num-seqs")
-    told = headline.action(report_of(run, tmp_path, crashes=(crash,)))
-    assert told == headline.Action("remedy", "lower --max-num-seqs")
-    unknown = Crash(**CRASH.model_dump())
-    told = headline.action(report_of(run, tmp_path, crashes=(unknown,)))
-    assert told == headline.Action("read", str(tmp_path / "server.log"))
+    for remedy, action in (
+        ("lower --max-num-seqs", ("remedy", "lower --max-num-seqs")),
+        (None, ("read", str(tmp_path / "server.log"))),
+    ):
+        crash = Crash(**CRASH.model_dump(), remedy=remedy)
+        report = report_of(run, tmp_path, crashes=(crash,))
+        assert headline.action(report) == headline.Action(*action)
 
 
 def test_everybody_says_the_same_sentence(tmp_path):
     directory = report_runs.write("fail", tmp_path / "fail")
     report = stored.read(directory)
-    said = headline.of(report.run).sentence
-    assert said.startswith("decode tg32@d0 is 47.3 tok/s; 52 required (sm121-gpt-oss-120b)")
+    sentence = headline.of(report.run).sentence
+    assert sentence.startswith("decode tg32@d0 is 47.3 tok/s; 52 required (sm121-gpt-oss-120b)")
     plain = summary.markdown(report.run, report).replace("\\", "")
-    assert said in page.html(report) and f"**FAIL: {said}**" in plain
-    assert f'name="run.headline" value="FAIL: {said}"' in junit.xml(report)
-
-
-def test_a_number_is_never_shown_as_its_limit():
-    def said(metric: MetricReport) -> str:
-        run = run_of(ended("test_gate", metrics=["some"]), metrics={"some": metric})
-        return headline.of(run).sentence
-
-    assert said(rate(51.998)) == "some is 51.998 tok/s; 52 required (sm121-gpt-oss-120b)"
-    late = MetricReport(value=1000.3, unit="ms", at_most=1000.0, verdict=Verdict.FAIL)
-    assert said(late).startswith("some is 1000.3 ms; at most 1000 allowed")
-    assert said(MetricReport(value=None, unit="ms", at_most=1.0, verdict=Verdict.FAIL)).startswith(
-        "some is no number; at most 1 allowed"
-    )
-    change = run_of(ended("--against::tg32@d0", level="regression"), changes=[slower(worse=0.0503)])
-    assert "5.03 % slower than the trusted run" in headline.of(change).sentence
+    assert sentence in page.html(report) and f"**FAIL: {sentence}**" in plain
+    assert f'name="run.headline" value="FAIL: {sentence}"' in junit.xml(report)
 
 
 def test_a_slower_run_on_another_path_says_so_and_hides_nothing_else():
+    path = "moe: CUTLASS there, MARLIN here"
+    names = [f"--against::{name}" for name in ("path moe", "tg32@d0", "gone")]
     run = run_of(
-        ended("--against::path moe", level="regression"),
-        ended("--against::tg32@d0", level="regression"),
-        ended("--against::tests/test_x.py::test_gone", level="regression"),
+        *(TestReport(id=name, level="regression", verdict="FAIL", message="x") for name in names),
         changes=[slower(before=None, worse=None)],
-        against=AgainstReport(run="a run", engine="vllm", path=["moe: CUTLASS there, MARLIN here"]),
+        against=AgainstReport(run="a run", engine="vllm", path=[path]),
     )
-    for test, name in zip(run.tests, ("path moe", "tg32@d0", "gone"), strict=True):
-        test.id = f"--against::{name}"
     assert headline.of(run).sentence == (
         "decode tg32@d0 is slower than the trusted run (no number → 234.1 tok/s; 5 % allowed); "
-        "another kernel path ran (moe: CUTLASS there, MARLIN here) (and 1 more check)"
+        f"another kernel path ran ({path}) (and 1 more check)"
     )
 
 
 def test_a_metric_of_a_is_not_worse_because_b_is():
-    run = run_of(
-        ended("test_b", level="regression"),
-        metrics={"tg32@d0": rate(59.3, Verdict.PASS)},
-        changes=[slower(beside="A")],
-    )
+    tg32 = {"tg32@d0": rate(59.3, Verdict.PASS)}
+    run = run_of(ended("test_b", level="regression"), metrics=tg32, changes=[slower(beside="A")])
     assert headline.judged(run, "tg32@d0")[0] is Verdict.PASS
 
 
@@ -249,12 +220,10 @@ def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
     run = run_of(*tests, crashes=[floor, CRASH])
     sentence = "the server died in stress: CUDA out of memory (and 1 more check)"
     assert headline.of(run).sentence == sentence
-    known = [
-        FailureDetail(id="x::test_moe", logs=["other.log"]),
-        FailureDetail(id="x::test_many", logs=["its.log"]),
-    ]
+    logs = {"x::test_moe": "other.log", "x::test_many": "its.log"}
+    failures = [FailureDetail(id=test, logs=[log]) for test, log in logs.items()]
     crashes = tuple(Crash(**crash.model_dump()) for crash in run.crashes)
-    report = StoredReport(run, tmp_path, details=Details(failures=known), crashes=crashes)
+    report = StoredReport(run, tmp_path, details=Details(failures=failures), crashes=crashes)
     assert headline.action(report) == headline.Action("read", str(tmp_path / "its.log"))
     assert headline.of(run_of(ended("test_moe"), crashes=[floor])).sentence == "test_moe: it broke"
 
@@ -267,18 +236,9 @@ def test_what_did_not_run_says_why_and_is_not_run_once_more(tmp_path):
     assert headline.action(report_of(run_of(finished=False), tmp_path)) is not None
 
 
-def test_a_part_of_a_run_and_a_level_without_tests_are_said(tmp_path):
-    part = passed(*ALL, shard=ShardReport(index=1, of=2, tests=[]))
-    assert headline.of(part).word == "PASS (not certified: shard 1 of 2)"
-    older = passed(*ALL)
-    older.levels["kernel"] = LevelReport()
-    older.tests = [test for test in older.tests if test.level != "kernel"]
-    assert headline.of(older).word == "PASS (not certified: kernel did not run)"
-
-
 @from_data
-def test_nothing_is_cut_within_a_word(text, shown):
-    assert headline.brief(text, 17) == shown
+def test_nothing_is_cut_within_a_word(text, brief):
+    assert headline.brief(text, 17) == brief
 
 
 # The terminal
@@ -289,37 +249,36 @@ def test_the_end_of_a_failing_run_fits_a_screen(name, tmp_path):
     report = tmp_path / "report"
     text = terminal_samples.sample(name, report)
     assert terminal_samples.rows(text) <= terminal_samples.LINES
-    found = stored.read(report)
-    said = str(headline.of(found.run))
-    assert said in (line.rstrip() for line in text.splitlines()), text
+    read = stored.read(report)
+    sentence = str(headline.of(read.run))
+    assert sentence in (line.rstrip() for line in text.splitlines()), text
     assert json.loads((report / "verdict.json").read_text())["verdict"] == "FAIL"
-    then = headline.action(found)
+    then = headline.action(read)
     assert then is not None and f"{then.kind}: " in text
     if name == "failed-start":
         assert "remedy: lower --gpu-memory-utilization" in text
         assert text.count("CUDA out of memory") == 2, "the cause, and the sentence"
-    kept = (terminal_samples.FOLDER / f"{name}.txt").read_text("utf-8")
-    assert terminal_samples.rows(kept) <= terminal_samples.LINES
-    assert said in kept, "python meta_tests/terminal_samples.py writes it anew"
+    published = (terminal_samples.FOLDER / f"{name}.txt").read_text("utf-8")
+    assert terminal_samples.rows(published) <= terminal_samples.LINES
+    assert sentence in published, "python meta_tests/terminal_samples.py writes it anew"
 
 
 def test_run_again_has_what_was_given(fault_server, run_pytest, tmp_path):
     """Values with = and behind a space, and spaces; what selects others is left out."""
-    server = fault_server()
-    log = tmp_path / "a log"
+    log, test = tmp_path / "a log", "meta_tests/scenarios/verdicts.py::test_fail"
     log.write_text("it says nothing\n")
+    options = (["--server-log", str(log)], ["--rounds=9"], ["-m", "cpu"])
     _, run = run_pytest(
-        *("--arch=cpu", *server.options),
-        *("-m", "cpu", "-k", "fail or pass", "-q", "--engine=openai"),
-        *("--server-log", str(log), "--rounds=9", "--tb=short"),
-        "meta_tests/scenarios/verdicts.py::test_fail",
+        *("--arch=cpu", *fault_server().options, "-k", "fail or pass", "-q", "--engine=openai"),
+        *(word for option in options for word in option),
+        *("--tb=short", test),
     )
     (failure,) = details.read(run.report).failures
     words = shlex.split(failure.reproduce or "")
-    assert words[:4] == ["python", "-m", "pytest", "meta_tests/scenarios/verdicts.py::test_fail"]
-    for given in (["--server-log", str(log)], ["--rounds=9"], ["-m", "cpu"]):
-        at = words.index(given[0], 3)
-        assert words[at : at + len(given)] == given, words
+    assert words[:4] == ["python", "-m", "pytest", test]
+    for option in options:
+        at = words.index(option[0], 3)
+        assert words[at : at + len(option)] == option, words
     assert "-k" not in words and "-q" not in words
 
 
@@ -335,10 +294,8 @@ def started(folder: Path, *arguments: str):
 @pytest.mark.parametrize("b", ["-nkvo", "-n 128", "-q", "--dist layer"])
 def test_run_again_has_the_arguments_of_an_engine(b, tmp_path):
     """They may look like options of pytest that are left out."""
-    given = started(
-        tmp_path, "--ab", "", b, "-n", "2", "--numprocesses", "2", "--lf", "-q", "tests"
-    )
-    assert reporting._repeated(given) == ["--ab", "", b]
+    run = started(tmp_path, "--ab", "", b, "-n", "2", "--numprocesses", "2", "--lf", "-q", "tests")
+    assert reporting._repeated(run) == ["--ab", "", b]
 
 
 def test_no_quote_hides_a_secret_in_a_command(tmp_path):

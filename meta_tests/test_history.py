@@ -40,9 +40,8 @@ def test_what_was_planted_is_named(planted, capsys):
     worse = re.escape(f"beginning with {first}, and 5 more")
     assert re.search(rf"worse in NVIDIA GB10 11a2b3: decode tg32: 5.* {worse}", out)
     assert re.search(r"apart from .* 77d8e9, vllm: (4\.\d|5\.\d)% worse in decode tg32", out)
-    assert re.findall("flaky: .*", out) == [
-        f"flaky: {CHECK} is red in 2 of 6 runs of vllm 0.33.0 on NVIDIA GB10 11a2b3"
-    ]
+    line = f"flaky: {CHECK} is red in 2 of 6 runs of vllm 0.33.0 on NVIDIA GB10 11a2b3"
+    assert re.findall("flaky: .*", out) == [line]
 
 
 @pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing()))
@@ -55,16 +54,16 @@ def test_the_page_and_the_summary_of_what_was_planted(planted, tmp_path, chromiu
     assert summary["series"][0]["first_red"] == [f"11a2b3c4/{n:04}" for n in (4, 9, 20)]
     assert page.read_text("utf-8").count("first red<") == 3
     for width in browser.WIDTHS:
-        shown = browser.open_report(chromium, page, width)
-        assert shown.page.locator(".chart svg.main-svg").count() >= 6
-        assert browser.fits(shown.page)
-        shown.page.evaluate(browser.UNFOLD)
-        assert browser.accessibility(shown.page) == []
-        link = shown.page.locator("#runs tbody a").first
+        tab = browser.open_report(chromium, page, width)
+        assert tab.page.locator(".chart svg.main-svg").count() >= 6
+        assert browser.fits(tab.page)
+        tab.page.evaluate(browser.UNFOLD)
+        assert browser.accessibility(tab.page) == []
+        link = tab.page.locator("#runs tbody a").first
         link.click()
-        assert shown.page.inner_text("body") == "the report"
-        shown.is_quiet()
-        shown.page.close()
+        assert tab.page.inner_text("body") == "the report"
+        tab.is_quiet()
+        tab.page.close()
 
 
 QUIET = "nothing is red, worse than at its best, flaky, or apart from its like"
@@ -88,11 +87,10 @@ def test_a_red_run_is_red_by_any_name(tmp_path, name, verdict):
 
 def test_two_machines_that_fail_in_one_second_are_two_runs(tmp_path):
     """Without a metric; a copy of a run is the same run."""
-    folders = [tmp_path / name for name in ("one", "other", "copy of one")]
-    for folder, name in zip(folders, "aba", strict=True):
-        folder.mkdir()
+    for folder, name in {"one": "a", "other": "b", "copy of one": "a"}.items():
         run = a_run((f"tests/test_smoke.py::{name}", "FAIL", "why"))
-        (folder / "verdict.json").write_text(run.model_dump_json(), "utf-8")
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "verdict.json").write_text(run.model_dump_json(), "utf-8")
     past = history.read([(None, tmp_path)])
     assert [run.is_red for run in past.runs] == [True, True]
 
@@ -115,22 +113,23 @@ def simulated(seed: int, machines: int, runs: int, slow: float = 0.0) -> history
             noise[1, day] += 0.5 * noise[1, day - 1]
         noise[2] -= 0.07 * (random.random(runs) < 0.25)
         noise += -slow if slow and machine == 0 else boxes.normal(0, 0.01)
-        for place in range(runs):
+        for n in range(runs):
+            names = ("tg32@d0", "tg128@d0", "pp2048@d0")
+            rates = dict(zip(names, 57 * np.exp(noise[:, n]), strict=True))
             metrics = [
-                stored_run.StoredMetric(name, "tok/s", True, None, (), 57 * float(np.exp(off)))
-                for name, off in zip(
-                    ("tg32@d0", "tg128@d0", "pp2048@d0"), noise[:, place], strict=True
-                )
+                stored_run.StoredMetric(name, "tok/s", True, None, (), float(rate))
+                for name, rate in rates.items()
             ]
-            one = past_runs.stored_run(f"{machine}-{place}", *metrics, started=f"{place:04}")
+            one = past_runs.stored_run(f"{machine}-{n}", *metrics, started=f"{n:04}")
             one.file.metrics = {m.name: MetricReport(value=m.value, unit="tok/s") for m in metrics}
-            past.append(history.PastRun(Path(f"{machine}/{place}"), one, ("GB10", f"{machine}")))
+            past.append(history.PastRun(Path(f"{machine}/{n}"), one, ("GB10", f"{machine}")))
     return history.History(tuple(sorted(past, key=lambda each: each.when)))
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow("more runs")) for seed in range(1, 5))]
-)
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow("more runs")) for seed in range(1, 5))]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_is_blamed_in_a_thousand_healthy_runs(seed):
     """Of 1,000 runs in lines of 50, 3 metrics each: no machine, no level, nothing worse."""
     many = simulated(seed, machines=4, runs=50)
@@ -138,9 +137,7 @@ def test_nothing_is_blamed_in_a_thousand_healthy_runs(seed):
     assert not [change.text for line in many.lines for change in line.fallen]
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow("more runs")) for seed in range(1, 5))]
-)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_slow_box_of_twenty_is_named_within_ten_runs(seed):
     """And no other is called worse, also in 1,000 runs without a slow one."""
     apart = simulated(seed, machines=20, runs=10, slow=0.05).apart
@@ -188,12 +185,8 @@ def test_results_of_others_are_rows(base, tmp_path, capsys):
     assert rows["arena.yaml"]["engine"] == "vllm img:mxfp4"
     assert rows["arena.yaml"]["metrics"]["tg32@d0"]["value"] == 58.82
     values = {name: metric["value"] for name, metric in rows["arena.csv"]["metrics"].items()}
-    assert values == {
-        "pp2048@d0": 4600.5,
-        "ttft_p50": 445.0,
-        "tg32@d0": 57.1,
-        "tg32_c2@d4096": 90.5,
-    }
+    rates = {"pp2048@d0": 4600.5, "tg32@d0": 57.1, "tg32_c2@d4096": 90.5}
+    assert values == {**rates, "ttft_p50": 445.0}
     assert len(summary["left_out"]) == 1 and "other.json" in summary["left_out"][0]
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -31,103 +32,71 @@ from sm121.session import settings
 
 SECRET = "Tr0ub4dor"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+STREAM = HEAD.replace(b"application/json", b"text/event-stream") + b"\r\n"
 EVENT = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
-#: 600 KB that are 600 MB.
-BOMB = gzip.compress(bytes(1 << 20), 9) * 600
-Send = Callable[[bytes], None]
 
 
-def whole(send: Send) -> None:
-    send(HEAD + b'Content-Length: 12\r\n\r\n{"data": []}')
+@dataclass(frozen=True)
+class Reply:
+    """What a server sends: `once`, then `again` so many times, each after a pause."""
+
+    once: bytes = b""
+    again: bytes = b""
+    times: int = 1 << 30
+    pause_s: float = 0.05
+
+    def send(self, connection: socket.socket) -> None:
+        connection.sendall(self.once)
+        for _ in range(self.times if self.again else 0):
+            time.sleep(self.pause_s)
+            connection.sendall(self.again)
 
 
-def packed(send: Send) -> None:
-    body = gzip.compress(b'{"da') + gzip.compress(b'ta": []}')  # two members
-    send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+def sized(body: bytes, packed: bytes = b"", length: int = 0) -> bytes:
+    encoding = b"Content-Encoding: %s\r\n" % packed if packed else b""
+    return HEAD + encoding + b"Content-Length: %d\r\n\r\n" % (length or len(body)) + body
 
 
-def packed_otherwise(send: Send) -> None:
-    send(HEAD + b"Content-Encoding: br\r\nContent-Length: 4\r\n\r\nabcd")
-
-
-def not_packed(send: Send) -> None:
-    send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd")
-
-
-def bomb(send: Send) -> None:
-    send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(BOMB) + BOMB)
-
-
-def flood(send: Send) -> None:
-    send(HEAD + b"\r\n")
-    while True:
-        send(bytes(1 << 18))
-
-
-def dripping(send: Send) -> None:
-    send(HEAD + b"Content-Length: 100000\r\n\r\n")
-    while True:
-        send(b"x")
-        time.sleep(0.05)
-
-
-def dripping_headers(send: Send) -> None:
-    send(HEAD)
-    while True:
-        send(b"X-A: b\r\n")
-        time.sleep(0.05)
-
-
-def silent(_send: Send) -> None:
-    time.sleep(30.0)
-
-
-def slow_stream(send: Send) -> None:
-    """Three times as long as a whole answer may take here."""
-    send(HEAD.replace(b"application/json", b"text/event-stream") + b"\r\n")
-    for _ in range(15):
-        send(EVENT)
-        time.sleep(0.1)
-    send(b"data: [DONE]\n\n")
-
-
-def endless_stream(send: Send) -> None:
-    send(HEAD.replace(b"application/json", b"text/event-stream") + b"\r\n")
-    while True:
-        send(EVENT)
-        time.sleep(0.05)
-
-
-def packed_stream(send: Send) -> None:
-    body = gzip.compress(EVENT * 4)
-    send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+LIST = b'{"data": []}'
+REPLIES = {
+    "whole": Reply(sized(LIST)),
+    "packed in two": Reply(sized(gzip.compress(LIST[:4]) + gzip.compress(LIST[4:]), b"gzip")),
+    "packed otherwise": Reply(sized(b"abcd", b"br")),
+    "not packed": Reply(sized(b"abcd", b"gzip")),
+    # 600 KB that are 600 MB
+    "bomb": Reply(sized(gzip.compress(bytes(1 << 20), 9) * 600, b"gzip")),
+    "flood": Reply(HEAD + b"\r\n", bytes(1 << 18), pause_s=0.0),
+    "dripping": Reply(sized(b"", length=100_000), b"x"),
+    "dripping headers": Reply(HEAD, b"X-A: b\r\n"),
+    "silent": Reply(again=b" ", times=1, pause_s=30.0),
+    # three times as long as a whole answer may take here
+    "slow stream": Reply(STREAM, EVENT, 15, 0.1),
+    "endless stream": Reply(STREAM, EVENT),
+    "packed stream": Reply(sized(gzip.compress(EVENT * 4), b"gzip")),
+    "nested": Reply(sized(b"[" * 200_000 + b"]" * 200_000)),
+}
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Callable[[Send], None]], Endpoint]]:
-    """A server that answers every request in the same way."""
+def serve() -> Iterator[Callable[[str], Endpoint]]:
+    """A server that gives every request the same of `REPLIES`."""
     listening: list[socket.socket] = []
 
-    def start(answer: Callable[[Send], None]) -> Endpoint:
+    def start(reply: str) -> Endpoint:
         listener = socket.create_server(("127.0.0.1", 0))
         listening.append(listener)
 
         def one(connection: socket.socket) -> None:
-            try:
+            # The client may hang up, as it should.
+            with connection, contextlib.suppress(OSError):
                 connection.recv(1 << 16)
-                answer(connection.sendall)
-            except OSError:
-                pass  # the client hung up, as it should
-            finally:
-                connection.close()
+                REPLIES[reply].send(connection)
 
         def accept() -> None:
-            while True:
-                try:
+            with contextlib.suppress(OSError):
+                while True:
                     connection, _ = listener.accept()
-                except OSError:
-                    return
-                threading.Thread(target=one, args=(connection,), daemon=True).start()
+                    threading.Thread(target=one, args=(connection,), daemon=True).start()
 
         threading.Thread(target=accept, daemon=True).start()
         return Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", "key", "canary")
@@ -137,38 +106,30 @@ def serve() -> Iterator[Callable[[Callable[[Send], None]], Endpoint]]:
         listener.close()
 
 
-HOSTILE = {
-    bomb: "larger than 4 MiB",
-    flood: "larger than 4 MiB",
-    dripping: "no whole answer within 0.5 s",
-    dripping_headers: "no whole answer within 0.5 s",
-    silent: "no whole answer within 0.5 s",
-    packed_otherwise: "packed (br)",
-    not_packed: "cannot be unpacked",
-}
-
-
-@pytest.mark.parametrize("answer", HOSTILE, ids=lambda answer: answer.__name__)
-def test_every_answer_has_a_bound(serve, answer):
+@from_data
+def test_every_answer_has_a_bound(serve, answer, says):
     endpoint = serve(answer)
     began = time.monotonic()
     tracemalloc.start()
     try:
-        with endpoint.http(timeout_s=0.5) as http, pytest.raises(httpx.HTTPError) as seen:
+        with endpoint.http(timeout_s=0.5) as http, pytest.raises(httpx.HTTPError) as caught:
             http.get("/metrics")
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert HOSTILE[answer] in str(seen.value)
+    assert says in str(caught.value)
     assert peak < 48 << 20, f"required: less than 48 MiB, seen: {peak >> 20}"
-    with endpoint.openai(timeout_s=0.5) as client, pytest.raises(openai.APIConnectionError) as seen:
+    with (
+        endpoint.openai(timeout_s=0.5) as client,
+        pytest.raises(openai.APIConnectionError) as caught,
+    ):
         client.models.list()
-    assert HOSTILE[answer] in str(seen.value.__cause__)
+    assert says in str(caught.value.__cause__)
     assert endpoint.page("/metrics", timeout_s=0.5) is None
     assert time.monotonic() - began < 5.0
 
 
-@pytest.mark.parametrize("answer", [whole, packed], ids=["whole", "packed"])
+@pytest.mark.parametrize("answer", ["whole", "packed in two"])
 def test_an_answer_within_its_bounds_comes_whole(serve, answer):
     endpoint = serve(answer)
     assert endpoint.page("/v1/models") == '{"data": []}'
@@ -176,13 +137,8 @@ def test_an_answer_within_its_bounds_comes_whole(serve, answer):
         assert list(client.models.list()) == []
 
 
-def nested(send: Send) -> None:
-    body = b"[" * 200_000 + b"]" * 200_000
-    send(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-
-
 def test_json_without_a_bottom_is_no_answer(serve):
-    endpoint = serve(nested)
+    endpoint = serve("nested")
     with pytest.raises(UsageError, match="not a list of models"):
         attach(endpoint.base_url, api_key=None, served_name=None, default_name="canary", log=None)
     assert exchange.send(endpoint, "GET", "/version", timeout_s=5.0).parsed() is None
@@ -192,7 +148,7 @@ def test_json_without_a_bottom_is_no_answer(serve):
 
 
 def test_a_stream_may_take_longer_than_an_answer(serve):
-    with serve(slow_stream).openai(timeout_s=0.5) as client:
+    with serve("slow stream").openai(timeout_s=0.5) as client:
         stream = client.completions.create(model="m", prompt="p", stream=True)
         assert sum(1 for _ in stream) == 15
 
@@ -200,11 +156,11 @@ def test_a_stream_may_take_longer_than_an_answer(serve):
 def test_a_stream_does_not_last_for_ever(serve, monkeypatch):
     monkeypatch.setattr(bounded, "_STREAM_PATIENCE", 2.0)
     began = time.monotonic()
-    with serve(endless_stream).openai(timeout_s=0.5) as client:
+    with serve("endless stream").openai(timeout_s=0.5) as client:
         stream = client.completions.create(model="m", prompt="p", stream=True)
-        with pytest.raises(openai.APITimeoutError) as seen:
+        with pytest.raises(openai.APITimeoutError) as caught:
             sum(1 for _ in stream)
-    assert "no whole answer within 1 s" in str(seen.value.__cause__)
+    assert "no whole answer within 1 s" in str(caught.value.__cause__)
     assert time.monotonic() - began < 3.0
 
 
@@ -230,21 +186,26 @@ def test_the_load_client_takes_neither_packed_nor_endless_answers(serve, answer,
 METRICS = text_file("metrics-of-two-engines.txt")
 
 
+def findings_between(*numbers: dict[str, object]) -> tuple[dict[str, float], validity.Findings]:
+    """Of two looks at /metrics: what changed, and what is said of it."""
+    before, after = (counters.read(METRICS.format(**each)) for each in numbers)
+    findings = validity.Findings()
+    validity.check_counters(delta := after.since(before), [], "token_ids", findings)
+    return delta, findings
+
+
 @pytest.mark.parametrize("no_number", ["NaN", "+Inf", "-Inf", "nan"])
 def test_what_is_no_number_is_unknown_and_said(no_number):
-    before = counters.read(METRICS.format(running=0, generated=no_number))
-    after = counters.read(METRICS.format(running=no_number, generated=100))
-    assert before.no_number == {"generated", "cache_hits"}
-    assert after.no_number == {"running"}
-    delta = after.since(before)
+    first, second = {"running": 0, "generated": no_number}, {"running": no_number, "generated": 100}
+    text = METRICS.format(**first)
+    assert counters.read(text).no_number == {"generated", "cache_hits"}
+    assert counters.read(METRICS.format(**second)).no_number == {"running"}
+    delta, findings = findings_between(first, second)
     assert "running" not in delta
     assert "generated" not in delta, "what was there before is not known"
-    findings = validity.Findings()
-    validity.check_counters(delta, [], "token_ids", findings)
-    said = "\n".join(findings.unproven)
-    assert "other clients: /metrics says no number of the requests that are running" in said
-    assert "no number of generated tokens" in said
-    text = METRICS.format(running=0, generated=no_number)
+    remarks = "\n".join(findings.unproven)
+    assert "other clients: /metrics says no number of the requests that are running" in remarks
+    assert "no number of generated tokens" in remarks
     assert metrics.total(text, "vllm:prefix_cache_hits_total") is None
 
 
@@ -273,36 +234,23 @@ def test_what_can_be_read_is_parsed_in_bounded_time(text):
 
 
 def test_numbers_are_read_as_before():
-    before = counters.read(METRICS.format(running=0, generated=40))
-    after = counters.read(METRICS.format(running=2, generated=100))
-    assert (before.no_number, after.no_number) == (frozenset(), frozenset())
-    delta = after.since(before)
+    first, second = {"running": 0, "generated": 40}, {"running": 2, "generated": 100}
+    assert not any(counters.read(METRICS.format(**each)).no_number for each in (first, second))
+    delta, findings = findings_between(first, second)
     assert (delta["running"], delta["generated"]) == (2.0, 60.0)
-    findings = validity.Findings()
-    validity.check_counters(delta, [], "token_ids", findings)
     assert "2 requests run or wait" in findings.invalid[0].evidence
 
 
-WITH_PASSWORD = [
-    f"http://user:{SECRET}@127.0.0.1:8000/v1",
-    f"http://user:a/{SECRET}@127.0.0.1:8000",
-    f"http://user:a@{SECRET}@127.0.0.1:8000",
-    f"https://{SECRET}@127.0.0.1:8000",
-    f"http://user:{SECRET}?@127.0.0.1:8000",
-    f"http://127.0.0.1:8000/v1?api_key={SECRET}",
-    f"http://127.0.0.1:8000/v1#{SECRET}",
-]
-
-
-@pytest.mark.parametrize("url", WITH_PASSWORD)
+@from_data
 def test_a_secret_in_an_address_is_refused_and_not_shown(url):
-    with pytest.raises(UsageError) as seen:
+    url = url.replace("SECRET", SECRET)
+    with pytest.raises(UsageError) as caught:
         root_of(url, "--base-url")
-    assert SECRET not in str(seen.value)
-    assert "127.0.0.1:8000" in str(seen.value)
-    with pytest.raises(UsageError) as seen:
+    assert SECRET not in str(caught.value)
+    assert "127.0.0.1:8000" in str(caught.value)
+    with pytest.raises(UsageError) as caught:
         parse_sides([url, "http://127.0.0.1:8000"])
-    assert SECRET not in str(seen.value)
+    assert SECRET not in str(caught.value)
 
 
 @from_data
@@ -310,34 +258,37 @@ def test_an_address_without_one_is_taken(url):
     assert root_of(url, "--base-url") == url.rstrip("/").removesuffix("/v1")
 
 
+def shows_the_secret(run) -> bool:
+    """Whether its output or a file of its report does."""
+    files = [path for path in run.report.rglob("*") if path.is_file()]
+    return SECRET in run.output + "".join(path.read_text(errors="replace") for path in files)
+
+
 def test_a_run_with_a_password_in_its_address(run_pytest):
-    status, run = run_pytest("--arch", "cpu", "--base-url", WITH_PASSWORD[0])
-    assert status == 4
-    assert SECRET not in run.output
-    assert "--api-key-file" in run.output
-    files = (
-        [path for path in run.report.rglob("*") if path.is_file()] if run.report.exists() else []
-    )
-    assert not any(SECRET in path.read_text(errors="replace") for path in files)
+    url = f"http://user:{SECRET}@127.0.0.1:8000/v1"
+    status, run = run_pytest("--arch", "cpu", "--base-url", url)
+    assert status == 4 and "--api-key-file" in run.output
+    assert not shows_the_secret(run)
 
 
-def option_of(**given: object) -> Callable[[str], object]:
-    return lambda name: given.get(name.removeprefix("--").replace("-", "_"))
+def option_of(**options: object) -> Callable[[str], object]:
+    return lambda name: options.get(name.removeprefix("--").replace("-", "_"))
 
 
 def test_the_key_comes_from_a_file_or_a_variable(tmp_path, monkeypatch):
     file = tmp_path / "key"
     file.write_text(f"{SECRET}\n")
-    for name in ("SM121_API_KEY", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
+    in_file = option_of(api_key_file=str(file))
+    monkeypatch.delenv("SM121_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert settings._api_key(option_of()) is None
-    monkeypatch.setenv("OPENAI_API_KEY", "every-clients")
-    assert settings._api_key(option_of()) == "every-clients"
-    assert settings._api_key(option_of(api_key_file=str(file))) == SECRET
-    monkeypatch.setenv("SM121_API_KEY", "of-the-variable")
-    assert settings._api_key(option_of()) == "of-the-variable"
-    assert settings._api_key(option_of(api_key_file=str(file))) == SECRET
+    for variable, key in (("OPENAI_API_KEY", "every-clients"), ("SM121_API_KEY", "the-suites")):
+        monkeypatch.setenv(variable, key)
+        assert settings._api_key(option_of()) == key
+        assert settings._api_key(in_file) == SECRET
     assert settings._api_key(option_of(api_key=SECRET)) == SECRET
+    with pytest.raises(UsageError, match="one of them"):
+        settings._api_key(option_of(api_key=SECRET, api_key_file=str(file)))
 
 
 @from_data
@@ -346,14 +297,9 @@ def test_a_file_without_a_key_is_refused_and_not_shown(tmp_path, content, expect
     if content is not None:
         text = content if isinstance(content, bytes) else content.encode()
         file.write_bytes(text.replace(b"SECRET", SECRET.encode()))
-    with pytest.raises(UsageError, match=expected) as seen:
+    with pytest.raises(UsageError, match=expected) as caught:
         settings._api_key(option_of(api_key_file=str(file)))
-    assert SECRET not in str(seen.value)
-
-
-def test_two_keys_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="one of them"):
-        settings._api_key(option_of(api_key=SECRET, api_key_file=str(tmp_path)))
+    assert SECRET not in str(caught.value)
 
 
 def test_a_key_of_the_environment_reaches_the_server_and_no_report(run_pytest, fault_server):
@@ -362,23 +308,19 @@ def test_a_key_of_the_environment_reaches_the_server_and_no_report(run_pytest, f
     chosen = ("tests/test_smoke.py", "-k", "models")
     _, run = run_pytest(*attached, *chosen, environment={"SM121_API_KEY": SECRET})
     assert "accepts the key" not in run.output
-    assert run.report.exists()
-    files = [path for path in run.report.rglob("*") if path.is_file()]
-    assert not any(SECRET in path.read_text(errors="replace") for path in files)
-    assert SECRET not in run.output
+    assert run.report.exists() and not shows_the_secret(run)
 
 
 def test_pytest_itself_does_not_show_the_key(run_pytest, fault_server, tmp_path):
     server = fault_server("none", key=SECRET)
-    theirs = tmp_path / "theirs.xml"
+    file = tmp_path / "own.xml"
     _, run = run_pytest(
         "--arch", "cpu", "--base-url", server.base_url, "-l", "-rA", "--tb=long",
-        f"--junitxml={theirs}", "meta_tests/scenarios/tells_the_key.py",
+        f"--junitxml={file}", "meta_tests/scenarios/tells_the_key.py",
         environment={"SM121_API_KEY": SECRET},
     )  # fmt: skip
     assert "Incorrect API key" in run.output and "printed" in run.output
-    assert SECRET not in run.output
-    assert SECRET not in theirs.read_text("utf-8")
+    assert SECRET not in run.output and SECRET not in file.read_text("utf-8")
 
 
 def test_a_server_without_health_and_version_is_judged_by_the_rest(run_pytest, fault_server):
@@ -388,10 +330,10 @@ def test_a_server_without_health_and_version_is_judged_by_the_rest(run_pytest, f
         "--arch", "cpu", *server.options,
         "tests/test_smoke.py", "-k", "health or version",
     )  # fmt: skip
-    told = {test["id"].partition("::")[2]: test for test in run.verdict["tests"]}
+    tests = {test["id"].partition("::")[2]: test for test in run.verdict["tests"]}
     for name in ("test_health", "test_version_is_known"):
-        assert told[name]["verdict"] == "NOT_RUN", told[name]
-        assert "the attached server has no /" in told[name]["message"]
+        assert tests[name]["verdict"] == "NOT_RUN", tests[name]
+        assert "the attached server has no /" in tests[name]["message"]
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
@@ -424,7 +366,7 @@ def _answers_over_tls(listening: socket.socket, context: ssl.SSLContext) -> None
         connection, _ = listening.accept()
         with contextlib.suppress(ssl.SSLError), context.wrap_socket(connection, True) as client:
             client.recv(4096)
-            client.sendall(HEAD + b'Content-Length: 12\r\n\r\n{"data": []}')
+            client.sendall(sized(LIST))
 
 
 def test_a_machine_without_certificates_trusts_those_of_certifi(monkeypatch):
@@ -435,27 +377,21 @@ def test_a_machine_without_certificates_trusts_those_of_certifi(monkeypatch):
 
 
 def test_the_middle_of_a_long_log_is_read(tmp_path: Path):
-    log = tmp_path / "server.log"
+    log, core = tmp_path / "server.log", "(EngineCore pid=7) "
     lines = "".join(
         f"(APIServer pid=1) INFO 11-20 10:17:{n % 60:02d} [loggers.py:1] Engine 000: {n} tokens/s\n"
         for n in range(20_000)
-    ).encode()
-    core = b"(EngineCore pid=7) "
-    with log.open("wb") as file:
-        for place in range(64):
-            file.write(lines)
-            if place == 30:
-                file.write(
-                    core + b"INFO 11-20 10:19:39 [cuda.py:482] Using TRITON_ATTN attention backend "
-                    b"out of potential backends: ['FLASHINFER', 'TRITON_ATTN'].\n"
-                    + core + b"ERROR 11-20 10:19:39 [core.py:1] torch.AcceleratorError: CUDA "
-                    b"error: an illegal memory access was encountered\n"
-                )  # fmt: skip
-        file.write(
-            core + b"ERROR 11-20 10:19:39 [core.py:1] EngineCore encountered a fatal error.\n"
-        )
+    )
+    chosen = "Using TRITON_ATTN attention backend out of potential backends: ['FLASHINFER'].\n"
+    illegal = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered\n"
+    with log.open("w") as out:
+        for number in range(64):
+            out.write(lines)
+            if number == 30:
+                out.write(f"{core}INFO 11-20 10:19:39 [cuda.py:482] {chosen}")
+                out.write(f"{core}ERROR 11-20 10:19:39 [core.py:1] {illegal}")
+        out.write(f"{core}ERROR 11-20 10:19:39 [core.py:1] EngineCore encountered a fatal error.\n")
     assert log.stat().st_size > 96 << 20
     path = kernel_path.read_log(log, "vllm")
-    assert path.attention == "TRITON_ATTN"
-    assert path.failure == "illegal_memory_access"
+    assert (path.attention, path.failure) == ("TRITON_ATTN", "illegal_memory_access")
     assert failure.classify(log, 1).kind == "illegal_memory_access"

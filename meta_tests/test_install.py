@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from data_rows import table
+from installed import dist_info
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -22,15 +23,6 @@ NO_NETWORK = {
     "PIP_CONFIG_FILE": os.devnull,
     "PIP_FIND_LINKS": "",
 }
-
-
-def put(python: Path, name: str, version: str) -> None:
-    """As pip leaves it there: nothing of it is asked but its name and its version."""
-    (packages,) = python.parent.parent.glob("lib/*/site-packages")
-    folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (folder / "RECORD").write_text("")
 
 
 def pip(python: Path, *arguments: str, **variables: str) -> str:
@@ -49,9 +41,8 @@ def freeze(python: Path) -> dict[str, str]:
 
 
 def copy_of_the_sources(folder: Path) -> Path:
-    aside = shutil.ignore_patterns(
-        ".*", "build", "conformance-report*", "wheelhouse", "*.egg-info", "__pycache__"
-    )
+    made = ("build", "conformance-report*", "wheelhouse", "*.egg-info", "__pycache__")
+    aside = shutil.ignore_patterns(".*", *made)
     return Path(shutil.copytree(ROOT, folder / "source", ignore=aside))
 
 
@@ -59,8 +50,8 @@ def test_a_wheel_has_every_package():
     """An editable install finds a package that pyproject does not name; a wheel lacks it."""
     named = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     folders = [file.parent for file in (ROOT / "plugins" / "sm121").rglob("__init__.py")]
-    found = {".".join(folder.relative_to(ROOT / "plugins").parts) for folder in folders}
-    assert found | {"sm121.fixtures", "sm121.tests"} == set(named)
+    packages = {".".join(folder.relative_to(ROOT / "plugins").parts) for folder in folders}
+    assert packages | {"sm121.fixtures", "sm121.tests"} == set(named)
 
 
 @pytest.fixture(scope="module")
@@ -96,30 +87,30 @@ def offline(wheelhouse, tmp_path_factory):
 
 
 def sm121_run(binaries: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHONPATH"))}
     # pip leaves behind the bytecode that pytest writes: a folder that hides what is installed next.
-    kept["PYTHONDONTWRITEBYTECODE"] = "1"
+    variables["PYTHONDONTWRITEBYTECODE"] = "1"
     return subprocess.run(
         [binaries / "sm121", "run", *arguments],
-        capture_output=True, text=True, cwd=folder, env=kept, timeout=240,
+        capture_output=True, text=True, cwd=folder, env=variables, timeout=240,
     )  # fmt: skip
 
 
-def collected(said: str) -> list[str]:
-    return [line for line in said.splitlines() if line.startswith("tests/") and "::" in line]
+def collected(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("tests/") and "::" in line]
 
 
 @pytest.mark.slow("two collections in new interpreters; the wheel's files are listed above")
 def test_the_wheel_selects_what_a_clone_selects(offline, tmp_path):
     """The same tests under the same ids: the inventory of a certificate names them so."""
-    asked = ["--collect-only", "-q", "-m", "sm121", "--matrix=none"]
-    here = sm121_run(offline, tmp_path, *asked)
+    typed = ["--collect-only", "-q", "-m", "sm121", "--matrix=none"]
+    wheel = sm121_run(offline, tmp_path, *typed)
     clone = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *asked],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *typed],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
-    assert here.returncode == 0, here.stdout[-3000:] + here.stderr
-    assert collected(here.stdout) and collected(here.stdout) == collected(clone.stdout)
+    assert wheel.returncode == 0, wheel.stdout[-3000:] + wheel.stderr
+    assert collected(wheel.stdout) and collected(wheel.stdout) == collected(clone.stdout)
     assert not list(offline.parent.rglob(".pytest_cache")), "a run writes where it was started"
 
 
@@ -136,9 +127,9 @@ def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault
             *server.options, *left_out,
         )  # fmt: skip
         assert done.returncode == status, done.stdout[-3000:] + done.stderr
-        found = json.loads((folder / "conformance-report" / "verdict.json").read_text())
-        assert found["verdict"] == verdict
-        assert "tests/test_smoke.py::test_health" in {test["id"] for test in found["tests"]}
+        file = json.loads((folder / "conformance-report" / "verdict.json").read_text())
+        assert file["verdict"] == verdict
+        assert "tests/test_smoke.py::test_health" in {test["id"] for test in file["tests"]}
     again = "run again: sm121 run tests/test_smoke.py::test_one_chat --arch cpu --share-machine"
     assert again in done.stdout, done.stdout[-3000:]
 
@@ -147,11 +138,11 @@ def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault
 def test_the_wheel_takes_a_certificate_seriously(offline, tmp_path):
     """What `sm121 run` says of itself is no reason to refuse; what changes the tests is."""
     to_a_server = ("--certify", "--arch", "cpu", "--base-url", "http://127.0.0.1:9")
-    said = sm121_run(offline, tmp_path, *to_a_server, "tests/test_smoke.py")
-    assert said.returncode == 4 and "--certify with paths or node ids" in said.stderr, said.stderr
-    said = sm121_run(offline, tmp_path, *to_a_server)
-    assert "ERROR: --certify" not in said.stderr, said.stderr
-    assert "expected an OpenAI-compatible server" in said.stderr, said.stdout + said.stderr
+    done = sm121_run(offline, tmp_path, *to_a_server, "tests/test_smoke.py")
+    assert done.returncode == 4 and "--certify with paths or node ids" in done.stderr, done.stderr
+    done = sm121_run(offline, tmp_path, *to_a_server)
+    assert "ERROR: --certify" not in done.stderr, done.stderr
+    assert "expected an OpenAI-compatible server" in done.stderr, done.stdout + done.stderr
 
 
 @pytest.mark.slow("another environment")
@@ -160,8 +151,9 @@ def test_a_clone_changes_nothing_of_the_engine(wheelhouse, tmp_path):
     source = copy_of_the_sources(tmp_path)
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "container"], check=True)
     python = tmp_path / "container" / "bin" / "python"
+    (packages,) = (tmp_path / "container").glob("lib/*/site-packages")
     for name, version in ENGINE.items():
-        put(python, name, version)
+        dist_info(packages, name, version)
     before = freeze(python)
     assert before.keys() >= ENGINE.keys()
     pip(python, *OFFLINE, str(wheelhouse), "--no-compile", "-e", str(source), **NO_NETWORK)

@@ -30,9 +30,9 @@ def test_our_endpoint_gives_text(client, model):
 @pytest.mark.correctness
 def test_a_gate_decides_on_an_interval():
     """The suite's gates, without a server."""
-    ours = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="our own target")
-    good = decide([53.1, 53.0, 53.2, 53.1, 53.0] * 4, ours, maximum_rounds=20)
-    bad = decide([49.1, 49.0, 49.2, 49.1, 49.0] * 4, ours, maximum_rounds=20)
+    target = Gate(metric="tg32@d0", unit="tok/s", minimum=52.0, source="our own target")
+    good = decide([53.1, 53.0, 53.2, 53.1, 53.0] * 4, target, maximum_rounds=20)
+    bad = decide([49.1, 49.0, 49.2, 49.1, 49.0] * 4, target, maximum_rounds=20)
     assert good.verdict is Verdict.PASS and bad.verdict is Verdict.FAIL
 
 
