@@ -177,9 +177,9 @@ def tail(samples, bound=None):
 
 
 @from_data
-def test_a_tail_is_decided_by_its_requests(fast, slow, value, bound, verdict):
+def test_a_tail_is_decided_by_its_requests(within, beyond, value, bound, verdict):
     """--percentiles goes on up to its bound."""
-    decision = tail([500.0] * fast + [value] * (slow or 0), bound)
+    decision = tail([500.0] * within + [value] * (beyond or 0), bound)
     assert (decision and decision.verdict.value) == verdict
 
 

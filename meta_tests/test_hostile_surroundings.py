@@ -38,18 +38,20 @@ EVENT = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server sends: `once`, then `again` so many times, each after a pause."""
+    """What a server sends: `once`, `again` so many times, each after a pause, and the `end`."""
 
     once: bytes = b""
     again: bytes = b""
     times: int = 1 << 30
     pause_s: float = 0.05
+    end: bytes = b""
 
     def send(self, connection: socket.socket) -> None:
         connection.sendall(self.once)
         for _ in range(self.times if self.again else 0):
             time.sleep(self.pause_s)
             connection.sendall(self.again)
+        connection.sendall(self.end)
 
 
 def sized(body: bytes, packed: bytes = b"", length: int = 0) -> bytes:
@@ -70,7 +72,7 @@ REPLIES = {
     "dripping headers": Reply(HEAD, b"X-A: b\r\n"),
     "silent": Reply(again=b" ", times=1, pause_s=30.0),
     # three times as long as a whole answer may take here
-    "slow stream": Reply(STREAM, EVENT, 15, 0.1),
+    "slow stream": Reply(STREAM, EVENT, 15, 0.1, b"data: [DONE]\n\n"),
     "endless stream": Reply(STREAM, EVENT),
     "packed stream": Reply(sized(gzip.compress(EVENT * 4), b"gzip")),
     "nested": Reply(sized(b"[" * 200_000 + b"]" * 200_000)),

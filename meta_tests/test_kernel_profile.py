@@ -135,7 +135,7 @@ def test_trace_is_streamed(tmp_path):
 
 
 @from_data
-def test_what_is_no_trace_is_said(tmp_path, content):
+def test_what_is_no_trace_is_said(tmp_path, content, of_whole):
     whole, cut, damaged = (tmp_path / name for name in ("t.json", "cut.json.gz", "bad.json.gz"))
     whole.write_text(content)
     cut.write_bytes(gzip.compress(content.encode() or b"x" * 100)[:-9])
@@ -143,7 +143,8 @@ def test_what_is_no_trace_is_said(tmp_path, content):
     packed[12:40] = b"\xff" * 28
     damaged.write_bytes(packed)
     for path in (whole, cut, damaged):
-        with pytest.raises(UsageError, match=rf"{path.name}: expected a Chrome trace"):
+        expected = (path == whole and of_whole) or "a Chrome trace"
+        with pytest.raises(UsageError, match=rf"{path.name}: expected {expected}"):
             read_trace(path)
 
 
