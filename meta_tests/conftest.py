@@ -95,6 +95,14 @@ def canary_mxfp4() -> Path:
 
 
 @pytest.fixture
+def a_cpu_without_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The axes of the matrix, whatever this machine's processor can do."""
+    from sm121.matrix import axes
+
+    monkeypatch.setattr(axes, "cpu_flags", str)
+
+
+@pytest.fixture
 def one_thread() -> Iterator[None]:
     """Torch computes in one thread."""
     import torch

@@ -37,8 +37,8 @@ def rows_of_ids(request: Json, change: Callable[[list[int]], list[int]]) -> Json
     return {**request, "prompt": change(ids)} if of_ids and ids else request
 
 
-def ends_of(length: int, kept: int) -> Callable[[list[int]], list[int]]:
-    return lambda ids: [*ids[:kept], *ids[-kept:]] if len(ids) >= length else ids
+def ends_of(length: int, count: int) -> Callable[[list[int]], list[int]]:
+    return lambda ids: [*ids[:count], *ids[-count:]] if len(ids) >= length else ids
 
 
 @in_two_steps

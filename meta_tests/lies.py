@@ -69,14 +69,12 @@ class Twin:
     def touched(self, lie: Fault) -> list[str]:
         """The tests of which it would change something: the one that its row names, then the
         quickest."""
-        tests = [test for test in self.seconds if self._touches(lie, test)]
-        return sorted(
-            tests,
-            key=lambda test: (
-                not (lie.caught_by and f"{test}[".partition("::")[2].startswith(lie.caught_by)),
-                self.seconds[test],
-            ),
-        )
+
+        def rank(test: str) -> tuple[bool, float]:
+            is_named = f"{test}[".partition("::")[2].startswith(lie.caught_by or "::")
+            return not is_named, self.seconds[test]
+
+        return sorted((test for test in self.seconds if self._touches(lie, test)), key=rank)
 
     def within(self, tests: Sequence[str], seconds: float) -> list[str]:
         """The first of the tests, as many as the honest run had in so many seconds; at least
@@ -218,7 +216,7 @@ class Bench:
             row["where"] = self.where
             if name in before and self.done(row, tests):
                 continue
-            alone = {t: said for t, said in together.items() if t in tests and t not in others}
+            alone = {t: text for t, text in together.items() if t in tests and t not in others}
             unclear = [test for test in together if test in tests and test in others]
             row["asked"] = [test for test in tests if test in {*row["asked"], *first}]
             row["fails"] = alone or self.fails([lie], unclear)
@@ -234,16 +232,16 @@ class Bench:
         """Ask the other tests, the quickest first, each time for as long as all before."""
         while not self.done(row, tests):
             spent = sum(self.twin.seconds[test] for test in row["asked"])
-            left = [test for test in tests if test not in row["asked"]]
-            more = self.twin.within(left, max(spent, self.limits[0]))
+            rest = [test for test in tests if test not in row["asked"]]
+            more = self.twin.within(rest, max(spent, self.limits[0]))
             row["asked"] += more
             row["fails"] = self.fails([lie], more, "--maxfail=1")
 
     def done(self, row: Json, tests: Sequence[str]) -> bool:
         """Whether a lie was detected, or all were asked that may be."""
-        left = [test for test in tests if test not in row["asked"]]
+        rest = [test for test in tests if test not in row["asked"]]
         spent = sum(self.twin.seconds[test] for test in row["asked"])
-        return bool(row.get("fails") or not left or spent > self.limits[1])
+        return bool(row.get("fails") or not rest or spent > self.limits[1])
 
     def results(self) -> dict[str, Json]:
         """The rows so far, by lie; another process may be writing one."""

@@ -24,14 +24,14 @@ _BOOTS = "MATRIX_BOOTS"
 
 def active(arguments: Sequence[str]) -> dict[str, str]:
     """Faults whose flags are all among the arguments: kind -> its flags."""
-    given = {word.lstrip("-") for word in arguments}
-    found = {}
+    flags_of = {word.lstrip("-") for word in arguments}
+    planted = {}
     for word in os.environ.get(FAULTS, "").split():
         kind, _, flags = word.partition(":")
         assert kind in KINDS, kind
-        if all(flag in given for flag in flags.split("+")):
-            found[kind] = flags
-    return found
+        if all(flag in flags_of for flag in flags.split("+")):
+            planted[kind] = flags
+    return planted
 
 
 # ------------------------------------------------------------------------------------- the plugin
@@ -48,16 +48,15 @@ if __name__ != "__main__":
             return "0.33.0"
 
         def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
-            own = [sys.executable, str(HERE / "matrix_engine.py"), "--port", str(port)]
-            return [*own, *configuration.arguments]
+            command = [sys.executable, str(HERE / "matrix_engine.py"), "--port", str(port)]
+            return [*command, *configuration.arguments]
 
         def environment(
             self, configuration: ServerConfiguration, *, api_key: str
         ) -> Mapping[str, str]:
-            kept = {
-                k: v for k, v in os.environ.items() if not k.startswith(("VLLM_", "FLASHINFER_"))
-            }
-            return {**kept, "MATRIX_KEY": api_key, **dict(configuration.environment)}
+            others = ("VLLM_", "FLASHINFER_")
+            inherited = {k: v for k, v in os.environ.items() if not k.startswith(others)}
+            return {**inherited, "MATRIX_KEY": api_key, **dict(configuration.environment)}
 
         def can_profile(self, python: str, environment: Mapping[str, str]) -> bool:
             return False
@@ -65,8 +64,8 @@ if __name__ != "__main__":
         def check_arguments(
             self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
         ) -> list[str | None]:
-            known = {"--moe-backend", "--enforce-eager", "--load-format", "--spec", "--window"}
-            strange = ([w for w in words if w.startswith("--") and w not in known]
+            flags = {"--moe-backend", "--enforce-eager", "--load-format", "--spec", "--window"}
+            strange = ([w for w in words if w.startswith("--") and w not in flags]
                        for words in lists)  # fmt: skip
             return [f"unrecognized arguments: {each[0]}" if each else None for each in strange]
 
@@ -79,14 +78,14 @@ if __name__ != "__main__":
 def ids_of(prompt: Any, count: int, *, corrupt: bool = False) -> list[int]:
     """The right continuation: of a text by its text, of ids by the ids themselves."""
     words = prompt if isinstance(prompt, list) else [int(b) for b in str(prompt).encode()]
-    found = []
+    ids = []
     state = hashlib.sha256(json.dumps(words).encode()).digest()
     for n in range(count):
         state = hashlib.sha256(state + bytes([n % 251])).digest()
-        found.append(int.from_bytes(state[:4], "big") % 190_000)
+        ids.append(int.from_bytes(state[:4], "big") % 190_000)
     if corrupt and count > 2:
-        found[2] = (found[2] + 1) % 190_000
-    return found
+        ids[2] = (ids[2] + 1) % 190_000
+    return ids
 
 
 def text_of(ids: list[int], prompt: Any) -> str:
@@ -94,33 +93,32 @@ def text_of(ids: list[int], prompt: Any) -> str:
     return first + "".join(f" w{i}" for i in ids)
 
 
-def main() -> None:
+def server_of(faults: Collection[str]) -> tuple[Any, Any]:
+    """What serves, and the server with faults of the kinds that it shows while it answers."""
     sys.path.insert(0, str(HERE))
     import timed_server
     from aiohttp import web
 
     class Server(timed_server.TimedServer):
-        faults: Collection[str] = ()
-
         async def complete(self, request: web.Request) -> web.StreamResponse:
-            said = json.loads(await request.read())
+            body = json.loads(await request.read())
             if request.headers.get("Authorization") != f"Bearer {os.environ['MATRIX_KEY']}":
                 return web.json_response({"error": "Unauthorized"}, status=401)
-            if said.get("stream") and "die-streaming" in self.faults:
+            if body.get("stream") and "die-streaming" in faults:
                 print("torch.OutOfMemoryError: CUDA out of memory.", flush=True)
                 os._exit(1)
-            if said.get("stream") and "fail-streaming" in self.faults:
+            if body.get("stream") and "fail-streaming" in faults:
                 return web.json_response({"error": "KeyError: 'block'"}, status=500)
-            if said.get("stream") or ("logprobs" not in said and "return_token_ids" not in said):
+            if body.get("stream") or ("logprobs" not in body and "return_token_ids" not in body):
                 return await super().complete(request)
-            if "die" in self.faults and "logprobs" in said:
+            if "die" in faults and "logprobs" in body:
                 print("CUDA error: an illegal memory access was encountered", flush=True)
                 os._exit(1)
             self.running += 1
             await asyncio.sleep(0.02)  # so that those that come together are together
-            together = "corrupt-together" in self.faults and self.running > 1
-            prompt, tokens = said["prompt"], int(said["max_tokens"])
-            ids = ids_of(prompt, tokens, corrupt=together or "corrupt" in self.faults)
+            together = "corrupt-together" in faults and self.running > 1
+            prompt, tokens = body["prompt"], int(body["max_tokens"])
+            ids = ids_of(prompt, tokens, corrupt=together or "corrupt" in faults)
             self.prompted += len(prompt)
             self.generated += tokens
             await asyncio.sleep(0.02)
@@ -129,7 +127,7 @@ def main() -> None:
             choice = {"index": 0, "text": text_of(ids, prompt), "finish_reason": "length"}
             sent = prompt if isinstance(prompt, list) else list(prompt.encode())
             choice |= {"token_ids": ids, "prompt_token_ids": sent, "logprobs": None}
-            if said.get("logprobs"):
+            if body.get("logprobs"):
                 top = [{name: -0.1, "token_id:190001": -3.0} for name in names]
                 choice["logprobs"] = {"tokens": names, "top_logprobs": top}
                 choice["logprobs"] |= {"token_logprobs": [-0.1] * tokens}
@@ -137,6 +135,13 @@ def main() -> None:
             answer = {"id": "c", "object": "text_completion", "choices": [choice]}
             return web.json_response({**answer, "usage": usage})
 
+    pace = timed_server.Pace(
+        rate=400.0 * (0.85 if "slow" in faults else 1.0), fixed_ms=3.0, prefill_rate=1e6
+    )
+    return timed_server.serve, Server(pace, "canary", None)
+
+
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--moe-backend", default="marlin")
@@ -146,13 +151,13 @@ def main() -> None:
     parser.add_argument("--window", default="whole")
     options = parser.parse_args()
     faults = active(sys.argv)
-    own = " ".join(sys.argv[3:])
+    words = " ".join(sys.argv[3:])
     earlier: list[str] = []
     if counted := os.environ.get(_BOOTS):
         earlier = Path(counted).read_text().splitlines() if Path(counted).exists() else []
         with Path(counted).open("a") as stream:
-            stream.write(own + "\n")
-    if "crash-once" in faults and own not in earlier:
+            stream.write(words + "\n")
+    if "crash-once" in faults and words not in earlier:
         faults["crash"] = faults["crash-once"]
     say = lambda text: print(f"INFO 11-20 10:00:00 [core.py:133] {text}", flush=True)  # noqa: E731
     say("Initializing a V1 LLM engine (v0.33.0) with config: model='canary', "
@@ -166,11 +171,8 @@ def main() -> None:
     kernel = options.moe_backend if "fallback" not in faults else "marlin"
     names = {"flashinfer_cutlass": "FLASHINFER_CUTLASS_MXFP4_MXFP8"}
     say(f"Using '{names.get(kernel, kernel.upper())}' Mxfp4 MoE backend.")
-    rate = 400.0 * (0.85 if "slow" in faults else 1.0)
-    pace = timed_server.Pace(rate=rate, fixed_ms=3.0, prefill_rate=1e6)
-    server = Server(pace, "canary", None)
-    server.faults = faults
-    asyncio.run(timed_server.serve(server, options.port))
+    serve, server = server_of(faults)
+    asyncio.run(serve(server, options.port))
 
 
 if __name__ == "__main__":

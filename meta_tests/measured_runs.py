@@ -3,6 +3,7 @@
 (fixtures/references.toml). Around the figures is a constructed run; what was not measured there, as
 requests, memory and history, is left out of it."""
 
+import itertools
 import json
 import math
 import re
@@ -38,24 +39,24 @@ _GATES = {gate.metric: gate for gate in profile.load("sm121-gpt-oss-120b").perfo
 def h200(start: int) -> dict[str, MetricReport]:
     """The rates of the first or the second start on an H200, with their intervals."""
     blocks = LOG.read_text("utf-8").split("verdict PASS")[1:]
-    found = {}
+    metrics = {}
     for name, *numbers in _RATE.findall(blocks[start]):
         value, low, high = map(float, numbers)
-        found[name] = _metric(name, value, low, high)
+        metrics[name] = _metric(name, value, low, high)
         if name.startswith("tg"):
-            found[name].roofline = round(value / _H200_ROOFLINE, 4)
-    return found
+            metrics[name].roofline = round(value / _H200_ROOFLINE, 4)
+    return metrics
 
 
 def published(engine: str) -> dict[str, MetricReport]:
     """What was published of an engine on GB10; an interval where a deviation was."""
-    (known,) = (one for one in references.load().reference if one.name == engine)
-    found = {}
-    for name, value in known.values.items():
-        off = known.deviations.get(name)
+    (reference,) = (one for one in references.load().reference if one.name == engine)
+    metrics = {}
+    for name, value in reference.values.items():
+        off = reference.deviations.get(name)
         low, high = (value - off, value + off) if off else (None, None)
-        found[name] = _metric(name, value, low, high)
-    return found
+        metrics[name] = _metric(name, value, low, high)
+    return metrics
 
 
 def _metric(name: str, value: float, low: float | None, high: float | None) -> MetricReport:
@@ -111,19 +112,18 @@ def _of(run: VerdictFile, source: str) -> None:
 
 def _slower(run: VerdictFile, before: dict[str, MetricReport]) -> None:
     """The published rate of decoding is below what is required, and below the one before it."""
-    here, there = run.metrics["tg32@d0"].value, before["tg32@d0"].value
-    share = 1 - here / there
+    now, earlier = run.metrics["tg32@d0"].value, before["tg32@d0"].value
+    share = 1 - now / earlier
     for test in run.tests:
         if test.id.endswith("test_decode_rate[tg32-d0]"):
-            _below(test, here, 52.0)
+            _below(test, now, 52.0)
         elif test.id.endswith("test_no_metric_is_worse"):
-            observed = (
-                f"{here:.2f} tok/s against {there:.2f} (1 stored run), {100 * share:.1f}% worse"
-            )
+            beside = f"against {earlier:.2f} (1 stored run), {100 * share:.1f}% worse"
+            observed = f"{now:.2f} tok/s {beside}"
             test.message = f"tg32@d0: {observed}; 5% allowed"
             test.unmet = [replace(test.unmet[0], observed=f"{observed}; 5% allowed")]
     run.changes = [
-        ChangeReport(metric="tg32@d0", unit="tok/s", here=here, before=there, worse=share,
+        ChangeReport(metric="tg32@d0", unit="tok/s", here=now, before=earlier, worse=share,
                      allowed=0.05, beside="1 stored run", verdict=Verdict.FAIL)
     ]  # fmt: skip
     _judge(run)
@@ -136,9 +136,9 @@ def _judge(run: VerdictFile) -> None:
 
 def _forget(directory: Path) -> None:
     """What was constructed of measurements that are not among the figures."""
-    known = details.read(directory)
-    known.samples, known.history = {}, {}
-    details.write(known, directory)
+    contents = details.read(directory)
+    contents.samples, contents.history = {}, {}
+    details.write(contents, directory)
     for name in ("records", "matrix"):
         shutil.rmtree(directory / name, ignore_errors=True)
     (directory / "memory.json").unlink(missing_ok=True)
@@ -152,9 +152,8 @@ def pair(folder: Path) -> list[tuple[str, Path]]:
         run = verdict_file.read(directory / "verdict.json")
         run.metrics = published(source)
         _of(run, source)
-        run.fingerprint = fingerprint.Fingerprint(
-            profile="p1", profile_shipped=True, model="m1", machine={"gpu": "NVIDIA GB10"}
-        )
+        fields = {"profile": "p1", "profile_shipped": True, "model": "m1"}
+        run.fingerprint = fingerprint.Fingerprint(**fields, machine={"gpu": "NVIDIA GB10"})
         if source == _BEFORE:
             report_runs.on_marlin(run, native_fp4=False)
         for test in run.tests:
@@ -198,16 +197,10 @@ def ab(folder: Path) -> Path:
             Verdict.PASS if b.ci_low / a.ci_high > 0.95 else Verdict.INCONCLUSIVE,
         )  # fmt: skip
 
-    record = AbFile(
-        sides=("", "the same build, started again on another machine"),
-        visits=[
-            Visit(side, path=_H200, requested=[], log=f"server-{side}.log") for side in "ABBAABBA"
-        ],
-        outcomes=[
-            compared(f"{what}@d{depth}")
-            for what in ("tg32", "tg128", "pp2048")
-            for depth in (0, 4096, 8192, 16384)
-        ],
-    )
+    visits = [Visit(s, path=_H200, requested=[], log=f"server-{s}.log") for s in "ABBAABBA"]
+    cells = itertools.product(("tg32", "tg128", "pp2048"), (0, 4096, 8192, 16384))
+    outcomes = [compared(f"{metric}@d{depth}") for metric, depth in cells]
+    sides = ("", "the same build, started again on another machine")
+    record = AbFile(sides=sides, visits=visits, outcomes=outcomes)
     (folder / FILE).write_text(json.dumps(record.model_dump(mode="json")))
     return folder

@@ -87,9 +87,8 @@ class SabotagedServer:
             body = {"method": "sabotage", "args": [fault]}
             for path, content in (("/collective_rpc", body), ("/reset_prefix_cache", None)):
                 answer = http.post(path, json=content)
-                assert answer.status_code == 200, (
-                    f"{path}: {answer.status_code} {answer.text[:300]}"
-                )
+                status, text = answer.status_code, answer.text[:300]
+                assert status == 200, f"{path}: {status} {text}"
 
     def arguments(self, tests: tuple[str, ...]) -> list[str]:
         """Of pytest, for the suite's tests of some names against this server."""
@@ -114,19 +113,15 @@ def judge(server: SabotagedServer, fault: str, tests: tuple[str, ...], directory
     pytest.main([*options, *server.arguments(tests)])
     tested: list[dict[str, Any]] = json.loads((report / "verdict.json").read_text())["tests"]
     passed = {_name(test) for test in tested if test["verdict"] == "PASS"}
-    failed = [
-        test
-        for test in tested
-        if test["verdict"] != "PASS"
-        and not (test["verdict"] == "NOT_RUN" and _name(test) in passed)  # a case of it
-    ]
-    return Finding(
-        fault=fault,
-        failed=tuple(dict.fromkeys(_name(test) for test in failed)),
-        passed=tuple(dict.fromkeys(_name(test) for test in tested if test not in failed)),
-        message=failed[0]["message"] if failed else "",
-        seconds=round(time.monotonic() - started, 1),
+    not_passed = [test for test in tested if test["verdict"] != "PASS"]
+    # A case of a test that did not run is none that failed.
+    failed = [t for t in not_passed if t["verdict"] != "NOT_RUN" or _name(t) not in passed]
+    names, others = (
+        tuple(dict.fromkeys(map(_name, tests)))
+        for tests in (failed, [test for test in tested if test not in failed])
     )
+    message = failed[0]["message"] if failed else ""
+    return Finding(fault, names, others, message, round(time.monotonic() - started, 1))
 
 
 def _name(test: dict[str, Any]) -> str:
@@ -148,15 +143,15 @@ def noticed(failed: Sequence[str]) -> str:
     return "; ".join(names) or "**survives**"
 
 
-def table(found: dict[str, dict[str, Finding]]) -> str:
+def table(findings: dict[str, dict[str, Finding]]) -> str:
     """docs/tables/model-faults.md of the findings by configuration and fault."""
 
     def said(fault: str) -> str:
-        findings = (of_one[fault] for of_one in found.values() if fault in of_one)
-        return next((finding.message for finding in findings if finding.failed), "")
+        of_fault = (of_one[fault] for of_one in findings.values() if fault in of_one)
+        return next((finding.message for finding in of_fault if finding.failed), "")
 
     return catalogue_rows.page(
-        "model-faults", found=found, faults=FAULTS, not_for=NOT_FOR, noticed=noticed, said=said
+        "model-faults", found=findings, faults=FAULTS, not_for=NOT_FOR, noticed=noticed, said=said
     )
 
 
@@ -172,8 +167,8 @@ def real_width(checkpoint: Path, golden: Path) -> int:
             finding = judge(server, fault, tests, Path(folder))
             if not finding.failed and fault != CLEAN:
                 survivors.append(fault)
-            said = finding.message.replace("\n", " ")[:160]
-            print(f"== {fault}: {finding.failed or 'all passed'} ({finding.seconds} s) {said}",
+            text = finding.message.replace("\n", " ")[:160]
+            print(f"== {fault}: {finding.failed or 'all passed'} ({finding.seconds} s) {text}",
                   flush=True)  # fmt: skip
     print(f"survivors: {survivors or 'none'}")
     return 1 if survivors else 0
@@ -186,45 +181,43 @@ def main() -> int:
     parser.add_argument("--state", type=Path, default=ROOT / ".cache" / "model-faults")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--configuration", action="append", choices=sorted(PROFILE.configurations))
-    parser.add_argument(
-        "--real-width",
-        type=Path,
-        nargs=2,
-        metavar=("CHECKPOINT", "GOLDEN"),
-        help="instead of the canary: a checkpoint of sm121 synthetic, and its file of sm121 golden",
-    )
+    files = {"type": Path, "nargs": 2, "metavar": ("CHECKPOINT", "GOLDEN")}
+    real = "instead of the canary: a checkpoint of sm121 synthetic, and its file of sm121 golden"
+    parser.add_argument("--real-width", **files, help=real)
     options = parser.parse_args()
     if options.real_width:
         return real_width(*options.real_width)
     checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     deadline = time.monotonic() + 60 * options.minutes
-    found: dict[str, dict[str, Finding]] = {}
+    findings: dict[str, dict[str, Finding]] = {}
     whole = True
     for name in options.configuration or ["float32", "bfloat16"]:
         file = options.state.with_suffix(f".{name}.json")
-        kept = json.loads(file.read_text()) if file.is_file() else {}
+        rows = json.loads(file.read_text()) if file.is_file() else {}
         judged = [fault for fault in FAULTS if fault not in NOT_FOR.get(name, {})]
-        found[name] = {fault: _kept(kept[fault]) for fault in judged if fault in kept}
-        asked = [fault for fault in judged if fault not in found[name]]
-        if asked and time.monotonic() < deadline:
+        findings[name] = {fault: _kept(rows[fault]) for fault in judged if fault in rows}
+        open_ones = [fault for fault in judged if fault not in findings[name]]
+        if open_ones and time.monotonic() < deadline:
             with tempfile.TemporaryDirectory() as folder:
                 directory = Path(folder)
                 with SabotagedServer(checkpoint, directory, name) as server:
-                    if not found[name]:
+                    if not findings[name]:
                         clean = judge(server, CLEAN, every_test(), directory)
                         assert not clean.failed, f"the clean server fails: {clean}"
-                    while asked and time.monotonic() < deadline:
-                        fault = asked.pop(0)
+                    while open_ones and time.monotonic() < deadline:
+                        fault = open_ones.pop(0)
                         finding = judge(server, fault, FAULTS[fault], directory)
-                        found[name][fault] = finding
-                        content = {k: vars(v) for k, v in found[name].items()}
+                        findings[name][fault] = finding
+                        content = {k: vars(v) for k, v in findings[name].items()}
                         file.write_text(json.dumps(content, indent=1))
                         print(f"== {name}: {fault}: {finding.failed or 'SURVIVES'} "
                               f"({finding.seconds} s)", flush=True)  # fmt: skip
-        whole = whole and not asked
-    survivors = [f for name in found for f, finding in found[name].items() if not finding.failed]
+        whole = whole and not open_ones
+    survivors = [
+        f for name in findings for f, finding in findings[name].items() if not finding.failed
+    ]
     if whole:
-        options.output.write_text(table(found), "utf-8")
+        options.output.write_text(table(findings), "utf-8")
     print(f"{'whole' if whole else 'not whole yet'}; survivors: {survivors or 'none'}")
     return 1 if survivors or not whole else 0
 

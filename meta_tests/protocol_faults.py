@@ -57,17 +57,11 @@ def vllm_serving(
     model: Path, directory: Path, name: str = PROFILE.under_test, *more: str, **variables: str
 ) -> ManagedServer:
     """The real vLLM as the profile starts it, on some checkpoint; with further arguments."""
-    own = PROFILE.configurations[name]
-    configuration = ServerConfiguration(
-        name=name,
-        engine="vllm",
-        python=sys.executable,
-        model=str(model),
-        served_name=PROFILE.model.served_name,
-        arguments=(*PROFILE.engine.arguments, *own.arguments, *more),
-        environment=environment_items(PROFILE.engine.environment, variables),
-        speaking_worker=True,
-    )
+    settings = PROFILE.configurations[name]
+    arguments = (*PROFILE.engine.arguments, *settings.arguments, *more)
+    environment_ = environment_items(PROFILE.engine.environment, variables)
+    fields = (name, "vllm", sys.executable, str(model), PROFILE.model.served_name, arguments)
+    configuration = ServerConfiguration(*fields, environment_, speaking_worker=True)
     limits = StartLimits(ready_s=600, stalled_s=180, stop_s=20)
     return ManagedServer(configuration, Vllm(), limits, directory, "meta-catalogue")
 
@@ -90,8 +84,8 @@ def outcomes(
     command += [*(f"--clean={test}" for test in clean), *names]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
-            found = json.loads(line)
-            yield Outcome(**{**found, "tests": tuple(map(tuple, found["tests"]))})
+            fields = json.loads(line)
+            yield Outcome(**{**fields, "tests": tuple(map(tuple, fields["tests"]))})
     assert process.returncode == 0, f"the process of the faults ended with {process.returncode}"
 
 
@@ -116,11 +110,11 @@ def run(
         )  # fmt: skip
     file = report / "verdict.json"  # none where the run did not even open
     tests_of = json.loads(file.read_text("utf-8"))["tests"] if file.is_file() else []
-    found = tuple((test["id"], test["verdict"], test["message"]) for test in tests_of)
+    results = tuple((test["id"], test["verdict"], test["message"]) for test in tests_of)
     tail = output.getvalue()[-1500:] if status != 1 else ""
     seconds = round(time.monotonic() - started, 1)
     each_s = tuple(test["seconds"] or 0.0 for test in tests_of)
-    return Outcome(fault.name, int(status), found, seconds, tail, each_s)
+    return Outcome(fault.name, int(status), results, seconds, tail, each_s)
 
 
 def record_environment_once() -> None:
@@ -142,14 +136,14 @@ def _run_here(base_url: str, key: str, clean: Sequence[str], names: Sequence[str
         FaultProxy.listening(base_url, NO_FAULT, key) as proxy,
     ):
         for number, (fault, tests) in enumerate(plan):
-            found = run(proxy, fault, [*map(node_id, tests)], key, Path(folder) / str(number))
-            print(json.dumps(asdict(found)), flush=True)
+            outcome = run(proxy, fault, [*map(node_id, tests)], key, Path(folder) / str(number))
+            print(json.dumps(asdict(outcome)), flush=True)
 
 
-def table(found: Sequence[Outcome], clean: Outcome, seconds: float) -> str:
+def table(outcomes_of_faults: Sequence[Outcome], clean: Outcome, seconds: float) -> str:
     """The catalogue as Markdown."""
     return catalogue_rows.page(
-        "protocol-faults", found=found, clean=clean, seconds=seconds, faults=FAULTS
+        "protocol-faults", found=outcomes_of_faults, clean=clean, seconds=seconds, faults=FAULTS
     )
 
 
@@ -161,14 +155,14 @@ def _catalogue(output: Path) -> int:
         started = time.monotonic()
         try:
             endpoint = server.endpoint
-            found = []
+            every_outcome = []
             every = [fault.caught_by for fault in FAULTS.values()]
             for outcome in outcomes(endpoint.base_url, endpoint.api_key, [*FAULTS], clean=every):
-                found.append(outcome)
+                every_outcome.append(outcome)
                 print(f"{'killed' if outcome.killed else outcome.status}: {outcome.fault}")
         finally:
             managed.stop()
-    clean, *broken = found
+    clean, *broken = every_outcome
     output.write_text(table(broken, clean, time.monotonic() - started), "utf-8")
     survivors = [outcome for outcome in broken if not outcome.killed]
     for outcome in survivors:

@@ -52,19 +52,15 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     """verdict.json of the run, with the seconds that it took."""
     report = folder / case.name.replace(" ", "-").replace("%", "percent")
     started = time.monotonic()
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--arch", "cpu"),
-            *("--profile", str(HERE / "data" / "five-percent.toml")),
-            *("--report-dir", str(report), f"--benchmark-storage={folder / 'history'}"),
-            *("--benchmark-autosave", "--engine-arg=--worker-extension-cls=slower_worker.Slower"),
-            *("--engine-env", f"PYTHONPATH={HERE / 'in_vllm'}", *case.arguments),
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
+    words = [
+        *("-p", "no:cacheprovider", "--arch", "cpu", "--report-dir", str(report)),
+        *("--profile", str(HERE / "data" / "five-percent.toml"), "--benchmark-autosave"),
+        *(f"--benchmark-storage={folder / 'history'}", "--engine-env"),
+        *(f"PYTHONPATH={HERE / 'in_vllm'}", *case.arguments),
+        "--engine-arg=--worker-extension-cls=slower_worker.Slower",
+    ]
+    command = [sys.executable, "-m", "pytest", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800)
     (folder / f"{report.name}.out").write_text(done.stdout + done.stderr, "utf-8")
     if not (report / "verdict.json").is_file():
         sys.exit(f"{case.name}: no verdict.json; the end of its output:\n{done.stdout[-3000:]}")
@@ -111,14 +107,14 @@ def main() -> None:
         for case in CASES:
             if options.runs not in ("all", "ab" if "--ab" in case.arguments else "history"):
                 continue
-            found = results[case.name] = run(case, Path(folder))
-            tests = {test["id"].split("::")[-1]: test["verdict"] for test in found["tests"]}
-            seen = {name: tests.get(name, "not there") for name in case.required}
-            print(f"{case.name}: {seen}, {found['seconds']:.0f} s", flush=True)
+            result = results[case.name] = run(case, Path(folder))
+            tests = {test["id"].split("::")[-1]: test["verdict"] for test in result["tests"]}
+            verdicts = {name: tests.get(name, "not there") for name in case.required}
+            print(f"{case.name}: {verdicts}, {result['seconds']:.0f} s", flush=True)
             wrong += [
-                f"{case.name}: required: {name} {' or '.join(required)}, seen: {seen[name]}"
+                f"{case.name}: required: {name} {' or '.join(required)}, seen: {verdicts[name]}"
                 for name, required in case.required.items()
-                if seen[name] not in required
+                if verdicts[name] not in required
             ]
             file.write_text(json.dumps(results), "utf-8")
             options.output.write_text(table(results), "utf-8")

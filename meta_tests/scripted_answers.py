@@ -47,31 +47,27 @@ def likeliest(before: bytes) -> list[tuple[int, float]]:
 def answer(prompt: bytes, tokens: int, *, together: bool) -> Json:
     """What an honest engine says; one of many at the same time takes the second of equals."""
     ids: list[int] = []
-    places = []
+    tops = []
     for _ in range(tokens):
-        found = likeliest(prompt + bytes(ids))
-        if together and found[0][1] - found[1][1] < 0.1:
-            found[0], found[1] = (found[1][0], found[0][1]), (found[0][0], found[1][1])
-        ids.append(found[0][0])
-        places.append(found)
-    return {"ids": ids, "places": places, "text": bytes(ids).decode(), "finish": "length"}
+        top = likeliest(prompt + bytes(ids))
+        if together and top[0][1] - top[1][1] < 0.1:
+            top[0], top[1] = (top[1][0], top[0][1]), (top[0][0], top[1][1])
+        ids.append(top[0][0])
+        tops.append(top)
+    return {"ids": ids, "places": tops, "text": bytes(ids).decode(), "finish": "length"}
 
 
-def _wire(prompt: bytes, said: Json) -> Json:
-    names = [[(f"token_id:{token}", value) for token, value in found] for found in said["places"]]
-    choice = {
-        "index": 0,
-        "text": said["text"],
-        "finish_reason": said["finish"],
-        "token_ids": said["ids"],
-        "prompt_token_ids": None if said.get("hides_prompt") else list(prompt),
-        "logprobs": {
-            "tokens": [found[0][0] for found in names],
-            "token_logprobs": [found[0][1] for found in names],
-            "top_logprobs": [dict(found) for found in names],
-        },
+def _wire(prompt: bytes, answered: Json) -> Json:
+    names = [[(f"token_id:{token}", value) for token, value in top] for top in answered["places"]]
+    choice = {"index": 0, "text": answered["text"], "finish_reason": answered["finish"]}
+    choice["token_ids"] = answered["ids"]
+    choice["prompt_token_ids"] = None if answered.get("hides_prompt") else list(prompt)
+    choice["logprobs"] = {
+        "tokens": [top[0][0] for top in names],
+        "token_logprobs": [top[0][1] for top in names],
+        "top_logprobs": [dict(top) for top in names],
     }
-    count = said.get("usage", len(said["ids"]))
+    count = answered.get("usage", len(answered["ids"]))
     usage = {"prompt_tokens": len(prompt), "completion_tokens": count}
     return {"id": "c", "object": "text_completion", "choices": [choice], "usage": usage}
 
@@ -89,20 +85,20 @@ def scripted(broken: Break | None = None, *, context: int = 131_072) -> Iterator
 
         def do_POST(self) -> None:
             body = self.asked()
-            asked = body["prompt"]
-            prompt = bytes(asked) if isinstance(asked, list) else asked.encode()
+            text = body["prompt"]
+            prompt = bytes(text) if isinstance(text, list) else text.encode()
             with self.lock:
                 type(self).running += 1
             time.sleep(0.03)  # those that come together are together
             together = type(self).running > 1
             time.sleep(0.03)
             tokens = min(body["max_tokens"], context - len(prompt))
-            said = answer(prompt, tokens, together=together)
+            answered = answer(prompt, tokens, together=together)
             if broken is not None:
-                broken(body, together, said)
+                broken(body, together, answered)
             with self.lock:
                 type(self).running -= 1
-            self.say(_wire(prompt, said))
+            self.say(_wire(prompt, answered))
 
     with serving(Handler) as url:
         yield Server(Endpoint(url, "key", "canary"), False, "vllm", "0.32.0", None, None, None)

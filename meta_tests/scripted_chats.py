@@ -22,14 +22,14 @@ _CALL = "-> "
 
 def script_of(section: Section, answers: Mapping[str, Sequence[Said]]) -> Script:
     """Says the answers of each question, by its id, one after the other."""
-    known = {question.turns[0].user: question for question in section.questions}
+    questions = {question.turns[0].user: question for question in section.questions}
 
     def script(request: Json) -> Said:
         messages = [m for m in request["messages"] if m["role"] != "system"]
-        question = known[messages[0]["content"]]
-        given = sum(turn.given is not None for turn in question.turns)
-        said = sum(message["role"] == "assistant" for message in messages) - given
-        return answers[question.id][said]
+        question = questions[messages[0]["content"]]
+        scripted_turns = sum(turn.given is not None for turn in question.turns)
+        turn_number = sum(message["role"] == "assistant" for message in messages) - scripted_turns
+        return answers[question.id][turn_number]
 
     return script
 
@@ -40,37 +40,33 @@ def reader(
 ) -> Said:
     """Reads the document, as far as it does not forget of it, and answers from what it has read."""
     text = forgets(request["messages"][0]["content"].rpartition("\n")[0])
-    found = {
+    values = {
         needle.id: needle.text.rstrip(".").rpartition(" ")[2]
         for needle in document.needles
         if needle.text in text
     }
-    if "keeper" in found:
-        found["keeper"] = "Odile Brandt"
+    if "keeper" in values:
+        values["keeper"] = "Odile Brandt"
     question = request["messages"][0]["content"].rpartition("\n")[2]
     if question == document.question:
-        return json.dumps(found)
+        return json.dumps(values)
     needle = next(needle for needle in document.needles if needle.question == question)
-    return found.get(needle.id, "The log does not say.")
+    return values.get(needle.id, "The log does not say.")
 
 
-def _message(said: Said, number: int) -> tuple[Json, str]:
-    lines = [said] if isinstance(said, str) else said or []
+def _message(answer: Said, number: int) -> tuple[Json, str]:
+    lines = [answer] if isinstance(answer, str) else answer or []
     calls = [line.removeprefix(_CALL).split(" ", 1) for line in lines if line.startswith(_CALL)]
     if not calls:
-        text = said if isinstance(said, str) else None
+        text = answer if isinstance(answer, str) else None
         return {"role": "assistant", "content": text, "reasoning": "Hm."}, "stop"
+    functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     made = [
-        {
-            "id": f"call_{number}_{place}",
-            "type": "function",
-            "function": {"name": name, "arguments": arguments},
-        }
-        for place, (name, arguments) in enumerate(calls)
+        {"id": f"call_{number}_{n}", "type": "function", "function": function}
+        for n, function in enumerate(functions)
     ]
-    return {"role": "assistant", "content": None, "tool_calls": made, "reasoning": "Hm."}, (
-        "tool_calls"
-    )
+    message = {"role": "assistant", "content": None, "tool_calls": made, "reasoning": "Hm."}
+    return message, "tool_calls"
 
 
 @contextmanager
@@ -102,16 +98,9 @@ def scripted(
             prompt = prompt_tokens("".join(m["content"] or "" for m in body["messages"]))
             usage = {"prompt_tokens": prompt, "completion_tokens": 2, "total_tokens": prompt + 2}
             choice = {"index": 0, "message": message, "logprobs": None}
-            self.say(
-                {
-                    "id": "chatcmpl-1",
-                    "object": "chat.completion",
-                    "created": 1_700_000_000,
-                    "model": MODEL,
-                    "choices": [{**choice, "finish_reason": finish or ended}],
-                    "usage": usage,
-                }
-            )
+            choice["finish_reason"] = finish or ended
+            fields = {"id": "chatcmpl-1", "object": "chat.completion", "model": MODEL}
+            self.say({**fields, "created": 1_700_000_000, "choices": [choice], "usage": usage})
 
     with serving(Handler) as url:
         yield Endpoint(url, "key", MODEL)

@@ -33,21 +33,12 @@ MODEL = "canary"
 START = (Path(__file__).parent / "data" / "texts" / "start-of-vllm.log").read_text("utf-8")
 
 
-def lines_of_a_start(
-    *,
-    version: str = "0.32.0",
-    model: str = MODEL,
-    path: str = "/models/canary",
-    attention: str = "CPU_ATTN",
-    port: int = 8000,
-    at: float | None = None,
-) -> str:
-    """The log of a start at some moment (default: now)."""
+def lines_of_a_start(at: float | None = None, **fields: object) -> str:
+    """The log of a start at some moment (default: now). `fields`: others than these."""
     moment = time.strftime("%m-%d %H:%M:%S", time.localtime(at))
-    return START.format(
-        at=moment, version=version, model=model, path=path, attention=attention, port=port,
-        pid=os.getpid(),
-    )  # fmt: skip
+    usual = {"version": "0.32.0", "model": MODEL, "path": "/models/canary", "port": 8000}
+    usual |= {"attention": "CPU_ATTN", "pid": os.getpid()}
+    return START.format(at=moment, **usual | fields)
 
 
 class Handler(JsonHandler):

@@ -85,8 +85,8 @@ def _outputs(
 
 def _entries(prompt: tuple[int, ...], output: tuple[int, ...]) -> Json:
     names: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-    for place, token in enumerate(output):
-        values = logits(prompt, output[:place])
+    for at, token in enumerate(output):
+        values = logits(prompt, output[:at])
         values -= values.max() + np.log(np.exp(values - values.max()).sum())
         listed = [token, *np.argsort(-values)[:_LISTED]]  # as vLLM lists them
         names["tokens"].append(f"token_id:{token}")
@@ -102,7 +102,7 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
     choices = []
     order = [text for text in prompts for _ in range(body.get("n", 1))]
     for text, count in Counter(order).items():
-        places = iter([place for place, other in enumerate(order) if other == text])
+        numbers = iter([n for n, other in enumerate(order) if other == text])
         prompt = tuple(ids(text))
         entries: dict[tuple[int, ...], Json] = {}
         drawn, times = generator, 1
@@ -112,7 +112,7 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
             if output not in entries:
                 entries[output] = _entries(prompt, output)
             choices.append({
-                "index": next(places), "text": "".join(f" w{token}" for token in output),
+                "index": next(numbers), "text": "".join(f" w{token}" for token in output),
                 "finish_reason": "length", "token_ids": output, "prompt_token_ids": prompt,
                 "logprobs": entries[output] if body.get("logprobs") else None,
             })  # fmt: skip
@@ -131,15 +131,15 @@ def chat(body: Json, generator: np.random.Generator) -> Json:
         [{"token": token, "logprob": value, "bytes": None} for token, value in top.items()]
         for top in entries["top_logprobs"]
     ]
-    places = zip(entries["tokens"], entries["token_logprobs"], tops, strict=True)
+    rows = zip(entries["tokens"], entries["token_logprobs"], tops, strict=True)
     content = [
         {"token": token, "logprob": value, "bytes": None, "top_logprobs": top[:listed]}
-        for token, value, top in places
+        for token, value, top in rows
     ]
     message = {"role": "assistant", "content": choice["text"], "refusal": None}
-    said = {"index": 0, "message": message, "finish_reason": "length"}
-    said |= {"logprobs": {"content": content, "refusal": None}, "token_ids": choice["token_ids"]}
-    return whole | {"object": "chat.completion", "choices": [said]}
+    reply = {"index": 0, "message": message, "finish_reason": "length"}
+    reply |= {"logprobs": {"content": content, "refusal": None}, "token_ids": choice["token_ids"]}
+    return whole | {"object": "chat.completion", "choices": [reply]}
 
 
 def _stream(whole: Json) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from data_rows import text_file
+
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Endpoint
 from sm121.engines.process_tree import free_port
@@ -83,6 +85,19 @@ def git(folder: Path, *words: str) -> str:
     who = [word for option in options for word in ("-c", option)]
     command = ["git", "-C", str(folder), *who, *words]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@contextmanager
+def program(name: str, *arguments: str, before: tuple[str, ...] = ()) -> Iterator[subprocess.Popen]:
+    """A program of ``data/texts/`` in a process of its own, with pipes; `before`: words in front of
+    its command."""
+    command = [*before, sys.executable, "-c", text_file(name), *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @contextmanager

@@ -32,18 +32,13 @@ EVERY = tuple(dict.fromkeys(test for tests in FAULTS.values() for test in tests)
 
 def serving(checkpoint: Path, folder: Path) -> SabotagedServer:
     """A server that speculates, and can be broken: worker and scheduler in one process."""
-    return SabotagedServer(
-        checkpoint,
-        folder,
-        CONFIGURATION,
-        extension="speculation_saboteur.Saboteur",
-        with_scheduler=True,
-    )
+    broken = {"extension": "speculation_saboteur.Saboteur", "with_scheduler": True}
+    return SabotagedServer(checkpoint, folder, CONFIGURATION, **broken)
 
 
-def table(found: dict[str, Finding]) -> str:
+def table(findings: dict[str, Finding]) -> str:
     """The rows of docs/tables/speculation-faults.md."""
-    return catalogue_rows.page("speculation-faults", found=found, noticed=noticed)
+    return catalogue_rows.page("speculation-faults", found=findings, noticed=noticed)
 
 
 def main() -> int:
@@ -53,11 +48,11 @@ def main() -> int:
     parser.add_argument("--only", metavar="WORD", help="the faults with this word; writes nothing")
     options = parser.parse_args()
     checkpoint = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
-    asked = [fault for fault in FAULTS if not options.only or options.only in fault]
-    found: dict[str, Finding] = {}
-    while len(found) < len(asked):
+    chosen = [fault for fault in FAULTS if not options.only or options.only in fault]
+    findings: dict[str, Finding] = {}
+    while len(findings) < len(chosen):
         with tempfile.TemporaryDirectory() as folder, serving(checkpoint, Path(folder)) as server:
-            if not found and not options.only:
+            if not findings and not options.only:
                 for number in range(options.clean_runs or 1):
                     clean = judge(server, CLEAN, EVERY, Path(folder))
                     print(f"== clean run {number + 1}: {clean.failed or 'all passed'} "
@@ -66,25 +61,25 @@ def main() -> int:
                         return 1
                 if options.clean_runs:
                     return 0
-            for fault in asked[len(found) :]:
-                found[fault] = judge(server, fault, FAULTS[fault], Path(folder))
-                said = found[fault].message.replace("\n", " ")[:160]
-                seen, seconds = found[fault].failed or "SURVIVES", found[fault].seconds
-                print(f"== {fault}: {seen} ({seconds} s) {said}", flush=True)
-                if LIFE in found[fault].failed:  # the next ones need another server
+            for fault in chosen[len(findings) :]:
+                findings[fault] = judge(server, fault, FAULTS[fault], Path(folder))
+                text = findings[fault].message.replace("\n", " ")[:160]
+                failed, seconds = findings[fault].failed or "SURVIVES", findings[fault].seconds
+                print(f"== {fault}: {failed} ({seconds} s) {text}", flush=True)
+                if LIFE in findings[fault].failed:  # the next ones need another server
                     log = next(Path(folder).glob("server-*.log"))
-                    said = log.read_text("utf-8", "replace").splitlines()
-                    why = [line for line in said if "EngineCore pid" in line and "ERROR" in line]
+                    text = log.read_text("utf-8", "replace").splitlines()
+                    why = [line for line in text if "EngineCore pid" in line and "ERROR" in line]
                     print(*why[-9:], sep="\n", flush=True)
                     break
-    survivors = [fault for fault, finding in found.items() if not finding.failed]
+    survivors = [fault for fault, finding in findings.items() if not finding.failed]
     if not options.only:
         head = PAGE.read_text("utf-8").partition(BEGIN)[0]
-        said = (
+        text = (
             f"`python meta_tests/speculation_faults.py` puts {len(FAULTS)} faults into the real "
             "vLLM, one after the other, and asks the tests that are meant to notice."
         )
-        PAGE.write_text(f"{head}{BEGIN}\n\n{said}\n\n{table(found)}", "utf-8")
+        PAGE.write_text(f"{head}{BEGIN}\n\n{text}\n\n{table(findings)}", "utf-8")
     print(f"survivors: {survivors or 'none'}")
     return int(bool(survivors))
 

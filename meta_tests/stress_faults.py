@@ -148,6 +148,37 @@ def _run(
 ) -> Outcome:
     mark = uuid.uuid4().hex
     before = segments()
+    started = time.monotonic()
+    output = folder / "output.txt"
+    status = _status(case, output, temporary, report, profile, mark)
+    processes = _left(mark)
+    if case.fault == "cgroup":  # the group was ours, not the server's: nobody else removes it
+        for group in Path("/sys/fs/cgroup").glob("**/sm121-[0-9]*"):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+    seconds = round(time.monotonic() - started, 1)
+    text = output.read_text("utf-8", "replace")
+    verdict = _verdict(report, temporary)
+    crashes = verdict.get("crashes", [])
+    wrong = [f"processes left: {processes}"] if processes else []
+    wrong += _remains(before, temporary, text)
+    wrong += _judge(case, status, verdict, crashes, report, text)
+    first = crashes[0] if crashes else {}
+    line = next((item for item in text.splitlines() if "] crash: " in item), "")
+    if keep is not None and crashes:
+        sample_bundle.keep(report / crashes[0]["bundle"], keep)
+    if wrong:
+        (Path(tempfile.gettempdir()) / f"sm121-meta-{case.name}.txt").write_text(text, "utf-8")
+    return Outcome(
+        case.name, status, verdict.get("verdict", "none"), [c["kind"] for c in crashes],
+        first.get("summary", ""), first.get("owner", ""), wrong, seconds, line,
+    )  # fmt: skip
+
+
+def _status(
+    case: Case, output: Path, temporary: Path, report: Path, profile: Path, mark: str
+) -> int:
+    """The exit status of the run."""
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     variables |= {MARK: mark, "TMPDIR": str(temporary), **case.variables}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--arch", "cpu",
@@ -159,8 +190,6 @@ def _run(
         variables["SM121_META_FAULT"] = case.fault
         variables["SM121_META_FILL"] = str(report)
         command += ["--engine-python", str(HERE / "fake_python.py"), "--kernel-trace", "off"]
-    output = folder / "output.txt"
-    started = time.monotonic()
     with output.open("w") as stream:
         process = subprocess.Popen(
             command, cwd=ROOT, env=variables, stdout=stream, stderr=subprocess.STDOUT,
@@ -174,15 +203,12 @@ def _run(
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    wrong: list[str] = []
-    left = _left(mark)
-    if case.fault == "cgroup":  # the group was ours, not the server's: nobody else removes it
-        for group in Path("/sys/fs/cgroup").glob("**/sm121-[0-9]*"):
-            with contextlib.suppress(OSError):
-                group.rmdir()
-    seconds = round(time.monotonic() - started, 1)
-    if left:
-        wrong.append(f"processes left: {left}")
+    return process.returncode
+
+
+def _remains(before: set[str], temporary: Path, output: str) -> list[str]:
+    """What a run has left of shared memory, files and ports."""
+    wrong = []
     fresh = segments() - before
     if fresh:  # another server on this machine may just be making its own
         time.sleep(5.0)
@@ -191,25 +217,9 @@ def _run(
         wrong.append(f"shared memory left: {sorted(fresh)}")
     if scratch := [p.name for p in temporary.iterdir() if not p.name.startswith(KEPT)]:
         wrong.append(f"temporary files left: {scratch}")
-    text = output.read_text("utf-8", "replace")
-    for port in set(re.findall(r"ready after .* on port (\d+)", text)):
-        if any(
-            c.laddr.port == int(port) and c.status == "LISTEN" for c in psutil.net_connections()
-        ):
-            wrong.append(f"port {port} is still taken")
-    verdict = _verdict(report, temporary)
-    crashes = verdict.get("crashes", [])
-    wrong += _judge(case, process.returncode, verdict, crashes, report, text)
-    first = crashes[0] if crashes else {}
-    line = next((item for item in text.splitlines() if "] crash: " in item), "")
-    if keep is not None and crashes:
-        sample_bundle.keep(report / crashes[0]["bundle"], keep)
-    if wrong:
-        (Path(tempfile.gettempdir()) / f"sm121-meta-{case.name}.txt").write_text(text, "utf-8")
-    return Outcome(
-        case.name, process.returncode, verdict.get("verdict", "none"), [c["kind"] for c in crashes],
-        first.get("summary", ""), first.get("owner", ""), wrong, seconds, line,
-    )  # fmt: skip
+    listening = {c.laddr.port for c in psutil.net_connections() if c.status == "LISTEN"}
+    ports = set(re.findall(r"ready after .* on port (\d+)", output))
+    return wrong + [f"port {port} is still taken" for port in ports if int(port) in listening]
 
 
 def _signal_under_load(
@@ -225,10 +235,10 @@ def _signal_under_load(
 
 def _left(mark: str, within_s: float = 30.0) -> list[str]:
     deadline = time.monotonic() + within_s
-    while found := marked(MARK, mark):
+    while processes := marked(MARK, mark):
         if time.monotonic() > deadline:
-            names = [str(process) for process in found]
-            for process in found:
+            names = [str(process) for process in processes]
+            for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             return names
@@ -290,10 +300,10 @@ def _judge(
     return wrong
 
 
-def table(found: list[Outcome], clean: list[Outcome], seconds: float) -> str:
+def table(outcomes: list[Outcome], clean: list[Outcome], seconds: float) -> str:
     """The catalogue as Markdown."""
     return catalogue_rows.page(
-        "stress-faults", found=found, clean=clean, seconds=seconds, cases=CASES,
+        "stress-faults", found=outcomes, clean=clean, seconds=seconds, cases=CASES,
         without_place=lambda text: re.sub(r"/\S*/report\b", "REPORT", text),
     )  # fmt: skip
 
@@ -311,11 +321,11 @@ def main() -> int:
     is_resumed = options.state is not None and options.state.is_file()
     lines = options.state.read_text("utf-8").splitlines() if is_resumed else []
     done = [Outcome(**json.loads(line)) for line in lines]
-    left = list(done)
+    unclaimed = list(done)
     for name in names:
-        known = next((outcome for outcome in left if outcome.case == name), None)
-        if known is not None and not options.names:
-            left.remove(known)
+        earlier = next((outcome for outcome in unclaimed if outcome.case == name), None)
+        if earlier is not None and not options.names:
+            unclaimed.remove(earlier)
             continue
         samples = options.samples / name if options.samples else None
         outcome = run(CASES[name], keep=samples if name in SAMPLES else None)
@@ -326,11 +336,11 @@ def main() -> int:
                 stream.write(json.dumps(asdict(outcome)) + "\n")
     clean = [outcome for outcome in done if outcome.case == "clean"]
     latest = {outcome.case: outcome for outcome in done if outcome.case != "clean"}
-    found = [latest[name] for name in CASES if name in latest]
+    outcomes = [latest[name] for name in CASES if name in latest]
     if options.output:
-        seconds = sum(outcome.seconds for outcome in [*found, *clean])
-        options.output.write_text(table(found, clean, seconds), "utf-8")
-    return 1 if any(outcome.wrong for outcome in [*found, *clean]) else 0
+        seconds = sum(outcome.seconds for outcome in [*outcomes, *clean])
+        options.output.write_text(table(outcomes, clean, seconds), "utf-8")
+    return 1 if any(outcome.wrong for outcome in [*outcomes, *clean]) else 0
 
 
 #: Bundles that are kept in docs/bundles.

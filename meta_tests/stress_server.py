@@ -24,7 +24,8 @@ from aiohttp import web
 from loopback import say
 from vllm_pages import VllmPages
 
-_DATA = tomllib.loads((Path(__file__).parent / "data" / "stress-server.toml").read_text("utf-8"))
+HERE = Path(__file__).parent
+_DATA = tomllib.loads((HERE / "data" / "stress-server.toml").read_text("utf-8"))
 MAX_LENGTH = 4608
 BLOCKS, BLOCK = 192, 128
 PLACES = 8
@@ -34,17 +35,8 @@ VOCABULARY = 50_000
 SIGNS = [chr(sign) for sign in range(ord("!"), ord("~") + 1)]
 
 
-#: What happens when a prompt joins requests that decode, by how many these are and how long it is.
-JOINED = {
-    "join-five": (lambda decoding, _prompt: decoding == 5, "dies"),
-    "join-more": (lambda decoding, _prompt: decoding >= 5, "dies"),
-    "join-one": (lambda decoding, _prompt: decoding == 1, "dies"),
-    "join-last": (lambda decoding, _prompt: decoding == PLACES - 1, "dies"),
-    "join-lengths": (lambda decoding, prompt: decoding == 5 and 320 <= prompt <= 643, "dies"),
-    "join-garbage": (lambda decoding, _prompt: decoding == 5, "garbage"),
-    "join-refused": (lambda decoding, _prompt: decoding == 5, "refuses"),
-    "join-stalls": (lambda decoding, _prompt: decoding == 5, "stalls"),
-}
+#: What happens when a prompt joins requests that decode: by how many these are, by its length.
+JOINED = _DATA["joined"]
 #: From how many at once requests of which kind get the answer to the one before it.
 NEIGHBOURS = _DATA["neighbours"]
 #: What becomes of the text of a chat or a response from 16 requests at once.
@@ -79,6 +71,7 @@ CHANGES = _DATA["changes"]
 FORGETS_AT = 110
 #: How many must have ended before a request of this number gets its fourth token.
 PREEMPTED = {"preempts": {3: 1, 4: 2}, "preempts-and-loses": {3: 1, 4: 99}}
+SIGNALS = {"killed": signal.SIGKILL, "segfault": signal.SIGSEGV, "stopped": signal.SIGSTOP}
 #: Of the requests that generate, the first to be hit: in the middle of the sustained load.
 FAULT_AT = 150
 
@@ -104,7 +97,7 @@ class State:
     #: Those that have a token and are not ended; those of them that a prompt joined, to their harm.
     decoding: set[int] = field(default_factory=set)
     harmed: set[int] = field(default_factory=set)
-    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES))
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PLACES))
 
 
 ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
@@ -171,9 +164,8 @@ class Server(VllmPages):
         if state.fault == "uncounted":
             del values["num_requests_running"]
         lines = [f"vllm:{name}{labels} {float(value)}" for name, value in values.items()]
-        lines.append(
-            f'vllm:cache_config_info{{block_size="{BLOCK}",engine="0",num_gpu_blocks="{BLOCKS}"}} 1'
-        )
+        blocks = f'block_size="{BLOCK}",engine="0",num_gpu_blocks="{BLOCKS}"'
+        lines.append(f"vllm:cache_config_info{{{blocks}}} 1")
         return web.Response(text="\n".join(lines) + "\n")
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
@@ -184,8 +176,7 @@ class Server(VllmPages):
             body["prompt"] = body["messages"][-1]["content"]
         if "input" in body:
             body |= {"prompt": body["input"], "max_tokens": body["max_output_tokens"]}
-        applies, harm = JOINED.get(self.state.fault, (lambda *_: False, ""))
-        if harm == "refuses" and applies(len(self.state.decoding), 0):
+        if self.harm(0) == "refuses":
             return refused(429, "busy")
         if (wrong := self.refusal(body)) is not None:
             return refused(*wrong)
@@ -196,7 +187,7 @@ class Server(VllmPages):
         if state.fault == "5xx" and number % FAULT_AT == 0:
             return refused(500, "EngineDeadError")
         state.waiting += 1
-        async with state.places:
+        async with state.slots:
             state.waiting -= 1
             state.running += 1
             answered = self.neighbour(request.path, body)
@@ -225,11 +216,8 @@ class Server(VllmPages):
             kind = f"prefix {salt}" if salt != "None" else kind
         before, state.before[kind] = state.before.get(kind, body), body
         least, of_kind = NEIGHBOURS.get(state.fault, (0, ""))
-        return (
-            before
-            if kind.split()[0] == of_kind and state.running + state.waiting >= least
-            else body
-        )
+        is_hit = kind.split()[0] == of_kind and state.running + state.waiting >= least
+        return before if is_hit else body
 
     def hold(self, tokens: int) -> None:
         state = self.state
@@ -297,7 +285,7 @@ class Server(VllmPages):
                 await asyncio.sleep(1)
             while n == 3 and state.ended < PREEMPTED.get(state.fault, {}).get(number, 0):
                 await asyncio.sleep(0.02)
-            while number in state.harmed and JOINED[state.fault][1] == "stalls":
+            while number in state.harmed and JOINED[state.fault]["harm"] == "stalls":
                 await asyncio.sleep(1)
             state.decoding.add(number)
             token = (token + (number in state.harmed)) % len(SIGNS)
@@ -335,12 +323,17 @@ class Server(VllmPages):
 
     def join(self, prompt: int) -> None:
         """A prompt joins those that decode."""
-        applies, harm = JOINED.get(self.state.fault, (lambda *_: False, ""))
-        if not applies(len(self.state.decoding), prompt):
-            return
-        if harm == "dies":
+        if (harm := self.harm(prompt)) == "dies":
             die(f"    entry.cudagraph.replay()\n{ILLEGAL}")
-        self.state.harmed |= self.state.decoding
+        if harm:
+            self.state.harmed |= self.state.decoding
+
+    def harm(self, prompt: int) -> str:
+        """What a prompt of so many tokens does to those that decode; "" for nothing."""
+        row = JOINED.get(self.state.fault, {"decoding": [], "harm": ""})
+        least, most = row.get("prompt", (0, MAX_LENGTH))
+        joins = len(self.state.decoding) in row["decoding"] and least <= prompt <= most
+        return str(row["harm"]) if joins else ""
 
     def misbehave(self, number: int) -> None:
         state = self.state
@@ -354,12 +347,8 @@ class Server(VllmPages):
         if number != FAULT_AT:
             return
         match state.fault:
-            case "killed":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "segfault":
-                os.kill(os.getpid(), signal.SIGSEGV)
-            case "stopped":
-                os.kill(os.getpid(), signal.SIGSTOP)
+            case "killed" | "segfault" | "stopped":
+                os.kill(os.getpid(), SIGNALS[state.fault])
             case "exit-0":
                 os._exit(0)
             case "rlimit":
@@ -418,17 +407,9 @@ def enter_cgroup() -> None:
     (limit if limit.exists() else folder / "memory.max").write_text(str(256 << 20))
     (folder / "cgroup.procs").write_text(str(os.getpid()))
     # Removes the group once it is empty.
+    remover = (HERE / "data" / "texts" / "remover-of-a-group.txt").read_text("utf-8")
     subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import os, sys, time\n"
-            "folder = sys.argv[1]\n"
-            "for _ in range(600):\n"
-            "    try: os.rmdir(folder); break\n"
-            "    except OSError: time.sleep(0.1)\n",
-            str(folder),
-        ],
+        [sys.executable, "-c", remover, str(folder)],
         preexec_fn=lambda: (folder.parent / "cgroup.procs").write_text(str(os.getpid())),
     )
 
@@ -442,14 +423,12 @@ def main() -> None:
     fault = os.environ.get("SM121_META_FAULT", "none")
     say("INFO 11-20 10:00:00 [api_utils.py:347] version 0.32.0")
     if fault == "port":
-        say(
-            f"[Errno 98] error while attempting to bind on address ('127.0.0.1', {options.port}): "
-            "address already in use"
-        )
+        address = f"address ('127.0.0.1', {options.port}): address already in use"
+        say(f"[Errno 98] error while attempting to bind on {address}")
         sys.exit(1)
     state = State(fault, options.served_model_name, os.environ.get("VLLM_API_KEY", ""))
     state.hung = fault == "never"
-    state.places = asyncio.Semaphore(5 if fault == "fewer" else options.max_num_seqs)
+    state.slots = asyncio.Semaphore(5 if fault == "fewer" else options.max_num_seqs)
     say("INFO:     Application startup complete.")
     web.run_app(
         Server(state).application(), host="127.0.0.1", port=options.port, print=None,

@@ -27,11 +27,7 @@ _CPU = ("--arch", "cpu", "--share-machine")
 RUNS: dict[str, tuple[tuple[str, ...], dict[str, str], bool]] = {
     "failed-start": (
         (*_CPU, "--engine-python", "meta_tests/fake_python.py", "tests/test_smoke.py"),
-        {
-            "SM121_META_PYTHON": sys.executable,
-            "SM121_META_SERVER": "failing_start.py",
-            "SM121_META_ARGUMENTS": "",
-        },
+        {"SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": "failing_start.py"},
         False,
     ),
     "failed-gate": (
@@ -47,8 +43,8 @@ def sample(name: str, report: Path) -> str:
     """The end of a run, as its terminal shows it."""
     arguments, variables, attached = RUNS[name]
     with _server() if attached else nullcontext(()) as at:
-        asked = [*arguments, *at, "--report-dir", str(report)]
-        written = on_a_terminal(asked, environment=variables)
+        words = [*arguments, *at, "--report-dir", str(report)]
+        written = on_a_terminal(words, environment=variables)
     return neutral(closing(written), report)
 
 
@@ -76,26 +72,26 @@ def rows(text: str) -> int:
 
 def on_a_terminal(arguments: list[str], *, environment: dict[str, str] | None = None) -> str:
     """What pytest writes where its output is a terminal."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
     left_out = ("PYTEST_", "GITHUB_")
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs,
+        cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal,
         env={**inherited, "TERM": "xterm", **(environment or {})},
     )  # fmt: skip
-    os.close(theirs)
+    os.close(terminal)
     written = b""
     while True:
         try:
-            part = os.read(ours, 65536)
+            part = os.read(controller, 65536)
         except OSError:  # the other end is closed
             break
         if not part:
             break
         written += part
-    os.close(ours)
+    os.close(controller)
     process.wait()
     return written.decode("utf-8", "replace")
 

@@ -49,8 +49,8 @@ def usage_of(prompt: int, completion: int) -> dict[str, int]:
 
 
 def id_of(word: str) -> int:
-    found = re.fullmatch(r"w(\d+)", word)
-    return int(found.group(1)) if found else sum(word.encode()) % VOCABULARY
+    number = re.fullmatch(r"w(\d+)", word)
+    return int(number.group(1)) if number else sum(word.encode()) % VOCABULARY
 
 
 def ids_of(prompt: list[int] | str) -> list[int]:
@@ -87,17 +87,17 @@ def answer(
         "ends": prompt[::-1],
     }.get(kind, prompt)  # fmt: skip
     tokens = generated(context, second=kind == "ties", below=below)
-    places = list(itertools.islice(tokens, count))
+    steps = list(itertools.islice(tokens, count))
     if kind in ("noise", "late-noise"):  # the same again for the same prompt
         noise, right = random.Random(str(prompt[:64])), _RIGHT if kind == "late-noise" else 0
-        places[right:] = [(noise.randrange(VOCABULARY), 0, -0.1, -6.0) for _ in places[right:]]
-    return places
+        steps[right:] = [(noise.randrange(VOCABULARY), 0, -0.1, -6.0) for _ in steps[right:]]
+    return steps
 
 
-def log_probabilities(places: list[Place], body: dict[str, Any]) -> dict[str, Any] | None:
+def log_probabilities(steps: list[Place], body: dict[str, Any]) -> dict[str, Any] | None:
     """As /v1/completions has them; None where they are not asked for."""
     if not isinstance(body.get("logprobs"), int):
         return None
-    tops = [{f"token_id:{a}": p, f"token_id:{b}": q} for a, b, p, q in places]
-    names, values = [f"token_id:{place[0]}" for place in places], [place[2] for place in places]
+    tops = [{f"token_id:{a}": p, f"token_id:{b}": q} for a, b, p, q in steps]
+    names, values = [f"token_id:{step[0]}" for step in steps], [step[2] for step in steps]
     return {"tokens": names, "token_logprobs": values, "top_logprobs": tops}

@@ -69,15 +69,9 @@ class TimedServer(VllmPages):
         self.pace = pace
         self.model = model
         self.log = log
-        self.requests = 0
-        self.longer = 0
-        self.running = 0
+        self.requests = self.longer = self.running = 0
         self.first: float | None = None
-        self.generated = 0
-        self.prompted = 0
-        self.hits = 0
-        self.preempted = 0
-        self.drafts = 0
+        self.generated = self.prompted = self.hits = self.preempted = self.drafts = 0
         self.decode_s = 0.0
         self.used: set[Any] = set()
         self.slots = asyncio.Semaphore(pace.slots or 1_000_000)
@@ -111,19 +105,20 @@ class TimedServer(VllmPages):
     def text_of(self, ids: list[int]) -> str:
         return "".join(f" w{i}" for i in ids)
 
-    async def tokenize(self, request: web.Request) -> web.Response:
-        """A word is a token."""
+    async def of_tokens(self, request: web.Request) -> dict[str, Any]:
         if not self.pace.tokenize:
             raise web.HTTPNotFound
-        body = await request.json()
+        return await request.json()
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """A word is a token."""
+        body = await self.of_tokens(request)
         text = body.get("prompt") or " ".join(m["content"] for m in body.get("messages", []))
         ids, context = ids_of(text), self.pace.context
         return web.json_response({"count": len(ids), "tokens": ids, "max_model_len": context})
 
     async def detokenize(self, request: web.Request) -> web.Response:
-        if not self.pace.tokenize:
-            raise web.HTTPNotFound
-        body = await request.json()
+        body = await self.of_tokens(request)
         return web.json_response({"prompt": self.text_of(body["tokens"])})
 
     async def metrics(self, _request: web.Request) -> web.Response:
@@ -221,18 +216,18 @@ class TimedServer(VllmPages):
         pace = _for_text(pace, prompt)
         plan = self._plan(pace, number, prompt_tokens, max(1, limit - pace.short_by), share)
         lie = pace.lie if prompt_tokens >= pace.lies_from else ""
-        places = timed_events.answer(lie, ids_of(prompt), body, plan.tokens, self.vocabulary)
+        steps = timed_events.answer(lie, ids_of(prompt), body, plan.tokens, self.vocabulary)
         self.prompted += prompt_tokens
         self.hits += int(prompt_tokens * pace.cache_hits)
         if not body.get("stream"):
             await _until(received + plan.at[-1])
             self._count(pace, plan.tokens, plan)
-            return web.json_response(self._whole(body, places, prompt_tokens, pace))
+            return web.json_response(self._whole(body, steps, prompt_tokens, pace))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         if not pace.keep_alive:
             response.force_close()
         await response.prepare(request)
-        events = self._events(body, plan, places, prompt_tokens, chat, pace)
+        events = self._events(body, plan, steps, prompt_tokens, chat, pace)
         sent: list[int] = []
         for due, payload, tokens in events:
             if due is None:  # it stalls here
@@ -248,7 +243,7 @@ class TimedServer(VllmPages):
                 sent.extend([stamp] * tokens)
         self._count(pace, plan.tokens, plan)
         await response.write_eof()
-        self._note(received, plan, sent, prompt_tokens, [place[0] for place in places])
+        self._note(received, plan, sent, prompt_tokens, [step[0] for step in steps])
         return response
 
     def _count(self, pace: Pace, tokens: int, plan: Plan | None = None) -> None:
@@ -298,94 +293,72 @@ class TimedServer(VllmPages):
         return Plan(tokens, [int(second * 1e9) for second in at[:tokens]])
 
     def _events(
-        self, body: dict[str, Any], plan: Plan, places: list[Place], prompt_tokens: int, chat: bool,
+        self, body: dict[str, Any], plan: Plan, steps: list[Place], prompt_tokens: int, chat: bool,
         pace: Pace,
     ) -> list[Event]:  # fmt: skip
         """Ready before the first is due."""
-        ids = [place[0] for place in places]
+        ids = [step[0] for step in steps]
         options = body.get("stream_options") or {}
-        usage = bool(options.get("include_usage")) and pace.final_usage
-        continuous = bool(options.get("continuous_usage_stats")) and pace.continuous_usage
-        with_ids = bool(body.get("return_token_ids")) and pace.token_ids
+        usage = options.get("include_usage") and pace.final_usage
+        continuous = options.get("continuous_usage_stats") and pace.continuous_usage
+        with_ids = body.get("return_token_ids") and pace.token_ids
         events: list[Event] = []
-        base = {"id": "cmpl-timed", "model": self.model}
-        base["object"] = "chat.completion.chunk" if chat else "text_completion"
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        base = {"id": "cmpl-timed", "model": self.model, "object": kind}
 
         def event(choice: dict[str, Any] | None, at: int, extra: dict[str, Any]) -> bytes:
             created = 1_790_000_000 + (pace.clock_step_s if at > plan.at[-1] // 2 else 0)
             whole = {**base, "created": int(created), "choices": [choice] if choice else []}
             return b"data: " + json.dumps({**whole, **extra}).encode() + b"\n\n"
 
-        def choice(text: str | None, finish: str | None, role: bool = False) -> dict[str, Any]:
-            inner: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
-            if chat:
-                delta: dict[str, Any] = {"role": "assistant"} if role else {}
-                if text is not None:
-                    delta["content"] = text
-                return {**inner, "delta": delta}
-            return {**inner, "text": text or ""}
-
         def counted(done: int) -> dict[str, Any]:
             return {"usage": usage_of(prompt_tokens, round(done * pace.usage_factor))}
 
-        if pace.early_event:
-            events.append((0, event(choice("", None, role=True), 0, {}), 0))
-        elif chat:
-            events.append((plan.at[0], event(choice("", None, role=True), 0, {}), 0))
-        done = 0
-        chunk = 0
+        if pace.early_event or chat:
+            first = 0 if pace.early_event else plan.at[0]
+            events.append((first, event(_choice(chat, "", role=True), 0, {}), 0))
+        done, chunk = 0, 0
         while done < plan.tokens:
             if pace.stall_after and done >= pace.stall_after:
                 return [*events, (None, b"", 0)]
-            size = pace.first_chunk_tokens if chunk == 0 else pace.tokens_per_chunk
-            if done < pace.content_free:
-                size = 1
-            if pace.steps and chunk:
-                size = plan.at.count(plan.at[done])
-            size = min(size, plan.tokens - done)
-            done += size
-            chunk += 1
-            last = done == plan.tokens
+            size = _size(pace, plan, done, chunk)
+            done, chunk = done + size, chunk + 1
             bare = done <= pace.content_free
             text = "" if bare else self.text_of(ids[done - size : done])
-            made = choice(text, "length" if last and not pace.empty_finish else None)
+            ends = done == plan.tokens and not pace.empty_finish
+            made = _choice(chat, text, "length" if ends else None)
             if bare and chat and not with_ids:
                 continue  # the server drops a delta that has nothing to say
             if with_ids and not (pace.hide_some_ids and not bare):
                 made["token_ids"] = ids[done - size : done]
-            echoes = pace.echo == "always" or (with_ids and pace.echo == "asked")
-            if chunk == 1 and echoes:
-                made["prompt_token_ids"] = (
-                    body["prompt"] if isinstance(body.get("prompt"), list) else []
-                )
-            extra = counted(done) if continuous else {}
+            if chunk == 1 and (pace.echo == "always" or (with_ids and pace.echo == "asked")):
+                prompt = body.get("prompt")
+                made["prompt_token_ids"] = prompt if isinstance(prompt, list) else []
             if 32 < done <= 32 + pace.lost_tokens:
                 continue
             at = 0 if pace.early_token and chunk == 1 else plan.at[done - 1]
-            events.append((at, event(made, at, extra), size))
+            events.append((at, event(made, at, counted(done) if continuous else {}), size))
         if pace.empty_finish:
-            events.append((plan.at[-1], event(choice("", "length"), plan.at[-1], {}), 0))
-        events = bundled(events, pace.burst)
-        if pace.held_tokens:
-            until = plan.at[min(pace.held_tokens, plan.tokens) - 1]
-            events = [(max(due or 0, until), *rest) for due, *rest in events]  # type: ignore[misc]
+            final = event(_choice(chat, "", "length"), plan.at[-1], {})
+            events.append((plan.at[-1], final, 0))
+        events = _held(bundled(events, pace.burst), plan, pace.held_tokens)
         late_ns = int(1e6 * (pace.late_ms + pace.late_ms_per_1k * prompt_tokens / 1e3))
         if late_ns and (with_ids or pace.echo != "asked"):
             if pace.echo == "apart":
-                ids_event = {"prompt_token_ids": body.get("prompt")}
-                events.insert(0, (plan.at[0], event(None, 0, ids_event), 0))
+                echo = event(None, 0, {"prompt_token_ids": body.get("prompt")})
+                events.insert(0, (plan.at[0], echo, 0))
             events = late(events, plan.at[0] + late_ns, pace.leak)
         end = max(plan.at[-1], events[-1][0] or 0)
         tail = event(None, end, counted(plan.tokens)) if usage else b""
         return [*events, (end, tail + b"data: [DONE]\n\n", 0)]
 
     def _whole(
-        self, body: dict[str, Any], places: list[Place], prompt_tokens: int, pace: Pace
+        self, body: dict[str, Any], steps: list[Place], prompt_tokens: int, pace: Pace
     ) -> dict[str, Any]:
-        ids, chat = [place[0] for place in places], "messages" in body
+        ids, chat = [step[0] for step in steps], "messages" in body
         text = self.text_of(ids[pace.content_free :])
         choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
-        choice["logprobs"] = timed_events.log_probabilities(places, body)
+        choice["logprobs"] = timed_events.log_probabilities(steps, body)
         choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         if pace.token_ids:
             choice["token_ids"] = ids
@@ -415,6 +388,31 @@ class Plan:
 
     tokens: int
     at: list[int]
+
+
+def _choice(
+    chat: bool, text: str, finish: str | None = None, *, role: bool = False
+) -> dict[str, Any]:
+    choice: dict[str, Any] = {"index": 0, "finish_reason": finish, "logprobs": None}
+    if not chat:
+        return {**choice, "text": text}
+    return {**choice, "delta": ({"role": "assistant"} if role else {}) | {"content": text}}
+
+
+def _size(pace: Pace, plan: Plan, done: int, chunk: int) -> int:
+    """How many tokens the next chunk has."""
+    size = pace.tokens_per_chunk if chunk else pace.first_chunk_tokens
+    if done < pace.content_free:
+        size = 1
+    if pace.steps and chunk:
+        size = plan.at.count(plan.at[done])
+    return min(size, plan.tokens - done)
+
+
+def _held(events: list[Event], plan: Plan, tokens: int) -> list[Event]:
+    """Events of which none comes before that many tokens are there."""
+    until = plan.at[min(tokens, plan.tokens) - 1] if tokens else 0
+    return [(max(due or 0, until), payload, count) for due, payload, count in events]
 
 
 def _for_text(pace: Pace, prompt: list[int] | str) -> Pace:

@@ -3,6 +3,7 @@ rank 1. ``/health`` is 200 whatever becomes of that. As a program it stands for 
 (``two_ranks.py -m sm121.engines.node_agent``), whose machine SM121_META_NODE may change."""
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -73,11 +74,10 @@ def main() -> None:
         print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", flush=True)
         sys.exit(1)
     while True:
-        try:
+        with contextlib.suppress(ConnectionRefusedError):
             peer = socket.create_connection((host, port))
             break
-        except ConnectionRefusedError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     print("s:1:1 [0] NCCL INFO dlvsym failed on f - libmlx5.so: undefined symbol: f", flush=True)
     print("rank 1 serves", flush=True)
     while peer.recv(1):

@@ -178,12 +178,12 @@ def _(self, input_sf, rows, blocks):
 
 @method("expanded", "hidden: an expert's last row read from the padding")
 def _(self, q, scales, tokens):
-    values, own = Emulation.expanded(self, q, scales, tokens)
+    values, rows = Emulation.expanded(self, q, scales, tokens)
     if len(tokens) % TILE:
         values = values.clone().view(torch.uint8)
         values[-1] = GARBAGE
         values = values.view(q.dtype)
-    return values, own
+    return values, rows
 
 
 @method("product", "padding rows added to the expert's last token")
@@ -277,9 +277,7 @@ def without_last(t: Tensor, columns: int) -> Tensor:
 RANGES = ("moe_ranges", *ANY)
 #: By operation and groups, if other than `ANY`: what stands in its place, by the mutant's name.
 METHODS: dict[tuple[str, ...], dict[str, Any]] = {
-    ("quantise_x",): {
-        "x: stored scale one too high": After(lambda pair: shifted(pair, 1)),
-    },
+    ("quantise_x",): {"x: stored scale one too high": After(lambda pair: shifted(pair, 1))},
     ("quantise_hidden",): {
         "hidden: stored scale one too low": After(lambda pair: shifted(pair, -1)),
         "hidden quantised from float32, not from bfloat16": lambda self, h: self.to_mxfp8(h),
@@ -320,15 +318,15 @@ METHODS: dict[tuple[str, ...], dict[str, Any]] = {
         ),
     },
     ("constants",): {
-        "beta ignored": lambda self, alpha, beta, limit, e: (alpha[e], torch.zeros(()), limit[e]),
+        "beta ignored": lambda self, alpha, beta, limit, e: (alpha[e], torch.zeros(()), limit[e])
     },
     ("activation", *ACTIVATION): {
         "gate clamped from below too": Before(
             lambda gate, *rest: (gate.maximum(-rest[-1] / 4), *rest)  # the limit
-        ),
+        )
     },
     ("activation",): {
-        "gate and up in the other order": Before(lambda gate, up, *rest: (up, gate, *rest)),
+        "gate and up in the other order": Before(lambda gate, up, *rest: (up, gate, *rest))
     },
     ("with_bias",): {
         "gate-up bias of the next expert": Before(lambda t, biases, e: (t, next_expert(biases), e)),
@@ -350,13 +348,11 @@ METHODS: dict[tuple[str, ...], dict[str, Any]] = {
             lambda results, shares, *rest: (results, without_last(shares, 1), *rest)
         ),
     },
-    ("matrix",): {
-        "swapped experts": After(lambda matrix: matrix.roll(1, 0)),
-    },
+    ("matrix",): {"swapped experts": After(lambda matrix: matrix.roll(1, 0))},
     ("product",): {
         "K's last part of 128 left out": Before(
             lambda values, scales, matrix: (values, scales, without_last(matrix, 128))
-        ),
+        )
     },
     ("product", *RANGES): {
         "accumulators of bfloat16": accumulated(lambda sums: sums.bfloat16().float()),

@@ -40,10 +40,10 @@ class WarmRun:
         ``timeout_s``."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self.returncode is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
                 raise subprocess.TimeoutExpired(f"pytest, pid {self.pid}", timeout_s or 0)
-            self._template.read(left)
+            self._template.read(remaining)
         return self.returncode
 
 
@@ -51,12 +51,9 @@ class WarmPytest:
     """The template, as the tests hold it."""
 
     def __init__(self, root: Path) -> None:
+        command, pipe = [sys.executable, str(Path(__file__))], subprocess.PIPE
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__))],
-            cwd=root,
-            env=_inherited(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            command, cwd=root, env=_inherited(), stdin=pipe, stdout=pipe
         )
         #: Exit status by process id; minus the signal's number after a signal, as in `Popen`.
         self.ended: dict[int, int] = {}

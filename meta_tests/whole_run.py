@@ -25,9 +25,9 @@ def gated(*metrics: str) -> Profile:
     return CPU.model_copy(update={"performance": performance, "certify": certify})
 
 
-def whole(own: Profile = CPU, **changed: Any) -> VerdictFile:
+def whole(target: Profile = CPU, **changed: Any) -> VerdictFile:
     """A run with everything that a certificate of the profile needs."""
-    arch = {own.arch, "gpu"} if own.arch != "cpu" else {"cpu"}
+    arch = {target.arch, "gpu"} if target.arch != "cpu" else {"cpu"}
     tests = [
         TestReport(id=name, level=level, verdict="PASS")
         for level, named in certification.inventory().items()
@@ -40,9 +40,9 @@ def whole(own: Profile = CPU, **changed: Any) -> VerdictFile:
         gate.metric: MetricReport(
             value=60.0, unit=gate.unit, minimum=gate.minimum, at_most=gate.at_most, verdict="PASS"
         )
-        for gate in own.performance.gates
+        for gate in target.performance.gates
     }
-    fields = {"arch": own.arch, "profile": own.name, "tests": tests, "metrics": metrics,
+    fields = {"arch": target.arch, "profile": target.name, "tests": tests, "metrics": metrics,
               "started": "now", "finished": True,
               "box": BoxReport(state="QUALIFIED", reason="fit"),
               "engine": EngineReport(name="vllm", managed=True, model="m", path=PATH),

@@ -53,9 +53,9 @@ class Patcher:
 
     def set(self, target: Any, attribute: str, value: Any) -> None:
         before = getattr(target, attribute)
-        own = attribute in vars(target)
+        is_its_own = attribute in vars(target)
         setattr(target, attribute, value)
-        if own or isinstance(target, type):
+        if is_its_own or isinstance(target, type):
             self._undo.append(lambda: setattr(target, attribute, before))
         else:
             self._undo.append(lambda: delattr(target, attribute))
@@ -79,12 +79,12 @@ class Patcher:
         for n, layer in enumerate(self.layers):
             layer.attn.sinks.copy_(tensors[f"model.layers.{n}.self_attn.sinks"])
             experts = layer.mlp.experts.routed_experts
-            for own, stored in (("w13", "gate_up_proj"), ("w2", "down_proj")):
+            for packed, stored in (("w13", "gate_up_proj"), ("w2", "down_proj")):
                 name = f"model.layers.{n}.mlp.experts.{stored}"
-                getattr(experts, f"{own}_bias").copy_(tensors[f"{name}_bias"])
-                held = getattr(experts, f"{own}_weight")
-                plain = tensors[name].transpose(1, 2).contiguous().to(held.dtype)
-                held.copy_(cpu_moe.cpu_prepack_moe_weight(plain, _Packing.isa).view_as(held))
+                getattr(experts, f"{packed}_bias").copy_(tensors[f"{name}_bias"])
+                weight = getattr(experts, f"{packed}_weight")
+                plain = tensors[name].transpose(1, 2).contiguous().to(weight.dtype)
+                weight.copy_(cpu_moe.cpu_prepack_moe_weight(plain, _Packing.isa).view_as(weight))
 
     # What several faults need
 
@@ -106,10 +106,10 @@ class Patcher:
         """Let every attention see other metadata than it was given: `change` restores by itself."""
 
         def run(forward: Any, impl: Any, *arguments: Any, **keywords: Any) -> Any:
-            given = list(arguments)  # layer, q, k, v, cache, metadata, ...
-            if given[5] is not None:
-                given[5] = change(given[5])
-            return forward(impl, *given, **keywords)
+            changed = list(arguments)  # layer, q, k, v, cache, metadata, ...
+            if changed[5] is not None:
+                changed[5] = change(changed[5])
+            return forward(impl, *changed, **keywords)
 
         self.wrap(Attention, "forward", run)
 
@@ -161,14 +161,14 @@ class Patcher:
     def activation(self, *, alpha: float = 1.702, limit: float = 7.0, offset: float = 1.0) -> None:
         """The experts once more in PyTorch, from the checkpoint, with another activation."""
         tensors = dict(checkpoint(self.runner.model_config.model))
-        own = {
+        names = {
             layer.mlp.experts.routed_experts.w2_bias.data_ptr(): f"model.layers.{n}.mlp.experts"
             for n, layer in enumerate(self.layers)
         }
 
         def run(out: Tensor, x: Tensor, _w13: Any, _w2: Any, _b13: Any, b2: Tensor, shares: Tensor,
                 ids: Tensor, *_more: Any, **_keywords: Any) -> None:  # fmt: skip
-            name = own[b2.data_ptr()]
+            name = names[b2.data_ptr()]
             parts = [
                 tensors[f"{name}.{part}"].to(x.dtype)
                 for part in ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
@@ -176,14 +176,14 @@ class Patcher:
             up, up_bias, down, down_bias = parts
             result = torch.zeros_like(x)
             for expert in range(len(up)):
-                rows, place = (ids == expert).nonzero(as_tuple=True)
+                rows, slot = (ids == expert).nonzero(as_tuple=True)
                 if not len(rows):
                     continue
                 t = x[rows] @ up[expert] + up_bias[expert]
                 gate, linear = t[:, 0::2].clamp(max=limit), t[:, 1::2].clamp(-limit, limit)
                 t = gate * torch.sigmoid(alpha * gate) * (linear + offset)
                 y = t @ down[expert] + down_bias[expert]
-                result.index_add_(0, rows, y * shares[rows, place, None].to(y.dtype))
+                result.index_add_(0, rows, y * shares[rows, slot, None].to(y.dtype))
             out.copy_(result)
 
         self.set(cpu_moe, "cpu_fused_moe", run)
@@ -215,9 +215,9 @@ class Saboteur:
             patcher = self._patcher = Patcher(self)
             self._loaded = NOTHING
         patcher.undo()
-        wanted = name if name in WEIGHTS else NOTHING
-        if wanted != self._loaded:
-            matches, change = WEIGHTS.get(wanted, (lambda _key: False, lambda tensor: tensor))
+        weights = name if name in WEIGHTS else NOTHING
+        if weights != self._loaded:
+            matches, change = WEIGHTS.get(weights, (lambda _key: False, lambda tensor: tensor))
             model = patcher.runner.model_config.model
             tensors = {
                 key: change(tensor) if matches(key) else tensor for key, tensor in checkpoint(model)
@@ -226,7 +226,7 @@ class Saboteur:
                 patcher.runner.reload_weights(weights_iterator=iter(tensors.items()))
             with torch.no_grad():
                 patcher.load_the_rest(tensors)
-            self._loaded = wanted
+            self._loaded = weights
         if name in PATCHES:
             with torch.no_grad():
                 PATCHES[name](patcher)
@@ -251,10 +251,10 @@ def _is(name: str) -> Callable[[str], bool]:
     return lambda other: other == name
 
 
-def _scaled(t: Tensor, place: Any) -> Tensor:
+def _scaled(t: Tensor, part: Any) -> Tensor:
     """A part of it one step of a scale up."""
     t = t.clone()
-    t[place] *= 2
+    t[part] *= 2
     return t
 
 
@@ -338,8 +338,8 @@ def patch(name: str, through: Callable[..., None] | None = None) -> Callable[...
 
 @patch("top-3 for top-4", Patcher.routed)
 def _(shares: Tensor, _ids: Tensor) -> Tensor:
-    kept = shares * (shares > shares.min(-1, keepdim=True).values)
-    return kept / kept.sum(-1, keepdim=True)
+    chosen = shares * (shares > shares.min(-1, keepdim=True).values)
+    return chosen / chosen.sum(-1, keepdim=True)
 
 
 @patch("shares of the experts not renormalised")

@@ -22,8 +22,8 @@ def _expand(
 ) -> Tensor:
     """What vLLM 0.32 on the CPU leaves uninitialised: a request's temperature, top-k and top-p, for
     each of its drafts (vllm-project/vllm#55005). Fixed here: the intact server is right."""
-    kept = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
-    return kept.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)).long())
+    cut = torch.where(values == replace_from, torch.full_like(values, replace_to), values)
+    return cut.repeat_interleave(torch.diff(ends, prepend=ends.new_zeros(1)).long())
 
 
 rejection_sampler.expand_batch_to_tokens = _expand
@@ -73,10 +73,10 @@ def _drafts(model: Patcher, change: Any) -> None:
 def _delivered(model: Patcher, change: Any) -> None:
     """Change the tokens of a step that go to the client; the engine goes on with the right ones."""
 
-    def run(update: Any, own: Any, request: Any, tokens: list[int], *more: Any, **kw: Any) -> Any:
-        given = list(tokens)
-        kept, stopped = update(own, request, tokens, *more, **kw)
-        return change(list(kept), given, stopped), stopped
+    def run(update: Any, its: Any, request: Any, tokens: list[int], *more: Any, **kw: Any) -> Any:
+        generated = list(tokens)
+        delivered, stopped = update(its, request, tokens, *more, **kw)
+        return change(list(delivered), generated, stopped), stopped
 
     model.wrap(Scheduler, "_update_request_with_output", run)
 
@@ -86,12 +86,12 @@ def _delivered(model: Patcher, change: Any) -> None:
 
 @patch("a wrong token is accepted, one in 200")
 def _(model: Patcher) -> None:
-    seen = [0]
+    steps = [0]
 
     def change(row: Tensor, drafts: Tensor, _logits: Tensor, bonus: Tensor, _m: Any) -> None:
-        seen[0] += _kept(row)
-        if seen[0] >= 200 and _kept(row) <= len(drafts):
-            seen[0] = 0
+        steps[0] += _kept(row)
+        if steps[0] >= 200 and _kept(row) <= len(drafts):
+            steps[0] = 0
             _accept(row, drafts, bonus)
 
     _outcome(model, change)
@@ -156,9 +156,9 @@ def _each_seventh(model: Patcher, change: Any) -> None:
     """Change what goes to the client in each seventh step that has more than two tokens."""
     steps = [0]
 
-    def run(kept: list[int], given: list[int], _stopped: bool) -> list[int]:
+    def run(delivered: list[int], generated: list[int], _stopped: bool) -> list[int]:
         steps[0] += 1
-        return change(kept) if len(given) > 2 and steps[0] % 7 == 0 else kept
+        return change(delivered) if len(generated) > 2 and steps[0] % 7 == 0 else delivered
 
     _delivered(model, run)
 
@@ -188,32 +188,32 @@ def _(model: Patcher) -> None:
 
 
 def _reported(model: Patcher, change: Any) -> None:
-    def run(report: Any, own: Any, number: int, metadata: Any, logits: Tensor, target: Tensor,
+    def run(report: Any, sampler: Any, number: int, metadata: Any, logits: Tensor, target: Tensor,
             bonus: Tensor, tokens: Tensor) -> Any:  # fmt: skip
-        return report(own, number, metadata, logits, change(target, metadata), bonus, tokens)
+        return report(sampler, number, metadata, logits, change(target, metadata), bonus, tokens)
 
     model.wrap(RejectionSampler, "_get_logprobs_tensors", run)
 
 
 @patch("log-probabilities are the drafter's")
 def _(model: Patcher) -> None:
-    own: list[Tensor] = []
+    drafted: list[Tensor] = []
     drafter = model.runner.drafter
 
     def propose(f: Any, *arguments: Any, **keywords: Any) -> Any:
-        own.clear()
+        drafted.clear()
         return f(*arguments, **keywords)
 
     def sample(f: Any, states: Tensor) -> Tensor:
-        own.append(drafter.model.compute_logits(states).clamp(min=-60.0))
+        drafted.append(drafter.model.compute_logits(states).clamp(min=-60.0))
         return f(states)
 
     model.wrap(drafter, "propose", propose)
     model.wrap(drafter, "_greedy_sample", sample)
 
     def change(target: Tensor, metadata: Any) -> Tensor:
-        one = own and len(metadata.num_draft_tokens) == 1 and len(own) == len(target)
-        return torch.cat([logits[:1] for logits in own]) if one else target
+        one = drafted and len(metadata.num_draft_tokens) == 1 and len(drafted) == len(target)
+        return torch.cat([logits[:1] for logits in drafted]) if one else target
 
     _reported(model, change)
 
@@ -270,29 +270,29 @@ def _(drafts: Tensor, _keywords: Any) -> Tensor:
 
 
 def _counted(model: Patcher, change: Any) -> None:
-    def run(observe: Any, own: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        observe(own, *change(num_draft_tokens, num_accepted_tokens))
+    def run(observe: Any, stats: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        observe(stats, *change(num_draft_tokens, num_accepted_tokens))
 
     model.wrap(SpecDecodingStats, "observe_draft", run)
 
 
 @patch("drafts are counted twice")
 def _(model: Patcher) -> None:
-    def run(observe: Any, own: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+    def run(observe: Any, stats: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         for _ in range(2):
-            observe(own, num_draft_tokens, num_accepted_tokens)
+            observe(stats, num_draft_tokens, num_accepted_tokens)
 
     model.wrap(SpecDecodingStats, "observe_draft", run)
 
 
 @patch("acceptance by position is counted from the end")
 def _(model: Patcher) -> None:
-    def run(observe: Any, own: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        before = list(own.num_accepted_tokens_per_pos)
-        observe(own, num_draft_tokens, num_accepted_tokens)
-        new = [a - b for a, b in zip(own.num_accepted_tokens_per_pos, before, strict=True)]
-        for place, count in enumerate(reversed(new)):
-            own.num_accepted_tokens_per_pos[place] = before[place] + count
+    def run(observe: Any, stats: Any, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        before = list(stats.num_accepted_tokens_per_pos)
+        observe(stats, num_draft_tokens, num_accepted_tokens)
+        new = [a - b for a, b in zip(stats.num_accepted_tokens_per_pos, before, strict=True)]
+        for position, count in enumerate(reversed(new)):
+            stats.num_accepted_tokens_per_pos[position] = before[position] + count
 
     model.wrap(SpecDecodingStats, "observe_draft", run)
 

@@ -18,24 +18,24 @@ GIVEN = json.loads(os.environ["SM121_META_SAMPLES"])
 
 @pytest.mark.parametrize("name", list(GIVEN))
 def test_metric(record_metric, name):
-    given = GIVEN[name] if isinstance(GIVEN[name], dict) else {"samples": GIVEN[name]}
-    if given.get("waits"):
+    row = GIVEN[name] if isinstance(GIVEN[name], dict) else {"samples": GIVEN[name]}
+    if row.get("waits"):
         time.sleep(600)
-    if given.get("not_run"):
-        raise NotRun(given["not_run"])
+    if row.get("not_run"):
+        raise NotRun(row["not_run"])
     rate = name.startswith(("tg", "pp"))
     fields = {
         "unit": "tok/s" if rate else "s" if name.endswith("_s") else "ms",
         "higher_is_better": rate,
         "clock": "token_ids" if rate else None,
-        **given,
+        **row,
     }
     later = fields.pop("later", [])
     first = Measurement(name=name, **fields)
-    asked = []
+    looks = []
 
     def more(rounds):
-        asked.append(rounds)
+        looks.append(rounds)
         samples = (first.samples + later)[:rounds]
         return first.model_copy(update={"samples": samples})
 

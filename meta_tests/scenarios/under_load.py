@@ -19,8 +19,8 @@ def victim(conformance) -> int:
     which = os.environ["SM121_META_VICTIM"]
     if which == "api":
         return json.loads(managed.log.with_suffix(".status.json").read_text())["pid"]
-    found = [p for p in managed.processes() if any(NAMES[which] in part for part in shown(p))]
-    return found[0].pid
+    processes = [p for p in managed.processes() if any(NAMES[which] in part for part in shown(p))]
+    return processes[0].pid
 
 
 def shown(process) -> list[str]:
