@@ -24,11 +24,8 @@ unproven = "the server says nothing of it"
 
 
 def sets_of(matrix: dict) -> set[tuple[str, tuple[str, ...]]]:
-    return {
-        (one["outcome"], tuple(f"{a}={v}" for a, v in one["values"].items()))
-        for one in matrix["failing_sets"]
-        if one["confirmed"]
-    }
+    confirmed = [one for one in matrix["failing_sets"] if one["confirmed"]]
+    return {(s["outcome"], tuple(f"{a}={v}" for a, v in s["values"].items())) for s in confirmed}
 
 
 @pytest.mark.slow(why="a run of its own")

@@ -4,20 +4,19 @@ import json
 import os
 import re
 import signal
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from data_rows import from_data
+from test_matrix_isolation import SPACE, ended, record
 
 from sm121 import cli
-from sm121.core import profile
+from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
 from sm121.core.verdict import NotRun, Verdict
 from sm121.matrix import axes, covering, feature_matrix, state
-from sm121.matrix.axes import Space
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.matrix.level import MatrixLevel
 from sm121.matrix.outcome import CellOutcome, CellRecord
@@ -27,15 +26,13 @@ from sm121.run import merge, verdict_file
 from sm121.run.record import Ledger
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
+pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 
-def shape(verdict: dict) -> dict:
+
+def shape(verdict: dict) -> list:
     """What of a verdict does not depend on the clock."""
-    return {
-        "verdict": verdict["verdict"],
-        "exit_status": verdict["exit_status"],
-        "levels": verdict["levels"],
-        "tests": [(t["id"], t["level"], t["verdict"], t["skipped"]) for t in verdict["tests"]],
-    }
+    tests = [(t["id"], t["level"], t["verdict"], t["skipped"]) for t in verdict["tests"]]
+    return [verdict["verdict"], verdict["exit_status"], verdict["levels"], tests]
 
 
 def merged(capsys, *directories, output) -> tuple[int, dict]:
@@ -50,15 +47,12 @@ def sets_of(report) -> list:
 
 
 def test_shards_make_the_whole_and_a_missing_one_is_not_run(run_matrix, tmp_path, capsys):
-    faults = "fallback:triton"
-    _, whole, _ = run_matrix("--matrix", "1", faults=faults)
-    parts = []
-    for index in (1, 2):
-        report = tmp_path / f"shard-{index}"
-        _, part, _ = run_matrix("--matrix", "1", "--shard", f"{index}/2", faults=faults,
-                                report=report)  # fmt: skip
-        assert f"shard {index}/2" in part.output
-        parts.append(report)
+    faults = {"faults": "fallback:triton"}
+    _, whole, _ = run_matrix("--matrix", "1", **faults)
+    parts = [tmp_path / "shard-1", tmp_path / "shard-2"]
+    for shard, report in zip(("1/2", "2/2"), parts, strict=True):
+        _, part, _ = run_matrix("--matrix", "1", "--shard", shard, report=report, **faults)
+        assert f"shard {shard}" in part.output
     status, together = merged(capsys, *parts, output=tmp_path / "merged")
     assert shape(together) == shape(whole.verdict)
     assert status == whole.verdict["exit_status"] == 1
@@ -67,21 +61,25 @@ def test_shards_make_the_whole_and_a_missing_one_is_not_run(run_matrix, tmp_path
 
     status, alone = merged(capsys, parts[0], output=tmp_path / "alone")
     assert alone["reason"] == "shards that are missing: 2/2"
-    left = [test for test in alone["tests"] if "its shard is missing (2/2)" in test["message"]]
-    assert left and all(test["verdict"] == "NOT_RUN" for test in left)
+    missing = [t for t in alone["tests"] if "its shard is missing (2/2)" in t["message"]]
+    assert missing and all(test["verdict"] == "NOT_RUN" for test in missing)
     assert status in (1, 5) and alone["verdict"] != "PASS"
+
+
+def wait_for_cells(run, are_noted) -> None:
+    """Until a run of the matrix has noted the cells that are meant."""
+    file = run.report / "matrix" / "state.jsonl"
+    text = lambda: file.read_text() if file.is_file() else ""  # noqa: E731
+    ended = lambda: run.process.poll() is not None  # noqa: E731
+    assert waiting.until(lambda: ended() or are_noted(text()), 60.0, every_s=0.05), run.output
+    assert not ended(), run.output
 
 
 @pytest.mark.slow("two runs of the matrix more")
 def test_a_killed_run_goes_on_after_the_last_cell(start_matrix, run_matrix, tmp_path):
-    report = tmp_path / "killed"
-    boots = tmp_path / "boots.txt"
+    report, boots = tmp_path / "killed", tmp_path / "boots.txt"
     first = start_matrix("--matrix", "1", report=report)
-    state = report / "matrix" / "state.jsonl"
-    deadline = time.monotonic() + 60
-    while not (state.is_file() and len(state.read_text().splitlines()) >= 3):
-        assert time.monotonic() < deadline and first.process.poll() is None, first.output
-        time.sleep(0.05)
+    wait_for_cells(first, lambda text: len(text.splitlines()) >= 3)
     first.remember()
     os.killpg(first.process.pid, signal.SIGKILL)
     first.wait()
@@ -91,25 +89,20 @@ def test_a_killed_run_goes_on_after_the_last_cell(start_matrix, run_matrix, tmp_
     status, run, matrix = run_matrix("--matrix", "1", "--resume", report=report)
     assert status == 0, run.output
     again = boots.read_text().splitlines()[len(before) :]
-    ended = [cell["id"] for cell in matrix["cells"] if cell["resumed"]]
-    assert len(ended) == 2 and "are taken over" in run.output
+    resumed = [cell["id"] for cell in matrix["cells"] if cell["resumed"]]
+    assert len(resumed) == 2 and "are taken over" in run.output
     assert {cell["outcome"] for cell in matrix["cells"]} == {"PASS"}
     # The baseline once more, to compare with, and the cells that had no outcome.
-    assert len(again) == 1 + len(matrix["cells"]) - len(ended)
+    assert len(again) == 1 + len(matrix["cells"]) - len(resumed)
     whole = run_matrix("--matrix", "1")[2]
-    assert [(c["id"], c["outcome"]) for c in matrix["cells"]] == [
-        (c["id"], c["outcome"]) for c in whole["cells"]
-    ]
+    outcomes = [[(c["id"], c["outcome"]) for c in each["cells"]] for each in (matrix, whole)]
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.slow("a run of the matrix more")
 def test_an_interrupted_run_says_what_fails_and_that_it_was_interrupted(start_matrix):
     run = start_matrix("--matrix", "1", faults="refuse:triton crash:flashinfer_cutlass")
-    state = run.report / "matrix" / "state.jsonl"
-    deadline = time.monotonic() + 60
-    while not (state.is_file() and re.search('"outcome": ?"(FAIL|CRASH)"', state.read_text())):
-        assert time.monotonic() < deadline and run.process.poll() is None, run.output
-        time.sleep(0.05)
+    wait_for_cells(run, lambda text: re.search('"outcome": ?"(FAIL|CRASH)"', text))
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait() == 2, run.output
     matrix = json.loads((run.report / "matrix" / "matrix.json").read_text())
@@ -124,10 +117,10 @@ def test_an_interrupted_run_says_what_fails_and_that_it_was_interrupted(start_ma
 
 @pytest.mark.slow(why="two runs more")
 def test_another_run_is_not_taken_over(run_matrix, tmp_path):
-    report = tmp_path / "r"
-    run_matrix("--matrix", "1", "-k", "baseline", report=report)
-    status, run, matrix = run_matrix("--matrix", "1", "-k", "baseline", "--resume",
-                                     "--engine-env", "X=1", report=report)  # fmt: skip
+    baseline, report = ("--matrix", "1", "-k", "baseline"), tmp_path / "r"
+    run_matrix(*baseline, report=report)
+    other = ("--resume", "--engine-env", "X=1")
+    status, run, matrix = run_matrix(*baseline, *other, report=report)
     assert status == 0 and "no cell is taken over: the earlier run was another one" in run.output
     assert not any(cell["resumed"] for cell in matrix["cells"])
 
@@ -166,8 +159,8 @@ def test_kernel_tests_of_another_run_are_not_taken_over(run_pytest, tmp_path):
         *arguments, "--resume", "--configuration", "bfloat16", environment=environment
     )
     assert notes.read_text().split() == ["first"] * 4, run.output
-    said = "nothing is taken over: another configuration (float32, now bfloat16), and"
-    assert said in run.output
+    remark = "nothing is taken over: another configuration (float32, now bfloat16), and"
+    assert remark in run.output
 
 
 @pytest.mark.slow(why="two runs with workers")
@@ -196,15 +189,8 @@ def test_workers_make_one_matrix_and_are_taken_over(run_matrix, tmp_path):
     assert len(boots.read_text().splitlines()) == before
 
 
-SPACE = Space(axes.load("cpu"), "vllm", "0.32.0")
-
-
-def ended(cell: dict[str, str], outcome: CellOutcome, *, isolating: bool = False) -> CellRecord:
-    return CellRecord(
-        id=axes.identity(SPACE, cell), values=dict(cell), why=[], configuration="c", arguments=[],
-        outcome=outcome, reason="planted" if outcome.broken else "", isolating=isolating,
-        log="server-matrix.log", boot_s=2.0, took_s=3.0,
-    )  # fmt: skip
+BASELINE = ended(CellOutcome.PASS)
+ONCE = ended(CellOutcome.FAIL, graphs="compiled")
 
 
 def matrix_of(*records: CellRecord, references: tuple[CellRecord, ...] = ()) -> MatrixFile:
@@ -216,41 +202,31 @@ def text_of(file: MatrixFile) -> str:
     return json.dumps(feature_matrix.as_json(SPACE, file))
 
 
-BASELINE = ended(SPACE.baseline, CellOutcome.PASS)
-COMPILED = {**SPACE.baseline, "graphs": "compiled"}
-
-
-def test_a_failure_that_did_not_come_again_is_told_apart_after_merging():
-    once = matrix_of(
-        ended(COMPILED, CellOutcome.FAIL), ended(COMPILED, CellOutcome.PASS, isolating=True)
-    )
-    _, whole = feature_matrix.merged([matrix_of(BASELINE), once])
+@pytest.mark.parametrize("again", [CellOutcome.PASS, CellOutcome.FAIL])
+def test_a_failure_that_did_not_come_again_is_told_apart_after_merging(again):
+    second = ended(again, isolating=True, graphs="compiled")
+    _, whole = feature_matrix.merged([matrix_of(BASELINE), matrix_of(ONCE, second)])
     assert [(c.id, c.isolating) for c in whole.cells] == [
         ("baseline", False), ("graphs=compiled", False), ("graphs=compiled", True),
     ]  # fmt: skip
-    assert [one.confirmed for one in whole.failing_sets] == [False]
-    assert "once, and not again" in whole.failing_sets[0].text
-    twice = matrix_of(
-        ended(COMPILED, CellOutcome.FAIL), ended(COMPILED, CellOutcome.FAIL, isolating=True)
-    )
-    assert feature_matrix.merged([matrix_of(BASELINE), twice])[1].failing_sets[0].confirmed
+    (failing,) = whole.failing_sets
+    assert failing.confirmed is (again is CellOutcome.FAIL)
+    assert failing.confirmed or "once, and not again" in failing.text
 
 
 def test_starts_to_compare_with_are_counted():
-    file = matrix_of(ended(COMPILED, CellOutcome.PASS), references=(BASELINE,))
+    file = matrix_of(ended(CellOutcome.PASS, graphs="compiled"), references=(BASELINE,))
     assert file.spent == {"cells": 1.0, "boots": 2.0, "boot_s": 4.0, "seconds": 6.0}
 
 
-class Controller:
+def controller(directory: Path) -> SimpleNamespace:
     """As much of a run as its conclusion needs."""
-
-    def __init__(self, directory: Path) -> None:
-        test = TestReport(id="tests/test_matrix.py::test_smallest_failing_sets", level="matrix",
-                          verdict=Verdict.NOT_RUN, skipped=True)  # fmt: skip
-        self.directory, self.file = directory, SimpleNamespace(tests=[test])
-        self.ledger = Ledger(self.file)
-        self.remarks: list[str] = []
-        self.remark = self.remarks.append
+    identity = "tests/test_matrix.py::test_smallest_failing_sets"
+    test = TestReport(id=identity, level="matrix", verdict=Verdict.NOT_RUN, skipped=True)
+    file, remarks = SimpleNamespace(tests=[test]), []
+    return SimpleNamespace(
+        directory=directory, file=file, ledger=Ledger(file), remarks=remarks, remark=remarks.append
+    )
 
 
 def worker_wrote(directory: Path, name: str, content: str) -> None:
@@ -262,46 +238,44 @@ def worker_wrote(directory: Path, name: str, content: str) -> None:
 @from_data
 def test_the_controller_judges_the_cells_of_all_workers(tmp_path, outcome, verdict):
     worker_wrote(tmp_path, "gw0", text_of(matrix_of(BASELINE)))
-    worker_wrote(tmp_path, "gw1", text_of(matrix_of(ended(COMPILED, outcome))))
+    worker_wrote(tmp_path, "gw1", text_of(matrix_of(ended(outcome, graphs="compiled"))))
     worker_wrote(tmp_path, "gw2", "{ half")
-    run = Controller(tmp_path)
+    run = controller(tmp_path)
     merging.judge_matrix(tmp_path, run.ledger, [f"workers/gw{n}" for n in range(4)], run.remark)
     (test,) = run.file.tests
     assert test.verdict.value == verdict and not test.skipped
     assert ("graphs=compiled: CRASH, not isolated" in test.message) is (verdict == "FAIL")
     whole = json.loads((tmp_path / "matrix" / "matrix.json").read_text())
-    assert [c["log"] for c in whole["cells"]] == [
-        "workers/gw0/server-matrix.log", "workers/gw1/server-matrix.log",
-    ]  # fmt: skip
+    logs = [f"workers/gw{n}/server-matrix.log" for n in (0, 1)]
+    assert [cell["log"] for cell in whole["cells"]] == logs
     assert run.remarks == ["the matrix in workers/gw2 cannot be read: JSONDecodeError"]
     assert run.ledger.complete
 
 
 def test_with_no_matrix_nothing_is_concluded(tmp_path):
-    run = Controller(tmp_path)
+    run = controller(tmp_path)
     merging.judge_matrix(tmp_path, run.ledger, ["workers/gw0"], run.remark)
     assert run.file.tests[0].verdict is Verdict.NOT_RUN and not (tmp_path / "matrix").exists()
 
 
-def taken_over(root: Path, fingerprint: dict) -> tuple[list[str], str]:
-    """Ids that are taken over below a report directory, and what is said of it."""
-    records, said = state.take_over(root, fingerprint, root / "matrix")
-    return [record.id for record in records], said
+def taken_over(root: Path, name: str) -> tuple[list[str], str]:
+    """Ids that a run of this profile takes over from a report directory, and what is said of it."""
+    records, text = state.take_over(root, {"profile": name}, root / "matrix")
+    return [one.id for one in records], text
 
 
 def test_the_newest_earlier_run_that_was_the_same_is_taken_over(tmp_path):
-    mine, other = {"profile": "mine"}, {"profile": "other"}
-    assert taken_over(tmp_path, mine)[1] == "there is no earlier matrix in the report directory"
-    earlier = tmp_path / "earlier"
-    for name, record in (("gw0", BASELINE), ("gw1", ended(COMPILED, CellOutcome.PASS))):
-        state.add(record, earlier / "20260101-000000" / "workers" / name / "matrix", mine)
-    state.add(BASELINE, earlier / "20260102-000000" / "matrix", other)
-    (earlier / "20260103-000000").mkdir()
-    ids, said = taken_over(tmp_path, mine)
-    assert ids == ["baseline", "graphs=compiled"]
-    assert said == str(earlier / "20260101-000000" / "matrix")
-    ids, said = taken_over(tmp_path, {"profile": "third"})
-    assert not ids and "no cell is taken over: the earlier run was another one" in said
+    none = "there is no earlier matrix in the report directory"
+    assert taken_over(tmp_path, "mine") == ([], none)
+    first, second, third = (tmp_path / "earlier" / f"2026010{day}-000000" for day in (1, 2, 3))
+    compiled = ended(CellOutcome.PASS, graphs="compiled")
+    for worker, one in (("gw0", BASELINE), ("gw1", compiled)):
+        state.add(one, first / "workers" / worker / "matrix", {"profile": "mine"})
+    state.add(BASELINE, second / "matrix", {"profile": "other"})
+    third.mkdir()
+    assert taken_over(tmp_path, "mine") == (["baseline", "graphs=compiled"], str(first / "matrix"))
+    ids, text = taken_over(tmp_path, "third")
+    assert not ids and "no cell is taken over: the earlier run was another one" in text
 
 
 class Examiner:
@@ -314,27 +288,26 @@ class Examiner:
     def examine(self, planned, _configuration, *, isolating):
         self.started.append(axes.identity(SPACE, planned.cell))
         broken = planned.cell["graphs"] == "compiled"
-        return ended(
-            planned.cell, CellOutcome.FAIL if broken else CellOutcome.PASS, isolating=isolating
-        )
+        outcome = CellOutcome.FAIL if broken else CellOutcome.PASS
+        return record(SPACE, planned.cell, outcome, isolating)
 
 
 def level(tmp_path: Path, *, limit_s: float = 100.0, obstacle: str | None = None) -> MatrixLevel:
     """The baseline has ended, and a cell whose compiled graphs fail."""
-    own = profile.load("cpu-tiny-gpt-oss")
-    own = own.model_copy(update={"test_timeout_s": {"matrix": limit_s}})
+    cpu = profile.load("cpu-tiny-gpt-oss")
+    cpu = cpu.model_copy(update={"test_timeout_s": {"matrix": limit_s}})
     configuration = ServerConfiguration("n", "vllm", "python", "m", "canary")
     harness = SimpleNamespace(
-        profile=own, directory=tmp_path, attached=None, configurations={own.under_test:
+        profile=cpu, directory=tmp_path, attached=None, configurations={cpu.under_test:
         configuration}, managed_configuration=lambda _name: configuration, pool=None,
         obstacle=lambda: obstacle, say=lambda *_words: None, redact=lambda text: text,
         file=SimpleNamespace(fingerprint=None), start_anew=lambda _configuration: None,
     )  # fmt: skip
-    made = MatrixLevel(harness, make_plan(own, SPACE, strength="1"))
-    made.records = [BASELINE, ended({**COMPILED, "seqs": "1"}, CellOutcome.FAIL)]
+    made = MatrixLevel(harness, make_plan(cpu, SPACE, strength="1"))
+    made.records = [BASELINE, ended(CellOutcome.FAIL, graphs="compiled", seqs="1")]
     made._examiner = Examiner()
-    made.told, keep = [], made._found
-    made._found = lambda sets: (made.told.append(list(sets)), keep(sets))
+    made.reported, write = [], made._found
+    made._found = lambda sets: (made.reported.append(list(sets)), write(sets))
     return made
 
 
@@ -343,22 +316,21 @@ def test_isolating_ends_before_the_tests_time_does(tmp_path):
     with pytest.raises(AssertionError, match="graphs=compiled: FAIL"):
         run.isolate()
     assert run._examiner.started == ["graphs=compiled,seqs=1", "graphs=compiled"]
-    assert len(run.told) == 2 and all(run.told)  # as it is found, and at the end
+    assert len(run.reported) == 2 and all(run.reported)  # as it is isolated, and at the end
     written = json.loads((tmp_path / "matrix" / "matrix.json").read_text())
     assert [one["confirmed"] for one in written["failing_sets"]] == [True]
-    run = level(tmp_path, limit_s=17.0)  # 15 s are kept, and a cell takes 3 s
+
+
+@pytest.mark.parametrize("changed", [{"obstacle": "the GPU fell"}, {"limit_s": 17.0}])
+def test_nothing_is_started_where_nothing_can_be_trusted_or_no_time_is_left(tmp_path, changed):
+    """15 s are kept for the end of the test, and a cell takes 3 s."""
+    run = level(tmp_path, **changed)
     with pytest.raises(AssertionError, match="not isolated"):
         run.isolate()
     assert not run._examiner.started
-
-
-def test_nothing_is_started_where_nothing_can_be_trusted(tmp_path):
-    run = level(tmp_path, obstacle="the GPU fell")
-    with pytest.raises(AssertionError, match="not isolated"):
-        run.isolate()
-    assert not run._examiner.started
-    with pytest.raises(NotRun, match="the GPU fell"):
-        run.examine(covering.Planned(COMPILED, ("array",)))
+    if "obstacle" in changed:
+        with pytest.raises(NotRun, match="the GPU fell"):
+            run.examine(covering.Planned(ONCE.values, ("array",)))
 
 
 def verdict_of(folder: Path, profile: str, verdict: str) -> None:
@@ -372,14 +344,14 @@ def verdict_of(folder: Path, profile: str, verdict: str) -> None:
 
 def test_the_newest_earlier_run_with_kernel_tests_is_taken_over(tmp_path):
     earlier = tmp_path / "earlier"
-    for stamp, own, verdict in (("1", "mine", "FAIL"), ("2", "mine", "PASS"),
-                                ("3", "mine", "NOT_RUN"), ("4", "other", "PASS")):  # fmt: skip
-        verdict_of(earlier / stamp, own, verdict)
+    runs = (("mine", "FAIL"), ("mine", "PASS"), ("mine", "NOT_RUN"), ("other", "PASS"))
+    for stamp, (name, verdict) in enumerate(runs, 1):
+        verdict_of(earlier / f"{stamp}", name, verdict)
     remarks: list[str] = []
     now = verdict_file.read(earlier / "1" / "verdict.json")
     run = SimpleNamespace(directory=tmp_path, file=now, remark=remarks.append)
-    found = merge.earlier_run(run)
-    assert found is not None and found.tests[0].verdict is Verdict.PASS and not remarks
+    newest = merge.earlier_run(run)
+    assert newest is not None and newest.tests[0].verdict is Verdict.PASS and not remarks
     now.profile = "third"
     assert merge.earlier_run(run) is None
     assert remarks == ["--resume: nothing is taken over: another profile (other, now third)"]
