@@ -23,14 +23,7 @@ from sm121.measure.timeline import Sample
 from sm121.regression import trend
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.details import Details, FailureDetail
-from sm121.run.verdict_file import (
-    BoxReport,
-    ChangeReport,
-    CrashReport,
-    MetricReport,
-    TestReport,
-    VerdictFile,
-)
+from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 from sm121.stress.memory import MemoryFile
 
 HOSTILE = (
@@ -52,25 +45,22 @@ def _metrics(decode: float, prefill: float, verdict: Verdict) -> dict[str, Metri
         for kind, share, gate in (("tg32", 1.0, limits), ("tg128", 0.99, {})):
             value = decode * factor * share
             good = not gate or value * 0.985 >= gate["minimum"]
-            metrics[f"{kind}@d{depth}"] = MetricReport(
-                value=value,
-                ci_low=value * 0.985,
-                ci_high=value * 1.01,
-                grade="minimum" if gate and good and verdict is Verdict.PASS else None,
-                roofline=round(value / (74.0 * factor**0.4), 4),
-                verdict=verdict if undecided else Verdict.PASS if good else Verdict.FAIL,
-                **_DATA["rate"] | gate,
-            )
-        value = prefill * factor**1.6
-        metrics[f"pp2048@d{depth}"] = MetricReport(
-            value=value,
-            ci_low=value * 0.97,
-            ci_high=value * 1.03,
-            minimum=4500.0 if depth == "0" else None,
-            verdict=verdict if verdict is not Verdict.FAIL else Verdict.PASS,
-            **_DATA["rate"],
-        )
+            rate = _rate(value, 0.985, 1.01, **gate)
+            rate.grade = "minimum" if gate and good and verdict is Verdict.PASS else None
+            rate.roofline = round(value / (74.0 * factor**0.4), 4)
+            rate.verdict = verdict if undecided else Verdict.PASS if good else Verdict.FAIL
+            metrics[f"{kind}@d{depth}"] = rate
+        minimum = 4500.0 if depth == "0" else None
+        rate = _rate(prefill * factor**1.6, 0.97, 1.03, minimum=minimum)
+        rate.verdict = verdict if verdict is not Verdict.FAIL else Verdict.PASS
+        metrics[f"pp2048@d{depth}"] = rate
     return metrics | {name: MetricReport(**row) for name, row in _DATA["metrics"].items()}
+
+
+def _rate(value: float, low: float, high: float, **limits: float | None) -> MetricReport:
+    """A rate with its interval, as shares of it."""
+    fields = {"value": value, "ci_low": value * low, "ci_high": value * high}
+    return MetricReport(**_DATA["rate"] | fields | limits)
 
 
 def _base(verdict: Verdict, decode: float) -> VerdictFile:
@@ -119,14 +109,11 @@ def _details(run: VerdictFile, decode: float) -> Details:
     def stored(value: float) -> stored_run.StoredMetric:
         return stored_run.StoredMetric("tg32@d0", "tok/s", True, None, (value,), value)
 
-    history = [
-        past_runs.stored_run(
-            f"{number:04}_gb10.json",
-            stored((56.9 if number < 8 else 53.6) * math.exp(chance.gauss(0, 0.003))),
-            started=f"2026-01-{number:02}T08:00:00+00:00",
-        )
-        for number in range(1, 12)
-    ]
+    history = []
+    for day in range(1, 12):
+        metric = stored((56.9 if day < 8 else 53.6) * math.exp(chance.gauss(0, 0.003)))
+        started = f"2026-01-{day:02}T08:00:00+00:00"
+        history.append(past_runs.stored_run(f"{day:04}_gb10.json", metric, started=started))
     return Details(
         command="python -m pytest -m sm121 --report-dir conformance-report",
         requirements={
@@ -139,22 +126,18 @@ def _details(run: VerdictFile, decode: float) -> Details:
 
 
 def _bad(
-    run: VerdictFile, known: Details, name: str, verdict: Verdict, fact: Fact, text: str = ""
+    run: VerdictFile, contents: Details, name: str, verdict: Verdict, fact: Fact, text: str = ""
 ) -> None:
     test = next(test for test in run.tests if test.id.endswith(name))
     test.verdict, test.message, test.unmet = verdict, str(fact), [fact]
     test.metrics = [name for name in run.metrics if name == fact.about]
-    known.failures.append(
-        FailureDetail(
-            id=test.id,
-            text=text or f"E   Unmet: {fact}",
-            location=f"{test.id.partition('::')[0]}:41",
-            reproduce=f"python -m pytest '{test.id}' -m sm121",
-        )
-    )
+    failure = FailureDetail(id=test.id, text=text or f"E   Unmet: {fact}")
+    failure.location = f"{test.id.partition('::')[0]}:41"
+    failure.reproduce = f"python -m pytest '{test.id}' -m sm121"
+    contents.failures.append(failure)
 
 
-def _crash(run: VerdictFile, known: Details, directory: Path) -> None:
+def _crash(run: VerdictFile, contents: Details, directory: Path) -> None:
     """The server died in the stress level: what comes after it did not run."""
     run.engine.path.failure = "illegal_memory_access"
     run.engine.path.evidence["failure"] = "CUDA error: an illegal memory access was encountered"
@@ -162,7 +145,7 @@ def _crash(run: VerdictFile, known: Details, directory: Path) -> None:
         if test.level in _AFTER_A_CRASH:
             test.verdict, test.skipped = Verdict.NOT_RUN, True
             test.message = "NOT_RUN: the server died before it"
-    run.metrics, known.samples, known.history = {}, {}, {}
+    run.metrics, contents.samples, contents.history = {}, {}, {}
     bundle = directory / run.crashes[0].bundle
     bundle.mkdir(parents=True, exist_ok=True)
     (bundle / "server.log").write_text("constructed\n")
@@ -170,17 +153,18 @@ def _crash(run: VerdictFile, known: Details, directory: Path) -> None:
     (bundle / "bundle.json").write_text(index.model_dump_json(by_alias=True))
 
 
-def _hostile(run: VerdictFile, known: Details) -> None:
+def _hostile(run: VerdictFile, contents: Details) -> None:
     """Everything that a model, a log or a name can put into a report."""
-    run.engine.model = run.engine.path.evidence["moe"] = known.command = HOSTILE
-    run.unproven, run.remarks, known.findings = [HOSTILE], [HOSTILE], [HOSTILE]
+    run.engine.model = run.engine.path.evidence["moe"] = contents.command = HOSTILE
+    run.unproven, run.remarks, contents.findings = [HOSTILE], [HOSTILE], [HOSTILE]
     run.environment["container"] = {HOSTILE: [HOSTILE, {"deep": HOSTILE}]}
     run.metrics[HOSTILE] = run.metrics["startup_s"]
-    known.history = {HOSTILE: known.history["tg32@d0"]}
-    known.history[HOSTILE].points[2].run = HOSTILE
-    _bad(run, known, "test_known_answers", Verdict.FAIL, Fact("' Paris'", HOSTILE), HOSTILE)
-    known.failures[0].sections = {"Captured stdout": HOSTILE}
-    run.crashes = [CrashReport(kind=HOSTILE, summary=HOSTILE, owner=HOSTILE, bundle=HOSTILE)]
+    contents.history = {HOSTILE: contents.history["tg32@d0"]}
+    contents.history[HOSTILE].points[2].run = HOSTILE
+    _bad(run, contents, "test_known_answers", Verdict.FAIL, Fact("' Paris'", HOSTILE), HOSTILE)
+    contents.failures[0].sections = {"Captured stdout": HOSTILE}
+    hostile = dict.fromkeys(("kind", "summary", "owner", "bundle"), HOSTILE)
+    run.crashes = [verdict_file.CrashReport(**hostile)]
 
 
 def write(kind: str, directory: Path) -> Path:
@@ -188,26 +172,26 @@ def write(kind: str, directory: Path) -> Path:
     row = _DATA["kinds"][kind]
     verdict, decode = Verdict(row["verdict"]), row.get("decode", 54.1)
     run = _base(verdict, decode)
-    known = _details(run, decode)
+    contents = _details(run, decode)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "server-cutlass.log").write_text("constructed\n")
     for bad in row.get("bad", ()):
         for name in bad["tests"]:
             judged = Verdict.FAIL if name == "test_moe_backend" else verdict
-            _bad(run, known, name, judged, Fact(**bad["fact"]))
-    run.changes = [ChangeReport(**change) for change in row.get("changes", ())]
-    run.crashes = [CrashReport(**crash) for crash in row.get("crashes", ())]
+            _bad(run, contents, name, judged, Fact(**bad["fact"]))
+    run.changes = [verdict_file.ChangeReport(**change) for change in row.get("changes", ())]
+    run.crashes = [verdict_file.CrashReport(**crash) for crash in row.get("crashes", ())]
     if "box" in row:
-        run.box = BoxReport(**row["box"])
+        run.box = verdict_file.BoxReport(**row["box"])
     if kind == "crash":
-        _crash(run, known, directory)
+        _crash(run, contents, directory)
     if kind == "hostile":
-        _hostile(run, known)
+        _hostile(run, contents)
     run.tests = [test for test in run.tests if test.level != row.get("without")]
     run.judge()
     run.reason = row.get("reason", HOSTILE)
     verdict_file.write(run, directory / "verdict.json")
-    details.write(known, directory)
+    details.write(contents, directory)
     label = HOSTILE if kind == "hostile" else "concurrent requests"
     (directory / "memory.json").write_text(_memory(label).model_dump_json())
     if kind != "crash":
@@ -244,18 +228,12 @@ def _memory(label: str) -> MemoryFile:
     for second in range(0, 900, 5):
         level = 66.0 + 8.0 * (1 - math.exp(-second / 90)) + 0.15 * math.sin(second / 17)
         resident = int(level * 2**30 * (second / 200 if second < 200 else 1))
-        sample = Sample(
-            at_s=second,
-            completed=max(0, second - 200),
-            rss_bytes=resident,
-            pss_bytes=resident,
-            available_bytes=int((118 - level) * 2**30),
-            cache_usage=None if second < 200 else 0.3 + 0.2 * math.sin(second / 40),
-            running=0.0 if second < 200 else 8.0,
-            device_bytes=None,
-            **_DATA["sample"],
-        )
-        samples.append(sample)
+        starting = second < 200
+        fields = {"at_s": second, "completed": max(0, second - 200), "device_bytes": None}
+        fields |= {"rss_bytes": resident, "pss_bytes": resident}
+        fields["available_bytes"] = int((118 - level) * 2**30)
+        fields["cache_usage"] = None if starting else 0.3 + 0.2 * math.sin(second / 40)
+        samples.append(Sample(**fields, running=0.0 if starting else 8.0, **_DATA["sample"]))
     reason = f"+19.2 MiB [+0.3 MiB, +37.9 MiB] over 285 {label}; allowed +346 MiB in all"
     growth = Growth(**_DATA["growth"], verdict=Verdict.PASS, reason=reason)
     return MemoryFile(every_s=5.0, device_memory="MemAvailable", samples=samples, growth=[growth])
@@ -265,20 +243,13 @@ def _matrix(label: str) -> MatrixFile:
     values = _DATA["matrix"]["values"]
     last = (CellOutcome.CRASH, CellOutcome.FALLBACK, CellOutcome.NOT_RUN, CellOutcome.INVALID)
     outcomes = [CellOutcome.PASS] * 8 + list(last)
-    cells = [
-        CellRecord(
-            id=f"c{number}",
-            values=dict(zip(values, choice, strict=True)),
-            configuration=f"c{number}",
-            outcome=outcome,
-            reason="" if outcome is CellOutcome.PASS else f"because of {label}",
-            rate=CellRate(metric="tg32@d0", samples=[], value=55.1 - number, ratio=1.0),
-            **_DATA["cell"],
-        )
-        for number, (choice, outcome) in enumerate(
-            zip(itertools.product(*values.values()), outcomes, strict=True), 1
-        )
-    ]
+    cells = []
+    for choice, outcome in zip(itertools.product(*values.values()), outcomes, strict=True):
+        name, row = f"c{len(cells) + 1}", dict(zip(values, choice, strict=True))
+        rate = CellRate(metric="tg32@d0", samples=[], value=54.1 - len(cells), ratio=1.0)
+        fields = {"id": name, "configuration": name, "values": row, "rate": rate}
+        reason = "" if outcome is CellOutcome.PASS else f"because of {label}"
+        cells.append(CellRecord(**_DATA["cell"] | fields, outcome=outcome, reason=reason))
     text = f"moe=triton + kv=fp8 fail together: {label}"
     together = FailingSetReport(**_DATA["failing_set"], reason=label, text=text)
     return MatrixFile(**_DATA["matrix"], cells=cells, failing_sets=[together])

@@ -53,8 +53,8 @@ def save(whole: Image.Image, target: Path, height: int) -> None:
         part.quantize(160, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
             target, optimize=True
         )
-        size, shown, height = target.stat().st_size, part.height, int(part.height * 0.9)
-    print(f"{target.relative_to(ROOT)}: {whole.width} x {shown}, {size} bytes")
+        size, rows, height = target.stat().st_size, part.height, int(part.height * 0.9)
+    print(f"{target.relative_to(ROOT)}: {whole.width} x {rows}, {size} bytes")
 
 
 def measured(kind: str, folder: Path) -> Path:
@@ -89,14 +89,14 @@ def pull_request(chromium, folder: Path) -> None:
     """The summary of a pull request that is slower than what was merged, as a page shows it."""
     report = stored.read(report_runs.write("fail", folder))
     run = report.run
-    kept = report_runs.write("pass", folder.with_name("trusted"))
+    trusted = report_runs.write("pass", folder.with_name("trusted"))
     run.against = AgainstReport(
         run="the run of 2026-11-23T10:43:01+00:00",
         engine="vllm 0.33.0",
         new=["tests/test_performance.py::test_decode_rate[tg32-d0]"],
         mended=["tests/test_correctness.py::test_a_tool_can_be_required"],
         worse=["tg32@d0: 47.3 tok/s against 53.6 (5 stored runs), 11.8% worse; 5% allowed"],
-        measured=stored.read(kept).run.metrics,
+        measured=stored.read(trusted).run.metrics,
     )
     text = summary.markdown(run, report) + "\n[The report, the logs and verdict.json](#)\n"
     body = markdown.markdown(text, extensions=["tables", "md_in_html", "fenced_code"])
@@ -114,17 +114,17 @@ def main() -> None:
     parser.add_argument("--real", type=Path, metavar="DIR", nargs="+", default=[])
     parser.add_argument("--hide", metavar="TEXT", nargs="+", default=[])
     parser.add_argument("--only", metavar="KIND", nargs="+", choices=KINDS, default=KINDS)
-    given = parser.parse_args()
+    options = parser.parse_args()
     if (why := browser.missing()) is not None:
         raise SystemExit(why)
     OUTPUT.mkdir(exist_ok=True)
-    real = {kind_of(directory): directory for directory in given.real}
+    real = {kind_of(directory): directory for directory in options.real}
     with browser.chromium() as chromium, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pull_request(chromium, folder / "pull-request")
-        for kind in given.only:
+        for kind in options.only:
             if kind in real:
-                directory = anywhere(real[kind], folder / kind, [f"{ROOT}/", *given.hide])
+                directory = anywhere(real[kind], folder / kind, [f"{ROOT}/", *options.hide])
                 file = page.write(stored.read(directory))
             else:
                 file = measured(kind, folder / kind)
