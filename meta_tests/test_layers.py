@@ -27,13 +27,9 @@ def package(tmp_path) -> Path:
 
 def lint_imports(folder: Path) -> tuple[int, str]:
     code = "from importlinter.cli import lint_imports; import sys; sys.exit(lint_imports())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder / "plugins"), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(folder / "plugins"), "COLUMNS": "200"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -46,10 +42,10 @@ def test_the_tree_keeps_every_contract():
 
 @pytest.mark.parametrize("contract", UPWARD)
 def test_a_planted_import_breaks_its_contract(package, contract):
-    file, imported, said = UPWARD[contract]
+    file, imported, message = UPWARD[contract]
     with (package / file).open("a", encoding="utf-8") as planted:
         planted.write(f"\n\ndef _planted() -> None:\n    import {imported}\n")
     status, output = lint_imports(package.parents[1])
     assert status == 1, output
     assert f"{contract} BROKEN" in output
-    assert said in output
+    assert message in output

@@ -22,11 +22,11 @@ def answer(*ids: int) -> dict:
 def test_ids_come_with_the_log_probabilities():
     assert parse(answer(7, 9)).ids == (7, 9)
     assert parse(answer(7), answer(9)).ids == (7, 9)
-    own = answer(7)
-    own["choices"][0]["token_ids"] = [8]
-    assert parse(own).ids == (8,), "its own are what counts"
-    del own["choices"][0]["token_ids"], own["choices"][0]["logprobs"]["content"][0]["id"]
-    assert parse(own).ids is None, "a text is no id"
+    answered = answer(7)
+    answered["choices"][0]["token_ids"] = [8]
+    assert parse(answered).ids == (8,), "its own are what counts"
+    del answered["choices"][0]["token_ids"], answered["choices"][0]["logprobs"]["content"][0]["id"]
+    assert parse(answered).ids is None, "a text is no id"
 
 
 def test_a_program_is_imported_by_no_interpreter():
@@ -59,8 +59,8 @@ def test_only_what_an_engine_refuses_is_held_against_it():
 
 
 def test_every_bad_request_is_a_case():
-    known = {case.id for case in cases.shipped().case}
-    assert {case for case, _ in BAD_REQUESTS.values()} <= known
+    shipped = {case.id for case in cases.shipped().case}
+    assert {case for case, _ in BAD_REQUESTS.values()} <= shipped
 
 
 def test_the_context_stands_in_the_list_of_models():

@@ -19,14 +19,7 @@ from sm121.core import profile
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import managed, process_tree, registry
 from sm121.engines.life import Alive, Dead, ManagedLife
-from sm121.engines.managed import (
-    ManagedServer,
-    PortTaken,
-    ServerExited,
-    ServerStalled,
-    ServerTimedOut,
-    StartLimits,
-)
+from sm121.engines.managed import ManagedServer, StartLimits
 
 FAULT_SERVER = Path(__file__).parent / "fault_server.py"
 
@@ -37,22 +30,15 @@ class FaultEngine(TwoRanks):
     name = "fault"
 
     def command(self, configuration: ServerConfiguration, *, port: int) -> list[str]:
-        own = [configuration.python, str(FAULT_SERVER), "--port", str(port)]
-        return [*own, *configuration.arguments]
+        command = [configuration.python, str(FAULT_SERVER), "--port", str(port)]
+        return [*command, *configuration.arguments]
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., ManagedServer]]:
     made: list[ManagedServer] = []
 
-    def build(
-        fault: str,
-        *,
-        ready: float = 20.0,
-        stalled: float = 20.0,
-        stop: float = 5.0,
-        cold: float = 0.0,
-    ):
+    def build(fault: str, *, ready=20.0, stalled=20.0, stop=5.0, cold=0.0):
         configuration = ServerConfiguration(
             name=fault, engine="fault", python=sys.executable, model="none", served_name="canary",
             arguments=("--fault", fault),
@@ -75,40 +61,44 @@ def nothing_left(server: ManagedServer) -> bool:
     return not process_tree.marked(process_tree.SERVER_ID, server._server_id)
 
 
-def test_serves_and_stops_clean(make):
-    server = make("none")
+def gone(processes) -> bool:
+    return not any(psutil.pid_exists(process.pid) for process in processes)
+
+
+@pytest.mark.parametrize("fault", ["none", "stubborn", "orphan", "zombie"])
+def test_serves_and_stops_clean(make, fault):
+    """With what an orphan or a zombie adds to the supervisor and the server."""
+    server = make(fault, **{"stop": 2.0} if fault == "stubborn" else {})
     running = server.start()
+    life = ManagedLife(server)
     assert running.managed and running.startup_s is not None
-    assert isinstance(ManagedLife(server).state(), Alive)
+    assert isinstance(life.state(), Alive) and life.answers()
     tree = server.processes()
-    assert len(tree) == 2, f"supervisor and server, seen: {tree}"
+    every = {*tree, *(child for each in tree for child in each.children(recursive=True))}
+    assert len(every) == 2 + (fault in ("orphan", "zombie")), every
     assert os.getsid(tree[0].pid) != os.getsid(0), "the server has a session of its own"
     report = server.stop()
-    assert report.clean, report
-    assert not any(psutil.pid_exists(process.pid) for process in tree)
+    assert report.clean and gone(every), report
+    assert not life.answers()
 
 
 def test_key_of_vllm_is_as_old_as_its_compiled_kernels(tmp_path, monkeypatch):
     """vLLM 0.24 compiles again where it is another one: seen on an H100."""
-    configuration = ServerConfiguration(
-        name="marlin", engine="vllm", python=sys.executable, model="none", served_name="canary",
-        arguments=(),
-    )  # fmt: skip
+    configuration = ServerConfiguration("marlin", "vllm", sys.executable, "none", "canary")
+    limits, vllm = StartLimits(1.0, 1.0, 1.0, 1.0), registry.engine("vllm")
 
     def key() -> str:
-        limits = StartLimits(1.0, 1.0, 1.0, 1.0)
-        made = ManagedServer(configuration, registry.engine("vllm"), limits, tmp_path, "meta-run")
-        return made.secrets[0]
+        return ManagedServer(configuration, vllm, limits, tmp_path, "meta-run").secrets[0]
 
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "one"))
     first = key()
     assert len(first) == 32 and key() == first
-    kept = tmp_path / "one" / "sm121-api-key"
-    assert kept.stat().st_mode & 0o777 == 0o600
-    kept.chmod(0o644)
+    file = tmp_path / "one" / "sm121-api-key"
+    assert file.stat().st_mode & 0o777 == 0o600
+    file.chmod(0o644)
     assert key() != first, "others may have read it"
-    kept.chmod(0o600)
-    kept.write_text("x")
+    file.chmod(0o600)
+    file.write_text("x")
     assert len(key()) == 32
     for root in (tmp_path / "other", "/proc/nowhere"):
         monkeypatch.setenv("VLLM_CACHE_ROOT", str(root))
@@ -125,26 +115,24 @@ def test_api_key_is_random_and_on_no_command_line(make):
     assert first.secrets[0] not in repr(first)
 
 
-def test_exit_status_0_during_start_up_is_reported_at_once(make):
-    server = make("exit-0", ready=60.0)
-    started = time.monotonic()
-    with pytest.raises(ServerExited) as caught:
+def failed_start(server: ManagedServer, error: type[Exception]) -> tuple[str, str, float]:
+    """What is said of a start that fails so, the kind of its cause, and its seconds."""
+    began = time.monotonic()
+    with pytest.raises(error) as caught:
         server.start()
-    seconds = time.monotonic() - started
+    seconds = time.monotonic() - began
+    assert nothing_left(server)
+    return str(caught.value), caught.value.cause.kind, seconds
+
+
+def test_an_end_during_start_up_is_reported_at_once_with_its_cause(make):
+    server = make("exit-0", ready=60.0)
+    text, kind, seconds = failed_start(server, managed.ServerExited)
     # The fault server lives for one second, and needs some tenths to come up.
     assert seconds < 1.0 + 2.0, f"reported {seconds:.1f} s after the start, dead after 1 s"
-    assert "status 0" in str(caught.value), caught.value
-    assert caught.value.cause.kind == "engine_dead", caught.value.cause
-    assert str(server.log) in str(caught.value)
-    assert nothing_left(server)
-
-
-def test_the_cause_is_read_from_the_log(make):
-    server = make("exit-oom")
-    with pytest.raises(ServerExited) as caught:
-        server.start()
-    assert caught.value.cause.kind == "oom", caught.value.cause
-    assert "out of memory" in str(caught.value)
+    assert "status 0" in text and kind == "engine_dead" and str(server.log) in text, text
+    text, kind, _ = failed_start(make("exit-oom"), managed.ServerExited)
+    assert "out of memory" in text and kind == "oom", text
 
 
 @from_data
@@ -155,15 +143,11 @@ def test_never_ready_is_reported_at_the_timeout_with_the_last_progress(make, emp
     (folder / "build.ninja").write_text("build 1.o: cuda_compile 1.cu")
     os.utime(folder / "build.ninja", (time.time() + 60,) * 2)
     server = make("never-ready", ready=4.0)
-    started = time.monotonic()
-    with pytest.raises(ServerTimedOut) as caught:
-        server.start()
-    seconds = time.monotonic() - started
+    text, _, seconds = failed_start(server, managed.ServerTimedOut)
     assert 4.0 <= seconds < 9.0, f"required: at the timeout of 4 s, seen after {seconds:.1f} s"
-    assert "loading weights" in str(caught.value), caught.value
+    assert "loading weights" in text
     assert any("loading weights" in line for line in server.reported)
     assert not any("JIT" in line for line in server.reported), server.reported
-    assert nothing_left(server)
 
 
 @pytest.fixture
@@ -185,8 +169,8 @@ def test_a_cold_start_has_its_own_time(make, empty_cache):
     assert running.compiled == ("FlashInfer: fused_moe_120",)
     assert "fused_moe_120" in (running.why_cold or "") and "sm121 warm" in (running.why_cold or "")
     assert sum(granted) > 0, "the time of the test was prolonged as well"
-    shown = [line for line in server.reported if "fused_moe_120" in line]
-    assert shown and "of 6 files left" in shown[0], server.reported
+    lines = [line for line in server.reported if "fused_moe_120" in line]
+    assert lines and "of 6 files left" in lines[0], server.reported
     server.stop()
     again = make("compiles", ready=4.0, cold=60.0).start()
     assert again.compiled == () and again.why_cold is None
@@ -195,11 +179,10 @@ def test_a_cold_start_has_its_own_time(make, empty_cache):
 @pytest.mark.slow("as long as a cold start")
 def test_a_cold_start_that_compiles_no_more_is_found(make, empty_cache):
     """Not after the time of a cold start: as long after the last file as a warm one may take."""
-    began = time.monotonic()
-    with pytest.raises(ServerTimedOut) as caught:
-        make("compiles-then-hangs", ready=4.0, cold=60.0).start()
-    assert 5.5 < time.monotonic() - began < 15.0
-    assert "after the last file that it compiled" in str(caught.value), caught.value
+    stuck = make("compiles-then-hangs", ready=4.0, cold=60.0)
+    text, _, seconds = failed_start(stuck, managed.ServerTimedOut)
+    assert 5.5 < seconds < 15.0 and "after the last file that it compiled" in text
+    failed_start(make("compiles", ready=3.0, cold=4.0), managed.ServerTimedOut)  # it has an end
 
 
 @pytest.mark.slow("another compiler; a cold start that ends is tested above")
@@ -207,12 +190,6 @@ def test_a_compiler_that_works_on_its_first_file_is_no_sick_server(make, empty_c
     """A start that loaded weights for minutes may be over its time before its first file."""
     running = make("compiles-one-file", ready=4.0, cold=60.0).start()
     assert running.compiled == ("FlashInfer: fused_moe_120",)
-
-
-@pytest.mark.slow("as long as a cold start")
-def test_a_cold_start_has_an_end(make, empty_cache):
-    with pytest.raises(ServerTimedOut):
-        make("compiles", ready=3.0, cold=4.0).start()
 
 
 @pytest.mark.slow("two runs, one compiles for twenty seconds; a cold start alone is tested above")
@@ -223,105 +200,65 @@ def test_the_time_of_a_start_is_decided_by_a_warm_one(run_pytest, tmp_path, empt
     text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
     text = re.sub(r"ready_within_s = .*", 'ready_within_s = { value = 8, source = "test" }', text)
     file.write_text(re.sub(r"smoke = \d+", "smoke = 15", text))  # the alarm waits longer, too
-    asked = (
+    arguments = (
         "--arch", "cpu", "--profile", str(file), "--kernel-trace", "off",
         "--engine-python", str(FAULT_SERVER.with_name("fake_python.py")),
         "tests/test_smoke.py::test_server_is_ready_in_time",
         "tests/test_performance.py::test_startup_time",
     )  # fmt: skip
-    engine = {
-        "SM121_META_PYTHON": sys.executable,
-        "SM121_META_SERVER": "scripted_engine.py",
-        "SM121_META_ARGUMENTS": "--compiles 20",
-    }
-    _status, cold = run_pytest(*asked, environment=engine)
+    engine = {"SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": "scripted_engine.py"}
+    engine["SM121_META_ARGUMENTS"] = "--compiles 20"
+    _status, cold = run_pytest(*arguments, environment=engine)
     tests = {test["id"].rpartition("::")[2]: test for test in cold.verdict["tests"]}
-    wanted = {"test_server_is_ready_in_time": "INCONCLUSIVE", "test_startup_time": "NOT_RUN"}
-    for name, verdict in wanted.items():
+    verdicts = {"test_server_is_ready_in_time": "INCONCLUSIVE", "test_startup_time": "NOT_RUN"}
+    for name, verdict in verdicts.items():
         assert tests[name]["verdict"] == verdict, cold.output
         assert "it compiled FlashInfer: fused_moe_120" in tests[name]["message"]
         assert "run again" in tests[name]["message"]
     assert "startup_s" not in cold.verdict["metrics"]
     assert cold.verdict["starts"][0]["compiled"] == ["FlashInfer: fused_moe_120"]
     assert "fused_moe_120, " in cold.output and "of 20 files left" in cold.output
-    _status, warm = run_pytest(*asked, environment=engine)
+    _status, warm = run_pytest(*arguments, environment=engine)
     assert warm.verdict["tests"][0]["verdict"] == "PASS", warm.output
     assert warm.verdict["metrics"]["startup_s"]["value"] > 0, "measured, whatever the box is"
     assert warm.verdict["starts"][0]["compiled"] == []
 
 
 def test_hanging_is_told_from_slow(make):
-    server = make("silent", ready=300.0, stalled=4.0)
-    started = time.monotonic()
-    with pytest.raises(ServerStalled):
-        server.start()
-    assert time.monotonic() - started < 60.0, "long before the timeout of 300 s"
+    _, _, seconds = failed_start(make("silent", ready=300.0, stalled=4.0), managed.ServerStalled)
+    assert seconds < 60.0, "long before the timeout of 300 s"
     # The same patience with a server that logs: it is not called stalled, it runs into the timeout.
-    with pytest.raises(ServerTimedOut):
-        make("never-ready", ready=6.0, stalled=4.0).start()
+    failed_start(make("never-ready", ready=6.0, stalled=4.0), managed.ServerTimedOut)
+    text, _, _ = failed_start(make("health-only", ready=6.0, stalled=60.0), managed.ServerTimedOut)
+    assert "first token" in text, "health alone is not ready"
 
 
-def test_health_without_a_token_is_not_ready(make):
-    server = make("health-only", ready=6.0, stalled=60.0)
-    with pytest.raises(ServerTimedOut) as caught:
-        server.start()
-    assert "first token" in str(caught.value), caught.value
-    assert nothing_left(server)
+@pytest.fixture
+def stolen() -> Iterator[int]:
+    """A port on which somebody else listens."""
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        yield thief.getsockname()[1]
 
 
-def test_a_stolen_port_is_retried(make, monkeypatch):
-    with socket.socket() as thief:
-        thief.bind(("127.0.0.1", 0))
-        thief.listen()
-        stolen = thief.getsockname()[1]
-        offered = iter([stolen, process_tree.free_port()])
-        monkeypatch.setattr(managed.process_tree, "free_port", lambda: next(offered))
-        server = make("none")
-        running = server.start()
-        assert not running.endpoint.base_url.endswith(f":{stolen}")
-        assert any("taken" in line for line in server.reported), server.reported
-
-
-def test_a_port_that_is_always_stolen_is_a_typed_error(make, monkeypatch):
-    with socket.socket() as thief:
-        thief.bind(("127.0.0.1", 0))
-        thief.listen()
-        monkeypatch.setattr(managed.process_tree, "free_port", lambda: thief.getsockname()[1])
-        with pytest.raises(PortTaken) as caught:
-            make("none").start()
-    assert caught.value.cause.kind == "port", caught.value.cause
+def test_a_stolen_port_is_retried_and_is_a_typed_error_where_each_is_stolen(
+    make, monkeypatch, stolen
+):
+    offered = iter([stolen, process_tree.free_port()])
+    monkeypatch.setattr(managed.process_tree, "free_port", lambda: next(offered))
+    server = make("none")
+    assert not server.start().endpoint.base_url.endswith(f":{stolen}")
+    assert any("taken" in line for line in server.reported), server.reported
+    monkeypatch.setattr(managed.process_tree, "free_port", lambda: stolen)
+    assert failed_start(make("none"), managed.PortTaken)[1] == "port"
 
 
 def test_somebody_elses_server_on_our_port_is_not_ours(make, fault_server, monkeypatch):
-    """A server that answers on the port, but is not of our tree, never counts as ready."""
     other = fault_server("none", key="")
     port = int(other.base_url.rsplit(":", 1)[1])
     monkeypatch.setattr(managed.process_tree, "free_port", lambda: port)
-    with pytest.raises((PortTaken, ServerTimedOut)):
+    with pytest.raises((managed.PortTaken, managed.ServerTimedOut)):
         make("silent", ready=4.0).start()
     assert other.process.poll() is None, "the other server is left alone"
-
-
-def test_stop_is_firm_with_a_stubborn_server(make):
-    server = make("stubborn", stop=2.0)
-    server.start()
-    tree = server.processes()
-    report = server.stop()
-    assert report.clean, report
-    assert not any(psutil.pid_exists(process.pid) for process in tree)
-
-
-@pytest.mark.parametrize("fault", ["orphan", "zombie"])
-def test_orphans_and_zombies_are_gone(make, fault):
-    server = make(fault)
-    server.start()
-    pids = {process.pid for process in server.processes()}
-    for process in server.processes():
-        pids.update(child.pid for child in process.children(recursive=True))
-    assert len(pids) > 2, "the fault has made a third process"
-    report = server.stop()
-    assert report.clean, report
-    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_death_while_serving_is_typed_and_cleaned(make):
@@ -341,8 +278,7 @@ def test_death_of_the_supervisor_ends_the_server(make):
     server.start()
     tree = server.processes()
     tree[0].kill()
-    assert server.stop().survivors == ()
-    assert not any(psutil.pid_exists(process.pid) for process in tree)
+    assert server.stop().survivors == () and gone(tree)
 
 
 def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
@@ -356,15 +292,6 @@ def test_a_long_temporary_folder_is_no_obstacle(make, monkeypatch, tmp_path):
     assert len(folder) + 1 + 36 <= 107, folder
     server.stop()
     assert not Path(folder).exists(), "and nothing of it is left"
-
-
-def test_a_server_answers_while_it_serves_tokens(make):
-    server = make("none")
-    server.start()
-    life = ManagedLife(server)
-    assert life.answers()
-    server.stop()
-    assert not life.answers()
 
 
 def test_the_log_that_is_left_shows_no_secret(make):

@@ -226,7 +226,7 @@ def test_cost_is_learned_and_foretold(tmp_path):
     running = cost.predict(SPACE, cells[:1], ["a"], settings, durations, running="a")
     assert running.boots == 0 and running.seconds == 5.0
     file.write_text("no json")
-    assert cost.Durations(file).typical() is None
+    assert cost.Durations(file).of("a") == {}
 
 
 def test_state_survives_a_line_that_was_cut_off(tmp_path):

@@ -1,14 +1,14 @@
 """Reading streams, counting tokens, and the checks on what was counted: where no clock decides."""
 
 import dataclasses
+import itertools
 import json
-import subprocess
-import sys
 import time
 
 import numpy as np
 import psutil
 import pytest
+import servers
 from data_rows import from_data, text_file
 
 from sm121.client.timed import LagWatch, TimedBatch, completion, steps
@@ -47,14 +47,11 @@ def of_ids(count: int, *, asked: int | None = None, every_ms: float = 10.0) -> T
     return answer(*events, asked=asked or count, every_ms=every_ms)
 
 
-def test_a_chunk_has_the_time_of_the_read_that_completed_it():
+def test_clocks_in_their_order():
     whole = event(ids=[1])
     made = TimedAnswer(0, status=200)
     read_answer(made, [(5, whole[:10]), (9, whole[10:])])
     assert made.chunks[0].at_ns == 9
-
-
-def test_clocks_in_their_order():
     with_ids = answer(event("", ids=[1]), event(ids=[2, 3], counted=3))
     assert with_ids.clock() == "token_ids"
     assert with_ids.tokens("token_ids") == 3
@@ -62,17 +59,11 @@ def test_clocks_in_their_order():
     assert hidden.clock() == "usage", "a text without ids: ids cannot be the clock"
     assert answer(event(), event()).clock() == "chunks"
     assert answer(event("")).clock() is None
-
-
-def test_final_usage_confirms_that_a_chunk_is_a_token():
     confirmed = answer(event(), event(), event("", counted=2))
     assert timing.clock_of([confirmed]) == "usage"
     assert timing.decode_rate(confirmed, "usage") == pytest.approx(100)
     bundled = answer(event("a b c"), event(), event("", counted=4))
     assert timing.clock_of([bundled]) == "chunks"
-
-
-def test_first_chunk_is_not_in_the_rate():
     bundled = answer(event(ids=[*range(8)]), *(event(ids=[1]) for _ in range(10)), asked=18)
     assert timing.decode_rate(bundled, "token_ids") == pytest.approx(100)
     assert tg.textbook_rate(bundled, "token_ids") == pytest.approx(170)
@@ -81,11 +72,11 @@ def test_first_chunk_is_not_in_the_rate():
 
 def stream_of(chunks: list[tuple[float, int]], *, payload: int = 0) -> list[Arrival]:
     """Chunks of (milliseconds, tokens in it), of 150 bytes; the first has a payload."""
-    total, found = 0, []
-    for at_ms, tokens in chunks:
-        total += tokens
-        found.append(Arrival(int(at_ms * 1e6), total, 150 if found else 150 + payload))
-    return found
+    totals = itertools.accumulate(tokens for _, tokens in chunks)
+    return [
+        Arrival(int(at_ms * 1e6), total, 150 + payload * (n == 0))
+        for n, ((at_ms, _), total) in enumerate(zip(chunks, totals, strict=True))
+    ]
 
 
 def late(by_ms: float, *, step_ms: float = 10.0, count: int = 128) -> list[tuple[float, int]]:
@@ -97,30 +88,23 @@ def late(by_ms: float, *, step_ms: float = 10.0, count: int = 128) -> list[tuple
 @pytest.mark.parametrize("by_ms", [0.0, 0.5, 3.0, 9.9, 10.1, 25.0, 37.0, 99.0])
 def test_a_late_first_chunk_is_not_in_the_rate(by_ms, payload):
     for tokens in (32, 128):
-        found = decoding.window(stream_of(late(by_ms), payload=payload), tokens)
-        assert found is not None and found.enough
-        assert found.rate == pytest.approx(100, rel=0.001), (tokens, found)
+        window = decoding.window(stream_of(late(by_ms), payload=payload), tokens)
+        assert window is not None and window.enough
+        assert window.rate == pytest.approx(100, rel=0.001), (tokens, window)
 
 
-def test_a_payload_chunk_is_never_where_the_clock_starts_or_ends():
+def test_neither_a_payload_nor_a_bunch_is_where_the_clock_starts():
+    """A longer answer has those that the bunch took: eighteen in 3 ms after a long prompt."""
     plain, heavy = stream_of(late(0.0)), stream_of(late(0.0), payload=20_000)
     assert decoding.window(plain, 32).start.tokens == 1
     assert decoding.window(heavy, 32).start.tokens == 2
     plain[-1] = plain[-1]._replace(size=20_000)
     assert decoding.window(plain).end.tokens == 127
-
-
-def test_too_many_tokens_in_the_bunch_leave_no_rate():
     assert not decoding.window(stream_of(late(200.0, count=32)), 32).enough
     assert decoding.window(stream_of(late(200.0)), 128).enough
-
-
-def test_a_longer_answer_has_the_tokens_that_a_bunch_took():
-    """Eighteen tokens in 3 ms, as a server gave them after a prompt of 34,816 tokens."""
-    found = decoding.window(stream_of(late(180.0)), 32)
-    assert found.enough
-    assert found.tokens == 31
-    assert found.rate == pytest.approx(100, rel=0.001)
+    window = decoding.window(stream_of(late(180.0)), 32)
+    assert window.enough and window.tokens == 31
+    assert window.rate == pytest.approx(100, rel=0.001)
 
 
 def test_chunks_of_several_tokens_are_what_they_are():
@@ -129,59 +113,53 @@ def test_chunks_of_several_tokens_are_what_they_are():
     speculated = decoding.window(stream_of([(100 + 30 * i, n) for i, n in enumerate(sizes)]), 32)
     assert (speculated.start.tokens, speculated.late_ns) == (1, 0)
     tenths = [(100, 1), *((200 + 100 * i, 10) for i in range(12))]
-    assert decoding.window(stream_of(tenths), 32).rate == pytest.approx(100)
     flushed = [(100 + 40 * i + 0.01 * j, 1) for i in range(32) for j in range(4)]
-    assert decoding.window(stream_of(flushed), 32).rate == pytest.approx(100, rel=0.001)
-
-
-def test_gaps_that_alternate_are_no_late_start():
-    """The ticks of a timer: two long gaps, a short one."""
-    at, chunks = 100.0, []
-    for i in range(128):
-        chunks.append((at, 1))
-        at += (10.25, 10.3, 9.45)[i % 3]
-    assert decoding.window(stream_of(chunks), 128).start.tokens == 1
+    for chunks in (tenths, flushed):
+        assert decoding.window(stream_of(chunks), 32).rate == pytest.approx(100, rel=0.001)
 
 
 def test_an_honest_stream_loses_nothing_to_the_search_for_a_late_start():
     generator = np.random.default_rng(3)
     errors = []
     for _ in range(400):
-        steps = 10.0 * (1 + 0.05 * generator.standard_normal(128))
-        found = stream_of([(at, 1) for at in 100 + np.cumsum(steps)])
-        plain = 31e9 / (found[31].at_ns - found[0].at_ns)
-        errors.append(decoding.window(found, 32).rate / plain - 1)
+        gaps = 10.0 * (1 + 0.05 * generator.standard_normal(128))
+        stream = stream_of([(at, 1) for at in 100 + np.cumsum(gaps)])
+        plain = 31e9 / (stream[31].at_ns - stream[0].at_ns)
+        errors.append(decoding.window(stream, 32).rate / plain - 1)
     assert abs(np.mean(errors)) < 0.001
     assert np.mean(np.abs(errors) < 1e-9) > 0.95
+    at = np.cumsum([100.0, *([10.25, 10.3, 9.45] * 43)])[:128]  # the ticks of a timer
+    assert decoding.window(stream_of([(each, 1) for each in at]), 128).start.tokens == 1
 
 
 def test_streams_decode_together_from_the_last_start_to_the_first_end():
     one = stream_of([(100.0, 1), (300.0, 1), *((500 + 10 * i, 1) for i in range(30))])
-    two = stream_of([(500 + 10 * i, 1) for i in range(32)])
-    found = decoding.common([one, two])
-    assert sum(window.rate for window in found) == pytest.approx(200)
-    assert decoding.common([one, stream_of([(2000 + 10 * i, 1) for i in range(32)])]) is None
+    two, later = (stream_of([(first + 10 * i, 1) for i in range(32)]) for first in (500, 2000))
+    windows = decoding.common([one, two])
+    assert sum(window.rate for window in windows) == pytest.approx(200)
+    assert decoding.common([one, later]) is None
 
 
 def test_a_failed_request_is_an_infinite_time_and_no_rate():
     failed = of_ids(4)
     failed.error = "stalled"
     assert timing.ttft_ms(failed, "token_ids") == timing.NEVER
-    assert timing.decode_rate(failed, "token_ids") == 0
-    assert pp.prefill_rate(failed, "token_ids") == 0
+    assert timing.decode_rate(failed, "token_ids") == pp.prefill_rate(failed, "token_ids") == 0
     assert timing.gaps_ms(failed, "token_ids") == [timing.NEVER]
+    refused = answer(event(ids=[1]), b'data: {"error": {"message": "out of memory"}}\n\n')
+    assert refused.error is not None and refused.error.startswith("error-event")
 
 
-def test_an_error_event_fails_the_request():
-    made = answer(event(ids=[1]), b'data: {"error": {"message": "out of memory"}}\n\n')
-    assert made.error is not None and made.error.startswith("error-event")
+def reasons(check, *arguments, **more) -> list[str]:
+    """Why a check calls a number invalid."""
+    check(*arguments, findings=(findings := Findings()), **more)
+    return [item.reason for item in findings.invalid]
 
 
 @from_data
 def test_account_of_tokens(made, reason):
-    findings = Findings()
-    validity.check_answers([made], timing.clock_of([made]), findings)
-    assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
+    clock = timing.clock_of([made])
+    assert reasons(validity.check_answers, [made], clock) == [reason] * bool(reason)
 
 
 @from_data
@@ -206,17 +184,15 @@ def test_no_two_timed_prompts_begin_alike():
 @from_data
 def test_a_stream_is_not_faster_than_its_engine(seconds, reason):
     """Eight tokens in 70 ms. A stream that is slower than the engine is what a user gets."""
-    findings = Findings()
-    validity.check_server_clock(
-        {"decode_seconds": seconds}, [of_ids(8)], "token_ids", 0.02, findings
-    )
-    assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
+    arguments = ({"decode_seconds": seconds}, [of_ids(8)], "token_ids", 0.02)
+    assert reasons(validity.check_server_clock, *arguments) == [reason] * bool(reason)
 
 
-def test_the_first_tokens_may_not_be_faster_than_those_after_them():
+@pytest.mark.parametrize("first_ms", [10.0, 9.9, 9.5, 12.0])
+def test_the_first_tokens_may_not_be_faster_than_those_after_them(first_ms):
     """Where gaps vary so much that no start is certainly late. Else the clock starts after it."""
 
-    def made(first_ms: float, varies_ms: float = 1.5) -> TimedAnswer:
+    def made(varies_ms: float) -> TimedAnswer:
         answered = of_ids(128)
         gaps = [first_ms] * 31 + [10.0] * 96
         stamps = np.cumsum([100.0, *(g + varies_ms * (-1) ** i for i, g in enumerate(gaps))])
@@ -226,60 +202,46 @@ def test_the_first_tokens_may_not_be_faster_than_those_after_them():
         ]
         return answered
 
-    for first_ms, reason in ((10.0, None), (9.9, None), (9.5, "rates_contradict"), (12.0, None)):
-        findings = Findings()
-        validity.check_beginning([made(first_ms)] * 5, "token_ids", 32, 0.02, findings)
-        assert [item.reason for item in findings.invalid] == ([reason] if reason else [])
-    assert timing.decode_rate(made(9.5, 0.0), "token_ids", 32) == pytest.approx(100, rel=0.001)
+    contradicts = ["rates_contradict"] * (first_ms == 9.5)
+    arguments = ([made(1.5)] * 5, "token_ids", 32, 0.02)
+    assert reasons(validity.check_beginning, *arguments) == contradicts
+    if contradicts:
+        rate = timing.decode_rate(made(0.0), "token_ids", 32)
+        assert rate == pytest.approx(100, rel=0.001)
 
 
 def test_the_untimed_twin_holds_usage_against_ids():
-    good = answer(*(event(ids=[i], counted=i + 1) for i in range(8)))
+    right = answer(*(event(ids=[i], counted=i + 1) for i in range(8)))
     lying = answer(*(event(ids=[i], counted=i + 1 + i // 4) for i in range(8)))
     without = answer(*(event(counted=i + 1) for i in range(8)))
-    for twin, reasons, unproven in (
-        (good, [], 0), (lying, ["token_accounting"], 0), (without, [], 1),
-    ):  # fmt: skip
-        findings = Findings()
-        validity.check_twin(twin, findings)
-        assert [item.reason for item in findings.invalid] == reasons
+    for twin, why, unproven in ((right, [], 0), (lying, ["token_accounting"], 0), (without, [], 1)):
+        validity.check_twin(twin, findings := Findings())
+        assert [item.reason for item in findings.invalid] == why
         assert len(findings.unproven) == unproven
 
 
 def test_what_is_timed_asks_for_nothing_heavy():
-    asked = json.loads(completion("m", [1, 2], prompt_tokens=2, tokens=8).body)
-    heavy = {
-        "return_token_ids", "logprobs", "prompt_logprobs", "echo", "return_tokens_as_token_ids",
-    }  # fmt: skip
-    assert not heavy & set(asked)
-    assert asked["stream_options"]["continuous_usage_stats"]
+    body = json.loads(completion("m", [1, 2], prompt_tokens=2, tokens=8).body)
+    heavy = "return_token_ids logprobs prompt_logprobs echo return_tokens_as_token_ids"
+    assert not {*heavy.split()} & set(body)
+    assert body["stream_options"]["continuous_usage_stats"]
 
 
 def test_counters_of_the_engines_are_read():
-    text = (
-        "# TYPE vllm:generation_tokens counter\n"
-        'vllm:generation_tokens_total{engine="0"} 5.0\n'
-        'vllm:generation_tokens_total{engine="1"} 7.0\n'
-        "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 2.0\n"
-    )
-    now = counters.read(text)
+    before = counters.Counters({"generated": 2.0, "running": 9.0})
+    now = counters.read(text_file("counters.txt"))
     assert now.values == {"generated": 12.0, "running": 2.0}
-    assert now.since(counters.Counters({"generated": 2.0, "running": 9.0})) == {
-        "generated": 10.0,
-        "running": 2.0,
-    }
+    assert now.since(before) == {"generated": 10.0, "running": 2.0}
 
 
 def test_a_clock_that_stood_still_is_noticed():
     """A machine that slept: CLOCK_BOOTTIME went on and the clock in use did not."""
-    before = {"used": 0, "wall": 0, "boot": 0, "raw": 0}
+    before = dict.fromkeys(("used", "wall", "boot", "raw"), 0)
     slept = {"used": 10**9, "wall": 3 * 10**9, "boot": 3 * 10**9, "raw": 10**9}
     set_by_hand = {"used": 10**9, "wall": 3601 * 10**9, "boot": 10**9, "raw": 10**9}
     for after, expected in ((slept, ["clock_step"]), (set_by_hand, [])):
         batch = TimedBatch([], 1.0, 0.0, 0, steps(before, after))
-        findings = Findings()
-        validity.check_client([batch], findings)
-        assert [item.reason for item in findings.invalid] == expected
+        assert reasons(validity.check_client, [batch]) == expected
 
 
 def test_a_delay_of_our_own_is_seen_where_it_matters():
@@ -292,40 +254,32 @@ def test_a_delay_of_our_own_is_seen_where_it_matters():
     assert not validity.disturbed(made, "token_ids", MEASURING), "5 ms of 1.27 s are 0.4 %"
     made.lag_ns = (0, 20_000_000, 0)
     assert validity.disturbed(made, "token_ids", MEASURING)
-    findings = Findings()
-    validity.check_lag(6, 5, 20_000_000, findings)
-    assert findings.invalid[0].reason == "client_lag"
+    assert reasons(validity.check_lag, 6, 5, 20_000_000) == ["client_lag"]
+
+
+def second_clock_reasons(pairs, **more) -> list[str]:
+    return reasons(validity.check_second_clock, pairs, 0.02, **more)
 
 
 def test_second_clock_finds_a_stream_that_is_not_the_generation():
-    """1,812 tok/s by the stream of an engine that generates 60."""
+    """1,812 tok/s by the stream of an engine that generates 60; or 54 by that of each second answer
+    where the wall times of all say 49."""
     burst = of_ids(64, every_ms=0.55)
     burst.ended_ns = int(1.3e9)
     short = TimedAnswer(0, asked_tokens=16, ended_ns=int(0.5e9))
     second = tg.second_clock([burst] * 3, [short] * 3, "token_ids", 64)
     assert second[0] == pytest.approx((1818, 60), rel=1e-3)
-    findings = Findings()
-    validity.check_second_clock(second, 0.02, findings)
-    assert findings.invalid[0].reason == "second_clock"
+    assert second_clock_reasons(second) == ["second_clock"]
+    wrong = [(54.0, 49.0 + n * 0.01) for n in range(5)]
+    right = [(49.0, 49.0 - n * 0.01) for n in range(5)]
+    assert second_clock_reasons(wrong + right) == ["second_clock"]
 
 
-def test_second_clock_finds_what_is_so_in_half_of_the_answers():
-    """49 tok/s by the wall times of all answers, 54 by the stream of every second one."""
-    pairs = [(54.0, 49.0 + n * 0.01) for n in range(5)] + [
-        (49.0, 49.0 - n * 0.01) for n in range(5)
-    ]
-    findings = Findings()
-    validity.check_second_clock(pairs, 0.02, findings)
-    assert [item.reason for item in findings.invalid] == ["second_clock"]
-
-
-@pytest.mark.parametrize(("neighbours", "reasons"), [(False, []), (True, ["second_clock"])])
-def test_more_rounds_say_more_of_two_clocks(neighbours, reasons):
+@pytest.mark.parametrize("neighbours", [False, True])
+def test_more_rounds_say_more_of_two_clocks(neighbours):
     """What the noise of pairs that share answers hides, the error of a median does not."""
     pairs = [(200.0, 182.0 + 9.0 * (n % 3 - 1)) for n in range(24)]
-    findings = Findings()
-    validity.check_second_clock(pairs, 0.02, findings, neighbours)
-    assert [item.reason for item in findings.invalid] == reasons
+    assert second_clock_reasons(pairs, neighbours=neighbours) == ["second_clock"] * neighbours
 
 
 #: tg32 of the canary on an H100, one row an answer: time to its first token, and between two (ms).
@@ -341,10 +295,7 @@ def test_second_clock_bears_a_rate_that_changes_from_answer_to_answer():
         made.sent_ns = int((100 - first_ms) * 1e6)
         long.append(made)
     short = [TimedAnswer(0, asked_tokens=8, ended_ns=int(ms * 1e6)) for ms in H100_SHORT]
-    second = tg.second_clock(long, short, "token_ids", 32)
-    findings = Findings()
-    validity.check_second_clock(second, 0.02, findings)
-    assert not findings.invalid, findings.invalid
+    assert second_clock_reasons(tg.second_clock(long, short, "token_ids", 32)) == []
 
 
 @pytest.mark.parametrize("noise", [0.001, 0.02, 0.10])
@@ -354,8 +305,7 @@ def test_drift_is_found_and_not_imagined(noise):
     assert sum(validity.drift(list(rates)) is not None for rates in steady) <= 1
     slower = 52 * (1 + 0.001 * generator.standard_normal(12))
     slower[5:] *= 0.9
-    findings = Findings()
-    validity.check_drift(list(slower), 0.05, findings)
+    validity.check_drift(list(slower), 0.05, findings := Findings())
     assert findings.invalid and "5 rounds" in findings.invalid[0].evidence
 
 
@@ -367,60 +317,38 @@ def test_warm_is_flat_and_not_just_lucky():
 
 
 def test_the_client_ends_with_its_parent(timed_server):
-    """Killed in the middle of a batch, a run leaves no client behind."""
     server = timed_server("--rate", "1")
-    code = (
-        "import sys\n"
-        "from sm121.client.connection import Patience\n"
-        "from sm121.client.timed import completion\n"
-        "from sm121.client.timed_process import TimedProcess\n"
-        "with TimedProcess(sys.argv[1], 'none') as load:\n"
-        "    print(load._process.pid, flush=True)\n"
-        "    load.run([completion('gpt-oss-120b', [1], prompt_tokens=1, tokens=99)],\n"
-        "             patience=Patience(99, 99))\n"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code, server.base_url], stdout=subprocess.PIPE, text=True
-    )
-    client = psutil.Process(int(parent.stdout.readline()))
-    time.sleep(1.0)
-    assert client.is_running()
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
+    with servers.program("client-in-a-batch.txt", server.base_url) as parent:
+        client = psutil.Process(int(parent.stdout.readline()))
+        time.sleep(1.0)
+        assert client.is_running()
     psutil.wait_procs([client], timeout=5.0)
     assert not client.is_running() or client.status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_short_answer_does_not_say_how_late_its_first_chunk_was():
     """On an H100 at a depth of 32768 the first chunk was 70 ms late: of 8 tokens 7 came at once."""
+
+    def answered(*stamps: int) -> TimedAnswer:
+        made = TimedAnswer(0, status=200)
+        made.chunks = [Chunk(at, None, n, True, True, None, 300) for n, at in enumerate(stamps, 1)]
+        return made
+
     gap = 5_000_000
-    long = TimedAnswer(0, status=200)
-    for number in range(1, 129):
-        at = 16 * gap if number < 17 else number * gap
-        long.chunks.append(Chunk(at, None, number, text=True, visible=True, finish=None, size=300))
-    short = TimedAnswer(0, status=200)
-    for number in range(1, 9):
-        at = 16 * gap + number * 300_000
-        short.chunks.append(Chunk(at, None, number, text=True, visible=True, finish=None, size=300))
-    findings = Findings()
+    long = answered(*(max(n, 16) * gap if n < 17 else n * gap for n in range(1, 129)))
+    short = answered(*(16 * gap + n * 300_000 for n in range(1, 9)))
     seconds = (127 * 5 + 7 * 4) * gap / 1e9
-    validity.check_server_clock(
-        {"decode_seconds": seconds}, [long] * 5 + [short] * 4, "usage", 0.02, findings
-    )
-    assert not findings.invalid, findings
-
-
-TWO_PLACES = text_file("two-places.toml")
+    arguments = ({"decode_seconds": seconds}, [long] * 5 + [short] * 4, "usage", 0.02)
+    assert reasons(validity.check_server_clock, *arguments) == []
 
 
 @pytest.mark.slow("a whole run; the streams themselves are judged above")
 def test_a_run_says_which_streams_waited_and_stays_green(timed_server, run_pytest, tmp_path):
     server = timed_server("--model", "canary", "--rate", "200", "--slots", "2")
-    own = tmp_path / "two.toml"
-    own.write_text(TWO_PLACES, "utf-8")
+    profile = tmp_path / "two.toml"
+    profile.write_text(text_file("two-places.toml"), "utf-8")
     status, run = run_pytest(
-        "--arch", "cpu", "--base-url", server.base_url, "--profile", str(own),
+        "--arch", "cpu", "--base-url", server.base_url, "--profile", str(profile),
         "tests/test_performance.py", "-k", "concurrent_rate or of_several",
     )  # fmt: skip
     verdicts = {test["id"].partition("::")[2]: test["verdict"] for test in run.verdict["tests"]}

@@ -45,8 +45,8 @@ def part(index: int = 1, *tests: TestReport, of: int = 2, **more) -> VerdictFile
     planned = [ShardTest(id=name, level="kernel") for name in PLANNED]
     fields = {"engine": EngineReport(name="vllm", version="0.32.0", managed=True, model="m"),
               "shard": ShardReport(index=index, of=of, tests=planned),
-              "finished": True, **more}  # fmt: skip
-    return VerdictFile(arch="cpu", profile="p", started="now", tests=list(tests), **fields)
+              "started": "now", "finished": True, **more}  # fmt: skip
+    return VerdictFile(arch="cpu", profile="p", tests=list(tests), **fields)
 
 
 def of_shards(*parts: VerdictFile) -> VerdictFile:
@@ -74,36 +74,33 @@ def test_a_whole_never_looks_better_than_the_worst_machine_it_was_measured_on(
 
 
 def test_a_box_that_nobody_asked_for_is_told_from_one_that_could_not_be_told():
-    seen = {name for name, box in BOXES.items() if box.looked_at}
-    assert seen - {"later"} == {"fit", "untold", "no device", "bad"}
+    looked_at = {name for name, box in BOXES.items() if box.looked_at}
+    assert looked_at - {"later"} == {"fit", "untold", "no device", "bad"}
 
 
 def test_one_of_two_decisions_stands():
-    skipped = said("t", "NOT_RUN", skipped=True)
+    skipped, left_open = said("t", "NOT_RUN", skipped=True), said("t", "NOT_RUN")
     passed, failed, invalid = (said("t", verdict) for verdict in ("PASS", "FAIL", "INVALID"))
+    first_failed = said("t", "FAIL", "first")
+    waived, new = said("t", "FAIL", "known", waived=True), said("t", "FAIL", "new")
     for first, second, standing in (
-        (passed, skipped, passed), (skipped, passed, passed),
-        (said("t", "NOT_RUN"), passed, passed),
+        (passed, skipped, passed), (skipped, passed, passed), (left_open, passed, passed),
         (passed, failed, failed), (failed, invalid, failed), (invalid, passed, invalid),
-        (said("t", "FAIL", "first"), failed, said("t", "FAIL", "first")),
+        (first_failed, failed, first_failed), (waived, new, new), (new, waived, new),
     ):  # fmt: skip
         assert stands(first, second) == standing
+    assert said("t", "INVALID", waived=True).counted is Verdict.INVALID
 
 
-def test_shards_decide_what_the_whole_planned_and_what_came_beside():
-    left = said("end of the run::server", "FAIL", "left")
+def test_shards_decide_what_the_whole_planned_and_one_that_is_missing_is_not_green():
+    beside = said("end of the run::server", "FAIL", "left")
     whole = of_shards(
         part(1, said("one", "PASS"), said("two", "NOT_RUN", skipped=True)),
-        part(2, said("two", "FAIL", "broken"), left),
+        part(2, said("two", "FAIL", "broken"), beside),
     )
-    assert [(t.id, t.verdict.value, t.message) for t in whole.tests] == [
-        ("one", "PASS", ""), ("two", "FAIL", "broken"), (left.id, "FAIL", "left"),
-    ]  # fmt: skip
+    assert whole.tests == [said("one", "PASS"), said("two", "FAIL", "broken"), beside]
     assert whole.verdict is Verdict.FAIL and whole.finished and whole.shard is None
     assert whole.reason == "two: broken (and 1 more)"
-
-
-def test_a_shard_that_is_missing_or_unfinished_is_not_green():
     whole = of_shards(part(1, said("one", "PASS")))
     assert whole.tests[1].message == "its shard is missing (2/2)"
     assert whole.verdict is Verdict.NOT_RUN and not whole.finished
@@ -114,19 +111,16 @@ def test_a_shard_that_is_missing_or_unfinished_is_not_green():
 
 def test_shards_are_held_against_one_trusted_run_together():
     """A shard leaves levels to the others: what none of them asked was not asked."""
-    held = AgainstReport(run="the run of today", engine="vllm", no_worse=True)
-    first = held.model_copy(update={"known": ["one"], "not_asked": ["stress", "matrix"]})
-    second = held.model_copy(update={"known": ["two"], "not_asked": ["matrix", "kernel"]})
-    whole = of_shards(
-        part(1, said("one", "PASS"), against=first), part(2, said("two", "PASS"), against=second)
-    )
+    trusted = AgainstReport(run="the run of today", engine="vllm", no_worse=True)
+    first = trusted.model_copy(update={"known": ["one"], "not_asked": ["stress", "matrix"]})
+    second = trusted.model_copy(update={"known": ["two"], "not_asked": ["matrix", "kernel"]})
+    one = part(1, said("one", "PASS"), against=first)
+    whole = of_shards(one, part(2, said("two", "PASS"), against=second))
     assert whole.against is not None and whole.against.no_worse
     assert whole.against.known == ["one", "two"] and whole.against.not_asked == ["matrix"]
     assert "not worse than the run of today" in whole.reason, whole.reason
     worse = second.model_copy(update={"no_worse": False, "new": ["two"]})
-    whole = of_shards(
-        part(1, said("one", "PASS"), against=first), part(2, said("two", "FAIL"), against=worse)
-    )
+    whole = of_shards(one, part(2, said("two", "FAIL"), against=worse))
     assert whole.against is not None and not whole.against.no_worse
     assert whole.verdict is Verdict.FAIL and whole.against.new == ["two"]
     assert of_shards(part(1, said("one", "PASS")), part(2, said("two", "PASS"))).against is None
@@ -171,20 +165,16 @@ def test_the_engine_that_proves_its_path_and_the_gravest_memory_are_the_whole_s(
 
 
 def test_in_what_two_runs_differ():
-    one = part()
-    assert merge.differences(one, part()) == []
-    other = part(engine=EngineReport(name="vllm", version="0.33.0", managed=True, model="m"))
-    other.arch = "sm121"
+    """A part that asked no server does not know its version."""
+    one, other = part(), part()
+    assert merge.differences(one, other) == []
+    other.engine.version = None
+    assert merge.differences(one, other) == merge.differences(other, one) == []
+    other.engine.version, other.arch = "0.33.0", "sm121"
     assert merge.differences(one, other) == [
         Difference("architecture", "cpu", "sm121"),
         Difference("engine's version", "0.32.0", "0.33.0"),
     ]
-
-
-def test_a_part_that_asked_no_server_does_not_know_its_version():
-    one = part()
-    other = part(engine=one.engine.model_copy(update={"version": None}))
-    assert merge.differences(one, other) == merge.differences(other, one) == []
 
 
 ASKED = Fingerprint(profile="1", provider="torch", model="m1", arguments=["--a"],
@@ -196,42 +186,31 @@ def test_every_field_of_the_fingerprint_tells_two_runs_apart(changed, named, tmp
     one, two = part(1, fingerprint=ASKED), part(2, fingerprint=ASKED)
     assert merge.differences(one, two) == []
     two.fingerprint = ASKED.model_copy(update=changed)
-    (found,) = merge.differences(one, two)
-    assert found.name == named
+    (difference,) = merge.differences(one, two)
+    assert difference.name == named
     with pytest.raises(UsageError, match=f"another {named} "):
         merging.read([wrote(tmp_path, "one", one), wrote(tmp_path, "two", two)])
 
 
-def test_a_run_without_a_fingerprint_is_told_from_one_with_it():
-    (found,) = merge.differences(part(fingerprint=ASKED), part())
-    assert found == Difference("fingerprint", "known", "none")
-
-
-def test_files_without_a_fingerprint_are_told_apart_by_what_they_have():
+def test_a_run_without_a_fingerprint_is_told_apart_by_what_it_has():
+    without = Difference("fingerprint", "known", "none")
+    assert merge.differences(part(fingerprint=ASKED), part()) == [without]
     other = part(2, environment={"engine_arguments": ["--b"]})
     other.engine.model, other.engine.configuration = "m2", "marlin"
-    one = part(environment={"engine_arguments": []})
-    found = [difference.name for difference in merge.differences(one, other)]
-    assert found == ["configuration", "model", "engine's arguments"]
+    differences = merge.differences(part(environment={"engine_arguments": []}), other)
+    assert [each.name for each in differences] == ["configuration", "model", "engine's arguments"]
 
 
-def test_shards_of_two_days_are_no_run():
-    one, two = part(1), part(2)
-    one.started = two.started = "2026-11-20T10:00:00+00:00"
-    assert merge.apart(one, two) == []
-    two.started = "2026-11-20T20:00:00+00:00"
-    assert merge.apart(one, two) == []
-    two.started = "2026-11-22T10:00:00+00:00"
-    assert [found.name for found in merge.apart(one, two)] == ["day"]
-
-
-def test_shards_of_which_any_two_are_too_far_apart_are_no_run(tmp_path):
-    days = ("2026-11-20T10:00:00+00:00", "2026-11-19T12:00:00+00:00", "2026-11-21T08:00:00+00:00")
-    folders = []
-    for number, day in enumerate(days, 1):
-        shard = part(number, of=3)
-        shard.started = day
-        folders.append(wrote(tmp_path, f"s{number}", shard))
+def test_shards_of_two_days_are_no_run(tmp_path):
+    """Of which any two are too far apart."""
+    one, two = part(1, started="2026-11-20T10:00:00+00:00"), part(2)
+    for started, differs in (("20T10", []), ("20T20", []), ("22T10", ["day"])):
+        two.started = f"2026-11-{started}:00:00+00:00"
+        assert [each.name for each in merge.apart(one, two)] == differs
+    folders = [
+        wrote(tmp_path, f"s{number}", part(number, of=3, started=f"2026-11-{day}:00:00+00:00"))
+        for number, day in enumerate(("20T10", "19T12", "21T08"), 1)
+    ]
     with pytest.raises(UsageError, match="another day"):
         merging.read(folders)
 
@@ -249,37 +228,27 @@ def test_the_whole_is_never_better_than_the_worst_part(together, verdict):
     assert of_shards(good, part(2, said("two", "PASS"), verdict="PASS")).verdict is Verdict.PASS
 
 
-def test_a_shard_in_which_no_test_applied_takes_nothing_away():
+def test_shards_make_no_certificate():
+    """A shard in which no test applied takes nothing away from the verdict."""
+    parts = (part(n, said(name, "PASS"), verdict="PASS", certified=True)
+             for n, name in enumerate(PLANNED, 1))  # fmt: skip
+    assert of_shards(*parts).certified is None
     idle = part(2, said("two", "NOT_RUN", skipped=True), verdict="NOT_RUN")
     assert of_shards(part(1, said("one", "PASS"), verdict="PASS"), idle).verdict is Verdict.PASS
 
 
-def test_shards_make_no_certificate():
-    parts = (part(n, said(name, "PASS"), verdict="PASS", certified=True)
-             for n, name in enumerate(PLANNED, 1))  # fmt: skip
-    assert of_shards(*parts).certified is None
-
-
-def test_the_worse_of_two_metrics_stands():
-    def metric(verdict: str) -> dict[str, MetricReport]:
-        return {"tg32@d0": MetricReport(value=1.0, unit="tok/s", verdict=verdict)}
-
-    for order in (("PASS", "INVALID"), ("INVALID", "PASS")):
-        whole = of_shards(*(part(n, metrics=metric(v)) for n, v in enumerate(order, 1)))
-        assert whole.metrics["tg32@d0"].verdict is Verdict.INVALID
-
-
-def test_a_waived_failure_does_not_stand_before_one_that_is_not():
-    waived, failed = said("t", "FAIL", "known", waived=True), said("t", "FAIL", "new")
-    assert stands(waived, failed) == failed and stands(failed, waived) == failed
-    assert said("t", "INVALID", waived=True).counted is Verdict.INVALID
+@pytest.mark.parametrize("order", [("PASS", "INVALID"), ("INVALID", "PASS")])
+def test_the_worse_of_two_metrics_stands(order):
+    rates = ({"tg32@d0": MetricReport(value=1.0, unit="tok/s", verdict=each)} for each in order)
+    whole = of_shards(*(part(n, metrics=rate) for n, rate in enumerate(rates, 1)))
+    assert whole.metrics["tg32@d0"].verdict is Verdict.INVALID
 
 
 @from_data
 def test_a_shard_that_was_edited_is_refused(tmp_path, changed, why):
-    own = part(1, said("one", "FAIL"))
-    own.judge()
-    folder = wrote(tmp_path, "one", own)
+    shard = part(1, said("one", "FAIL"))
+    shard.judge()
+    folder = wrote(tmp_path, "one", shard)
     assert merging.read([folder])
     raw = json.loads((folder / "verdict.json").read_text())
     (folder / "verdict.json").write_text(json.dumps({**raw, **changed}))

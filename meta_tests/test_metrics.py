@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from data_rows import text_file
 
 from sm121.client.timed_answer import Chunk, TimedAnswer
 from sm121.core.level_settings import Measuring
@@ -10,27 +11,11 @@ from sm121.measure import cells, metrics
 from sm121.measure.plan import Plan
 from sm121.performance.bench import Bench, PerformanceChecks
 
-#: A metric that the suite does not have.
-OURS = '''
-from sm121.measure import timing
-from sm121.measure.metrics import TimeMetric
-
-
-class LongestGap(TimeMetric):
-    """``longest_pQ``: the longest gap of a request. Source: this test."""
-
-    key = "longest"
-
-    def samples(self, cell):
-        clock = cell.counted_by
-        return [max(timing.gaps_ms(answer, clock)) for answer in cell.answers]
-'''
-
 
 @pytest.fixture
-def ours(tmp_path, monkeypatch):
-    """The package with one file more."""
-    (tmp_path / "longest.py").write_text(OURS, "utf-8")
+def one_file_more(tmp_path, monkeypatch):
+    """The package with one file more, of a metric that the suite does not have."""
+    (tmp_path / "longest.py").write_text(text_file("longest-gap.txt"), "utf-8")
     monkeypatch.setattr(metrics, "__path__", [*metrics.__path__, str(tmp_path)])
     metrics.by_key.cache_clear()
     yield
@@ -63,8 +48,7 @@ def test_the_metrics_of_the_suite():
         metrics.find("tgx")
 
 
-def test_a_new_metric_is_one_new_file(ours):
-    """The level measures and records it: nothing else knows its name."""
+def test_a_new_metric_is_one_new_file(one_file_more):
     recorded = []
     bench = Bench(SimpleNamespace(), cell().server.plan)
     bench.cell = lambda *_, **__: cell()

@@ -39,21 +39,17 @@ def tree(tmp_path_factory) -> Path:
 
 
 def run(tree: Path, command: str) -> str:
-    finished = subprocess.run(
-        [sys.executable, *shlex.split(command)],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree / "plugins")},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(tree / "plugins")}
+    words = [sys.executable, *shlex.split(command)]
+    finished = subprocess.run(words, cwd=tree, env=environment, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     return finished.stdout
 
 
 def test_every_place_that_the_page_names_is_there():
-    places = set(re.findall(r"`((?:tests|meta_tests|plugins|fixtures)/[\w/.-]*)`", PAGE))
-    assert len(places) > 5
-    assert [place for place in places if not (ROOT / place).exists()] == []
+    paths = set(re.findall(r"`((?:tests|meta_tests|plugins|fixtures)/[\w/.-]*)`", PAGE))
+    assert len(paths) > 5
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
 def test_the_check_passes_and_then_fails_on_its_fault(tree, tmp_path):

@@ -31,15 +31,12 @@ def arguments() -> argparse.ArgumentParser:
     return made.optparser if hasattr(made, "optparser") else made._getparser()
 
 
-def test_help_has_the_groups_and_every_option():
-    shown = arguments().format_help()
-    titles = re.findall(r"^SM121: (.+):$", shown, re.M)
+def test_help_has_the_groups_and_every_option_and_no_name_that_one_had():
+    text = arguments().format_help()
+    titles = re.findall(r"^SM121: (.+):$", text, re.M)
     assert titles == ["target", "engine", "what is asked", "measuring", "comparing", "report"]
-    names = set(re.findall(r"--[a-z][a-z-]+", "\n".join(re.findall(r"^  --.*", shown, re.M))))
+    names = set(re.findall(r"--[a-z][a-z-]+", "\n".join(re.findall(r"^  --.*", text, re.M))))
     assert {*own_options.every()} <= names
-
-
-def test_a_name_that_an_option_had_is_unknown():
     with pytest.raises(pytest.UsageError, match="unrecognized arguments: --nsys"):
         arguments().parse_args(["--nsys"])
 
@@ -56,18 +53,22 @@ def test_an_option_of_others_is_left_to_them(words):
     options.refuse_misspelt(parser(), words)
 
 
+def engine_arguments(text, folder):
+    """What is read of --engine-arg=-x and --engine-args."""
+    values = vars(arguments().parse_args(["--engine-arg=-x", "--engine-args", text]))
+    read = settings.read(lambda name: values[name.lstrip("-").replace("-", "_")], folder)
+    return read.engine_arguments
+
+
 @from_data
 def test_engine_args_are_words_as_a_recipe_has_them(text, words, tmp_path):
-    given = vars(arguments().parse_args(["--engine-arg=-x", "--engine-args", text]))
-    read = settings.read(lambda name: given[name.lstrip("-").replace("-", "_")], tmp_path)
-    assert read.engine_arguments == ("-x", *words)
+    assert engine_arguments(text, tmp_path) == ("-x", *words)
 
 
 @from_data
 def test_wrong_engine_args_are_one_line(text, line, tmp_path):
-    given = vars(arguments().parse_args(["--engine-args", text]))
     with pytest.raises(errors.UsageError, match=line):
-        settings.read(lambda name: given[name.lstrip("-").replace("-", "_")], tmp_path)
+        engine_arguments(text, tmp_path)
 
 
 @from_data
@@ -79,10 +80,10 @@ def test_one_word_of_two_is_refused_with_what_was_taken_for_the_other(words, exp
 
 @from_data
 def test_two_words_are_taken_whatever_they_begin_with(given):
-    found = parser().parse([*given])
+    parsed = parser().parse([*given])
     start = given.index("--ab") + 1
-    assert found.ab == [*given[start : start + 2]] and found.file_or_dir == ["tests"]
-    assert not found.slow
+    assert parsed.ab == [*given[start : start + 2]] and parsed.file_or_dir == ["tests"]
+    assert not parsed.slow
 
 
 @pytest.mark.parametrize("words", [[], ["--enforce-eager"]])
@@ -104,8 +105,8 @@ def test_the_documents_have_every_argument_of_every_command():
     commands = cli.parser()._subparsers._group_actions[0].choices
     assert {*sections} == {*commands}
     for name, command in commands.items():
-        shown = [a for a in command._actions if a.help != argparse.SUPPRESS and a.dest != "help"]
+        words = [a for a in command._actions if a.help != argparse.SUPPRESS and a.dest != "help"]
         rows = re.findall(r"^\| `(.*?)` \|", sections[name], re.M)
-        assert len(rows) == len(shown), (name, rows)
+        assert len(rows) == len(words), (name, rows)
         named = {word for row in rows for word in re.findall(r"--?[a-z][a-z-]*", row)}
-        assert {flag for argument in shown for flag in argument.option_strings} <= named, name
+        assert {flag for argument in words for flag in argument.option_strings} <= named, name

@@ -15,7 +15,7 @@ from sm121.answers.oracle_file import OracleFile, Place, Scored
 from sm121.client.completions import Completion, Position, Request
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import LogProbabilityTolerance
-from sm121.core.unmet import Fact, text
+from sm121.core.unmet import text
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.oracles.formats import EXACT, Rounding
 
@@ -73,70 +73,62 @@ def test_it_says_what_gpt_oss_says(made, canary_mxfp4):
     assert made.dtype == "float64" and len(made.prompts["long"].generated) == 3
 
 
-def test_a_coarser_engine_may_differ_more(made):
+def test_a_coarser_engine_may_differ_more_and_each_small_mistake_is_another_model(made):
     bf16, w4a8 = (computed_tolerance(made, path) for path in ("bf16", "w4a8"))
     assert 0 < bf16.mean_abs < w4a8.mean_abs < 0.2
+    with pytest.raises(NotRun, match="cannot be told from a right one"):  # all is hidden
+        computed_tolerance(wide(made), "bf16")
+    for mistake in made.mistakes.values():
+        assert any(values != made.prompts[name].following for name, values in mistake.items())
 
 
-def test_each_small_mistake_is_another_model(made):
-    for found in made.mistakes.values():
-        assert any(values != made.prompts[name].following for name, values in found.items())
+@pytest.fixture
+def makings(made, monkeypatch) -> list[None]:
+    """An entry for each time that a file is made anew: it is the same one."""
+    entries: list[None] = []
+    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: entries.append(None) or made)
+    return entries
 
 
-def test_it_is_made_once_for_a_checkpoint(made, canary_mxfp4, tmp_path, monkeypatch):
+def test_it_is_made_once_for_a_checkpoint(made, makings, canary_mxfp4, tmp_path):
     """A damaged file, one of another release or of a changed checkpoint is made anew."""
-    checkpoint, kept, count = tmp_path / "checkpoint", tmp_path / "kept", []
+    checkpoint, folder = tmp_path / "checkpoint", tmp_path / "kept"
     checkpoint.mkdir()
     for file in filter(Path.is_file, canary_mxfp4.iterdir()):
         (checkpoint / file.name).hardlink_to(file.resolve())
-    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: count.append(1) or made)
-    for _ in range(2):
-        assert oracle_file.kept_or_made(checkpoint, EXACT, kept) == made
-    assert len(count) == 1
-    (file,) = kept.glob("*.json")
+
+    def makings_after_another_call() -> int:
+        assert oracle_file.kept_or_made(checkpoint, EXACT, folder) == made
+        return len(makings)
+
+    assert [makings_after_another_call() for _ in range(2)] == [1, 1]
+    (file,) = folder.glob("*.json")
     file.write_text(file.read_text()[:-50])
-    oracle_file.kept_or_made(checkpoint, EXACT, kept)
-    assert len(count) == 2
+    assert makings_after_another_call() == 2
     file.write_text(json.dumps(json.loads(file.read_text()) | {"prompts_digest": "other"}))
-    oracle_file.kept_or_made(checkpoint, EXACT, kept)
-    assert len(count) == 3
+    assert makings_after_another_call() == 3
     (weights,) = checkpoint.glob("*.safetensors")
-    copy = shutil.copyfile(weights, tmp_path / "copy")
-    copy.replace(weights)
-    oracle_file.kept_or_made(checkpoint, EXACT, kept)
-    assert len(count) == 4 and len(list(kept.glob("*.json"))) == 2
+    shutil.copyfile(weights, tmp_path / "copy").replace(weights)
+    assert makings_after_another_call() == 4 and len(list(folder.glob("*.json"))) == 2
 
 
-def test_a_certificate_does_not_believe_what_is_kept(made, canary_mxfp4, tmp_path, monkeypatch):
-    kept = tmp_path / "kept"
-    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
-    oracle_file.kept_or_made(canary_mxfp4, EXACT, kept)
-    (file,) = kept.glob("*.json")
+def test_a_certificate_does_not_believe_what_is_kept(made, makings, canary_mxfp4, tmp_path):
+    """Nothing can be kept in a container whose folder is read-only: there it is made, too."""
+    folder = tmp_path / "kept"
+    oracle_file.kept_or_made(canary_mxfp4, EXACT, folder)
+    (file,) = folder.glob("*.json")
     oracle_file.save(wide(made), file)
-    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, kept) != made
-    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, kept, anew=True) == made
-    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, kept) == made
-
-
-def test_where_nothing_can_be_kept_it_is_made(made, canary_mxfp4, tmp_path, monkeypatch):
-    """As in a container whose folder is read-only."""
-    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
+    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, folder) != made
+    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, folder, anew=True) == made
+    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, folder) == made
     (tmp_path / "file").write_text("in the way")
     assert oracle_file.kept_or_made(canary_mxfp4, EXACT, tmp_path / "file" / "kept") == made
 
 
-def test_a_rounding_that_hides_everything_decides_nothing(made):
-    with pytest.raises(NotRun, match="cannot be told from a right one"):
-        computed_tolerance(wide(made), "bf16")
-
-
-def test_a_file_of_another_checkpoint_is_refused(made, canary_mxfp4, canary_bf16):
+def test_a_file_of_another_checkpoint_or_rounding_is_refused(made, canary_mxfp4, canary_bf16):
     oracle_file.refuse_other(made, Path("golden.json"), canary_mxfp4)
     with pytest.raises(UsageError, match="made of another checkpoint"):
         oracle_file.refuse_other(made, Path("golden.json"), canary_bf16)
-
-
-def test_a_file_of_another_rounding_is_refused(made):
     served = made.model_copy(update={"rounding": FORMATS})
     oracle_file.refuse_other_rounding(made, EXACT)
     oracle_file.refuse_other_rounding(served, Rounding.parse(FORMATS))
@@ -153,8 +145,7 @@ def test_what_is_no_such_file_is_refused(tmp_path, what):
         oracle_file.load(tmp_path / "file")
 
 
-def test_the_command_makes_it(made, canary_mxfp4, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
+def test_the_command_makes_it(makings, canary_mxfp4, tmp_path, capsys):
     out = tmp_path / "golden.json"
     assert cli.main(["golden", str(canary_mxfp4), "-o", str(out)]) == 0
     assert oracle_file.load(out).checkpoint and "GiB of memory" in capsys.readouterr().out
@@ -170,46 +161,29 @@ def test_the_command_refuses_what_is_not_there(arguments, canary_mxfp4, tmp_path
 # ------------------------------------------------------------------------------- What is held to it
 
 TOLERANCE = LogProbabilityTolerance(max_abs=0.4, mean_abs=0.1, likely_max_abs=0.1, source="a test")
-RIGHT = Scored(
-    tokens=3,
-    following=[-1.0, -2.0],
-    places=[],
-    generated=[7, 8],
-    generated_places=[Place(ids=[7, 9], values=[-0.3, -1.5]), Place(ids=[8, 7], values=[-0.1, -3])],
-)
+PLACES = [Place(ids=[7, 9], values=[-0.3, -1.5]), Place(ids=[8, 7], values=[-0.1, -3])]
+FIELDS = {"tokens": 3, "following": [-1.0, -2.0], "places": []}
+RIGHT = Scored(**FIELDS, generated=[7, 8], generated_places=PLACES)
 
 
 def position(token: int, value: float, **top: float) -> Position:
-    told = {f"token_id:{name[1:]}": each for name, each in top.items()}
-    return Position(token=f"token_id:{token}", log_probability=value, top=told)
+    named = {f"token_id:{name[1:]}": each for name, each in top.items()}
+    return Position(token=f"token_id:{token}", log_probability=value, top=named)
 
 
-def beyond(*positions: tuple[int, float, dict[str, float]]) -> tuple[list[Fact], int]:
-    places = [position(token, value, **top) for token, value, top in positions]
-    return generation_beyond(TOLERANCE, RIGHT, [token for token, _, _ in positions], places)
-
-
-def test_the_oracles_own_tokens_pass():
-    assert beyond((7, -0.31, {"t9": -1.4}), (8, -0.1, {})) == ([], 2)
-
-
-def test_an_unlikely_token_is_wrong():
-    wrong, judged = beyond((9, -1.5, {}))
-    assert text(wrong).endswith("the most likely token 7, seen: 9 (1.2 nats less likely)")
-    assert judged == 0
-
-
-def test_a_strange_token_and_a_wrong_log_probability_are_wrong():
-    assert "at least" in text(beyond((5, -0.3, {}))[0])
-    assert "largest difference" in text(beyond((7, -0.3, {"t9": -0.9}), (8, -0.1, {}))[0])
-    assert "of token 4 at most -" in text(beyond((7, -0.3, {"t4": -0.5}))[0])
+@from_data
+def test_a_generated_answer_is_held_to_the_oracles_own(positions, wrong, judged):
+    answered = [position(token, value, **top) for token, value, top in positions]
+    facts, number = generation_beyond(TOLERANCE, RIGHT, [each[0] for each in positions], answered)
+    assert wrong in text(facts) if wrong else facts == []
+    assert judged in (None, number)
 
 
 def test_nothing_is_judged_behind_another_token_as_likely():
     likely = [Place(ids=[7, 9], values=[-0.7, -0.8]), Place(ids=[8, 7], values=[-0.1, -3])]
     right = RIGHT.model_copy(update={"generated_places": likely})
-    places = [position(9, -0.8), position(3, -0.1)]
-    assert generation_beyond(TOLERANCE, right, [9, 3], places) == ([], 1)
+    answered = [position(9, -0.8), position(3, -0.1)]
+    assert generation_beyond(TOLERANCE, right, [9, 3], answered) == ([], 1)
 
 
 def reference(made: OracleFile, rounding: str | None) -> OracleReference:
@@ -224,11 +198,11 @@ class Asked:
         self.values = values
 
     def ask(self, request: Request) -> Completion:
-        found = tuple(self.values[self.names[request.prompt]])
-        return Completion("", None, None, None, None, found, None, None)
+        following = tuple(self.values[self.names[request.prompt]])
+        return Completion("", None, None, None, None, following, None, None)
 
-    def need(self, found, name):
-        return found
+    def need(self, value, name):
+        return value
 
 
 @pytest.mark.parametrize("name", oracle_file.SMALL_MISTAKES)
@@ -237,10 +211,10 @@ def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
     right = {prompt: scored.following for prompt, scored in made.prompts.items()}
     wrong = right | made.mistakes[name]
     for rounding in (None, "bf16"):
-        held = reference(made, rounding)
+        oracle = reference(made, rounding)
         noise = log_probabilities.Pattern.of(made, name, rounding).noise()
         if log_probabilities._SIGMAS * noise < 0.5:
-            log_probabilities.mistake_is_absent(Asked(right), held, name)
+            log_probabilities.mistake_is_absent(Asked(right), oracle, name)
             for times in (1.0, 0.6, 0.4, -0.4, -0.6, -0.86):
                 part = {
                     prompt: [a + times * (b - a) for a, b in zip(of, wrong[prompt], strict=True)]
@@ -249,11 +223,11 @@ def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
                 words = f"between -0.5 and 0.5, seen: {'-' * (times < 0)}[01]"
                 red = pytest.raises(AssertionError, match=words)
                 with red if abs(times) > 0.5 else nullcontext():
-                    log_probabilities.mistake_is_absent(Asked(part), held, name)
+                    log_probabilities.mistake_is_absent(Asked(part), oracle, name)
         else:
             assert rounding is not None
             with pytest.raises(NotRun, match="cannot be told from rounding"):
-                log_probabilities.mistake_is_absent(Asked(right), held, name)
+                log_probabilities.mistake_is_absent(Asked(right), oracle, name)
 
 
 def absent(file: OracleFile, others: dict[str, list[float]], way: str | None = None) -> str:

@@ -5,16 +5,20 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from data_rows import from_data
 
+from sm121.core import waiting
 from sm121.plugin import MODULES
+from sm121.session.signals import Signals
 
 HERE = Path(__file__).parent
 BEGINNING = ["levels found", "tests selected", "opened"]
 END = ["report written", "released"]
 LAST = "last test ended"
+SAMPLES = '"ttft_p50": [90.0, 91.0, 92.0, 90.5, 91.5, 90.2]'
 
 
 @pytest.fixture
@@ -22,15 +26,10 @@ def begin(start_pytest, fault_server, tmp_path):
     """Start a run, attached to a server; gives it and a reader of each process's steps."""
 
     def start(*arguments, samples: str = "{}", warm: bool = True):
-        run = start_pytest(
-            *("-p", "meta_tests.scenarios.log_of_steps", "--arch", "cpu"),
-            *(*fault_server().options, *arguments),
-            environment={
-                "SM121_META_STEPS": str(tmp_path / "steps-"),
-                "SM121_META_SAMPLES": samples,
-            },
-            warm=warm,
-        )
+        files = {"SM121_META_STEPS": str(tmp_path / "steps-"), "SM121_META_SAMPLES": samples}
+        logged = ("-p", "meta_tests.scenarios.log_of_steps", "--arch", "cpu")
+        words = (*logged, *fault_server().options, *arguments)
+        run = start_pytest(*words, environment=files, warm=warm)
 
         def steps(process: str = "main") -> list[str]:
             file = tmp_path / f"steps-{process}"
@@ -58,9 +57,7 @@ def test_a_run_that_is_interrupted(begin):
     both = f"{VERDICTS}::test_pass", "meta_tests/scenarios/endings.py::test_waits"
     run, steps = begin(*both, warm=False)
     run.wait_for("correctness: 2 checks", 60)
-    deadline = time.monotonic() + 60
-    while "decided PASS" not in steps() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    waiting.until(lambda: "decided PASS" in steps(), 60.0)
     time.sleep(1)  # the next test waits
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait() == 2, run.output
@@ -69,8 +66,7 @@ def test_a_run_that_is_interrupted(begin):
 
 def test_a_run_that_measures(begin):
     """The machine is read again before anything is stored or closed."""
-    samples = '{"ttft_p50": [90.0, 91.0, 92.0, 90.5, 91.5, 90.2]}'
-    run, steps = begin("meta_tests/scenarios/measurements.py", samples=samples)
+    run, steps = begin("meta_tests/scenarios/measurements.py", samples=f"{{{SAMPLES}}}")
     run.wait()
     assert steps()[:3] == BEGINNING
     after = steps()[steps().index("box read again") :]
@@ -80,19 +76,16 @@ def test_a_run_that_measures(begin):
 @pytest.mark.slow("a run with workers")
 def test_a_run_that_loses_a_worker(begin):
     """The controller opens the run after a worker has, and closes it when the parts are merged."""
-    run, steps = begin(
-        "meta_tests/scenarios/spread.py", "-n2", "-k", "among or in_order or all_the_same"
-    )
+    chosen = ("-n2", "-k", "among or in_order or all_the_same")
+    run, steps = begin("meta_tests/scenarios/spread.py", *chosen)
     assert run.wait() == 1, run.output
-    controller = [step for step in steps() if step != "a worker ended"]
+    whole, ended = steps(), "a worker ended"
+    controller = [step for step in whole if step != ended]
     assert controller == ["opened", LAST, "workers' parts merged", "closed FAIL", *END]
-    assert steps().count("a worker ended") >= 2
-    assert steps().index("workers' parts merged") > max(
-        index for index, step in enumerate(steps()) if step == "a worker ended"
-    )
-    lost = [name for name in ("gw0", "gw1") if "released" not in steps(name)]
-    assert len(lost) == 1 and steps(lost[0])[:3] == BEGINNING
-    (other,) = {"gw0", "gw1"} - set(lost)
+    assert whole.count(ended) >= 2
+    assert ended not in whole[whole.index("workers' parts merged") :]
+    lost, other = sorted(("gw0", "gw1"), key=lambda name: "released" in steps(name))
+    assert "released" not in steps(lost) and steps(lost)[:3] == BEGINNING
     assert steps(other)[:3] == BEGINNING and steps(other)[-4] == LAST
     assert steps(other)[-2:] == END
 
@@ -113,13 +106,10 @@ def test_workers_that_no_n_asked_for(begin):
 @pytest.mark.slow("another end by the same signal")
 def test_a_run_that_is_interrupted_after_a_measurement(begin, tmp_path):
     """No history is looked for when the loop did not return; what was measured is kept."""
-    samples = '{"ttft_p50": [90.0, 91.0, 92.0, 90.5, 91.5, 90.2], "startup_s": {"waits": true}}'
-    run, steps = begin(
-        *("meta_tests/scenarios/measurements.py", "-v", "--benchmark-autosave"),
-        *("--benchmark-storage", str(tmp_path / "none")),
-        samples=samples,
-        warm=False,
-    )
+    samples = f'{{{SAMPLES}, "startup_s": {{"waits": true}}}}'
+    words = ("-v", "--benchmark-autosave", "--benchmark-storage", str(tmp_path / "none"))
+    scenario = "meta_tests/scenarios/measurements.py"
+    run, steps = begin(scenario, *words, samples=samples, warm=False)
     run.wait_for("[startup_s]", 60)
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait() == 2, run.output
@@ -129,12 +119,53 @@ def test_a_run_that_is_interrupted_after_a_measurement(begin, tmp_path):
 
 
 def test_every_hook_is_implemented_once_and_in_one_module():
-    """No plugin of the set but the spine has a hook: its order is no one else's."""
-    found = {
+    hooks = {
         name: module
         for module in MODULES
         for name in vars(importlib.import_module(module))
         if name.startswith("pytest_")
     }
-    assert set(found.values()) == {"sm121.plugin.spine"}
-    assert 20 <= len(found) <= 30, sorted(found)
+    assert set(hooks.values()) == {"sm121.plugin.spine"}
+    assert 20 <= len(hooks) <= 30, sorted(hooks)
+
+
+# A signal ends a run, wherever in the code it arrives.
+
+
+@pytest.fixture
+def signals():
+    """What a session does with SIGINT."""
+    signals = Signals(SimpleNamespace(interrupted=False))
+    yield signals
+    signals.restore()
+
+
+class Dying:
+    """Python drops what its `__del__` raises."""
+
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0)
+
+
+def test_a_signal_in_a_finalizer_ends_the_run_a_moment_later(signals):
+    with pytest.raises(KeyboardInterrupt, match="SIGINT"):
+        Dying()
+        time.sleep(5)
+
+
+def test_a_signal_in_a_frame_that_is_at_no_line_yet_comes_a_moment_later(signals):
+    nowhere = SimpleNamespace(f_lineno=None, f_back=None, f_code=SimpleNamespace(co_name="f"))
+    signals._interrupt(signal.SIGINT, nowhere)
+    with pytest.raises(KeyboardInterrupt, match="SIGINT"):
+        time.sleep(5)
+
+
+def test_a_signal_that_other_code_swallowed_is_raised_again(signals):
+    signals.again()
+    with pytest.raises(KeyboardInterrupt, match="SIGINT"):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+    os.kill(os.getpid(), signal.SIGINT)  # a second one does not interrupt the stop
+    with pytest.raises(KeyboardInterrupt, match="went on"):
+        signals.again()

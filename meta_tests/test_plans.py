@@ -14,7 +14,6 @@ from sm121.cli import main
 from sm121.compilation import jit
 from sm121.core import data_file, engine_settings, errors, profile, profile_fields
 from sm121.core.profile import FULL, Costs, Profile
-from sm121.core.verdict import Verdict
 from sm121.engines import choices
 from sm121.measure import gate, machine
 from sm121.measure.box import Device, Reading
@@ -58,8 +57,8 @@ def test_a_shipped_plan_names_tests_that_there_are(name, plan, level_modules):
 
 
 def planned(**rows) -> Profile:
-    own = "\n".join(f"{key} = {json.dumps(value)}" for key, value in rows.items())
-    text = CPU.replace("\n[certify]", f'\n[plans.nightly]\npurpose = "a try"\n{own}\n\n[certify]')
+    lines = "\n".join(f"{key} = {json.dumps(value)}" for key, value in rows.items())
+    text = CPU.replace("\n[certify]", f'\n[plans.nightly]\npurpose = "a try"\n{lines}\n\n[certify]')
     return data_file.parse(text, Profile, "cpu.toml")
 
 
@@ -67,12 +66,13 @@ def test_a_profile_cannot_make_full_smaller():
     text = CPU.replace("[plans.quick]", "[plans.full]").replace("plans.quick", "plans.full")
     with pytest.raises(data_file.DataFileError, match=r"plans.full: expected another name"):
         data_file.parse(text, Profile, "cpu.toml")
+    with pytest.raises(errors.UsageError, match="--plan nightly: expected one of profile cpu"):
+        profile.load("cpu-tiny-gpt-oss").plan("nightly")
 
 
 def test_a_plan_asks_by_name_and_by_marker():
-    row = planned(
-        levels=["kernel", "smoke"], **{"tests.kernel": ["never_waived", "test_moe_*"]}
-    ).plan("nightly")
+    rows = {"levels": ["kernel", "smoke"], "tests.kernel": ["never_waived", "test_moe_*"]}
+    row = planned(**rows).plan("nightly")
     assert row.asks("smoke", "test_health", ())
     assert row.asks("kernel", "test_any", {"never_waived"})
     assert row.asks("kernel", "test_moe_routing", ())
@@ -81,72 +81,67 @@ def test_a_plan_asks_by_name_and_by_marker():
 
 
 def test_the_measuring_plan_is_the_row_s_and_options_are_on_top():
-    own = planned(depths=[512], generated_tokens=[32], concurrency=[8], rounds=7)
-    found = Plan.of(own, plan="nightly")
-    assert (found.depths, found.generated_tokens, found.measuring.concurrency) == (
-        (512,),
-        (32,),
-        (8,),
-    )
-    assert found.measuring.rounds == 7
-    over = Plan.of(own, plan="nightly", sizes=Sizes((16,), (0,), (64, 0), (4,), 3))
-    assert (over.generated_tokens, over.depths) == ((16, 32), (0, 64)), "each gate keeps its number"
-    beside = Plan.of(own, plan="nightly", sizes=Sizes(depths=(0, 512)))
-    assert beside.depths == (512, 0), "loads are at the plan's first depth"
-    assert (over.measuring.concurrency, over.measuring.rounds) == ((4, 8), 3)
-    assert Plan.of(own).depths == (0, 512)
+    settings = planned(depths=[512], generated_tokens=[32], concurrency=[8], rounds=7)
+
+    def of_plan(*sizes, **more):
+        plan = Plan.of(settings, plan="nightly", sizes=Sizes(*sizes, **more))
+        measuring = plan.measuring
+        return plan.generated_tokens, plan.depths, measuring.concurrency, measuring.rounds
+
+    assert of_plan() == ((32,), (512,), (8,), 7)
+    over = of_plan((16,), (0,), (64, 0), (4,), 3)
+    assert over == ((16, 32), (0, 64), (4, 8), 3), "each gate keeps its number"
+    assert of_plan(depths=(0, 512))[1] == (512, 0), "loads are at the plan's first depth"
+    assert Plan.of(settings).depths == (0, 512)
 
 
 def test_gates_that_depths_leave_without_a_number_are_named():
     gb10 = profile.load("sm121-gpt-oss-120b")
-    assert Settings(sizes=Sizes(depths=(64,))).without_number(gb10) == []
-    assert Settings(sizes=Sizes(only_depths=gb10.performance.depths)).without_number(gb10) == []
-    left = Settings(sizes=Sizes(only_depths=(0,))).without_number(gb10)
-    assert "tg32@d4096" in left and "tg32@d0" not in left and "ttft_p99" not in left
-
-
-def test_an_unknown_plan_names_those_that_there_are():
-    with pytest.raises(errors.UsageError, match="--plan nightly: expected one of profile cpu"):
-        profile.load("cpu-tiny-gpt-oss").plan("nightly")
+    every = Sizes(only_depths=gb10.performance.depths)
+    for sizes in (Sizes(depths=(64,)), every):
+        assert Settings(sizes=sizes).without_number(gb10) == []
+    missing = Settings(sizes=Sizes(only_depths=(0,))).without_number(gb10)
+    assert "tg32@d4096" in missing and not {"tg32@d0", "ttft_p99"} & {*missing}
 
 
 def test_plans_differ_in_the_fingerprint():
     one, other = Fingerprint(profile="d"), Fingerprint(profile="d", plan="quick")
-    assert [tuple(found) for found in one.differences(other)] == [("plan", FULL, "quick")]
+    assert [tuple(each) for each in one.differences(other)] == [("plan", FULL, "quick")]
 
 
-def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest, tmp_path):
-    """By the real selection: nothing is started, since no test that was selected can run here."""
-    status, run = run_pytest("--collect-only", "-q", "--plan", "quick")
-    asked = re.findall(r"^tests/test_\w+\.py::\S+", run.output, re.M)
+def collected(run_pytest, *arguments):
+    """The tests that would run: nothing is started."""
+    status, run = run_pytest("--collect-only", "-q", *arguments)
     assert status == 0, run.output
-    assert any("test_decode_rate[d512-tg32]" in test for test in asked)
-    assert not any("tg128" in test or "test_stress" in test for test in asked)
-    assert re.search(r"\d+ tests are not in plan quick; --plan full asks them", run.output)
+    return re.findall(r"^tests/test_\w+\.py::\S+", run.output, re.M), run.output
 
 
-def test_the_whole_plan_leaves_nothing_out(run_pytest):
-    """A test whose parameter has the name of one of the plan's is not the plan's."""
-    _, run = run_pytest("--collect-only", "-q", "--slow", "tests/test_correctness.py")
-    assert "deselected" not in run.output and "test_token_counts_are_exact[1]" in run.output
+def test_a_run_says_its_plan_and_what_it_leaves_out(run_pytest):
+    """By the real selection; that of a parameter is no name of one of the plan's."""
+    tests, output = collected(run_pytest, "--plan", "quick")
+    assert any("test_decode_rate[d512-tg32]" in test for test in tests)
+    assert not any("tg128" in test or "test_stress" in test for test in tests)
+    assert re.search(r"\d+ tests are not in plan quick; --plan full asks them", output)
+    tests, output = collected(run_pytest, "--slow", "tests/test_correctness.py")
+    assert "deselected" not in output
+    assert any("test_token_counts_are_exact[1]" in test for test in tests)
 
 
 def test_what_an_option_asks_for_is_in_every_plan(run_pytest):
-    arguments = ("--collect-only", "-q", "--plan", "quick", "--matrix", "1", "--soak", "30s")
-    _, run = run_pytest(*arguments, "tests/test_matrix.py", "tests/test_stress.py")
-    asked = re.findall(r"^tests/test_\w+\.py::\w+", run.output, re.M)
-    assert "tests/test_matrix.py::test_cell" in asked
-    assert [test for test in asked if "stress" in test] == ["tests/test_stress.py::test_soak"]
+    options = ("--plan", "quick", "--matrix", "1", "--soak", "30s")
+    tests, _ = collected(run_pytest, *options, "tests/test_matrix.py", "tests/test_stress.py")
+    assert any(test.startswith("tests/test_matrix.py::test_cell") for test in tests)
+    assert [test for test in tests if "stress" in test] == ["tests/test_stress.py::test_soak"]
 
 
 def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, tmp_path):
-    own = tmp_path / "own.toml"
-    own.write_text(CPU.replace('"test_known_answers"', '"test_knwon_answers"', 1), "utf-8")
-    arguments = ("--profile", str(own), "--plan", "quick")
+    file = tmp_path / "own.toml"
+    file.write_text(CPU.replace('"test_known_answers"', '"test_knwon_answers"', 1), "utf-8")
+    arguments = ("--profile", str(file), "--plan", "quick")
     status, run = run_pytest(*arguments, "tests/test_correctness.py")
     assert (status, run.left()) == (4, [])
-    said = next(line for line in run.output.splitlines() if line.startswith("ERROR"))
-    assert "plans.quick.tests" in said and said.endswith("got test_knwon_answers")
+    error = next(line for line in run.output.splitlines() if line.startswith("ERROR"))
+    assert "plans.quick.tests" in error and error.endswith("got test_knwon_answers")
 
 
 # What a run costs, and what `sm121 plan` says of it.
@@ -164,75 +159,62 @@ def _costs():
     return data_file.load_key("costs.toml", "levels", dict[str, forecast._Row])
 
 
-def forecast_of(*checks: Check, own: Profile | None = None, known: Timed | None = None):
-    own = own or costing()
-    return forecast.of(own, Plan.of(own, plan="quick"), checks, known or Timed())
+def forecast_of(*checks: Check, of: Profile | None = None, timed: Timed | None = None):
+    of = of or costing()
+    forecasts = forecast.of(of, Plan.of(of, plan="quick"), checks, timed or Timed())
+    return forecasts[checks[-1].level]
 
 
-def test_the_time_of_a_prompt_grows_with_what_is_before_its_tokens():
-    own = costs()
-    assert own.prompt_s(1000) == pytest.approx(1.5)  # from 1 ms to 2 ms a token
-    assert own.token_s(0) == pytest.approx(0.1) and own.token_s(2000) == pytest.approx(0.3)
-    assert own.gain(1) == 1 and own.gain(8) == 8 and own.gain(16) == 8
-
-
-def test_the_whole_context_takes_as_long_on_gb10_as_was_computed_by_hand():
+def test_a_prompt_a_start_and_an_answer_are_charged_by_what_they_take():
+    rates = costs()
+    assert rates.prompt_s(1000) == pytest.approx(1.5)  # from 1 ms to 2 ms a token
+    assert rates.token_s(0) == pytest.approx(0.1) and rates.token_s(2000) == pytest.approx(0.3)
+    assert rates.gain(1) == 1 and rates.gain(8) == 8 and rates.gain(16) == 8
+    # The whole context on GB10, as it was computed by hand.
     assert 140 < profile.load("sm121-gpt-oss-120b").costs.prompt_s(131_072) < 170
-
-
-def test_a_start_is_charged_where_it_happens_and_an_answer_by_its_length():
-    server, baseline = frozenset({"server"}), frozenset({"servers"})
-    forecasts = forecast_of(
-        Check("1", "smoke", baseline),
-        Check("2", "smoke", server),
-        Check("3", "correctness", server),
+    checks = (
+        Check("1", "smoke", frozenset({"servers"})),  # the baseline's
+        Check("2", "smoke", frozenset({"server"})),
+        Check("3", "correctness", frozenset({"server"})),
     )
-    smoke, correctness = forecasts["smoke"], forecasts["correctness"]
+    smoke, correctness = forecast_of(*checks[:2]), forecast_of(*checks)
     assert (smoke.checks, smoke.starts, smoke.starts_s) == (2, 2, 200)
     answers = _costs()["correctness"].answers
     assert correctness.starts == 0 and correctness.generated == pytest.approx(74 * answers)
+    other, joining = (
+        forecast_of(Check(f"t::test_{name}", "stress")).other_s
+        for name in ("x", "short_prompts_join_x")
+    )
+    assert joining - other == costing().stress.joining_s.value > 0
 
 
-def test_the_minutes_of_requests_that_join_are_in_the_plan():
-    other, joining = (Check(f"t::test_{name}", "stress") for name in ("x", "short_prompts_join_x"))
-    seconds = (forecast_of(check)["stress"].other_s for check in (joining, other))
-    assert next(seconds) - next(seconds) == costing().stress.joining_s.value > 0
+RATE = Check("1", "performance", depth=0, tokens=32)
 
 
-def test_several_metrics_of_a_cell_cost_one_cell():
-    rate = Check("1", "performance", depth=0, tokens=32)
+def test_several_metrics_cost_one_cell_and_a_gate_the_rounds_that_a_decision_takes():
     prefill = Check("2", "performance", depth=0)
     deeper = Check("3", "performance", depth=512)
     one, both, two = (
-        forecast_of(*checks)["performance"].prompt
-        for checks in ((rate,), (rate, prefill), (rate, prefill, deeper))
+        forecast_of(*checks).prompt
+        for checks in ((RATE,), (RATE, prefill), (RATE, prefill, deeper))
     )
     beside = _costs()["performance"].prompt
     assert both - one == beside and two - both > beside
-
-
-def test_a_gate_costs_the_rounds_that_a_decision_takes():
-    gated = profile_fields.Gate(metric="tg32@d0", unit="tok/s", minimum=5, source="a test")
-    own = costing()
-    measured = own.performance.model_copy(update={"gates": (gated,)})
-    rate = Check("1", "performance", depth=0, tokens=32)
-    plain, held = (
-        forecast_of(rate, own=profile_)["performance"].generated
-        for profile_ in (own, own.model_copy(update={"performance": measured}))
-    )
-    rounds = own.performance.measuring.rounds
-    assert held - plain == pytest.approx((gate.STEADY_LOOK + 3 - rounds) * 32)
-
-
-def test_a_check_that_was_timed_here_takes_as_long_as_it_did():
+    gate_of = profile_fields.Gate(metric="tg32@d0", unit="tok/s", minimum=5, source="a test")
+    plain = costing()
+    measured = plain.performance.model_copy(update={"gates": (gate_of,)})
+    gated = plain.model_copy(update={"performance": measured})
+    more = forecast_of(RATE, of=gated).generated - forecast_of(RATE, of=plain).generated
+    rounds = plain.performance.measuring.rounds
+    assert more == pytest.approx((gate.STEADY_LOOK + 3 - rounds) * 32)
     start = Check("tests/test_smoke.py::x", "smoke", frozenset({"servers"}))
-    found = forecast_of(start, known=Timed({start.id: 7.0}))["smoke"]
-    assert (found.timed, found.starts, found.seconds) == (1, 0, 7.0)
+    smoke = forecast_of(start, timed=Timed({start.id: 7.0}))
+    assert (smoke.timed, smoke.starts, smoke.seconds) == (1, 0, 7.0)
 
 
-def store(folder: Path, arch: str, name: str, asked: dict, **fields) -> None:
+def store(folder: Path, arch: str, name: str, changes: dict, **fields) -> None:
     """The verdict of a finished run of this machine, unless something else is asked."""
-    fingerprint = Fingerprint(**{"machine": machine.identity(), **asked})
+    fingerprint = Fingerprint(**{"machine": machine.identity(), **changes})
     engine = EngineReport(name="vllm", managed=True, model="m")
     whole = {"profile": name, "started": "2026-11-22T10:00:00", "finished": True, **fields}
     file = VerdictFile(arch=arch, engine=engine, fingerprint=fingerprint, **whole)
@@ -241,16 +223,14 @@ def store(folder: Path, arch: str, name: str, asked: dict, **fields) -> None:
 
 @from_data
 def test_only_runs_of_this_machine_and_profile_say_how_long_a_check_takes(tmp_path, changed, taken):
-    asked = {"configuration": "float32", "plan": "quick"} | changed
-    of_run = {key: asked.pop(key) for key in ("profile", "finished") if key in asked}
-    tests = [
-        TestReport(id="a", level="smoke", verdict=Verdict.PASS, seconds=3),
-        TestReport(id="p", level="performance", verdict=Verdict.FAIL, seconds=4),
-        TestReport(id="n", level="smoke", verdict=Verdict.NOT_RUN),
-    ]
-    store(tmp_path, "cpu", "cpu-tiny-gpt-oss", asked, tests=tests, **of_run)
-    found = forecast.timed(tmp_path, profile.load("cpu-tiny-gpt-oss"), "quick")
-    assert {*found.seconds} == {*taken}
+    other = {"configuration": "float32", "plan": "quick"} | changed
+    of_run = {key: other.pop(key) for key in ("profile", "finished") if key in other}
+    rows = {"a": ("smoke", "PASS", 3), "p": ("performance", "FAIL", 4)}
+    rows["n"] = ("smoke", "NOT_RUN", 0)
+    tests = [TestReport(id=i, level=of, verdict=v, seconds=s) for i, (of, v, s) in rows.items()]
+    store(tmp_path, "cpu", "cpu-tiny-gpt-oss", other, tests=tests, **of_run)
+    timed = forecast.timed(tmp_path, profile.load("cpu-tiny-gpt-oss"), "quick")
+    assert {*timed.seconds} == {*taken}
 
 
 def planned_minutes(name: str) -> dict[str, float]:
@@ -258,16 +238,16 @@ def planned_minutes(name: str) -> dict[str, float]:
     done = subprocess.run(
         command, cwd=TESTS.parent, capture_output=True, text=True, check=True, timeout=300
     )
-    rows = re.findall(r"^\| (\w+) \| \d+ \|.* ([\d.]+) \|$", done.stdout, re.M)
     assert not (TESTS.parent / "none").exists()
     assert re.search(r"^machine: .*\n^target: .*\n^engine: ", done.stdout, re.M), done.stdout
+    rows = re.findall(r"^\| (\w+) \| \d+ \|.* ([\d.]+) \|$", done.stdout, re.M)
     return {plan: float(minutes) for plan, minutes in rows}
 
 
 def test_quick_takes_ten_minutes_on_a_gb10_and_merge_half_an_hour():
-    found = planned_minutes("sm121-gpt-oss-120b")
-    assert [*found] == ["quick", "merge", "full"]
-    assert found["quick"] <= 10 and found["merge"] <= 30 < found["full"]
+    minutes = planned_minutes("sm121-gpt-oss-120b")
+    assert [*minutes] == ["quick", "merge", "full"]
+    assert minutes["quick"] <= 10 and minutes["merge"] <= 30 < minutes["full"]
 
 
 def test_a_run_says_at_its_head_what_it_asks_and_how_long_that_takes(run_pytest, fault_server):
@@ -279,42 +259,41 @@ def test_a_run_says_at_its_head_what_it_asks_and_how_long_that_takes(run_pytest,
     assert head, run.output
 
 
-def facts_of_a_start(tmp_path, **needs) -> list[str]:
-    own = profile.load("cpu-tiny-gpt-oss")
-    engine = own.engine.model_copy(update={"needs": engine_settings.Needs(**needs)})
-    own = own.model_copy(update={"engine": engine})
-    chosen = Target("cpu", profile=own, obstacle=None)
-    return [*planning._start(Settings(profile=own, report_dir=tmp_path), chosen, own)]
+def facts_of_a_start(of: Profile, folder: Path) -> list[str]:
+    chosen = Target(of.arch, profile=of, obstacle=None)
+    return [*planning._start(Settings(profile=of, report_dir=folder), chosen, of)]
 
 
-def test_a_plan_says_what_stands_against_a_start(tmp_path):
-    assert facts_of_a_start(tmp_path, memory_gib=0.01) == []
-    (line,) = facts_of_a_start(tmp_path, memory_gib=1e6)
-    assert re.match(r"start: error: .*GiB", line), line
+@pytest.mark.parametrize("gib", [0.01, 1e6])
+def test_a_plan_says_what_stands_against_a_start(tmp_path, gib):
+    cpu = profile.load("cpu-tiny-gpt-oss")
+    engine = cpu.engine.model_copy(update={"needs": engine_settings.Needs(memory_gib=gib)})
+    lines = facts_of_a_start(cpu.model_copy(update={"engine": engine}), tmp_path)
+    assert len(lines) == (gib > 1) and all(re.match(r"start: error: .*GiB", x) for x in lines)
 
 
 @from_data
 def test_a_plan_says_the_path_that_a_release_is_asked_for(version, said):
-    own = profile.load("sm121-gpt-oss-120b").judging(None, version)
-    chosen = Target("sm121", profile=own, obstacle="elsewhere")
-    (line,) = planning._path(Settings(profile=own), chosen, own)
+    gb10 = profile.load("sm121-gpt-oss-120b").judging(None, version)
+    chosen = Target("sm121", profile=gb10, obstacle="elsewhere")
+    (line,) = planning._path(Settings(profile=gb10), chosen, gb10)
     assert line.startswith(said)
 
 
 @from_data
 def test_a_plan_says_why_nothing_can_be_certified(arch, more, kernels):
-    own = profile.load("sm90-tiny-gpt-oss")
-    chosen = Target(arch, profile=own, obstacle="elsewhere")
-    lines = [*planning._certificate(Settings(profile=own, engine_arguments=more), chosen, own)]
+    tiny = profile.load("sm90-tiny-gpt-oss")
+    chosen = Target(arch, profile=tiny, obstacle="elsewhere")
+    lines = [*planning._certificate(Settings(profile=tiny, engine_arguments=more), chosen, tiny)]
     assert tuple(line.split()[2] for line in lines) == kernels
     assert all("would not be judged: " in line for line in lines)
 
 
 def gates_said(configuration: str | None, identity: str, folder: Path, *more: str) -> list[str]:
-    own = profile.load("sm121-gpt-oss-120b").judging(configuration, identity)
-    chosen = Target("sm121", profile=own, obstacle="elsewhere")
-    settings = Settings(profile=own, report_dir=folder, engine_arguments=more)
-    return [*planning._gates(settings, chosen, own)]
+    gb10 = profile.load("sm121-gpt-oss-120b").judging(configuration, identity)
+    chosen = Target("sm121", profile=gb10, obstacle="elsewhere")
+    settings = Settings(profile=gb10, report_dir=folder, engine_arguments=more)
+    return [*planning._gates(settings, chosen, gb10)]
 
 
 def test_a_gate_above_the_bound_is_said_before_the_run(tmp_path):
@@ -327,8 +306,8 @@ def test_a_gate_above_the_bound_is_said_before_the_run(tmp_path):
     assert d4096.startswith("gate tg32@d4096: 47 tok/s")
     for able in ((None, "0.14.0+mxfp4"), ("stock", "0.33.0"), ("cutlass", "0.33.0")):
         assert gates_said(*able, tmp_path) == [], able
-    asked = ("--mxfp4-layers", "all")
-    assert gates_said(None, "0.33.0", tmp_path, *asked) == [], "what the user adds counts"
+    more = ("--mxfp4-layers", "all")
+    assert gates_said(None, "0.33.0", tmp_path, *more) == [], "what the user adds counts"
     less = gates_said(None, "0.14.0+mxfp4", tmp_path, "--mxfp4-layers", "moe")
     assert less[0].partition(" reads ")[0].endswith("configuration mxfp4"), "and what is taken away"
 
@@ -349,27 +328,24 @@ def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
     """The same modules, asked of GB10: none is built, then each."""
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", str(tmp_path))
     monkeypatch.setattr(jit.FlashInferModules, "of", lambda *_: jit.FlashInferModules("0.7", cache))
-    cache = tmp_path / ".cache" / "flashinfer"
-    own = profile.load("sm121-gpt-oss-120b")
-    chosen = Target("sm121", profile=own, obstacle=None)
-    settings = Settings(profile=own, report_dir=tmp_path)
-    cold = [line for line in planning._start(settings, chosen, own) if "JIT cache" in line]
-    assert len(cold) == 1 and "is cold" in cold[0]
-    arguments = (*own.engine.arguments, *own.configurations[own.under_test].arguments)
-    for module in jit.needed(own.engine.needs, arguments, {}):
+    cache, gb10 = tmp_path / ".cache" / "flashinfer", profile.load("sm121-gpt-oss-120b")
+    (cold,) = (line for line in facts_of_a_start(gb10, tmp_path) if "JIT cache" in line)
+    assert "is cold" in cold
+    arguments = (*gb10.engine.arguments, *gb10.configurations[gb10.under_test].arguments)
+    for module in jit.needed(gb10.engine.needs, arguments, {}):
         built = cache / "0.7" / "121a" / "cached_ops" / module.module.replace("*", "x") / "m.so"
         built.parent.mkdir(parents=True)
         built.touch()
-    warm = [line for line in planning._start(settings, chosen, own) if "JIT cache" in line]
+    warm = [line for line in facts_of_a_start(gb10, tmp_path) if "JIT cache" in line]
     assert warm == [f"start: the JIT cache in {cache} is warm"]
 
 
 @pytest.mark.slow("a collection more")
 def test_plan_takes_what_a_run_takes(capsys):
-    given = ["--profile=cpu-tiny-gpt-oss", "--engine-arg=--dtype=auto", "-k", "test_known_answers"]
-    assert main(["plan", "--plan", "quick", *given]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("would run: 1 checks (correctness 1)"), said
+    words = ["--profile=cpu-tiny-gpt-oss", "--engine-arg=--dtype=auto", "-k", "test_known_answers"]
+    assert main(["plan", "--plan", "quick", *words]) == 0
+    output = capsys.readouterr().out
+    assert output.startswith("would run: 1 checks (correctness 1)"), output
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     assert "the same arguments" in capsys.readouterr().out
@@ -381,25 +357,20 @@ def test_the_prediction_of_quick_is_within_a_factor_of_two(run_pytest):
     longer, and the run says that they were there."""
     predicted = planned_minutes("cpu-tiny-gpt-oss")["quick"]
     status, run = run_pytest("--plan", "quick", timeout_s=900)
-    if run.verdict["box"]["state"] == "DEGRADED":
-        pytest.skip(
-            f"NOT_RUN: the prediction is of an idle machine: {run.verdict['box']['reason']}"
-        )
+    if (box := run.verdict["box"])["state"] == "DEGRADED":
+        pytest.skip(f"NOT_RUN: the prediction is of an idle machine: {box['reason']}")
     assert status == 0, run.output
-    took = run.verdict["duration_s"] / 60
-    assert predicted / 2 <= took <= predicted * 2
+    assert predicted / 2 <= run.verdict["duration_s"] / 60 <= predicted * 2
 
 
 def test_what_a_release_was_seen_to_choose_is_said():
     """Of the same arguments and layout only; vLLM's own choice with and without a network."""
     release = choices.load("vllm", "sm121").at("0.33.0")
     stock = choices.chosen(release, (), {})
-    assert [("FLASHINFER" in choice, "offline" in seen) for choice, seen in stock.items()] == [
-        (True, False), (False, True),
-    ]  # fmt: skip
-    asked = (
-        profile.load("sm121-gpt-oss-120b").judging("cutlass", "0.33.0").configurations["cutlass"]
-    )
-    (choice,) = choices.chosen(release, asked.arguments, asked.environment)
+    networks = [("FLASHINFER" in choice, "offline" in why) for choice, why in stock.items()]
+    assert networks == [(True, False), (False, True)]
+    gb10 = profile.load("sm121-gpt-oss-120b").judging("cutlass", "0.33.0")
+    cutlass = gb10.configurations["cutlass"]
+    (choice,) = choices.chosen(release, cutlass.arguments, cutlass.environment)
     assert "moe FLASHINFER_CUTLASS_MXFP4_MXFP8" in choice
-    assert choices.chosen(release, asked.arguments, {"VLLM_KV_CACHE_LAYOUT": "NHD"}) == {}
+    assert choices.chosen(release, cutlass.arguments, {"VLLM_KV_CACHE_LAYOUT": "NHD"}) == {}

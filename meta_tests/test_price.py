@@ -78,10 +78,7 @@ class Server:
         following = tuple(min(0.0, value + self.shift) for value in says.following.tolist())
         tops, generated = (
             [dict(zip(*row, strict=True)) for row in zip(ids.tolist(), of.tolist(), strict=True)]
-            for ids, of in [
-                (says.top_ids, says.top),
-                (says.generated_top_ids, says.generated_top),
-            ]
+            for ids, of in [(says.top_ids, says.top), (says.generated_top_ids, says.generated_top)]
         )
         named = [{name_of(token): value for token, value in top.items()} for top in generated]
         positions = tuple(Position(*next(iter(top.items())), top) for top in named)
@@ -130,12 +127,14 @@ LIMITS = Regression(prices={KL: 2e-4, LIKELIEST: 1.0, RIGHT: 0.05})
 ALLOWING = LIMITS.model_copy(update={"price_allowed": True})
 
 
+IN_NATS = {"unit": "nats", "source": "this test"}
+
+
 def conformance_of(prices, limits):
-    return SimpleNamespace(
-        recorder=SimpleNamespace(gates={}), remark=lambda *_, **__: None,
-        file=SimpleNamespace(engine=SimpleNamespace(), metrics={}),
-        profile=SimpleNamespace(regression=limits, correctness=SimpleNamespace(prices=prices)),
-    )  # fmt: skip
+    profile = SimpleNamespace(regression=limits, correctness=SimpleNamespace(prices=prices))
+    file = SimpleNamespace(engine=SimpleNamespace(), metrics={})
+    recorder = SimpleNamespace(gates={})
+    return SimpleNamespace(recorder=recorder, remark=Mock(), file=file, profile=profile)
 
 
 def deciding(monkeypatch, conformance, priced):
@@ -181,7 +180,6 @@ def test_what_a_fast_server_rounds_is_seen_and_red(paid, name):
 
 
 def test_a_price_has_a_sign(reference, checkpoint):
-    """Right answers that are less likely are worse, and those that are likelier are not."""
     for shift, verdict in ((-0.1, Verdict.FAIL), (0.1, Verdict.PASS)):
         server = Server(checkpoint, EXACT, shift)
         samples, _ = price.measure(server, reference, "canary", ())
@@ -197,12 +195,12 @@ def test_a_price_has_a_sign(reference, checkpoint):
 
 def test_no_number_is_no_price(reference, checkpoint):
     """Log-probabilities that are none, and likely tokens of which none is the checkpoint's."""
-    (place, *_), top = reference.prompts["capitals"].places, {}
+    (first, *_), top = reference.prompts["capitals"].places, {}
     for value in (math.nan, math.inf, -math.inf, 0.5):
-        top = {place.ids[0]: value}
-        assert price._divergence((place, top)) == math.inf
-    others = {max(place.ids) + n: math.log(0.05) for n in range(1, 20)}
-    assert price._divergence((place, others)) > 13 and price._likeliest((place, others)) == 0
+        top = {first.ids[0]: value}
+        assert price._divergence((first, top)) == math.inf
+    others = {max(first.ids) + n: math.log(0.05) for n in range(1, 20)}
+    assert price._divergence((first, others)) > 13 and price._likeliest((first, others)) == 0
     assert decided(KL, [0.0, math.inf], at_most=1.0).verdict is Verdict.FAIL
 
 
@@ -210,17 +208,17 @@ def test_no_number_is_no_price(reference, checkpoint):
 def test_probabilities_above_one_together_are_none(reference, checkpoint, served):
     """As of a vocabulary of which a part was summed: the price would be nothing, or a gain. The
     honest server's are none above."""
-    place = max(reference.prompts["capitals"].places, key=lambda place: -place.values[0])
-    honest = dict(zip(place.ids, place.values, strict=True))
-    assert price._divergence((place, honest)) < 1e-6
+    surest = max(reference.prompts["capitals"].places, key=lambda surest: -surest.values[0])
+    honest = dict(zip(surest.ids, surest.values, strict=True))
+    assert price._divergence((surest, honest)) < 1e-6
     lies = {token: served(value) for token, value in honest.items()}
-    assert price._divergence((place, lies)) == math.inf
+    assert price._divergence((surest, lies)) == math.inf
     (text,) = oracle_file.exams().values()
     scored = reference.unrounded[text.name]
     for above, count in ((0.0, 0), (2.0, len(text.answers))):
-        told = (Completion("", None, None, None, None, (above,) * len(scored.following), 1, 1),)
+        answered = Completion("", None, None, None, None, (above,) * len(scored.following), 1, 1)
         asker = Server(checkpoint, EXACT)
-        asker.ask = lambda _request, told=told: told[0]
+        asker.ask = Mock(return_value=answered)
         assert price._right_answers(asker, text, scored).count(-math.inf) == count
 
 
@@ -235,24 +233,18 @@ def test_no_number_is_worse_than_any(before, now):
 def test_a_gate_that_would_never_be_red_is_refused(wrong):
     with pytest.raises(ValueError, match="expected one of price_kl in nats: at_most"):
         Price(rounding="checkpoint", gates=[wrong | {"source": "this test"}])
-    Price(rounding="checkpoint", gates=[
-        {"metric": f"{KL}@d8192", "unit": "nats", "at_most": 1.0, "source": "this test"},
-    ])  # fmt: skip
+    Price(rounding="checkpoint", gates=[{"metric": f"{KL}@d8192", "at_most": 1.0, **IN_NATS}])
 
 
 def test_what_was_not_measured_says_why(reference, checkpoint):
-    server = Server(checkpoint, EXACT)
+    """A context shorter than the exam loses that alone."""
+    server, exam = Server(checkpoint, EXACT), oracle_file.exams()["canary"]
     samples, reasons = price.measure(server, reference, "another", [DEPTH, 8192])
-    assert f"{KL}@d{DEPTH}" in samples and RIGHT not in samples
+    assert f"{KL}@d{DEPTH}" in samples and not reasons.keys() & samples.keys()
     assert "no right answers of exam another" in reasons[RIGHT]
     assert "sm121 golden --depth 8192" in reasons[f"{KL}@d8192"]
-    assert not reasons.keys() & samples.keys()
     honest = StoredRun("before", None, {KL: metric(KL, [0.001])})
     assert "was measured in before" in trend.missing({}, honest)[0]
-
-
-def test_a_context_shorter_than_the_exam_loses_that_alone(reference, checkpoint):
-    server, exam = Server(checkpoint, EXACT), oracle_file.exams()["canary"]
     ask = server.ask
 
     def short(request):
@@ -277,7 +269,6 @@ def test_a_reference_that_rounds_has_the_checkpoint_beside(reference, checkpoint
 
 
 def test_a_price_is_that_of_a_rounding():
-    """Of no other one, in any order of its parts."""
     required = Gate(metric=KL, unit="nats", at_most=0.1, source="this test")
     prices = [Price(rounding="kv=fp8,lm_head=mxfp4-ceil", gates=[required])]
     assert price.gates(prices, Rounding.parse("lm_head=mxfp4-ceil,kv=fp8")) == {KL: required}
@@ -318,8 +309,8 @@ def test_speed_for_quality_beside_a_trusted_run(now, but, limits, worse):
     before, run = run_of(HONEST), run_of(values)
     trusted = against.Trusted((StoredRun("trusted", before, stored_metrics(HONEST)),), "0")
     profile = OWN.model_copy(update={"regression": limits})
-    found = against.judge(run, trusted, profile, stored_metrics(values), lambda _: True)
-    assert [test.id.removeprefix(against.PREFIX) for test in found] == [*worse]
+    worse_tests = against.judge(run, trusted, profile, stored_metrics(values), lambda _: True)
+    assert [test.id.removeprefix(against.PREFIX) for test in worse_tests] == [*worse]
     assert run.against.no_worse == (not worse)
     if now is PAID:
         assert "1.6 times as fast (tg32@d0 30 → 48 tok/s)" in str(run.against)
@@ -332,13 +323,11 @@ def test_a_trusted_run_without_a_price_is_named(before, now, is_named):
     run, runs = run_of(now), (StoredRun("old", run_of(before), stored_metrics(before)),)
     trusted = against.Trusted(runs, "0")
     assert against.judge(run, trusted, OWN, stored_metrics(now), lambda _: True) == []
-    assert [
-        "price of rounding: not measured in old, not compared"
-    ] * is_named == run.against.differs
+    remark = "price of rounding: not measured in old, not compared"
+    assert run.against.differs == [remark] * is_named
 
 
 def test_speed_for_quality_in_compare():
-    """Its section says what became faster, what it costs and whether that is red."""
     for engine, word in (({}, f"FAIL ({KL}, {LIKELIEST})"), ({"price_allowed": True}, "PASS")):
         runs = {"honest": run_of(HONEST), "fast": run_of(PAID, **engine)}
         sources = [comparison._own(name, run) for name, run in runs.items()]
@@ -366,36 +355,24 @@ def test_speed_for_quality_in_ab():
 @from_data
 def test_a_side_whose_answers_are_broken_has_no_green_price(monkeypatch, error, is_red):
     """What a side cannot tell is a remark; what it tells wrongly is red."""
-    remarks = []
-
-    def priced_by(*_):
-        raise error
-
-    monkeypatch.setattr(answers, "_priced", priced_by)
-    settings = SimpleNamespace(oracle="FILE", reference=None)
-    side = SimpleNamespace(settings=settings, remark=lambda line, **_: remarks.append(line))
-    if is_red:
-        with pytest.raises(type(error)):
-            answers.price_of(None, side, None)
-    else:
-        assert answers.price_of(None, side, None) == {} and len(remarks) == 1
+    monkeypatch.setattr(answers, "_priced", Mock(side_effect=error))
+    side = SimpleNamespace(settings=SimpleNamespace(oracle="FILE", reference=None), remark=Mock())
+    with pytest.raises(type(error)) if is_red else contextlib.nullcontext():
+        assert answers.price_of(None, side, None) == {}
+    assert side.remark.call_count == (not is_red)
 
 
 @from_data
 def test_what_may_be_paid_has_a_gate(monkeypatch, formats, limits, is_red):
     """Each price that is allowed: of one without a gate nothing would be red. `KL` has one."""
-    way, gate_of = formats and Rounding.parse(formats), {"unit": "nats", "source": "this test"}
-    gates = [{"metric": KL, "at_most": 1.0, **gate_of}]
-    rows = [Price(rounding=row, gates=gates) for row in ("kv=fp8", "checkpoint")]
-    decide = deciding(
-        monkeypatch, conformance_of(rows, limits), (way, {KL: [0.1], RIGHT: [-5.0]}, {})
+    way, gates = formats and Rounding.parse(formats), [{"metric": KL, "at_most": 1.0, **IN_NATS}]
+    conformance = conformance_of(
+        [Price(rounding=row, gates=gates) for row in ("kv=fp8", "checkpoint")], limits
     )
+    decide = deciding(monkeypatch, conformance, (way, {KL: [0.1], RIGHT: [-5.0]}, {}))
     if formats in ("kv=fp8", "checkpoint"):
         decide(KL)
-    if is_red:
-        with pytest.raises(Unmet, match=RIGHT):
-            decide(RIGHT)
-    else:
+    with pytest.raises(Unmet, match=RIGHT) if is_red else contextlib.nullcontext():
         decide(RIGHT)
 
 
@@ -422,16 +399,13 @@ def test_a_gate_without_a_number_is_not_green(monkeypatch, gated, samples, error
     reasons = {f"{KL}@d8192": "the reference has no depth 8192"}
     reasons = {name: why for name, why in reasons.items() if name not in samples}
     decide = deciding(monkeypatch, conformance, (EXACT, samples, reasons))
-    if error is None:
+    with pytest.raises(error) if error else contextlib.nullcontext():
         decide(KL)
-    else:
-        with pytest.raises(error):
-            decide(KL)
 
 
 @from_data
 def test_a_rounding_that_no_row_has_is_not_green(monkeypatch, rows, rounding, error):
-    limit = {"metric": KL, "unit": "nats", "at_most": 1.0, "source": "this test"}
+    limit = {"metric": KL, "at_most": 1.0, **IN_NATS}
     prices = [Price(rounding=row, gates=[limit]) for row in rows]
     served = rounding and Rounding.parse(rounding)
     decide = deciding(monkeypatch, conformance_of(prices, LIMITS), (served, {KL: [0.1]}, {}))

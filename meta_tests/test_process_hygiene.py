@@ -21,28 +21,25 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 def test_workers_of_one_run_share_a_directory_and_nobody_else_does(tmp_path):
     report = tmp_path / "report"
-    held = [directory.take(report, "one"), directory.take(report, "one")]
+    shares = [directory.take(report, "one"), directory.take(report, "one")]
     assert directory.is_shared(report, "one") and not directory.is_shared(report, "two")
     for share in (None, "two"):
         with pytest.raises(errors.UsageError, match="another run is using it"):
             directory.take(report, share)
-    for taken in held:
-        taken.lock.close()
+    for share in shares:
+        share.lock.close()
     directory.take(report, "two").lock.close()
 
 
-def test_nothing_of_an_earlier_run_is_overwritten(tmp_path):
+def test_nothing_of_an_earlier_run_or_of_somebody_else_is_overwritten(tmp_path):
     for text in ("first", "second", "third"):
-        taken = directory.take(tmp_path)
+        report = directory.take(tmp_path)
         (tmp_path / "verdict.json").write_text(text)
         os.utime(tmp_path / "verdict.json", (1e9, 1e9))  # all in the same second
-        taken.lock.close()
+        report.lock.close()
     directory.take(tmp_path).lock.close()
-    kept = sorted(path.read_text() for path in (tmp_path / "earlier").glob("*/verdict.json"))
-    assert kept == ["first", "second", "third"]
-
-
-def test_a_folder_that_is_no_report_is_left_alone(tmp_path):
+    texts = sorted(path.read_text() for path in (tmp_path / "earlier").glob("*/verdict.json"))
+    assert texts == ["first", "second", "third"]
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(errors.UsageError, match=r"seen: thesis\.tex"):
         directory.take(tmp_path)
@@ -68,11 +65,8 @@ def server_of():
     started = []
 
     def start(owner: str, run: str) -> subprocess.Popen:
-        marks = {
-            process_tree.SERVER_ID: f"{run}/1",
-            process_tree.RUN_ID: run,
-            process_tree.OWNER: owner,
-        }
+        marks = {process_tree.SERVER_ID: f"{run}/1", process_tree.RUN_ID: run}
+        marks[process_tree.OWNER] = owner
         process = subprocess.Popen(SLEEP, env={**os.environ, **marks})
         started.append(process)
         time.sleep(0.3)
@@ -88,17 +82,17 @@ def test_only_servers_of_dead_runs_are_ended(server_of, monkeypatch):
     dead = subprocess.Popen(["/bin/true"])
     was = process_tree.identity(dead.pid)
     dead.wait()
-    left = server_of(was, "meta-dead")
+    orphan = server_of(was, "meta-dead")
     # A pid that was given again to somebody else is another owner.
     reused = server_of(f"{os.getpid()}:12345:{process_tree.owner().split(':')[2]}", "meta-reused")
-    ours = server_of(process_tree.owner(), "meta-alive")
+    alive = server_of(process_tree.owner(), "meta-alive")
     # The clock was set meanwhile: start times of day are other ones now.
     monkeypatch.setattr(psutil, "boot_time", lambda: 1.0)
     monkeypatch.setattr(psutil.Process, "create_time", lambda _self: 2.0)
     removed = {run for run, _ in process_tree.end_dead_runs()}
     assert {"meta-dead", "meta-reused"} <= removed and "meta-alive" not in removed
-    assert left.wait(10) != 0 and reused.wait(10) != 0
-    assert ours.poll() is None, "a server of a living run is left alone"
+    assert orphan.wait(10) != 0 and reused.wait(10) != 0
+    assert alive.poll() is None, "a server of a living run is left alone"
 
 
 @pytest.mark.parametrize("log", ["server-marlin.log", "server-marlin-2.log"])
@@ -146,24 +140,18 @@ SCENARIOS = "meta_tests/scenarios/spread.py"
 
 
 def test_workers_make_one_report(run_pytest):
-    """Tests without a server are spread, the others are in one worker; one verdict has all."""
     status, run = run_pytest("-n", "2", "--arch", "cpu", SCENARIOS, timeout_s=120)
     verdict = run.verdict
     assert status == 1, run.output
-    found = {test["id"].partition("::")[2]: test for test in verdict["tests"]}
-    assert {name: test["verdict"] for name, test in found.items()} == {
-        "test_passes": "PASS",
-        "test_fails": "FAIL",
-        "test_is_timed": "NOT_RUN",
-        "test_kills_its_worker": "FAIL",
-        "test_kills_among_others": "FAIL",
-        "test_runs_all_the_same": "PASS",
-        "test_is_not_for_this": "NOT_RUN",
-        **{f"test_spread[{n}]": "PASS" for n in range(6)},
-        **{f"test_in_order[{n}]": "PASS" for n in range(6)},
+    tests = {test["id"].partition("::")[2]: test for test in verdict["tests"]}
+    spread = [f"{name}[{n}]" for name in ("test_spread", "test_in_order") for n in range(6)]
+    assert {name: test["verdict"] for name, test in tests.items()} == {
+        **dict.fromkeys(("test_passes", "test_runs_all_the_same", *spread), "PASS"),
+        **dict.fromkeys(("test_is_timed", "test_is_not_for_this"), "NOT_RUN"),
+        **{f"test_{how}": "FAIL" for how in ("fails", "kills_its_worker", "kills_among_others")},
     }, run.output
-    assert "run this one without -n" in found["test_is_timed"]["message"]
-    assert "died" in found["test_kills_its_worker"]["message"]
+    assert "run this one without -n" in tests["test_is_timed"]["message"]
+    assert "died" in tests["test_kills_its_worker"]["message"]
     crashes = re.findall(r"^worker 'gw\d+' crashed", run.output, re.MULTILINE)
     assert len(crashes) == 2, "what kills is not tried again"
     assert verdict["verdict"] == "FAIL" and verdict["finished"], verdict["reason"]
@@ -193,5 +181,5 @@ def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest, monkeypatch,
     chosen = ("-n", "2", "--arch", "cpu", f"{SCENARIOS}::test_spread")
     status, run = run_pytest(*plugin, *chosen, timeout_s=120)
     assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
-    (told,) = [t for t in run.verdict["tests"] if t["id"] == "end of the run::worker gw0"]
-    assert told["verdict"] == "FAIL" and "gw0: required: each worker ends" in told["message"]
+    (end,) = [t for t in run.verdict["tests"] if t["id"] == "end of the run::worker gw0"]
+    assert end["verdict"] == "FAIL" and "gw0: required: each worker ends" in end["message"]

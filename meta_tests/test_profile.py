@@ -15,24 +15,20 @@ CPU = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8")
 
 def test_the_first_run_on_a_gb10_is_the_canary_on_its_own_kernels():
     """In MXFP4, on what the release chooses, with the oracle; nothing of it is chosen unasked."""
-    own = profile.load("sm121-tiny-gpt-oss")
-    assert (own.arch, own.model.id) == ("sm121", "canary:mxfp4")
-    assert own.configurations[own.under_test].arguments == ()
-    assert own.engine.environment["FLASHINFER_CUDA_ARCH_LIST"] in own.engine.needs.arch_list
+    tiny = profile.load("sm121-tiny-gpt-oss")
+    assert (tiny.arch, tiny.model.id) == ("sm121", "canary:mxfp4")
+    assert tiny.configurations[tiny.under_test].arguments == ()
+    assert tiny.engine.environment["FLASHINFER_CUDA_ARCH_LIST"] in tiny.engine.needs.arch_list
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     spark = readme[readme.index("## On a DGX Spark") :]
     first = next(line for line in spark.splitlines() if line.startswith("$ pytest"))
-    assert first.split("  #")[0].rstrip() == f"$ pytest -m sm121 --profile {own.name} --plan quick"
-
-
-@pytest.mark.parametrize("name", profile.shipped())
-def test_shipped_profiles_are_valid(name):
-    assert profile.load(name).name == name
+    assert first.split("  #")[0].rstrip() == f"$ pytest -m sm121 --profile {tiny.name} --plan quick"
 
 
 def test_every_architecture_has_at_most_one_profile_for_an_engine():
-    found = [profile.load(name) for name in profile.shipped()]
-    chosen = [(own.arch, own.engine.name) for own in found if own.extends is None]
+    profiles = {name: profile.load(name) for name in profile.shipped()}
+    assert [each.name for each in profiles.values()] == [*profiles]
+    chosen = [(p.arch, p.engine.name) for p in profiles.values() if p.extends is None]
     assert len(chosen) == len(set(chosen))
     assert profile.for_architecture("sm121") == "sm121-gpt-oss-120b"
     assert profile.for_architecture("cpu", "llama-cpp") == "cpu-tiny-gpt-oss-llama-cpp"
@@ -54,24 +50,20 @@ def written(folder, name="mine", text=THREE_LINES):
 
 
 def test_a_child_that_measures_less_has_its_parents_plans(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_text(
-        'extends = "cpu-tiny-gpt-oss"\nname = "mine"\n[performance]\ndepths = [0]\n'
-        "[performance.measuring]\nconcurrency = [2]\n"
-    )
-    mine = profile.load(str(file))
-    assert mine.plan("quick").depths == (0,)
-    assert mine.plan("merge").concurrency == (2,)
+    less = "[performance]\ndepths = [0]\n[performance.measuring]\nconcurrency = [2]\n"
+    text = f'extends = "cpu-tiny-gpt-oss"\nname = "mine"\n{less}'
+    mine = profile.load(written(tmp_path, text=text))
+    assert mine.plan("quick").depths == (0,) and mine.plan("merge").concurrency == (2,)
 
 
 def test_own_thresholds_are_three_lines(tmp_path):
     parent = profile.load("sm121-gpt-oss-120b")
     whole = profile.load(written(tmp_path))
-    own = whole.judging()
-    assert (own.name, own.extends) == ("ours", "sm121-gpt-oss-120b")
-    gate = own.gate("tg32@d0")
+    judged = whole.judging()
+    assert (judged.name, judged.extends) == ("ours", "sm121-gpt-oss-120b")
+    gate = judged.gate("tg32@d0")
     assert (gate.minimum, gate.target, gate.source) == (30, None, "users")
-    metrics = [sorted(g.metric for g in p.performance.gates) for p in (own, parent.judging())]
+    metrics = [sorted(g.metric for g in p.performance.gates) for p in (judged, parent.judging())]
     assert metrics[0] == metrics[1]
     assert whole.judging("cutlass").gate("tg32@d0") == parent.judging("cutlass").gate("tg32@d0")
     same = {"name", "performance"}
@@ -80,16 +72,16 @@ def test_own_thresholds_are_three_lines(tmp_path):
 
 def test_tables_merge_and_lists_and_statements_replace(tmp_path):
     parent = profile.load("sm121-gpt-oss-120b")
-    own = profile.load(written(tmp_path, text=text_file("ours.toml")))
-    assert own.engine.arguments == ("--max-model-len", "4096")
-    assert (own.engine.stalled_after_s, own.engine.name) == (99, parent.engine.name)
-    assert own.engine.environment == {**parent.engine.environment, "MAX_JOBS": "2"}
-    assert [*own.configurations] == [*parent.configurations, "eager"]
-    assert (own.stress.answer_tokens.value, own.stress.answer_tokens.source) == (8, "ours")
-    assert own.stress.mixed_requests == parent.stress.mixed_requests
-    assert [*own.correctness.agreement] == ["auto", "bfloat16"]
-    assert own.matrix is None and own.box is not None and own.box.sm_clock_mhz is None
-    assert own.box.bandwidth_gb_s == parent.box.bandwidth_gb_s
+    child = profile.load(written(tmp_path, text=text_file("ours.toml")))
+    assert child.engine.arguments == ("--max-model-len", "4096")
+    assert (child.engine.stalled_after_s, child.engine.name) == (99, parent.engine.name)
+    assert child.engine.environment == {**parent.engine.environment, "MAX_JOBS": "2"}
+    assert [*child.configurations] == [*parent.configurations, "eager"]
+    assert (child.stress.answer_tokens.value, child.stress.answer_tokens.source) == (8, "ours")
+    assert child.stress.mixed_requests == parent.stress.mixed_requests
+    assert [*child.correctness.agreement] == ["auto", "bfloat16"]
+    assert child.matrix is None and child.box is not None and child.box.sm_clock_mhz is None
+    assert child.box.bandwidth_gb_s == parent.box.bandwidth_gb_s
 
 
 def test_what_resolved_is_what_counts(tmp_path):
@@ -102,10 +94,10 @@ def test_what_resolved_is_what_counts(tmp_path):
     )  # fmt: skip
     gate = child.judging().gate("tg32@d0")
     assert child.model.id == "x" and gate is not None and gate.minimum == 30
-    own, whole = profile.load(parent), profile.load("sm121-gpt-oss-120b")
-    same = whole.model_copy(update={"name": "ours", "performance": own.performance})
-    assert digest.of(own.model_dump(mode="json")) == digest.of(same.model_dump(mode="json"))
-    fingerprint = Fingerprint(profile="12ab", profile_shipped=False, extends=own.extends)
+    extended, whole = profile.load(parent), profile.load("sm121-gpt-oss-120b")
+    same = whole.model_copy(update={"name": "ours", "performance": extended.performance})
+    assert digest.of(extended.model_dump(mode="json")) == digest.of(same.model_dump(mode="json"))
+    fingerprint = Fingerprint(profile="12ab", profile_shipped=False, extends=extended.extends)
     assert "extends sm121-gpt-oss-120b" in profile_label("ours", fingerprint)
 
 
@@ -132,7 +124,10 @@ def test_a_mistake_of_a_parent_names_the_parent(tmp_path):
         profile.load(written(tmp_path, text='name = "ours"\nextends = "parent.toml"'))
 
 
-def test_a_gate_has_one_direction_and_ordered_grades():
+def test_a_gate_has_one_direction_and_ordered_grades_and_is_given_once(tmp_path):
+    once = THREE_LINES[THREE_LINES.index("[{") + 1 : THREE_LINES.rindex("]")]
+    with pytest.raises(UsageError, match=r"performance.gates.*tg32@d0"):
+        profile.load(written(tmp_path, text=THREE_LINES.replace(once, f"{once}, {once}")))
     good = {"metric": "tg32@d0", "unit": "tok/s", "source": "meta test"}
     profile_fields.Gate(**good, minimum=52, target=58, stretch=61)
     for bad in ({}, {"minimum": 1, "at_most": 2}, {"minimum": 58, "target": 52}):
@@ -158,13 +153,6 @@ def test_the_numbers_of_the_original_documents():
     assert sm121.under_test == "mxfp4" and "HND" in sm121.path_of("mxfp4").kv_layout
 
 
-def test_a_gate_is_given_once(tmp_path):
-    gate = THREE_LINES[THREE_LINES.index("[{") + 1 : THREE_LINES.rindex("]")]
-    text = THREE_LINES.replace(gate, f"{gate}, {gate}")
-    with pytest.raises(UsageError, match=r"performance.gates.*tg32@d0"):
-        profile.load(written(tmp_path, text=text))
-
-
 @from_data
 def test_a_wrong_waiver_file_is_named_the_same_way(tmp_path, text, expected):
     file = tmp_path / "waivers.toml"
@@ -182,13 +170,13 @@ def test_a_waiver_is_narrow_and_ends(tmp_path, test, days, expected):
 
 def test_what_the_shipped_profiles_certify():
     """The GB10 everything; the others what can be had where they are for."""
-    asked = {name: profile.load(name).certify for name in profile.shipped()}
-    assert asked["sm121-gpt-oss-120b"].levels == profile_fields.LEVELS
-    assert asked["sm121-gpt-oss-120b"].box == "QUALIFIED"
+    certified = {name: profile.load(name).certify for name in profile.shipped()}
+    assert certified["sm121-gpt-oss-120b"].levels == profile_fields.LEVELS
+    assert certified["sm121-gpt-oss-120b"].box == "QUALIFIED"
     server = ("smoke", "kernel", "correctness", "stress")
-    assert asked["sm90-tiny-gpt-oss"].levels == server
-    assert asked["cpu-tiny-gpt-oss"].levels == (*server, "performance")
-    assert asked["cpu-tiny-gpt-oss-llama-cpp"].levels == ("smoke", "correctness", "performance")
+    assert certified["sm90-tiny-gpt-oss"].levels == server
+    assert certified["cpu-tiny-gpt-oss"].levels == (*server, "performance")
+    assert certified["cpu-tiny-gpt-oss-llama-cpp"].levels == ("smoke", "correctness", "performance")
 
 
 def test_a_question_of_ones_own_has_no_rates_of_the_projects():
@@ -198,5 +186,5 @@ def test_a_question_of_ones_own_has_no_rates_of_the_projects():
         rates = [gate for gate in judged.performance.gates if gate.minimum is not None]
         assert rates == [*judged.configurations[name].gates], name
         assert judged.gate("ttft_p99") and judged.gate("startup_s"), "times are asked of all"
-    asked = profile.load("sm121-gpt-oss-120b").judging(None, "0.33.0")
-    assert asked.gate("tg32@d4096").minimum == 47
+    mxfp4 = profile.load("sm121-gpt-oss-120b").judging(None, "0.33.0")
+    assert mxfp4.gate("tg32@d4096").minimum == 47

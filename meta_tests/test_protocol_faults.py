@@ -13,10 +13,6 @@ from protocol_faults import Outcome, node_id, table
 DOCUMENT = Path(__file__).parent.parent / "docs" / "tables" / "protocol-faults.md"
 
 
-def test_the_catalogue_is_large_enough():
-    assert len(FAULTS) >= 35
-
-
 @pytest.mark.parametrize("test", sorted({fault.caught_by for fault in FAULTS.values()}))
 def test_every_fault_names_a_test_of_the_levels(test):
     assert node_id(test).startswith("tests/test_")
@@ -38,7 +34,7 @@ def test_the_table_has_every_fault_killed():
     assert {name: test for name, test, _ in rows} == {
         fault.name: fault.caught_by for fault in FAULTS.values()
     }, "docs/tables/protocol-faults.md is of other faults: run `make catalogues`"
-    assert {killed for _, _, killed in rows} == {"yes"}
+    assert {killed for _, _, killed in rows} == {"yes"} and len(rows) >= 35
 
 
 def outcome(status: int, *tests: tuple[str, str, str]) -> Outcome:
@@ -55,7 +51,6 @@ def test_only_a_failure_that_says_what_was_required_is_a_kill(survived):
 
 
 def test_a_fault_changes_nothing_else():
-    """What a fault does not name goes through as it is."""
     answer = {"choices": [{"text": "x"}]}
     plain = Fault("none", "")
     for change in (plain.request, plain.completion, plain.chat, plain.response):

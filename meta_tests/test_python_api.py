@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from data_rows import text_file
 from protocol_faults import vllm_serving
 
 ROOT = Path(__file__).parent.parent
@@ -22,9 +23,8 @@ for name in ("pytest", "_pytest", "pytest_benchmark"):
 def script() -> str:
     """The block of the page that is marked for this test."""
     page = (ROOT / "docs" / "python-api.md").read_text("utf-8")
-    return re.search(r"<!-- run: meta_tests/test_python_api.py.*?```python\n(.*?)```", page, re.S)[
-        1
-    ]
+    block = r"<!-- run: meta_tests/test_python_api.py.*?```python\n(.*?)```"
+    return re.search(block, page, re.S)[1]
 
 
 def test_the_script_imports_names_that_there_are():
@@ -58,32 +58,9 @@ def test_the_levels_run_from_a_plain_script_against_a_url(canary_bf16, tmp_path)
     assert (tmp_path / "judged" / "memory.json").is_file()
 
 
-CRASH = """
-import sys
-from pathlib import Path
-
-from sm121.engines.managed import ServerError
-from sm121.profile import load
-from sm121.session.opening import open_session
-from sm121.session.settings import Settings
-
-wrong = Settings(
-    profile=load("cpu-tiny-gpt-oss"),
-    engine_python=sys.argv[2],
-    report_dir=Path("judged"),
-    root=Path(sys.argv[1]),
-)
-with open_session(wrong) as session:
-    try:
-        session.server()
-    except ServerError as error:
-        print(session.crashed(error, None).kind)
-"""
-
-
 def test_a_server_that_does_not_start_for_a_script_leaves_a_bundle(canary_bf16, tmp_path):
     file = tmp_path / "crash.py"
-    file.write_text(WITHOUT_PYTEST + CRASH)
+    file.write_text(WITHOUT_PYTEST + text_file("script-with-a-crash.txt"))
     engine = {
         "SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": "fault_server.py",
         "SM121_META_ARGUMENTS": "--no-such-argument",

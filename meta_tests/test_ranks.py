@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import tomllib
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import loopback
+import psutil
 import pytest
 import whole_run
 from data_rows import from_data
@@ -17,7 +19,7 @@ from sm121 import cli
 from sm121.core import profile
 from sm121.core.server import Endpoint, Node, Server
 from sm121.evidence import ranks as rank_paths
-from sm121.evidence import transport
+from sm121.evidence import transport, unanswered
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import read_log
 from sm121.performance import bench
@@ -52,10 +54,10 @@ def _rank(rank: int, launcher: str) -> str:
     ray = f"(EngineCore pid=90) (RayWorkerWrapper pid={pid}, ip={ip}) " if launcher == "ray" else ""
     named = False
     for index, line in enumerate(lines):
-        own = f"(Worker{f'_TP{rank}' if named else ''} pid={pid}) "
+        prefix = f"(Worker{f'_TP{rank}' if named else ''} pid={pid}) "
         named = named or "is assigned as" in line
         nccl = f"{host}:{pid}:{pid} [0] "
-        lines[index] = ray + {"V": "" if ray else own, "N": nccl}[line[0]] + line[2:]
+        lines[index] = ray + {"V": "" if ray else prefix, "N": nccl}[line[0]] + line[2:]
     return "\n".join(lines)
 
 
@@ -105,10 +107,8 @@ def test_the_turn_of_a_month_is_no_other_start(hours, tmp_path):
     nodes = []
     for rank, hour in enumerate(hours):
         (tmp_path / hour).mkdir()
-        change = (
-            "NCCL INFO .*|INFO 11-22 10",
-            {"NCCL": "NCCL version 2.28.9", "INFO": f"INFO {hour}"},
-        )
+        instead = {"NCCL": "NCCL version 2.28.9", "INFO": f"INFO {hour}"}
+        change = ("NCCL INFO .*|INFO 11-22 10", instead)
         nodes.append(two_logs(tmp_path / hour, "nnodes", [0, 1], change).nodes[rank])
     of_ranks = rank_paths.read_ranks([(node.name, node.log) for node in nodes], "vllm")
     assert not [line for line in rank_paths.missing(of_ranks, 2) if "not of one start" in line]
@@ -235,24 +235,41 @@ def test_lost_node_of_an_attached_server_is_named(tmp_path, rank_0, rank_1, kind
     assert cause.owner == "engine" or re.search(r"; on rank[01]\.log$", cause.owner), cause
 
 
-RAY = {  # pids of two ranks, and what follows each in the lines of Ray
-    "two hosts": ((7, 8), ([""], [", ip=10.0.0.2"])),
-    "equal pids": ((7, 7), ([""], [", ip=10.0.0.2"])),
-    "one host": ((7, 8), ([", ip=10.0.0.2", ""], ["", ", ip=10.0.0.2"])),
-}
-
-
-@pytest.mark.parametrize("name", RAY)
-def test_ranks_of_two_ray_nodes(tmp_path, name):
-    """On one host each node reads the other's files too: each line comes twice."""
-    (pids, prefixes), log = RAY[name], tmp_path / "server.log"
+@from_data
+def test_ranks_of_two_ray_nodes(tmp_path, pids, prefixes):
+    """`prefixes`: what follows each rank's pid in Ray's lines. On one host each comes twice."""
     lines = ["INFO:     Application startup complete."]
     for rank, pid in enumerate(pids):
         for prefix in prefixes[rank]:
             of_worker = f"(RayWorkerProc pid={pid}{prefix}) (Worker pid={pid}) INFO 11-27 07:01:27"
             of_rank = f"world_size=2 rank={rank} local_rank=0 distributed_init_method=tcp://h:1"
             lines.append(f"{of_worker} [parallel_state.py:1906] {of_rank} backend=gloo")
-    log.write_text("\n".join(lines) + "\n")
-    seen = rank_paths.read_ranks([("spark1", log)], "vllm")
-    assert [(each.rank, each.node) for each in seen] == [(0, "spark1"), (1, "10.0.0.2")]
-    assert not any("two logs" in line for line in rank_paths.missing(seen, 2))
+    (log := tmp_path / "server.log").write_text("\n".join(lines) + "\n")
+    ranks = rank_paths.read_ranks([("spark1", log)], "vllm")
+    assert [(each.rank, each.node) for each in ranks] == [(0, "spark1"), (1, "10.0.0.2")]
+    assert not any("two logs" in line for line in rank_paths.missing(ranks, 2))
+
+
+# Whose packets nobody acknowledges: by the kernel's table of connections.
+
+
+@from_data
+def test_connection_without_an_answer(
+    monkeypatch, tmp_path, table, local, remote, state, timer, times, inode, expected
+):
+    monkeypatch.setattr(unanswered, "_NET", tmp_path)
+    for name in ("tcp", "tcp6"):
+        (tmp_path / name).write_text("  sl  local_address\n")
+    with socket.socket() as local_socket, (tmp_path / (table or "tcp")).open("a") as lines:
+        name = Path(f"/proc/self/fd/{local_socket.fileno()}").readlink().name
+        inode = inode or name.removeprefix("socket:[")[:-1]
+        entry = f"{local} {remote} {state} 00000001:00000000 {timer}:00000019 {times:08X}"
+        lines.write(f"   1: {entry}     0        0 {inode} 2 0 99 0 0 10 -1\n")
+        lines.flush()
+        ends = unanswered.unanswered(lambda: [psutil.Process()], {"10.77.0.1", "2001:db8::1"})
+    assert ends == ([expected] if expected else [])
+
+
+def test_a_kernel_without_such_a_table_tells_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr(unanswered, "_NET", tmp_path / "none")
+    assert unanswered.unanswered(lambda: [psutil.Process()], {"10.77.0.1"}) == []

@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+import servers
 from data_rows import altered, from_data
 
 from sm121.core import profile, waiting
@@ -36,11 +37,8 @@ def node(name: str, address: str) -> dict[str, Any]:
     return {"name": name, "address": address, "resources": resources, "facts": facts, "why": None}
 
 
-CLUSTER: dict[str, Any] = {
-    "nodes": [node("spark1", "10.0.0.1"), node("spark2", "10.0.0.2")],
-    "groups": [],
-    "holders": [],
-}
+CLUSTER: dict[str, Any] = {"groups": [], "holders": []}
+CLUSTER["nodes"] = [node("spark1", "10.0.0.1"), node("spark2", "10.0.0.2")]
 
 
 @from_data
@@ -74,12 +72,9 @@ def server(tmp_path, monkeypatch) -> RayServer:
     return made
 
 
-LOST = {
-    "Ray has lost it": altered(CLUSTER, {"nodes": CLUSTER["nodes"][:1]}),
-    "GetTimeoutError: Get timed out": altered(
-        CLUSTER, {"nodes.1.why": "GetTimeoutError: Get timed out"}
-    ),
-}
+TIMED_OUT = "GetTimeoutError: Get timed out"
+LOST = {"Ray has lost it": altered(CLUSTER, {"nodes": CLUSTER["nodes"][:1]})}
+LOST[TIMED_OUT] = altered(CLUSTER, {"nodes.1.why": TIMED_OUT})
 
 
 @pytest.mark.parametrize("how", LOST)
@@ -95,8 +90,8 @@ def test_what_is_left_on_the_cluster_has_a_name(monkeypatch, server):
     answers = iter([CLUSTER, altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]}), CLUSTER])
     monkeypatch.setattr(ray_cluster, "_ask", lambda *_: next(answers))
     assert server.stop().clean, "an actor takes a moment to end"
-    left = altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]})
-    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: left)
+    holding = altered(CLUSTER, {"holders": ["RayWorkerProc (pid 7)"]})
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: holding)
     server.nodes = (ray_cluster.Node(0, "spark1"),)
     report = server.stop()
     assert not report.clean and "RayWorkerProc (pid 7)" in str(report.survivors[0])
@@ -152,14 +147,6 @@ def cluster(tmp_path_factory) -> Iterator[None]:
 
 #: Parts of the command lines of Ray's processes.
 RAYS = ("/ray/", " ray.", "ray::")
-#: A task that has the one rank of a node.
-HOLDS = """
-import ray, time
-ray.init(address="auto", logging_level="ERROR", log_to_driver=False)
-running = ray.remote(num_cpus=0, resources={"sm121_rank": 1})(lambda: time.sleep(600)).remote()
-while ray.available_resources().get("sm121_rank", 0) > 1: time.sleep(0.2)
-print("held", flush=True); time.sleep(600)
-"""
 
 
 def _refused(configuration) -> str:
@@ -178,11 +165,10 @@ def test_real_cluster(cluster, canary_bf16, tmp_path):
     assert len(ray_cluster.look(configuration, "cpu", 1)) == 2
     with pytest.raises(UsageError, match="expected 2 nodes with 2 sm121_rank each"):
         ray_cluster.look(configuration, "cpu", 2)
-    with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None and holder.stdout.readline().strip() == b"held"
+    with servers.program("holder-of-a-rank.txt") as holder:
+        assert holder.stdout.readline() == "held\n"
         with pytest.raises(UsageError, match="a task with 1 sm121_rank"):
             ray_cluster.look(configuration, "cpu", 1)
-        holder.kill()
     assert waiting.until(lambda: not _refused(configuration), 60.0, every_s=1.0)
     pool = ServerPool(
         limits=StartLimits(600, 180, 20), directory=tmp_path, run_id="ray", notify=lambda *_: None

@@ -1,6 +1,7 @@
 """What a run writes down: each way of ending has its verdict, at once; none is green by luck."""
 
 import json
+import os
 import re
 import signal
 from dataclasses import replace
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
-from data_rows import from_data, table
+from data_rows import from_data, table, text_file
 from test_against import OWN, a_run, stored
 from whole_run import waiver_file, whole
 
@@ -32,7 +33,8 @@ def attached(run_pytest, fault_server):
         server = fault_server()
         status, run = run_pytest("--arch", "cpu", *server.options, *arguments)
         assert server.process.poll() is None, "an attached server is never stopped"
-        return status, run.verdict, run
+        file = run.report / "verdict.json"
+        return status, run.verdict if file.is_file() else {}, run
 
     return run
 
@@ -41,10 +43,19 @@ def one(name: str) -> str:
     return f"{SCENARIOS}::{name}"
 
 
+def by_name(file: dict) -> dict[str, dict]:
+    """The tests of verdict.json, by the names of their functions."""
+    return {test["id"].rsplit("::", 1)[1]: test for test in file["tests"]}
+
+
+def verdicts_of(file: dict) -> dict[str, str]:
+    return {name: test["verdict"] for name, test in by_name(file).items()}
+
+
 @from_data
 def test_each_ending_has_its_verdict_and_exit_status(attached, name, verdict, status, count):
-    seen, file, run = attached(one(name))
-    assert seen == status, run.output
+    ended, file, run = attached(one(name))
+    assert ended == status, run.output
     assert file["verdict"] == verdict and file["exit_status"] == status
     level = file["levels"]["correctness"]
     assert level["verdict"] == verdict and level[count] == 1, level
@@ -66,16 +77,11 @@ def test_a_plain_run_reports_skips_and_stays_green_on_what_ran(attached):
 
 
 def test_after_sigkill_the_files_hold_what_was_decided(attached):
-    names = ("test_pass", "test_invalid", "test_killed", "test_never_reached")
-    status, file, run = attached(*(one(name) for name in names))
+    verdicts = {"test_pass": "PASS", "test_invalid": "INVALID"}
+    verdicts |= dict.fromkeys(("test_killed", "test_never_reached"), "NOT_RUN")
+    status, file, run = attached(*map(one, verdicts))
     assert status == -signal.SIGKILL
-    verdicts = {test["id"].rsplit("::", 1)[1]: test["verdict"] for test in file["tests"]}
-    assert verdicts == {
-        "test_pass": "PASS",
-        "test_invalid": "INVALID",
-        "test_killed": "NOT_RUN",
-        "test_never_reached": "NOT_RUN",
-    }
+    assert verdicts_of(file) == verdicts
     assert file["verdict"] == "INVALID" and not file["finished"]
     assert "INVALID" in (run.report / "summary.md").read_text()
     jsonschema.validate(file, verdict_file.json_schema())
@@ -83,56 +89,49 @@ def test_after_sigkill_the_files_hold_what_was_decided(attached):
 
 def test_the_last_summary_is_written_however_soon_it_follows(tmp_path):
     """It is written each second; what is decided in the last one is in it as well."""
-    file = whole(tests=[failed("test_a")], finished=False)
+    first, second = (
+        TestReport(id=f"tests/test_x.py::{n}", level="correctness", verdict="FAIL", message=n)
+        for n in ("test_a", "test_b")
+    )
+    file = whole(tests=[first], finished=False)
     run = SimpleNamespace(
         file=file, directory=tmp_path, started=0.0, pool=None, sampler=None,
         summarised=(None, 0.0), _judge=file.judge,
     )  # fmt: skip
     Session.save(run)
-    file.tests.append(failed("test_b"))
-    Session.save(run)
-    assert "test_b" not in (tmp_path / "summary.md").read_text("utf-8").replace("\\", "")
-    file.finished = True
-    Session.save(run)
-    assert "test_b" in (tmp_path / "summary.md").read_text("utf-8").replace("\\", "")
-
-
-def failed(name):
-    identity = f"tests/test_x.py::{name}"
-    return TestReport(id=identity, level="correctness", verdict="FAIL", message=f"{name} is wrong")
+    file.tests.append(second)
+    for file.finished in (False, True):
+        Session.save(run)
+        text = (tmp_path / "summary.md").read_text("utf-8").replace("\\", "")
+        assert ("test_b" in text) is file.finished
 
 
 def test_when_smoke_fails_nothing_else_runs(attached):
+    """Smoke comes first, whatever the file's order."""
     status, file, run = attached("meta_tests/scenarios/smoke_fails.py")
-    assert status == 1, run.output
-    by_level = {test["level"]: test for test in file["tests"]}
-    assert by_level["smoke"]["verdict"] == "FAIL"
-    assert by_level["correctness"]["skipped"], "smoke comes first, whatever the file's order"
-    assert "smoke" in by_level["correctness"]["message"]
+    levels = {test["level"]: test for test in file["tests"]}
+    assert status == 1 and levels["smoke"]["verdict"] == "FAIL", run.output
+    assert levels["correctness"]["skipped"] and "smoke" in levels["correctness"]["message"]
 
 
-def test_an_earlier_report_is_kept(attached, run_pytest, fault_server, tmp_path):
-    common = ("--arch", "cpu", *fault_server().options)
-    report = ("--report-dir", str(tmp_path / "report"))
-    run_pytest(*common, *report, one("test_pass"))
-    run_pytest(*common, *report, one("test_invalid"))
-    current = json.loads((tmp_path / "report" / "verdict.json").read_text())
-    (earlier,) = (tmp_path / "report" / "earlier").glob("*/verdict.json")
-    assert current["verdict"] == "INVALID"
-    assert json.loads(earlier.read_text())["verdict"] == "PASS"
+def test_an_earlier_report_is_kept(attached, tmp_path):
+    report = tmp_path / "report"
+    for name in ("test_pass", "test_invalid"):
+        attached("--report-dir", str(report), one(name))
+    (earlier,) = (report / "earlier").glob("*/verdict.json")
+    files = (report / "verdict.json", earlier)
+    assert [json.loads(each.read_text())["verdict"] for each in files] == ["INVALID", "PASS"]
 
 
-def test_an_expired_waiver_waives_nothing(attached, tmp_path):
-    status, file, _ = attached(
-        f"--waivers={waiver_file(tmp_path, one('test_fail'), days=-1)}", one("test_fail")
-    )
-    assert status == 1
-    assert "expired" in file["tests"][0]["message"]
-
-
-def test_a_stale_waiver_is_reported(attached, tmp_path):
-    _, _, run = attached(f"--waivers={waiver_file(tmp_path, one('test_pass'))}", one("test_pass"))
-    assert f"waiver without a failure to waive: {one('test_pass')}" in run.output
+@from_data
+def test_a_waiver_of_one_test(attached, tmp_path, name, chosen, days, status, waived, says):
+    """It tolerates the failure of one parameter until it expires; a stale one is reported."""
+    file = waiver_file(tmp_path, one(name), days=days)
+    ended, verdict, run = attached(f"--waivers={file}", one(chosen))
+    assert ended == status, run.output
+    assert verdict["levels"]["correctness"]["waived"] == waived
+    messages = [test["message"] for test in verdict["tests"]]
+    assert any(says in text for text in (*messages, run.output))
 
 
 def test_a_failure_of_no_level_is_not_painted_green(attached):
@@ -145,29 +144,18 @@ def test_a_failure_of_no_level_is_not_painted_green(attached):
 @pytest.mark.slow("two runs")
 def test_a_run_that_stops_early_is_not_finished(attached):
     names = ("test_pass", "test_fail", "test_invalid", "test_never_reached")
-    status, file, _ = attached("-x", *(one(name) for name in names))
+    status, file, _ = attached("-x", *map(one, names))
     assert status == 1 and not file["finished"]
-    status, file, _ = attached(
-        "-x", one("test_pass"), "meta_tests/scenarios/foreign.py", one("test_never_reached")
-    )
+    foreign = "meta_tests/scenarios/foreign.py"
+    status, file, _ = attached("-x", one("test_pass"), foreign, one("test_never_reached"))
     assert status == 1 or file["verdict"] != "PASS", file
 
 
 def test_skipped_and_then_failed_has_failed(attached):
     status, file, run = attached("meta_tests/scenarios/teardowns.py", "-k", "skip or passes")
-    verdicts = {test["id"].rsplit("::", 1)[1]: test["verdict"] for test in file["tests"]}
-    assert status == 1, run.output
-    assert verdicts["test_skipped_then_failed"] == verdicts["test_failed_then_skipped"] == "FAIL"
-    assert verdicts["test_passes_unexpectedly"] == "FAIL"
-    assert verdicts["test_passes"] == "PASS"
-
-
-def test_a_waiver_tolerates_the_failure_of_one_parameter(attached, tmp_path):
-    status, file, run = attached(
-        f"--waivers={waiver_file(tmp_path, one('test_parametrised[7]'))}", one("test_parametrised")
-    )
-    assert status == 0 and file["levels"]["correctness"]["waived"] == 1, run.output
-    assert any("https://example.org/1" in test["message"] for test in file["tests"])
+    failed = ("skipped_then_failed", "failed_then_skipped", "passes_unexpectedly")
+    expected = {"test_passes": "PASS", **{f"test_{name}": "FAIL" for name in failed}}
+    assert status == 1 and verdicts_of(file) == expected, run.output
 
 
 CAPITALS = {name: unmet.Fact("the capital", "x", name) for name in ("France", "Germany", "Spain")}
@@ -193,16 +181,16 @@ WAIVED = "meta_tests/scenarios/waivers.py"
 def test_no_waiver_tolerates_what_is_no_plain_failure(attached, tmp_path):
     names = re.findall(r"^def (test_\w+)", (ROOT / WAIVED).read_text(), re.MULTILINE)
     file = waiver_file(tmp_path, *(f"{WAIVED}::{name}" for name in names))
-    own = tmp_path / "busy.toml"  # others may work beside this, as the tests of the suite do
+    busy = tmp_path / "busy.toml"  # others may work beside this, as the tests of the suite do
     shipped = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text()
-    own.write_text(re.sub(r"(max_other_load|max_drift|max_spread) = \S+", r"\1 = 1.0", shipped))
-    status, found, run = attached("--waivers", str(file), "--profile", str(own), WAIVED)
-    said = {test["id"].rsplit("::", 1)[1]: test for test in found["tests"]}
-    assert status == 1 and found["verdict"] == "FAIL", run.output
-    assert [name for name in names if said[name]["waived"]] == ["test_wrong"], run.output
+    busy.write_text(re.sub(r"(max_other_load|max_drift|max_spread) = \S+", r"\1 = 1.0", shipped))
+    status, verdict, run = attached("--waivers", str(file), "--profile", str(busy), WAIVED)
+    tests = by_name(verdict)
+    assert status == 1 and verdict["verdict"] == "FAIL", run.output
+    assert [name for name in names if tests[name]["waived"]] == ["test_wrong"], run.output
     for name, why in table(__name__, "NEVER_WAIVED").items():
-        assert said[name]["message"].startswith(f"not waived, since {why} never is"), said[name]
-    assert said["test_rate_without_a_number"]["message"].startswith("not waived, since ")
+        assert tests[name]["message"].startswith(f"not waived, since {why} never is"), tests[name]
+    assert tests["test_rate_without_a_number"]["message"].startswith("not waived, since ")
 
 
 def test_levels_were_asked_for_and_there_is_none(run_pytest, tmp_path):
@@ -210,12 +198,12 @@ def test_levels_were_asked_for_and_there_is_none(run_pytest, tmp_path):
     report = tmp_path / "report"
     report.mkdir()
     (report / "verdict.json").write_text('{"certified": true}')
-    own = ("--report-dir", str(report), "meta_tests/scenarios/foreign.py")
-    for asked in (("--arch", "cpu"), ("-m", "sm121")):
-        status, run = run_pytest(*own, *asked)
+    foreign = ("--report-dir", str(report), "meta_tests/scenarios/foreign.py")
+    for levels in (("--arch", "cpu"), ("-m", "sm121")):
+        status, run = run_pytest(*foreign, *levels)
         assert status == 5, run.output
-        seen = json.loads((report / "verdict.json").read_text())
-        assert seen["verdict"] == "NOT_RUN" and seen["certified"] is None
+        file = json.loads((report / "verdict.json").read_text())
+        assert file["verdict"] == "NOT_RUN" and file["certified"] is None
     assert len(list((report / "earlier").glob("*/verdict.json"))) == 2
 
 
@@ -240,9 +228,9 @@ def test_secrets_of_the_command_line_are_not_shown(run_pytest):
 
 @pytest.mark.slow("two runs")
 def test_what_waits_for_an_option_is_left_out(attached):
-    _, _, run = attached("meta_tests/scenarios/left_out.py")
-    assert "1 slow tests are left out; --slow runs them" in run.output
-    _, file, _ = attached("--slow", "meta_tests/scenarios/left_out.py")
+    scenario = "meta_tests/scenarios/left_out.py"
+    assert "1 slow tests are left out; --slow runs them" in attached(scenario)[2].output
+    _, file, _ = attached("--slow", scenario)
     assert [test["verdict"] for test in file["tests"]] == ["PASS", "NOT_RUN", "NOT_RUN", "FAIL"]
 
 
@@ -256,6 +244,37 @@ def test_a_peak_of_memory_is_compared_where_the_same_was_asked_before(level, tmp
     trusted.newest.metrics[peak.name] = peak
     now = {**trusted.newest.metrics, peak.name: replace(peak, samples=(9.77,), value=9.77)}
     run = a_run(("a", "PASS", "", level))
-    found = [test.id for test in against.judge(run, trusted, OWN, now, lambda _test: True)]
-    assert (f"--against::{peak.name}" in found) is (level == "smoke"), found
+    judged = [test.id for test in against.judge(run, trusted, OWN, now, lambda _test: True)]
+    assert (f"--against::{peak.name}" in judged) is (level == "smoke"), judged
     assert run.against.unjudged == [peak.name] * (level == "stress")
+
+
+# What other people's packages warn of ends no run of the levels.
+
+
+@from_data
+def test_a_package_that_warns_ends_no_run(run_pytest, fault_server, tmp_path, arguments):
+    (tmp_path / "pynvml.py").write_text(text_file("pynvml-that-warns.txt"))
+    folders = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    status, run = run_pytest(
+        "tests/test_smoke.py::test_health", *fault_server().options, *arguments,
+        environment={"PYTHONPATH": os.pathsep.join(folders)}, warm=False,
+    )  # fmt: skip
+    assert status == 0 and run.verdict["verdict"] == "PASS", run.output
+    assert "The pynvml package is deprecated" in run.output
+
+
+@pytest.mark.slow("a run that measures")
+def test_what_cannot_be_measured_warns_of_no_benchmark(run_pytest, fault_server):
+    why = "a draft has 2 places"
+    _, run = run_pytest(
+        "meta_tests/scenarios/measurements.py", *fault_server().options,
+        environment={"SM121_META_SAMPLES": json.dumps({"acceptance@3": {"not_run": why}})},
+    )  # fmt: skip
+    assert why in run.output and "Benchmark fixture" not in run.output, run.output
+
+
+def test_our_own_tests_take_a_warning_for_an_error(pytestconfig):
+    assert "error" in pytestconfig.getini("filterwarnings")
+    shipped = (Path(__file__).parents[1] / "pytest.ini").read_text()
+    assert "filterwarnings" not in shipped

@@ -66,23 +66,20 @@ def test_the_same_build_again_is_no_regression_and_ten_percent_is(stored):
 
 
 def test_what_runs_differ_by_is_no_excuse_for_what_a_profile_names():
-    own = profile.load("cpu-tiny-gpt-oss").regression
-    allowed = [own.allowed(name) for name in ("tg32@d0", "memory_peak_gib", "startup_s")]
+    limits = profile.load("cpu-tiny-gpt-oss").regression
+    allowed = [limits.allowed(name) for name in ("tg32@d0", "memory_peak_gib", "startup_s")]
     assert allowed == [0.25, 0.05, 0.75]
-    assert all(
-        profile.load(name).regression.runs_differ_by == 0.0
-        for name in profile.shipped()
-        if not name.startswith("cpu-")
-    )
+    others = [name for name in profile.shipped() if not name.startswith("cpu-")]
+    assert {profile.load(name).regression.runs_differ_by for name in others} == {0.0}
 
 
 def test_a_noisy_machine_is_inconclusive_and_never_red_by_luck():
-    found = []
+    decided = []
     for seed in range(0, 600, 10):
         earlier = [metric("tg32@d0", rounds(60, seed + i, boot=0.06)) for i in range(5)]
-        found.append(verdicts(metric("tg32@d0", rounds(60, seed + 9, boot=0.06)), *earlier))
-    assert found.count(Verdict.FAIL) <= 4, "5 % by chance, less the samples that disagree"
-    assert found.count(Verdict.INCONCLUSIVE) > 0
+        decided.append(verdicts(metric("tg32@d0", rounds(60, seed + 9, boot=0.06)), *earlier))
+    assert decided.count(Verdict.FAIL) <= 4, "5 % by chance, less the samples that disagree"
+    assert decided.count(Verdict.INCONCLUSIVE) > 0
 
 
 P50 = metric("ttft_p50", rounds(450, 1), quantile=0.5)
@@ -130,10 +127,10 @@ def test_a_level_that_came_down_and_stayed_down_is_seen(levels, changed):
         noise = 1 + 0.004 * np.random.default_rng(seed).standard_normal(len(levels))
         series = [metric("tg32@d0", [v]) for v in np.array(levels) * noise]
         runs = [run(i, m) for i, m in enumerate(series[:-1])]
-        found = regression.changes({"tg32@d0": series[-1]}, runs, LIMITS)
-        assert bool(found) == changed, (seed, found)
+        steps = regression.changes({"tg32@d0": series[-1]}, runs, LIMITS)
+        assert bool(steps) == changed, (seed, steps)
     if changed and levels[5] == 60:
-        assert "beginning with 0006_x.json" in found[0].text
+        assert "beginning with 0006_x.json" in steps[0].text
 
 
 def first_red(name: str, times_as_bad, history=(), **fields) -> int | None:
@@ -287,12 +284,9 @@ def level(run_pytest, fault_server, tmp_path):
 def test_the_level_on_a_stored_history(level, tmp_path):
     status, tests, run = level(GOOD, "--benchmark-autosave")
     assert status == 0, run.output
-    assert all(
-        "no stored run of this machine" in test["message"]
-        and "--benchmark-autosave" in test["message"]
-        for name, test in tests.items()
-        if name.startswith("test_no_")
-    ), tests
+    messages = [test["message"] for name, test in tests.items() if name.startswith("test_no_")]
+    for part in ("no stored run of this machine", "--benchmark-autosave"):
+        assert all(part in message for message in messages), tests
 
     status, tests, run = level({name: [v * 0.99 for v in GOOD[name]] for name in GOOD})
     assert status == 0 and tests["test_no_metric_is_worse"]["verdict"] == "PASS", run.output
@@ -303,8 +297,8 @@ def test_the_level_on_a_stored_history(level, tmp_path):
     worse = tests["test_no_metric_is_worse"]
     assert worse["verdict"] == "FAIL", worse
     assert "10.0% worse" in worse["message"] and "5% allowed" in worse["message"]
-    gone = tests["test_no_metric_is_missing"]
-    assert gone["verdict"] == "FAIL" and "pp2048@d0 was measured in 0001" in gone["message"]
+    missing = tests["test_no_metric_is_missing"]
+    assert missing["verdict"] == "FAIL" and "pp2048@d0 was measured in 0001" in missing["message"]
 
     (file,) = (tmp_path / "storage").glob("*/0001*.json")
     for changed, arguments, verdict, why in (
@@ -354,13 +348,10 @@ def test_a_change_says_the_shares_of_the_bound_and_the_bytes():
     assert "33 tok/s (73% of the bound of 5.17 GB a token) against 59.4" in text
     assert "(72% of the bound of 2.83 GB a token)" in text
     assert "against 59.4 (1 stored runs)" in changed(now, metric("tg32@d0", [59.4] * 8)).text
-
-
-def test_a_stored_metric_has_its_share_of_the_bound():
     share = {"roofline": 0.727, "bytes_per_token": 5.17e9}
     now, older = (
-        stored_run.of_benchmarks("0001", "", [stored(**known)]).metrics["tg32@d0"]
-        for known in (share, {})
+        stored_run.of_benchmarks("0001", "", [stored(**fields)]).metrics["tg32@d0"]
+        for fields in (share, {})
     )
     assert (now.roofline, now.bytes_per_token) == (0.727, 5.17e9)
     assert older.of_bound == ""

@@ -32,15 +32,15 @@ SOURCE_BUILD = "0.1.dev16581+g0a1b2c3d4"
 @pytest.mark.parametrize("name", ["marlin", "cutlass"])
 def test_no_release_is_asked_for_what_it_refuses(name, version, attention):
     """FLASHINFER refuses attention sinks on SM12x before 0.28 (vllm, supports_sink)."""
-    own = GB10.judging(name, version)
-    given = own.configurations[name]
-    asked = dict(itertools.pairwise(given.arguments))
-    assert asked["--attention-backend"] == attention
-    assert own.path_of(name).attention == (attention,)
-    assert ("VLLM_HAS_FLASHINFER_CUBIN" in given.environment) is (attention == "FLASHINFER")
-    stock = own.configurations["stock"]
+    gb10 = GB10.judging(name, version)
+    row = gb10.configurations[name]
+    options = dict(itertools.pairwise(row.arguments))
+    assert options["--attention-backend"] == attention
+    assert gb10.path_of(name).attention == (attention,)
+    assert ("VLLM_HAS_FLASHINFER_CUBIN" in row.environment) is (attention == "FLASHINFER")
+    stock = gb10.configurations["stock"]
     assert stock.arguments == () and stock.environment == {}
-    assert attention in (own.path_of("stock").attention or ())
+    assert attention in (gb10.path_of("stock").attention or ())
 
 
 def test_what_would_run_is_shown_where_no_engine_is(tmp_path):
@@ -68,8 +68,8 @@ def test_a_stock_engine_is_held_to_its_own_floor():
     assert "30.2 tok/s" in stock.asks and effort.asks is None
     published = {0: 33.55, 4096: 32.63, 8192: 31.50, 16384: 29.55, 32768: 26.65}
     for depth, rate in published.items():
-        floor, wanted = stock.gate(f"tg32@d{depth}"), effort.gate(f"tg32@d{depth}")
-        assert 0.89 * rate < floor.minimum < 0.93 * rate and floor.minimum < wanted.minimum
+        floor, goal = stock.gate(f"tg32@d{depth}"), effort.gate(f"tg32@d{depth}")
+        assert 0.89 * rate < floor.minimum < 0.93 * rate and floor.minimum < goal.minimum
         assert f"{rate:.2f}" in floor.source
     assert stock.gate("tg32@d0").minimum < 31.58  # of the other machine
     for metric in ("ttft_p99", "startup_s"):
@@ -98,17 +98,17 @@ def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
     """Three Eagle3 drafters were downloaded by the cells that use them, within 300 s."""
     name = "nvidia/gpt-oss-120b-Eagle3-short-context"
     config = f'{{"method": "eagle3", "model": "{name}", "num_speculative_tokens": 3}}'
-    asked = ServerConfiguration(
+    cell = ServerConfiguration(
         name="cell", engine="vllm", python="python", model="m", served_name="m",
         arguments=("--speculative-config", config), environment=(("HF_HOME", str(tmp_path)),),
     )  # fmt: skip
-    assert missing_drafter(asked) == name
+    assert missing_drafter(cell) == name
     folder = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("abc")
     (folder / "snapshots" / "abc").mkdir(parents=True)
-    assert missing_drafter(asked) is None
-    ngram = dataclasses.replace(asked, arguments=("--speculative-config", '{"method": "ngram"}'))
+    assert missing_drafter(cell) is None
+    ngram = dataclasses.replace(cell, arguments=("--speculative-config", '{"method": "ngram"}'))
     assert missing_drafter(ngram) is None
 
 
@@ -116,8 +116,8 @@ def test_a_drafter_is_not_downloaded_within_the_limit_of_a_start(tmp_path):
 def test_a_build_of_no_known_release_may_take_any_path_and_gets_what_its_parser_has(name):
     """It was taken for the newest release, whose path and arguments it then had to have."""
     for version in (SOURCE_BUILD, None):
-        own = GB10.judging(name, builds.identity(version))
-        assert own.path_of(name).attention == ("FLASHINFER", "TRITON_ATTN")
+        gb10 = GB10.judging(name, builds.identity(version))
+        assert gb10.path_of(name).attention == ("FLASHINFER", "TRITON_ATTN")
     old = GB10.judging(None, None, {"--attention-backend", "--moe-backend"})
     assert "--attention-backend" in old.configurations["marlin"].arguments
     assert GB10.judging(None, None, set()).configurations.keys() == {"stock"}
@@ -129,10 +129,10 @@ BUILD = "0.14.0+mxfp4"
 @from_data
 def test_a_build_is_known_by_its_commit_its_parser_or_its_log(version, options, build, identity):
     assert builds.identity(version, options, build) == identity
-    own = GB10.judging(None, identity, options)
+    gb10 = GB10.judging(None, identity, options)
     is_build = builds.named(identity) is not None
-    assert own.under_test == ("mxfp4" if is_build else "stock")
-    assert own.gate("tg32@d0").minimum == 52
+    assert gb10.under_test == ("mxfp4" if is_build else "stock")
+    assert gb10.gate("tg32@d0").minimum == 52
 
 
 @from_data
@@ -175,15 +175,12 @@ def test_a_configuration_that_a_build_lacks_is_refused_with_what_it_has():
 
 @from_data
 def test_a_build_s_own_bug_is_known_whatever_its_version_says(version, identity):
-    def known(*of):
-        return [
-            bug
-            for bug in capabilities.of("vllm", of[0], identity=of[1]).bugs("test_load")
-            if bug.build
-        ]
+    def builds_of(version, identity):
+        bugs = capabilities.of("vllm", version, identity=identity).bugs("test_load")
+        return [bug.build for bug in bugs if bug.build]
 
-    assert [bug.build for bug in known(version, identity)] == ["mxfp4"]
-    assert not known("0.14.1", None) and not known(SOURCE_BUILD, None)
+    assert builds_of(version, identity) == ["mxfp4"]
+    assert builds_of("0.14.1", None) == builds_of(SOURCE_BUILD, None) == []
 
 
 def test_what_goes_by_release_goes_by_the_builds_base():
@@ -198,8 +195,8 @@ def test_what_goes_by_release_goes_by_the_builds_base():
         checks = [each.check for each in start.findings()]
         assert ("environment_without_effect" in checks) is (version != BUILD)
     misspelt = ("--mxfp4-backend", "CUTLAS")
-    found = preflight.Preflight("sm121", misspelt, {}, version=BUILD, **quiet).findings()
-    assert (found[0].check, found[0].severity) == ("mxfp4_backend_unknown", "error")
+    findings = preflight.Preflight("sm121", misspelt, {}, version=BUILD, **quiet).findings()
+    assert (findings[0].check, findings[0].severity) == ("mxfp4_backend_unknown", "error")
 
 
 def attached(tmp_path, version, *lines):
@@ -213,18 +210,12 @@ def attached(tmp_path, version, *lines):
 
 
 def log_of(version, attention, moe, *more):
-    asked = (
-        f"[cuda.py:446] Using AttentionBackendEnum.{attention} backend."
-        if attention == "FLASHINFER"
-        else f"[cuda.py:507] Using {attention} attention backend out of potential backends: "
-        f"['{attention}']."
-    )
-    return (
-        f"[core.py:133] Initializing a V1 LLM engine (v{version}) with config: model='m', x=1",
-        asked,
-        *more,
-        f"[mxfp4.py:499] Using '{moe}' Mxfp4 MoE backend.",
-    )
+    engine = f"[core.py:133] Initializing a V1 LLM engine (v{version}) with config: model='m', x=1"
+    backends = f"{attention} attention backend out of potential backends: ['{attention}']"
+    if attention == "FLASHINFER":
+        backends = f"AttentionBackendEnum.{attention} backend"
+    moe_line = f"[mxfp4.py:499] Using '{moe}' Mxfp4 MoE backend."
+    return engine, f"[cuda.py:507] Using {backends}.", *more, moe_line
 
 
 LBNHC = "[utils.py:347] Using LBNHC KV cache layout."
@@ -238,20 +229,20 @@ def test_an_attached_server_is_judged_by_the_configuration_that_it_is(
     """A healthy default server of 0.33, attached with its log, failed: for the layout LBNHC, and
     the rules of the configuration under test."""
     server = attached(tmp_path, version, *log_of(version, *lines))
-    own = target.judging_attached(SETTINGS, TARGET, server).profile
-    assert own.under_test == configuration
+    gb10 = target.judging_attached(SETTINGS, TARGET, server).profile
+    assert gb10.under_test == configuration
     path, log = read_log(server.log, "vllm"), server.log
-    assert not contradictions(own.path_of(configuration), path, log, configuration)
+    assert not contradictions(gb10.path_of(configuration), path, log, configuration)
 
 
 @from_data
 def test_a_sick_attached_server_matches_nothing(tmp_path, asked, lines, said):
     server = attached(tmp_path, "0.33.0", *log_of("0.33.0", *lines))
     settings = dataclasses.replace(SETTINGS, configuration=asked)
-    own = target.judging_attached(settings, TARGET, server).profile
-    assert own.under_test == (asked or "stock")
+    gb10 = target.judging_attached(settings, TARGET, server).profile
+    assert gb10.under_test == (asked or "stock")
     wrong = contradictions(
-        own.path_of(own.under_test), read_log(server.log, "vllm"), server.log, own.under_test
+        gb10.path_of(gb10.under_test), read_log(server.log, "vllm"), server.log, gb10.under_test
     )
     assert said in "; ".join(wrong)
 
@@ -262,17 +253,15 @@ OPENAPI = table(__name__, "OPENAPI")
 def test_a_build_of_a_checkout_is_asked_what_it_can():
     """`0.1.dev16581` sorts before every release, and was taken for the newest."""
     offers = capabilities.offered(OPENAPI)
-    for can in (
-        capabilities.of("vllm", SOURCE_BUILD, offers=offers),
-        capabilities.of("vllm", "0.33.0"),
-    ):
+    checkout = capabilities.of("vllm", SOURCE_BUILD, offers=offers)
+    for can in (checkout, capabilities.of("vllm", "0.33.0")):
         assert [name for name in capabilities.NAMES if not can.can(name)] == ["prefix_cache_reset"]
     silent = capabilities.of("vllm", SOURCE_BUILD)
     assert "its /openapi.json cannot be read" in silent.missing("token_ids")
     fewer = capabilities.of("vllm", SOURCE_BUILD, offers=offers - {"/v1/responses"})
     assert "lacks /v1/responses" in fewer.missing("responses") and fewer.can("responses_tools")
-    for own in silent.file.deviations:
-        assert silent.deviation(own.case, own.kind) is None
+    for deviation in silent.file.deviations:
+        assert silent.deviation(deviation.case, deviation.kind) is None
     old = next(r for r in load_requests("vllm").request if r.id == "attention_backend_variable")
     new = next(r for r in load_requests("vllm").request if r.id == "moe_backend")
     assert new.covers(SOURCE_BUILD) and not old.covers(SOURCE_BUILD)

@@ -2,6 +2,7 @@
 
 import datetime
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -50,8 +51,8 @@ def as_vllm_writes_calls(ids: list[int]) -> list[int]:
     """The recipient before the channel (vLLM 0.32, _use_legacy_tool_call_headers)."""
     text = decode(ids)
     for name in ("get_weather", "get_time"):
-        there = f"assistant<|channel|>commentary to=functions.{name} <|constrain|>json"
-        text = text.replace(there, f"assistant to=functions.{name}<|channel|>commentary json")
+        header = f"assistant<|channel|>commentary to=functions.{name} <|constrain|>json"
+        text = text.replace(header, f"assistant to=functions.{name}<|channel|>commentary json")
     return encode(text)
 
 
@@ -84,18 +85,15 @@ def test_control_tokens_made_of_text_are_seen(case):
         hold(case, encode(text))
 
 
-def test_a_pinned_date_is_the_servers():
+def test_a_pinned_date_is_the_servers_and_a_schema_may_be_told_to_the_model():
     ids = rendering.rendered(rendering.named("question"), "2025-01-01")
     hold("question", ids, VLLM_SYSTEM_START_DATE="2025-01-01")
     with pytest.raises(AssertionError, match="seen: 2025-01-01"):
         hold("question", ids)
-
-
-def test_a_schema_may_be_told_to_the_model():
     case = rendering.named("response-format")
     text = decode(rendering.rendered(case, TODAY))
-    said = "Be concise.\n\n# Response Formats\n\n## city\n\n{}"
-    hold("response-format", encode(text.replace("Be concise.", said)))
+    schema = "Be concise.\n\n# Response Formats\n\n## city\n\n{}"
+    hold("response-format", encode(text.replace("Be concise.", schema)))
     with pytest.raises(AssertionError):
         hold("response-format", encode(text.replace("Be concise.", "# Response Formats\n\n{}")))
 
@@ -117,40 +115,27 @@ def test_without_harmony_it_says_how_to_get_it(monkeypatch):
 
 
 class Counting(Api):
-    """A server that tells usage only, of what is left of a chat."""
+    """A server that tells usage only, of what it does not drop of a chat."""
+
+    dropped: tuple[int, ...] = ()
 
     def send_chat(self, messages, **options):
-        left = self.left(messages)
-        count = 60 + sum(len(encode(str(m.get("content") or ""))) + 4 for m in left)
-        calls = [c["function"] for m in left for c in m.get("tool_calls") or ()]
-        count += sum(len(encode(f["name"] + f["arguments"])) + 4 for f in calls)
-        count += 40 * bool(options.get("tools"))
-        return {"usage": {"prompt_tokens": count}}
+        count = len(messages)
+        remaining = [m for n, m in enumerate(messages) if not {n, n - count} & {*self.dropped}]
+        used = 60 + sum(len(encode(str(m.get("content") or ""))) + 4 for m in remaining)
+        calls = [c["function"] for m in remaining for c in m.get("tool_calls") or ()]
+        used += sum(len(encode(f["name"] + f["arguments"])) + 4 for f in calls)
+        return {"usage": {"prompt_tokens": used + 40 * bool(options.get("tools"))}}
 
 
-@pytest.mark.parametrize(
-    ("case", "left", "wrong"),
-    [
-        ("system", lambda m: m, False),
-        ("turns", lambda m: m, False),
-        ("tools", lambda m: m, False),
-        ("system", lambda m: [x for x in m if x["role"] != "system"], True),
-        ("turns", lambda m: m[:1] + m[-1:], True),
-        ("two-calls-and-their-results", lambda m: m, False),
-        ("two-calls-and-their-results", lambda m: m[:-1], True),
-        ("later-instructions", lambda m: m[:1] + m[3:], True),
-        ("special-tokens-as-text", lambda m: m, True),  # `encode` reads them as control tokens
-    ],
-)
-def test_usage_shows_what_is_dropped(case, left, wrong):
-    server = type("Own", (Counting,), {"left": staticmethod(left)})(
+@from_data
+def test_usage_shows_what_is_dropped(conversation, dropped, wrong):
+    """`dropped`: the places of messages, from the beginning or the end."""
+    server = type("Dropping", (Counting,), {"dropped": dropped or ()})(
         Endpoint("http://127.0.0.1:1", "key", "canary"), capabilities.of("openai", None)
     )
-    if wrong:
-        with pytest.raises(AssertionError, match="required: usage "):
-            rendering.becomes_its_harmony(server, rendering.named(case), {})
-    else:
-        rendering.becomes_its_harmony(server, rendering.named(case), {})
+    with pytest.raises(AssertionError, match="required: usage ") if wrong else nullcontext():
+        rendering.becomes_its_harmony(server, rendering.named(conversation), {})
 
 
 def started_with(*environment: tuple[str, str]) -> ServerConfiguration:
@@ -165,20 +150,15 @@ def test_a_server_that_was_told_to_keep_responses_may_not_lose_them(configuratio
     def respond(_input, **options):
         if "previous_response_id" in options:
             raise Refused("/v1/responses", Exchange(404, "text/plain", b"Response not found"))
-        said = [{"type": "output_text", "text": "Paris"}]
-        return {"id": "resp_1", "output": [{"type": "message", "content": said}]}
+        content = [{"type": "output_text", "text": "Paris"}]
+        return {"id": "resp_1", "output": [{"type": "message", "content": content}]}
 
-    api = SimpleNamespace(respond=respond)
-    known = SimpleNamespace(max_answer_tokens=64)
+    api, limits = SimpleNamespace(respond=respond), SimpleNamespace(max_answer_tokens=64)
     with pytest.raises(expected):
-        responses.goes_on_from_another(api, known, print, configuration)
+        responses.goes_on_from_another(api, limits, print, configuration)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("question", "effort-high", "tools")),
-     "tools-and-system"],
-)  # fmt: skip
+@from_data
 def test_the_canarys_template_renders_harmony(canary_bf16, name):
     """It is gpt-oss's own: an engine without a renderer of harmony shows the same prompt."""
     from transformers import AutoTokenizer

@@ -17,8 +17,8 @@ CORE = "(EngineCore pid=7) INFO 10-05 02:13:33 "
 GB10_LOG = text_file("gb10-cutlass.log").splitlines()
 
 
-def differences(asked, path, environment) -> list[str]:
-    return different(compare(asked, path, environment))
+def differences(configuration_, path, environment) -> list[str]:
+    return different(compare(configuration_, path, environment))
 
 
 def compared(path: KernelPath, *arguments: str, **environment: str):
@@ -63,18 +63,17 @@ def test_what_did_not_run_as_asked_is_named(arguments, field, resolved):
 def test_both_configurations_of_gb10(name, moe, wrong):
     """As the profile asks for them, on the log that each should write and on the other's."""
     gb10 = profile.load("sm121-gpt-oss-120b").judging(name, "0.33.0")
-    own = gb10.configurations[name]
-    asked = configuration(*gb10.engine.arguments, *own.arguments)
-    environment = {"VLLM_KV_CACHE_LAYOUT": own.environment["VLLM_KV_CACHE_LAYOUT"]}
+    chosen = gb10.configurations[name]
+    started = configuration(*gb10.engine.arguments, *chosen.arguments)
+    environment = {"VLLM_KV_CACHE_LAYOUT": chosen.environment["VLLM_KV_CACHE_LAYOUT"]}
     log = [line.replace("load_format=auto", "load_format=fastsafetensors") for line in GB10_LOG]
     log[3] = CORE + f"[mxfp4.py:499] Using '{moe}' Mxfp4 MoE backend."
-    found = differences(asked, read_lines(log), environment)
-    assert tuple(line.split()[0].partition(".")[0] for line in found) == wrong
-    assert len(compare(asked, read_lines(log), environment)) >= 5
+    wrong_lines = differences(started, read_lines(log), environment)
+    assert tuple(line.split()[0].partition(".")[0] for line in wrong_lines) == wrong
+    assert len(compare(started, read_lines(log), environment)) >= 5
 
 
 def test_every_rule_is_seen_to_fail():
-    """Each row of the data, fulfilled by some value of the path and contradicted by another."""
     for engine in ("vllm", "sglang", "llama-cpp"):
         for rule in load_requests(engine).request:
             value = next(iter(rule.accepts), "true" if rule.field == "prefix_caching" else "VALUE")
@@ -85,13 +84,12 @@ def test_every_rule_is_seen_to_fail():
                 assert (report.state, pattern) == ("not_applicable", None), rule.id
                 continue
             assert pattern is not None, rule.id
-            seen = False if rule.field in ("cuda_graphs", "prefix_caching") else "SOMETHING_ELSE"
-            seen = [seen] if rule.field == "requantised" else seen
-            if seen is False and pattern.fullmatch("False"):
-                seen = True
-            path = KernelPath.model_construct(
-                **{rule.field: seen, "evidence": {}, "version": version}
-            )
+            other = False if rule.field in ("cuda_graphs", "prefix_caching") else "SOMETHING_ELSE"
+            other = [other] if rule.field == "requantised" else other
+            if other is False and pattern.fullmatch("False"):
+                other = True
+            fields = {rule.field: other, "evidence": {}, "version": version}
+            path = KernelPath.model_construct(**fields)
             report = requested._judge(rule, "by", value, path)
             if rule.field != "moe" or not pattern.fullmatch("SOMETHING_ELSE"):
                 assert report.state == "different", rule.id
@@ -108,11 +106,11 @@ def test_what_becomes_of_a_request(path, arguments, environment, becomes):
 @from_data
 def test_graphs_of_another_mode_are_not_those_asked_for(line):
     """That graphs were captured is true of both modes."""
-    asked = ("--compilation-config.cudagraph_mode", "FULL")
-    assert states(read_lines(GB10_LOG), *asked) == ["resolved"]
+    full = ("--compilation-config.cudagraph_mode", "FULL")
+    assert states(read_lines(GB10_LOG), *full) == ["resolved"]
     path = read_lines([*GB10_LOG, CORE + line])
-    assert states(path, *asked) == ["different"]
-    assert "PIECEWISE" in differences(configuration(*asked), path, {})[0]
+    assert states(path, *full) == ["different"]
+    assert "PIECEWISE" in differences(configuration(*full), path, {})[0]
 
 
 BUILD = "0.14.0rc1.dev375+g8409484b4"
@@ -122,8 +120,8 @@ CUTLASS = "FLASHINFER_CUTLASS_MXFP4_MXFP8"
 @from_data
 def test_a_range_goes_by_what_the_engine_is(version, build, variable, argument):
     path = KernelPath(attention="TRITON_ATTN", moe="MARLIN", version=version, build=build)
-    found = states(path, VLLM_ATTENTION_BACKEND="FLASHINFER")
-    assert found == ([variable] if variable else [])
+    of_variable = states(path, VLLM_ATTENTION_BACKEND="FLASHINFER")
+    assert of_variable == ([variable] if variable else [])
     assert states(path, "--moe-backend", "cutlass") == [*argument]
 
 
@@ -139,13 +137,9 @@ def test_what_the_mxfp4_build_is_asked_for(arguments, environment, moe, state):
 
 
 def test_a_name_that_became_auto_is_named_by_its_line():
-    path = read_lines(
-        [
-            CORE + "[mxfp4.py:1] [MXFP4] Unknown backend 'CUTLAS' from --mxfp4-backend. Valid "
-            "options: cutlass, marlin. Using auto.",
-            CORE + "[mxfp4.py:1] [MXFP4] SM121 auto-selected: cutlass",
-        ]
-    )
+    unknown = "Unknown backend 'CUTLAS' from --mxfp4-backend. Valid options: cutlass. Using auto."
+    lines = (unknown, "SM121 auto-selected: cutlass")
+    path = read_lines([f"{CORE}[mxfp4.py:1] [MXFP4] {line}" for line in lines])
     (wrong,) = differences(configuration("--mxfp4-backend", "CUTLAS"), path, {})
     assert "Unknown backend 'CUTLAS'" in wrong
 
@@ -160,13 +154,7 @@ def of_log(arguments: str, *lines: str) -> dict[str, str]:
 
 
 def test_a_log_says_what_its_server_was_asked_for():
-    text = (
-        "{'model': 'm', 'enforce_eager': True, 'kv_cache_dtype': 'fp8', 'attention_config': "
-        "AttentionConfig(backend=<AttentionBackendEnum.TRITON_ATTN: 'vllm.x'>, sinks=None), "
-        "'compilation_config': {'cudagraph_mode': <CUDAGraphMode.FULL: 2>, 'x': [1, {}]}, "
-        "'speculative_config': {'method': 'eagle3'}, 'served_model_name': ['m'], 'api_key': None}"
-    )
-    assert of_log(text, *GB10_LOG) == {
+    assert of_log(text_file("vllm-asked.txt").strip(), *GB10_LOG) == {
         "--attention-backend TRITON_ATTN": "different",
         "--enforce-eager true": "different",
         "--compilation-config.cudagraph_mode FULL": "resolved",
@@ -175,14 +163,9 @@ def test_a_log_says_what_its_server_was_asked_for():
     }
     assert of_log("{'enforce_eager': False, 'kv_cache_dtype': 'auto'}", *GB10_LOG) == {}
     # What Python prints of an object that has no other form hides none of the others.
-    for other in (
-        "<function f at 0x7f00>",
-        "<x.Y object at 0x7f>",
-        "[<CUDAGraphMode.FULL: 2>, <a>]",
-    ):
-        assert of_log(f"{{'x': {other}, 'enforce_eager': True}}", *GB10_LOG) == {
-            "--enforce-eager true": "different"
-        }
+    eager = {"--enforce-eager true": "different"}
+    for other in ("<function f at 0x7f00>", "<x.Y object at 0x7f>", "[<CUDAGraphMode.FULL: 2>]"):
+        assert of_log(f"{{'x': {other}, 'enforce_eager': True}}", *GB10_LOG) == eager
 
 
 @from_data
@@ -191,12 +174,9 @@ def test_arguments_that_are_no_literal_ask_for_nothing(text):
     assert of_log(text, *GB10_LOG) == {}
 
 
-def test_no_line_no_request():
+def test_what_nobody_asks_or_shows_is_no_difference():
     assert requested.of_log(read_lines(GB10_LOG), "vllm").requested == []
     assert requested.of_log(KernelPath(), "llama-cpp").requested == []
-
-
-def test_what_nobody_shows_is_not_proven_and_no_difference():
     (report,) = compared(KernelPath(), "--block-size", "64")
     assert report.state == "not_proven"
     assert differences(configuration("--block-size", "64"), KernelPath(), {}) == []
@@ -217,7 +197,7 @@ def test_metrics_show_what_the_log_does_not():
     assert states(path, "--kv-cache-dtype", "fp8") == ["resolved"]
 
 
-def test_metrics_that_disagree_do_not_overwrite_the_log():
+def test_metrics_that_disagree_or_come_too_early_say_nothing():
     path = with_metrics(
         KernelPath(prefix_caching=False),
         'vllm:cache_config_info{enable_prefix_caching="True"} 1.0\n'
@@ -226,9 +206,6 @@ def test_metrics_that_disagree_do_not_overwrite_the_log():
     assert path.prefix_caching is False
     assert "True" in path.evidence["prefix_caching_also"]
     assert path.block_size is None  # two engines that do not agree
-
-
-def test_metrics_before_the_first_token_say_nothing_of_speculation():
     text = 'vllm:generation_tokens_total{engine="0"} 0.0\n'
     assert with_metrics(KernelPath(), text).speculative is None
     drafting = 'vllm:generation_tokens_total 3\nvllm:spec_decode_num_drafts_total{engine="0"} 0.0\n'
@@ -237,11 +214,11 @@ def test_metrics_before_the_first_token_say_nothing_of_speculation():
 
 def test_unknown_variable_is_not_applicable_and_never_passes():
     path = read_lines([*GB10_LOG[:-2], CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend."])
-    asked = {"VLLM_MXFP4_BACKEND": "marlin", "FLASHINFER_MOE_TILE": "128x128"}
-    reports = compared(path, **asked)
+    variables_ = {"VLLM_MXFP4_BACKEND": "marlin", "FLASHINFER_MOE_TILE": "128x128"}
+    reports = compared(path, **variables_)
     # Marlin ran, and not because of the variable.
     assert [report.state for report in reports] == ["not_applicable"] * 2
-    wrong = differences(configuration(**asked), path, asked)
+    wrong = differences(configuration(**variables_), path, variables_)
     assert all("not applicable" in line and "knows no such variable" in line for line in wrong)
 
 
@@ -270,8 +247,3 @@ def test_what_a_build_was_told_is_no_mistake_of_the_server():
 def test_secret_values_are_not_shown():
     (report,) = compared(KernelPath(), VLLM_MY_TOKEN="hf_" + "a" * 30)
     assert report.by == "VLLM_MY_TOKEN=[redacted]"
-
-
-def test_shipped_engines_have_their_rules():
-    assert profile.shipped()
-    assert {load_requests(name).engine for name in ("vllm", "sglang", "llama-cpp")}

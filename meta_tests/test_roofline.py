@@ -8,12 +8,11 @@ from data_rows import from_data
 from sm121.core import errors, profile
 from sm121.core.profile import load as load_profile
 from sm121.core.profile import shipped as shipped_profiles
-from sm121.core.verdict import Invalid, Verdict
+from sm121.core.verdict import Invalid
 from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import measurement, roofline
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
-from sm121.run.verdict_file import MetricReport
 from tools.reference import configurations
 
 GPT_OSS = roofline.read_config("openai/gpt-oss-120b")
@@ -24,27 +23,30 @@ BUILD = "0.14.0+mxfp4"
 def test_bytes_per_token_of_gpt_oss_120b():
     """5.003 GB with BF16 attention and head, 2.749 GB all in MXFP4 (computed independently from
     the checkpoint's tensors)."""
-    own = roofline.traffic(GPT_OSS, depth=0, formats=roofline.formats(GPT_OSS))
-    assert own.total == pytest.approx(5.003e9, rel=1e-3)
-    assert own.experts == pytest.approx(1.906e9, rel=1e-3)
-    assert own.attention == pytest.approx(1.912e9, rel=1e-3)
-    assert own.lm_head == pytest.approx(1.158e9, rel=1e-3)
+    read = roofline.traffic(GPT_OSS, depth=0, formats=roofline.formats(GPT_OSS))
+    assert read.total == pytest.approx(5.003e9, rel=1e-3)
+    assert read.experts == pytest.approx(1.906e9, rel=1e-3)
+    assert read.attention == pytest.approx(1.912e9, rel=1e-3)
+    assert read.lm_head == pytest.approx(1.158e9, rel=1e-3)
     least = roofline.traffic(GPT_OSS, depth=0, formats=roofline.SMALLEST)
     assert least.total == pytest.approx(2.749e9, rel=1e-3)
 
 
+def ceiling(bandwidth: float, tolerance: float, depth: int = 0) -> roofline.Ceiling:
+    """Of gpt-oss-120b with BF16 attention and head."""
+    read = roofline.traffic(GPT_OSS, depth=depth, formats=roofline.formats(GPT_OSS))
+    return roofline.Ceiling(read, bandwidth, tolerance=tolerance)
+
+
 @pytest.mark.parametrize(("depth", "tok_s"), [(0, 54.6), (2048, 53.7), (8192, 51.4), (32768, 43.9)])
 def test_ceiling_by_depth_at_the_data_sheets_bandwidth(depth, tok_s):
-    own = roofline.traffic(GPT_OSS, depth=depth, formats=roofline.formats(GPT_OSS))
-    ceiling = roofline.Ceiling(own, 273.0, tolerance=1.0)
-    assert ceiling.tok_s == pytest.approx(tok_s, rel=5e-3)
+    assert ceiling(273.0, 1.0, depth).tok_s == pytest.approx(tok_s, rel=5e-3)
 
 
 def test_a_rate_above_the_memory_is_named_with_its_arithmetic():
-    own = roofline.traffic(GPT_OSS, depth=0, formats=roofline.formats(GPT_OSS))
-    ceiling = roofline.Ceiling(own, 230.0, tolerance=1.15)
-    assert ceiling.broken_by(45.0) is None and ceiling.share(45.98) == pytest.approx(1.0, rel=1e-3)
-    why = ceiling.broken_by(60.0)
+    gb10 = ceiling(230.0, 1.15)
+    assert gb10.broken_by(45.0) is None and gb10.share(45.98) == pytest.approx(1.0, rel=1e-3)
+    why = gb10.broken_by(60.0)
     assert why.startswith("above_roofline: 60 tok/s x 5.002 GB a token")
     assert "= 300.1 GB/s" in why and "230 GB/s" in why and "1.15 tolerated" in why
 
@@ -80,16 +82,16 @@ ALL = ("--mxfp4-layers", "moe,qkv,o,lm_head", "--kv-cache-dtype", "fp8")
 def test_bytes_of_a_configuration_are_of_its_layers_its_cache_and_its_padding(
     name, identity, gb, deep
 ):
-    own = GB10.judging(name, identity)
+    gb10 = GB10.judging(name, identity)
     for depth, size in ((0, gb), (32768, deep)):
-        cost = roofline.cost(own, name, depth, GPT_OSS)
+        cost = roofline.cost(gb10, name, depth, GPT_OSS)
         assert cost is not None and cost.total / 1e9 == pytest.approx(size, abs=0.005)
 
 
 def test_what_resolved_counts_before_what_was_asked():
-    asked = quantised(*ALL)
-    assert (asked.qkv, asked.o, asked.lm_head, asked.kv) == (4.25, 4.25, 4.25, 8)
-    assert quantised(*ALL, requantised=["lm_head"]) == asked, "a log shows no more of them"
+    every = quantised(*ALL)
+    assert (every.qkv, every.o, every.lm_head, every.kv) == (4.25, 4.25, 4.25, 8)
+    assert quantised(*ALL, requantised=["lm_head"]) == every, "a log shows no more of them"
     names = {"requantised": ["qkv", "o"], "requantised_is_whole": True}
     proven = quantised(*ALL, **names, moe="FLASHINFER_CUTLASS_MXFP4_MXFP8")
     assert (proven.qkv, proven.o, proven.lm_head) == (4.25, 4.25, 16), "kernels prove all of them"
@@ -114,141 +116,78 @@ def test_formats_that_are_not_known_are_none_and_no_guess(arguments):
 
 
 def test_a_layer_that_is_shown_and_not_asked_for_is_not_guessed():
-    assert quantised(requantised=["lm_head"]) is None
-    assert quantised(requantised=["lm_head"], requantised_is_whole=True) is None
+    lm_head = {"requantised": ["lm_head"]}
+    assert quantised(**lm_head) is quantised(**lm_head, requantised_is_whole=True) is None
     promised = GB10.kernel_path.model_copy(update={"requantised": ("qkv",)})
     assert roofline.served(GPT_OSS, (), promised, KernelPath()) is None
-    asked = roofline.served(GPT_OSS, ("--mxfp4-layers", "moe"), promised, KernelPath())
-    assert asked.qkv == 16, "what was asked for beside it counts"
+    experts = roofline.served(GPT_OSS, ("--mxfp4-layers", "moe"), promised, KernelPath())
+    assert experts.qkv == 16, "what was asked for beside it counts"
 
 
 def measured(
-    rate: float,
-    *,
-    bandwidth: float | None = 235.0,
-    named: str | None = None,
-    identity: str = "0.33.0",
-    metric: str = "tg32@d0",
-    more: tuple[str, ...] = (),
-    managed: bool = True,
-    **shown: object,
-) -> tuple[MetricReport, str, list[str]]:
-    """A rate on a GB10 of that bandwidth: its metric, what the gate said, and the remarks."""
-    own = GB10.judging(named, identity)
-    remarks: list[str] = []
-    configuration = SimpleNamespace(arguments=more)
-    path = KernelPath(speculative="none", **shown)
-    harness = SimpleNamespace(
-        profile=own,
-        configurations={own.under_test: configuration} if managed else {},
-        attached=None,
-        replaced=None,
-        file=SimpleNamespace(
-            metrics={},
-            unproven=[],
-            box=SimpleNamespace(state="QUALIFIED", reason=""),
-            engine=SimpleNamespace(path=path, model="openai/gpt-oss-120b"),
-        ),
-        save=lambda: None,
-        remark=lambda text, **_how: remarks.append(text),
-    )
-    box = RunBox(harness)
+    rate, *, bandwidth=235.0, named=None, identity="0.33.0", metric="tg32@d0", managed=True, **other
+):
+    """A rate on a GB10 of that bandwidth: its metric, what the gate said, and the remarks. `other`:
+    the kernel path of the server, and ``more``, arguments of it."""
+    of, remarks = GB10.judging(named, identity), []
+    started = {of.under_test: SimpleNamespace(arguments=other.pop("more", ()))}
+    path = KernelPath(speculative="none", **other)
+    engine = SimpleNamespace(path=path, model="openai/gpt-oss-120b")
+    box = SimpleNamespace(state="QUALIFIED", reason="")
+    harness = SimpleNamespace(profile=of, attached=None, replaced=None, save=lambda: None)
+    harness.configurations = started if managed else {}
+    harness.file = SimpleNamespace(metrics={}, unproven=[], box=box, engine=engine)
+    harness.remark = lambda line, **_how: remarks.append(line)
+    run_box = RunBox(harness)
     if bandwidth is not None:
         device = SimpleNamespace(device="cuda:0", bandwidth_best_gb_s=bandwidth)
-        box.before = SimpleNamespace(device=device)
-    samples = [rate + 0.01 * (at % 3) for at in range(20)]
-    sampled = measurement.Measurement(
-        name=metric, unit="tok/s", samples=samples, higher_is_better=True, clock="token_ids"
-    )
-    said = ""
+        run_box.before = SimpleNamespace(device=device)
+    samples, text = [rate + 0.01 * (n % 3) for n in range(20)], ""
+    fields = {"unit": "tok/s", "higher_is_better": True, "clock": "token_ids"}
     try:
-        Recorder(harness, box=box).record(sampled)
+        sampled = measurement.Measurement(name=metric, samples=samples, **fields)
+        Recorder(harness, box=run_box).record(sampled)
     except (AssertionError, Invalid) as failed:
-        said = str(failed)
-    return harness.file.metrics[metric], said, remarks
+        text = str(failed)
+    return harness.file.metrics[metric], text, remarks
 
 
-def test_the_gate_says_why_it_cannot_be_reached_and_what_could_reach_it():
-    """218 to 235 GB/s allow 42 to 45 tok/s with dense layers in BF16: 52 were asked for, and
-    nothing was said."""
-    metric, said, _ = measured(33.6)
-    assert f"; it reads {metric.out_of_reach})" in said
-    assert "it reads 5.17 GB a token: at most 45.4 tok/s on this machine (235 GB/s)" in said
-    assert "configuration mxfp4 (--mxfp4-layers moe,qkv,o,lm_head " in said
-    assert said.endswith("--kv-cache-dtype fp8) reads 2.83)")
-    assert "at most 42.1 tok/s" in measured(33.6, bandwidth=218.0)[1]
-    assert "at most 45.4 tok/s on the fastest healthy" in measured(33.6, bandwidth=None)[1]
-    assert "; it needs fewer bits, or speculation" in measured(20, bandwidth=100.0)[1]
-
-
-def test_what_an_attached_server_reads_is_not_known_without_its_log():
-    silent, said, _ = measured(33.6, managed=False)
-    assert (silent.bytes_per_token, silent.roofline, silent.out_of_reach) == (None, None, None)
-    assert said and "it reads" not in said
-    shown, said, _ = measured(33.6, managed=False, moe="MARLIN")
-    assert shown.bytes_per_token is not None and "it reads 5.17 GB a token" in said
+@from_data
+def test_a_rate_is_held_against_the_bound_of_what_it_reads(
+    rate, options, read, verdict, says, remark
+):
+    """52 tok/s were asked of machines that allow 42 to 45, and nothing was said. `read`: bytes a
+    token, the bound in tok/s, and the share of it; `says`: why no gate of it can be reached."""
+    metric, text, remarks = measured(rate, **options or {})
+    assert [metric.bytes_per_token, metric.bound, metric.roofline] == [*read]
+    assert metric.verdict == verdict and bool(text) == (verdict != "PASS")
+    if verdict == "FAIL":
+        assert (metric.out_of_reach is None) == (not says) == ("it reads" not in text)
+        assert metric.out_of_reach is None or f"; it reads {metric.out_of_reach})" in text
+    assert all(part in text for part in says or ()), text
+    assert [remark in line for line in remarks] == [True] * bool(remark)
 
 
 def test_a_bound_is_said_where_no_configuration_is_known():
-    own, gate = GB10.judging(None, "0.33.0"), GB10.gate("tg32@d0")
-    read = roofline.cost(own, "stock", 0, GPT_OSS)
+    gb10, gate = GB10.judging(None, "0.33.0"), GB10.gate("tg32@d0")
+    read = roofline.cost(gb10, "stock", 0, GPT_OSS)
     each = {n: c.model_copy(update={"arguments": ("--quantization", "x")})
-            for n, c in {**own.lacking, **own.configurations}.items()}  # fmt: skip
-    none = own.model_copy(update={"configurations": each, "lacking": {}})
-    said = roofline.out_of_reach(none, gate, read, GPT_OSS, 235.0)
-    assert said is not None and said.endswith("; it needs fewer bits, or speculation")
+            for n, c in {**gb10.lacking, **gb10.configurations}.items()}  # fmt: skip
+    none = gb10.model_copy(update={"configurations": each, "lacking": {}})
+    text = roofline.out_of_reach(none, gate, read, GPT_OSS, 235.0)
+    assert text is not None and text.endswith("; it needs fewer bits, or speculation")
 
 
-def test_a_gate_within_reach_blames_nothing_else():
-    for metric, said, _ in (
-        measured(44.0, bandwidth=273.0),
-        measured(25.0, bandwidth=218.0, named="stock"),
-        measured(27.0, identity=BUILD),
-    ):
-        assert said and metric.out_of_reach is None and "It reads" not in said
-
-
-def test_a_decode_rate_has_its_share_of_its_own_configurations_bound():
-    stock, _, remarks = measured(33.6)
-    assert (stock.bytes_per_token, stock.bound) == (5174595072, 45.41)
-    assert stock.roofline == pytest.approx(0.74, abs=0.001) and not remarks
-    fast, said, remarks = measured(59.4, identity=BUILD)
-    assert fast.roofline == pytest.approx(0.716, abs=0.001) and not said and not remarks
-    deep, _, _ = measured(45.0, identity=BUILD, metric="tg32@d32768")
-    assert deep.bound == pytest.approx(68.3, abs=0.1)
-    elsewhere, _, _ = measured(33.6, bandwidth=None)
-    assert (elsewhere.roofline, elsewhere.bound) == (None, None)
-    assert elsewhere.bytes_per_token == stock.bytes_per_token
-    assert measured(4664.0, metric="pp2048@d0")[0].bytes_per_token is None
-
-
-def test_a_rate_above_its_configurations_bound_is_said_and_one_above_any_is_invalid():
-    metric, said, remarks = measured(59.4)
-    assert metric.verdict is Verdict.PASS and metric.roofline > 1 and not said
-    assert len(remarks) == 1 and "more than the bytes of this configuration allow" in remarks[0]
-    metric, said, _ = measured(115.0, identity=BUILD)
-    assert metric.verdict is Verdict.INVALID and "above_roofline" in said
-
-
-def test_a_share_is_null_where_nothing_says_what_is_read():
-    metric, _, remarks = measured(59.4, more=("--mxfp4-layers", "moe,router"))
-    assert (metric.roofline, metric.bound, metric.bytes_per_token) == (None, None, None)
-    assert metric.verdict is Verdict.PASS and not remarks
-    shown, _, _ = measured(59.4, identity=BUILD, requantised=[], kv_cache_dtype="bfloat16")
-    assert shown.roofline > 1, "asked for, and not what ran"
-    assert measured(115.0, more=("--quantization", "fp8"))[0].verdict is Verdict.INVALID
-
-
-def unreachable(own: profile.Profile) -> list[str]:
+def unreachable(target: profile.Profile) -> list[str]:
     """Gates of configurations that are asked by name, above what any healthy machine allows."""
-    config, found = roofline.read_config(own.model.id), []
-    for name, each in configurations.judged(own) if config is not None else ():
+    config, lines = roofline.read_config(target.model.id), []
+    for name, each in configurations.judged(target) if config is not None else ():
         for gate in each.performance.gates:
             depth = roofline.depth_of(gate.metric)
             cost = roofline.cost(each, name, depth, config) if depth is not None else None
             if (why := roofline.out_of_reach(each, gate, cost, config, None)) is not None:
-                found.append(f"{name}, {gate.metric}: {gate.minimum:g} tok/s. It reads {why}")
-    return found
+                lines.append(f"{name}, {gate.metric}: {gate.minimum:g} tok/s. It reads {why}")
+    return lines
 
 
 @pytest.mark.parametrize("name", shipped_profiles())
@@ -258,28 +197,28 @@ def test_no_gate_of_a_named_configuration_is_above_its_bound(name):
 
 @pytest.mark.parametrize(("minimum", "faults"), [(52.0, 1), (46.5, 1), (46.0, 0)])
 def test_a_gate_that_no_healthy_machine_can_reach_is_found(minimum, faults):
-    known = GB10.configurations["cutlass"]
-    gates = (known.gates[0].model_copy(update={"minimum": minimum}), *known.gates[1:])
-    planted = known.model_copy(update={"gates": gates})
-    own = GB10.model_copy(update={"configurations": {**GB10.configurations, "cutlass": planted}})
-    found = unreachable(own)
-    assert len(found) == faults
-    assert all(line.startswith(f"cutlass, tg32@d0: {minimum:g} tok/s") for line in found)
+    row = GB10.configurations["cutlass"]
+    gates = (row.gates[0].model_copy(update={"minimum": minimum}), *row.gates[1:])
+    planted = row.model_copy(update={"gates": gates})
+    gb10 = GB10.model_copy(update={"configurations": {**GB10.configurations, "cutlass": planted}})
+    lines = unreachable(gb10)
+    assert len(lines) == faults
+    assert all(line.startswith(f"cutlass, tg32@d0: {minimum:g} tok/s") for line in lines)
 
 
 def test_a_target_of_the_projects_is_within_the_bound_of_what_reaches_it():
-    own = GB10.judging(None, BUILD)
-    for gate in own.performance.gates:
+    build = GB10.judging(None, BUILD)
+    for gate in build.performance.gates:
         if (depth := roofline.depth_of(gate.metric)) is not None:
-            cost = roofline.cost(own, own.under_test, depth, GPT_OSS)
-            least = roofline.Ceiling(cost, own.box.healthy_gb_s.low, 1.0).tok_s
+            cost = roofline.cost(build, build.under_test, depth, GPT_OSS)
+            least = roofline.Ceiling(cost, build.box.healthy_gb_s.low, 1.0).tok_s
             assert (gate.stretch or gate.target) < least, gate.metric
 
 
 def test_two_machines_read_half_each_and_wait_for_the_link():
     one = profile.load("sm121-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
     two = profile.load("sm121x2-gpt-oss-120b").judging(None, "0.14.0+mxfp4")
-    of_one, of_two = (roofline.cost(own, "mxfp4", 0, GPT_OSS) for own in (one, two))
+    of_one, of_two = (roofline.cost(each, "mxfp4", 0, GPT_OSS) for each in (one, two))
     assert of_two.total - of_two.router == pytest.approx((of_one.total - of_one.router) / 2)
     assert of_two.router == of_one.router  # it is on both
     assert of_two.link_s == pytest.approx(37 * (2e-6 + 2 * 2880 / 25e9))

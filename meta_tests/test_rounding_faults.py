@@ -51,12 +51,12 @@ def judged(checkpoints, tmp_path_factory):
             files[key] = oracle_file.make(checkpoint, Rounding.parse(formats))
         reference = roundings.reference(files[key], dtype)
         folder = tmp_path_factory.mktemp("server") / "twin"
-        asked = Asked(rounding_faults.answers(server, checkpoint, folder, dtype))
+        asker = Asked(rounding_faults.answers(server, checkpoint, folder, dtype))
         shutil.rmtree(folder, ignore_errors=True)
         failures = []
         for test in (log_probabilities.prompts_agree, log_probabilities.roundings_are_absent):
             try:
-                test(asked, reference)
+                test(asker, reference)
             except AssertionError as error:
                 failures.append(f"{test.__name__}: {error}")
             except NotRun as error:

@@ -1,7 +1,6 @@
 """The box of a run: whose processes are the server's, and what a change of the machine refutes."""
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import servers
 from data_rows import from_data
 from test_box import reading
 
@@ -19,16 +19,6 @@ from sm121.measure import box
 from sm121.performance.box import RunBox
 from sm121.run.record import Ledger
 from sm121.run.verdict_file import EngineReport, MetricReport, TestReport, VerdictFile
-
-#: What listens starts an engine core in a session of its own.
-SERVES = """
-import os, socket, subprocess, sys
-listener = socket.create_server(("127.0.0.1", 0))
-child = [sys.executable, "-c", "import time; time.sleep(600)"]
-core = subprocess.Popen(child, start_new_session=True, close_fds=True)
-print(listener.getsockname()[1], core.pid, flush=True)
-sys.stdin.read()
-"""
 
 
 @dataclass
@@ -42,15 +32,11 @@ class Serving:
 
 @contextlib.contextmanager
 def served() -> Iterator[Serving]:
-    """One that is not of the run."""
-    command = [sys.executable, "-c", SERVES]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    """One that is not of the run: what listens starts an engine core in a session of its own."""
+    with servers.program("server-with-a-core.txt") as process:
         port, core = map(int, process.stdout.readline().split())
         yield Serving(port, process.pid, core)
         psutil.Process(core).kill()
-        process.stdin.close()
 
 
 @pytest.fixture
@@ -59,18 +45,18 @@ def serving() -> Iterator[Serving]:
         yield server
 
 
+def at(*serving: Serving) -> list[str]:
+    return [f"http://127.0.0.1:{server.port}" for server in serving]
+
+
 def driver(*gpus: set[int]) -> SimpleNamespace:
     """An NVML of as many GPUs, each with the pids that compute on it."""
+    processes = [[SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids] for pids in gpus]
     return SimpleNamespace(
-        NVMLError=OSError,
-        nvmlInit=lambda: None,
-        nvmlShutdown=lambda: None,
-        nvmlDeviceGetCount=lambda: len(gpus),
-        nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetComputeRunningProcesses=lambda index: [
-            SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in gpus[index]
-        ],
-    )
+        NVMLError=OSError, nvmlInit=lambda: None, nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: len(gpus), nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetComputeRunningProcesses=processes.__getitem__,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -80,27 +66,21 @@ def run_box(monkeypatch):
     monkeypatch.setattr(architecture, "detect", lambda: architecture.Detection("sm121", ""))
     monkeypatch.setattr(box, "_WATCHED_S", 0.1)
     # Whatever this test starts descends from it; what somebody else started does not.
-    monkeypatch.setattr(box, "_ours", lambda own: [psutil.Process(), *own()])
+    monkeypatch.setattr(box, "_ours", lambda processes_of: [psutil.Process(), *processes_of()])
 
     def make(*urls: str, gpus=(set(),), pool=None) -> tuple[RunBox, VerdictFile, list[str]]:
         monkeypatch.setitem(sys.modules, "pynvml", driver(*gpus))
-        file = VerdictFile(
-            arch="sm121", profile="x", started="now",
-            engine=EngineReport(name="vllm", managed=not urls, model="x"),
-        )  # fmt: skip
+        engine = EngineReport(name="vllm", managed=not urls, model="x")
+        file = VerdictFile(arch="sm121", profile="x", started="now", engine=engine)
         remarks: list[str] = []
         attached = [Server(Endpoint(url, "", "x"), False, "vllm", "0", None, None, None)
                     for url in urls[:1]]  # fmt: skip
         mine = profile.load("sm121-gpt-oss-120b")
         calm = mine.box.model_copy(update={"max_other_load": 1.0, "memory_available_gib": None})
         harness = SimpleNamespace(
-            file=file,
-            arch="sm121",
-            profile=mine.model_copy(update={"box": calm}),
-            attached=attached[0] if attached else None, attached_life=None, pool=pool,
-            say=lambda *_line: None,
-            remark=remarks.append,
-            redact=str,
+            file=file, arch="sm121", profile=mine.model_copy(update={"box": calm}), pool=pool,
+            attached=attached[0] if attached else None, attached_life=None,
+            say=lambda *_line: None, remark=remarks.append, redact=str,
             unproven=lambda line: line in file.unproven or file.unproven.append(line),
         )  # fmt: skip
         return RunBox(harness, also=urls), file, remarks
@@ -110,47 +90,33 @@ def run_box(monkeypatch):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
 def test_the_processes_of_an_attached_server_are_found_by_its_port(serving, host):
-    found = {
-        process.pid for process in AttachedProcesses(f"http://{host}:{serving.port}/v1").find()
-    }
-    assert found == {serving.listener, serving.core}
+    processes = AttachedProcesses(f"http://{host}:{serving.port}/v1").find()
+    assert {process.pid for process in processes} == {serving.listener, serving.core}
 
 
 def test_a_port_without_a_listener_and_another_machine_have_no_processes():
     assert AttachedProcesses("http://127.0.0.1:1").find() == []
-    there = AttachedProcesses("http://192.0.2.1:8000")
-    assert not there.here and there.find() == []
+    elsewhere = AttachedProcesses("http://192.0.2.1:8000")
+    assert not elsewhere.here and elsewhere.find() == []
 
 
 def test_all_who_hold_the_listening_socket_are_the_server():
     """As vLLM's API servers, which its launcher forks."""
-    code = (
-        "import os, socket, sys\n"
-        "s = socket.create_server(('127.0.0.1', 0))\n"
-        "child = os.fork()\n"
-        "if child == 0:\n    os.read(0, 1)\n    os._exit(0)\n"
-        "print(s.getsockname()[1], child, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with servers.program("forked-listener.txt") as process:
         port, child = map(int, process.stdout.readline().split())
-        found = AttachedProcesses(f"http://127.0.0.1:{port}").find()
-        assert {each.pid for each in found} == {process.pid, child}
-        process.stdin.close()
+        processes = AttachedProcesses(f"http://127.0.0.1:{port}").find()
+        assert {each.pid for each in processes} == {process.pid, child}
 
 
 def test_what_an_attached_server_computes_is_no_load_of_others(serving, run_box):
     assert run_box  # whatever descends from this test is not the run's
-    known = AttachedProcesses(f"http://127.0.0.1:{serving.port}").find
-    assert {serving.listener, serving.core} <= set(box.CpuUse.take(known).run_seconds)
-    assert not {serving.listener, serving.core} & set(box.CpuUse.take(list).run_seconds)
+    both, find = {serving.listener, serving.core}, AttachedProcesses(*at(serving)).find
+    assert both <= set(box.CpuUse.take(find).run_seconds)
+    assert not both & set(box.CpuUse.take(list).run_seconds)
 
 
 def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box):
-    url = f"http://127.0.0.1:{serving.port}"
-    mine, file, _ = run_box(url, gpus=[{serving.core}])
+    mine, file, _ = run_box(*at(serving), gpus=[{serving.core}])
     mine.read_before()
     mine.read_after()
     assert file.box.state == "QUALIFIED" and not file.unproven, file.box
@@ -160,7 +126,7 @@ def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box):
 @pytest.mark.parametrize("beside", [True, False], ids=["the server's GPU", "another GPU"])
 def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, beside):
     gpus = [{serving.core, 4711}] if beside else [{4711}, {serving.core}]
-    mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}", gpus=gpus)
+    mine, file, _ = run_box(*at(serving), gpus=gpus)
     mine.read_before()
     assert file.box.state == ("DEGRADED" if beside else "QUALIFIED"), file.box
     assert ("others are on the GPU: processes [4711]" in file.box.reason) is beside
@@ -169,8 +135,7 @@ def test_somebody_else_beside_an_attached_server_is_one(serving, run_box, beside
 def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
     """A and B are attached at the same time, on one GPU."""
     with served() as other:
-        gpus = [{serving.core, other.core}]
-        urls = [f"http://127.0.0.1:{server.port}" for server in (serving, other)]
+        gpus, urls = [{serving.core, other.core}], at(serving, other)
         both, file, _ = run_box(*urls, gpus=gpus)
         both.read_before()
         assert file.box.state == "QUALIFIED", file.box
@@ -179,13 +144,9 @@ def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
         assert file.box.state == "DEGRADED" and str(other.core) in file.box.reason
 
 
-@pytest.mark.parametrize(
-    ("on_the_gpu", "said"),
-    [({4711}, "seen processes [4711]"), (set(), "seen nobody")],
-    ids=["behind a proxy or in a container", "elsewhere behind a tunnel"],
-)
+@from_data
 def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(serving, run_box, on_the_gpu, said):
-    mine, file, _ = run_box(f"http://127.0.0.1:{serving.port}", gpus=[on_the_gpu])
+    mine, file, _ = run_box(*at(serving), gpus=[{*on_the_gpu}])
     mine.read_before()
     mine.read_after()
     assert file.box.state == "QUALIFIED" and said in file.box.reason, file.box

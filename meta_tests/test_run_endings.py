@@ -46,8 +46,8 @@ def start(start_pytest, canary_bf16, short_folder):
 def check_nothing_left(run, memory_before: Memory) -> None:
     # pytest, supervisor, API server, resource tracker, engine core, worker
     assert len(run.processes) >= 6, f"the tree was seen while it lived: {run.processes}"
-    left = run.left()
-    assert not left, f"required: no process, seen: {left}"
+    processes = run.left()
+    assert not processes, f"required: no process, seen: {processes}"
     port = int(re.findall(r"ready after .* on port (\d+)", run.output)[0])
     assert process_tree.is_free(port), f"required: port {port} is free"
     segments = stress_faults.segments() - run.segments_before

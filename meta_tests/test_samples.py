@@ -21,7 +21,8 @@ from sm121.core.unmet import Unmet
 from sm121.core.verdict import NotRun
 from sm121.engines import capabilities
 
-DRAFTED = [{"top_p": 0.8}, {"top_p": 0.4}, {"temperature": 0.9}, {"temperature": 0.4}]
+DRAFTED = [{}, {"top_p": 1.0}, {"temperature": 1.0}, {"top_p": 0.8}, {"top_p": 0.4}]
+DRAFTED += [{"temperature": 0.9}, {"temperature": 0.4}]
 CHECKS = {
     "test_samples_follow_the_temperature": lambda sampler, _: sampler.follows_the_temperature(),
     "test_samples_keep_the_cut": Sampler.keeps_the_cut,
@@ -66,28 +67,22 @@ def test_right_samples_are_not_called_wrong(test):
         check(test, lambda body: body, seed)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow("its neighbours")] * ("of chats is" in name))
-        for name in FAULTS
-    ],
-)
+def _slow(cases, is_slow):
+    slow = pytest.mark.slow("its neighbours")
+    return [pytest.param(case, marks=[slow] * is_slow(case)) for case in cases]
+
+
+@pytest.mark.parametrize("name", _slow(FAULTS, lambda name: "of chats is" in name))
 def test_wrong_samples_are_noticed(name):
     form = "each_form" in FAULTS[name].caught_by
-    said = (
+    required = (
         "at temperature 1|mostly the same" if form else r"samples as .*seed 7; 0.001 false alarms"
     )
-    with pytest.raises(Unmet, match=f"required: .*{said}"):
+    with pytest.raises(Unmet, match=f"required: .*{required}"):
         check(FAULTS[name].caught_by, FAULTS[name].request, 7)
 
 
-@pytest.mark.parametrize(
-    "drafted",
-    [{}, {"top_p": 1.0}, {"temperature": 1.0}]
-    + [pytest.param(each, marks=pytest.mark.slow("the same")) for each in DRAFTED],
-    ids=repr,
-)
+@pytest.mark.parametrize("drafted", _slow(DRAFTED, lambda each: 1.0 not in each.values()), ids=repr)
 def test_what_is_sampled_at_drafted_places_is_held_too(drafted):
     def change(body):
         wrong = {name: value for name, value in drafted.items() if body.get(name, 1.0) < 1}
@@ -129,12 +124,8 @@ def test_too_few_samples_decide_nothing(test, monkeypatch):
 def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
     random = np.random.default_rng(5)
     top = {f"{n}": float(value) for n, value in enumerate(np.sort(random.normal(0, 2.6, 20)))}
-    ratios = np.array(
-        [
-            [promised.log_ratio(top, token, temperature, factor) for factor in promised.OFF]
-            for token in top
-        ]
-    )
+    of_token = lambda token: [promised.log_ratio(top, token, temperature, f) for f in promised.OFF]  # noqa: E731
+    ratios = np.array([*map(of_token, top)])
 
     def decided(actual: float) -> tuple[float, float]:
         """The share of runs that call it wrong, and the samples of a run."""
@@ -164,9 +155,8 @@ def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
 
     def noticed(actual: float) -> float:
         hits = random.binomial(few, actual, RUNS)
-        return float(
-            np.mean([promised.chance_of(n, share * few, few) < promised.CHANCE for n in hits])
-        )
+        chances = np.array([promised.chance_of(n, share * few, few) for n in hits])
+        return float(np.mean(chances < promised.CHANCE))
 
     assert noticed(1 - share) >= 0.99
     assert noticed(share) < promised.CHANCE * 10
@@ -182,9 +172,8 @@ def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
     for cut, (count, value, text, edge) in cases:
         top = tops[text]
         remaining, dropped = promised.remaining(top, cut, value)
-        tight = sum(np.exp([top[token] for token in edge])) / sum(
-            np.exp([top[token] for token in remaining])
-        )
+        edge_, whole = (sum(np.exp([top[t] for t in tokens])) for tokens in (edge, remaining))
+        tight = edge_ / whole
         assert promised.chance_of(0, count * tight, count) < promised.CHANCE
         error = 1 if cut == "top_k" else promised.ERROR * value
         wider = max((promised.remaining(top, cut, value + e)[0] for e in (error, -error)), key=len)
@@ -196,10 +185,8 @@ def test_all_comparisons_of_a_run_share_its_chance_of_a_false_alarm():
     cuts, values = len(sampled._CUTS), 2
     tallies = (1 + cuts) * values * 4 + cuts * values + 3 * values * 2 + 4
     assert tallies <= promised.COMPARISONS
-    assert (
-        promised.COMPARISONS * promised.CHANCE + promised.TEMPERATURE_CHANCE
-        == promised.FALSE_ALARMS
-    )
+    whole = promised.COMPARISONS * promised.CHANCE + promised.TEMPERATURE_CHANCE
+    assert whole == promised.FALSE_ALARMS
 
 
 def test_a_tie_and_what_rounding_decides_are_not_judged():

@@ -26,8 +26,8 @@ def test_a_broken_text_is_seen(sign, broken, harmless):
 
 
 def test_the_shipped_prompts_cross_the_window():
-    found = prompts.continuations()
-    lengths = [len(prompt.text) for prompt in found.prompts]
+    texts = prompts.continuations()
+    lengths = [len(prompt.text) for prompt in texts.prompts]
     assert min(lengths) < 30 and max(lengths) > 400
-    assert len(found.sha256) == 64 and found.sha256 == prompts.continuations().sha256
+    assert len(texts.sha256) == 64 and texts.sha256 == prompts.continuations().sha256
     assert len(prompts.questions().questions) >= 4

@@ -51,7 +51,7 @@ class Session:
         self.scheduler = by_groups(config, None, lambda: groups)
         self.scheduler.log = lambda *_words: None
         self.ran: list[str] = []
-        self.told: list[str | None] = []
+        self.reported: list[str | None] = []
         self.died: list[str] = []
         self.starting: list[Worker] = []
         self.ready: list[Worker] = []
@@ -85,7 +85,7 @@ class Session:
             worker.queue.clear()
             self.workers.remove(worker)
             self.starting.append(Worker(len(self.died) + 10))
-            self.told.append(self.scheduler.remove_node(worker))
+            self.reported.append(self.scheduler.remove_node(worker))
         else:
             worker.queue.pop(0)
             self.ran.append(test)
@@ -109,10 +109,12 @@ def test_each_test_runs_once_whoever_dies(monkeypatch, workers, tests, killers):
     for order in range(ORDERS):
         session = Session(order, workers, [*tests], [*killers])
         session.run()
-        seen = f"order {order}: ran {session.ran}, died {session.died}, told {session.told}"
-        assert sorted(session.ran + session.died) == sorted(tests), seen
-        assert session.told == session.died, seen
-        assert not any(worker.queue for worker in session.workers), seen
+        state = (
+            f"order {order}: ran {session.ran}, died {session.died}, reported {session.reported}"
+        )
+        assert sorted(session.ran + session.died) == sorted(tests), state
+        assert session.reported == session.died, state
+        assert not any(worker.queue for worker in session.workers), state
 
 
 @pytest.fixture

@@ -24,12 +24,8 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing())),
 ]
-NAV = [
-    name.replace(".md", ".html")
-    for name in re.findall(
-        r"- ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2], re.M
-    )
-]
+_LISTED = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
+NAV = [f"{name}.html" for name in re.findall(r"- ([\w/-]+)\.md$", _LISTED, re.M)]
 
 
 def build(folder: Path, docs: Path | None = None) -> Path:
@@ -38,8 +34,8 @@ def build(folder: Path, docs: Path | None = None) -> Path:
     if docs is not None:  # pages that are wrong on purpose
         text = text.partition("\nnav:\n")[0].replace("strict: true", "strict: false")
         text = re.sub(r"not_in_nav: \|\n(?:  .*\n)+", "", text)
-    for key, place in (("docs_dir", docs or ROOT / "docs"), ("custom_dir", ROOT / "tools/site")):
-        text = re.sub(rf"{key}: .*", f"{key}: {place}", text)
+    for key, path in (("docs_dir", docs or ROOT / "docs"), ("custom_dir", ROOT / "tools/site")):
+        text = re.sub(rf"{key}: .*", f"{key}: {path}", text)
     (folder / "mkdocs.yml").write_text(text)
     subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(folder / "site")], cwd=folder,
@@ -66,29 +62,26 @@ class Reader:
         self.requests.clear()
         self.complaints.clear()
         self.page.goto(file.as_uri())
-        needed, there = self.page.evaluate(
+        needed, width = self.page.evaluate(
             "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
         )
-        found = [f"{needed} pixels wide, the screen has {there}"] if needed > there else []
-        found += [f"no image: {source}" for source in self.page.evaluate(
+        lines = [f"{needed} pixels wide, the screen has {width}"] if needed > width else []
+        lines += [f"no image: {source}" for source in self.page.evaluate(
             "[...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src)"
         )]  # fmt: skip
         if accessible:
             self.page.wait_for_function(
                 "[...document.querySelectorAll('.md-code__nav')].every(n => n.ariaLabel)"
             )
-            found += browser.accessibility(self.page)
+            lines += browser.accessibility(self.page)
         outside = [url for url in self.requests if not url.startswith(("file:", "data:", "blob:"))]
-        found += [f"asks the network: {url}" for url in outside] + self.complaints
-        return [f"{file.name}: {one}" for one in found]
+        lines += [f"asks the network: {url}" for url in outside] + self.complaints
+        return [f"{file.name}: {one}" for one in lines]
 
 
 def reader(chromium: Any, width: int, scheme: str) -> Reader:
-    opened = Reader(
-        chromium.new_page(
-            viewport={"width": width, "height": browser.WIDTHS[width]}, color_scheme=scheme
-        )
-    )
+    size = {"width": width, "height": browser.WIDTHS[width]}
+    opened = Reader(chromium.new_page(viewport=size, color_scheme=scheme))
     opened.page.on("request", lambda request: opened.requests.append(request.url))
     opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
     return opened
@@ -96,9 +89,9 @@ def reader(chromium: Any, width: int, scheme: str) -> Reader:
 
 def _look(chromium: Any, site: Path, look: tuple[int, str], pages: list[str], **asked: Any) -> None:
     at = reader(chromium, *look)
-    found = [fault for name in pages for fault in at.faults(site / name, **asked)]
+    faults = [fault for name in pages for fault in at.faults(site / name, **asked)]
     at.page.close()
-    assert found == [], "\n".join(found)
+    assert faults == [], "\n".join(faults)
 
 
 @pytest.mark.slow("every page once more")
@@ -140,5 +133,5 @@ def test_each_fault_is_noticed(chromium, broken):
     at = reader(chromium, 390, "light")
     assert at.faults(broken / "page-0.html", accessible=True) == []
     for number, expected in enumerate(FAULTS, 1):
-        found = at.faults(broken / f"page-{number}.html", accessible=True)
-        assert any(expected in fault for fault in found), f"{expected}: {found}"
+        faults = at.faults(broken / f"page-{number}.html", accessible=True)
+        assert any(expected in fault for fault in faults), f"{expected}: {faults}"

@@ -4,6 +4,7 @@ import json
 import random
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from data_rows import from_data
@@ -39,20 +40,17 @@ def test_a_leak_of_1_mb_a_request_is_seen_and_noise_is_none(seed):
     assert judged(0.0, noise=20 * MIB, seed=seed).verdict is Verdict.PASS
 
 
-def test_growth_within_the_noise_is_no_decision():
-    found = judged(0.5 * MIB, noise=200 * MIB)
-    assert found.verdict is Verdict.INCONCLUSIVE, found
-    assert judged(0.0, noise=1, samples=5).verdict is Verdict.INCONCLUSIVE, "too few samples"
-
-
-def test_one_step_is_no_leak():
+def test_neither_noise_nor_one_step_is_a_leak():
     """A pool that grows once is no growth with the requests; a mean or a fit would call it one."""
+    assert judged(0.5 * MIB, noise=200 * MIB).verdict is Verdict.INCONCLUSIVE
+    assert judged(0.0, noise=1, samples=5).verdict is Verdict.INCONCLUSIVE, "too few samples"
+    began = time.monotonic()
+    assert judged(MIB, noise=20 * MIB, samples=86_400).verdict is Verdict.FAIL, "a soak of a day"
+    assert time.monotonic() - began < 20.0
     requests = [10.0 * n for n in range(40)]
     values = [1000 * MIB + (150 * MIB if x > 350 else 0) for x in requests]
-    found = growth.judge(
-        "bytes", requests, values, limit_total=100 * MIB, limit_per_request=0.5 * MIB
-    )
-    assert found.verdict is Verdict.PASS, found
+    limits = {"limit_total": 100 * MIB, "limit_per_request": 0.5 * MIB}
+    assert growth.judge("bytes", requests, values, **limits).verdict is Verdict.PASS
 
 
 def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[timeline.Sample]:
@@ -73,8 +71,8 @@ LIMITS = profile.load("cpu-tiny-gpt-oss").stress
 
 
 def verdicts(samples: list[timeline.Sample], machine: int | None) -> dict[str, Verdict]:
-    found = memory.judged(samples, LIMITS, machine_bytes=machine)
-    return {item.quantity.removeprefix("bytes of the "): item.verdict for item in found}
+    growths = memory.judged(samples, LIMITS, machine_bytes=machine)
+    return {item.quantity.removeprefix("bytes of the "): item.verdict for item in growths}
 
 
 def test_a_leak_on_a_device_of_which_nobody_speaks_is_seen_in_the_machines_memory():
@@ -83,8 +81,8 @@ def test_a_leak_on_a_device_of_which_nobody_speaks_is_seen_in_the_machines_memor
     assert leak["machine"] is Verdict.FAIL and leak["processes"] is Verdict.PASS
     assert verdicts(sampled(), 128 * GIB)["machine"] is Verdict.PASS
     assert "machine" not in verdicts(sampled(taken=GIB), None), "on a CPU it is others' too"
-    known = verdicts(sampled(device=lambda _n: 8 * GIB, taken=GIB), 128 * GIB)
-    assert known["device"] is Verdict.PASS and "machine" not in known
+    on_device = verdicts(sampled(device=lambda _n: 8 * GIB, taken=GIB), 128 * GIB)
+    assert on_device["device"] is Verdict.PASS and "machine" not in on_device
 
 
 @from_data
@@ -100,31 +98,23 @@ def test_a_sample_without_a_value_is_left_out_and_silence_decides_nothing():
     leak = sampled(device=lambda n: None if n % 5 == 0 else (8 + n) * GIB)
     assert verdicts(leak, 128 * GIB)["device"] is Verdict.FAIL
     silent = sampled(device=lambda n: 8 * GIB if n < 25 else None)
-    (device,) = [
-        item for item in memory.judged(silent, LIMITS, machine_bytes=128 * GIB)
-        if item.quantity == "bytes of the device"
-    ]  # fmt: skip
+    growths = {g.quantity: g for g in memory.judged(silent, LIMITS, machine_bytes=128 * GIB)}
+    device = growths["bytes of the device"]
     assert device.verdict is Verdict.INCONCLUSIVE and "fell silent" in device.reason
     assert verdicts(silent, 128 * GIB)["machine"] is Verdict.PASS
 
 
-def test_a_soak_of_a_day_is_judged_in_seconds():
-    began = time.monotonic()
-    assert judged(MIB, noise=20 * MIB, samples=86_400).verdict is Verdict.FAIL
-    assert time.monotonic() - began < 20.0
-
-
 def test_a_soak_that_fails_says_in_which_round_and_of_what():
     written: list[dict] = []
+    faults = ["token_lost: request 7"]
 
     def play(number: int) -> soak.Round:
-        faults = ["token_lost: request 7"] if number == 3 else []
-        return soak.Round(number, 0.0, 24, 100, 1.0, faults)
+        return soak.Round(number, 0.0, 24, 100, 1.0, faults if number == 3 else [])
 
     soak.run(60.0, play, written.append)
-    assert written[-1]["state"] == "a fault" and written[-1]["faults"] == ["token_lost: request 7"]
-    assert written[-1]["last_rounds"][-1]["number"] == 3
-    assert written[-1]["last_rounds"][-1]["faults"] == ["token_lost: request 7"]
+    last = written[-1]["last_rounds"][-1]
+    assert written[-1]["state"] == "a fault" and written[-1]["faults"] == last["faults"] == faults
+    assert last["number"] == 3
 
 
 def outcome(ids, *, completion=None, finish="length", **options) -> JobOutcome:
@@ -135,33 +125,32 @@ def outcome(ids, *, completion=None, finish="length", **options) -> JobOutcome:
 
 @from_data
 def test_each_wrong_answer_has_its_class(ids, options, kind):
-    found = checks.fault(outcome(ids, **options), EXACT)
-    assert (found.kind if found else None) == kind, found
+    fault = checks.fault(outcome(ids, **options), EXACT)
+    assert (fault.kind if fault else None) == kind, fault
+
+
+def stopped(job: JobOutcome) -> list[checks.Fault]:
+    """What is wrong with a request of a load whose server was stopped."""
+    return checks.faults(LoadResult([job], 0.0, 9.0), EXACT, stopped_at=5.0)
 
 
 @from_data
 def test_a_server_that_is_stopped_may_end_a_request_and_say_so(ids, options, kind):
     """As vLLM does on a GPU: the stream ends with finish_reason "abort"."""
     ended = outcome(ids, **{"finish": "abort", "ended": 6.0, **options})
-    found = checks.faults(LoadResult([ended], 0.0, 9.0), EXACT, stopped_at=5.0)
-    assert [fault.kind for fault in found] == ([kind] if kind else []), found
-    assert checks.faults(LoadResult([ended], 0.0, 9.0), EXACT), (
-        "no server that is not stopped may do so"
-    )
+    assert [fault.kind for fault in stopped(ended)] == [kind] * bool(kind)
+    running = checks.faults(LoadResult([ended], 0.0, 9.0), EXACT)
+    assert running, "no server that is not stopped may do so"
 
 
-def test_the_prompt_of_an_aborted_answer_is_counted_right():
+def test_what_a_stop_does_not_excuse():
     ended = outcome((1, 2), finish="abort", ended=6.0)
     ended.answer = replace(ended.answer, prompt_tokens=4711)
-    (found,) = checks.faults(LoadResult([ended], 0.0, 9.0), EXACT, stopped_at=5.0)
-    assert found.kind == "wrong_usage" and "prompt tokens" in found.text
-
-
-def test_a_bad_request_is_not_excused_by_a_stop():
+    (fault,) = stopped(ended)
+    assert fault.kind == "wrong_usage" and "prompt tokens" in fault.text
     bad = outcome((1, 2), finish="abort", ended=6.0)
     bad.job = replace(bad.job, behaviour="bad")
-    (found,) = checks.faults(LoadResult([bad], 0.0, 9.0), EXACT, stopped_at=5.0)
-    assert found.kind == "bad_request_accepted"
+    assert [fault.kind for fault in stopped(bad)] == ["bad_request_accepted"]
 
 
 NOISY = level_settings.AgreementBound(max_abs=0.5, mean_abs=0.1, fork=0.25, source="a test")
@@ -175,8 +164,8 @@ def test_another_requests_text_or_ids_are_no_noise(change, said):
     whole.job = replace(whole.job, alone=replace(ALONE, positions=positions))
     assert checks.fault(whole, NOISY) is None
     whole.answer = replace(whole.answer, **change)
-    found = checks.fault(whole, NOISY)
-    assert found is not None and found.kind == "corrupted_answer" and said in found.text, found
+    fault = checks.fault(whole, NOISY)
+    assert fault is not None and fault.kind == "corrupted_answer" and said in fault.text, fault
 
 
 @from_data
@@ -189,32 +178,26 @@ def test_what_an_answer_has_alone_it_has_under_load(change, kind):
 
 
 @pytest.mark.parametrize("behaviour", ["disconnect", "cancel", "slow", "bad"])
-def test_no_client_is_answered_with_500(behaviour):
+def test_no_client_is_answered_with_500_and_a_bad_request_is_refused(behaviour):
     job = Job("x", {"prompt": "x"}, 4, behaviour=behaviour)
     assert checks.fault(JobOutcome(1, job, status=500), EXACT).kind == "http_5xx"
+    if behaviour == "bad":
+        refused = JobOutcome(1, job, status=400, problem=("refused", "status 400"))
+        assert checks.fault(refused, EXACT) is None
+        accepted = checks.fault(JobOutcome(1, job, status=200), EXACT)
+        failed = JobOutcome(1, job, status=500, problem=("http_5xx", "status 500"))
+        assert accepted.kind == "bad_request_accepted"
+        assert checks.fault(failed, EXACT).kind == "http_5xx"
 
 
-def test_a_bad_request_must_be_refused_and_nothing_else():
-    bad = Job("bad", {}, 4, behaviour="bad")
-    refused = JobOutcome(1, bad, status=400, problem=("refused", "status 400"))
-    assert checks.fault(refused, EXACT) is None
-    assert checks.fault(JobOutcome(1, bad, status=200), EXACT).kind == "bad_request_accepted"
-    failed = JobOutcome(1, bad, status=500, problem=("http_5xx", "status 500"))
-    assert checks.fault(failed, EXACT).kind == "http_5xx"
-
-
-def test_the_slowest_of_a_load_is_bounded():
-    def load(*seconds: float) -> LoadResult:
-        done = [replace_times(outcome((1, 2, 3, 4)), s) for s in seconds]
-        return LoadResult(done, 0.0, 1.0)
-
-    assert checks.slow_tail(load(*[1.0] * 30), 10, 2) is None
-    assert checks.slow_tail(load(*[1.0] * 29, 12.0), 10, 2).kind == "slow_tail"
-    assert checks.slow_tail(load(*[0.1] * 29, 1.9), 10, 2) is None, "a hiccup of the machine"
-
-
-def replace_times(item: JobOutcome, seconds: float) -> JobOutcome:
-    return replace(item, started=0.0, ended=seconds)
+@pytest.mark.parametrize(
+    ("others", "slowest", "kind"), [(1.0, 1.0, None), (1.0, 12.0, "slow_tail"), (0.1, 1.9, None)]
+)
+def test_the_slowest_of_a_load_is_bounded(others, slowest, kind):
+    """A hiccup of the machine is none."""
+    done = [outcome((1, 2, 3, 4), started=0.0, ended=s) for s in (*[others] * 29, slowest)]
+    tail = checks.slow_tail(LoadResult(done, 0.0, 1.0), 10, 2)
+    assert (tail.kind if tail else None) == kind
 
 
 def test_arrivals():
@@ -228,12 +211,9 @@ def test_arrivals():
 @pytest.mark.parametrize(("text", "seconds"), [("30s", 30), ("2h", 7200), ("1.5m", 90)])
 def test_durations(text, seconds):
     assert soak.parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "30", "-3s", "0s", "2 weeks"])
-def test_a_wrong_duration_is_one_line(text):
-    with pytest.raises(errors.UsageError, match="expected a duration"):
-        soak.parse_duration(text)
+    for wrong in (text[:-1], "", f"-{text}", "0s", "2 weeks"):
+        with pytest.raises(errors.UsageError, match="expected a duration"):
+            soak.parse_duration(wrong)
 
 
 SIGKILL_GUESS = Cause(
@@ -241,13 +221,17 @@ SIGKILL_GUESS = Cause(
     owner="host memory", basis=Basis.SIGKILL_ALONE,
 )  # fmt: skip
 KILLED = [{"pid": 7, "name": "VLLM::EngineCor", "status": -9}]
+NO_KERNEL = KernelMessages()
 OOM_LINE = "[ 9.1] Out of memory: Killed process 7 (VLLM::EngineCor) total-vm:1kB"
+
+
+def cause_of(cause: Cause, kernel=NO_KERNEL, exits=KILLED, kills: int = 0) -> Cause:
+    return death.cause_of(cause, exits=exits, kernel=kernel, kills=kills, pids={7})
 
 
 @from_data
 def test_sigkill_is_the_oom_killer_only_where_something_says_so(kernel, kills, exits, kind):
-    found = death.cause_of(SIGKILL_GUESS, exits=exits, kernel=kernel, kills=kills, pids={7})
-    assert found.kind == kind, found
+    assert cause_of(SIGKILL_GUESS, kernel, exits, kills).kind == kind
 
 
 NO_MEMORY = (
@@ -258,14 +242,12 @@ NO_MEMORY = (
 
 @from_data
 def test_a_driver_without_memory_explains_an_end_without_a_word(logged):
-    kernel = KernelMessages((NO_MEMORY,))
-    found = death.cause_of(logged, exits=KILLED, kernel=kernel, kills=0, pids={7})
-    assert found.kind == "oom" and "the NVIDIA driver found no memory" in found.summary
+    cause = cause_of(logged, KernelMessages((NO_MEMORY,)))
+    assert cause.kind == "oom" and "the NVIDIA driver found no memory" in cause.summary
     of_start = KernelMessages((NO_MEMORY,), starts=[(9.0, 9.5)])  # it served after that
-    found = death.cause_of(logged, exits=KILLED, kernel=of_start, kills=0, pids={7})
-    assert "the NVIDIA driver found no memory" not in found.summary
-    told = Cause(kind="illegal_memory_access", summary="an illegal access", owner="the kernel")
-    assert death.cause_of(told, exits=[], kernel=kernel, kills=0, pids={7}) == told
+    assert "the NVIDIA driver found no memory" not in cause_of(logged, of_start).summary
+    illegal = Cause(kind="illegal_memory_access", summary="an illegal access", owner="the kernel")
+    assert cause_of(illegal, KernelMessages((NO_MEMORY,)), []) == illegal
 
 
 def test_kernel_messages_before_the_start_are_left_out():
@@ -273,11 +255,16 @@ def test_kernel_messages_before_the_start_are_left_out():
     assert kernel_messages._later(text, 50.0) == text.splitlines()[1:]
 
 
+def bundle(folder: Path, redacted=str, **more) -> Path:
+    """The bundle of a server that was killed."""
+    evidence = crash_bundle.Evidence(cause=SIGKILL_GUESS, what="the server ended", **more)
+    return crash_bundle.write(evidence, folder / "crashes", redacted)
+
+
 def test_a_bundle_is_written_whatever_is_missing_and_holds_no_secret(tmp_path):
     log = tmp_path / "server.log"
     log.write_text("started with key sk-0123456789abcdefghij\nHF_TOKEN=hf_0123456789abcdefghij\n")
-    evidence = crash_bundle.Evidence(cause=SIGKILL_GUESS, what="the server ended", log=log)
-    folder = crash_bundle.write(evidence, tmp_path / "crashes", lambda t: redact(t, ("started",)))
+    folder = bundle(tmp_path, lambda t: redact(t, ("started",)), log=log)
     index = json.loads((folder / "bundle.json").read_text())
     assert folder.name == "1-oom" and index["class"] == "oom"
     for name, part in index["parts"].items():
@@ -285,8 +272,7 @@ def test_a_bundle_is_written_whatever_is_missing_and_holds_no_secret(tmp_path):
         assert part.get("file") or part["unavailable"], name
     written = "".join(path.read_text() for path in folder.iterdir())
     assert "0123456789" not in written and "started" not in written
-    second = crash_bundle.write(evidence, tmp_path / "crashes", lambda text: text)
-    assert second.name == "2-oom", "an earlier bundle is never overwritten"
+    assert bundle(tmp_path, log=log).name == "2-oom", "an earlier bundle is never overwritten"
 
 
 def test_a_bundle_that_cannot_be_written_goes_elsewhere(tmp_path):
@@ -297,25 +283,19 @@ def test_a_bundle_that_cannot_be_written_goes_elsewhere(tmp_path):
 
 
 def test_a_huge_log_keeps_its_beginning_and_its_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(crash_bundle, "_WHOLE_LOG_BYTES", 1000)
-    monkeypatch.setattr(crash_bundle, "_LOG_HEAD_BYTES", 100)
-    monkeypatch.setattr(crash_bundle, "_LOG_TAIL_BYTES", 100)
+    for name, size in (("WHOLE_LOG", 1000), ("LOG_HEAD", 100), ("LOG_TAIL", 100)):
+        monkeypatch.setattr(crash_bundle, f"_{name}_BYTES", size)
     log = tmp_path / "server.log"
     log.write_text("first\n" + "noise\n" * 10_000 + "last\n")
-    evidence = crash_bundle.Evidence(cause=SIGKILL_GUESS, what="x", log=log)
-    folder = crash_bundle.write(evidence, tmp_path / "crashes", lambda text: text)
-    text = (folder / "server.log").read_text()
+    text = (bundle(tmp_path, log=log) / "server.log").read_text()
     assert text.startswith("first") and text.endswith("last\n") and "bytes left out" in text
 
 
 def test_flashinfers_log_is_one_for_each_process(tmp_path):
     (tmp_path / "api-7.log").write_text("of the worker\n")
     (tmp_path / "api-8.log").write_text("of somebody else\n")
-    evidence = crash_bundle.Evidence(
-        cause=SIGKILL_GUESS, what="x",
-        exits=[{"pid": 7, "name": "worker", "status": -9}, {"pid": 9, "status": 0}],
-        environment={"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_LOGDEST": f"{tmp_path}/api-%i.log"},
-    )  # fmt: skip
-    folder = crash_bundle.write(evidence, tmp_path / "crashes", lambda text: text)
+    exits = [{"pid": 7, "name": "worker", "status": -9}, {"pid": 9, "status": 0}]
+    logs = {"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_LOGDEST": f"{tmp_path}/api-%i.log"}
+    folder = bundle(tmp_path, exits=exits, environment=logs)
     text = (folder / "flashinfer-api.log").read_text()
     assert "of the worker" in text and "somebody else" not in text

@@ -39,31 +39,31 @@ def level() -> Iterator[Callable[..., tuple[Stress, list[str]]]]:
 
     def begin(fault: str = "none", *arguments: str, bound=EXACT) -> tuple[Stress, list[str]]:
         endpoint = serving.enter_context(servers.stress_server(fault, *arguments))
-        shown: list[str] = []
+        lines: list[str] = []
         run = SimpleNamespace(
             profile=CPU.model_copy(update={"stress": CPU.stress.model_copy(update=SIZES)}),
             aborted=None, abort=lambda _text: None, pool=None, load=None, arch="cpu",
             remark=lambda _text: None,
-            say=lambda _what, line: shown.append(line), processes=lambda: [],
+            say=lambda _what, line: lines.append(line), processes=lambda: [],
             kernel_path=lambda _server: KernelPath(asked="{'max_num_seqs': 8}"),
         )  # fmt: skip
-        own = ServerConfiguration("own", "vllm", "", "", "canary", arguments) if arguments else None
-        server = Server(endpoint, False, "vllm", "0.32.0", None, own, None)
+        its = ServerConfiguration("own", "vllm", "", "", "canary", arguments) if arguments else None
+        server = Server(endpoint, False, "vllm", "0.32.0", None, its, None)
         level = Stress(run, server, capabilities.of("vllm", "0.32.0"), bound)
         serving.callback(level.timeline.stop)
-        return level, shown
+        return level, lines
 
     with serving:
         yield begin
 
 
 def test_each_number_that_decodes_is_joined_up_to_all_places(level):
-    healthy, shown = level()
+    healthy, lines = level()
     healthy.joining()
-    assert [f"{n}: " in shown[-1] for n in range(9)] == [True] * 8 + [False], shown
-    few, shown = level("none", "--max-num-seqs", "2")
+    assert [f"{n}: " in lines[-1] for n in range(9)] == [True] * 8 + [False], lines
+    few, lines = level("none", "--max-num-seqs", "2")
     few.joining()
-    assert "0: " in shown[-1] and "1: " in shown[-1] and "2: " not in shown[-1], shown
+    assert "0: " in lines[-1] and "1: " in lines[-1] and "2: " not in lines[-1], lines
 
 
 @from_data
@@ -80,23 +80,22 @@ def test_what_a_prompt_does_to_those_that_it_joins_is_named(level, fault, said):
 CROWDS, SOAKS = table(__name__, "CROWDS"), table(__name__, "SOAKS")
 
 
-@pytest.mark.parametrize(
-    ("crowd", "fork"),
-    [
-        pytest.param(crowd, fork, marks=[NEIGHBOUR] * (number > 7 or (number > 1 and fork > 0)))
-        for number, crowd in enumerate(CROWDS)
-        for fork in ((0,) if crowd["fault"] == "forgets-top_k" else (0, 0.1))
-    ],
-    ids=lambda value: value["fault"] if isinstance(value, dict) else None,
-)
+def _crowds() -> Iterator:
+    for number, crowd in enumerate(CROWDS):
+        for fork in (0,) if crowd["fault"] == "forgets-top_k" else (0, 0.1):
+            marks = [NEIGHBOUR] * (number > 7 or (number > 1 and fork > 0))
+            yield pytest.param(crowd, fork, marks=marks, id=f"{crowd['fault']}-{fork}")
+
+
+@pytest.mark.parametrize(("crowd", "fork"), [*_crowds()])
 def test_each_answer_in_a_crowd_is_its_own(level, crowd, fork):
     fault, text = crowd["fault"], crowd.get("text")
-    crowded, shown = level(fault, bound=EXACT.model_copy(update={"fork": fork}))
+    crowded, lines = level(fault, bound=EXACT.model_copy(update={"fork": fork}))
     for times in (2, 10):
         holds = text is None or (times == 2 and ("of-80" in fault or "forgets" in fault))
         with nullcontext() if holds else pytest.raises(UnderLoad, match=text):
             crowded.crowd(times)
-    assert text is not None or "changed completion 3, choice, chat" in shown[-1]
+    assert text is not None or "changed completion 3, choice, chat" in lines[-1]
 
 
 def test_requests_that_wait_for_a_place_are_not_stuck(monkeypatch):
@@ -145,30 +144,26 @@ def test_how_many_run_at_once_is_read_from_the_arguments():
 
 def test_ten_minutes_on_a_gpu_and_only_where_all_is_asked():
     name = "test_short_prompts_join_those_that_decode"
-    for own in map(profile.load, ("sm121-gpt-oss-120b", "sm90-tiny-gpt-oss", "sm121-tiny-gpt-oss")):
-        assert own.stress.joining_s.value >= 600 and own.test_timeout_s["stress"] > 1230
+    for gpu in map(profile.load, ("sm121-gpt-oss-120b", "sm90-tiny-gpt-oss", "sm121-tiny-gpt-oss")):
+        assert gpu.stress.joining_s.value >= 600 and gpu.test_timeout_s["stress"] > 1230
         plans = ("quick", "merge", "full")
-        assert [plan for plan in plans if own.plan(plan).asks("stress", name, ())] == ["full"]
+        assert [plan for plan in plans if gpu.plan(plan).asks("stress", name, ())] == ["full"]
     assert CPU.stress.joining_s.value <= 10
 
 
 @from_data
 def test_the_defect_is_known_of_the_build_alone_and_by_the_crash(version, crash, named):
     test = "tests/test_stress.py::test_short_prompts_join_those_that_decode"
-    session = SimpleNamespace(
-        redact=str,
-        file=SimpleNamespace(
-            engine=SimpleNamespace(name="vllm", version=version, identity=None),
-            crashes=[SimpleNamespace(kind=crash, test=test)],
-        ),
-    )
+    engine = SimpleNamespace(name="vllm", version=version, identity=None)
+    file = SimpleNamespace(engine=engine, crashes=[SimpleNamespace(kind=crash, test=test)])
+    session = SimpleNamespace(redact=str, file=file)
     item = SimpleNamespace(stash={outcomes.ID: test})
     lost = unmet.Fact("no fault", "6: connection", "a prompt of 401 tokens joins 5 that decode")
-    said, _ = outcomes._message(session, item, [lost])
-    assert ("known of mxfp4: " in said and "spark-vllm-mxfp4-docker/issues/7" in said) is named, (
-        said
+    text, _ = outcomes._message(session, item, [lost])
+    assert ("known of mxfp4: " in text and "spark-vllm-mxfp4-docker/issues/7" in text) is named, (
+        text
     )
-    assert said.startswith(str(lost))
+    assert text.startswith(str(lost))
 
 
 @from_data

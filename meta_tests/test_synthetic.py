@@ -3,6 +3,7 @@
 import json
 import math
 from importlib import resources
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,34 +23,32 @@ def whole(layers: int = 36, shape: str = "gpt-oss-120b", twin: canary.Twin = "mx
 
 
 def test_names_formats_and_sizes_are_the_published_ones():
-    found = synthetic_weights.layer(whole(), 35)
-    seen = {name.removeprefix("model.layers.35."): part[:2] for name, part in found.items()}
-    assert seen == LAYER
+    tensors = synthetic_weights.layer(whole(), 35)
+    shapes = {name.removeprefix("model.layers.35."): part[:2] for name, part in tensors.items()}
+    assert shapes == LAYER
     ends = {name: part[:2] for name, part in synthetic_weights.ends(whole()).items()}
-    assert ends == {
-        "model.embed_tokens.weight": ("BF16", (201088, 2880)),
-        "lm_head.weight": ("BF16", (201088, 2880)),
-        "model.norm.weight": ("BF16", (2880,)),
-    }
+    matrices = dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (201088, 2880))
+    sizes = {**matrices, "model.norm.weight": (2880,)}
+    assert ends == {name: ("BF16", size) for name, size in sizes.items()}
     config = synthetic._config(whole())
-    known = resources.files("sm121.fixtures") / "models" / "gpt-oss-120b.json"
-    facts = json.loads(known.read_text("utf-8"))
+    file = resources.files("sm121.fixtures") / "models" / "gpt-oss-120b.json"
+    facts = json.loads(file.read_text("utf-8"))
     assert all(config[key] == facts[key] for key in facts if isinstance(facts[key], int))
 
 
 @pytest.mark.parametrize("layers", [4, 5, 6, 24, 36])
 def test_the_canarys_layers_keep_their_kind(layers):
     """Those with a sliding window are even here and there."""
-    own = whole(layers).own_layers
-    assert list(own.values()) == [0, 1, 2, 3]
-    assert all(place % 2 == n % 2 and place < layers for place, n in own.items())
+    layer_numbers = whole(layers).own_layers
+    assert list(layer_numbers.values()) == [0, 1, 2, 3]
+    assert all(layer % 2 == n % 2 and layer < layers for layer, n in layer_numbers.items())
 
 
 def experts(twin: canary.Twin, side: str, layer: int):
     part = "blocks" if twin == "mxfp4" else ""
-    wanted = whole(4, "gpt-oss-20b", twin)
+    shape = whole(4, "gpt-oss-20b", twin)
     name = f"model.layers.{layer}.mlp.experts.{side}_proj"
-    tensors = synthetic_weights.experts(wanted, layer)
+    tensors = synthetic_weights.experts(shape, layer)
     if twin == "bf16":
         return next(tensors[name][2]())
     return next(tensors[f"{name}_{part}"][2]()), next(tensors[f"{name}_scales"][2]())
@@ -60,19 +59,19 @@ def test_both_twins_hold_the_same_values(side):
     blocks, scales = experts("mxfp4", side, 1)
     values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
     assert np.array_equal(canary.from_bf16(experts("bf16", side, 1)).T, values)
-    own = canary.tensors("mxfp4")[f"model.layers.1.mlp.experts.{side}_proj_blocks"][1][0]
-    assert np.array_equal(blocks[: own.shape[0], : own.shape[1]], own)
-    assert not blocks[: own.shape[0], own.shape[1] :].any()
+    canary_blocks = canary.tensors("mxfp4")[f"model.layers.1.mlp.experts.{side}_proj_blocks"][1][0]
+    assert np.array_equal(blocks[: canary_blocks.shape[0], : canary_blocks.shape[1]], canary_blocks)
+    assert not blocks[: canary_blocks.shape[0], canary_blocks.shape[1] :].any()
 
 
 def test_two_experts_and_two_seeds_differ():
-    wanted, other = whole(), Synthetic("gpt-oss-120b", 36, 1, "mxfp4")
-    (name,) = [n for n in synthetic_weights.experts(wanted, 3) if n.endswith("down_proj_blocks")]
-    made = synthetic_weights.experts(wanted, 3)[name][2]()
+    one, other = whole(), Synthetic("gpt-oss-120b", 36, 1, "mxfp4")
+    (name,) = [n for n in synthetic_weights.experts(one, 3) if n.endswith("down_proj_blocks")]
+    made = synthetic_weights.experts(one, 3)[name][2]()
     first, second = next(made), next(made)
     of_other = next(synthetic_weights.experts(other, 3)[name][2]())
     assert not np.array_equal(first, second) and not np.array_equal(first, of_other)
-    assert np.array_equal(first, next(synthetic_weights.experts(wanted, 3)[name][2]()))
+    assert np.array_equal(first, next(synthetic_weights.experts(one, 3)[name][2]()))
 
 
 @pytest.mark.parametrize("rms", [3 / math.sqrt(2880), 0.0041 / (5 * math.sqrt(2880)), 1.0])
@@ -98,10 +97,8 @@ def test_nothing_else_is_overwritten(tmp_path, capsys):
 
 
 def test_a_disk_that_is_too_small_is_said_before(tmp_path, capsys, monkeypatch):
-    class Full:
-        free = 10 << 30
-
-    monkeypatch.setattr(synthetic.shutil, "disk_usage", lambda _: Full)
+    full = SimpleNamespace(free=10 << 30)
+    monkeypatch.setattr(synthetic.shutil, "disk_usage", lambda _: full)
     assert cli.main(["synthetic", str(tmp_path / "c"), "--shape", "gpt-oss-120b"]) == 4
     assert "needs 60.8 GiB, has 10.0" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

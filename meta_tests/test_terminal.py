@@ -16,6 +16,7 @@ import report_runs
 from data_rows import from_data
 from terminal_samples import on_a_terminal
 
+from sm121.core import waiting
 from sm121.core.verdict import Verdict
 from sm121.engines.starting import StartPhase, StartProgress
 from sm121.plugin import terminal
@@ -31,24 +32,21 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def shown(*lines: tuple[float, str], begins: bool = False) -> list[str]:
     """What is shown of lines at these seconds."""
-    now, said = [0.0], []
+    now, written = [0.0], []
     progress = StartProgress(
-        lambda name, line: said.append(line), begins=begins, clock=lambda: now[0]
+        lambda name, line: written.append(line), begins=begins, clock=lambda: now[0]
     )
     for now[0], line in lines:
         progress("default", StartPhase(line, ready=line.startswith("ready")))
-    return said
+    return written
 
 
-def test_a_quick_start_is_one_line_and_two_with_v():
+def test_a_quick_start_is_one_line_and_a_long_one_says_where_it_is():
     phases = ((0, "starting the API server"), (4, "loading weights"), (9, "warming up"))
     ready = (9.5, "ready after 9.5 s on port 1")
     assert shown(*phases, ready) == ["ready after 9.5 s on port 1"]
     twice = [*phases, ready, *phases, ready]
     assert shown(*twice, begins=True) == ["starting the API server", ready[1]] * 2
-
-
-def test_a_long_start_says_where_it_is():
     weights = [(17 + step, f"loading weights ({step} %)") for step in range(100)]
     steps = ((0, "starting"), (16, "loading weights"), *weights, (117, "ready after 117 s"))
     lines = shown(*steps)
@@ -60,10 +58,8 @@ def test_a_long_start_says_where_it_is():
 
 @pytest.mark.slow("two runs")
 def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_server):
-    arguments = [
-        *("--arch", "sm121", *fault_server().options),
-        *("--served-model-name", "canary", "meta_tests/scenarios/measurements.py"),
-    ]
+    attached = ("--arch", "sm121", *fault_server().options, "--served-model-name", "canary")
+    arguments = (*attached, "meta_tests/scenarios/measurements.py")
     samples = {"SM121_META_SAMPLES": json.dumps({"tg32@d0": [53.5, 53.6, 53.4, 53.5] * 5})}
     _, quiet = run_pytest(*arguments, environment=samples)
     assert "benchmark 'tg32'" not in quiet.output and "Outliers" not in quiet.output
@@ -78,18 +74,14 @@ def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_s
 def going(now: list[float], every_s: float = 60.0, **given) -> tuple[Progress, io.StringIO]:
     """A run of two levels that is expected to take two minutes, and what it wrote."""
     written = io.StringIO()
-    costs = {
-        "smoke": Forecast(checks=3, unable=1, other_s=20),
-        "kernel": Forecast(checks=4, other_s=100),
-    }
+    smoke, kernel = Forecast(checks=3, unable=1, other_s=20), Forecast(checks=4, other_s=100)
+    costs = {"smoke": smoke, "kernel": kernel}
     return Progress(written, costs, every_s=every_s, clock=lambda: now[0], **given), written
 
 
-def result(
-    name: str, verdict: Verdict, message: str = "", level: str = "smoke", seconds: float = 0.0
-) -> TestReport:
+def result(name: str, verdict: Verdict, message: str = "", level="smoke", **more) -> TestReport:
     identity = f"tests/test_{level}.py::{name}"
-    return TestReport(id=identity, level=level, verdict=verdict, message=message, seconds=seconds)
+    return TestReport(id=identity, level=level, verdict=verdict, message=message, **more)
 
 
 def without_clock(written: io.StringIO) -> list[str]:
@@ -113,8 +105,8 @@ def test_the_line_says_level_test_what_is_waited_for_and_the_time():
     progress.end(result("test_three", Verdict.NOT_RUN))
     # Smoke took 50 s, 20 s were expected: the rest takes longer, too, by 110/80.
     progress.begin("kernel", "tests/test_kernel.py::test_moe[marlin-M1]")
-    said = "0:50, about 2:17 left | kernel 0/4 ended | test_moe[marlin-M1] | 1 FAIL"
-    assert progress.line() == said
+    line = "0:50, about 2:17 left | kernel 0/4 ended | test_moe[marlin-M1] | 1 FAIL"
+    assert progress.line() == line
     assert without_clock(written) == [
         "smoke: 3 checks (1 cannot run), about 0:20; about 2:00 left of the run",
         "FAIL: tests/test_smoke.py::test_two: required: 1, seen: 2",
@@ -126,36 +118,27 @@ def test_the_line_says_level_test_what_is_waited_for_and_the_time():
 
 
 def test_at_the_end_nothing_is_left():
-    now = [0.0]
-    progress, _ = going(now)
-    said: list[str] = []
-    progress._write = said.append
-    for level, checks in (("smoke", 2), ("kernel", 4)):
-        for number in range(checks):
-            progress.begin(level, f"tests/test_{level}.py::test_{number}")
-            progress.end(result(f"test_{number}", Verdict.PASS, level=level))
+    progress, _ = going([0.0])
+    lines: list[str] = []
+    progress._write = lines.append
+    for level, number in (*(("smoke", n) for n in range(2)), *(("kernel", n) for n in range(4))):
+        progress.begin(level, f"tests/test_{level}.py::test_{number}")
+        progress.end(result(f"test_{number}", Verdict.PASS, level=level))
     progress.stop()
-    assert said[-1].endswith("kernel: 4 PASS, 0:00")
+    assert lines[-1].endswith("kernel: 4 PASS, 0:00")
 
 
-def test_a_start_that_was_short_says_nothing_of_answers():
-    """A first run on another machine: of ten minutes for two starts it took twenty seconds."""
+@pytest.mark.parametrize("seconds", [10, None])
+def test_how_long_a_level_took_says_how_long_another_one_takes(seconds):
+    """Not a start that was short, as of a first run on another machine: of ten minutes for two
+    starts it took twenty seconds. Nor checks that did not run."""
     answers = Forecast(checks=10, starts_s=300, other_s=600)
     pace = Pace({"smoke": Forecast(checks=2, starts_s=600, other_s=10), "correctness": answers})
     pace.begin("smoke")
     for _ in range(2):
-        pace.end("smoke", 10)
+        pace.end("smoke", seconds)
     pace.begin("correctness")
-    assert 500 < pace.left() < 660
-
-
-def test_of_checks_that_did_not_run_nothing_is_learnt():
-    pace = Pace({"smoke": Forecast(checks=2, other_s=20), "kernel": Forecast(checks=4, other_s=60)})
-    pace.begin("smoke")
-    for _ in range(2):
-        pace.end("smoke", None)
-    pace.begin("kernel")
-    assert pace.left() == 60
+    assert 500 < pace.left() < 660 if seconds else pace.left() == 900
     assert Pace({"smoke": Forecast(checks=2)}).left() is None
 
 
@@ -201,10 +184,7 @@ def test_a_long_test_is_not_silent_where_there_is_no_terminal():
     progress, written = going([0.0], every_s=0.05)
     progress._clock = time.monotonic
     progress.begin("kernel", "tests/test_kernel.py::test_long")
-    deadline = time.monotonic() + 10
-    while "kernel 0/4 ended | test_long" not in written.getvalue() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert "kernel 0/4 ended | test_long" in written.getvalue()
+    assert waiting.until(lambda: "kernel 0/4 ended | test_long" in written.getvalue(), 10.0)
     progress.stop()
 
 
@@ -226,25 +206,25 @@ def test_a_long_test_is_never_silent(fault_server, run_pytest, tmp_path, asked, 
     )
     assert status == 0, run.output
     assert bool(re.search(r"^\[..:..:..\] kernel: 2 checks", run.output, re.M)) is lines
-    said = re.findall(r"^\[..:..:..\] \d:\d\d.*? \| (.*)", run.output, re.M)
+    rows = re.findall(r"^\[..:..:..\] \d:\d\d.*? \| (.*)", run.output, re.M)
     if expected is None:
-        assert not said
+        assert not rows
         return
-    assert expected in said and len(said) <= 8, run.output
+    assert expected in rows and len(rows) <= 8, run.output
     assert ("test_that_takes_long[b] PASSED" in run.output) is ("-v" in asked)
 
 
 def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
     fault_server, run_pytest, tmp_path
 ):
-    arguments = [
-        *("--arch", "cpu", *fault_server().options),
-        *("--served-model-name", "canary", "meta_tests/scenarios/teardowns.py"),
-    ]
-    shown = on_a_terminal([*arguments, "--share-machine", "--report-dir", str(tmp_path / "report")])
-    assert re.search(r"\d:\d\d, about \d:\d\d left.*\r\x1b\[2K", shown)
-    assert shown.count("\x1b[?25h") == shown.count("\x1b[?25l"), "the cursor is there again"
-    assert not re.search(r"teardowns\.py [.FEs]", shown), "no letters beside the line"
+    attached = ("--arch", "cpu", *fault_server().options, "--served-model-name", "canary")
+    arguments = (*attached, "meta_tests/scenarios/teardowns.py")
+    screen = on_a_terminal(
+        [*arguments, "--share-machine", "--report-dir", str(tmp_path / "report")]
+    )
+    assert re.search(r"\d:\d\d, about \d:\d\d left.*\r\x1b\[2K", screen)
+    assert screen.count("\x1b[?25h") == screen.count("\x1b[?25l"), "the cursor is there again"
+    assert not re.search(r"teardowns\.py [.FEs]", screen), "no letters beside the line"
     _, plain = run_pytest(*arguments)
     assert re.search(r"^\[..:..:..\] correctness: 4 checks", plain.output, re.M)
     failed = r"^\[..:..:..\] FAIL: \S+::test_skipped_then_failed: .*the teardown of a fixture fails"
@@ -257,33 +237,30 @@ def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
 @pytest.mark.slow("two runs; test_headline.py has a failed start")
 def test_a_failed_start_fits_a_screen(run_pytest):
     """One failure for one cause: no traceback, and what asks for the same server is not run."""
-    environment = {
-        "SM121_META_PYTHON": sys.executable,
-        "SM121_META_SERVER": "fault_server.py",
-        "SM121_META_ARGUMENTS": "--no-such-argument",
-    }
+    environment = {"SM121_META_PYTHON": sys.executable, "SM121_META_SERVER": "fault_server.py"}
+    environment["SM121_META_ARGUMENTS"] = "--no-such-argument"
     python = Path(__file__).with_name("fake_python.py")
-    asked = ("--arch", "cpu", "--engine-python", str(python), "tests/test_smoke.py")
-    status, run = run_pytest(*asked, environment=environment)
+    arguments = ("--arch", "cpu", "--engine-python", str(python), "tests/test_smoke.py")
+    status, run = run_pytest(*arguments, environment=environment)
     assert status == 1 and "Traceback" not in run.output, run.output
     verdicts = [test["verdict"] for test in run.verdict["tests"]]
     assert verdicts.count("FAIL") == 2, "the baseline's start, and that of the server under test"
     assert "FAIL: the server did not start in smoke: " in run.output, run.output
     assert re.search("^(remedy|read): ", run.output, re.M), run.output
     assert len(run.output.splitlines()) < 50, run.output
-    _status, run = run_pytest(*asked, "--tb=long", environment=environment)
+    _status, run = run_pytest(*arguments, "--tb=long", environment=environment)
     assert "def _raise_exited" in run.output, "who asks for it gets pytest's own"
 
 
 @pytest.mark.slow("four runs; what a level says is asked in this process above")
 def test_the_clients_own_frames_are_left_out(run_pytest, fault_server):
     """Of a status that is an error, what the openai package did with it says nothing."""
-    asked = (*("--arch", "cpu", *fault_server().options), "meta_tests/scenarios/refused.py")
-    _status, short = run_pytest(*asked, "--tb=short")
+    arguments = (*("--arch", "cpu", *fault_server().options), "meta_tests/scenarios/refused.py")
+    _status, short = run_pytest(*arguments, "--tb=short")
     assert "refused.py:" in short.output and "openai/" not in short.output, short.output
-    _status, verbose = run_pytest(*asked, "-v")
+    _status, verbose = run_pytest(*arguments, "-v")
     assert "openai/" not in verbose.output and "httpx/" not in verbose.output
-    _status, long = run_pytest(*asked, "--tb=long")
+    _status, long = run_pytest(*arguments, "--tb=long")
     assert "openai/" in long.output, "who asks for it gets pytest's own"
 
 
@@ -295,13 +272,10 @@ def test_the_end_of_a_run_obeys_nobody_and_fits_a_screen_whatever_its_names(tmp_
     run.engine.model = "\x1b[2J\u202e" + "m" * 400
     run.unproven = ["not known " * 40] * 4
     first = run.tests[0]
+    bad = {"verdict": Verdict.FAIL, "message": "bad " * 99}
     for n in range(9):
-        more = {
-            "id": f"{first.id}[{'p' * 500}{n}]",
-            "verdict": Verdict.FAIL,
-            "message": "bad " * 99,
-        }
-        run.tests.append(first.model_copy(update=more))
+        bad["id"] = f"{first.id}[{'p' * 500}{n}]"
+        run.tests.append(first.model_copy(update=bad))
     crashes = tuple(
         Crash(kind=f"oom{n}", summary="no memory " * 40, owner="me " * 99, bundle="crashes/1",
               test=run.tests[-1 - n].id, lines=("a line " * 99,))

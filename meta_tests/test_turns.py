@@ -3,13 +3,12 @@
 import fcntl
 import itertools
 import os
-import subprocess
-import sys
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
+import servers
 from data_rows import from_data
 
 from sm121.measure.turns import Turn, Turns
@@ -88,13 +87,10 @@ def test_who_measures_is_not_passed_by_for_ever(tmp_path):
 
 @from_data
 def test_a_run_with_servers_on_a_gpu_has_the_machine(arch, base_url, obstacle, share):
-    run = SimpleNamespace(
-        target=SimpleNamespace(arch=arch, obstacle=obstacle),
-        settings=SimpleNamespace(base_url=base_url),
-    )
-    item = SimpleNamespace(
-        config=SimpleNamespace(stash={SESSION: run}), stash={LEVEL: "smoke"}, fixturenames=()
-    )
+    target = SimpleNamespace(arch=arch, obstacle=obstacle)
+    run = SimpleNamespace(target=target, settings=SimpleNamespace(base_url=base_url))
+    config = SimpleNamespace(stash={SESSION: run})
+    item = SimpleNamespace(config=config, stash={LEVEL: "smoke"}, fixturenames=())
     assert turns.needs(item) is share
     item.stash[LEVEL] = "performance"
     assert turns.needs(item) is Turn.ALONE, "what is timed is timed alone everywhere"
@@ -121,13 +117,13 @@ def test_workers_wait_with_their_controller_and_time_nothing(start_pytest, tmp_p
     ):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     run.wait()
-    found = {test["id"].partition("::")[2]: test for test in run.verdict["tests"]}
-    assert {name: test["verdict"] for name, test in found.items()} == {
+    tests = {test["id"].partition("::")[2]: test for test in run.verdict["tests"]}
+    assert {name: test["verdict"] for name, test in tests.items()} == {
         **{f"test_shares[{n}]": "PASS" for n in range(8)},
         **{f"test_measures[{n}]": "NOT_RUN" for n in range(2)},
         "test_measures_too": "NOT_RUN",
     }, run.output
-    assert "run this one without -n" in found["test_measures_too"]["message"]
+    assert "run this one without -n" in tests["test_measures_too"]["message"]
     alone.take(Turn.ALONE)
     alone.close()
 
@@ -148,19 +144,8 @@ def test_who_waits_says_for_whom(tmp_path):
 
 
 def test_a_dead_run_holds_nothing(tmp_path):
-    code = (
-        "import os, sys, pathlib; from sm121.measure.turns import Turn, Turns;"
-        "t = Turns(print, pathlib.Path(sys.argv[1])); t.take(Turn.ALONE);"
-        "print('has', flush=True);"
-        "sys.stdin.read()"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert holder.stdout.readline() == "has\n"
-    holder.kill()
-    holder.communicate()
+    with servers.program("holder-of-a-turn.txt", str(tmp_path)) as holder:
+        assert holder.stdout.readline() == "has\n"
     turns = Turns(lambda line: pytest.fail(line), tmp_path)
     turns.take(Turn.ALONE)
     turns.close()

@@ -19,10 +19,10 @@ import httpx
 import psutil
 import pytest
 from data_rows import from_data
-from servers import executable
+from servers import executable, program
 from two_ranks import COMMAND, TwoRanks
 
-from sm121.core import data_file, profile
+from sm121.core import data_file, profile, waiting
 from sm121.core.configuration import ServerConfiguration, Span
 from sm121.core.errors import UsageError
 from sm121.core.profile_fields import Sourced
@@ -46,18 +46,21 @@ def configuration(*arguments: str, command: tuple[str, ...] = COMMAND, address: 
     )
 
 
+def with_bounds(monkeypatch, **seconds: float) -> None:
+    """The suite's bounds of nodes, but for these."""
+    data = data_file.load("nodes.toml", nodes.NodesFile)
+    changed = {name: Sourced(value=value, source="a test") for name, value in seconds.items()}
+    monkeypatch.setattr(nodes, "bounds", lambda: data.model_copy(update=changed))
+
+
 @pytest.fixture
 def bounds(monkeypatch):
-    """The suite's, shorter; and the engine has a name."""
+    """Shorter ones; and the engine has a name. Two busy cores are late by 2 s."""
     monkeypatch.setitem(registry._ENGINES, TwoRanks.name, TwoRanks())
     data = data_file.load("nodes.toml", nodes.NodesFile)
-    changed = {
-        name: Sourced(value=getattr(data, name).value / 10, source="a test")
-        for name in ("stopped_after_s", "token_within_s")
-    }
-    late = Sourced(value=4, source="a test: two busy cores are late by 2 s")
-    changed |= {"silent_after_s": late, "unreachable_after_s": late}
-    monkeypatch.setattr(nodes, "bounds", lambda: data.model_copy(update=changed))
+    shorter = ("stopped_after_s", "token_within_s")
+    tenths = {name: getattr(data, name).value / 10 for name in shorter}
+    with_bounds(monkeypatch, silent_after_s=4, unreachable_after_s=4, **tenths)
 
 
 @pytest.fixture
@@ -76,15 +79,31 @@ def make(tmp_path, bounds):
         server.stop()
 
 
+def process_of(rank: int, commands: dict[int, str]) -> list[int]:
+    """The pid of a rank, of those with these commands."""
+    named = [pid for pid, words in commands.items() if f"--rank {rank}" in words]
+    return [pid for pid in named if "supervisor" not in commands[pid]]
+
+
 def rank_1(server: SpanningServer) -> psutil.Process:
     """Its process on the other node."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        for entry in server.others[0].state.get("tree", ()):
-            if "--rank 1" in entry["command"] and "supervisor" not in entry["command"]:
-                return psutil.Process(entry["pid"])
-        time.sleep(0.05)
-    raise AssertionError(server.others[0].state)
+
+    def pids() -> list[int]:
+        tree = server.others[0].state.get("tree", ())
+        return process_of(1, {entry["pid"]: entry["command"] for entry in tree})
+
+    assert waiting.until(pids, 5.0), server.others[0].state
+    return psutil.Process(pids()[0])
+
+
+def rank_0(server: SpanningServer) -> psutil.Process:
+    commands = {each.pid: " ".join(each.cmdline()[2:]) for each in server.processes()}
+    return psutil.Process(process_of(0, commands)[0])
+
+
+def agent(server: SpanningServer) -> subprocess.Popen:
+    rank_1(server)
+    return server.others[0]._process
 
 
 def asked(server: SpanningServer) -> tuple[str, float]:
@@ -150,8 +169,8 @@ def test_rank_that_is_killed(make):
     assert isinstance(state, Dead) and state.cause.kind == "killed"
     assert "node 1 (this machine)" in state.cause.summary and "SIGKILL" in state.cause.summary
     assert "whoever sent SIGKILL" in state.cause.owner and "this machine" in state.cause.owner
-    (log, told) = server.described()["node-1"]
-    assert log is not None and told["available_bytes"] > 0 and told["exits"]
+    (log, facts) = server.described()["node-1"]
+    assert log is not None and facts["available_bytes"] > 0 and facts["exits"]
     evidence = crash_bundle.Evidence(
         state.cause, state.what, log=server.log, nodes=server.described()
     )
@@ -164,33 +183,11 @@ def test_rank_that_is_killed(make):
     assert server.start().nodes, "the next start works"
 
 
-def _stop(server: SpanningServer) -> None:
-    rank_1(server).send_signal(signal.SIGSTOP)
-
-
-def _stop_here(server: SpanningServer) -> None:
-    next(
-        p
-        for p in server.processes()
-        if "--rank 0" in " ".join(p.cmdline()[2:]) and "supervisor" not in " ".join(p.cmdline())
-    ).send_signal(signal.SIGSTOP)
-
-
-def _stop_agent(server: SpanningServer) -> None:
-    rank_1(server)
-    server.others[0]._process.send_signal(signal.SIGSTOP)
-
-
-def _kill_agent(server: SpanningServer) -> None:
-    rank_1(server)
-    server.others[0]._process.kill()
-
-
 @from_data
-def test_every_client_has_an_answer_in_time(make, plant, node, what):
+def test_every_client_has_an_answer_in_time(make, of, number, node, what):
     server = make()
     server.start()
-    plant(server)
+    of(server).send_signal(number)
     answers: list[tuple[str, float]] = []
     clients = [threading.Thread(target=lambda: answers.append(asked(server))) for _ in range(3)]
     for client in clients:
@@ -198,16 +195,13 @@ def test_every_client_has_an_answer_in_time(make, plant, node, what):
     for client in clients:
         client.join(20)
     assert len(answers) == 3 and all(seconds < 10 for _, seconds in answers), answers
-    deadline = time.monotonic() + 5
-    while (fault := server.fault()) is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert fault is not None and node in fault.cause.summary and what in fault.cause.summary, fault
-    assert "this machine" in fault.cause.owner
+    assert waiting.until(lambda: server.fault() is not None, 5.0)
+    cause = server.fault().cause
+    assert node in cause.summary and what in cause.summary, cause
+    assert "this machine" in cause.owner
     server.stop()
-    deadline = time.monotonic() + 10  # a node whose command was killed ends its rank by itself
-    while left_of(RUN) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not left_of(RUN)
+    # A node whose command was killed ends its rank by itself.
+    assert waiting.until(lambda: not left_of(RUN), 10.0)
     assert server.start().nodes, "the next start works"
 
 
@@ -219,15 +213,12 @@ def second_host() -> Iterator[str]:
     name, link = f"sm121-{os.getpid()}", f"sm{os.getpid()}"[:13]
     subprocess.run(["ip", "netns", "add", name], check=True)
     try:
-        for words in (
-            f"link add {link}a type veth peer name {link}b netns {name}",
-            f"addr add 10.77.0.1/30 dev {link}a",
-            f"link set {link}a up",
-            f"-n {name} addr add 10.77.0.2/30 dev {link}b",
-            f"-n {name} link set {link}b up",
-            f"-n {name} link set lo up",
-        ):
-            subprocess.run(["ip", *words.split()], check=True)
+        ip = lambda words: subprocess.run(["ip", *words.split()], check=True)  # noqa: E731
+        ip(f"link add {link}a type veth peer name {link}b netns {name}")
+        for host, end, number in (("", "a", 1), (f"-n {name} ", "b", 2)):
+            ip(f"{host}addr add 10.77.0.{number}/30 dev {link}{end}")
+            ip(f"{host}link set {link}{end} up")
+        ip(f"-n {name} link set lo up")
         yield name
     finally:
         subprocess.run(["ip", "link", "del", f"{link}a"], check=False)  # a namespace takes its time
@@ -255,25 +246,18 @@ def test_link_that_goes_down(make, second_host):
     assert server.start().nodes, "the next start works"
 
 
-def block(host: str, what: str) -> None:
+def block(host: str, packets: str) -> None:
     """Drop packets there, silently: ahead of the routes to the host itself."""
-    rule = f"add pref 0 ipproto tcp {what} blackhole"
+    rule = f"add pref 0 ipproto tcp {packets} blackhole"
     for words in ("add pref 1 lookup local", "del pref 0", rule):
         subprocess.run(["ip", "-n", host, "rule", *words.split()], check=True)
 
 
-BLOCKED = {  # how, and during what
-    "the master port, from the start": ("sport {0}", "a start"),
-    "what comes from the master port": ("sport {0}", "a token"),
-    "what goes to the master port": ("dport {0}", "a token"),
-    "another port": ("sport {1}", None),
-}
-
-
 @pytest.mark.slow("a connection that is given up after so long")
-@pytest.mark.parametrize("name", BLOCKED)
-def test_port_that_is_blocked(make, second_host, name):
-    port, (rule, during) = process_tree.free_port("10.77.0.1"), BLOCKED[name]
+@from_data
+def test_port_that_is_blocked(make, second_host, rule, during):
+    """`during`: what a blocked port breaks."""
+    port = process_tree.free_port("10.77.0.1")
     command = ("ip", "netns", "exec", second_host, *COMMAND)
     server = make(command=command, address=f"10.77.0.1:{port}")
     sysctl = ("sysctl", "-qw", "net.ipv4.tcp_early_demux=0")
@@ -301,23 +285,12 @@ def test_port_that_is_blocked(make, second_host, name):
 
 @pytest.mark.slow("the suite is killed, and its nodes end by themselves")
 def test_suite_that_is_killed_leaves_nothing(tmp_path):
-    script = (
-        "import sys, time; sys.path.insert(0, sys.argv[1]); import test_two_nodes as t, pathlib; "
-        "s = t.SpanningServer(t.configuration(), t.TwoRanks(), t.StartLimits(20, 20, 5), "
-        "pathlib.Path(sys.argv[2]), 'meta-killed'); s.start(); print('up', flush=True); "
-        "time.sleep(99)"
-    )
-    here = str(Path(__file__).parent)
-    with subprocess.Popen(
-        [sys.executable, "-c", script, here, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as suite:
-        assert suite.stdout is not None and suite.stdout.readline() == "up\n"
+    folder = str(Path(__file__).parent)
+    with program("suite-on-two-nodes.txt", folder, str(tmp_path)) as suite:
+        assert suite.stdout.readline() == "up\n"
         assert len(left_of("meta-killed")) >= 4
         suite.kill()
-    deadline = time.monotonic() + 30
-    while left_of("meta-killed") and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not left_of("meta-killed")
+    assert waiting.until(lambda: not left_of("meta-killed"), 30.0)
 
 
 def test_rank_that_dies_at_its_start_is_told_with_its_own_cause(make):
@@ -332,24 +305,22 @@ def test_rank_that_dies_at_its_start_is_told_with_its_own_cause(make):
 @from_data
 def test_node_that_does_not_answer_is_one_line(monkeypatch, command, what):
     command = tuple(sys.executable if word == "PYTHON" else word for word in command)
-    data = data_file.load("nodes.toml", nodes.NodesFile)
-    within = {"answers_within_s": Sourced(value=1, source="a test")}
-    monkeypatch.setattr(nodes, "bounds", lambda: data.model_copy(update=within))
+    with_bounds(monkeypatch, answers_within_s=1)
     monkeypatch.setattr(nodes.node_agent, "facts", lambda _configuration: {})
     with pytest.raises(UsageError) as refused:
         nodes.look(configuration(command=command))
     text = str(refused.value)
     assert what in text and text.startswith("node 1 (") and "\n" not in text, text
-    left = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
-    assert ["sleep", "61.7"] not in left
+    commands = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    assert ["sleep", "61.7"] not in commands
 
 
 @pytest.fixture(scope="module")
 def real_facts() -> str:
     """Of this machine, as JSON."""
     model = Path(__file__).parent
-    here = ServerConfiguration("two", "vllm", sys.executable, str(model), "canary")
-    return json.dumps(nodes.node_agent.facts(here))
+    configuration_ = ServerConfiguration("two", "vllm", sys.executable, str(model), "canary")
+    return json.dumps(nodes.node_agent.facts(configuration_))
 
 
 @from_data
@@ -376,20 +347,15 @@ def test_nodes_are_looked_at_before_a_start(bounds):
 def test_port_that_a_leftover_holds_is_one_line(make):
     with socket.create_server(("127.0.0.1", 0)) as leftover:
         address = f"127.0.0.1:{leftover.getsockname()[1]}"
-        with pytest.raises(UsageError, match=rf"{address}: the port .* held by pid {os.getpid()} "):
+        held = rf"{address}: the port .* held by pid {os.getpid()}\b"
+        with pytest.raises(UsageError, match=held):
             nodes.look(configuration(address=address))
-        with pytest.raises(
-            ServerExited, match=rf"{address}: the port .* held by pid {os.getpid()}"
-        ):
+        with pytest.raises(ServerExited, match=held):
             make(address=address).start()
     assert make(address=address).start().nodes
     assert nodes.master(Span("nnodes", 2, (COMMAND,), "localhost"))[0] == "127.0.0.1"
-    for wrong, why in (
-        ("192.0.2.1", "an address of this machine"),
-        ("127.0.0.1:x", "ADDRESS:PORT"),
-        ("127.0.0.1:0", "ADDRESS:PORT"),
-        ("127.0.0.1:65536", "ADDRESS:PORT"),
-    ):
+    for wrong in ("192.0.2.1", "127.0.0.1:x", "127.0.0.1:0", "127.0.0.1:65536"):
+        why = "ADDRESS:PORT" if ":" in wrong else "an address of this machine"
         with pytest.raises(UsageError, match=why):
             nodes.master(Span("nnodes", 2, (COMMAND,), wrong))
 

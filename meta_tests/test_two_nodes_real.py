@@ -16,7 +16,7 @@ from data_rows import from_data
 
 from sm121.answers import golden, prompts
 from sm121.client.completions import Asker
-from sm121.core import profile
+from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
 from sm121.engines import process_tree
@@ -58,9 +58,8 @@ def float32(name: str) -> ServerConfiguration:
 
 def worker_of_rank_1(managed: SpanningServer) -> psutil.Process:
     """The process that has its part of the model."""
-    deadline = time.monotonic() + 20
-    while not (tree := managed.others[0].state.get("tree")) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    assert waiting.until(lambda: managed.others[0].state.get("tree"), 20.0)
+    tree = managed.others[0].state["tree"]
     return psutil.Process(max(tree, key=lambda entry: entry["rss_bytes"])["pid"])
 
 
@@ -106,7 +105,7 @@ FAULTS = {
 
 @from_data
 def test_rank_of_a_real_vllm(pool, fault):
-    number, kind, what, within_s = FAULTS[fault]
+    number, kind, sentence, within_s = FAULTS[fault]
     server, managed = start(pool)
     assert [node.rank for node in server.nodes] == [0, 1] and server.nodes[1].log is not None
     assert "world_size=2 rank=1" in server.nodes[1].log.read_text()
@@ -115,7 +114,7 @@ def test_rank_of_a_real_vllm(pool, fault):
     assert len(answers) == 4 and all(a != "200" and s < within_s for a, s in answers), answers
     state = pool.life.state()
     assert isinstance(state, Dead) and state.cause.kind == kind, state
-    assert "node 1 (this machine)" in state.cause.summary and what in state.cause.summary
+    assert "node 1 (this machine)" in state.cause.summary and sentence in state.cause.summary
     assert "this machine" in state.cause.owner
     evidence = crash_bundle.Evidence(
         state.cause, state.what, log=managed.log, nodes=managed.described()
@@ -131,13 +130,13 @@ def test_rank_of_a_real_vllm(pool, fault):
 
 @pytest.mark.slow("two starts; what may differ is in test_golden.py, without an engine")
 def test_golden_file_of_one_node_holds_for_two(pool, canary_bf16):
-    asked, bound = prompts.continuations(), profile.load("cpu-tiny-gpt-oss-tp2").correctness.golden
+    texts, bound = prompts.continuations(), profile.load("cpu-tiny-gpt-oss-tp2").correctness.golden
     recorded = golden.record(
-        Asker(pool.get(float32("cpu-tiny-gpt-oss"))), asked, dtype="float32", engine="vllm",
+        Asker(pool.get(float32("cpu-tiny-gpt-oss"))), texts, dtype="float32", engine="vllm",
         model=golden.identity("canary", canary_bf16), engine_version=None, environment={},
         configuration="float32",
     )  # fmt: skip
     server, _ = start(pool)
-    result = golden.compare(recorded, Asker(server), asked, bound["float32"], {})
+    result = golden.compare(recorded, Asker(server), texts, bound["float32"], {})
     result.hold(bound["float32"])
     pool.stop()

@@ -16,7 +16,7 @@ from data_rows import from_data
 
 from sm121.client.connection import Patience
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
-from sm121.core import level_settings, profile, verdict
+from sm121.core import level_settings, profile, verdict, waiting
 from sm121.core.server import Endpoint, Server
 from sm121.engines import capabilities
 from sm121.plugin import performance, stash
@@ -80,19 +80,14 @@ def test_the_time_limit_of_a_test_ends_a_load():
 
 
 @pytest.fixture
-def begin() -> Callable[..., tuple[SimpleNamespace, Callable[[], Stress]]]:
-    """A level on a server that is not there; no load is sent."""
-
-    def make() -> tuple[SimpleNamespace, Callable[[], Stress]]:
-        run = SimpleNamespace(
-            profile=profile.load("cpu-tiny-gpt-oss"), aborted=None, abort=lambda _text: None,
-            pool=None, load=None, processes=lambda: [], say=lambda *_arguments: None,
-        )  # fmt: skip
-        server = Server(ENDPOINT, False, "vllm", "0", None, None, None)
-        able = capabilities.of("vllm", "0.32.0")
-        return run, lambda: Stress(run, server, able, EXACT)
-
-    return make
+def begin() -> tuple[SimpleNamespace, Callable[[], Stress]]:
+    """A run, and what makes a level on a server that is not there; no load is sent."""
+    run = SimpleNamespace(
+        profile=profile.load("cpu-tiny-gpt-oss"), aborted=None, abort=lambda _text: None,
+        pool=None, load=None, processes=lambda: [], say=lambda *_arguments: None,
+    )  # fmt: skip
+    server = Server(ENDPOINT, False, "vllm", "0", None, None, None)
+    return run, lambda: Stress(run, server, capabilities.of("vllm", "0.32.0"), EXACT)
 
 
 def sampling() -> int:
@@ -107,7 +102,7 @@ def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thre
         raise RuntimeError("no throughput")
 
     monkeypatch.setattr(aftermath, "read_throughput", fails)
-    run, make = begin()
+    run, make = begin
     with pytest.raises(RuntimeError, match="no throughput"):
         make()
     assert run.load is not None and run.load.client.under_way() == []
@@ -134,40 +129,37 @@ def test_a_client_that_hangs_after_the_stop_is_told(monkeypatch, wait_s):
             return LoadResult([], 0.0, 1.0)
         for outcome in done[:2]:
             client._finish(outcome)
-        while not stopped:
-            time.sleep(0.005)
+        waiting.until(lambda: stopped, 60.0, every_s=0.005)
         for outcome in done[2:]:
-            outcome.problem = "connection", "reset"
-            outcome.ended = stopped[0] + wait_s
+            outcome.problem, outcome.ended = ("connection", "reset"), stopped[0] + wait_s
         return LoadResult(done, 0.0, 1.0)
 
     monkeypatch.setattr(checks, "faults", lambda *_arguments, **_how: [])
     monkeypatch.setattr(LoadClient, "run", load)
     report = SimpleNamespace(clean=True, log="server-x.log")
-    harness = SimpleNamespace(
-        stop=lambda: stopped.append(time.monotonic()) or report,
-        server=lambda: SimpleNamespace(endpoint=ENDPOINT),
-    )
+    stop = lambda: stopped.append(time.monotonic()) or report  # noqa: E731
+    server = SimpleNamespace(endpoint=ENDPOINT)
+    harness = SimpleNamespace(stop=stop, server=lambda: server)
     client = LoadClient(ENDPOINT, Patience(1, 1))
 
-    def go():
-        return restart.under_load(harness, client, [JOB] * 8, 2, EXACT, lambda: None, 10.0)
+    def go(jobs=8, *more):
+        return restart.under_load(
+            harness, client, [JOB] * jobs, 2, EXACT, lambda: None, 10.0, *more
+        )
 
-    if wait_s:
-        with pytest.raises(AssertionError, match=r"seen: 60 s for 6 of 8 requests"):
-            go()
-    else:
+    if not wait_s:
         assert "6 requests were broken off" in go()
         return
+    with pytest.raises(AssertionError, match=r"seen: 60 s for 6 of 8 requests"):
+        go()
     # A release that is known for it is excused for as many requests as its engine can have had.
     remarks: list[str] = []
     harness.remark = remarks.append
-    known = capabilities.of("vllm", "0.32.0").deviation("restart-under-load", "silent")
-    for jobs, excused in ((8, False), (4, True)):
+    deviation = capabilities.of("vllm", "0.32.0").deviation("restart-under-load", "silent")
+    for jobs, expected in ((8, pytest.raises(AssertionError)), (4, contextlib.nullcontext())):
         stopped.clear()
-        expected = contextlib.nullcontext() if excused else pytest.raises(AssertionError)
         with expected:
-            restart.under_load(harness, client, [JOB] * jobs, 2, EXACT, lambda: None, 10.0, known)
+            go(jobs, deviation)
     assert len(remarks) == 1 and "known of >=0.32: required: an answer" in remarks[0]
 
 
@@ -192,7 +184,7 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
         return LoadResult(done, 0.0, 1.0)
 
     monkeypatch.setattr(LoadClient, "run", load)
-    run, make = begin()
+    run, make = begin
     level = make()
     level.timeline.stop()
     run.server = lambda: SimpleNamespace(endpoint=ENDPOINT)
@@ -208,13 +200,11 @@ def test_a_restart_counts_only_under_load(begin, monkeypatch, ends_by_itself, de
 def test_the_level_runs_from_a_script_on_an_attached_server(begin, tmp_path):
     """Without pytest's run: loads, the look at what is kept, memory.json and verdict.json's part of
     it. What an attached server cannot show or allow is NOT_RUN."""
-    harness, _ = begin()
+    harness, _ = begin
     harness.arch, harness.directory = "cpu", tmp_path
     harness.no_memory = lambda: "memory is not known here"
-    harness.file = VerdictFile(
-        arch="cpu", profile="cpu-tiny-gpt-oss", started="now",
-        engine=EngineReport(name="vllm", managed=False, model="canary"),
-    )  # fmt: skip
+    engine = EngineReport(name="vllm", managed=False, model="canary")
+    harness.file = VerdictFile(arch="cpu", profile="cpu", started="now", engine=engine)
     lines: list[str] = []
     harness.say = lambda _what, line: lines.append(line)
     with servers.stress_server() as endpoint:

@@ -18,28 +18,26 @@ DATA = Path(__file__).parent / "data"
 
 @pytest.mark.slow("it imports vLLM")
 def test_registry_is_the_installed_engines_own() -> None:
-    """The real vLLM answers for itself."""
     rules = load_requests("vllm").registry
     answer = variables.ask(sys.executable, os.environ, rules)
-    known = answer["VLLM_"].known
-    assert "VLLM_KV_CACHE_LAYOUT" in known
-    assert "VLLM_MXFP4_BACKEND" not in known
-    asked = {"VLLM_MXFP4_BACKEND": "marlin", "VLLM_KV_CACHE_LAYOUT": "HND"}
-    reports = compare(configuration(**asked), kernel_path.KernelPath(kv_layout="LBHNC"), asked)
+    names = answer["VLLM_"].known
+    assert "VLLM_KV_CACHE_LAYOUT" in names
+    assert "VLLM_MXFP4_BACKEND" not in names
+    wants = {"VLLM_MXFP4_BACKEND": "marlin", "VLLM_KV_CACHE_LAYOUT": "HND"}
+    reports = compare(configuration(**wants), kernel_path.KernelPath(kv_layout="LBHNC"), wants)
     assert [report.state for report in reports] == ["not_applicable", "resolved"]
 
 
 def test_sources_stand_for_a_registry(tmp_path: Path) -> None:
-    """A package without a registry knows the variables that its sources name."""
     package = tmp_path / "flashinfer"
     (package / "csrc").mkdir(parents=True)
     (package / "__init__.py").write_text("import nothing_that_exists\n")
     (package / "env.py").write_text('import os\nx = os.environ.get("FLASHINFER_LOGLEVEL")\n')
     (package / "csrc" / "a.cu").write_text('auto y = getenv("FLASHINFER_FROM_C");\n')
     environment = {"PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
-    asked = {"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_FROM_C": "1", "FLASHINFER_NOBODY": "1"}
-    found = compare(configuration(**asked), kernel_path.KernelPath(), {**environment, **asked})
-    assert [report.by for report in found] == ["FLASHINFER_NOBODY=1"]
+    wants = {"FLASHINFER_LOGLEVEL": "3", "FLASHINFER_FROM_C": "1", "FLASHINFER_NOBODY": "1"}
+    reports = compare(configuration(**wants), kernel_path.KernelPath(), {**environment, **wants})
+    assert [report.by for report in reports] == ["FLASHINFER_NOBODY=1"]
 
 
 def test_a_shell_variable_for_a_package_that_is_absent_is_nobodys_request() -> None:
@@ -58,15 +56,15 @@ def test_registry_that_cannot_be_read_proves_nothing(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(tmp_path), "VLLM_X": "1"}
     answer = variables.ask(sys.executable, environment, load_requests("vllm").registry[:1])
     assert "broken" in answer["VLLM_"].problem
-    own = dataclasses.replace(configuration(), environment=(("VLLM_X", "1"),))
-    assert compare(own, kernel_path.KernelPath(), environment) == []
+    changed = dataclasses.replace(configuration(), environment=(("VLLM_X", "1"),))
+    assert compare(changed, kernel_path.KernelPath(), environment) == []
 
 
 def test_log_of_a_real_engine_that_ignored_what_was_asked() -> None:
     """vLLM 0.32 on a CPU, started with an attention backend of a GPU and a fork's variable."""
     path = kernel_path.read_log(DATA / "vllm-0.32-cpu-asked-otherwise.log")
-    asked = configuration("--attention-backend", "TRITON_ATTN", VLLM_MXFP4_BACKEND="marlin")
-    wrong = different(compare(asked, path, {"VLLM_MXFP4_BACKEND": "marlin"}))
+    wants = configuration("--attention-backend", "TRITON_ATTN", VLLM_MXFP4_BACKEND="marlin")
+    wrong = different(compare(wants, path, {"VLLM_MXFP4_BACKEND": "marlin"}))
     assert len(wrong) == 2, wrong
     assert "VLLM_MXFP4_BACKEND=marlin: not applicable" in wrong[0]
     assert (

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 
 from sm121 import cli
 from sm121.compilation import jit
@@ -19,31 +19,6 @@ from sm121.engines.warm import Warmth
 
 SPARK = "sm121-gpt-oss-120b"
 VERSION = package_probe.look(["flashinfer"])["flashinfer"][1]
-
-#: Stands for the interpreter of an engine: asked what is installed it answers as the real one, told
-#: to compile it makes an empty library, says so, and keeps its environment.
-COMPILER = """#!{python}
-import json, os, pathlib, subprocess, sys
-if sys.argv[1] == "-c":
-    sys.exit(subprocess.run([{python!r}, *sys.argv[1:]]).returncode)
-request = json.loads(sys.argv[2])
-assert request["ask"] == "build"
-pathlib.Path({log!r}).open("a").write(json.dumps([request["module"], dict(os.environ)]) + "\\n")
-if request["module"] == {broken!r}:
-    print("ninja: build stopped: subcommand failed.")
-    print("RuntimeError: Ninja build failed.")
-    sys.exit(1)
-base = pathlib.Path(os.environ["FLASHINFER_WORKSPACE_BASE"]) / ".cache" / "flashinfer"
-names = {{
-    "xqa_decode": "xqa_a_head_dim_64_b_use_sliding_window_True_c", "experts": "fused_moe_120",
-}}
-name = names.get(request["module"], "fp4_quantization_120f")
-arch = os.environ["FLASHINFER_CUDA_ARCH_LIST"].replace(".", "")
-folder = base / {version!r} / arch / "cached_ops" / name
-folder.mkdir(parents=True)
-(folder / (name + ".so")).touch()
-print(json.dumps({{"library": str(folder / (name + ".so"))}}))
-"""
 
 
 class Machine:
@@ -68,7 +43,7 @@ class Machine:
 
     def python(self, broken: str = "") -> str:
         file = self.folder / "python"
-        text = COMPILER.format(
+        text = text_file("compiler-of-nothing.txt").format(
             python=sys.executable, log=str(self.folder / "log"), broken=broken, version=VERSION
         )
         file.write_text(text)
@@ -78,9 +53,9 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    found = Machine(tmp_path, monkeypatch)
-    found.memory(monkeypatch, 112)
-    return found
+    made = Machine(tmp_path, monkeypatch)
+    made.memory(monkeypatch, 112)
+    return made
 
 
 def warm(*arguments: str) -> int:
@@ -89,29 +64,29 @@ def warm(*arguments: str) -> int:
 
 def test_a_dry_run_tells_what_is_missing_and_makes_nothing(machine, capsys):
     assert warm("--dry-run") == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for name in profile.load(SPARK).engine.needs.jit_modules:
-        assert f"  {name} (" in said, said
-    assert "65.0 minutes of one core; MAX_JOBS=11, 9.3 GiB a job" in said, "(112 - 4) / 9.3"
-    assert "Triton" in said and "start it once" in said
+        assert f"  {name} (" in output, output
+    assert "65.0 minutes of one core; MAX_JOBS=11, 9.3 GiB a job" in output, "(112 - 4) / 9.3"
+    assert "Triton" in output and "start it once" in output
     assert not machine.cache.exists()
 
 
 def test_what_is_missing_is_compiled_within_bounds(machine, capsys, monkeypatch):
-    given = ("--engine-python", machine.python(), "--module", "xqa_decode")
-    assert warm(*given) == 0
-    ((asked, environment),) = [
+    words = ("--engine-python", machine.python(), "--module", "xqa_decode")
+    assert warm(*words) == 0
+    ((module, environment),) = [
         json.loads(line) for line in (machine.folder / "log").read_text().splitlines()
     ]
-    assert asked == "xqa_decode" and environment["MAX_JOBS"] == "20", "one a core"
+    assert module == "xqa_decode" and environment["MAX_JOBS"] == "20", "one a core"
     assert environment["FLASHINFER_NVCC_THREADS"] == "1"
     assert environment["FLASHINFER_CUDA_ARCH_LIST"] == "12.1a"
     assert "xqa_decode: there" in capsys.readouterr().out
-    assert warm(*given) == 0, "it is there now"
+    assert warm(*words) == 0, "it is there now"
     assert len((machine.folder / "log").read_text().splitlines()) == 1
     assert "): there" in capsys.readouterr().out
-    given = ("--engine-python", machine.python(), "--module", "fp4_quantize")
-    assert warm(*given, "--engine-env", "MAX_JOBS=3") == 0
+    words = ("--engine-python", machine.python(), "--module", "fp4_quantize")
+    assert warm(*words, "--engine-env", "MAX_JOBS=3") == 0
     last = json.loads((machine.folder / "log").read_text().splitlines()[-1])
     assert last[1]["MAX_JOBS"] == "3", "what the user gave stays"
 
@@ -121,10 +96,10 @@ def test_a_compiler_that_fails_is_told_and_the_rest_is_compiled(machine, capsys)
         "--engine-python", machine.python(broken="fp4_quantize"),
         "--module", "fp4_quantize", "--module", "xqa_decode",
     )  # fmt: skip
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert status == 1
-    assert "RuntimeError: Ninja build failed." in said and "not there: fp4_quantize" in said
-    assert "xqa_decode: there" in said
+    assert "RuntimeError: Ninja build failed." in output and "not there: fp4_quantize" in output
+    assert "xqa_decode: there" in output
 
 
 @from_data
@@ -133,16 +108,16 @@ def test_what_cannot_be_compiled_here_is_said(machine, capsys, monkeypatch, gib,
     if tool:
         (machine.tools / tool).unlink()
     assert warm("--engine-python", machine.python(), "--module", "experts") == 1
-    said = capsys.readouterr().out
-    assert "missing, and " in said and why in said and "not there: experts" in said
+    output = capsys.readouterr().out
+    assert "missing, and " in output and why in output and "not there: experts" in output
     assert not machine.cache.exists()
 
 
 def test_what_was_compiled_for_another_architecture_is_not_there(machine, capsys):
-    given = ("--module", "xqa_decode", "--engine-env", "FLASHINFER_CUDA_ARCH_LIST=12.0a")
-    assert warm("--engine-python", machine.python(), *given) == 1
-    said = capsys.readouterr().out
-    assert "required: xqa_" in said and "121a" in said and "/120a/cached_ops/" in said
+    arguments = ("--module", "xqa_decode", "--engine-env", "FLASHINFER_CUDA_ARCH_LIST=12.0a")
+    assert warm("--engine-python", machine.python(), *arguments) == 1
+    output = capsys.readouterr().out
+    assert "required: xqa_" in output and "121a" in output and "/120a/cached_ops/" in output
 
 
 @pytest.mark.parametrize(("jobs", "status"), [("11", 0), ("12", 1), ("many", 1)])
@@ -150,8 +125,8 @@ def test_jobs_that_do_not_fit_are_refused(machine, capsys, monkeypatch, jobs, st
     """eugr's images set MAX_JOBS=16, which is more than a Spark's memory bears."""
     monkeypatch.setenv("MAX_JOBS", jobs)
     assert warm("--engine-python", machine.python(), "--module", "experts") == status
-    said = capsys.readouterr().out
-    assert (status == 0) != (f"MAX_JOBS={jobs}, 11 fit: give --engine-env MAX_JOBS=11" in said)
+    output = capsys.readouterr().out
+    assert (status == 0) != (f"MAX_JOBS={jobs}, 11 fit: give --engine-env MAX_JOBS=11" in output)
 
 
 @from_data
@@ -162,12 +137,11 @@ def test_a_wrong_request_is_one_line(machine, capsys, arguments, expected):
 
 
 def test_baseline_alone_needs_no_experts(machine):
-    """Marlin needs FlashInfer's attention alone."""
     chosen = profile.load(SPARK)
     for name in ("stock", "marlin"):
-        own = chosen.judging(name)
-        found = {module.name for module in Warmth.of(own, sys.executable, {}).needed}
-        assert found and "experts" not in found
+        judged = chosen.judging(name)
+        names = {module.name for module in Warmth.of(judged, sys.executable, {}).needed}
+        assert names and "experts" not in names
 
 
 def test_the_sampler_is_compiled_unless_it_is_switched_off(machine, capsys):
@@ -179,24 +153,14 @@ def test_the_sampler_is_compiled_unless_it_is_switched_off(machine, capsys):
     assert "  sampling (" not in capsys.readouterr().out
 
 
-#: Compiles nothing: it writes what it is asked to write.
-NO_COMPILER = """#!{python}
-import subprocess, sys
-given = sys.argv[1:]
-if "--version" in given:
-    print("Cuda compilation tools, release 13.0, V13.0.88")
-for flag in ("-o", "-MF", "--dependency-output"):
-    if flag in given:
-        open(given[given.index(flag) + 1], "w").write("x:" if flag != "-o" else "x")
-"""
-
-
 @pytest.fixture
 def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "toolkit"
     (folder / "bin").mkdir(parents=True)
     for name in ("nvcc", "c++"):
-        (folder / "bin" / name).write_text(NO_COMPILER.format(python=sys.executable))
+        (folder / "bin" / name).write_text(
+            text_file("nvcc-of-nothing.txt").format(python=sys.executable)
+        )
         (folder / "bin" / name).chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(folder))
     monkeypatch.setenv("CXX", str(folder / "bin" / "c++"))
@@ -210,8 +174,8 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def built_by_flashinfer(name: str) -> str:
     """The name of the module that the installed FlashInfer builds."""
     script = Path(jit.__file__).parent / "in_flashinfer" / "sm121_units.py"
-    asked = [sys.executable, str(script), json.dumps({"ask": "build", "module": name})]
-    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(script), json.dumps({"ask": "build", "module": name})]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     library = Path(json.loads(done.stdout.splitlines()[-1])["library"])
     assert library.is_file()

@@ -10,12 +10,13 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
-from data_rows import from_data
+from data_rows import from_data, text_file
 
-from sm121.core import profile
+from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration
 from sm121.engines import life, pool, registry
 from sm121.engines.attached_life import SignReader, Signs
@@ -32,67 +33,48 @@ CONFIGURATION = ServerConfiguration(
 
 
 def test_the_floor_is_looked_at_where_no_server_runs():
-    said: list[str] = []
-    sampler = ResourceSampler(lambda: [], floor_bytes=MORE_THAN_THERE_IS, on_floor=said.append)
+    lines: list[str] = []
+    sampler = ResourceSampler(list, floor_bytes=MORE_THAN_THERE_IS, on_floor=lines.append)
     sampler.sample()
-    assert len(said) == 1 and "before the machine wedges" in said[0], said
+    assert len(lines) == 1 and "before the machine wedges" in lines[0], lines
     sampler.sample()
-    assert len(said) == 2, "what it ended may have been starting: it is ended again"
+    assert len(lines) == 2, "what it ended may have been starting: it is ended again"
 
 
 @pytest.mark.parametrize(
-    ("bytes_there", "times"), [(1 << 20, 1), (0, 1), (GIB - 1, 1), (GIB, 0), (1 << 40, 0)]
+    ("available", "times"), [(1 << 20, 1), (0, 1), (GIB - 1, 1), (GIB, 0), (1 << 40, 0)]
 )
-def test_the_floor_of_another_node_is_named(bytes_there, times):
-    said: list[str] = []
-    ResourceSampler(
-        list, floor_bytes=GIB, on_floor=said.append, nodes=lambda: {"node 1 (spark2)": bytes_there}
-    ).sample()
-    assert len(said) == times, said
-    assert all(line.startswith("node 1 (spark2): MemAvailable is ") for line in said)
+def test_the_floor_of_another_node_is_named(available, times):
+    lines: list[str] = []
+    nodes = lambda: {"node 1 (spark2)": available}  # noqa: E731
+    ResourceSampler(list, floor_bytes=GIB, on_floor=lines.append, nodes=nodes).sample()
+    assert len(lines) == times, lines
+    assert all(line.startswith("node 1 (spark2): MemAvailable is ") for line in lines)
 
 
 def test_the_floor_is_watched_when_processes_cannot_be_read():
-    said: list[str] = []
+    lines: list[str] = []
     troubles: list[str] = []
-
-    def refused():
-        raise psutil.AccessDenied(1)
-
-    sampler = ResourceSampler(
-        refused,
-        interval_s=0.01,
-        floor_bytes=MORE_THAN_THERE_IS,
-        on_floor=said.append,
-        on_trouble=troubles.append,
-    )
+    refused = Mock(side_effect=psutil.AccessDenied(1))
+    looks = {"on_floor": lines.append, "on_trouble": troubles.append, "interval_s": 0.01}
+    sampler = ResourceSampler(refused, floor_bytes=MORE_THAN_THERE_IS, **looks)
     sampler.start()
-    deadline = time.monotonic() + 10
-    while len(said) < 3:
-        assert time.monotonic() < deadline and sampler.is_alive(), (said, troubles)
-        time.sleep(0.01)
+    assert waiting.until(lambda: len(lines) >= 3, 10.0, every_s=0.01), troubles
     sampler.stop()
     assert len(troubles) == 1 and "AccessDenied" in troubles[0], "said once"
 
 
 def test_peaks_are_of_host_and_device_together_and_of_one_way_to_know_them():
-    def held(device, total, source):
-        return SimpleNamespace(device=device, total=total, source=source)
-
-    samples = [
-        held(900, 1000, "the whole GPU"),  # while it starts, beside somebody else
-        held(None, None, "by process"),
-        held(70, 80, "by process"),
-        held(60, 90, "by process"),
-    ]
-    sampler = ResourceSampler(
-        lambda: [psutil.Process()], held=lambda _pids, _resident: samples.pop(0)
-    )
-    for _ in range(4):
+    # While it starts, beside somebody else, the whole GPU's is known.
+    samples = [SimpleNamespace(device=900, total=1000, source="the whole GPU")]
+    for device, total in ((None, None), (70, 80), (60, 90)):
+        samples.append(SimpleNamespace(device=device, total=total, source="by process"))
+    sampler = ResourceSampler(lambda: [psutil.Process()], held=Mock(side_effect=samples))
+    for _ in samples:
         sampler.sample()
-    seen = sampler.resources
-    assert (seen.device_peak_bytes, seen.memory_peak_bytes) == (70, 90)
-    assert seen.memory_source == "by process" and seen.tree_rss_peak_bytes > 0
+    peaks = sampler.resources
+    assert (peaks.device_peak_bytes, peaks.memory_peak_bytes) == (70, 90)
+    assert peaks.memory_source == "by process" and peaks.tree_rss_peak_bytes > 0
 
 
 def test_a_run_without_a_server_is_ended_too_and_leaves_a_bundle(run_pytest, tmp_path):
@@ -112,7 +94,7 @@ def test_a_run_without_a_server_is_ended_too_and_leaves_a_bundle(run_pytest, tmp
 
 
 def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
-    seen: list[list[str]] = []
+    watched: list[list[str]] = []
 
     class Starting:
         configuration, secrets, log = CONFIGURATION, (), tmp_path / "server.log"
@@ -125,19 +107,15 @@ def test_a_server_that_is_starting_is_watched(monkeypatch, tmp_path):
             return ["its process"]
 
         def start(self):
-            seen.append(servers.processes())
+            watched.append(servers.processes())
             return SimpleNamespace(startup_s=1.0, compiled=())
 
     monkeypatch.setattr(pool, "ManagedServer", Starting)
-    servers = pool.ServerPool(
-        limits=pool.StartLimits(1, 1, 1),
-        directory=tmp_path,
-        run_id="x",
-        notify=lambda _name, _line: None,
-    )
+    limits, silent = pool.StartLimits(1, 1, 1), lambda _name, _line: None
+    servers = pool.ServerPool(limits=limits, directory=tmp_path, run_id="x", notify=silent)
     assert servers.processes() == []
     servers.get(CONFIGURATION)
-    assert seen == [["its process"]]
+    assert watched == [["its process"]]
 
 
 def supervised(status: Path, scratch: Path, code: str, **options) -> subprocess.Popen:
@@ -155,12 +133,7 @@ def supervised(status: Path, scratch: Path, code: str, **options) -> subprocess.
 def test_a_supervisor_that_cannot_write_supervises_all_the_same(tmp_path):
     """A full disk: neither its file nor the log can be written when a child ends."""
     scratch, pids = tmp_path / "scratch", tmp_path / "pids"
-    code = (
-        "import os, pathlib, subprocess, sys, time;"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3)']);"
-        f"pathlib.Path({str(pids)!r}).write_text(str(os.getpid()));"
-        "time.sleep(600)"
-    )
+    code = text_file("server-of-a-child.txt").format(pids=str(pids))
     with Path("/dev/full").open("w") as full:
         supervisor = supervised(tmp_path / "no" / "x.json", scratch, code, stdout=full, stderr=full)
     time.sleep(6.0)  # its child has ended, which was to be written down
@@ -173,30 +146,10 @@ def test_a_supervisor_that_cannot_write_supervises_all_the_same(tmp_path):
 
 def test_a_supervisor_gives_the_exit_status_that_it_cannot_write(tmp_path):
     supervisor = supervised(tmp_path / "no" / "x.json", tmp_path / "scratch", "raise SystemExit(3)")
-    _, _ = supervisor.communicate(timeout=30)
+    supervisor.communicate(timeout=30)
     assert supervisor.returncode == 3
 
 
-#: An engine with a core and a worker, both of which it ends when it is told to end.
-ENGINE = """
-import os, pathlib, signal, subprocess, sys, time
-ready = pathlib.Path({ready!r})
-core = subprocess.Popen([sys.executable, "-c", {core!r}])
-def end(*_):
-    core.kill()
-    core.wait()
-    os.kill(int(ready.read_text()), signal.{number})
-    time.sleep(0.5)
-    sys.exit(0)
-signal.signal(signal.SIGTERM, end)
-time.sleep(600)
-"""
-CORE = """
-import pathlib, subprocess, sys, time
-worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-pathlib.Path({ready!r}).write_text(str(worker.pid))
-time.sleep(600)
-"""
 VAGUE = failure.Cause(kind="engine_dead", summary="the engine is dead", owner="the engine")
 NO_KERNEL = kernel_messages.KernelMessages()
 
@@ -204,12 +157,10 @@ NO_KERNEL = kernel_messages.KernelMessages()
 @from_data
 def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kind, named):
     ready, status = tmp_path / "ready", tmp_path / "server-x.status.json"
-    core = CORE.format(ready=str(ready))
-    code = ENGINE.format(core=core, number=number, ready=str(ready))
+    core = text_file("core-with-a-worker.txt").format(ready=str(ready))
+    code = text_file("engine-with-a-core.txt").format(core=core, number=number, ready=str(ready))
     supervisor = supervised(status, tmp_path / "scratch", code)
-    while not ready.is_file() or not ready.read_text():
-        assert supervisor.poll() is None
-        time.sleep(0.05)
+    assert waiting.until(lambda: ready.is_file() and ready.read_text(), 60.0)
     worker = int(ready.read_text())
     if before is not None:
         time.sleep(2.5)  # until the supervisor knows of it
@@ -219,9 +170,9 @@ def test_a_worker_that_our_stop_killed_is_no_cause(tmp_path, before, number, kin
     supervisor.wait(30)
     supervisor.stdin.close()
     exits = json.loads(status.read_text())["exits"]
-    found = death.cause_of(VAGUE, exits=exits, kernel=NO_KERNEL, kills=0, pids={worker})
-    assert found.kind == kind
-    assert (str(worker) in found.summary) is named, (found.summary, exits)
+    cause = death.cause_of(VAGUE, exits=exits, kernel=NO_KERNEL, kills=0, pids={worker})
+    assert cause.kind == kind
+    assert (str(worker) in cause.summary) is named, (cause.summary, exits)
     assert worker in {entry["pid"] for entry in exits}, "the bundle has it all the same"
 
 
@@ -249,7 +200,7 @@ def test_a_helper_that_was_sent_home_is_no_death(monkeypatch, status, at, answer
 def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
     """Its supervisor still writes a bundle into the directory, which is then moved as a whole."""
     report = tmp_path / "report"
-    held = directory.take(report)
+    first = directory.take(report)
     (report / "verdict.json").write_text("{}")
     slow = (
         "import signal, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), exit(0)));"
@@ -259,18 +210,16 @@ def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
     supervisor = supervised(
         report / "server-x.status.json", tmp_path / "scratch", slow, stdout=log, stderr=log
     )
-    while "ready" not in (report / "server-x.log").read_text():
-        assert supervisor.poll() is None
-        time.sleep(0.05)
+    assert waiting.until(lambda: "ready" in (report / "server-x.log").read_text(), 60.0)
     supervisor.stdin.close()
-    held.lock.close()  # as pytest does when it is killed
+    first.lock.close()  # as pytest does when it is killed
     assert supervisor.poll() is None
-    taken = directory.take(report)
+    second = directory.take(report)
     assert not psutil.pid_exists(supervisor.pid) or supervisor.wait(1) is not None
     assert [item.name for item in report.iterdir() if not item.name.startswith(".")] == ["earlier"]
-    (kept,) = (report / "earlier").iterdir()
-    assert list(kept.glob("crashes/*-suite_killed/bundle.json")), sorted(kept.rglob("*"))
-    taken.lock.close()
+    (moved,) = (report / "earlier").iterdir()
+    assert list(moved.glob("crashes/*-suite_killed/bundle.json")), sorted(moved.rglob("*"))
+    second.lock.close()
     log.close()
 
 
@@ -283,11 +232,11 @@ def test_a_clock_that_is_set_makes_no_other_server(monkeypatch, step_s):
         children.callback(started.kill)
         return psutil.Process(started.pid)
 
-    own, booted = psutil.Process(), psutil.boot_time()
+    tester, booted = psutil.Process(), psutil.boot_time()
     with contextlib.ExitStack() as children:
-        serving = [own, child()]
+        serving = [tester, child()]
         reader = SignReader(None, SimpleNamespace(
-            listening=lambda again: [own], below=lambda _of: [], large=lambda _share: {*serving},
+            listening=lambda again: [tester], below=lambda _of: [], large=lambda _share: {*serving},
             find=lambda: [psutil.Process(each.pid) for each in serving],
         ))  # fmt: skip
         before = Signs(reader._living())

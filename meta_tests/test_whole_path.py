@@ -26,8 +26,8 @@ def judged(tmp_path, *changes, log=UNFUSED, configuration="mxfp4", own=BUILD, ar
         text = text.replace(before, after)
     file = tmp_path / "server.log"
     file.write_text(text)
-    asked = ServerConfiguration("x", "vllm", "python", "m", "m", arguments=tuple(arguments))
-    required = own.path_of(configuration, requested.patterns(asked))
+    wants = ServerConfiguration("x", "vllm", "python", "m", "m", arguments=tuple(arguments))
+    required = own.path_of(configuration, requested.patterns(wants))
     return contradictions(required, read_log(file), file, configuration)
 
 
@@ -53,8 +53,8 @@ def test_the_builds_own_log_is_as_its_configuration_says(tmp_path):
 
 @from_data
 def test_what_differs_contradicts(tmp_path, changes, log, says):
-    found = judged(tmp_path, *changes, log=log)
-    assert any(re.search(says, line) for line in found), found
+    lines = judged(tmp_path, *changes, log=log)
+    assert any(re.search(says, line) for line in lines), lines
 
 
 def test_what_no_line_shows_contradicts_nothing_and_is_said(tmp_path):
@@ -77,16 +77,16 @@ def test_what_is_asked_by_name_replaces_the_profiles_word_and_no_promise(tmp_pat
     assert judged(tmp_path, *EAGER, arguments=["--enforce-eager"])
     fp8 = STOCK.path_of("stock", ())
     assert fp8.kv_cache_dtype == ("auto", "bfloat16") and fp8.cuda_graphs is True
-    asked = ServerConfiguration(
+    wants = ServerConfiguration(
         "x", "vllm", "p", "m", "m", arguments=("--kv-cache-dtype", "fp8", "--enforce-eager")
     )
-    eased = STOCK.path_of("stock", requested.patterns(asked))
+    eased = STOCK.path_of("stock", requested.patterns(wants))
     assert (eased.kv_cache_dtype, eased.cuda_graphs) == (None, None)
 
 
 def test_flashinfer_s_name_of_fp8_is_no_second_value(tmp_path):
     """Releases print the KV dtype twice: as the configuration calls it, and as torch does."""
-    told = "[selector.py:112] Using HND KV"
+    other = "[selector.py:112] Using HND KV"
     line = (
         "[flashinfer.py:967] FlashInfer resolved query dtypes: prefill=torch.bfloat16, "
         "decode=torch.bfloat16, decode_backend=xqa, kv_cache_dtype=torch.{}, arch=sm121"
@@ -94,12 +94,12 @@ def test_flashinfer_s_name_of_fp8_is_no_second_value(tmp_path):
     prefix = "(EngineCore_DP0 pid=55630) INFO 02-09 07:27:31 "
 
     def with_line(dtype):
-        return (f"{prefix}{told}", f"{prefix}{line.format(dtype)}\n{prefix}{told}")
+        return (f"{prefix}{other}", f"{prefix}{line.format(dtype)}\n{prefix}{other}")
 
     for called in ("fp8", "fp8_e4m3"):
         changes = [with_line("float8_e4m3fn"), ("kv_cache_dtype=fp8", f"kv_cache_dtype={called}")]
         assert judged(tmp_path, *changes) == []
-        asked = ("--kv-cache-dtype", called)
-        named = judged(tmp_path, *changes, configuration="stock", arguments=asked)
-        assert not [said for said in named if said.startswith("kv_cache_dtype")]
-    assert any("seen fp8 and bfloat16" in said for said in judged(tmp_path, with_line("bfloat16")))
+        arguments = ("--kv-cache-dtype", called)
+        named = judged(tmp_path, *changes, configuration="stock", arguments=arguments)
+        assert not [text for text in named if text.startswith("kv_cache_dtype")]
+    assert any("seen fp8 and bfloat16" in text for text in judged(tmp_path, with_line("bfloat16")))
