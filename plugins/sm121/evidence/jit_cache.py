@@ -40,9 +40,9 @@ def read(places: Iterable[Path], gpu: int = architecture.GB10) -> list[JitModule
         report = libraries.judge(file, gpu)
         if report.state is libraries.CodeState.HOST:
             continue
-        folder = file.parent.name
-        is_own = folder not in ("", *_FOLDERS_OF_ALL) and folder in file.stem
-        name = folder if file.suffix == ".so" and is_own else file.name.partition(".")[0]
+        parent = file.parent.name
+        is_named = parent not in ("", *_FOLDERS_OF_ALL) and parent in file.stem
+        name = parent if file.suffix == ".so" and is_named else file.name.partition(".")[0]
         modules.append(
             JitModule(
                 name=name,

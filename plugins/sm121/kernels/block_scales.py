@@ -1,8 +1,10 @@
 """Is any block scale of an expert another one? By what it would do to the output. A scale of the
-second matrix one exponent too high adds what its block gives once more; one too low takes half of
-it away. How much of that is in the error is found by projection over all tokens of the expert
-(least squares): 1, -1/2, or near 0. A scale of the first matrix moves one hidden activation of
-every token that lives in its block: that is computed, and the error projected on it."""
+second matrix that is one exponent too high adds what its block gives to the output once more; one
+too low takes half of it away. How much of a block's part is in the error is found by projecting one
+on the other over all tokens of the expert (least squares): 1, -1/2, or near 0. Rounding is no part
+of any block, so it averages out. A scale of the first matrix moves one hidden activation of every
+token that lives in its block. What both wrong scales would do is computed, and the error projected
+on each: 1 or near 0."""
 
 import functools
 import math
@@ -50,7 +52,8 @@ class Projection:
 
 
 Shares = Iterator[tuple[int, Tensor]]
-"""Of each expert that has tokens: its number, and its blocks' shares [rows, K / 32]."""
+"""Of each expert that has tokens: its number, and the shares [rows, K / 32] of its blocks' parts in
+the error."""
 
 
 def worst(matrix: str, shares: Shares) -> Projection:
@@ -73,7 +76,8 @@ def of_second_matrix(
     roundings: moe.Roundings = moe.EXACT,
     **swiglu: float,
 ) -> Shares:
-    """The shares of w2. error [T, H] float64: output minus oracle; the rest: of `fused_moe`."""
+    """The shares of w2. error [T, H] float64: output minus oracle; arguments and keywords: those of
+    `oracles.moe.fused_moe`. Blocks that give nothing to any token have none."""
     x, weights, ids, w1, b1, w2, _ = arguments
     for e, tokens, rank in _tokens(ids, weights):
         hidden = moe.hidden(x[tokens].double(), w1, b1, e, roundings=roundings, **swiglu)
@@ -95,7 +99,8 @@ def of_first_matrix(
     **swiglu: float,
 ) -> Shares:
     """The shares of w1, where each token lives in one block and w2 reads each hidden activation out
-    alone; the larger of both wrong scales. Gate and up cannot always be told apart."""
+    alone; the larger of both wrong scales. As of `of_second_matrix`. The gate row and the up row of
+    an activation cannot always be told apart."""
     _, weights, ids, *_ = arguments
     for e, tokens, rank in _tokens(ids, weights):
         moved = Moved.of(arguments, e, tokens, roundings=roundings, **swiglu)
@@ -113,7 +118,8 @@ WRONG = (1.0, -0.5)
 
 @dataclass(frozen=True)
 class Moved:
-    """What wrong scales of w1 do to hidden activations, where each token lives in one block."""
+    """What wrong scales of an expert's first matrix do to its hidden activations, where each token
+    lives in one block."""
 
     inside: Tensor
     """[n, 2I], the first product."""
@@ -160,10 +166,14 @@ class Moved:
     def factors(self) -> tuple[Tensor, Tensor]:
         return self.factor(0), self.factor(1)
 
+    def hidden(self, factor: float, part: int) -> Tensor:
+        """The hidden activations [n, I] with that much more in one of both."""
+        return self.factor(part, factor) * self.factors[1 - part]
+
     @functools.cached_property
     def right(self) -> Tensor:
         """The hidden activations [n, I], not rounded."""
-        return self.factors[0] * self.factors[1]
+        return self.hidden(0.0, 0)
 
     @functools.cached_property
     def least(self) -> Tensor:
@@ -172,12 +182,13 @@ class Moved:
 
     def shares(self, error: Tensor, factor: float) -> Tensor:
         """How much of what `factor` does is in `error` [n, I]: [2I, blocks]."""
-        sides = []  # of the gate rows and of the up rows: [I, blocks]
-        for part in (0, 1):
-            effect = self.factor(part, factor) * self.factors[1 - part] - self.right
-            along, size = self._by_block(error * effect), self._by_block(effect.square_())
-            sides.append(torch.where(size > self.least, along / size.clamp(min=1e-300), 0.0).T)
-        return torch.stack(sides, 1).flatten(0, 1)
+        return torch.stack([self.share(error, factor, part) for part in (0, 1)], 1).flatten(0, 1)
+
+    def share(self, error: Tensor, factor: float, part: int) -> Tensor:
+        """The same of the gate rows or of the up rows: [I, blocks]."""
+        effect = self.hidden(factor, part) - self.right
+        along, size = self._by_block(error * effect), self._by_block(effect.square_())
+        return torch.where(size > self.least, along / size.clamp(min=1e-300), 0.0).T
 
     def _by_block(self, values: Tensor) -> Tensor:
         """Sums over the tokens that live in each block: [n, I] -> [blocks, I]."""
