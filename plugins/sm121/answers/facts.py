@@ -22,6 +22,7 @@ def unknown(endpoint: Endpoint, facts: Sequence[KnownAnswer]) -> dict[str, str]:
                 )
             except openai.OpenAIError as error:
                 wrong[fact.prompt] = f"{type(error).__name__}: {error}"[:200]
+                continue
             text = (answer.choices[0].text if answer.choices else "") or ""
             if not text.startswith(fact.begins):
                 wrong[fact.prompt] = repr(text[:80])
