@@ -237,7 +237,6 @@ def _reuse_tokenizer(directory: Path, work: Path, wanted: dict[str, Any]) -> boo
 
 
 def _replace(work: Path, directory: Path) -> None:
-    """Put `work` where `directory` is, so that no reader sees half a checkpoint."""
     if directory.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.old.", dir=directory.parent))
         directory.replace(old / "canary")

@@ -108,7 +108,6 @@ def redact_file(file: Path, secrets: Collection[str] = ()) -> bool:
 
 
 def _redacted_piece(piece: bytes, secrets: Collection[str]) -> bytes:
-    """Whole lines, those with a secret in them redacted."""
     small = piece.lower()
     # The commonest first: a log without any of them is through with this quickly.
     has_word = any(word in small for word in _WORDS)

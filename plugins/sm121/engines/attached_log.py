@@ -111,8 +111,6 @@ def _last_start(path: KernelPath, log: Path) -> Iterator[str]:
 
 
 class _Growth:
-    """What is appended to a file from now on. It may be replaced, or cut, in between."""
-
     def __init__(self, log: Path) -> None:
         self._log = log
         self._at = log.stat().st_size

@@ -170,7 +170,6 @@ class _Supervisor:
             self._exits[pid] = status
 
     def _tell_of_the_suite(self) -> None:
-        """Write a crash bundle: the suite has died and cannot write one."""
         from sm121.evidence import suite_death
 
         try:
@@ -180,7 +179,6 @@ class _Supervisor:
             _say(f"no crash bundle could be written: {type(error).__name__}: {error}")
 
     def _redact_log(self) -> None:
-        """The suite would have: what the server says goes where we say it."""
         from sm121.core import redaction
 
         try:

@@ -136,7 +136,6 @@ def _unequal(
 
 
 def _all_of(path: KernelPath, field: str) -> str:
-    """Its value, and what other lines say beside it."""
     return ", ".join([str(getattr(path, field)), *sorted(map(str, path.also.get(field, ())))])
 
 

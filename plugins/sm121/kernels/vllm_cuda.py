@@ -305,7 +305,6 @@ class VllmTritonProvider(VllmProvider):
 
 
 def _sinks(inputs: PrefillAttention | DecodeAttention) -> Tensor | None:
-    """In the dtype of the model's parameter."""
     return None if inputs.sinks is None else inputs.sinks.bfloat16()
 
 
