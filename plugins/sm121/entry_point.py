@@ -1,5 +1,7 @@
-"""What pytest loads of an installed suite: nothing, until a project asks by ``sm121 = true`` in
-pytest.ini. It stands outside of `sm121.plugin`, which pytest must be the first to import."""
+"""What pytest loads of an installed suite: nothing, until a project asks for it. A project's
+pytest.ini says ``sm121 = true``, or its command line ``-p sm121.plugin``. Everybody else's runs
+keep their options, their header and their start-up time. It stands outside of `sm121.plugin`, which
+pytest must be the first to import."""
 
 import pytest
 

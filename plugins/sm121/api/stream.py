@@ -190,6 +190,7 @@ def response_violations(stream: Stream, unpublished: Collection[str]) -> list[st
 
 
 def response_deltas(stream: Stream, kind: str) -> str | None:
-    """What the deltas of a response's ``output_text`` or ``reasoning_text`` add up to, or None."""
+    """What the deltas of a response's ``output_text``, or its ``reasoning_text``, add up to; None
+    where a server sends none of it."""
     deltas = [e["delta"] for e in stream.chunks if e["type"] == f"response.{kind}.delta"]
     return "".join(deltas) if deltas else None

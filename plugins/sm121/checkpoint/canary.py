@@ -35,9 +35,10 @@ Progress = Callable[[str], None]
 
 
 def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
-    """Make the checkpoint of a twin at `directory`, unless it is there and up to date: whole or not
-    at all, with the same bytes every time. Raises FileExistsError: the directory exists and is no
-    canary; ImportError: no oss-harmony."""
+    """Make the checkpoint of a twin at `directory`, unless it is there and up to date; returns its
+    path. The directory appears whole or not at all, with the same bytes every time. The tokenizer
+    is taken from a sibling that has it. Raises ValueError for an unknown twin, FileExistsError when
+    the directory exists and is not a canary, ImportError without oss-harmony."""
     directory = Path(directory).absolute()
     expected = manifest(twin)
     if directory.exists():

@@ -32,7 +32,8 @@ def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_of_shape(folder: str, name: str) -> bool:
-    """Whether the checkpoint in a folder has the shape of a known model of the hub (owner/name)."""
+    """Whether the checkpoint in a folder has the shape of a model that the suite knows. `name`: of
+    the model on the hub, as openai/gpt-oss-120b."""
     return _shape_differences(Path(folder), name) == []
 
 
@@ -52,7 +53,8 @@ def contradiction(
 
 
 def _shape_differences(folder: Path, name: str) -> list[str] | None:
-    """Keys of config.json unlike that model's; None: not a known model, or no configuration."""
+    """Keys of config.json with another value than the model's of that name; None where the suite
+    does not know the model, or where the folder has no configuration."""
     file = files("sm121.fixtures") / "models" / f"{name.rpartition('/')[2]}.json"
     try:
         expected = json.loads(file.read_text("utf-8"))

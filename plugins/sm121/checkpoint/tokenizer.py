@@ -1,7 +1,10 @@
 """The Hugging Face tokenizer of gpt-oss (o200k_harmony), made offline from the vocabulary inside
-oss-harmony: its ids give the ranks, and those the merges, as in transformers' TikTokenConverter:
-every split of a token into two tokens, by the rank of the whole. fixtures/canary/checkpoint has the
-split pattern of o200k_base (tiktoken_ext/openai_public.py), and a template of chats."""
+oss-harmony, which embeds the tiktoken ranks but exports no file. Decoding every id gives the ranks;
+the merge list follows from them as in transformers' TikTokenConverter (convert_slow_tokenizer.py):
+every split of a token into two tokens is a merge, in the order of the whole token's rank. The rest
+is in fixtures/canary/checkpoint: the split pattern of o200k_base (tiktoken,
+tiktoken_ext/openai_public.py), and enough of the gpt-oss template for engines that render chats
+from it; vLLM uses harmony instead."""
 
 import json
 from importlib import resources

@@ -67,7 +67,8 @@ class Job:
 
 @dataclass
 class JobOutcome:
-    """What became of a job, for crash bundles too. Times are of ``time.monotonic``."""
+    """What became of a job; also what a crash bundle shows of those in flight. Times are of
+    ``time.monotonic``."""
 
     number: int
     job: Job

@@ -49,9 +49,11 @@ def build(
     arguments: Sequence[str] = (),
     timeout_s: float = 120.0,
 ) -> Built:
-    """Compile the device code of ``source`` for one architecture into ``output``, and judge it by
-    ``rule``. ``refusal`` matches ptxas' message that an instruction lacks; architectures among
-    ``arguments`` are replaced. Raises TookTooLong; Sm121Error: nvcc made something else."""
+    """Compile the device code of ``source`` (CUDA) for one architecture, without PTX, into the fat
+    binary ``output``, and judge its instructions by ``rule``. ``refusal`` matches ptxas' message
+    that the architecture lacks an instruction; architectures among ``arguments`` are replaced;
+    ``timeout_s`` is wall time. Raises TookTooLong: nvcc took longer; Sm121Error: it made something
+    else than it was asked for, or that cannot be read."""
     # -fatbin: device code only, so that neither host compilation nor linking takes part.
     words = [*without_architectures(arguments), "-gencode", architecture.gencode]
     command: list[str | Path] = [tools.compiler.nvcc, "-fatbin", *words, source, "-o", output]

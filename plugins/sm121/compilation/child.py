@@ -37,7 +37,8 @@ def run(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> Ended:
-    """Run a command to its end. Raises TookTooLong: its tree ran longer; OSError: no start."""
+    """Run a command to its end, in a folder. Raises TookTooLong: it, or something that it started,
+    ran longer than ``timeout_s`` seconds; OSError: it cannot be started."""
     deadline = time.monotonic() + timeout_s
     process = subprocess.Popen(
         [str(word) for word in command],

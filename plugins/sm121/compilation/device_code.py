@@ -1,5 +1,6 @@
-"""Which architectures a file holds device code for, without a tool: fat binaries in objects and
-libraries, and bare cubins. The layout is observed; the meta tests hold it against cuobjdump."""
+"""Which architectures a file holds device code for, read from the file itself, without a tool: what
+nvcc embeds in objects and libraries (fat binaries, compressed ones too) and bare cubins. The layout
+is observed, not documented by NVIDIA; the meta tests hold it against cuobjdump."""
 
 import mmap
 import re

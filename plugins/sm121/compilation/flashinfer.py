@@ -78,7 +78,8 @@ class FlashInfer:
         return dict(answer["targets"])
 
     def units(self, module: str, arch_list: str, compiler: Compiler, folder: Path) -> list[Unit]:
-        """The CUDA units of a module, made in ``folder``. Raises NotRun: no FlashInfer there."""
+        """The CUDA units of a module, generated into ``folder``. Raises NotRun: FlashInfer cannot
+        be imported there, or does not have the module."""
         request = {"ask": "units", "module": module, "folder": str(folder)}
         answer = self._ask(request, compiler, arch_list, folder)
         return [Unit(Path(u["source"]), tuple(u["arguments"])) for u in answer["units"]]

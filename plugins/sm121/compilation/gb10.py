@@ -29,7 +29,8 @@ class Compilation:
 
 
 def find(python: str, folder: Path) -> Compilation:
-    """What compiles and what reads SASS in an environment. Raises NotRun: one is missing."""
+    """The compiler and the reader of SASS of an interpreter's environment; results go to a folder.
+    Raises NotRun without nvcc or cuobjdump, with what pip would install."""
     packages = toolchain.site_packages(python)
     compiler = toolchain.find_compiler(packages)
     return Compilation(Tools(compiler, toolchain.find_disassembler(packages), folder), python)

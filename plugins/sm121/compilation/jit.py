@@ -1,5 +1,6 @@
-"""What an engine compiles at its first start, and how many compilers the machine bears. Without
-``MAX_JOBS`` FlashInfer's take every core, which freezes one of unified memory."""
+"""What an engine compiles at its first start, and how many compilers the machine bears meanwhile.
+FlashInfer compiles with ninja, which takes every core where ``MAX_JOBS`` is not set. On a machine
+of unified memory that freezes it: the weights are resident by then."""
 
 import fnmatch
 import os
@@ -133,7 +134,8 @@ class Bound:
 def bound(
     modules: Sequence[JitModule], environment: Mapping[str, str], *, resident_gib: float = 0.0
 ) -> Bound:
-    """The bound for these modules beside ``resident_gib``, with nvcc's threads as they are set."""
+    """The bound for these modules, at least one. What the engine's ``environment`` says of nvcc's
+    threads counts; the engine holds ``resident_gib`` while it compiles."""
     reserve = load_jit().reserve_gib.value
     # Threads compile one source for several architectures at the same time.
     architectures = len(environment.get("FLASHINFER_CUDA_ARCH_LIST", "").split()) or 1
@@ -153,7 +155,8 @@ def bound(
 def bounding_variables(
     needs: engine_settings.Needs, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """What bounds the compilers of a start, beside what the user has given; also of a warm one."""
+    """What bounds the compilers of a start; nothing of what the user has given. They are set also
+    where the cache is warm: an update of the sources makes it cold."""
     if not (modules := needed(needs, arguments, environment)):
         return {}
     jobs = bound(modules, environment, resident_gib=needs.weights_gib or 0.0).jobs

@@ -173,7 +173,8 @@ def without_code(engine: str, origins: Mapping[str, str | None], gpu: int) -> li
 
 
 def engine_places(python: str, environment: Mapping[str, str] | None = None) -> list[Path]:
-    """Folders of an engine's libraries and caches that exist. Raises NoAnswer: no interpreter."""
+    """Folders of an engine's libraries and of the caches that it compiles into; those that exist.
+    Raises sm121.core.errors.Sm121Error: the interpreter does not answer."""
     variables = os.environ if environment is None else environment
     folders = []
     for origin in interpreter.imports(python, PACKAGES, variables).origins.values():

@@ -66,8 +66,9 @@ def probe(name: str) -> Probe:
 def compile_probe(
     chosen: Probe, architecture: CodeArchitecture, tools: Tools, headers: Mapping[str, Path]
 ) -> Built:
-    """Compile a probe for one architecture, and judge what came out. ``headers``: folders by their
-    name in ``arguments``. Raises TookTooLong: nvcc does not end."""
+    """Compile a probe of `load_probes` for one architecture, and judge what came out. ``headers``:
+    folders by the name that stands for them in ``arguments``. Raises TookTooLong: nvcc does not
+    end; UsageError: the arguments name a place that is not among ``headers``."""
     with as_file(files("sm121.fixtures") / "compilation") as data:
         folders = {"headers": data / "headers", **headers}
         return build(

@@ -46,7 +46,8 @@ class Kernel:
 
 
 def parse(lines: Iterable[str], origin: str) -> Iterator[Kernel]:
-    """Kernels from the lines of ``cuobjdump -sass``, one at a time. Raises UnreadableSass."""
+    """Kernels from the lines of ``cuobjdump -sass``, one at a time. Raises UnreadableSass: a
+    function comes before any architecture was named; ``origin`` names it."""
     target: CodeArchitecture | None = None
     kernel: Kernel | None = None
     straight = True  # whether nothing before this instruction can branch away

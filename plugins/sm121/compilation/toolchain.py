@@ -80,7 +80,8 @@ def site_packages(python: str | None = None) -> list[Path]:
 
 
 def find_compiler(packages: Sequence[Path]) -> Compiler:
-    """The first nvcc of CUDA_HOME, PATH, /usr/local/cuda and pip's wheels. Raises NotRun: none."""
+    """The first nvcc of CUDA_HOME, PATH, /usr/local/cuda and the pip wheels in ``packages``. Raises
+    NotRun: there is none, it does not start, or it is older than CUDA 12.9."""
     nvcc = _first("nvcc", packages)
     if nvcc is None:
         observed = "none in CUDA_HOME, PATH, /usr/local/cuda or pip wheels"

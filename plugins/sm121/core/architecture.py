@@ -21,7 +21,8 @@ _CPU_BUILD = re.compile(r"^cuda(: [^=]+)? = None$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Detection:
-    """This machine's: one of :data:`NAMES`, or None for another GPU; ``evidence``, in words."""
+    """The architecture of this machine. ``name`` is one of :data:`NAMES`, or None for a GPU that
+    the suite has no name for; ``evidence`` says in words what was looked at."""
 
     name: str | None
     evidence: str

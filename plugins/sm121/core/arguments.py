@@ -27,7 +27,8 @@ class WrongArgumentsError(UsageError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse would end with 2, pytest's status of an interrupt. ``groups``: commands by title."""
+    """argparse would print its usage and end with 2, which is pytest's status of an interrupt.
+    ``groups``: the commands under their titles, with what each does."""
 
     def __init__(self, *positional: Any, **named: Any) -> None:
         super().__init__(*positional, **named)

@@ -64,9 +64,11 @@ def transport(library: Any) -> Any:
 
 
 class _Transport(_Around):
-    """Sends requests over ``httpx``, or a library with the same names. The whole answer must come
-    within the request's read timeout, a stream of events within ten times that. Bytes are counted
-    after unpacking. What breaks a bound ends in the library's ``ReadTimeout`` or ``ReadError``."""
+    """Sends requests over ``httpx``, or a library with the same names such as ``httpx2``. The whole
+    answer to a request must come within the request's own read timeout, a stream of events within
+    ten times that. Its bytes are counted after unpacking. What breaks a bound ends in the library's
+    ``ReadTimeout`` or ``ReadError``, which says which bound. `library`: the module whose client is
+    to use it."""
 
     def __init__(self, library: Any) -> None:
         self._library = library

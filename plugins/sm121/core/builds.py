@@ -86,7 +86,8 @@ def may_be(identity: str | None, build: str | None) -> bool:
 
 
 def is_settled(version: str | None) -> bool:
-    """Whether a version alone tells what the engine is, so that its parser need not be asked."""
+    """Whether a version alone tells what the engine is, so that its parser need not be asked: it is
+    a build's commit, or a release that no build is based on."""
     if named(identity(version)) is not None:
         return True
     parsed = release(version)

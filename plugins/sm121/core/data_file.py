@@ -118,7 +118,8 @@ def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind:
 def chosen_table(
     name_or_path: str, folder: str, what: str, kind: str
 ) -> tuple[dict[str, Any], str]:
-    """As `chosen`, not validated, with the file's name in errors. Raises UsageError: no TOML."""
+    """The table of a data file that a user named, not validated, and the file's name in errors.
+    Raises UsageError: there is no such file, or it is no TOML; one line."""
     sources = shipped(folder)
     if name_or_path in sources:
         text = sources[name_or_path].read_text("utf-8")
@@ -150,7 +151,8 @@ def read_json(path: Path, model: type[_Model], subject: str, writer: str) -> _Mo
 
 
 def parse(text: str, model: type[_Model], origin: str) -> _Model:
-    """Validate a file's text; ``origin`` names it. Raises DataFileError: one line, with the key."""
+    """Validate a file's text; ``origin`` names it in errors. Raises DataFileError: one line with
+    the file, the key and what was expected."""
     return validated(_table(text, origin), origin, model)
 
 
@@ -166,7 +168,8 @@ _parsed = functools.lru_cache(maxsize=64)(tomllib.loads)
 
 
 def validated(data: dict[str, Any], origin: str, model: type[_Model]) -> _Model:
-    """As `parse`, of the table in it."""
+    """Validate a file's table; ``origin`` names the file in errors. Raises DataFileError: one line
+    with the file, the key and what was expected."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

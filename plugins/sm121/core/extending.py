@@ -8,7 +8,8 @@ from sm121.core.data_file import DataFileError, DataTable
 
 
 class Statement(DataTable):
-    """A table that says one thing and its source. A file that extends another replaces it whole."""
+    """A table that says one thing and where it comes from. A file that extends another replaces it
+    whole: a number never stands beside the source of another number."""
 
     source: str = Field(min_length=3)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 
 def folder_of(name: str, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder itself, or the snapshot of the hub's cache; None where it is not here."""
+    """Where a checkpoint lies: the folder itself, or the snapshot of the hub's cache that an engine
+    would take; None where it is not here."""
     if Path(name).is_dir():
         return Path(name)
     home = environment.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")

@@ -4,7 +4,8 @@ from decimal import Decimal
 
 
 def number(value: float | None) -> str:
-    """Four significant digits, or all before the point; empty for none: ``17280``, ``0.0003``."""
+    """A number with four significant digits, or all digits before the point; empty for none. Never
+    an exponent, and nothing between the digits: ``17280``, ``52.39``, ``0.0003``."""
     if value is None:
         return ""
     text = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -13,7 +13,8 @@ def printable(text: str) -> str:
 
 
 def json_text(model: BaseModel) -> str:
-    """A model as JSON of ASCII, which no terminal obeys, half surrogate pairs written out."""
+    """A model as JSON of ASCII, which no terminal obeys. Half a surrogate pair, from an engine or a
+    path, is written out: it would make a file that no parser reads."""
     try:
         return model.model_dump_json(indent=2, ensure_ascii=True)
     except PydanticSerializationError:

@@ -99,7 +99,8 @@ def require_context(context: int | None, prompt: int, answer: int) -> None:
 
 
 def root_of(url: str, option: str) -> str:
-    """A server's address as `Endpoint` has it. Raises UsageError: it is none, or has a password."""
+    """A server's address as `Endpoint` has it. Raises UsageError: ``url`` is no address, or has a
+    password in it; the message, which names ``option``, does not show it."""
     scheme, _, rest = url.partition("://")
     expected = "expected http://HOST:PORT, with or without /v1"
     if "@" in rest:
@@ -123,7 +124,8 @@ def root_of(url: str, option: str) -> str:
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of a server that spans several: as its user calls it, and its rank's log."""
+    """One machine of a server that spans several. ``name``: as its user calls it; ``log``: of its
+    rank, None where the suite has no access to it."""
 
     rank: int
     name: str

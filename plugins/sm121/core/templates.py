@@ -16,7 +16,8 @@ def environment(
     package: str = "sm121.report",
     escapes: bool = False,
 ) -> Environment:
-    """The templates of a package. `finalize`: of each value; `escapes`: values are no markup."""
+    """The templates of a package. `finalize`: makes what is put in of each value; `escapes`: what
+    is put in is no markup of HTML or XML."""
     return Environment(
         loader=PackageLoader(package),
         undefined=StrictUndefined,

@@ -93,7 +93,8 @@ class Fact:
 
 
 class Unmet(AssertionError):
-    """A check failed. ``severity``: where only the failure shows it; ``never_waived``: by name."""
+    """A check failed: these facts do not hold. ``severity``: where only the failure shows it;
+    ``never_waived``: what it is that no waiver tolerates, such as "a crash"."""
 
     def __init__(
         self, *facts: Fact, severity: verdict.Severity | None = None, never_waived: str = ""

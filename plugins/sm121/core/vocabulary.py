@@ -61,7 +61,8 @@ class Vocabulary:
 
 
 def of_server(server: Server, checkpoint: Path | None = None) -> Vocabulary | None:
-    """The vocabulary of what a server serves, by its model or `checkpoint`; None: none at hand."""
+    """The vocabulary of what a server serves; None where no tokenizer.json of it is at hand.
+    `checkpoint`: its folder (default: that of a managed server's model)."""
     if checkpoint is None and (configuration := server.configuration) is not None:
         environment = {**os.environ, **dict(configuration.environment)}
         checkpoint = folder_of(configuration.model, environment)

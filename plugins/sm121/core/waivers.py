@@ -53,7 +53,8 @@ class _WaiverFile(data_file.DataTable):
 
 
 def load(path: Path | None) -> tuple[Waiver, ...]:
-    """Waivers from a file, or the shipped ones. Raises UsageError: one line, with the file."""
+    """Waivers from a file, or the shipped ones. Raises UsageError: one line, with the file and what
+    was expected; a waiver ends too late."""
     source = path if path is not None else files("sm121.fixtures") / "waivers.toml"
     text = data_file.read_text(source, f"--waivers {source}")
     waivers = data_file.parse(text, _WaiverFile, f"--waivers {source}").waiver

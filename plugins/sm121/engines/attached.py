@@ -136,7 +136,8 @@ class AttachedProcesses:
         return set() if of_us else {p for p, size in sizes.items() if size >= least}
 
     def look_behind(self, ask: Callable[[int], object]) -> None:
-        """Note where whoever listens asks for its answers, while it gives one of so many tokens."""
+        """Note where whoever listens asks for its answers, while it gives one. `ask`: for so many
+        tokens, more of them where an answer came too soon to be looked at often."""
         tree = self._tree()
         for tokens in _TOKENS_ASKED:
             looks = 0

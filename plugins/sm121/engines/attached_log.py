@@ -1,4 +1,5 @@
-"""Whether a log is the one that an attached server writes now; and a copy that nobody cuts."""
+"""Whether a log is the one that an attached server writes, now: any file can be given as one. And a
+copy of it, which rotation, truncation and removal do not touch."""
 
 import datetime
 import os

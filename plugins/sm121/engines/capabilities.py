@@ -249,7 +249,8 @@ def _asked(value: Any) -> bool:
 
 @functools.cache
 def shipped() -> dict[str, EngineFile]:
-    """The engines that the suite knows, by name. Raises UsageError: a file is not valid."""
+    """The engines that the suite knows, by name. Raises UsageError: a file is not valid; one line
+    with the file, the key and what was expected."""
     names = data_file.shipped("engines")
     loaded = [data_file.load(f"engines/{name}.toml", EngineFile) for name in names]
     return {file.name: file for file in loaded}

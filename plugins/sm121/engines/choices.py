@@ -1,5 +1,6 @@
-"""What releases of an engine are known to refuse on a machine: ``fixtures/choices``, made by
-``python -m tools.choices``, which executes them. Of what was not executed nothing is said."""
+"""What releases of an engine are known to refuse on a machine: ``fixtures/choices``. The data are
+made by ``python -m tools.choices``, which executes the releases; docs/tables/choices.md shows them.
+What was not executed is not known here, and nothing is said of it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -71,8 +72,9 @@ class Choices(data_file.DataTable):
     releases: tuple[Release, ...] = Field(alias="release")
 
     def at(self, version: str | None) -> Release | None:
-        """What is known of that release, or of the one before it of the same minor version; of a
-        build (`builds.identity`) what its parser said alone. None: not known, as for a commit."""
+        """What is known of an installed version: that release, or the one before it of the same
+        minor version. None for what no release is known of, as for builds of a commit. Of a build
+        (`builds.identity`) it is what the parser said: its kernels are its own."""
         number = release(version)
         if number is None:
             return None
@@ -147,7 +149,8 @@ def refusals(
 def chosen(
     release: Release, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """What a release was seen to choose for such a start, with the machines it was seen on."""
+    """What a release was seen to choose for such a start: each choice, with the machines (with or
+    without a network, FlashInfer's cubins, nvcc) that it was seen on."""
     pairs, table = as_pairs(arguments), dict[str, list[str]]()
     for answer in release.answers:
         if answer.kind != "nothing" and not answer.kind.startswith("configuration "):

@@ -88,15 +88,17 @@ class ManagedLife:
         return self._dead or Alive()
 
     def after_failure(self) -> Alive | Dead:
-        """As `state`, after a request has failed: waits for the server whose engine has ended."""
+        """As `state`, after a request has failed: an engine ends first, and the server that answers
+        for it some seconds later. This waits for that."""
         until(lambda: self.managed.exit_status is not None, DYING_S)
         state = self.state()
         self._settled = isinstance(state, Dead)
         return state
 
     def ended_since(self, began: float, *, wait_s: float = 0.0) -> bool:
-        """Whether it ended since `began` (``time.monotonic``), by its processes alone. `wait_s`:
-        clients may see a reset connection or a status 500 some seconds before."""
+        """Whether it ended since `began` (``time.monotonic``), by its processes alone: one that
+        hangs has not ended. `wait_s`: how long to wait for that; clients may see a reset connection
+        or a status 500 some seconds before the process ends."""
         if self.managed.was_stopped:
             return False
         until(lambda: self.managed.exit_status is not None, 0.0 if self._settled else wait_s)

@@ -38,7 +38,8 @@ class LlamaCpp:
         ]
 
     def environment(self, configuration: ServerConfiguration, *, api_key: str) -> Mapping[str, str]:
-        """The suite's environment, the configuration's on top, with a log of all that is read."""
+        """The suite's environment, the configuration's on top. Only from verbosity 4 on its log
+        says which tensors, attention and caches it has."""
         return {
             **os.environ,
             "LLAMA_API_KEY": api_key,
@@ -50,7 +51,8 @@ class LlamaCpp:
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
-        """The program's own message where it refuses a list, else None; ``--version`` ends it."""
+        """The program's own message where it refuses a list of arguments, else None: it reads them
+        in their order, and ends at ``--version``."""
         answers: list[str | None] = []
         for arguments in lists:
             done = _run([python, *arguments, "--version"], environment, python)

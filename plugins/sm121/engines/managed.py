@@ -421,7 +421,8 @@ class ManagedServer:
 
     def _later_deadline(self, started: float, deadline: float) -> float:
         """When a start that is over its time must be ready: as long after the last file that it
-        compiled as a warm one may take. Raises ServerTimedOut: that is over, too."""
+        compiled as a warm one may take, or from now where a compiler runs. Raises ServerTimedOut:
+        it did not compile for so long, or has had all of a cold start's time."""
         latest = time.time() if self._compiles else self._caches.latest(self._launched_at)
         if latest is not None:
             since = time.monotonic() - (time.time() - latest)
@@ -487,7 +488,8 @@ class ManagedServer:
     def _memory_missing(
         self, at_work: Memory | None, patience_s: float = 10.0
     ) -> tuple[int, str, bool]:
-        """Bytes that did not come back in time; what is in doubt, and whether that is slight."""
+        """Bytes of system or device memory that did not come back in time; a remark where that
+        cannot be decided, and whether that remark decides nothing."""
         before = self._memory_before
         if before is None:
             return 0, "", False

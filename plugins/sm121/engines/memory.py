@@ -106,7 +106,8 @@ class Memory:
         return worst <= max(2 * _SLACK_BYTES, int(took * _LITTLE))
 
     def _losses(self, later: "Memory") -> list[tuple[int, int, str]]:
-        """Of each memory: bytes that are gone and nobody's, or perhaps nobody's, and its name."""
+        """Of each memory: bytes that are gone and held by nobody for certain, bytes that are gone
+        and not known to be held by anybody, and the memory's name."""
         decrease = self.available - later.available
         decrease -= max(0, (later.held or 0) - (self.held or 0))
         certain = decrease - max(0, later.shared - self.shared)
@@ -180,7 +181,8 @@ class DeviceMemory:
 
 
 def computing() -> dict[int, set[int]] | None:
-    """Pids of the processes that compute on each GPU, by its index. None: NVML does not say."""
+    """Pids of the processes that compute on each GPU, by the GPU's index. What only draws, as a
+    desktop does, is left out. None where NVML does not say."""
     import pynvml
 
     try:

@@ -1,4 +1,5 @@
-"""The other nodes of a server, each through its user's command: what they are, and how."""
+"""The other nodes of a server, each through the command that the user gave for it: what they are,
+before a start, and how their ranks are, while it serves."""
 
 import contextlib
 import dataclasses
@@ -126,7 +127,8 @@ class NodeProcess:
         return state
 
     def wait_for(self, kind: str, within_s: float) -> Any:
-        """An answer of that kind. Raises UsageError: none in time; with the node's last line."""
+        """An answer of that kind. Raises UsageError: none in time; the message names the node, and
+        has the last line that its command wrote."""
         deadline = time.monotonic() + within_s
         while kind not in self.answers:
             ended = self.exit_status is not None and not self._reader.is_alive()

@@ -120,7 +120,8 @@ def lacking_tools(environment: Mapping[str, str]) -> list[str]:
 def of_nodes(
     needs: engine_settings.Needs, facts: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[PreflightFinding]:
-    """What stands against a start in other nodes' memory. `facts`: by node, this one's first."""
+    """What stands against a start in the memory of the other nodes of a server. `facts`: of each
+    node by its name (`sm121.engines.nodes.look`), this machine's first."""
     for node, record in [*facts.items()][1:]:
         for each in _memory(needs, record["available_bytes"], record.get("gpu_neighbours")):
             yield each.model_copy(update={"message": f"{node}: {each.message}"})

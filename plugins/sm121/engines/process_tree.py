@@ -1,8 +1,13 @@
-"""All processes of a server, found in three ways of which each has a hole: by a marker in the
-environment, which a process that sets its title overwrites (vLLM's do, with setproctitle); by
-session, lost when a child begins its own; by descent, lost when a parent dies, unless a subreaper
-stands above it. Servers of dead runs are found by the owner in their environment, or beside the log
-that their output goes to, and only then ended: their supervisor was killed, too."""
+"""All processes of a server, found in three ways of which each has a hole. By a marker in the
+environment: it outlives reparenting, but a process that sets its title (vLLM's engine core and
+workers do, with setproctitle) overwrites the memory in which the kernel looks for it. By session:
+lost when a child begins its own. By descent: lost when a parent dies, unless a subreaper stands
+above it.
+
+Servers of runs that are dead are found by the owner in their environment, and only then ended. A
+server's supervisor ends it when the suite dies, so that one is left only where the supervisor was
+killed too. Where a process has overwritten its environment, its output still goes to the server's
+log, and beside that lies who started the server."""
 
 import contextlib
 import ctypes
@@ -119,7 +124,8 @@ def listeners(host: str, port: int) -> list[psutil.Process]:
 
 
 def upstream(processes: Iterable[psutil.Process], port: int) -> str | None:
-    """Where processes that listen at a port have a connection to, beside each other; or None."""
+    """Where processes that listen at a port have a connection to, beside those to each other: a
+    proxy has one to its server while it answers. None where they have none."""
     connections = []
     for process in processes:
         with contextlib.suppress(psutil.Error, OSError):
@@ -148,7 +154,8 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def began(pid: int) -> int:
-    """When a process began, in ticks since boot. Raises OSError: it is gone."""
+    """When a process began, in ticks since boot: no change of the clock moves that. Raises
+    OSError: it is gone."""
     text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     return int(text.rpartition(")")[2].split()[_START])
 
@@ -232,7 +239,8 @@ def owner() -> str:
 
 
 def identity(pid: int) -> str:
-    """A process' name for ever: ``pid:ticks:boot``. Raises FileNotFoundError: there is none."""
+    """A name of a process that no other process ever gets: ``pid:ticks:boot``. Raises
+    FileNotFoundError: there is no such process."""
     return f"{pid}:{began(pid)}:{_BOOT.read_text('ascii').strip()}"
 
 
@@ -263,7 +271,8 @@ def of_dead_runs() -> dict[str, list[psutil.Process]]:
 
 
 def _written_beside_the_log(process: psutil.Process) -> dict[str, str]:
-    """Of a server's session whose output goes to its log: owner and run, as beside the log."""
+    """Owner and run of a process of a server's session whose output goes to that server's log, as
+    the supervisor wrote them down; nothing of any other process."""
     log = Path(f"/proc/{process.pid}/fd/1").readlink()
     start = re.fullmatch(r"(server-.+?)(?:-\d+)?\.log", log.name)
     if start is None or process.uids().real != os.getuid():
@@ -279,7 +288,8 @@ def _written_beside_the_log(process: psutil.Process) -> dict[str, str]:
 
 
 def end_dead_runs() -> list[tuple[str, list[Survivor]]]:
-    """End what `of_dead_runs` finds, by run id. A living supervisor is given time to do it."""
+    """End what `of_dead_runs` finds; what it was, by run id. A supervisor that lives is given time
+    to write down what happened, and to end its server itself."""
 
     def is_alone() -> bool:
         for process in itertools.chain.from_iterable(of_dead_runs().values()):

@@ -65,7 +65,8 @@ class PythonEngine:
     def check_arguments(
         self, python: str, lists: Sequence[Sequence[str]], environment: Mapping[str, str]
     ) -> list[str | None]:
-        """The parser's message where it refuses a list, else None. Raises UsageError: no answer."""
+        """The engine's own message where its parser refuses a list of arguments, else None. Raises
+        UsageError: the interpreter has no such engine, or its parser cannot be asked."""
         return list(self._parser(python, lists, environment)["refused"])
 
     def options(self, python: str, environment: Mapping[str, str]) -> frozenset[str]:
@@ -91,7 +92,8 @@ class PythonEngine:
         own: Mapping[str, str],
         debug: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
-        """The suite's own, ``own``, ``debug`` if asked, and the configuration's on top."""
+        """The suite's environment with ``own``, with ``debug`` where the engine is to be debugged,
+        and with the configuration's on top."""
         environment = {**os.environ, **_VARIABLES, **own}
         if Path(configuration.model).is_dir():
             environment["HF_HUB_OFFLINE"] = "1"

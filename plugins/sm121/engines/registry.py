@@ -1,4 +1,5 @@
-"""The engines that the suite can start, by name, and which release or build one is."""
+"""The engines that the suite can start, by the name that ``--engine`` takes, and which it is: its
+version, and the release or the build that it goes by."""
 
 import contextlib
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ def names() -> tuple[str, ...]:
 
 
 def register(engine: protocol.Engine) -> None:
-    """Add an engine, or replace one: from a conftest.py, or a plugin that ``-p`` loads."""
+    """Add an engine, or replace the one of the same name. Call it from a conftest.py or from a
+    plugin that is loaded with ``-p``: before the options are read."""
     _ENGINES[engine.name] = engine
 
 

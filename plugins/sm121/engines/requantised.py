@@ -1,4 +1,5 @@
-"""Which dense layers an engine quantises when it loads a checkpoint, and to which format."""
+"""Which dense layers an engine quantises when it loads a checkpoint, and to which format: what its
+path shows, else what it was asked for."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,8 @@ def served_layers(
 
 
 def _asked(options: Mapping[str, str], config: Mapping[str, Any]) -> dict[str, str] | None:
-    """The same by what is asked for alone; None where that is not understood."""
+    """The format of each dense layer that is to be quantised at load; None where what is asked for
+    is not understood."""
     method = str((config.get("quantization_config") or {}).get("quant_method") or "")
     key, named = "quantization_config", options.get("mxfp4_layers", "moe")
     values = {n.removeprefix(f"{key}."): v for n, v in options.items() if n.startswith(f"{key}.")}

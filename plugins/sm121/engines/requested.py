@@ -95,7 +95,8 @@ class RequestRule(DataTable):
         return within(identity, self.versions)
 
     def pattern(self, value: str) -> re.Pattern[str] | None:
-        """What the resolved value must match for `value`; None: no effect, or nothing is known."""
+        """What the resolved value must match for `value` to be satisfied; None where it has no
+        effect, or nothing is known of it."""
         if self.without_effect is not None and self.without_effect.fullmatch(value):
             return None
         if (listed := self._patterns.get(value.lower())) is not None:
@@ -158,7 +159,8 @@ def in_log(path: KernelPath, name: str) -> str | None:
 
 
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
-    """By value of the path, what it will match by what is asked for. No engine is asked."""
+    """By value of the path, what it will match after what the configuration itself asks for. No
+    engine is asked: a variable may have no effect."""
     values, settings = read_arguments(configuration.arguments), dict(configuration.environment)
     by_field: dict[str, list[re.Pattern[str]]] = {}
     for rule in load_requests(configuration.engine).request:
@@ -169,7 +171,8 @@ def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[st
 
 
 def require_as_asked(configuration: ServerConfiguration, path: KernelPath, log: Path) -> None:
-    """What a test that measures calls first. Raises Invalid: something else ran; all of it."""
+    """What a test that measures calls first. Raises Invalid: something that was asked for is not
+    what ran; names all of it and the evidence."""
     if wrong := different(compare(configuration, path)):
         raise Invalid(f"{'; '.join(wrong)}. Evidence: {log}")
 
@@ -250,7 +253,8 @@ def _given(
 
 
 def _literal(text: str) -> object:
-    """What a printed Python object is; None: no literal. An object is its arguments by name."""
+    """The value that a printed Python object has; None for what is no literal. Members of an
+    enumeration count as their names, and an object as the dictionary of its arguments."""
     named = re.sub(r"<\w+\.(\w+): [^<>]*>", r"'\1'", text)
     for printed in (named, re.sub(r"<[A-Za-z_][^<>]*>", "None", named)):  # <function f at 0x7f>
         try:

@@ -75,7 +75,8 @@ class Activity:
 
 
 class ReadinessProbe(threading.Thread):
-    """Asks for /health, which the web server answers, and then the engine for a token."""
+    """Asks for /health and then for a token, beside the watching: either may hang for long. /health
+    says that the web server is up; a token says that the engine is."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(name="sm121-readiness", daemon=True)

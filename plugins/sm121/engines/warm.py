@@ -85,7 +85,8 @@ class Warmth:
         return cls(python, environment, modules, tuple(needed), tuple(missing), codes, number)
 
     def jobs(self, module: JitModule) -> str:
-        """Compile jobs at a time: as the environment says, else what fits; "0": none."""
+        """How many compile jobs at a time: what the environment says, else what fits without a
+        server; "0" where none does."""
         limit = self.environment.get("MAX_JOBS", "")
         return limit or str(jit.bound([module], self.environment).jobs)
 

@@ -1,4 +1,5 @@
-"""Everything that is known of an abnormal end, in one folder; what is missing says why."""
+"""Everything that is known of an abnormal end, in one folder. Each part is written even when others
+are not to be had; what is missing says why in bundle.json."""
 
 import contextlib
 import datetime
@@ -53,7 +54,8 @@ class BundleIndex(failure.Cause):
 
 @dataclass
 class Evidence:
-    """What is known; empty where it is not, with a better reason than usual in ``missing``."""
+    """What is known. None or empty where it is not, with the reason in ``missing`` if there is one
+    that is better than the general one."""
 
     cause: failure.Cause
     what: str
@@ -80,7 +82,8 @@ class Evidence:
 
 
 def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
-    """Write a bundle into a new folder ``<n>-<class>``; its path. Raises OSError: no folder."""
+    """Write a bundle into a new folder ``<n>-<class>`` of ``directory``; its path. Raises OSError:
+    not even the folder can be made, or the index in it."""
     folder = _new_folder(directory, evidence.cause.kind)
     try:
         parts: dict[str, dict[str, str]] = {}
@@ -115,7 +118,8 @@ def write(evidence: Evidence, directory: Path, redact: Redact) -> Path:
 
 
 def write_somewhere(evidence: Evidence, directory: Path, redact: Redact) -> tuple[Path, str | None]:
-    """As `write`, into a temporary directory if need be. The path, and why it is there."""
+    """As `write`; where the report directory cannot be written, into a temporary one. The path,
+    and why it is not where it should be."""
     try:
         return write(evidence, directory, redact), None
     except OSError as error:

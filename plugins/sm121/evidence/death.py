@@ -21,7 +21,8 @@ def cause_of(
     pids: set[int],
 ) -> Cause:
     """The cause, better than the log's (``logged``) where something else says more: how processes
-    of the tree ended (not by_us), the kernel's messages, the control group's OOM kills."""
+    of the tree ended (pid, name, status; one that our own stop ended, by_us, is no cause), the
+    kernel's messages and the control group's OOM kills since the start."""
     exits = [entry for entry in exits if not entry.get("by_us")]
     signalled = [entry for entry in exits if (entry.get("status") or 0) < 0]
     killed = [entry for entry in signalled if entry["status"] == -signal.SIGKILL]

@@ -1,8 +1,17 @@
-"""What is installed in an interpreter's environment, without an import of it. Runs there (``python
--c``): standard library only. A package is located by its specification, since one on PYTHONPATH has
-no metadata. Asked ``null``, it prints a JSON object of what is installed; asked registries of
-variables, whether each package is there and which names it knows: by ``module``, a file with a
-dictionary ``name`` of them (``vllm/envs.py``), or by its sources (``suffixes``)."""
+"""Asks an interpreter what is installed in its environment, without importing any of it. Runs
+inside the engine's environment (``python -c``), which has nothing of this suite: standard library
+only. A package is located by its import specification, because an engine on PYTHONPATH (as in the
+development container) has no metadata.
+
+Asked ``null`` on its standard input it prints one JSON object about what is installed. Asked a list
+of registries of environment variables it prints, for each, whether the package is there and which
+names it knows:
+
+* a registry with ``module`` is a file of the package that holds a dictionary ``name`` of all
+  variables (``vllm/envs.py``). It is loaded by itself where that works, since importing the whole
+  package takes seconds and may fail for reasons of its own.
+* one with ``suffixes`` is read from the package's sources: a variable that no source names is not
+  read by it."""
 
 import importlib.metadata
 import importlib.util

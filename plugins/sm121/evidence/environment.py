@@ -1,4 +1,5 @@
-"""What a run was made with. What cannot be known is null, and ``unknown`` says why."""
+"""The reproducibility record: what a run was made with. Phase 9 of the benchmark plan. A value that
+cannot be known is null, and ``unknown`` says why."""
 
 import json
 import os
@@ -222,7 +223,8 @@ def _engine_source(
 
 
 def _checkout(file: Path) -> SourceRecord | None:
-    """Of the checkout that tracks `file`: a virtual environment may lie in another project's."""
+    """The commit of the checkout that tracks `file`, and what differs from it; None when none does:
+    a virtual environment may lie inside some other project's checkout."""
     folder = file.parent
     if _git(folder, "ls-files", "--error-unmatch", file.name) is None:
         return None
@@ -256,7 +258,8 @@ def changed_files(checkout: Path, parts: Sequence[str]) -> list[str] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """What git says of this checkout, whatever the variables say, and whoever's it is; or None."""
+    """What git says of the checkout of a folder; None where it does not answer. No variable may
+    send it to another checkout, and it may be somebody else's, as often in a container."""
     git = shutil.which("git")
     if git is None:
         return None
@@ -379,8 +382,9 @@ def cpu_flags(root: Path = Path("/")) -> str:
 
 
 def container(environment: Mapping[str, str], root: Path = Path("/")) -> ContainerRecord | None:
-    """The container of this process; None when nothing says that there is one. Docker tells a
-    process nothing but that: the image is null unless its environment names it, as NGC's does."""
+    """The container of this process; None when nothing says that there is one. Podman writes the
+    image into ``/run/.containerenv``. Docker tells a process nothing but that it is there, so the
+    image is null unless it names itself in its environment, as NGC's and vLLM's do."""
     build = {name: environment[name] for name in _RECORDED["image"] if environment.get(name)}
     image = environment.get("VLLM_IMAGE_TAG")
     text = _read(root / "run/.containerenv")

@@ -1,5 +1,6 @@
-"""Modules that an engine compiled at run time: their names, and what their code is for. That one
-lies in a cache proves that some run compiled it, not that this one called it."""
+"""Modules that an engine compiled at run time: their names, and what their machine code is for.
+That a module lies in a cache proves that some run compiled it, not that this one called it. That it
+is missing from a cache that was empty before proves that nothing of it ran."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

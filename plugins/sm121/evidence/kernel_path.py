@@ -215,9 +215,11 @@ class _ServerState:
 
 
 def read_log(path: Path, engine: str = "vllm", *, one_run: bool = False) -> KernelPath:
-    """The kernel path that a log file proves: of a restarted server its last run, of several
-    servers in one log what they agree on. `engine`: ``vllm``, ``sglang``, ``llama-cpp``; `one_run`:
-    no line is of an older run. Raises OSError: not readable; DataFileError: no such engine."""
+    """The kernel path that a log file proves. Of a server that was restarted the last run counts;
+    of several in one log (``docker compose``) what they agree on. Memory stays bounded; bytes that
+    are no text are replaced. `engine`: ``vllm``, ``sglang`` or ``llama-cpp``; `one_run`: no line is
+    of an older run, whatever its moment. Raises OSError: the file cannot be read; DataFileError:
+    nothing is known of the engine."""
     reader = LogReader(engine, one_run=one_run)
     reader.read(path)
     return reader.path()
@@ -338,7 +340,8 @@ def search_last_start(
 
 
 def detect_engine(path: Path) -> str:
-    """Whose log a file is, by its first megabytes; vLLM's where nothing tells. Raises OSError."""
+    """Whose log a file is, by the words of its first megabytes; vLLM's where nothing tells. Raises
+    OSError when the file cannot be read."""
     with path.open("rb") as file:
         head = file.read(_DETECTED_IN).decode("utf-8", errors="replace")
     engines = {

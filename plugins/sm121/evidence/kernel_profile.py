@@ -170,8 +170,9 @@ class _Trace:
 
 
 def read_trace(path: Path) -> KernelProfile:
-    """The kernels of a Chrome trace (``.json``, ``.json.gz``) of the torch profiler, streamed.
-    Raises UsageError: it is no such trace, or shows neither kernels nor operators."""
+    """The kernels of a Chrome trace (``.json`` or ``.json.gz``) of the torch profiler, streamed:
+    memory grows with the number of different kernels, or of operators without a GPU. Raises
+    UsageError: it is no such trace, or shows neither kernels nor operators."""
     trace = _Trace()
     try:
         for event in _events(path):
@@ -203,7 +204,8 @@ def read_trace(path: Path) -> KernelProfile:
 
 def read_nsys(text: str, source: Path) -> KernelProfile:
     """The kernels of ``nsys stats --report cuda_gpu_kern_sum``: as CSV, or as it prints them among
-    other lines, names cut; of several tables the last. Raises UsageError: there is none."""
+    other lines, names cut at some 100 characters, so that two rows may have one name. Of several
+    printed tables the last counts. Raises UsageError: the text has no such table."""
     lines = text.splitlines()
     heads = [i for i, line in enumerate(lines) if all(c in line for c in _NSYS_COLUMNS)]
     if not heads:

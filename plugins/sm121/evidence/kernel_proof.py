@@ -7,7 +7,8 @@ from sm121.evidence.kernel_profile import KernelProfile, KernelTime, entry_of
 
 
 def with_kernels(path: KernelPath, seen: KernelProfile, layers: int | None) -> KernelPath:
-    """The path with what the kernels prove of it; what a log says else stays in ``also``."""
+    """The path with what the kernels prove of it, each with its evidence. A log that says something
+    else stays in ``also``. `layers`: of the model; None where they are not known."""
     proven: dict[str, list[str] | str | None] = {
         "requantised": None if layers is None else requantised(seen, layers),
         "moe_variant": moe_variant(seen),
@@ -29,7 +30,8 @@ def with_kernels(path: KernelPath, seen: KernelProfile, layers: int | None) -> K
 
 
 def moe_variant(seen: KernelProfile) -> str | None:
-    """``fused`` or ``unfused``, as the experts' first product is; None where no kernel tells."""
+    """``fused`` where the experts' first product has the activation in it, else ``unfused``; None
+    where no kernel tells, as where names are cut."""
     if _rows(seen, "fused"):
         return "fused"
     return "unfused" if _rows(seen, "unfused") and not seen.cut_names() else None

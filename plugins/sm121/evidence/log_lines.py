@@ -1,5 +1,6 @@
-"""Server logs as a stream of clean lines, in bounded memory, without what colours, containers,
-process managers and people wrap them in."""
+"""Server logs as a stream of clean lines. People, containers and process managers wrap what a
+server prints: ANSI colours, ``(EngineCore pid=7)``, ``docker compose``, journald, Ray, Kubernetes,
+CI, ``grep -n``. This module undoes that, in bounded memory."""
 
 import datetime
 import json
@@ -156,7 +157,8 @@ def clean(raw: str) -> LogLine:
 
 
 def _foreign(text: str) -> int:
-    """How much somebody else has put in front, in no known form. Quotes are none."""
+    """How many characters in front of what the server itself puts first are somebody else's, in a
+    form that is not known. A text that quotes such a line is none."""
     match = _FORMS.own_prefix.search(text, 0, _FOREIGN_LIMIT + 60)
     if match is None or match.start() > _FOREIGN_LIMIT:
         return 0
@@ -164,7 +166,8 @@ def _foreign(text: str) -> int:
 
 
 def _json_message(text: str) -> tuple[str, str | None]:
-    """What a line of JSON says, with its exception, and the level of the server's own logger."""
+    """What a line of JSON says, its exception behind it, and the level that a logger of the server
+    gave it: of docker, journald, fluentd, Loki, a structured logger."""
     try:
         record = json.loads(text)
         entries = [*_entries(record)]
@@ -263,7 +266,8 @@ def read_raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def has_rays_workers(path: Path) -> bool:
-    """Whether Ray brings lines of other nodes' workers, by the first megabytes. Raises OSError."""
+    """Whether a log is one to which Ray brings the lines of workers on other nodes, by its first
+    megabytes. Raises OSError."""
     with path.open("rb") as file:
         return re.search(rb"\(RayWorker\w* pid=\d+, ip=", file.read(1 << 23)) is not None
 
@@ -277,8 +281,9 @@ def read_new_lines(
     path: Path, is_plain: Callable[[LogLine], bool], again: Callable[[bytes, LogLine], None]
 ) -> Iterator[LogLine]:
     """The lines of a log as `join_wrapped` gives them, ten times as fast where they repeat: one
-    that differs in digits alone from a plain line is told to ``again``, unless a piece continues
-    it. ``is_plain``: it says nothing, whatever digits stand in it."""
+    that differs in digits alone from a plain line is not given again, unless a later piece
+    continues it. ``is_plain``: it says nothing, whatever digits stand in it. ``again`` is told of a
+    line that is not given, and of the plain one that it is like."""
     plain: dict[bytes, LogLine] = {}
     current: LogLine | None = None
     pending: bytes | None = None  # a plain line in the place of `held`
@@ -318,7 +323,8 @@ def read_new_lines(
 
 
 def cut(text: str, limit: int = 400, *, around: int = 0) -> str:
-    """At most `limit` characters of a line with those at `around`: whole words, and ellipses."""
+    """At most `limit` characters of a line, with those at index `around` among them: whole words,
+    and an ellipsis where something is left out."""
     text = text.strip()
     if len(text) <= limit:
         return text

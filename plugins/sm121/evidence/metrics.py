@@ -56,7 +56,8 @@ def counters(text: str) -> dict[str, float]:
 def samples_of(
     text: str, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[str, dict[str, str], float, str]]:
-    """Name, labels, value and line of each wanted sample of a Prometheus exposition."""
+    """Name, labels, value and line of each sample whose name is wanted, in a Prometheus exposition.
+    A value may be NaN or infinite. What is no sample is left out."""
     for line in text.splitlines():
         match = _SAMPLE.match(line) if len(line) <= _LONGEST_LINE else None
         if match is None or not wanted(match["name"]):

@@ -1,5 +1,6 @@
-"""Takes a profile of some decode steps from a running server: vLLM with ``--profiler-config``. What
-that leaves behind: ``docs/kernel-path.md``."""
+"""Takes a profile of some decode steps from a running server. vLLM with ``--profiler-config``
+profiles from POST /start_profile until /stop_profile, at no cost before. What a profile leaves
+behind is another matter: ``docs/kernel-path.md``."""
 
 import itertools
 import time
@@ -20,7 +21,8 @@ _LONGEST_ANSWER = 1024
 
 
 def profile_decode(endpoint: Endpoint, traces: Path, steps: int = 16) -> Path:
-    """The trace of about `steps` decode steps of one request. Raises NotRun: there is none."""
+    """The trace of about `steps` decode steps of one request, without its prefill, which the server
+    writes into `traces` here. Raises NotRun: it has no profiler, or wrote no trace."""
     before = set(_written(traces))
     _decode(endpoint, steps)
     deadline, size = time.monotonic() + _WRITTEN_WITHIN_S, -1

@@ -1,4 +1,5 @@
-"""The kernel path of each rank of a server that spans machines, from one log or one a node."""
+"""The kernel path of each rank of a server that spans machines: one for each rank, from one log or
+from one log a node, and equal on all of them."""
 
 import ast
 import contextlib
@@ -72,7 +73,8 @@ def _order(each: RankPath) -> int:
 def contradictions(
     ranks: Sequence[RankPath], required: KernelPathRequirement, world_size: int
 ) -> Iterator[str]:
-    """What differs between ranks, and another size of the world, a line each."""
+    """What differs between ranks, and a size of the world that is another one; a line each, with
+    rank and node."""
     for each in ranks:
         size = each.path.world_size
         if size is not None and size != world_size:

@@ -19,7 +19,8 @@ COMPARED = (
 
 
 def accepted_values(required: PathValues, name: str) -> tuple[str, ...] | None:
-    """The accepted values of a field, as text; None: any. Of ``requantised`` each layer counts."""
+    """The accepted values of a field, as text; None: any. Of ``requantised`` each layer counts: a
+    log shows some, and what it does not show is left to a profile of the kernels."""
     value = getattr(required, name, None)
     if value is None or isinstance(value, tuple):
         return value
@@ -27,7 +28,8 @@ def accepted_values(required: PathValues, name: str) -> tuple[str, ...] | None:
 
 
 def not_shown(required: PathValues, path: KernelPath) -> list[str]:
-    """Required values that nothing has shown; ``auto`` is accepted in silence."""
+    """The values that are required and that nothing has shown. ``auto`` is accepted in silence: a
+    path has no value of it."""
     silent = [
         name
         for name in COMPARED

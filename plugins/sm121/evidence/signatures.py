@@ -202,7 +202,8 @@ def load_signatures(engine: str) -> SignatureSet:
 
 
 def startup_progress(line: str, engine: str = "vllm") -> str | None:
-    """The phase of a start by this line, such as ``loading weights (33 %)``, or None."""
+    """The phase of a start by this line, such as ``loading weights (33 %)``, or None. An engine
+    without signatures of its own is read as vLLM is."""
     message = clean(line)
     for phase in load_signatures(engine if engine in known_engines() else "vllm").of("progress"):
         if (match := phase.search(message)) is None:

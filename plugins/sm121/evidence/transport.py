@@ -84,7 +84,8 @@ def by_counters(counted: Mapping[str, int | None], least: int) -> Transport | No
 
 
 def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[Path, int | None]:
-    """Bytes sent and received by RDMA devices, by counter; None: no driver's, dead, or full."""
+    """Bytes sent and received by the RDMA devices of a machine, by counter; None of one that tells
+    nothing: its driver has none (``N/A``), its port is dead, its 32 bits are full."""
     counters: dict[Path, int | None] = {}
     for file in root.glob(f"*/{_COUNTER}"):
         counters[file.relative_to(root)] = None
@@ -97,7 +98,8 @@ def read_counters(root: Path = Path("/sys/class/infiniband")) -> dict[Path, int 
 def difference(
     before: Mapping[Path, int | None], after: Mapping[Path, int | None]
 ) -> dict[str, int | None]:
-    """Bytes by device between two readings; None where one of its counters does not tell."""
+    """Bytes by device between two readings; None where one of its counters does not tell them: it
+    could not be read, is full, or began anew."""
     counted: dict[str, int | None] = {}
     for counter, start in before.items():
         end, device = after.get(counter), counter.parts[0]
@@ -110,7 +112,8 @@ def difference(
 
 
 def least_bytes(tokens: int, hidden: int, collectives: int) -> int:
-    """Half of what each of two ranks sends for a prompt, in two bytes a value."""
+    """Half of what each of two ranks sends for a prompt, in bytes: `collectives` sums a token of
+    `hidden` values of two bytes."""
     return tokens * hidden * 2 * collectives // 2
 
 

@@ -50,7 +50,8 @@ class Timed:
 
 
 def build(provider: Any, case: BenchmarkCase) -> Timed:
-    """A case's call with its inputs on the device. Raises NotRun: there is no such operation."""
+    """A case's call with its inputs on the provider's device, weights already in its own layout.
+    Raises NotRun when the provider lacks the operation."""
     declared = declaration(provider)
     if getattr(provider, case.operation, None) is None:
         raise NotRun(

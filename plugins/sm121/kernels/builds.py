@@ -12,7 +12,9 @@ def here(names: Sequence[str]) -> str:
 
 
 def differences(names: Sequence[str], python: str, environment: Mapping[str, str]) -> str | None:
-    """What the engine's interpreter imports otherwise than this process, in its environment."""
+    """What the engine's interpreter imports otherwise than this process; None when it is the same.
+    `python`: the engine's interpreter; `environment`: the whole environment of the engine's
+    process."""
     if not names:
         return None
     imported = package_probe.look(list(names))

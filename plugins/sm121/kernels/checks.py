@@ -27,9 +27,10 @@ class DeviceFault(RuntimeError):
 
 
 def check(provider: Any, problem: Problem) -> list[Fact]:
-    """Run an operation twice, on fresh inputs and into differently poisoned memory; what is wrong:
-    values, shapes, poison, changed inputs, other bits where it is declared deterministic. Raises
-    NotRun: the provider lacks it; Inapplicable: it refuses the input aloud."""
+    """Run an operation twice, on fresh inputs and into differently poisoned memory; a line for each
+    thing that is wrong: values, shapes, poison that was left, inputs that were changed, bits that
+    differ although the provider declares them the same. Raises NotRun: the provider lacks the
+    operation; Inapplicable: it refuses the input aloud, so that it never serves it wrong."""
     declared, operation = _operation_of(provider, problem)
     if problem.block is not None and problem.block not in declared.block_sizes:
         raise Inapplicable(

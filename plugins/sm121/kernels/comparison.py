@@ -45,7 +45,8 @@ class KernelTolerance(data_file.DataTable):
 
 
 def tolerances() -> tuple[KernelTolerance, ...]:
-    """Of `fixtures/kernels/tolerances.toml`. Raises DataFileError: the file is wrong."""
+    """All tolerances of `fixtures/kernels/tolerances.toml`. Raises DataFileError when the file does
+    not say what it has to."""
     return data_file.load_key("kernels/tolerances.toml", "tolerance", tuple[KernelTolerance, ...])
 
 

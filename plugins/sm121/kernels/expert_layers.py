@@ -82,7 +82,8 @@ BELOW_LIMIT = -(LIMIT + 1.0)
 
 
 def with_gates(layer: Layer, bias: float) -> Layer:
-    """With this bias of every gate, and nothing beside what hidden activations give."""
+    """The layer with this bias of every gate, for small activations, and nothing beside what the
+    hidden ones give."""
     biases = layer.w1_bias.clone()
     biases[:, 0::2] = bias
     return Layer(layer.w1, biases, layer.w2, torch.zeros_like(layer.w2_bias))
@@ -99,7 +100,8 @@ def ranged(layer: Layer, x: Tensor, power: int) -> tuple[Layer, Tensor]:
 
 
 def cancelling(weight: moe.Packed, x: Tensor, factor: float) -> moe.Packed:
-    """The weight's first block is the last, too, which takes away what is made larger in x."""
+    """The weight with its first block as the last, too. In x [T, K] the first is made larger, and
+    the last takes it away: what a sum loses in between is lost."""
     codes, scales = (part.clone() for part in weight)
     codes[..., -mxfp4.BLOCK // 2 :] = codes[..., : mxfp4.BLOCK // 2]
     scales[..., -1] = scales[..., 0]

@@ -150,7 +150,8 @@ class FlashInferProvider(PlanningProvider):
             )
 
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
-        """As vLLM's `FlashInferMxFp4LinearKernel`, whose backend has no MXFP4 on SM12x."""
+        """As vLLM's `FlashInferMxFp4LinearKernel`, whose backend has NVFP4 alone on SM12x: there
+        `auto` takes what there is."""
         self._needs_sm100("mm_fp4")
         quantize = self._api("flashinfer", "mxfp4_quantize", "backend")
         multiply = self._api("flashinfer", "mm_fp4", "block_size", "use_nvfp4", "backend")

@@ -1,6 +1,7 @@
-"""Judges kernels in a process of their own, in the interpreter that serves with them. It is started
-by `sm121.kernels.child` and needs torch, numpy and pydantic there. Oracles, poison, replays and
-clocks work on the provider's own memory and device."""
+"""Judges kernels in a process of their own, which runs in the interpreter that serves with them. It
+is started by `sm121.kernels.child` and needs nothing of the suite to be installed there: torch,
+numpy and pydantic, which an engine has. Oracles, poison, replays and clocks work on the provider's
+own memory and device, so that they are here and not in pytest's process."""
 
 import contextlib
 import functools
@@ -55,7 +56,8 @@ def _tactics(name: str, operation: Any) -> list[str]:
 
 
 def _time(name: str, case: Any, rounds: tuple[int, int]) -> dict[str, Any]:
-    """Seconds of each round, and of what. Raises Invalid: a call did not do its work."""
+    """Seconds of each round and what they were compared with; of no rounds the output is judged.
+    Raises Invalid where the number is of a call that did not do its work."""
     provider = _provider(name)
     device = protocol.declaration(provider).device
     clock, peak = benchmarks.clock_of(device), benchmarks.bandwidth(device)

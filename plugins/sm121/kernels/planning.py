@@ -1,4 +1,5 @@
-"""Base of the providers on a GPU, which plan a step once, and pages for paged caches."""
+"""Base of the providers on a GPU: weights are put in order and a step is planned once. And pages,
+for kernels that read nothing but a paged cache."""
 
 import functools
 import itertools
@@ -18,7 +19,8 @@ Call = Callable[[], Tensor]
 
 
 class PlanningProvider(ABC):
-    """Experts and attention as prepared calls; a plan is None where there are no tokens."""
+    """Experts and attention as prepared calls; a subclass plans each for given tensors. A plan is
+    None where there are no tokens: the engine launches nothing then."""
 
     device = "cuda"
     block_sizes = (16, 32, 64, 128)

@@ -177,8 +177,10 @@ def _bytes(case: cases.BytesCase) -> Problem:
 
 
 def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
-    """Encoding of x [M, K] bfloat16: scales by the declared rule, or one throughout, elements the
-    nearest. Left open: ties, scales at the ends of E8M0, the sign of zero."""
+    """Encoding of x [M, K] bfloat16: the scale of the provider's rule, elements the nearest. Bytes
+    are not compared across rules: the scale has to be the one of the declared rule, or of one rule
+    throughout. Left open: which neighbour a tie goes to, blocks whose scale is at the ends of E8M0,
+    the sign of zero."""
     values = x.double().numpy()
     rules = mxfp4.ScaleRule if form == "mxfp4" else mxfp8.ScaleRule
     operation: Operation = "mxfp4_quantize" if form == "mxfp4" else "mxfp8_quantize"
@@ -198,7 +200,8 @@ def quantisation(x: Tensor, form: str, *, strided: bool = False) -> Problem:
 
 
 def roundings(declared: Declaration) -> moe.Roundings:
-    """What a provider's experts round. Raises TypeError: no such activations, or no scale rule."""
+    """What the definition of a provider's experts rounds. Raises TypeError where it declares
+    activations that there are not, or MXFP8 without its scale rule."""
     plain = {"bfloat16": moe.EXACT, "e4m3": moe.E4M3}
     if declared.activations in plain:
         return plain[declared.activations]

@@ -13,7 +13,8 @@ from sm121.oracles import mxfp4, mxfp8
 
 
 def midpoints(case: cases.QuantiseCase) -> NDArray[np.float64]:
-    """Blocks with one value on the edges between scales, others on and beside midpoints."""
+    """Blocks with one value that sets the scale, on the edges between scales, and values on and
+    beside the midpoints between elements."""
     if case.format == "mxfp4":
         elements = np.array(mxfp4.E2M1_VALUES)
         edges = np.array([3.0, 3.5, 4.0, 5.0, 5.75, 6.0, 6.03125, 6.5, 6.96875, 7.0, 7.5, 7.96875])

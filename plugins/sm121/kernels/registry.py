@@ -1,4 +1,5 @@
-"""Kernel providers by the name that ``--kernel-provider`` takes, imported when asked for."""
+"""Kernel providers by the name that ``--kernel-provider`` takes. A provider is imported only when
+it is asked for: the list is there without torch."""
 
 import importlib
 import importlib.util
@@ -28,7 +29,8 @@ def packages(name: str) -> tuple[str, ...]:
 
 
 def check_name(name: str) -> None:
-    """Raises UsageError: neither a known name nor MODULE:ATTR of a module that is there."""
+    """Whether a name can be one of a provider's, before anything is imported. Raises UsageError:
+    neither a known name nor MODULE:ATTR of a module that is there."""
     if name in _PROVIDERS:
         return
     module, separator, attribute = name.partition(":")
@@ -51,7 +53,8 @@ def check_name(name: str) -> None:
 
 
 def load(name: str) -> Any:
-    """The provider, or MODULE:ATTR itself. Raises UsageError: none; NotRun: not installed here."""
+    """The provider of that name; of MODULE:ATTR the object itself. Raises UsageError: no such
+    provider; NotRun: what it is made of is not installed here."""
     check_name(name)
     if name in _PROVIDERS:
         try:

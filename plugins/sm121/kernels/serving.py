@@ -83,8 +83,9 @@ def component(operation: Operation) -> Fact:
 
 
 def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> list[Choice]:
-    """Who judges an operation on a path, resolved or expected: one choice for each kernel that
-    serves it (``also``: some layers run others)."""
+    """Who judges an operation on a path: one choice for each kernel that serves it. `path`:
+    resolved, or expected; where layers run several values (``also``), each of them is a kernel that
+    serves."""
     named = component(operation)
     facts: dict[Fact, str | None] = {name: getattr(path, name) for name in get_args(Fact)}
     facts["requantised"] = ",".join(path.requantised or ()) or "none"

@@ -220,7 +220,8 @@ class TorchProvider:
 
 
 def _times_power_of_two(values: Tensor, exponents: Tensor) -> Tensor:
-    """values * 2^exponents ([...] or one a row), exact in float32: 2^exponent may be beyond it."""
+    """values * 2^exponents, [..., n] with one exponent a row or [...] each, exact in float32. In
+    two steps, because 2^exponent itself may be beyond float32."""
     if exponents.dim() < values.dim():
         exponents = exponents[..., None]
     half = exponents // 2

@@ -34,7 +34,8 @@ class Kernels:
         return _ask(child, "replay", name, case)
 
     def wrong_with_a_tactic(self, case: cases.Case, limit_s: float = _TACTIC_S) -> list[Fact]:
-        """What is wrong with any autotune tactic, each in a process of its own: one may crash."""
+        """What is wrong with any autotune tactic; empty when all of them hold. Each has a process
+        of its own, so that one that crashes or hangs takes nothing else along."""
         operation = case.operation
         name, child = self._provider(operation)
         wrong: list[Fact] = []

@@ -78,7 +78,8 @@ class VllmCpuProvider:
         return None
 
     def fused_moe(self, *arguments: Any, **keywords: Any) -> Tensor:
-        """See `FusedMoe`. Raises NotRun for other constants than gpt-oss's, which are built in."""
+        """y [T, H] of the provider's precision; see `FusedMoe`. Raises NotRun for other constants
+        than gpt-oss's, which the kernel has built in."""
         return self._experts(FusedMoe(*arguments, **keywords))()
 
     def lm_head(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -119,7 +120,8 @@ class VllmCpuProvider:
         return self._ops.cpu_prepack_moe_weight(decoded, self._moe_isa)
 
     def _prefill(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
-        """The kernel reads a paged cache, which the engine's own kernel writes first."""
+        """The kernel reads a paged cache, which is written first by the kernel that the engine
+        writes it with."""
         inputs = PrefillAttention(*arguments, **keywords)
         paging = Paging(inputs.cu_seqlens.tolist(), _BLOCK)
         slots = paging.slots()
@@ -128,7 +130,8 @@ class VllmCpuProvider:
         return self._attend(inputs, cache, paging.table(), inputs.cu_seqlens, lengths, kv)
 
     def _decode(self, kv: str, *arguments: Any, **keywords: Any) -> Tensor:
-        """The cache is copied into the kernel's order, also what lies behind a last token."""
+        """The engine's own cache has keys in the kernel's order: the contract's is copied into it,
+        with whatever lies after a sequence's last token."""
         inputs = DecodeAttention(*arguments, **keywords)
         blocks, _, heads, block, size = inputs.kv_cache.shape
         keys, values = (

@@ -1,6 +1,8 @@
-"""The providers `vllm`, `vllm-triton` and `vllm-flash-attn`: the kernels that vLLM 0.24 to 0.33
-serve gpt-oss with on a GPU: experts by Marlin or OpenAI's Triton kernels, attention by Triton or
-FlashAttention with sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by `downcast_to_mxfp`."""
+"""The providers `vllm`, `vllm-triton` and `vllm-flash-attn`: the kernels that vLLM serves gpt-oss
+with on a GPU. Called as vLLM 0.24 to 0.33 call them: the experts by Marlin (`fused_marlin_moe`) or
+by the Triton kernels from OpenAI (`triton_kernel_fused_experts`), attention by Triton's unified
+attention or by FlashAttention, both with sinks, MXFP8 by `mxfp8_e4m3_quantize`, MXFP4 by the Triton
+kernels' `downcast_to_mxfp`."""
 
 import importlib
 import types
@@ -80,7 +82,8 @@ class VllmProvider(PlanningProvider):
         return q, scales.view(torch.uint8).reshape(len(x), x.shape[1] // 32)
 
     def route(self, logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """See the contract. Raises ValueError: its kernel would misread strided logits."""
+        """logits [T, E] -> shares [T, k] float32, experts [T, k] int32; see the contract. Raises
+        ValueError for strided logits, which its kernel would misread."""
         if not logits.is_contiguous():
             raise ValueError("vLLM routes the gate's own output alone, which has no strides")
         if not len(logits):  # the engine launches nothing for no tokens
@@ -128,7 +131,8 @@ class VllmProvider(PlanningProvider):
         return lambda x, weights, ids: fused(x, *layers, weights, ids, **kinds)
 
     def plan_linear(self, x: Tensor, weight: Packed) -> Call:
-        """Marlin, as vLLM and the MXFP4 build (christopherowen/vllm, mxfp4.py) call it."""
+        """Marlin, as `MarlinMxFp4LinearKernel` calls it, and the MXFP4 build for the layers
+        that it quantises at load (christopherowen/vllm, mxfp4.py)."""
         marlin = _module(f"{_LAYERS}.quantization.utils.marlin_utils_fp4")
         rows, columns = len(weight[0]), x.shape[1]
         layer: Any = torch.nn.Module()
@@ -250,7 +254,8 @@ class VllmProvider(PlanningProvider):
 
 
 class VllmFlashAttentionProvider(VllmProvider):
-    """With FlashAttention, which vLLM takes on sm90. Raises NotRun: it has no sinks here."""
+    """The same with attention by FlashAttention, which vLLM takes on sm90. Raises NotRun where
+    vLLM's FlashAttention has no sinks on this GPU."""
 
     name = "vllm-flash-attn"
 

@@ -1,5 +1,7 @@
-"""Axes as data: features that are switched when an engine starts (``fixtures/matrix``), with
-values: what an engine is given, what must be seen, what excludes it, or why it does not apply."""
+"""Axes as data: the features of an engine that are switched when it starts (``fixtures/matrix``).
+An axis has values; a value says what each engine and version must be given for it, what must then
+be seen, and what it cannot be combined with. A value that an engine has no knob for is not
+applicable there, with the reason."""
 
 import functools
 import itertools
@@ -203,7 +205,8 @@ def _listed(values: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def load(name_or_path: str) -> AxesFile:
-    """An axis file by the name of a shipped one, or by path. Raises UsageError: none, or wrong."""
+    """An axis file by the name of a shipped one, or by path. Raises UsageError: there is none, or
+    it is not valid; one line with file, key and expectation."""
     return data_file.chosen(name_or_path, "matrix", AxesFile, "matrix axes", "matrix")
 
 

@@ -1,4 +1,5 @@
-"""What a matrix costs, before and after it ran; its size and its coverage."""
+"""What a matrix costs: predicted from the durations of earlier boots, reported from its own; and
+what it would be, before anything runs: its size, its coverage."""
 
 import contextlib
 import json
@@ -42,7 +43,8 @@ class Durations:
         self._earlier: dict[str, dict[str, float]] = content if isinstance(content, dict) else {}
 
     def of(self, key: str) -> Mapping[str, float]:
-        """``boot_s``, the last boot of that configuration, and ``cell_s``, a cell without it."""
+        """``boot_s``, the last boot of that configuration, and ``cell_s``, its last cell without
+        the boot; what was not timed is left out."""
         return self._earlier.get(key, {})
 
     def learn(self, records: Iterable[outcome.CellRecord]) -> None:
@@ -70,7 +72,8 @@ def predict(
     durations: Durations | None = None,
     running: str | None = None,
 ) -> Prediction:
-    """How long the cells take, by the `keys` of their servers, if that of `running` runs."""
+    """How long the cells will take, in their order. `keys`: of each cell's server configuration;
+    `running`: key of the server that runs already."""
     total, boots, timed, before = 0.0, 0, 0, running
     for cell, key in zip(cells, keys, strict=True):
         earlier = durations.of(key) if durations is not None else {}
@@ -97,7 +100,8 @@ def duration(seconds: float) -> str:
 def spent(
     records: Sequence[outcome.CellRecord], references: Sequence[outcome.CellRecord] = ()
 ) -> Mapping[str, float]:
-    """What the cells of this run took, and `references`, starts of the baseline that are none."""
+    """What the cells of this run took: boots, seconds of boots, seconds in all. `references`: the
+    baseline where it was started to compare with and is no cell of the run."""
     new = [record for record in records if not record.resumed]
     both = [*new, *references]
     return {

@@ -66,7 +66,8 @@ def parse_strength(text: str) -> Strength:
 
 
 def build(space: Space, strength: Strength = 2) -> Array:
-    """The cells that are tried. Raises OptionError: a strength above the number of axes."""
+    """The cells that are tried: baseline, named ones, feature by feature, and the array. Raises
+    OptionError: the strength is larger than the number of axes."""
     if isinstance(strength, int) and strength > len(space.axes):
         raise OptionError(
             "--matrix",
@@ -145,7 +146,8 @@ def coverage(space: Space, cells: Iterable[Cell], strength: int) -> Coverage:
 
 
 def lower_bound(space: Space, strength: int) -> int:
-    """No array can be smaller: so many allowed combinations have the largest axes."""
+    """No array can be smaller: the product of the sizes of the largest so many axes, of which each
+    combination needs a cell of its own (the incompatible ones left out)."""
     allowed = Counter(
         tuple(axis for axis, _ in choice)
         for choice in space.choices(strength)

@@ -1,4 +1,7 @@
-"""One cell, checked from its start to its rate until something is wrong (docs/matrix.md)."""
+"""One cell, from its start to its rate: what is checked, in this order, until something is wrong.
+It starts, or says why not; it runs what was asked for; it knows its answers; they are the
+baseline's, one by one and several at the same time; drafts are accepted where it speculates; it
+still lives; it is as fast as it should be."""
 
 import contextlib
 import math
@@ -268,7 +271,8 @@ class Examiner:
         return text(beyond) if beyond else None
 
     def _stress(self, record: CellRecord, server: Server) -> str | None:
-        """Several requests at the same time, each answer checked against the baseline's."""
+        """Several requests at the same time, each answer checked against the baseline's. One small
+        function, so that a stress of another make can take its place."""
         if self.baseline is None:
             raise NotRun("the baseline has no answers to compare with")
         bound = self._bound(record.values)
@@ -331,7 +335,8 @@ class Examiner:
         )
 
     def _rate(self, server: Server, record: CellRecord) -> _Sample:
-        """A sample of the cell's rate, and what is against it. A dead server raises its end."""
+        """A sample of the cell's rate, and what speaks against it. The server outlives it, else
+        what it died of is raised: a dead server has no disturbed rate."""
         try:
             metric, samples, against = self._measure(record, server)
         except errors.Sm121Error:

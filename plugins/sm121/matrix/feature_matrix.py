@@ -96,7 +96,8 @@ def build(
     references: Sequence[CellRecord] = (),
     interrupted: bool = False,
 ) -> MatrixFile:
-    """What is known of the matrix now, with the time of `references`, the baseline's starts."""
+    """What is known of the matrix now. `references`: starts of the baseline that are no cells,
+    whose time is counted; `interrupted`: no more will come."""
     ended = {record.id for record in records if record.outcome is not CellOutcome.NOT_RUN}
     return MatrixFile(
         axes=space.file.name,
@@ -172,7 +173,8 @@ def incomplete(file: MatrixFile) -> str | None:
 
 
 def pairs(space: Space, file: MatrixFile) -> dict[Choice, PairState]:
-    """What is known of each pair of values, by the cells that pass and the failing sets."""
+    """What is known of each pair of values: it works in a cell that passes, but perhaps for its
+    rate; it is broken with a failing set in it; in other cells alone it is unknown."""
     passing = [record for record in file.cells if record.works]
     broken = [{*one.values.items()} for one in file.failing_sets if one.confirmed]
     states: dict[Choice, PairState] = {}
@@ -221,7 +223,8 @@ def _plain(value: object) -> str:
 
 
 def merged(parts: Sequence[MatrixFile]) -> tuple[Space, MatrixFile]:
-    """One matrix of the matrices of shards. Raises UsageError: of different axes or engines."""
+    """One matrix of the matrices of shards: all cells, and what they say together. Raises
+    UsageError: they are of different axes or engines."""
     first = parts[0]
     for part in parts[1:]:
         for name in ("axes_file", "engine", "version", "options", "strength", "profile"):
@@ -258,7 +261,8 @@ def write(
     command: str | None = None,
     redact: Callable[[str], str] = lambda text: text,
 ) -> None:
-    """Write matrix.json and FEATURE_MATRIX.md, which says what `command` made it, in a folder."""
+    """matrix.json and FEATURE_MATRIX.md in a folder, which is made if need be. `command`: what made
+    it, said in FEATURE_MATRIX.md."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(as_json(space, file), indent=2, ensure_ascii=False)
     files.write_text(redact(text) + "\n", folder / "matrix.json")

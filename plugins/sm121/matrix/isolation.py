@@ -1,5 +1,7 @@
-"""The smallest sets of values that fail: of a failing cell, values that are not the baseline's.
-Sets that occur in a passing cell are innocent. Of the others the smallest are tried, each alone."""
+"""The smallest sets of values that fail, from what the array shows and a few cells more. The
+baseline passes, so a failing cell has a set of values, all of them not the baseline's, that fails
+whatever the others are. Sets that occur in a passing cell are innocent. Of the others the smallest
+are tried, each alone with the baseline's values for all else."""
 
 import dataclasses
 import itertools
@@ -48,7 +50,8 @@ def smallest(
     try_cell: Try,
     tell: Callable[[list[FailingSet]], None] = lambda _found: None,
 ) -> list[FailingSet]:
-    """The smallest failing sets, in the order of the cells. `tell` gets all, as they grow."""
+    """The smallest failing sets of all broken cells, in the order of the cells. `tell`: called with
+    all that were found, each time that there are more."""
     search = _Search(space, list(records), try_cell)
     baseline = search.record_of(space.baseline)
     if baseline is not None and baseline.outcome.broken:

@@ -23,10 +23,12 @@ _NEVER_WAIVED = {CellOutcome.CRASH: "a crash", CellOutcome.FALLBACK: "the kernel
 
 
 class MatrixLevel:
-    """Runs the cells of a `plan`, each when asked for, and writes ``matrix/`` after each. An
-    attached server is taken for the baseline, or, with the `baseline` of another level, for any
-    cell. `cache`: folder of earlier durations; `resume`: report directory whose newest earlier run
-    is gone on with; `is_part`: other processes run other cells of the plan."""
+    """Runs the cells of a `plan`, each when asked for, and writes ``matrix/`` after each. Where the
+    suite starts its servers, any cell can be examined. An attached one is taken for what the cell
+    says: the baseline, or, with the `baseline` of another level (its answers and rate), any other
+    cell; what the log does not show is not taken on trust. `cache`: folder of durations of earlier
+    boots (default: the level's own); `resume`: report directory whose newest earlier run is gone on
+    with; `is_part`: other processes run other cells of the same plan."""
 
     def __init__(
         self,
@@ -73,7 +75,9 @@ class MatrixLevel:
         return self._examiner.baseline
 
     def judge(self, planned: Planned | None) -> None:
-        """The cell works. Raises Unmet (never waived: a crash, another path), Invalid, NotRun."""
+        """The cell works. Raises Unmet: it does not; names the outcome, the reason and the
+        evidence. A crash and another kernel path are never waived. Invalid, NotRun: that could not
+        be told."""
         if planned is None:
             raise NotRun(f"profile {self.plan.profile.name} has no cells to try")
         record = self._record_of(planned) or self.examine(planned)
@@ -102,7 +106,8 @@ class MatrixLevel:
         require(not missing, required, f"all but {missing}")
 
     def isolate(self) -> None:
-        """What fails is known down to the smallest sets. Raises Unmet; NotRun: not all cells."""
+        """Nothing fails, or what fails is known down to the smallest set of values. Raises Unmet:
+        names the sets; NotRun: this process has not all cells, or none came to an outcome."""
         if self._is_part:
             raise NotRun("the cells of all workers are judged together, when the run ends")
         if not self.records:
@@ -198,7 +203,8 @@ class MatrixLevel:
 
     def examine(self, planned: Planned, *, isolating: bool = False) -> CellRecord:
         """Run a cell to its end; the baseline first, where it has given no answers yet.
-        `isolating`: to find a smallest set. Raises NotRun: no server starts, nothing to compare."""
+        `isolating`: it is run to find a smallest set of values, not as part of the plan. Raises
+        NotRun: no server is started any more, or nothing is there to compare with."""
         harness = self.harness
         is_baseline = planned.cell == self.space.baseline
         if (why := harness.obstacle()) is not None:

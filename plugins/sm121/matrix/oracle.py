@@ -10,8 +10,10 @@ from sm121.run.harness import Harness
 
 
 def agrees(harness: Harness, server: Server, oracles: Path) -> str:
-    """The server computes what the oracle says that rounds as its path shows; how far it is off.
-    `oracles`: folder of what it said. Raises Unmet: it does not; NotRun: that is not shown."""
+    """The server computes what the oracle says that rounds as its path shows, and each part is
+    rounded so; says how far it is off. `oracles`: folder where what the oracle said is kept. Raises
+    AssertionError: it does not, as `log_probabilities` says; NotRun: its checkpoint, or what it
+    rounds, does not show."""
     checkpoint = log_probabilities.checkpoint_of(server)
     config = json.loads((checkpoint / "config.json").read_bytes())
     path = harness.kernel_path(server)

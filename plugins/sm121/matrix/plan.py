@@ -69,7 +69,8 @@ def space_of(
     options: Collection[str] | None = None,
 ) -> Space:
     """The axes of a profile, as an engine has them; what is not given is the profile's own.
-    `version`, `options`: as `Space` takes them. Raises UsageError: none, or a contradiction."""
+    `version`: as the engine calls itself, or as `Space` takes it; `options`: as `Space` takes it.
+    Raises UsageError: the profile has none, or they contradict themselves."""
     settings = settings_of(profile)
     file = axes.load(axes_file or settings.axes)
     identity = builds.identity(version, options) or version
@@ -84,8 +85,9 @@ def make_plan(
     engine_arguments: tuple[str, ...] = (),
     engine_environment: Environment = (),
 ) -> CellPlan:
-    """Choose the cells of a profile's matrix. `space`: its axes; `strength`: as ``--matrix`` takes
-    it (default: the profile's, or the number of axes). Raises UsageError: no matrix, none left."""
+    """Choose the cells of a profile's matrix. `space`: the axes (default: the profile's);
+    `strength`: as ``--matrix`` takes it (default: the profile's, or the number of axes). Raises
+    UsageError: the profile has no ``[matrix]``, or what was asked for is none of it."""
     settings = settings_of(profile)
     space = space or space_of(profile)
     parsed = covering.parse_strength(
@@ -100,8 +102,9 @@ def make_plan(
 def ordered(
     space: Space, cells: Sequence[Planned], key: Callable[[Planned], Hashable]
 ) -> list[Planned]:
-    """The baseline first; cells of one start-up together; then the start-up next that shares most
-    values with the last, for what the engine keeps (compiled kernels). Ties: the plan's order."""
+    """The baseline first, for it is what all others are compared with; cells of one start-up
+    together; then the start-up next that shares most values with the last, so that what the engine
+    keeps (compiled kernels, the page cache) is used while it is there. Ties: the plan's order."""
     groups: dict[Hashable, list[Planned]] = {}
     for planned in cells:
         groups.setdefault(key(planned), []).append(planned)

@@ -27,7 +27,8 @@ def add(record: CellRecord, directory: Path, fingerprint: Mapping[str, object]) 
 
 
 def read(directory: Path, fingerprint: Mapping[str, object]) -> tuple[list[CellRecord], str | None]:
-    """The cells that an earlier run has ended, a cut-off line left out; or why none counts."""
+    """The cells that an earlier run has ended, or why none of them counts. A line that is cut off
+    in the middle is the one that was written when the run was killed."""
     file = directory / _FILE
     if not file.is_file():
         return [], "there is no earlier state"
@@ -51,7 +52,9 @@ def read(directory: Path, fingerprint: Mapping[str, object]) -> tuple[list[CellR
 def take_over(
     report: Path, fingerprint: Mapping[str, object], directory: Path
 ) -> tuple[list[CellRecord], str]:
-    """The newest same earlier run's cells and folder, or why none; their bundles are copied."""
+    """The cells of the newest earlier run that was the same one, all workers', and the folder that
+    they are of; without any cell the reason why not. Their bundles are copied. `report`: the report
+    directory, which keeps earlier runs; `directory`: where this run's matrix is written."""
     reasons: list[str] = []
     for earlier in sorted((report / "earlier").glob("*"), reverse=True):
         records: list[CellRecord] = []

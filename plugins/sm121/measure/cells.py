@@ -202,7 +202,8 @@ class MeasuredCell:
 
     @property
     def suffix(self) -> str:
-        """What the streams add to a metric's name: ``_c4`` for four at once, ``_q10`` in turns."""
+        """What the streams add to a metric's name: ``_c4`` for four at the same time, ``_q10`` for
+        ten that are served in turns."""
         return "" if self.concurrency == 1 else f"_{'q' if self.queued else 'c'}{self.concurrency}"
 
     @property

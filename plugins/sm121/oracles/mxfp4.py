@@ -55,7 +55,8 @@ def unpack(packed: Bytes) -> Bytes:
 
 
 def pack(codes: Bytes) -> Bytes:
-    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8."""
+    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8. Raises ValueError for an
+    odd last dimension or a code above 15."""
     return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
 
 

@@ -176,7 +176,8 @@ def drafts(harness: Harness, server: Server) -> bool:
 
 
 def requested_slots(harness: Harness, server: Server) -> int | None:
-    """Requests that a server was asked to run at once, by its arguments, else by its log."""
+    """Requests that a server was asked to run at the same time: by its arguments; where it is
+    attached, by its log. None where neither says."""
     if server.configuration is not None:
         return at_once(server.configuration.arguments)
     logged = requested.in_log(harness.kernel_path(server), "max_num_seqs")
@@ -362,7 +363,8 @@ class PerformanceChecks:
 
 
 def _against_the_path(harness: Harness, server: Server) -> tuple[list[Invalidity], list[str]]:
-    """Why numbers off the required kernel path are invalid, and what of it cannot be checked."""
+    """Why the numbers of a server that is not on its required kernel path are invalid, and which
+    parts of the path cannot be checked."""
     if server.log is None:
         return [], [f"kernel path: {server.why_no_log}"]
     if not (contradictions := harness.contradictions(server)):

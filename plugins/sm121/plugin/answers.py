@@ -55,7 +55,8 @@ _SAID_NO_TOKENIZER = (
 
 
 def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
-    """Read the files that options and the profile name. Raises UsageError: one is wrong."""
+    """Read the files that options and the profile name, before anything is started. Raises
+    UsageError: a file is not what was expected, or is about another model."""
     settings, profile = session.settings, session.target.profile
     if profile is not None:
         if profile.correctness.exam is not None:
@@ -202,7 +203,9 @@ def _priced(
 def price_of(
     config: pytest.Config, conformance: Session, server: Server
 ) -> dict[str, MetricOfStart]:
-    """What the rounding of a side of ``--ab`` costs; nothing without a reference. Raises Unmet."""
+    """What the rounding of a side of ``--ab`` costs. Nothing where no reference was named, and none
+    is shipped: to make one takes minutes. Raises Unmet: an answer is malformed; Refused: the server
+    is at fault."""
     settings = conformance.settings
     try:
         if not (settings.oracle or settings.reference) and not oracle_file.shipped(

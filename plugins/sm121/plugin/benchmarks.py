@@ -159,7 +159,8 @@ def describe_end(session: Session, output_json: dict[str, Any]) -> None:
 
 
 def keep_quiet(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Hide pytest-benchmark's tables, without ``-v``, a comparison or somebody's own benchmark."""
+    """Hide pytest-benchmark's tables without ``-v`` and without a comparison. The report has the
+    numbers. Tables of other benchmarks in the same run stay."""
     benchmarks = getattr(config, "_benchmarksession", None)
     if benchmarks is None or config.option.verbose > 0:
         return

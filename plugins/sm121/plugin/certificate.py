@@ -1,5 +1,7 @@
-"""What may be given to a run: what ``effect`` in ``fixtures/options.toml`` and what
-``fixtures/certificate.toml`` say. ``--certify`` refuses the rest."""
+"""What may be given to a run, as far as its certificate and its fingerprint go.
+``fixtures/options.toml`` says of each option of the suite what it does to what is measured, and
+``fixtures/certificate.toml`` which of pytest's change nothing. ``--certify`` refuses the rest.
+Settings, plugins and variables cannot be given: see `sm121.session.certified_run`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,7 +49,8 @@ def _data() -> _CertificateFile:
 
 
 def start(config: pytest.Config) -> NoReturn:
-    """Begin the certified run in the place of this process. Raises pytest.UsageError."""
+    """Begin the certified run that the command line asks for, in the place of this process. Raises
+    pytest.UsageError: a variable stands against it."""
     words = [str(word) for word in config.invocation_params.args]
     capture = config.pluginmanager.get_plugin("capturemanager")
     if capture is not None:
@@ -102,7 +105,8 @@ def _effect(dest: str, value: object, own: Mapping[str, arguments.Argument]) -> 
 
 
 def refuse_options(options: Sequence[Given]) -> None:
-    """Refuse options that are not known to be harmless to a certificate. Raises UsageError."""
+    """Refuse the options with which a certificate would be of something else. Raises UsageError:
+    one was given that is not known to be harmless."""
     wrong = [
         each
         for each in options
@@ -120,7 +124,9 @@ def refuse_options(options: Sequence[Given]) -> None:
 def refuse(
     config: pytest.Config, settings: Settings, target: Target, tests: Sequence[pytest.Item]
 ) -> None:
-    """Raises UsageError: other values, changed tests or waivers that no certificate allows."""
+    """Refuse what would make the run with ``--certify`` another one than the suite's own, or what
+    no certificate allows. Raises UsageError: the values of options are others, the tests were
+    changed, or a waiver names a gate's test or a blocker."""
     wrong = [*_wrong_values(config, settings, target), *_wrong_waivers(settings, tests)]
     changed = environment.changed_files(own_tests.folder(), _data().judges)
     than = "the commit: commit it, or take it back"

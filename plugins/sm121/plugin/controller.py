@@ -38,7 +38,9 @@ class Controller:
     _groups: dict[str, str] | None = None
 
     def opened_by_a_worker(self) -> Session | None:
-        """Open the controller's session in a run that a worker has opened. Raises UsageError."""
+        """Open the controller's session in the run that a worker has opened. Returns: None when no
+        worker has a test of a level, or when the session is open already. Raises UsageError: the
+        choices contradict each other."""
         settings = self.config.stash[stash.SETTINGS]
         shared = report_directory.is_shared(settings.report_dir, self.name)
         if self.session is not None or not shared:

@@ -1,4 +1,5 @@
-"""What the tests are given of a server, which the first of them starts: clients, cases."""
+"""What the tests are given of a server, which is started when the first test asks for it: clients,
+one that checks answers by the schema, and the cases."""
 
 import functools
 import secrets

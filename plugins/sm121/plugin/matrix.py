@@ -66,7 +66,8 @@ def _make_plan(config: pytest.Config) -> CellPlan | None:
 def refuse_wrong_arguments(
     config: pytest.Config, session: Session, items: Sequence[pytest.Item]
 ) -> None:
-    """Before a start, ask the engine's parser for each value of an axis. Raises UsageError."""
+    """Ask the engine's own parser for each value of an axis, before anything is started. Raises
+    UsageError: the parser refuses a value."""
     plan = _plan_to_run(config, session, items)
     if plan is not None:
         refuse_arguments(plan, session.managed_configuration(session.profile.under_test))

@@ -23,7 +23,8 @@ _NO_LEVEL = (
 
 
 def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
-    """Open the run of the collected tests of levels; None: there are none. Raises UsageError."""
+    """Open the run of the collected tests of levels; None when there are none. Raises UsageError:
+    something is wrong with what was asked for."""
     if not config.stash.get(selection.SELECTED, False):
         return None  # pytest calls this after a refused collection, too
     tests = [item for item in items if LEVEL in item.stash]
@@ -75,7 +76,8 @@ def open_empty(config: pytest.Config) -> None:
 
 @contextlib.contextmanager
 def refusing(config: pytest.Config | None = None) -> Iterator[None]:
-    """Refuse as pytest does. `config`: a refused certificate leaves no older verdict there."""
+    """Refuse what is wrong as pytest does. `config`: after a certificate that is refused, nobody
+    takes the verdict of the run before for it."""
     try:
         yield
     except UsageError as error:

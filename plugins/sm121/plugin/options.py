@@ -14,7 +14,9 @@ from sm121.session import settings
 
 
 class _AnyWords(int):
-    """So many words, whatever they begin with: in argparse's pattern A is a word, O an option."""
+    """So many words of the command line, whatever they begin with. argparse takes
+    ``--enforce-eager`` behind ``--ab ""`` for an option of its own. It makes the pattern of an
+    option's words by ``"A" * nargs``, A being a word that is no option, and O one."""
 
     def __rmul__(self, _word: object) -> list[str]:  # type: ignore[override]
         return ["[AO]"] * int(self)

@@ -1,4 +1,6 @@
-"""Warnings of other people's packages are shown, and no errors in a run of the levels."""
+"""Warnings of other people's packages: shown, and never errors in a run of the levels. A project's
+own ``filterwarnings = error`` is about its own code. What torch or NVML's bindings warn of when
+they are imported is no finding about the server that is judged."""
 
 import contextlib
 import warnings

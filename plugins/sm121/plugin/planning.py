@@ -1,4 +1,6 @@
-"""What a run asks and how long it takes: at its head, and whole for ``sm121 plan``."""
+"""What a run asks and how long it takes: at its head, and whole for ``sm121 plan``. ``sm121 plan``
+is ``pytest --collect-only``: nothing is started. Its page has the facts of `_FACTS`, what would not
+run with the reason, and each plan of the profile with its minutes."""
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence

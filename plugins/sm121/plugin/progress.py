@@ -1,4 +1,5 @@
-"""Where a run is: a line that is rewritten; without a terminal, with -v, -s or -n, lines."""
+"""Where a run is: one line that is rewritten on a terminal; elsewhere, and beside what pytest says
+itself (-v, -s, -n), a line with its time."""
 
 import io
 import os
@@ -134,7 +135,8 @@ class Progress:
             self._file.close()
 
     def line(self) -> str:
-        """Time, what is left, level, test, what is waited for. No lock: rich's thread holds one."""
+        """Time, what is left of it, level, test, what is waited for. It takes no lock: rich's own
+        thread asks for it with one in its hand that `say` needs."""
         parts = [clock_time(self._clock() - self._began) + self._left(", about {} left")]
         levels = [self._level] if self._level else [*self._costs]
         if set(levels) <= {*self._costs}:

@@ -91,7 +91,8 @@ def write(session: Session, known: details.Details) -> StoredReport:
 
 
 def redact(session: Session, report: pytest.TestReport) -> None:
-    """Take secrets out of what pytest prints: a server may name the key that it refuses."""
+    """Take secrets out of what pytest itself prints and writes to --junitxml: a server may name the
+    key that it refuses, and ``-l`` shows it."""
     report.sections = [(name, session.redact(text)) for name, text in report.sections]
     if isinstance(report.longrepr, tuple):  # of a skip: the test, wherever the suite is installed
         file, line, _ = report.location

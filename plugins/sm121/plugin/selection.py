@@ -43,7 +43,8 @@ LEFT_OUT = pytest.StashKey[list[str]]()
 
 
 def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Find the level and the targets of each test, and put them in order. Raises UsageError."""
+    """Find the level of each test and the architectures that it is for; put them in order. Raises
+    UsageError: a test of a level does not say what it applies to."""
     for item in items:
         level = next((name for name in LEVELS if item.get_closest_marker(name)), None)
         if level is None:
@@ -68,7 +69,8 @@ def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what needs an option, or is of a level that the certificate does not ask for."""
+    """Leave out tests that need an option of their own, and those of levels that the certificate
+    does not ask for. That is no gap in a certificate."""
     settings = config.stash[SETTINGS]
     chosen = profile.expected(settings.profile, settings.arch, settings.engine)
     groups: dict[str, list[pytest.Item]] = {}
@@ -184,7 +186,9 @@ def note_deselected(config: pytest.Config, items: Iterable[pytest.Item]) -> None
 
 
 def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], bool]:
-    """Whether a test that is not in this run was asked for: if it were there, it would be in it."""
+    """Whether a test that is not in this run was asked for: it was not collected, and would have
+    been if it were there. What -m, -k, a plan or an option leaves out was not asked for, nor was
+    what lies outside the paths that were given."""
     settings = config.stash[SETTINGS]
     has_paths = config.args_source is pytest.Config.ArgsSource.ARGS
     paths = [_relative(config, path) for path in config.args] if has_paths else []
@@ -206,7 +210,8 @@ def asks_for(config: pytest.Config, session: Session) -> Callable[[TestReport], 
     others = set(re.findall(r"[A-Za-z_]\w*", marks)) - {*LEVELS, *NAMES, "gpu", "slow"}
 
     def selected(test: TestReport) -> bool:
-        """Whether -k, -m and the plan take a test, which may have any marker that they name."""
+        """Whether -k, -m and the plan take a test that is not there. It may have had any marker
+        that they name beside level and architecture."""
         name = test.id.rpartition("::")[2].partition("[")[0]
         id_ = test.id.lower()
         return (
@@ -237,7 +242,8 @@ def _relative(config: pytest.Config, path: str) -> str:
 
 
 def missed(config: pytest.Config, arch: str) -> list[str]:
-    """Ids of the deselected tests of a target: each is a gap in its certificate."""
+    """Ids of the deselected tests that apply to a target: each is a gap in its certificate. ``-m
+    sm121`` also deselects the tests of other targets, which no certificate of sm121 needs."""
     deselected = config.stash.get(DESELECTED, {})
     return [name for name, applies_to in deselected.items() if arch in applies_to]
 
@@ -296,7 +302,8 @@ def _applies_to(item: pytest.Item) -> frozenset[str]:
 
 
 def architectures_asked_for(expression: str) -> tuple[str, ...]:
-    """Architectures that a ``-m`` expression asks for: none for ``not sm121`` or ``smoke``."""
+    """Architectures that a ``-m`` expression asks for by name. ``sm121 and smoke`` asks for sm121;
+    ``not sm121`` and ``smoke`` ask for none."""
     named = [name for name in NAMES if re.search(rf"\b{name}\b", expression)]
     if not named:
         return ()
@@ -319,7 +326,8 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
 
 
 def asked_for_levels(config: pytest.Config) -> bool:
-    """Whether a target was asked for, by ``--certify`` or its name, of this very process."""
+    """Whether somebody wants to know of a target: by ``--certify``, or by an architecture's name.
+    False in a worker, and where pytest only shows something."""
     shows = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow")
     if hasattr(config, "workerinput") or any(getattr(config.option, n, None) for n in shows):
         return False
@@ -351,7 +359,8 @@ def _evaluate_with(expression: str, has: Callable[[str], bool]) -> bool:
 
 
 def take_over(config: pytest.Config, session: Session, items: list[pytest.Item]) -> None:
-    """``--resume``: deselect the kernel tests that ended before, and take over their verdicts."""
+    """``--resume``: deselect the kernel tests that an earlier run has finished, and take over their
+    verdicts, but of those that say something of the kernel path, a rate or a running server."""
     if not config.getoption("--resume"):
         return
     if session.settings.worker is not None:

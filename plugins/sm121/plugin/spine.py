@@ -53,7 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """``sm121 run``: the tests are the suite's. An unknown option may be one of its, misspelt."""
+    """``sm121 run``: the tests are the suite's, wherever it was started. An option that no conftest
+    has added is looked for among the suite's."""
     options.name_own_tests(early_config, args)
     result = yield
     options.refuse_misspelt(parser, args)
@@ -62,7 +63,8 @@ def pytest_load_initial_conftests(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before xdist decides
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    """``--certify``: the suite builds that run. ``-n`` alone: servers are for one worker."""
+    """``--certify``: the suite builds that run itself. ``-n`` without ``--dist``: tests that need a
+    server go to one worker."""
     if config.getoption("--certify") and not certified_run.is_this_process():
         certificate.start(config)
     if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
@@ -300,7 +302,8 @@ def pytest_runtest_makereport(
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Look once more at what passed, before the client goes. Free the memory of the kernels."""
+    """Look once more at what passed, before the client goes. Free the device memory of the kernel
+    level's tensors for the next server."""
     try:
         performance.look_again_after_the_level(item, nextitem)
         return (yield)

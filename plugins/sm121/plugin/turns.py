@@ -1,4 +1,5 @@
-"""A test that measures waits until it has the machine; a controller does, for its workers."""
+"""A test that measures waits until no other run of the suite uses this machine. Workers of
+pytest-xdist would wait for each other: their controller takes one turn for all of them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ def _has_gpu_servers(session: Session) -> bool:
 
 @contextlib.contextmanager
 def turn(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Wait for a test's turn, which the next one keeps if it needs the same. Raises UsageError."""
+    """Wait for a test's turn. It is kept after the test when the next one needs the same. Raises
+    UsageError: the lock files cannot be used."""
     if not _takes_turns(item.config):
         yield
         return

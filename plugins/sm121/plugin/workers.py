@@ -1,6 +1,11 @@
-"""What belongs together in a run that is divided, by ``--shard I/N`` or by pytest-xdist: tests of
-one server configuration. A worker writes to a file of its folder which tests belong together: xdist
-3.8 appends names of groups to node ids, which pytest 9.2 ignores (pytest-dev/pytest-xdist#1386)."""
+"""What belongs together in a run that is divided: by ``--shard I/N``, or by the workers of
+pytest-xdist. Tests of one server configuration stay together. A shard gets whole groups; xdist
+gives a group to the next worker that is free. Each worker has its own run in its own folder, with
+its own server, and no two servers are on one device. Tests that need a server go to one worker, in
+order. Kernel numerics and compilations are spread over all workers. Tests that measure time do not
+run; cells of the matrix do. Each worker writes to a file of its folder which tests belong together,
+and the controller reads it: xdist 3.8 appends the names of groups to node ids, and pytest 9.2
+ignores them silently (pytest-dev/pytest-xdist#1386)."""
 
 import hashlib
 import json
@@ -62,7 +67,8 @@ def write_groups(session: Session, items: Iterable[pytest.Item]) -> None:
 
 
 def read_groups(folder: Path) -> dict[str, str]:
-    """The group of each node id that has one. Raises OSError, ValueError: the worker died."""
+    """The group of each node id that has one, as a worker has written it. Raises OSError: there is
+    no file: the worker died, or has no test of a level; ValueError: it died meanwhile."""
     groups: dict[str, str] = json.loads((folder / _FILE).read_text("utf-8"))
     return groups
 

@@ -1,4 +1,9 @@
-"""A against B: two builds or configurations, started in turns, with the start as the unit."""
+"""A against B: two builds or configurations, started in turns, with the start as the unit. What
+differs from start to start (memory layout, autotuning, the temperature) is not averaged out by more
+rounds on one server. So each start gives one value per metric, starts come in pairs whose order
+alternates (A B, B A, ...), and the interval of the ratio B / A is over pairs. A measurement on
+another kernel path than was asked for counts neither way, and a comparison of a thing with itself
+says nothing: the rules of every other measurement."""
 
 import re
 import shlex
@@ -45,8 +50,9 @@ class Side:
 
 
 def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
-    """Both sides of ``--ab``: two URLs, each perhaps with ``--server-log PATH``; or arguments,
-    ``KEY=VALUE`` and ``--engine-python PATH`` on top of what is under test. Raises UsageError."""
+    """Both sides of ``--ab``: two URLs, each perhaps with ``--server-log PATH`` behind it, or for
+    each the engine's arguments, ``KEY=VALUE`` and ``--engine-python PATH`` that come on top of the
+    configuration under test. Raises UsageError: they are not that."""
     first, second = (_side(text) for text in texts)
     for side in (first, second):
         # Where only one word was given, the other is what stood behind it: a path, or an option.
@@ -197,7 +203,8 @@ def moved(visit: Visit, earlier: Sequence[Visit]) -> list[str]:
 def the_same(
     sides: tuple[Side, Side], engine: str, a: Visit, b: Visit
 ) -> tuple[str | None, str | None]:
-    """Why two configurations are one thing, and what of their difference nothing shows, or None."""
+    """Why a comparison of two configurations is one of a thing with itself, and what of their
+    difference nothing shows; None and None where neither is so."""
     first, second = sides
     if first.text == second.text:
         return None, None  # asked for: how far starts of one thing differ

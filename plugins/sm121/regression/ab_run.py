@@ -43,9 +43,10 @@ _A = "A"
 
 @dataclass
 class AbRun:
-    """The starts of both sides, made when first asked for: ``pairs`` at least, twice as many at
-    most. ``attach``: gives the server of a URL; ``look_at_box``: reads the machine's state at the
-    end; ``obstacle``: why no server can be started."""
+    """The starts of both sides, made when they are first asked for: ``pairs`` of them at least,
+    twice as many at most. ``plan``: what is measured of each, at its first depth; ``attach``: gives
+    the server of a URL; ``look_at_box``: reads the machine's state after the last visit;
+    ``hypothesis``: what the feature promised; ``obstacle``: why no server can be started."""
 
     harness: Harness
     sides: tuple[Side, Side]
@@ -141,7 +142,8 @@ class AbRun:
             raise Inconclusive(f"undecided (--ab-pairs for more starts): {'; '.join(open_ones)}")
 
     def review(self) -> None:
-        """What was promised holds, as review.md says. Raises NotRun, Unmet, Inconclusive."""
+        """What the feature promised holds; review.md is written either way. Raises NotRun: no
+        hypothesis; AssertionError, Inconclusive: a criterion does not hold, or is open."""
         chosen = self.hypothesis
         if chosen is None:
             raise NotRun("no hypothesis: give --hypothesis FILE with --ab")
@@ -235,7 +237,8 @@ class AbRun:
         self.visits.append(visit)
 
     def _forgotten(self, name: str, server: Server) -> str | None:
-        """What A knew at its first visit and this one does not. Raises Invalid: it is A's, too."""
+        """What A knew at its first visit and this one does not: a rate of noise is none. Raises
+        Invalid: A itself does not know it any more."""
         questions = self.harness.profile.correctness.known_answers
         wrong = facts.unknown(server.endpoint, questions)
         if self._answered is None:
@@ -251,7 +254,8 @@ class AbRun:
         return message
 
     def _check(self, visit: Visit, server: Server, side: Side) -> None:
-        """Raises Invalid: a side is not what it was to be, or what it was at its first visit."""
+        """What runs is what the side was to be, and what it was at its first visit. Raises Invalid:
+        it is not; names all of it and the evidence."""
         harness, name = self.harness, visit.side
         where = f"{name}, visit {1 + sum(earlier.side == name for earlier in self.visits)}"
         if side.url is not None:

@@ -1,4 +1,6 @@
-"""A change of one metric: B against A, or this run against stored or trusted ones."""
+"""A change of one metric: B against A, this run against stored ones, or against a trusted one.
+Speed that is bought with quality, by a price of rounding, is a regression, unless the profile
+allows that."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,8 @@ from sm121.run.verdict_file import ChangeReport
 
 @dataclass(frozen=True)
 class Change:
-    """What a metric was and is, and the verdict: PASS, no regression; NOT_RUN, not judged."""
+    """What a metric was, what it is, and what was decided about that. A verdict is about a
+    regression: PASS, there is none; NOT_RUN, it was not judged."""
 
     metric: str
     unit: str
@@ -153,5 +156,6 @@ def price_change(metric: str, before: float, now: float, limit: float, runs: int
 
 
 def trade(before: Values, now: Values) -> str:
-    """``1.6 times as fast (...), at a price: ...``; empty unless both have a rate and a price."""
+    """How much faster it is, and what that costs: ``1.6 times as fast (...), at a price: ...``;
+    empty unless both have a rate and a price."""
     return templates.rendered("trade.j2", before=before, now=now, prices=PRICES, number=number)

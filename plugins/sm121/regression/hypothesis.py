@@ -130,7 +130,8 @@ def evaluate(
     levels: Mapping[str, Verdict],
     looks: int,
 ) -> list[CriterionResult]:
-    """Each criterion against what was measured, else NOT_RUN. ``looks``: see `compare_starts`."""
+    """Each criterion against what was measured; what was not measured is NOT_RUN. ``looks``: as of
+    `trend.compare_starts`."""
     by_name = {outcome.metric: outcome for outcome in outcomes}
     return [
         CriterionResult(criterion, *_answer(criterion, by_name, visits, levels, looks))

@@ -53,8 +53,9 @@ class MeasuredHistory:
 
     @functools.cached_property
     def runs(self) -> list[StoredRun]:
-        """The stored runs comparable with this one, oldest first. Raises NotRun: none; Invalid: the
-        named one is another; Inconclusive: only machine or path changed since the latest."""
+        """The stored runs that this one can be compared with, oldest first. Raises NotRun: there is
+        none yet; Inconclusive: only the machine or the kernel path changed since the latest;
+        Invalid: the one that was asked for is of another machine, path, profile or plan."""
         assert self.current
         stored = self._stored()
         if matches := [run for run in stored if not run.unlike(self._context)]:
@@ -65,7 +66,8 @@ class MeasuredHistory:
 
     @functools.cached_property
     def named(self) -> StoredRun | None:
-        """The latest stored run of that name, if one was asked for. Raises NotRun, Invalid."""
+        """The latest stored run that was asked for by name; None: none was. Raises NotRun: there is
+        none; Invalid: of another machine, path, profile or plan, or it did not pass."""
         if self.baseline is None:
             return None
         stored = self._stored(self.baseline)
@@ -86,7 +88,8 @@ class MeasuredHistory:
         return list(dict.fromkeys(lines))
 
     def compared(self) -> None:
-        """Hold each metric against the last runs. Raises Unmet, Invalid, Inconclusive."""
+        """Hold each metric against the last runs. Raises AssertionError: some are worse; Invalid,
+        Inconclusive: some cannot be compared, or not decided."""
         self._check_comparable()
         harness = self.recorder.harness
         limits = harness.profile.regression

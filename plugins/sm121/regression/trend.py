@@ -1,4 +1,8 @@
-"""The one judge of a change, by the rules of docs/regression.md."""
+"""The one judge of a change: a run against stored ones, and B against A by pairs of starts. Against
+stored runs a metric has regressed when three things hold: its median is worse than the median of
+the last runs by more than the threshold; its samples are worse than the latest run's by a
+Mann-Whitney test; and it lies outside what the runs differ by anyway. The first alone is
+INCONCLUSIVE. Against another side, the whole interval of the ratio decides."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +57,8 @@ _MOST_RUNS = 60
 def compare(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
 ) -> list[Change]:
-    """Each metric against the last runs of `history`: comparable earlier ones, oldest first."""
+    """Each metric that the history has too, against its last runs. `history`: comparable runs,
+    oldest first, without the current one."""
     earlier = {n: [run.metrics[n] for run in history if n in run.metrics] for n in current}
     return [
         compare_prices(current[name], metrics, limits)
@@ -67,7 +72,10 @@ def compare(
 
 
 def _over_starts(change: Change, stored: Sequence[StoredMetric], limits: Regression) -> Change:
-    """What is worse fails only beyond what starts of one build differ by (docs/regression.md)."""
+    """A run is one start. What is worse than allowed fails where it is worse than each stored start
+    by more than starts of one build differ, or, where so many are stored that they have shown it,
+    by half of what is allowed. What is worse than each of some starts, and than the best of them by
+    more than is allowed, is no success, though most of them may have been slow."""
     differ_by, allowed = limits.of_starts(change.metric, change.unit), change.allowed or 0.0
     if change.verdict not in (Verdict.FAIL, Verdict.PASS) or not differ_by or not change.b:
         return change
@@ -140,14 +148,16 @@ def _beyond(
 
 
 def not_judged(runs: Sequence[StoredRun]) -> tuple[list[str], int]:
-    """The metrics of which only twice as bad is red, and how many runs more they take."""
+    """The metrics of the last of these runs of which only what is twice as bad is red, since too
+    few runs have them, and how many runs more it takes."""
     metrics = [m for m in runs[-1].metrics.values() if _needs_scatter(m, m)]
     more = {m.name: _SCATTER - sum(m.name in run.metrics for run in runs) for m in metrics}
     return [name for name in more if more[name] > 0], max([0, *more.values()])
 
 
 def drafts_or_kernels(now: StoredMetric, before: StoredMetric, allowed: float) -> str:
-    """Whether fewer drafts are accepted, or steps are slower; empty: no rate with speculation."""
+    """Whether a rate fell because fewer drafts are accepted, or because steps are slower; empty
+    where it is no rate with speculation."""
     one, other = before.accepted_length, now.accepted_length
     if now.unit != "tok/s" or not one or not other or not before.value:
         return ""
@@ -183,7 +193,9 @@ def _needs_scatter(now: StoredMetric, before: StoredMetric) -> bool:
 def _without_scatter(
     now: StoredMetric, latest: StoredMetric, level: float, allowed: float
 ) -> Verdict:
-    """The verdict with too few runs: twice as bad fails; all samples far worse are no success."""
+    """The verdict on it where too few runs are stored. Twice as bad is beyond doubt, unless a
+    single sample of several makes it so. Few samples are no success where each is worse than each
+    of the latest run's, and all of it by twice what is allowed."""
     sign = 1.0 if now.higher_is_better else -1.0  # larger is better of what it multiplies
     half = level * 2.0**-sign
     if sign * now.value <= sign * half:
@@ -235,7 +247,8 @@ def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[st
 def changes(
     current: Mapping[str, StoredMetric], history: Sequence[StoredRun], limits: Regression
 ) -> list[Change]:
-    """Metrics whose level is worse than the best of the history, by a step or by small ones."""
+    """Metrics whose level is worse than the best of the whole history, by a step that was let
+    through or by steps that are each within the threshold."""
     fallen = []
     for name, metric in current.items():
         runs = [run for run in history if name in run.metrics and run.metrics[name].value > 0.0]
@@ -263,9 +276,14 @@ def _fall(
     metric: StoredMetric, values: Sequence[float], limits: Regression
 ) -> tuple[float, float, int, float] | None:
     """The best level of a metric, the level now, the first run behind the best, and what is
-    allowed, if the level now is worse: by a step, between levels that segments have and a
-    percentile's scatter hides; or by a creep from the best median of three runs in a row, however
-    long ago that was. docs/regression.md says what the level now is, and how much is allowed."""
+    allowed, if the level now is worse than that.
+
+    A step: levels are those between two changes; not of a percentile, whose scatter hides them. A
+    creep: the best level stays however long ago it was. It is the best median of three runs in a
+    row, so that no lucky run is one. The level now is the better of this run and the median of the
+    last five, and of what is timed the best of four starts, so that slow starts are no creep, and
+    none is left where this run is good again. More is allowed where runs differ by more: of 1,000
+    simulated runs without a trend, in histories of 60, less than one is red."""
     better, chance = max if metric.higher_is_better else min, _chance(values)
     is_timed = limits.of_starts(metric.name, metric.unit) > 0.0
     starts = values[-_SLOW_STARTS:] if is_timed else values[-1:]
@@ -289,8 +307,9 @@ def _fall(
 
 
 def _chance(values: Sequence[float]) -> float:
-    """How much worse the level of some runs may be by chance, as a fraction. Their differences have
-    no trend in them."""
+    """How much worse the level of some runs may be by chance, as a fraction: four standard
+    deviations of a run, and more where few runs tell it. It is taken from differences of runs: no
+    trend is in it, and of a step little."""
     logs = np.log(values)
     means = []
     for lag in range(1, 1 + min(_LAGS, max(1, len(logs) // _RUNS_OF_LAG))):
@@ -302,7 +321,8 @@ def _chance(values: Sequence[float]) -> float:
 
 
 def segments(values: Sequence[float]) -> list[tuple[int, int]]:
-    """The constant levels of a series, as (start, end), by least squares on logarithms."""
+    """The piecewise constant levels of a series, as (start, end): least squares on logarithms with
+    a price for each change, which is judged by the noise from run to run."""
     logs: Floats = np.log(np.asarray(values, dtype=np.float64))
     count = len(logs)
     steps = np.diff(logs)
@@ -333,8 +353,9 @@ def levels_of(
     values: Sequence[float], *, higher_is_better: bool, limits: Regression
 ) -> list[tuple[int, int, float]]:
     """The levels of a series that a reader may rely on, as (start, end, median): of `segments`,
-    those between changes, of medians and best runs, that are no scatter and no slow starts
-    (docs/regression.md). Of series without a change one in 100 has one."""
+    those between changes that are no scatter. Of each change both the medians and the best runs
+    differ, so that slow starts are none; by 3 % where both levels have six runs, else by more than
+    starts differ. Of series without a change, with the noise of starts, one in 100 has one."""
     levels = [(0, len(values), float(np.median(values)))]
     if len(values) < SERIES or not min(values) > 0.0:
         return levels

@@ -1,4 +1,5 @@
-"""One archive of a run for an issue: its files without secrets, with their checksums."""
+"""One archive of a run, to attach to an issue (``sm121 bundle``): the report directory, its logs
+searched for secrets once more, with a checksum of each file."""
 
 import hashlib
 import shutil
@@ -18,7 +19,8 @@ _EARLIER = "earlier"
 
 
 def write(directory: Path, output: Path | None = None) -> tuple[Path, list[str]]:
-    """Write a report directory's archive; its path, and what was left out. Raises UsageError."""
+    """Write the archive of a report directory (default: sm121-VERDICT-ARCH-STARTED.tar.gz here);
+    its path, and what was left out. Raises UsageError: there is no sound verdict.json."""
     report = stored.read(directory)
     when = "".join(c for c in report.run.started[:19] if c.isalnum())
     verdict, arch = str(report.run.verdict).lower(), report.run.arch or "unknown"

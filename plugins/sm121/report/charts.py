@@ -1,4 +1,5 @@
-"""The charts of report.html as plotly's JSON, in colours by CSS, each with its table."""
+"""The charts of report.html: figures as plotly's own JSON, each with its data as a table. Colours
+are CSS variables, which the page's script looks up for light, dark and paper."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -72,7 +73,8 @@ class Chart:
 
 
 def interval(metric: MetricReport) -> str:
-    """The interval of a metric with its confidence, which a bounded quantile has alone."""
+    """The interval of a metric's value for people, with its confidence; empty for none. A quantile
+    that a bound was compared with has the confidence alone with which its rounds show it."""
     surely = "" if metric.confidence is None else f"{metric.confidence:.0%}"
     if metric.ci_low is None and metric.ci_high is None:
         return f"{surely} sure" if surely and metric.gated else ""

@@ -1,5 +1,6 @@
-"""One page of two stored runs, without a script or the network. Nothing is judged anew: tests have
-their runs' verdicts, and metrics go by the rules of the regression level."""
+"""One file that puts two stored runs side by side: what is new in B, what is fixed, what else
+differs. It has no script and asks no network. Nothing is measured or judged anew: tests have the
+verdicts that their runs gave them, and metrics go by the rules of the regression level."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -65,7 +66,8 @@ class Side:
 
     @cached_property
     def tests(self) -> Mapping[str, TestReport]:
-        """Its tests, and what was found beside them; not what it is against a third run."""
+        """The tests of the run, and what was found beside them; but not what it is against a third
+        run, or what a certificate lacks."""
         return {t.id: t for t in self.report.run.tests if not t.id.startswith("--")}
 
     @cached_property
@@ -310,7 +312,8 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def write(runs: list[tuple[str, Path]], target: Path) -> Path:
-    """Write the page of two `runs`, each a name and a report directory. Raises UsageError."""
+    """Write the page of two runs. `runs`: the name and the report directory of A, and of B. Raises
+    UsageError: they are not two report directories."""
     if len(runs) != 2:
         raise UsageError(f"--html: expected two runs, A and B, got {len(runs)}")
     sides = []

@@ -1,5 +1,7 @@
-"""Results of this suite, llama-benchy and llama-bench side by side, each with its clock: token ids
-and usage count tokens, chunks events, ``in-process`` is an engine without a server."""
+"""Results side by side: stored runs of this suite, and of llama-benchy and llama-bench. Each
+source keeps the clock that it was measured with, since a number is only as good as that:
+``token_ids`` and ``usage`` count tokens, ``chunks`` counts events, ``in-process`` is the engine's
+own loop without server and network."""
 
 import csv
 import io
@@ -91,7 +93,9 @@ class Source:
 
 
 def read(path: Path) -> Source:
-    """Results of this suite or another tool, told apart by content. Raises UsageError."""
+    """A report directory or its verdict.json, a file of pytest-benchmark, JSON or CSV of
+    llama-benchy, YAML of sparkrun (Spark Arena), or JSON of llama-bench, told apart by what is in
+    it. Raises UsageError: it is none of these."""
     file = path / verdict_file.NAME if path.is_dir() else path
     expected = (
         f"{path}: expected a report directory, verdict.json, a file of pytest-benchmark, JSON or "
@@ -163,7 +167,8 @@ def limits_of(name: str) -> tuple[Regression, str]:
 
 
 def refuse_mixed(sources: Sequence[Source]) -> None:
-    """Raises UsageError: two results were not asked in one way, or on one machine; names it."""
+    """Refuse results that were not asked in one way, or not on one machine. Raises UsageError:
+    names the first field in which two differ."""
     runs = [(source.name, source.run) for source in sources if source.run is not None]
     newer = [(name, run) for name, run in runs if run.fingerprint is not None]
     older = [name for name, run in runs if run.fingerprint is None]
@@ -182,7 +187,8 @@ def refuse_mixed(sources: Sequence[Source]) -> None:
 
 
 def differences(one: VerdictFile, other: VerdictFile) -> list[Difference]:
-    """What two runs did not ask in one way, or of one machine, of profiles of one name."""
+    """What two runs did not ask in one way, or of one machine. Engine, version, configuration and
+    arguments are what is compared. A profile is compared with the one of its own name."""
     fields = _ASKED - ({"profile"} if one.profile != other.profile else set())
     runs = ((run.fingerprint or Fingerprint()).model_dump(include=fields) for run in (one, other))
     a, b = (Fingerprint(**asked) for asked in runs)
@@ -315,7 +321,8 @@ def markdown(sources: Sequence[Source]) -> str:
 
 
 def trades(sources: Sequence[Source]) -> list[str]:
-    """A line each: how much faster a later run is than the first, its price, the verdict."""
+    """What each later run is faster or slower than the first, what its rounding costs beside that
+    one's, and whether that is a regression: a line each, of those that have both."""
     lines = []
     runs = [(source.name, source.run) for source in sources if source.run is not None]
     values = [{name: metric.value for name, metric in run.metrics.items()} for _, run in runs]

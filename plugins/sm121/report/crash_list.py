@@ -23,7 +23,8 @@ class Crash(CrashReport):
 
 
 def read(listed: Sequence[CrashReport], directory: Path) -> tuple[Crash, ...]:
-    """The crashes that verdict.json lists, and bundles that it does not: the suite had ended."""
+    """The crashes that verdict.json lists, and bundles that it does not: the suite itself may have
+    ended before it could write them down."""
     crashes = [_crash(report, directory) for report in listed]
     bundles = {crash.bundle for crash in crashes}
     folder = directory / FOLDER

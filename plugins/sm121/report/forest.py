@@ -1,4 +1,6 @@
-"""A forest plot: how much better B is than A in each metric, better to the right."""
+"""A forest plot: one row a metric, how much better or worse B is than A, and its interval. Better
+is to the right in every row, whether more or less of the metric is better, so that one band shows
+what is allowed. A row is part of a table that has its data: the numbers need no plot."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""What a run came to, in one sentence, and the one thing to do next, for every report."""
+"""What a run came to, in one sentence, and the one thing to do next: the same words on the page, in
+the terminal, in the summary and in junit.xml. The sentence is made of fields of verdict.json. Only
+where a test says something that no field has, its message is put in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -115,7 +117,8 @@ def action(report: StoredReport) -> Action | None:
 
 
 def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
-    """What came of a metric, in all that was asked of it: the verdict that it shows, words."""
+    """What came of a metric, in all that was asked of it: the verdict that it is shown in, and
+    words. A percentile of too few requests is shown as what did not run."""
     metric = run.metrics[name]
     changes = [
         change
@@ -136,7 +139,8 @@ def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
 
 
 def no_evidence(name: str, metric: MetricReport) -> str | None:
-    """Why the PASS of a percentile shows nothing: of so few requests; None: it does, or is none."""
+    """Why the PASS of a percentile shows nothing: so few requests could not have shown that its
+    gate does not hold. None for any other metric."""
     fraction = metric_names.fraction(name)
     sure = metric.confidence
     if fraction is None or fraction <= 0.5 or metric.at_most is None or sure is None:

@@ -1,4 +1,6 @@
-"""Many runs over time (docs/regression.md#many-runs), by the rules of the regression level."""
+"""Many runs: series of a build on a machine, where their levels changed, since when they are red,
+checks that are red and green on one build and machine, machines apart from their like. Changes go
+by the rules of the regression level; nothing else is judged anew."""
 
 import itertools
 import os
@@ -41,7 +43,8 @@ _APART, _SPREADS, _CHANCE, _FEWEST = 0.035, 3.5, 0.001, 3
 
 @dataclass(frozen=True)
 class PastRun:
-    """``machine``: kind and unit; ``checks``: which passed; ``exact``: digest of build, machine."""
+    """One run. ``machine``: its kind, and which one of it; ``checks``: whether each check that
+    decided passed; ``exact``: the digest that runs of one build on one machine share."""
 
     path: Path
     run: StoredRun
@@ -78,7 +81,8 @@ class PastRun:
 
 
 class Step(NamedTuple):
-    """A change of level, first in ``run``. ``is_red``: worse than allowed; ``stands``: still so."""
+    """A change of level. ``run`` is the first with the new one, ``is_red``: worse than allowed,
+    ``stands``: the last level is so, too."""
 
     series: str
     metric: StoredMetric
@@ -194,7 +198,8 @@ class History:
 
     @cached_property
     def flaky(self) -> list[Flaky]:
-        """Checks that are red and green on one build and machine, the reddest first."""
+        """Checks that are red and green on one build and machine, the reddest first. Runs that do
+        not say what they are of are not looked at."""
         groups: dict[tuple[str, ...], list[tuple[PastRun, bool]]] = defaultdict(list)
         for past in self.runs:
             for name, passed in past.checks.items() if past.exact else ():
@@ -254,7 +259,8 @@ def _beside(runs: Sequence[PastRun], name: str) -> Iterator[tuple[PastRun, float
 
 
 def read(arguments: Sequence[tuple[str | None, Path]]) -> History:
-    """The runs of folders and files, by machine. Raises UsageError: a file is none, or no run."""
+    """The runs of folders and files; a name is that of their machine. Raises UsageError: a file
+    that was named is no result, or there is no run."""
     runs: dict[object, PastRun] = {}
     left_out: list[str] = []
     for machine, path in arguments:

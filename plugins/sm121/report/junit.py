@@ -1,5 +1,6 @@
-"""junit.xml: a suite for each level. FAIL is a ``failure``, INVALID and INCONCLUSIVE an ``error``,
-what did not run ``skipped``. A run that is not PASS though no test failed has a suite ``run``."""
+"""junit.xml: a suite for each level, the verdicts as properties. FAIL is a ``failure``; INVALID and
+INCONCLUSIVE are an ``error`` with the verdict as its type; what did not run is ``skipped``. A run
+that is not PASS though no test failed has a suite ``run`` with an ``error``."""
 
 import re
 from xml.sax import saxutils

@@ -1,4 +1,6 @@
-"""What `sm121 merge` and the controller write beside the verdict file; shards are copied."""
+"""What `sm121 merge` and the controller of workers write: one report of the parts of a run. The
+verdict file is `sm121.run.merge`'s; here are the folder around it and the matrix. The shards'
+folders are copied to ``shards/I`` of the merged report, unless they lie in it."""
 
 import itertools
 import json
@@ -37,7 +39,8 @@ class ShardFolder:
 
 
 def read(directories: Sequence[Path]) -> list[ShardFolder]:
-    """The shards in these report directories, in order. Raises UsageError: not of one run."""
+    """The shards in these report directories, by their number. Raises UsageError: one is no shard,
+    they are not of one run, or one is there twice."""
     shards: list[ShardFolder] = []
     for directory in directories:
         file = stored_run.file_of(directory)
@@ -65,7 +68,8 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
 
 
 def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
-    """Write the whole run's files under ``output``. Raises UsageError: a shard's, not one run."""
+    """Everything that a run writes, of the whole one, under ``output``. Raises UsageError: that is
+    a shard's own folder, or the shards' matrices cannot be read, or are not of one run."""
     folders, whole = [], output.resolve()
     for shard in shards:
         directory = shard.directory.resolve()
@@ -106,8 +110,9 @@ def _details(output: Path, folders: Iterable[str]) -> Details:
 def write_matrix(
     directory: Path, folders: Iterable[str], remark: Callable[[str], None] | None = None
 ) -> MatrixFile | None:
-    """Write ``matrix/`` of a report directory from the parts' folders; None where none has one.
-    ``remark`` is told of one that cannot be read. Raises UsageError: without it, or other axes."""
+    """Write ``matrix/`` of a report directory from those of the parts' folders; None where no part
+    has one. ``remark`` is told of a part's matrix that cannot be read; without it, that is an
+    error. Raises UsageError: the parts are of different axes, engines or profiles."""
     parts = []
     for folder in folders:
         try:

@@ -1,4 +1,6 @@
-"""report.html: one file, in which nothing of a model, a log or a name can be run."""
+"""report.html: one file that says what a run found, why, and on what evidence. Everything that
+comes from a model, a log or a name is put in by the template's own escaping, and nothing of it can
+be run: the page's scripts are the only ones that its policy allows, by hash."""
 
 import base64
 import functools

@@ -225,7 +225,9 @@ def _limits_of(measured: Measured, grade: str) -> list[tuple[str, float, MetricR
 
 
 def _gate_labels(measured: Measured, depths: Sequence[int], span: float) -> list[Figure]:
-    """The number of each bar beside it, the first of a kind in words; near bars share a label."""
+    """The number of each bar beside it, the first one of a kind in words; that of a minimum on the
+    side on which the measured point is not. Bars that are near each other share a label. `span`:
+    how much of the axis is shown, in tok/s."""
     by_depth: dict[str, list[tuple[float, str, str, int]]] = {}
     for grade, word, colour in _GRADES:
         for position, (depth, limit, metric) in enumerate(_limits_of(measured, grade)):

@@ -56,7 +56,8 @@ def link(environment: Mapping[str, str]) -> str:
 
 
 def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
-    """The summary of a run. `report`: of its end, which knows the command and what to do next."""
+    """The summary of a run, finished or not. `report`: of the same run, where it is written: it
+    knows the command and what to do next."""
     reason = findings.reason_of
     failures = findings.same(findings.failures(run), lambda test: (test.verdict, reason(test)))
     rates = {name: metric_names.rate(name) for name in run.metrics}

@@ -1,4 +1,5 @@
-"""The path of single requests by a run's records: when each chunk came, where it waited."""
+"""The path of single requests, from the records that a run kept beside its verdict: when it was
+sent, when each chunk came, where it waited."""
 
 import json
 import re

@@ -1,4 +1,6 @@
-"""details.json: what report.html shows beside verdict.json, without which it has less in it."""
+"""details.json: what report.html shows beside verdict.json: requirements, the whole text of
+failures, raw samples, the stored runs that this one was compared with. Nothing here decides
+anything; without the file a report has less in it."""
 
 import json
 import math

@@ -28,8 +28,9 @@ class ReportDirectory:
 
 
 def take(directory: Path, share: str | None = None) -> ReportDirectory:
-    """Take the directory for this run; an earlier one is moved to ``earlier/``. `share`: name of a
-    run of several processes. Raises UsageError: it is another run's, no report, or unwritable."""
+    """Take the directory for this run. Files of an earlier run are moved to ``earlier/``. `share`:
+    name of a run of several processes, which may take it at the same time. Raises UsageError:
+    another run has it, it is no report directory, or it cannot be written."""
     try:
         return _take(directory, share)
     except OSError as error:
@@ -93,7 +94,9 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
 
 
 def _wait_for_supervisors(directory: Path) -> None:
-    """Wait, so long at most, for what supervisors of an earlier, killed run still do."""
+    """Wait for the supervisors of an earlier run that was killed. They still write down what
+    happened, and end that run's servers. The wait is bounded: a supervisor that takes longer writes
+    to a folder that is no longer its own."""
     deadline = time.monotonic() + _SUPERVISED_WITHIN_S
     for file in (directory / SERVERS, *directory.glob(f"{WORKERS}/*/{SERVERS}")):
         if file.is_file():

@@ -1,4 +1,5 @@
-"""The fingerprint of a run: what was asked, of what, on which machine. Shards share one."""
+"""The fingerprint of a run: what was asked, of what, on which machine. Only runs with one
+fingerprint are shards of one run, or can be gone on with."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -153,7 +153,8 @@ class Harness(RunRecord):
         return server
 
     def start(self, configuration: ServerConfiguration) -> Server:
-        """The managed server of any configuration. Raises NotRun: none is started; StartError."""
+        """The managed server of any configuration: one of the profile's, or a cell's. Raises
+        NotRun: nothing is started in this run; StartError: it does not start."""
         if self.pool is None:
             raise NotRun(self.target.obstacle or "no server can be started here")
         if self.aborted is not None:
@@ -162,7 +163,8 @@ class Harness(RunRecord):
         return self.pool.get(configuration)
 
     def start_anew(self, configuration: ServerConfiguration) -> None:
-        """Let the next `start` of a configuration be one, though it runs or failed to start."""
+        """Let the next `start` of a configuration be one: a server of it that runs is stopped, and
+        a start that failed is tried again."""
         if self.pool is None:
             return
         self.pool.forget(configuration)
@@ -191,7 +193,8 @@ class Harness(RunRecord):
         return registry.engine(configuration.engine).environment(configuration, api_key="")
 
     def bound_compilers(self, configuration: ServerConfiguration) -> Mapping[str, str]:
-        """What a start's environment lacks that keeps its compilers from taking all memory."""
+        """What is added to a start's environment, so that its compilers do not take the memory of
+        the whole machine. What the user gave stays."""
         added = jit.bounding_variables(
             self.profile.engine.needs,
             configuration.arguments,
@@ -235,8 +238,9 @@ class Harness(RunRecord):
         return served.with_expected(self.file.engine.path, expected)
 
     def contradictions(self, server: Server) -> list[str]:
-        """What of a server's path is not as the profile requires, a line each, which
-        `judge_paths_again` judges again by its later log. The log must be known."""
+        """What of a server's path is not as the profile requires, a line each. It is judged again
+        after each level, when the server is closed, and at the end: what its log says by then
+        counts (see `judge_paths_again`). The server's log must be known."""
         configuration = server.configuration
         name = configuration.name if configuration is not None else self.profile.under_test
         wrong = self._contradictions(server, name)
@@ -304,7 +308,8 @@ class Harness(RunRecord):
 
     def judge_errors(self) -> None:
         """Decide what the running server's log has reported since it was last read: an error that
-        killed nobody is never green. What an attached one had reported before does not count."""
+        killed nobody is never green. Of an attached server's log, what was there before does not
+        count; nor does what a server prints while it is stopped. One that ended has its bundle."""
         self._follow_log()
         server, running = self.attached, self.pool.current if self.pool is not None else None
         if running is not None and running.running:

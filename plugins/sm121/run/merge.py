@@ -1,6 +1,9 @@
-"""Merges the verdict files of a run's shards, or of its workers, by the rules of docs/verdicts.md;
-which of two decisions on a test stands is `run.record.stands`. ``--resume`` takes over tests of
-kernel numerics and compilation that an earlier run of the same fingerprint has ended."""
+"""Merges several verdict files into one: those of a run's shards, or of its workers.
+docs/verdicts.md states the rules: how verdicts rank, how states of the box rank, and which of two
+decisions on a test stands (`sm121.run.record.stands`). ``--resume`` takes over the results of the
+earlier run in the report directory, of the same fingerprint: tests of kernel numerics and
+compilation with their verdicts, cells of the matrix (`sm121.matrix.state`). What shares a server,
+is about its path or measures runs again."""
 
 import datetime
 import math
@@ -114,7 +117,8 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
 
 
 def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
-    """The whole run of these shards, by their folders. What a missing one has is NOT_RUN."""
+    """The whole run of these shards, given by their folders. Tests of a missing shard are NOT_RUN,
+    and so is then the run. The whole is never better than any of its shards."""
     files = list(parts.values())
     shards = [file.shard for file in files if file.shard is not None]
     planned = shards[0]
@@ -213,7 +217,8 @@ def _prefixed(part: VerdictFile, prefix: str) -> VerdictFile:
 
 
 def worst_box(boxes: Iterable[BoxReport]) -> BoxReport:
-    """The box of the whole: the worst of those that were read. A later state is UNKNOWN."""
+    """The box of the whole: the worst of those that were read. A part that did not read its box
+    does not count. A state from a later version of the suite is UNKNOWN here."""
     every = list(boxes)
 
     def place(box: BoxReport) -> int:
@@ -234,7 +239,8 @@ def _environments(files: Sequence[VerdictFile]) -> dict[str, object]:
 
 
 def take_over(record: RunRecord, may_be_taken: Collection[str]) -> set[str]:
-    """Take over kernel tests that an earlier run finished, of those that may be; their ids."""
+    """Decide the kernel tests that an earlier run has finished; returns their ids. `may_be_taken`:
+    ids of the tests that use no server and measure nothing."""
     earlier = earlier_run(record)
     if earlier is None:
         return set()
@@ -255,7 +261,8 @@ def take_over(record: RunRecord, may_be_taken: Collection[str]) -> set[str]:
 
 
 def earlier_run(record: RunRecord) -> VerdictFile | None:
-    """The newest earlier run that is comparable and finished a kernel test; else a remark."""
+    """The newest earlier run that is comparable and has finished a kernel test, in the folder to
+    which opening this run moved it. When there is none, a remark says why."""
     files = sorted((record.directory / "earlier").glob("*/verdict.json"), reverse=True)
     reasons: list[str] = []
     for file in files:

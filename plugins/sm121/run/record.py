@@ -1,4 +1,5 @@
-"""What a run judges, and its record: verdict file, decisions by id, remarks, directory."""
+"""What a run judges, and its record: its verdict file, the decision on each test by its id (one way
+to decide, and one way to decide again), remarks, progress, and the report directory."""
 
 import functools
 from abc import ABC, abstractmethod
@@ -46,7 +47,8 @@ class Ledger:
         return self._decided >= self._places.keys()
 
     def decide(self, decision: TestReport) -> None:
-        """Note a decision; the first replaces "not reached", of two `stands` chooses one."""
+        """Note the decision on a test, or on something beside the tests. The first decision on a
+        test replaces "not reached". Of two decisions `stands` chooses one."""
         position = self._places.get(decision.id)
         if position is None:
             self._places[decision.id] = len(self._file.tests)
@@ -58,7 +60,8 @@ class Ledger:
         self._decided.add(decision.id)
 
     def overrule(self, test_id: str, verdict: Verdict, message: str) -> None:
-        """Replace the decision; the message says why. Raises KeyError: there is no such test."""
+        """Decide again. The new decision replaces any earlier one; the message says why. Raises
+        KeyError: the ledger has no such test."""
         test = self[test_id]
         test.verdict, test.message = verdict, message
 
@@ -109,7 +112,8 @@ class RunRecord(ABC):
         return redact(text, self.secrets)
 
     def remark(self, line: str, *, at_once: bool = True) -> None:
-        """Keep a remark, once: it changes no verdict. ``at_once``: shown, not only counted."""
+        """Keep a remark, once: worth knowing, and without effect on any verdict. It is shown
+        ``at_once`` too, or only counted at the end."""
         line = printable(self.redact(line))
         if line in self.file.remarks:
             return

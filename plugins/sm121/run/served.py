@@ -20,7 +20,8 @@ _JUDGED = (Verdict.PASS, Verdict.FAIL)
 def expected(
     required: KernelPathRequirement, configuration: ServerConfiguration | None
 ) -> KernelPath:
-    """The path that a configuration (None: attached) will have, before its server shows it."""
+    """The path that a configuration will have, before its server has shown it. `configuration`:
+    None where the server is attached, and nobody knows what it was asked for."""
     accepted: dict[serving.Fact, tuple[str, ...] | None] = {
         "attention": required.attention,
         "moe": required.moe,
@@ -39,8 +40,9 @@ def with_expected(path: KernelPath, expected: KernelPath) -> KernelPath:
 
 
 def judge(file: VerdictFile, path: KernelPath) -> list[ServedKernel]:
-    """Each kernel of the path, and whether a test of its own provider held it against the oracle.
-    `path`: the resolved one, with what is expected where nothing was shown."""
+    """Each kernel of the path, and whether a test held it against the oracle. A kernel counts as
+    judged by tests of its own provider alone: that another one is right says nothing of it. `path`:
+    the resolved one, with what is expected where nothing was shown."""
     kernels = []
     for operation in serving.OPERATIONS:
         tests = [

@@ -23,7 +23,8 @@ _PROMPT_TOKENS = 1024
 
 @dataclass
 class Spanned:
-    """``wrong``: against the profile; ``silent``: not proven; ``carried``: by index of the rank."""
+    """Of one server. ``wrong``: what contradicts the profile; ``silent``: what nothing proves;
+    ``remarks``: what costs speed. ``carried``: by index in ``ranks``."""
 
     ranks: list[RankPath]
     carried: dict[int, Transport]
@@ -39,7 +40,8 @@ class Spanned:
 def look(
     server: Server, nodes: Nodes, required: KernelPathRequirement, counted: Transport | None = None
 ) -> Spanned:
-    """Judge a server's ranks by its logs, and by what RDMA ports `counted`. Raises OSError."""
+    """Judge the ranks of a server by its logs. `counted`: what the counters of this machine's RDMA
+    ports say, where no line tells what carries the bytes. Raises OSError."""
     logs = [(node.name, node.log) for node in server.nodes if node.log is not None]
     if not logs and server.log is not None:
         logs = [(server.endpoint.base_url, server.log)]
@@ -61,7 +63,8 @@ def look(
 
 
 def of_logs(logs: Sequence[Path], engine: str) -> tuple[list[NodeReport], list[str]]:
-    """A row for each of several ranks that logs show, and what differs. Raises OSError."""
+    """A row for each rank that the logs of a server show, and what differs or is missing; empty
+    where there is one rank. Raises OSError."""
     of_ranks = ranks.read_ranks([(str(log), log) for log in logs], engine)
     world = max([len(of_ranks), *(each.path.world_size or 0 for each in of_ranks)], default=0)
     if world < 2:

@@ -1,4 +1,5 @@
-"""A past run as it was stored: in a report directory, or in a file of pytest-benchmark."""
+"""A past run as it was stored: in a report directory, or in a file of pytest-benchmark. It is read
+here by ``--against``, the regression level, ``sm121 compare`` and ``sm121 trust``."""
 
 import functools
 import json
@@ -116,7 +117,8 @@ class StoredRun:
         return reasons
 
     def changed(self, context: Mapping[str, Any]) -> dict[str, str]:
-        """What alone of machine and path tells it from a later run of that context; else empty."""
+        """What alone tells this run from a later one of that context, which asked for the same on
+        the same machine, by its name: its state and its kernel path. Else empty."""
         if any(self.context.get(key) not in (None, context.get(key)) for key in _SAME):
             return {}
         units = any(self.context.get("gpu_units") or ())
@@ -153,7 +155,8 @@ def folder_of(path: Path) -> Path:
 
 
 def of_report(run: VerdictFile, known: Details) -> StoredRun:
-    """A run from its verdict.json and details.json, with the metrics that count."""
+    """A run from its verdict.json and the samples of its details.json. A metric that counts neither
+    way, or that has no samples, is left out."""
     metrics = {
         name: StoredMetric.of(name, metric.value, metric, known.samples[name])
         for name, metric in run.metrics.items()
@@ -235,7 +238,8 @@ def load_benchmarks(storage: Path, pattern: str = "*") -> list[StoredRun]:
 
 
 def read_benchmarks(file: Path) -> StoredRun | None:
-    """One file of pytest-benchmark; None: no measurement of this suite. Raises UsageError."""
+    """One file of pytest-benchmark; None when it holds no measurement of this suite. Raises
+    UsageError: it is not a file of pytest-benchmark."""
     try:
         return of_data(file.name, json.loads(file.read_text("utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -249,7 +253,8 @@ def of_data(name: str, data: Mapping[str, Any]) -> StoredRun | None:
 
 
 def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) -> StoredRun | None:
-    """A run of benchmarks; None without a value. Raises KeyError, TypeError, ValueError."""
+    """A run from the ``extra_info`` of its benchmarks; None without a value of this suite. Raises
+    KeyError, TypeError, ValueError: a benchmark says too little, or what is no value."""
     extras = [extra for extra in benchmarks if "sm121" in extra]
     boxes = [(extra.get("box") or {}).get("state") for extra in extras]
     reasons = ["its box was DEGRADED"] if BoxState.DEGRADED in boxes else []

@@ -1,5 +1,7 @@
-"""``--against RUN``: what is worse than in a trusted run and shows in no test: one that does not
-run here, another path, a worse metric (docs/verdicts.md)."""
+"""``--against RUN``: this run is compared with one that is trusted. A test that failed there in the
+same way is known, and not red. A new failure is, and so is a known one that fails in another way:
+both are red by themselves. What is found here is what no test shows: a test that ran there and not
+here, a path that nobody asked to change, a metric that is worse."""
 
 import itertools
 import shutil
@@ -147,7 +149,8 @@ def _kept(storage: Path) -> list[Path]:
 
 
 def refuse(trusted: Trusted, run: VerdictFile) -> None:
-    """Refuse a run that has nothing in common with the trusted one. Raises UsageError."""
+    """Refuse a run that has nothing in common with this one. Raises UsageError: it is of another
+    architecture, profile, engine or model, or of a smaller plan."""
     if (why := _unlike(trusted.newest.file, run)) is not None:
         raise UsageError(
             f"--against: {trusted.name} is of another {why}: expected a run that asked the same"
@@ -235,7 +238,8 @@ def judge(
 def _not_executed(
     before: VerdictFile, run: VerdictFile, asked_for: Callable[[TestReport], bool]
 ) -> tuple[dict[str, str], list[TestReport]]:
-    """The tests that ran before and not now: reasons of those asked for, and the others."""
+    """The tests that ran before and not in this run: the reasons by the ids of those that this run
+    asked for, and the tests that it did not ask for."""
     tests = {test.id: test for test in run.tests}
     reasons: dict[str, str] = {}
     unasked: list[TestReport] = []
@@ -251,7 +255,8 @@ def _not_executed(
 
 
 def _lost(before: VerdictFile, unasked: Iterable[TestReport]) -> set[str]:
-    """The metrics of tests that were asked; all by the level where no test says its own."""
+    """The metrics that are lost where this run has none of them: those of tests that were asked.
+    Which test measured what is known of no run of an earlier suite; there all go by the level."""
     unasked = [*unasked]
     if not any(test.metrics for test in before.tests):
         return set() if any(t.level == "performance" for t in unasked) else {*before.metrics}
@@ -259,7 +264,8 @@ def _lost(before: VerdictFile, unasked: Iterable[TestReport]) -> set[str]:
 
 
 def _sort(report: AgainstReport, test: TestReport, before: TestReport | None) -> list[str]:
-    """Put a test into its list. Returns: what excuses it, and did not in the trusted run."""
+    """Put a test into the list that it belongs to. `before`: the same test in the trusted run.
+    Returns: deviations by which it is excused, and which the trusted run did not show."""
     failed_before = before is not None and before.verdict is Verdict.FAIL and not before.skipped
     if test.verdict is Verdict.PASS:
         if failed_before:
@@ -284,7 +290,8 @@ def _engine(run: VerdictFile) -> str:
 
 
 def _path(trusted: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:
-    """What differs of the kernel path, and whether a request explains it or nothing was shown."""
+    """What differs of the kernel path, and whether that is as it should be: a request of this run
+    that the other had not speaks of it, or the other run did not show it."""
     if not (run.engine.base_url or run.engine.startup_s or run.engine.path.evidence):
         return  # nothing was served here
     one, other = trusted.engine.path, run.engine.path

@@ -130,7 +130,9 @@ def _gaps_of_answers(file: VerdictFile, profile: Profile) -> _Gaps:
 def doubt_of_answers(
     file: VerdictFile, profile: Profile, tests: Inventory, deselected: Collection[str]
 ) -> str | None:
-    """Why the answers that a run recorded are not to be trusted; None where it all held."""
+    """Why the answers that a run recorded are not to be trusted; None where it finished, none of
+    its levels smoke, kernel and correctness failed, and it had all checks of correctness and
+    tolerated none."""
     if not file.finished:
         return "the run that recorded it has not finished"
     for name in ("smoke", "kernel", "correctness"):

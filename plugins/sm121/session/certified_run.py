@@ -1,6 +1,8 @@
-"""``sm121 certify``: a certificate is given by a process of its own, with the suite's pytest.ini
-and plugins, no conftest, and variables of an allow list. What is installed in its environment
-reaches it, a ``.pth`` file too, and harmless arguments of the caller."""
+"""``sm121 certify``: a certificate is given by a process of its own, whose command line is the
+suite's, with the suite's pytest.ini, the plugins that are named here, no conftest, and the
+variables of an allow list. So no plugin, conftest, pytest.ini or variable of the caller reaches it;
+what is installed in the interpreter's environment does, a ``.pth`` file too. The caller's arguments
+are added, and refused where they are not known to be harmless."""
 
 import os
 import sys
@@ -47,7 +49,8 @@ def is_this_process() -> bool:
 
 
 def start(given: Sequence[str]) -> NoReturn:
-    """Begin a certified run of `given` arguments in this process. Raises UsageError: PYTHONPATH."""
+    """Begin a certified run, which takes this process and its signals. `given`: the caller's
+    arguments of pytest. Raises UsageError: PYTHONPATH is set, by which other code may run."""
     if os.environ.get("PYTHONPATH"):
         raise errors.UsageError(
             f"{OPTION} with the variable PYTHONPATH: expected none; put the engine's into the "

@@ -1,4 +1,5 @@
-"""What happens after an abnormal end: a bundle, a line, a fresh server or distrust."""
+"""What happens after an abnormal end: a bundle, one line of output and a fresh server. Where a
+fresh server is not enough, later results are distrusted."""
 
 import errno
 import shlex
@@ -183,7 +184,8 @@ class CrashDesk:
         return life.ended_since(self._test_began, wait_s=wait_s)
 
     def _tell(self, evidence: crash_bundle.Evidence, happened: str = "") -> None:
-        """Write and note the bundle, and print one line. `happened`: without the cause."""
+        """Write the bundle, note it in verdict.json, and print one line. `happened`: in words
+        without the cause; nothing where the cause says it."""
         session, cause = self._session, evidence.cause
         bundle: Path | None = None
         elsewhere: str | None
@@ -317,7 +319,8 @@ class CrashDesk:
 
 
 def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:
-    """Which node was lost: whose log says why it ended, or else what another's says of its peer."""
+    """Which node of an attached server was lost: the one whose log says why it ended, else what
+    another's says of its peer; the cause itself where none does."""
     logged = [(node, classify(node.log)) for node in nodes if node.log and node.log.is_file()]
     definite = [each for each in logged if each[1].kind not in death.VAGUE]
     for node, node_cause in sorted(definite, key=lambda each: each[1].kind == "nccl"):

@@ -71,7 +71,8 @@ def of(session: Session, record: EnvironmentRecord, variables: Mapping[str, str]
 
 
 def is_shipped(chosen: profile.Profile, engine: Installed | None = None) -> bool:
-    """Whether a profile is the suite's of that name, whatever it judges."""
+    """Whether a profile is the one of its name that comes with the suite, whichever of its
+    configurations is judged, of whichever engine."""
     engine = engine or Installed()
     if chosen.name not in profile.shipped():
         return False
@@ -83,7 +84,8 @@ def is_shipped(chosen: profile.Profile, engine: Installed | None = None) -> bool
 
 
 def provider(session: Session) -> str | None:
-    """The kernel provider that was asked for, a user's own with the digest of its module."""
+    """The kernel provider that was asked for; of a user's own with the digest of its module. None
+    where the numerics judge what serves."""
     if (name := session.settings.kernel_provider) is None:
         return None
     module, separator, _ = name.partition(":")

@@ -1,4 +1,7 @@
-"""How long a run will take: as it took here, else by ``fixtures/costs.toml`` and ``[costs]``."""
+"""How long a run will take: from what took how long on this machine, else from rates. A check that
+an earlier run on this machine has timed takes as long as it did there. Of the others
+``fixtures/costs.toml`` says what a check of each level asks of a server on average, and the
+profile's ``[costs]`` how fast a server is and how long a start takes."""
 
 import os
 from collections import Counter
@@ -77,7 +80,8 @@ class Forecast:
 
 @dataclass
 class Pace:
-    """How far a run is, and how long the rest takes, by what was expected and what it took."""
+    """How far a run is, and how long the rest of it takes: what was expected, times what the levels
+    that are over have taken of it. `costs`: what was expected of each level."""
 
     costs: Mapping[str, Forecast]
     level: str = ""
@@ -124,7 +128,8 @@ class Pace:
 
     @property
     def _factors(self) -> tuple[float, float]:
-        """Of starts and of the rest: a start that was short says nothing of answers."""
+        """Of starts and of the rest: a start that was short says nothing of how fast answers are. A
+        level's time is divided among both as it was expected."""
         expected, took = [_SETTLED_S, _SETTLED_S], [_SETTLED_S, _SETTLED_S]
         for level in self._over & {*self.costs}:
             cost = self.costs[level]
@@ -146,7 +151,8 @@ class Timed:
 
 
 def timed(report: Path, profile: Profile, plan: str) -> Timed:
-    """What the newest runs of this profile on this machine took; a rate, of this plan alone."""
+    """What the newest runs of a report directory took, of this profile on this machine. A rate is
+    measured in another way by another plan: its time is then not taken."""
     by_test: dict[str, float] = {}
     source = gb_s = None
     files = [report / "verdict.json", *(report / "earlier").glob("*/verdict.json")]
@@ -174,7 +180,8 @@ def timed(report: Path, profile: Profile, plan: str) -> Timed:
 def of(
     profile: Profile, plan: Plan, checks: Iterable[Check], known: Timed, matrix_s: float = 0.0
 ) -> dict[str, Forecast]:
-    """The cost of each level, by the profile's rates and the seconds of checks in ``known``."""
+    """The cost of each level that has checks which will run, by the profile's rates, the seconds of
+    checks that were timed (``known``) and of the matrix's cells."""
     seconds, costs = known.seconds, profile.costs
     every = list(checks)
     forecasts: dict[str, Forecast] = {}

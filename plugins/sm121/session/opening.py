@@ -63,9 +63,11 @@ def prepare(
     say: Callable[[str, str], None] = _print,
     verbose: bool = False,
 ) -> Session:
-    """Attach to the server, or prepare to start servers; take the report directory. ``chosen``:
-    default from the settings; ``tests``: id and level; ``inapplicable``: ids that no certificate
-    needs. Raises UsageError: the choices contradict, no server answers, the directory is taken."""
+    """Attach to the server, or prepare to start servers; take the report directory. ``chosen`` is
+    resolved from the settings where it is not given; ``tests``: id and level of each that will be
+    decided; ``inapplicable``: ids that no certificate needs; ``say`` shows a line of progress on a
+    subject; ``verbose``: remarks are shown at once, too. Raises UsageError: the choices contradict
+    each other, no server answers, or the directory is somebody else's."""
     chosen = chosen or targets.resolve(settings, ())
     chosen, attached, engine = _look_at_engine(settings, chosen)
     settings, run_id, lock = _take_directory(settings, say)
@@ -132,7 +134,8 @@ def _look_at_engine(
 def _take_directory(
     settings: Settings, say: Callable[[str, str], None]
 ) -> tuple[Settings, str, IO[str]]:
-    """Take the report directory, or a worker's folder in it: settings with it, run's id, lock."""
+    """Take the report directory, or a worker's folder in it. Returns: the settings with that
+    folder, the run's id, and the lock that is held open."""
     worker, run_id = settings.worker, uuid.uuid4().hex[:12]
     directory = report_directory.take(settings.report_dir, worker.run if worker else None)
     if worker is not None:

@@ -140,7 +140,8 @@ class Session(harness.Harness):
 
     def judge_kernel(self) -> None:
         """Decide what the kernel has said since the run began: after an error of the GPU or of
-        memory no result is sure. What cannot be read, or is of an unused GPU, is a remark."""
+        memory no result is sure. A run on a CPU uses no GPU: what is said of one is a remark. What
+        cannot be read is one too, and stands in a certificate. A crash's is in its bundle."""
         if self.target.obstacle is not None:
             return
         attached = self.attached
@@ -182,7 +183,8 @@ class Session(harness.Harness):
             self.decide_silent(silent_errors.of_the_kernel(faults), f"messages of the kernel{of}")
 
     def close(self) -> None:
-        """Stop what runs, and write verdict.json. It has finished when all tests are decided."""
+        """Stop what runs and write the final report. The run has finished when every selected test
+        was decided and nobody interrupted it."""
         if self.sampler is not None:
             self.sampler.stop()
         self.judge_errors()  # of an attached server, which is not stopped
@@ -206,7 +208,8 @@ class Session(harness.Harness):
         self.save()
 
     def _judge_what_was_started(self) -> None:
-        """What computes, and the checkpoint, are at the end as they were when the run began."""
+        """What computes, and the checkpoint, are at the end as they were when the run began: else a
+        part of it was judged of another build than it says."""
         before, pool = self.file.fingerprint, self.pool
         if before is None or self.fingerprint_now is None or pool is None or not pool.starts:
             return
@@ -226,7 +229,8 @@ class Session(harness.Harness):
             self.ledger.decide(TestReport.of(name, "smoke", fact, verdict=Verdict.INVALID))
 
     def _hold_against(self) -> None:
-        """Decide what is worse than in the trusted run; of several processes where the whole is."""
+        """Decide what is worse than in the run that this one is compared with. Of several processes
+        the one does it that has the whole run."""
         settings, nothing_ran = self.settings, self.target.obstacle is not None
         if settings.against is None or not self.file.finished or settings.worker or nothing_ran:
             return

@@ -260,7 +260,8 @@ def _against(option: Option, started_in: Path) -> Trusted | None:
 
 
 def _api_key(option: Option) -> str | None:
-    """The key of the attached server. Raises UsageError, which does not show it: it is none."""
+    """The key of the attached server: from the option, a file, or one of `_KEY_VARIABLES`. Raises
+    UsageError: it is no key. The message does not show it."""
     key, file = option("--api-key"), option("--api-key-file")
     if key and file:
         raise UsageError("--api-key and --api-key-file: expected one of them")
@@ -370,7 +371,8 @@ def _count(name: str, text: str | None) -> int | None:
 
 
 def _sides(option: Option) -> tuple[tuple[Side, Side] | None, str | None]:
-    """What ``--ab`` compares, and the URL that the run is attached to: ``--base-url``, or A's."""
+    """What ``--ab`` compares, and the URL that the run is attached to. Of two URLs that is the
+    first one, unless ``--base-url`` was given."""
     base_url = option("--base-url") and root_of(option("--base-url"), "--base-url")
     texts = option("--ab")
     if texts is None:

@@ -23,7 +23,8 @@ _CANARY = "canary:"
 
 
 def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
-    """Choose architecture and profile. Raises UsageError: they contradict, or there are none."""
+    """Choose architecture and profile. Raises UsageError: the choices contradict each other, or
+    there is no profile for the target."""
     detected = architecture.detect()
     arch = settings.arch or (settings.profile.arch if settings.profile else None)
     if arch is None and asked_by_marker and detected.name not in asked_by_marker:
@@ -77,7 +78,8 @@ def judging_attached(settings: Settings, target: Target, attached: Server) -> Ta
 
 
 def attached_server(settings: Settings, chosen: Profile) -> Server | None:
-    """The server of ``--base-url``, probed; None: the suite starts one. Raises UsageError."""
+    """The server of ``--base-url``, probed; None when the suite is to start one itself. Raises
+    UsageError: the server does not answer, or is not the one that was asked for."""
     if settings.base_url is None:
         return None
     server = attach_to(settings.base_url, settings.server_log, settings, chosen)
@@ -90,7 +92,8 @@ def attached_server(settings: Settings, chosen: Profile) -> Server | None:
 
 
 def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -> Server:
-    """A running server, probed, with its log if it is proven its own. Raises UsageError."""
+    """A running server, probed, and its log only where that is proven to be its own. Raises
+    UsageError: the server does not answer, or is not the one that was asked for."""
     name = chosen.model.served_name
     required = settings.served_name or (name if settings.certify else None)
     server = attach(url, api_key=settings.api_key, served_name=required, default_name=name, log=log)
@@ -105,7 +108,8 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
 def configurations(
     settings: Settings, chosen: Profile, *, notify: Callable[[str], None]
 ) -> dict[str, configuration.ServerConfiguration]:
-    """The profile's configurations with the user's arguments; the canary is built if need be."""
+    """The profile's server configurations with the user's arguments added. Builds the canary where
+    the profile names it and it is missing. Raises UsageError: the model is not available."""
     model = settings.model or chosen.model.id
     if model.startswith(_CANARY):
         model = str(_canary(model.removeprefix(_CANARY), settings.root, notify))
@@ -139,7 +143,8 @@ def configurations(
 
 
 def span_of(settings: Settings, chosen: Profile) -> configuration.Span | None:
-    """The machines that a server is started on; None: this one. Raises UsageError: unreachable."""
+    """The machines that a server of the profile is started on; None: this one alone. Raises
+    UsageError: nobody says how the others are reached."""
     nodes = chosen.nodes
     if nodes is None:
         return None

@@ -1,4 +1,7 @@
-"""The stress level: loads of every shape, each checked as a whole, and what must hold after."""
+"""The stress level: loads of every shape, each checked as a whole, and what must hold afterwards::
+
+stress = Stress(harness, harness.server(), capabilities, bound) stress.sustained()
+stress.memory_holds() stress.close()."""
 
 import itertools
 import json

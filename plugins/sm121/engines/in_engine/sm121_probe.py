@@ -1,6 +1,9 @@
-"""Runs inside vLLM's workers (``engine.speaking_worker``): one log line after the model is loaded
-says which attention and experts each layer resolved to, how many have sinks and how many a window.
-No vLLM says all of that. This folder is on the engine's PYTHONPATH, alone."""
+"""Runs inside vLLM's workers: logs which attention and experts each layer really resolved to. vLLM
+on the CPU logs no line about its attention backend, and no version's log says how many layers have
+sinks or a window. A profile that sets ``engine.speaking_worker`` starts vLLM with ``--worker-cls
+sm121_probe.SpeakingWorker``: the platform's own worker, which adds one log line after the model is
+loaded and changes nothing else. This folder is on the engine's PYTHONPATH, alone: this file may
+import nothing of the suite."""
 
 from collections import Counter
 from typing import Any
