@@ -215,7 +215,7 @@ def test_cost_is_learned_and_foretold(tmp_path):
     settings, file = profile.load("cpu-tiny-gpt-oss").matrix, tmp_path / "d.json"
     cells = [SPACE.baseline, {**SPACE.baseline, "graphs": "compiled"}]
     first = cost.predict(SPACE, cells, ["a", "b"], settings, cost.Durations(file))
-    assert first.boots == 2 and "nothing timed yet" in str(first)
+    assert first.boots == 2 and "none of these boots timed yet" in str(first)
     assert first.seconds == 2 * (settings.boot_s.value + settings.cell_s.value) + 30
     timed = ended(PASS).model_copy(update={"configuration": "a", "boot_s": 10.0, "took_s": 15.0})
     timed.steps = [Step(name="start", outcome=PASS)]

@@ -256,6 +256,12 @@ def test_with_no_matrix_nothing_is_concluded(tmp_path):
     run = controller(tmp_path)
     merging.judge_matrix(tmp_path, run.ledger, ["workers/gw0"], run.remark)
     assert run.file.tests[0].verdict is Verdict.NOT_RUN and not (tmp_path / "matrix").exists()
+    for n, options in enumerate((None, ["--y"])):  # one worker could not ask the engine's parser
+        part = matrix_of(BASELINE).model_copy(update={"options": options})
+        worker_wrote(tmp_path, f"gw{n}", text_of(part))
+    merging.judge_matrix(tmp_path, run.ledger, ["workers/gw0", "workers/gw1"], run.remark)
+    assert run.file.tests[0].verdict is Verdict.NOT_RUN
+    assert "make no whole: the shards' matrices are of another options" in run.remarks[-1]
 
 
 def taken_over(root: Path, name: str) -> tuple[list[str], str]:

@@ -187,7 +187,8 @@ def interval(outputs: Iterable[Output]) -> Interval:
 
 
 def interval_of(right: int, n: int) -> Interval:
-    """Wilson's score interval (Wilson 1927) of the right share. Raises ValueError: no answers."""
+    """Wilson's score interval (Wilson 1927) of the share that is right. Raises ValueError: there
+    are no answers."""
     from scipy import stats  # half a second, which a run without questions need not spend
 
     bounds = stats.binomtest(right, n).proportion_ci(0.95, method="wilson")

@@ -56,7 +56,8 @@ def served_rounding(
 def rounding_of(
     options: Mapping[str, str], required: PathValues, path: KernelPath, config: Mapping[str, Any]
 ) -> Rounding:
-    """See `served_rounding`. `options`: the server's (`read_arguments`); `required`: its path."""
+    """See `served_rounding`. `options`: of the server (`read_arguments`); `required`: of its
+    path."""
     identity = builds.identity(path.version, build=path.build)
 
     def rounding(part: str, formats: Iterable[str]) -> str:

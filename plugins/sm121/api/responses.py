@@ -53,7 +53,8 @@ def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:
 
 
 def events_add_up(api: Api, judge: cases.Judge, correctness: Correctness, attempts: int) -> None:
-    """The deltas of text and reasoning are those of the response at its end, and of one at once."""
+    """The deltas of text and of reasoning are those of the response at the end, and of one that
+    comes at once."""
     chat, options = correctness.chats[0], {"max_output_tokens": correctness.max_answer_tokens}
     events = api.stream_response(chat.question, **options)
     deviation = api.capabilities.deviation("response-events", "unpublished_event")

@@ -19,7 +19,6 @@ from sm121.checkpoint import tokenizer
 from sm121.oracles import mxfp4
 
 Twin = Literal["mxfp4", "bf16"]
-TWINS: tuple[Twin, ...] = ("mxfp4", "bf16")
 
 BUILDER_VERSION = 3
 """Raised whenever the same shipped weights would make other files."""
@@ -37,8 +36,8 @@ Progress = Callable[[str], None]
 def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
     """Make the checkpoint of a twin at `directory`, unless it is there and up to date; returns its
     path. The directory appears whole or not at all, with the same bytes every time. The tokenizer
-    is taken from a sibling that has it. Raises ValueError for an unknown twin, FileExistsError when
-    the directory exists and is not a canary, ImportError without oss-harmony."""
+    is taken from a sibling that has it. Raises FileExistsError when the directory exists and is
+    not a canary, ImportError without oss-harmony."""
     directory = Path(directory).absolute()
     expected = manifest(twin)
     if directory.exists():

@@ -68,7 +68,7 @@ def compile_probe(
 ) -> Built:
     """Compile a probe of `load_probes` for one architecture, and judge what came out. ``headers``:
     folders by the name that stands for them in ``arguments``. Raises TookTooLong: nvcc does not
-    end; UsageError: the arguments name a place that is not among ``headers``."""
+    end."""
     with as_file(files("sm121.fixtures") / "compilation") as data:
         folders = {"headers": data / "headers", **headers}
         return build(

@@ -15,9 +15,10 @@ class Statement(DataTable):
 
 
 def extended(parent: BaseModel, own: dict[str, Any], origin: str) -> dict[str, Any]:
-    """The table of a file that extends another, validated one. Tables merge by key; statements and
-    lists replace, but entries with a ``metric`` merge by it. Keys in ``without`` (with dots) are
-    left out of the parent. Raises DataFileError: it has none; ``origin`` names the file."""
+    """The table of a file that extends another, validated one. Tables merge by key. Statements and
+    lists replace, but a list of entries that have a ``metric`` merges by that name. The keys in
+    ``without`` (with dots) are those of the parent that are left out before. Raises DataFileError:
+    ``without`` names what the parent has not; ``origin`` names the file."""
     before = parent.model_dump(exclude_unset=True)
     without = own.get("without", ())
     for name in without if isinstance(without, list) else ():

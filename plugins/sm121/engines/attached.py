@@ -36,8 +36,9 @@ def attach(
     log: Path | None,
 ) -> Server:
     """Probe a running OpenAI-compatible server. `served_name`: the model that it must serve; None:
-    ``default_name``, or the only one, whose name has it in it, as openai/gpt-oss-120b has. Raises
-    UsageError: no such server answers, or it serves another model."""
+    ``default_name``, or the only one that it serves where that has it in its name, as
+    openai/gpt-oss-120b has. Raises UsageError: nobody answers, what answers is no such server, or
+    it serves another model."""
     root = root_of(base_url, "--base-url")
     endpoint = Endpoint(root, api_key or NO_KEY, served_name or default_name)
     expected = f"--base-url {root}: expected an OpenAI-compatible server"
@@ -97,8 +98,9 @@ def several_processes(base_url: str, api_key: str | None) -> str | None:
 
 
 class AttachedProcesses:
-    """Whoever holds an attached server's listening socket, and all that descends from it, as vLLM's
-    engine core: not what is behind a proxy, in a container, or another user's."""
+    """The processes of an attached server: whoever holds the listening socket, and all that
+    descends from it, as vLLM's engine core. What stands behind a proxy, in a container, or belongs
+    to another user is not among them."""
 
     def __init__(self, base_url: str) -> None:
         parts = urlsplit(base_url)
@@ -126,7 +128,8 @@ class AttachedProcesses:
         return [] if self.upstream is not None else self._tree()
 
     def large(self, share: float) -> set[psutil.Process]:
-        """Those with such a share of the resident memory of all; none where this process is one."""
+        """Those with such a share of the resident memory of all of them. Where this process is one,
+        its other children are no server's."""
         sizes: dict[psutil.Process, int] = {}
         for process in self.find():
             with contextlib.suppress(psutil.Error):

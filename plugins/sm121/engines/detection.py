@@ -26,7 +26,7 @@ def detect(
             owners = {str(entry.get("owned_by")) for entry in entries if isinstance(entry, dict)}
             files = (file for file in shipped().values() if _recognised(http, file, owners))
             named = next((file.name for file in files), FALLBACK)
-        version, signs = server.version, of(named, None).file.detection
+        version, signs = server.version or None, of(named, None).file.detection
         if not version and signs.version_path is not None and signs.version_key is not None:
             answer = json_of(http, signs.version_path).get(signs.version_key)
             version = None if answer is None else str(answer)

@@ -81,7 +81,8 @@ class StopReport:
 
 
 class ServerError(errors.Sm121Error):
-    """A managed server failed: `what` happened, without the cause; its `cause` and `log`."""
+    """A managed server failed: `what` happened, without the cause; the `cause` by its log; the
+    `log`."""
 
     def __init__(self, what: str, cause: failure.Cause, log: Path) -> None:
         self.what = what
@@ -117,10 +118,11 @@ class PortTaken(StartError):
 
 @dataclass
 class ManagedServer:
-    """One server process tree. `configuration`: what to start; `engine`: how; `limits`: its times;
-    `directory`: of its log; `run_id`: marks its processes; `notify`: called on each change, and
-    when something is amiss; `other_secrets`: what its log must not show; `on_cold`: called with the
-    seconds that a start which compiles gets; `added`: to its environment."""
+    """One server process tree. `configuration`: what to start; `engine`: how; `limits`: of its
+    phases' times; `directory`: of its log and status; `run_id`: in the environment of each process;
+    `notify`: called on each change of progress, and when something is amiss; `other_secrets`: what
+    its log must not show, beside its key; `on_cold`: called with the seconds that a start which
+    compiles gets beyond the limit; `added`: to its environment."""
 
     configuration: ServerConfiguration
     engine: protocol.Engine
@@ -175,7 +177,8 @@ class ManagedServer:
         return (self._api_key,)
 
     def start(self) -> Server:
-        """Start, and return when a token was served. Raises StartError: nothing is left running."""
+        """Start, and return when a token was served. Raises StartError: one of its subclasses;
+        nothing is left running then."""
         self._prepare()
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             try:
@@ -444,8 +447,9 @@ class ManagedServer:
             self.notify(StartPhase(progress))
 
     def exits(self) -> list[dict[str, Any]]:
-        """How processes of the tree ended: pid, name, status (negative: a signal; None: not known),
-        monotonic_s (when that was seen), by_us (whether our own stop ended it)."""
+        """How processes of the tree ended so far: pid, name, status (negative: a signal; None:
+        its parent has collected it and does not say), monotonic_s (when that was seen), and by_us:
+        whether our own stop ended it."""
         entries: list[dict[str, Any]] = self._status().get("exits") or []
         for entry in entries:
             if self._killed_at is not None and entry["monotonic_s"] >= self._killed_at:

@@ -17,10 +17,12 @@ import psutil
 from sm121.core.architecture import opened_nvml
 from sm121.evidence.resources import ServerMemory
 
-#: The first of all (linux/proc_ns.h): from another one not all who hold a GPU are seen.
+#: The first of all namespaces (PROC_PID_INIT_INO of linux/proc_ns.h): from inside another one the
+#: processes that hold a GPU's memory are not all to be seen.
 _OF_THE_MACHINE = "pid:[4026531836]"
 _MEMINFO = Path("/proc/meminfo")
-#: Since Linux 6.7 up to an eighth of the memory waits there for minutes after it was freed.
+#: Since Linux 6.7 up to an eighth of the memory waits in lists of each CPU after it was freed, for
+#: minutes, and is not in MemAvailable.
 _ZONES = Path("/proc/zoneinfo")
 #: Lines of /proc/meminfo that only living processes, huge pages and the balloon of a virtual
 #: machine can raise. They count every process of the machine, also those of other containers.
@@ -72,8 +74,9 @@ class Memory:
         return cls(lines["MemAvailable"] + waiting, in_use, shared, _device_use())
 
     def missing(self, later: "Memory") -> int:
-        """What has certainly not come back; 0 when it has. What living processes hold is not
-        missing: what counts is gone and nobody's, as what a driver keeps on unified memory."""
+        """What has certainly not come back; 0 when it has. Memory that living processes hold is
+        theirs, and not missing: what counts is what nobody holds and yet is gone, as a driver keeps
+        it on unified memory."""
         worst = max(lost for lost, _doubtful, _where in self._losses(later))
         return worst if worst > _SLACK_BYTES else 0
 
@@ -128,8 +131,9 @@ class Memory:
 
 
 def neighbours(server: Collection[int] | None = None) -> str | None:
-    """Who else holds `_MUCH` memory of the GPUs, those with most first; None where nobody is seen,
-    as from inside a container. `server`: pids of the run's, None before one was started."""
+    """Who else holds `_MUCH` memory of the GPUs, those with most first; None where nobody is seen.
+    `server`: pids of the run's, None before one was started. From inside a container nobody can be
+    told from it, and nobody has a name."""
     at_home, memory = _namespace() == _OF_THE_MACHINE, read_devices()
     if memory is None or (server is not None and not at_home):
         return None
@@ -242,8 +246,9 @@ def _of(pynvml: Any, handles: list[Any]) -> DeviceMemory:
 
 
 class ServerMemoryReader:
-    """Reads what a server holds. Made before the start: where no process's share of a GPU is told,
-    what is in use since then is the server's. `gpu`: whether the server computes on one."""
+    """Reads what a server holds. Made before the server is started: where no process's share of a
+    GPU is told, what is in use since then is taken for the server's. `gpu`: whether the server
+    computes on a GPU. Else its resident memory is all there is."""
 
     def __init__(self, *, gpu: bool) -> None:
         self._gpu = gpu

@@ -31,7 +31,8 @@ _CACHE_NAME = re.compile(r"\d{2,3}[a-z]?(_\d{2,3}[a-z]?)*")
 
 
 class PreflightFinding(DataTable):
-    """Something that a start should not pass over; in the data with names in braces."""
+    """Something that a start should not pass over. In the data names in braces are numbers and
+    names of the check."""
 
     check: str
     severity: Severity

@@ -108,8 +108,9 @@ def is_here(host: str) -> bool:
 
 
 def listeners(host: str, port: int) -> list[psutil.Process]:
-    """Every process of this machine that holds the socket which listens there: several where a
-    server forks. Those of another user, or in a container, are not seen from here."""
+    """Every process of this machine that holds the socket which listens there. Several do where a
+    server forks: whoever opened the socket, and its workers. Those of another user, or in a
+    container, are not seen from here."""
     expected = {_address(address) for address in addresses(host)}
     everywhere = any(address.is_unspecified for address in expected)
     exact, general = [], []

@@ -316,9 +316,9 @@ def _judge(
         if not names.issuperset(actual):
             state = RequestState.DIFFERENT
             message = f"asked for, but {rule.field} is {resolved} ({line})"
-        elif missing := ", ".join(sorted(names - {*actual})):
+        elif missing := sorted(names - {*actual}):
             state = RequestState.NOT_PROVEN
-            message = f"no evidence shows what became of {missing}"
+            message = f"no evidence shows what became of {', '.join(missing)}"
         else:
             state, message = RequestState.RESOLVED, f"resolved to {', '.join(actual)}"
     elif resolved is not None and pattern.fullmatch(resolved):

@@ -104,8 +104,9 @@ class ReadinessProbe(threading.Thread):
 
 @dataclass
 class StartProgress:
-    """Called with a configuration's name and what its server does, on each change. `show` gets one
-    line in fifteen seconds, and one at the end; `begins`: one at the beginning, too."""
+    """Called with a configuration's name and what its server does, on each change. `show` gets at
+    most one line in fifteen seconds, and one at the end; `begins`: also that it begins; `clock`:
+    seconds."""
 
     show: Callable[[str, str], None]
     begins: bool = False

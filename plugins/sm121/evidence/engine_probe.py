@@ -13,6 +13,7 @@ names it knows:
 * one with ``suffixes`` is read from the package's sources: a variable that no source names is not
   read by it."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -64,8 +65,9 @@ def _named_in_sources(folder: str, registry: dict[str, Any]) -> list[str]:
     quoted = re.compile(rf"""["']({re.escape(registry["prefix"])}[A-Z0-9_]+)["']""")
     variables: set[str] = set()
     for path in Path(folder).rglob("*"):
-        if path.name.endswith(tuple(registry["suffixes"])) and path.is_file():
-            variables.update(quoted.findall(path.read_text("utf-8", "replace")))
+        with contextlib.suppress(OSError):  # not ours to read, or gone
+            if path.name.endswith(tuple(registry["suffixes"])) and path.is_file():
+                variables.update(quoted.findall(path.read_text("utf-8", "replace")))
     return sorted(variables)
 
 

@@ -160,8 +160,9 @@ class _Trace:
             return
         took = max(took, 0.0) if math.isfinite(took) else 0.0  # it ran, whatever the clock said
         if category == "kernel":
+            self.operators.clear()  # nobody asks for those of a GPU's trace
             self.kernels.setdefault(name, _Sum()).add(took / 1e6)
-        elif category == "cpu_op":
+        elif category == "cpu_op" and not self.kernels:
             where = (event.get("pid"), event.get("tid"))
             start = float(event.get("ts", 0.0))
             self.operators.setdefault(where, []).append((start, float(took), name))

@@ -25,7 +25,8 @@ _PLAIN_LIMIT = 20_000  # different lines remembered as saying nothing
 _DIGITS = b"0123456789"
 _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 
-# The last form has lost its ESC; it needs an "m", so that "[1, 2]" and "[0/5]" stay.
+# The last form is an escape whose ESC character was lost when the log was pasted; it needs an "m",
+# so that "[1, 2]" and "[0/5]" stay.
 _ANSI = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[\]_][^\x07\x1b]*(?:\x07|\x1b\\)"
     r"|(?:\^\[|\\x1b|\\u001b|\\033)\[[0-9;]*m|\[\d{1,2}(?:;\d{1,3})*m"

@@ -91,8 +91,9 @@ def kernel_contradictions(
     layers: int | None = None,
 ) -> list[str]:
     """What of the kernels of a decode step (``seen``) is not as the log says or as required, a line
-    each: there must be some of attention and of the experts, of the backends that the log resolved
-    (``fixtures/kernels/names.toml``). The profile's rules come on top."""
+    each. There must be kernels of attention and of the experts, of the backends that the log
+    resolved (``fixtures/kernels/names.toml``); a backend of which no kernel is known is
+    contradicted, so that an emulation is no proof. The profile's rules come on top."""
     return [line for line, cut in _kernel_findings(required, path, seen, layers) if not cut]
 
 

@@ -80,9 +80,10 @@ def record_graph(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
 
 
 def check_replay(provider: Any, problem: Problem, record: Recorder = record_graph) -> list[Fact]:
-    """Capture an operation on other values than the problem's, then replay it on those. It has to
-    follow its inputs, write its whole output each time, and give the bits of an eager call where it
-    is deterministic. Raises Inapplicable: the provider does not declare it capturable."""
+    """Capture an operation on other values than the problem's, then replay it on the problem's.
+    What was captured has to follow its inputs, write its whole output each time, and be bit for bit
+    what an eager call gives, where the operation is declared deterministic. Raises NotRun when the
+    provider does not declare the operation capturable."""
     declared, _ = _operation_of(provider, problem)
     if problem.operation not in declared.graphs:
         raise Inapplicable(

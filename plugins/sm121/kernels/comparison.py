@@ -1,6 +1,7 @@
-"""How far a kernel's output is from the oracle, and how far it may be, by four measures: the
-largest error sees one wrong element, the row's RMS one wrong row, the slope <a, r>/<r, r> a scale
-error (noise averages out), the mean error a bias. The measures of `peer-survey.md` §3.2."""
+"""How far a kernel's output is from the oracle, and how far it may be. Four measures, because each
+is blind to something: the largest error sees one wrong element, the row's RMS one wrong row, the
+slope <a, r>/<r, r> a scale error (all of them sum over the whole output, so noise averages out),
+the mean error a bias. The measures of `peer-survey.md` §3.2."""
 
 import math
 from dataclasses import dataclass
@@ -58,7 +59,8 @@ def tolerance(
     below_limit: bool = False,
     readout: bool = False,
 ) -> KernelTolerance | None:
-    """Of an operation with outputs of a dtype: the one for the least else; None without one."""
+    """The tolerance of an operation with outputs of a dtype: the one that is for the least else;
+    None where there is none."""
     # An FP8 cache's values are exact in bfloat16, and what writing it rounds is in the oracle.
     operation = operation.removesuffix("_fp8")
     key = (operation, str(dtype).removeprefix("torch."), below_limit)

@@ -248,7 +248,6 @@ class FlashInferProvider(PlanningProvider):
             valid[gemm_idx] = sorted(runner.get_valid_tactics(inputs, None))
             return runner, -1
 
-        tuner.choose_one = listing
         # A small layer, which is all that listing tactics needs.
         hidden, intermediate, experts = 2944, 2944, 4
         codes = [
@@ -259,6 +258,7 @@ class FlashInferProvider(PlanningProvider):
         x = torch.zeros(16, hidden, dtype=torch.bfloat16, device=self.device)
         ids = torch.arange(4, dtype=torch.int32, device=self.device).repeat(16, 1)
         shares = torch.full((16, 4), 1 / math.sqrt(16), device=self.device)
+        tuner.choose_one = listing
         try:
             self.fused_moe(x, shares, ids, w1, None, w2, None, alpha=1.702, limit=7.0)
         finally:
@@ -355,7 +355,7 @@ def _write_fp8(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor
 
 
 class FlashInferIdentityProvider(FlashInferProvider):
-    """Where a build's experts take E4M3 under scales of one: x here, hidden in its own kernel."""
+    """Where a build's experts take E4M3 under scales of one: x is rounded here, hidden by them."""
 
     name = "flashinfer-identity"
 

@@ -30,7 +30,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,9 +113,11 @@ def prepared(
     provider: Any, operation: Operation, *arguments: Any, **keywords: Any
 ) -> Callable[[], Any]:
     """The provider's prepared call, or the plain operation on these arguments."""
-    prepare = getattr(provider, "prepare", lambda *_arguments, **_keywords: None)
-    call: Callable[[], Any] | None = prepare(operation, *arguments, **keywords)
-    return call or functools.partial(getattr(provider, operation), *arguments, **keywords)
+    prepare = getattr(provider, "prepare", None)
+    call = None if prepare is None else prepare(operation, *arguments, **keywords)
+    if call is None:
+        call = functools.partial(getattr(provider, operation), *arguments, **keywords)
+    return cast("Callable[[], Any]", call)
 
 
 @dataclass(frozen=True)

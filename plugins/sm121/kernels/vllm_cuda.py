@@ -298,10 +298,10 @@ class VllmTritonProvider(VllmProvider):
             layers.append(values)
             precisions.append(ogs.PrecisionConfig(weight_scale=in_order, flex_ctx=context))
         in_float32 = (None if bias is None else bias.float() for bias in biases)
-        quantised = config(*precisions, *in_float32)
+        quantised, count = config(*precisions, *in_float32), len(first[0])
 
         def call(x: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
-            routing = experts.make_routing_data(ids, weights, len(first[0]))
+            routing = experts.make_routing_data(ids, weights, count)
             kinds = {"topk": ids.shape[1], "quant_config": quantised}
             out = torch.empty_like(x)
             return experts.triton_kernel_fused_experts(out, x, *layers, *routing, **kinds)

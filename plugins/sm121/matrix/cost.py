@@ -31,6 +31,10 @@ class Prediction:
         )
 
 
+#: Server configurations whose times are stored: the latest.
+_CONFIGURATIONS = 500
+
+
 class Durations:
     """Earlier boots and cells on this machine, by server configuration."""
 
@@ -59,6 +63,7 @@ class Durations:
                 durations["cell_s"] = round(record.took_s - (record.boot_s or 0.0), 2)
             if durations:
                 self._earlier[record.configuration] = durations
+        self._earlier = dict([*self._earlier.items()][-_CONFIGURATIONS:])
         with contextlib.suppress(OSError):  # a folder that cannot be written costs a prediction
             self._file.parent.mkdir(parents=True, exist_ok=True)
             files.write_text(json.dumps(self._earlier, indent=1) + "\n", self._file)
@@ -84,7 +89,7 @@ def predict(
             total += earlier.get("boot_s", plan.boot_s.value + extra)
         total += earlier.get("cell_s", plan.cell_s.value)
         before = key
-    basis = f"nothing timed yet; a boot {plan.boot_s.value:g} s: {plan.boot_s.source}"
+    basis = f"none of these boots timed yet; a boot {plan.boot_s.value:g} s: {plan.boot_s.source}"
     if timed:
         basis = f"{timed} of {boots} boots were timed before on this machine"
     return Prediction(len(cells), boots, total, basis)

@@ -93,7 +93,8 @@ class _Search:
         return next((r for r in self.records if r.values == dict(cell)), None)
 
     def suspects(self, record: CellRecord, size: int) -> list[Choice]:
-        """Sets of so many values that may be why the cell fails, those of most such cells first."""
+        """Sets of so many values that may be why the cell fails; first those that explain most of
+        the failing cells."""
         choices = itertools.combinations(self.space.differences(record.values), size)
         broken = [r for r in self.records if r.outcome.broken]
         return sorted(
@@ -154,7 +155,8 @@ class _Search:
         self.failing.append(FailingSet(first, *facts, tuple(alternatives)))
 
     def _parts(self, choice: Choice, outcome: CellOutcome) -> tuple[tuple[str, ...], bool]:
-        """The parts of a set that are not known to pass; whether those that can be were tried."""
+        """The smaller parts of a set that are not known to pass, and whether all that can be tried
+        alone were."""
         lines: list[str] = []
         tried = True
         for size in range(1, len(choice)):

@@ -35,7 +35,7 @@ class CellPlan:
         return self._start(*self.space.given(cell))
 
     def under_test(self, configuration: str | None = None) -> Start:
-        """What a configuration of the profile is started with (default: the one under test)."""
+        """Arguments and variables of a configuration of the profile (default: under test)."""
         chosen = self.profile.configurations[configuration or self.profile.under_test]
         return self._start(chosen.arguments, chosen.environment)
 
@@ -126,7 +126,8 @@ def ordered(
 
 def refuse_arguments(plan: CellPlan, under_test: ServerConfiguration) -> None:
     """Ask the engine's parser about the arguments of each value. `under_test`: its interpreter and
-    variables are used. Raises UsageError: it refuses one; names axis, value, and the message."""
+    variables are used. Raises UsageError: it refuses one; names axis, value, and the engine's
+    message."""
     space = plan.space
     engine = registry.engine(space.engine)
     if not isinstance(engine, protocol.ChecksArguments):

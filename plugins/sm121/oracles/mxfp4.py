@@ -55,8 +55,7 @@ def unpack(packed: Bytes) -> Bytes:
 
 
 def pack(codes: Bytes) -> Bytes:
-    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8. Raises ValueError for an
-    odd last dimension or a code above 15."""
+    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8. Nothing is checked."""
     return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
 
 

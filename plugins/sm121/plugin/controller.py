@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from sm121.core import errors, unmet
@@ -57,6 +58,11 @@ class Controller:
                 f"--dist {self.config.option.dist}: expected -n N alone: what needs a server is "
                 "for one worker, and a test that kills its worker is not tried again"
             )
+        say = functools.partial(terminal.say, self.config)
+        begun = psutil.Process().create_time()
+        for earlier in (settings.report_dir / "earlier").glob("*"):
+            if earlier.stat().st_ctime > begun:  # the first of these workers moved it
+                say("report", f"the earlier one is kept in {earlier}")
         self.session = Session(
             settings=settings,
             target=chosen,
@@ -64,7 +70,7 @@ class Controller:
             lock=directory.lock,
             file=next(iter(parts.values())).model_copy(deep=True),
             run_id=self.name,
-            say=functools.partial(terminal.say, self.config),
+            say=say,
             verbose=self.config.option.verbose > 0,
         )
         self.session.save()
@@ -166,10 +172,11 @@ def _parts(directory: Path) -> dict[str, VerdictFile]:
 
 def by_groups(config: Any, log: Any, groups: Callable[[], Mapping[str, str]]) -> Any:
     """A scheduler of xdist for the controller; ``groups``: by node id, once all have collected.
-    What xdist 3.8 does wrong: it gives a test that killed its worker to the next one, and when that
-    starts it before the crash is noted, the crash is lost. It hands out groups without a test. It
-    gives work to a worker that has not collected yet, and to one that replaced a worker that died
-    before the others had collected. A worker with a single test waits for a second one for ever."""
+    What xdist 3.8 does wrong: it gives a test that killed its worker to the next worker, and when
+    that one starts it before the crash is noted, the crash is lost. It hands out groups that have
+    no test left. It gives work to a worker that has not collected yet, and to one that replaced a
+    worker that died before the others had collected. A worker with a single test waits for a second
+    one for ever."""
     from xdist.scheduler import LoadGroupScheduling
 
     class Scheduling(LoadGroupScheduling):  # type: ignore[misc]

@@ -70,8 +70,9 @@ class AbRun:
 
     @property
     def outcomes(self) -> list[Change]:
-        """B against A in every metric, after as many pairs as it took; always the same. Raises
-        NotRun: A does not start, or it was broken off; Invalid: a visit does not count."""
+        """B against A in every metric, after as many pairs of starts as it took to decide. Raises
+        NotRun: A does not start, or an earlier call was broken off; Invalid: a visit does not
+        count. A second call starts nothing and says the same."""
         if self._ended is None:
             self._ended = NotRun("the comparison was broken off; run it again")
             try:
@@ -126,8 +127,9 @@ class AbRun:
         return self.pairs + 1
 
     def judge(self) -> None:
-        """B is not worse than A. Raises Unmet: it is, or does not run; Invalid: a visit does not
-        count; NotRun: A does not run; Inconclusive: the starts, or the box, allow no decision."""
+        """B is not worse than A. Raises AssertionError: it is, or it does not run; Invalid, NotRun:
+        a visit does not count, or A does not run; Inconclusive: the starts differ too much among
+        themselves, or the box is unfit."""
         outcomes = self.outcomes
         require(not self._broken, "B serves as A does", self._broken)
         if self.harness.file.box.state == BoxState.DEGRADED:

@@ -137,14 +137,16 @@ def is_price(metric: str) -> bool:
 def compare_prices(
     now: StoredMetric, earlier: Sequence[StoredMetric], limits: Regression
 ) -> Change:
-    """This run's price against the best of the stored runs: nothing gets worse step by step."""
+    """This run's price against the best of the stored runs, so that nothing gets worse step by
+    step."""
     before = (max if now.higher_is_better else min)(metric.value for metric in earlier)
     return price_change(now.name, before, now.value, limits.of_price(now.name), len(earlier))
 
 
 def price_change(metric: str, before: float, now: float, limit: float, runs: int = 1) -> Change:
-    """A price that was and is so high. `limit`: how much worse it may be, in its unit; infinite:
-    its own test fails beyond what the profile has for it. What is no number is worse than any."""
+    """A price that was and is so high. `limit`: how much worse it may be, in its unit; where it is
+    infinite, a price beyond what the profile has for it fails by its own test. What is no number is
+    worse than any."""
     unit, higher = PRICES[metric.partition("@")[0]]
     worse = before - now if higher else now - before
     how = f"{number(abs(worse))} {'worse' if worse > 0 else 'better'}; {number(limit)} allowed"

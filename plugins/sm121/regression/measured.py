@@ -25,8 +25,9 @@ _WAY_OUT = (
 
 @dataclass
 class MeasuredHistory:
-    """What a run is compared with, read when first asked for. ``storage``: of pytest-benchmark,
-    relative to ``root``; ``baseline``: the stored run to compare with beside all others."""
+    """What a run is compared with, read when it is first asked for. ``storage``: of
+    pytest-benchmark, as ``--benchmark-storage`` names it, relative to ``root``; ``baseline``: the
+    stored run to compare with, beside all that can be compared."""
 
     recorder: Recorder
     storage: str
@@ -36,7 +37,8 @@ class MeasuredHistory:
 
     @property
     def current(self) -> dict[str, StoredMetric]:
-        """The metrics of this run. Raises NotRun: none was asked for; Unmet: none was measured."""
+        """The metrics of this run. Raises NotRun: the performance level was not selected;
+        Unmet: it was, and measured nothing."""
         if self._now is not None:
             return dict(self._now.metrics)
         selected = [test for test in self.recorder.harness.ledger if test.level == "performance"]
@@ -81,7 +83,8 @@ class MeasuredHistory:
 
     @property
     def missing(self) -> list[str]:
-        """Metrics of the latest and of the named run that this one has not, not even INVALID."""
+        """Metrics of the latest run, and of the one that was named, that this one lacks. (One that
+        is INVALID is there.)"""
         self._check_comparable()
         baselines = [run for run in (self.named, self.runs[-1]) if run is not None]
         lines = [line for run in baselines for line in trend.missing(self.current, run)]
@@ -157,7 +160,8 @@ def none_matches(
     stored: Sequence[StoredRun], context: Mapping[str, Any], folder: Path
 ) -> NotRun | Inconclusive:
     """Why a run of that context is compared with none of these, oldest first, of that folder. A
-    changed driver or path makes no slower build green; what the user chose has its own history."""
+    driver or a kernel path that changed must not make a slower build green. What the user chose, as
+    another plan, and another machine have a history of their own."""
     for run in reversed(stored):
         if changed := run.changed(context):
             facts = [Fact(f"the {k} of the latest stored run", v) for k, v in changed.items()]

@@ -225,7 +225,8 @@ def _outside(now: StoredMetric, earlier: Sequence[StoredMetric]) -> float | None
 
 def interval(now: StoredMetric, before: StoredMetric) -> tuple[float, float] | None:
     """The 95 % interval of the ratio of two medians, by the samples of both runs; None for another
-    percentile, and for fewer than two samples on a side. Starts' differences are not in it."""
+    percentile, and for fewer than two samples on a side. What differs from start to start is not in
+    it: one start is one start, however many samples it has."""
     if min(len(now.samples), len(before.samples)) < 2 or (now.quantile or 0.5) != 0.5:
         return None
     _, low, high = statistics.ratio_interval(now.samples, before.samples)
@@ -399,7 +400,8 @@ def compare_starts(
     visits: Sequence[Visit], allowed: Mapping[str, float], *, default: float, looks: int = 1
 ) -> list[Change]:
     """Every metric that all visits have, B against A. ``allowed``: how much worse B may be, by
-    metric, else ``default``; ``looks``: so often this is asked, each with a share of the error."""
+    metric, ``default`` for the others; ``looks``: how often this is asked as visits are added: each
+    look gets its share of the error."""
     a, b = ([visit.metrics for visit in visits if visit.side == side] for side in "AB")
     pairs = [*zip(a, b, strict=False)]
     return [
@@ -452,7 +454,8 @@ Interval = tuple[float, float | None, float | None]
 
 
 def difference_of_pairs(visits: Sequence[Visit], metric: str, looks: int) -> Interval:
-    """Mean of B - A over the pairs that have a metric. ``looks``: as of `compare_starts`."""
+    """Mean of B - A over pairs and its interval; None where a side lacks the metric. ``looks``: as
+    of `compare_starts`."""
     a, b = (
         [v.metrics[metric].value for v in visits if v.side == side and metric in v.metrics]
         for side in "AB"

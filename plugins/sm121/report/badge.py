@@ -14,7 +14,8 @@ _RATE = "tg32@d0"
 
 
 def svg(directory: Path) -> str:
-    """What was judged, its verdict, and its decode rate where that passed. Raises UsageError."""
+    """What was judged, its verdict, and its decode rate where that passed. Raises UsageError: the
+    directory has no sound verdict.json."""
     run = stored.read(directory).run
     # The page has the reasons; a picture of a green run must not be taken for a certificate.
     open_ = run.verdict is Verdict.PASS and not run.certified

@@ -251,7 +251,9 @@ def _change(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
 
 def _gate(run: VerdictFile, bad: Sequence[TestReport]) -> _Told:
     metrics = {name: one for name, one in run.metrics.items() if one.verdict is run.verdict}
-    names = [name for name in bad[0].metrics if name in metrics]
+    # Version 1 did not note which test measured what.
+    older = bad[0].level == "performance" and not any(test.metrics for test in run.tests)
+    names = [name for name in bad[0].metrics or (metrics if older else ()) if name in metrics]
     if not names:
         return None
     about = [test for test in bad if test is bad[0] or {*test.metrics} & {*names}]

@@ -232,8 +232,9 @@ class History:
 
 def _beside(runs: Sequence[PastRun], name: str) -> Iterator[tuple[PastRun, float, float]]:
     """Of each machine the last run, the ratio of its level of a metric to the others', and the
-    chance of it by Welch's test: 1 where they differ by no more than runs, or the others, do. A
-    value is relative to its build on all machines that ran it, which hides a share of the noise."""
+    chance of it by Welch's test: 1 where they differ by no more than one run from the next, or than
+    the others among themselves. A value is taken relative to its build on all machines that ran it,
+    which hides a share of the noise."""
     by_build: dict[object, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
     for past in runs:
         if (value := past.run.metrics[name].value) > 0.0:

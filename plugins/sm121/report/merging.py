@@ -142,7 +142,12 @@ def judge_matrix(
 ) -> None:
     """Write the matrix of all workers, and judge the smallest failing sets by all of its cells,
     without a start: a set not seen alone is not isolated. What cannot be read is remarked."""
-    if (whole := write_matrix(directory, folders, remark)) is None:
+    try:
+        whole = write_matrix(directory, folders, remark)
+    except (UsageError, ValueError) as error:  # a run of hours is not lost for it
+        remark(f"the matrices of the workers make no whole: {error}")
+        return
+    if whole is None:
         return
     sets = "; ".join(one.text for one in whole.failing_sets)
     verdict = Verdict.FAIL if sets else Verdict.PASS

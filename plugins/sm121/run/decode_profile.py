@@ -13,8 +13,9 @@ from sm121.run.harness import Harness
 
 def take(harness: Harness, server: Server, *, mode: str) -> KernelProfile:
     """Profile some decode steps; the report directory gets the table and the trace. ``mode``:
-    ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` it is stopped: a
-    GPU profiler slows all later launches. Raises NotRun: it has none, or that wrote nothing."""
+    ``keep``, ``restart`` or ``off``, as the server was started. After ``restart`` it is stopped,
+    since a GPU profiler slows launches for as long as the process lives. Raises NotRun: the server
+    has no profiler, or it wrote nothing."""
     if (configuration := server.configuration) is None:
         raise NotRun(
             "the attached server's traces are not known here; read one with sm121 path --trace FILE"

@@ -132,7 +132,8 @@ class Harness(RunRecord):
 
     def server(self, configuration: str | None = None) -> Server:
         """The attached server, or the managed one of a configuration (default: under test). Raises
-        NotRun: there is none, or it did not start for an earlier test; StartError."""
+        NotRun: another configuration than the attached server's, none can be started here, or it
+        did not start for an earlier test; StartError: it does not start."""
         name = configuration or self.profile.under_test
         if self.attached is not None:
             if name != self.profile.under_test:
@@ -173,7 +174,8 @@ class Harness(RunRecord):
             self.stop()
 
     def stop(self) -> StopReport | None:
-        """Stop the running server; None: none runs, or it is attached. A death is reported."""
+        """Stop the running server; None when none runs, or when it is attached. One that had ended
+        before is reported."""
         return self.look_at_the_server() or (self.pool.stop() if self.pool is not None else None)
 
     def crashed(self, end: ServerError | Dead, test: str | None) -> Cause:
@@ -431,8 +433,9 @@ class Harness(RunRecord):
         return why or "no process of the server could be looked at"
 
     def check_alive(self, *, after_failure: bool = False) -> None:
-        """Within a test: look whether the suite's own server lives. `after_failure`: of a request,
-        and a server that dies of it gets time to. Raises ServerDied, which `crashed` reports."""
+        """Look whether the suite's own server lives, within a test. `after_failure`: a request has
+        failed; a server that dies of it gets the time to. Raises ServerDied: it does not. Whoever
+        catches it reports it (`crashed`)."""
         life = self.life
         if isinstance(life, ManagedLife):
             state = life.after_failure() if after_failure else life.state()
@@ -440,9 +443,10 @@ class Harness(RunRecord):
                 raise ServerDied(state.what, state.cause, life.managed.log)
 
     def look_at_the_server(self, *, lately_s: float = 0.0) -> StopReport | None:
-        """Outside of a test: look whether the server is still the one that was started, or attached
-        to. A death is reported as a crash, and a server of the suite is stopped. `lately_s`: what
-        was asked so lately is not asked again. Returns how it was stopped, or None."""
+        """Look, outside of a test, whether the server is still the one that was started, or
+        attached to. A death is a crash whichever test did not notice it: it is reported, and a
+        server of the suite is stopped. `lately_s`: what was asked so lately is not asked again.
+        Returns: how it was stopped; None where it lives, or is attached."""
         self._follow_log()
         life = self.life
         if life is None or self.aborted is not None:  # the suite killed it

@@ -78,7 +78,8 @@ def of_logs(logs: Sequence[Path], engine: str) -> tuple[list[NodeReport], list[s
 
 def count_a_prompt(server: Server, nodes: Nodes, config: Mapping[str, Any]) -> Transport | None:
     """What the counters of this machine's RDMA ports count while the server takes a prompt that no
-    cache has; None where that is not required, not here, or refused. `config`: of the model."""
+    cache has; None where no RDMA is required, where this machine has none or does not run a rank,
+    or where the prompt is refused. `config`: of the model (config.json)."""
     before = transport.read_counters()
     hidden, layers = config.get("hidden_size"), config.get("num_hidden_layers")
     if not before or not hidden or not layers or not _RDMA & set(nodes.transports):

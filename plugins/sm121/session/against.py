@@ -108,9 +108,10 @@ def _read(folder: Path) -> StoredRun:
 def trust(
     report: Path, storage: Path, *, anew: bool = False
 ) -> tuple[Path, VerdictFile, list[str]]:
-    """Keep a run as the one that others are compared with, behind those before, which no longer
-    count with `anew`. Returns: where it is kept, the run, and what it has less than the one before.
-    Raises UsageError: it is no run to hold another one against."""
+    """Keep a run as the one that others are compared with, behind those that were kept before.
+    `anew`: those that were kept before no longer count: what is worse is accepted. Returns: where
+    it is kept, the run, and what it has less than the one that was trusted before. Raises
+    UsageError: it is no run to hold another one against."""
     run = _read(report)
     before, narrower = _kept(storage), list[str]()
     for folder in () if anew else before:  # what is trusted twice would count as two runs

@@ -81,7 +81,8 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
 
 
 def busy(nodes: list[dict[str, Any]]) -> list[str]:
-    """What tasks hold of the nodes' resources for ranks. What has ended does for a moment more."""
+    """What tasks hold of the nodes' resources for ranks. What has ended still holds them
+    for a moment."""
     free = state.available_resources_per_node()  # without those of which nothing is free
     tasks = []
     for node in nodes:

@@ -112,7 +112,8 @@ def rate_in_turns(answers: Sequence[TimedAnswer], clock: Clock) -> float:
 
 def dips(rates: Mapping[int, float]) -> list[str]:
     """Where the last but one number of streams is slower than its neighbours make expect: a batch
-    between two captured graph sizes is padded. `rates`: tokens a second of all, by their number."""
+    between two captured graph sizes is padded to the larger one. `rates`: tokens a second of all
+    streams together, by their number."""
     if len(rates) < 3:
         return []
     below, middle, above = sorted(rates)[-3:]
