@@ -28,7 +28,7 @@ def tree(tmp_path_factory) -> Path:
     copy = tmp_path_factory.mktemp("tree")
     for part in PARTS:
         shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pytest.ini", "pyproject.toml"):
+    for file in ("pytest.ini", "pyproject.toml", "conftest.py"):
         shutil.copy(ROOT / file, copy)
     additions = list(_ADDITION.finditer(PAGE))
     assert len(additions) == 4

@@ -179,6 +179,7 @@ def _copy(kit: Kit) -> Path:
     """The suite's tests in a folder of their own."""
     folder = kit.tmp_path / f"copy-{next(_NUMBERS)}"
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "conftest.py", folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""The pytest plugin. pytest.ini names it: ``addopts = -p sm121.plugin``.
+"""The pytest plugin. pytest.ini names it, and a root ``conftest.py`` where another ini is read.
 `spine` has every hook, in the order of events. The other modules that are named here have fixtures.
 The plugin does nothing unless tests with a level marker are collected."""
 
