@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
-from pydantic import BaseModel, Field, JsonValue, TypeAdapter
+from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
 from sm121.core import architecture, data_file, digest, interpreter
 from sm121.core.data_file import Record
@@ -197,7 +197,10 @@ def _probe(
         return _Probe.model_validate(answer)
     except interpreter.NoAnswer as error:
         unknown["engine_packages"] = str(error)
-        return None
+    except ValidationError as error:
+        problem = f"{engine_python} answered something else: {error.error_count()} errors"
+        unknown["engine_packages"] = problem
+    return None
 
 
 def _engine_source(

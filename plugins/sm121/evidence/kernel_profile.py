@@ -32,6 +32,8 @@ product in BF16, in the checkpoint's MXFP4 or in another format, the experts' va
 
 _BLOCK = 1 << 20
 _LONGEST_EVENT = 1 << 22
+#: Of a trace without a GPU; beyond these its operators do not fit beside a server.
+_MOST_OPERATORS = 5_000_000
 """Characters of one event; a stack in a trace may be long, four million are no event."""
 
 _STEP = re.compile(r"^execute_\S*generation_(?P<requests>\d+)")
@@ -150,6 +152,7 @@ class _Trace:
     kernels: dict[str, _Sum] = field(default_factory=dict)
     operators: dict[tuple[Any, Any], list[tuple[float, float, str]]] = field(default_factory=dict)
 
+    operator_count: int = 0
     steps: int = 0
 
     def take(self, event: dict[str, Any]) -> None:
@@ -163,9 +166,11 @@ class _Trace:
             self.operators.clear()  # nobody asks for those of a GPU's trace
             self.kernels.setdefault(name, _Sum()).add(took / 1e6)
         elif category == "cpu_op" and not self.kernels:
-            where = (event.get("pid"), event.get("tid"))
-            start = float(event.get("ts", 0.0))
-            self.operators.setdefault(where, []).append((start, float(took), name))
+            self.operator_count += 1
+            if self.operator_count <= _MOST_OPERATORS:
+                where = (event.get("pid"), event.get("tid"))
+                start = float(event.get("ts", 0.0))
+                self.operators.setdefault(where, []).append((start, float(took), name))
         elif category == "user_annotation" and (match := _STEP.match(name)):
             self.steps += int(match["requests"]) > 0
 
@@ -183,7 +188,11 @@ def read_trace(path: Path) -> KernelProfile:
         raise UsageError(f"{expected}: {error}") from error
     if trace.kernels:
         return _profile("gpu", path, trace.steps or None, trace.kernels.items())
-
+    if trace.operator_count > _MOST_OPERATORS:
+        raise UsageError(
+            f"{path}: expected at most {_MOST_OPERATORS} operators, seen {trace.operator_count}; "
+            "profile fewer steps"
+        )
     if not trace.operators:
         raise UsageError(f"{path}: expected kernels or operators, the trace has neither")
     # Each operator's time is without that of the operators inside it.
