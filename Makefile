@@ -36,13 +36,12 @@ test: $(VENV)/.developing canary ## lint, and the suite's own tests: every check
 beside:
 	$(PY) -m pytest meta_tests -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-lint: $(VENV)/.developing docs ## ruff, mypy, the layers, the documentation, the budgets
+lint: $(VENV)/.developing docs ## ruff, mypy, the layers, the documentation, the sizes
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PY) -m tools.budgets
-	$(PY) -m tools.sentences
+	$(PY) -m tools.figures
 
 reference: $(VENV)/.developing ## the generated pages of the documentation
 	$(PY) -m sm121 reference docs

@@ -1,0 +1,197 @@
+"""Print figures of the tree, and check the size of modules, functions and classes.
+
+``python -m tools.figures`` prints, for each folder, the lines of code, docstrings and comments, and
+how many expressions per 1,000 lines need decoding. These are figures, not limits. The status is 1
+only if a module, a function or a class is larger than ``[tool.sm121-sizes]`` of pyproject.toml
+allows.
+"""
+
+import argparse
+import ast
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+FOLDERS = ("plugins", "tests", "meta_tests", "tools", "fixtures")
+DATA_SUFFIXES = {".toml", ".json", ".jsonl", ".yaml", ".j2", ".jinja"}
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+#: Kinds of expressions that the style guide limits, in the order of the table.
+KINDS = ("conditional", "comprehension", "assignment", "tuple")
+
+
+@dataclass
+class Figures:
+    """The counts of one folder.
+
+    Attributes:
+        lines: All lines of its Python files.
+        docstrings: Lines within docstrings.
+        comments: Lines that only have a comment.
+        blank: Empty lines.
+        data: Lines of data files and templates.
+        expressions: The number of expressions of each kind in `KINDS`.
+    """
+
+    lines: int = 0
+    docstrings: int = 0
+    comments: int = 0
+    blank: int = 0
+    data: int = 0
+    expressions: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+
+    @property
+    def code(self) -> int:
+        """Lines that are neither empty nor comments nor docstrings."""
+        return self.lines - self.docstrings - self.comments - self.blank
+
+    def per_thousand(self, kind: str) -> float:
+        """Return the number of expressions of a kind per 1,000 lines of Python."""
+        return 1000 * self.expressions[kind] / max(self.lines, 1)
+
+    def add_python(self, text: str, tree: ast.Module) -> None:
+        """Count a Python file.
+
+        Args:
+            text: Its source.
+            tree: The same, parsed.
+        """
+        for line in text.splitlines():
+            self.lines += 1
+            if not line.strip():
+                self.blank += 1
+            elif line.lstrip().startswith("#"):
+                self.comments += 1
+        for node in ast.walk(tree):
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+                constant = node.body[0]
+                self.docstrings += (constant.end_lineno or constant.lineno) - constant.lineno + 1
+            kind = kind_of(node)
+            if kind is not None:
+                self.expressions[kind] += 1
+
+
+def kind_of(node: ast.AST) -> str | None:
+    """Return which of `KINDS` a node is, or None."""
+    if isinstance(node, ast.IfExp):
+        return "conditional"
+    if isinstance(node, COMPREHENSIONS):
+        return "comprehension"
+    if isinstance(node, ast.NamedExpr):
+        return "assignment"
+    if (
+        isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Tuple)
+        and isinstance(node.targets[0], ast.Tuple)
+    ):
+        return "tuple"
+    return None
+
+
+def sizes(module: str, text: str, tree: ast.Module) -> Iterator[tuple[str, str, int]]:
+    """Yield the kind, name and size of a module and of its functions and classes.
+
+    Args:
+        module: Its path.
+        text: Its source.
+        tree: The same, parsed.
+
+    Yields:
+        ("module", path, lines), ("function", path:name, lines), ("class", path:name, methods).
+    """
+    yield "module", module, text.count("\n")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield "function", f"{module}:{node.name}", (node.end_lineno or 0) - node.lineno + 1
+        elif isinstance(node, ast.ClassDef):
+            methods = [
+                member
+                for member in node.body
+                if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)
+            ]
+            public = [method for method in methods if not method.name.startswith("_")]
+            yield "class", f"{module}:{node.name}", len(public)
+
+
+def similar_pages(docs: Path) -> list[str]:
+    """Return the pairs of pages of a folder whose names differ only by a final s."""
+    stems = {page.stem for page in docs.glob("*.md")}
+    return [f"{stem}.md, {stem}s.md" for stem in sorted(stems) if f"{stem}s" in stems]
+
+
+def problems(root: Path, limits: dict[str, Any]) -> list[str]:
+    """Return one line for each module, function and class that is larger than its limit.
+
+    Args:
+        root: A checkout.
+        limits: The table ``[tool.sm121-sizes]``: the limit of each kind, and exceptions by name.
+    """
+    units = {"module": "lines", "function": "lines", "class": "public methods"}
+    lines = []
+    for path in python_files(root):
+        text = path.read_text("utf-8")
+        module = path.relative_to(root).as_posix()
+        for kind, name, size in sizes(module, text, ast.parse(text)):
+            limit = limits["exceptions"].get(name, limits[kind])
+            if size > limit:
+                lines.append(
+                    f"{name}: expected at most {limit} {units[kind]}, got {size}. Split it."
+                )
+    for pair in similar_pages(root / "docs"):
+        lines.append(f"docs: two pages have names that differ only by an s: {pair}. Rename one.")
+    return lines
+
+
+def python_files(root: Path) -> Iterator[Path]:
+    """Yield the Python files of the counted folders."""
+    for folder in FOLDERS:
+        yield from sorted((root / folder).rglob("*.py"))
+
+
+def counted(folder: Path) -> Figures:
+    """Return the figures of one folder."""
+    figures = Figures()
+    for path in sorted(folder.rglob("*")):
+        if path.suffix == ".py":
+            text = path.read_text("utf-8")
+            figures.add_python(text, ast.parse(text))
+        elif path.suffix in DATA_SUFFIXES:
+            figures.data += path.read_text("utf-8").count("\n")
+    return figures
+
+
+def table(root: Path) -> list[str]:
+    """Return the table of figures, one line for each folder."""
+    headings = ("folder", "code", "docstrings", "comments", "data", *KINDS)
+    rows = ["  ".join(f"{heading:>13}" for heading in headings)]
+    for name in FOLDERS:
+        figures = counted(root / name)
+        cells = [name]
+        for count in (figures.code, figures.docstrings, figures.comments, figures.data):
+            cells.append(f"{count:,}")
+        for kind in KINDS:
+            cells.append(f"{figures.per_thousand(kind):.1f}")
+        rows.append("  ".join(f"{cell:>13}" for cell in cells))
+    rows.append("The last four columns are expressions per 1,000 lines of Python.")
+    return rows
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the figures of a checkout. Return 1 if a part is larger than its limit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("root", type=Path, nargs="?", default=ROOT, help="a checkout")
+    root: Path = parser.parse_args(arguments).root
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))
+    print("\n".join(table(root)))
+    lines = problems(root, project["tool"]["sm121-sizes"])
+    for line in lines:
+        print(line)
+    return 1 if lines else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
