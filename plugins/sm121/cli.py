@@ -21,6 +21,7 @@ from sm121.core import builds, data_file, own_tests, profile, templates
 from sm121.core.arguments import Argument, Parser, WrongArgumentsError
 from sm121.core.data_file import DataTable
 from sm121.core.errors import OptionError, Sm121Error, UsageError
+from sm121.core.printable import printable
 
 #: What runs a subcommand; its exit status, where that may be another one than 0.
 Command: TypeAlias = Callable[[argparse.Namespace], int | None]
@@ -393,6 +394,22 @@ def _plan(options: argparse.Namespace) -> None:
     print(report, end="")
 
 
+def _health(options: argparse.Namespace) -> int:
+    from sm121.client import health
+
+    try:
+        within_s = float(options.within)
+    except ValueError:
+        within_s = 0.0
+    if not 0 < within_s < float("inf"):
+        raise UsageError(f"--within {options.within}: expected seconds, more than 0")
+    key = os.environ.get("SM121_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    result = health.check(options.url, within_s=within_s, api_key=key, model=options.model)
+    word = "healthy" if result.healthy else "UNHEALTHY"
+    print(f"{word}: {printable(result.message)}", flush=True)
+    return 0 if result.healthy else 1
+
+
 def _merge(options: argparse.Namespace) -> int:
     from sm121.report import merging
 
@@ -461,7 +478,7 @@ def progress(line: str) -> None:
 _COMMANDS: dict[str, Command] = {
     command.__name__[1:]: command
     for command in (
-        _run, _certify, _canary, _vocabulary, _golden, _path, _box, _warm, _compare, _history,
-        _matrix, _plan, _trust, _merge, _schema, _report, _bundle, _badge,
+        _run, _certify, _canary, _vocabulary, _golden, _path, _health, _box, _warm, _compare,
+        _history, _matrix, _plan, _trust, _merge, _schema, _report, _bundle, _badge,
     )
 }  # fmt: skip

@@ -1,0 +1,139 @@
+"""`sm121 health`: whether a server generates one token in time."""
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sm121 import cli
+
+WITHIN_S = 1.0
+TOKEN = {"choices": [{"text": " 4"}], "usage": {"completion_tokens": 1}}
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    """Answers /health with 200, always; other paths as `kind` says."""
+
+    kind = "healthy"
+    api_key: str | None = None
+
+    def log_message(self, *_arguments: object) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._send(200, {})
+        else:
+            self._send(200, {"data": [{"id": "openai/gpt-oss-120b"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.kind == "healthy":
+            key = self.headers.get("Authorization")
+            status = 200 if self.api_key is None or key == f"Bearer {self.api_key}" else 401
+            assert body["max_tokens"] == 1
+            self._send(status, TOKEN)
+        elif self.kind == "no token":
+            self._send(200, {"choices": [], "usage": {"completion_tokens": 0}})
+        elif self.kind == "error":
+            self._send(500, {"error": "EngineCore died"})
+        elif self.kind == "no JSON":
+            self._send_bytes(200, b"<html>")
+        elif self.kind == "hangs":
+            time.sleep(3 * WITHIN_S)
+        elif self.kind == "drips":
+            self.send_response(200)
+            self.send_header("Content-Length", "100")
+            self.end_headers()
+            for _ in range(10):
+                self.wfile.write(b" ")
+                self.wfile.flush()
+                time.sleep(0.4 * WITHIN_S)
+
+    def _send(self, status: int, answer: object) -> None:
+        self._send_bytes(status, json.dumps(answer).encode())
+
+    def _send_bytes(self, status: int, text: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def handle_error(self, _request: object, _address: object) -> None:
+        """A client that left in the middle is no error."""
+
+
+@contextmanager
+def serving(kind: str, api_key: str | None = None) -> Iterator[str]:
+    handler = type("Handler", (_Handler,), {"kind": kind, "api_key": api_key})
+    with _Server(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def health(url: str, *options: str) -> tuple[int, float]:
+    """The exit status, and the seconds that it took."""
+    started = time.monotonic()
+    status = cli.main(["health", url, "--within", f"{WITHIN_S:g}", *options])
+    return status, time.monotonic() - started
+
+
+@pytest.mark.parametrize("suffix", ["", "/v1", "/"])
+def test_a_server_that_generates_a_token_is_healthy(suffix, capsys):
+    with serving("healthy") as url:
+        status, seconds = health(url + suffix)
+    assert status == 0
+    assert seconds < WITHIN_S
+    assert "openai/gpt-oss-120b: 1 token in " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("no token", "expected one token, got 0"),
+        ("error", "expected status 200, got 500"),
+        ("no JSON", "Expecting value"),
+        ("hangs", "expected a token within 1 s, got none"),
+        ("drips", "expected a token within 1 s, got none"),
+    ],
+)
+def test_a_server_that_only_answers_health_is_unhealthy(kind, message, capsys):
+    with serving(kind) as url:
+        status, seconds = health(url)
+    assert status == 1
+    assert seconds < WITHIN_S + 1
+    assert message in capsys.readouterr().out
+
+
+def test_a_port_where_nobody_listens_is_unhealthy(capsys):
+    with serving("healthy") as url:
+        pass
+    assert health(url)[0] == 1
+    assert "Connection refused" in capsys.readouterr().out
+
+
+def test_the_key_comes_from_the_environment(monkeypatch):
+    with serving("healthy", api_key="secret") as url:
+        assert health(url)[0] == 1
+        monkeypatch.setenv("SM121_API_KEY", "secret")
+        assert health(url)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["127.0.0.1:8000"], ["http://a:b"], ["http://127.0.0.1:1", "--within", "0"]],
+    ids=["no scheme", "no port", "no time"],
+)
+def test_a_wrong_request_is_one_line(words, capsys):
+    assert cli.main(["health", *words]) == 4
+    assert "expected" in capsys.readouterr().err

@@ -1,0 +1,145 @@
+"""Check that a server generates one token within a time limit.
+
+`/health` of an engine can return 200 while its scheduler is stuck. This check sends a real request.
+It imports nothing outside the standard library, so that a container's health check takes less than
+a second of its own.
+"""
+
+import http.client
+import json
+import ssl
+import threading
+import time
+import urllib.parse
+from dataclasses import dataclass
+from typing import Any
+
+from sm121.core.errors import UsageError
+
+#: Bytes that are read of an answer.
+_LARGEST_ANSWER = 1 << 20
+_PROMPT = "1 2 3"
+
+
+@dataclass(frozen=True)
+class Health:
+    """The result of one check.
+
+    Attributes:
+        healthy: Whether the server generated a token in time.
+        message: One line for a person.
+    """
+
+    healthy: bool
+    message: str
+
+
+class _UnhealthyError(Exception):
+    """The server answered, and the answer is not a token."""
+
+
+def check(base_url: str, *, within_s: float, api_key: str | None, model: str | None) -> Health:
+    """Ask a server for one token.
+
+    Args:
+        base_url: The address of the server, with or without /v1.
+        within_s: The time limit for everything, in seconds.
+        api_key: The server's API key, if it has one.
+        model: The name of the model on the server. None: the first of `/v1/models`.
+
+    Returns:
+        Whether a token came in time, and one line that says so.
+
+    Raises:
+        UsageError: The address is no HTTP address.
+    """
+    server = _Server.parse(base_url, api_key)
+    outcome: list[Health] = []
+    started = time.monotonic()
+
+    def request() -> None:
+        try:
+            name = model or server.first_model(within_s)
+            tokens = server.generate(name, within_s)
+        except (OSError, http.client.HTTPException, ValueError, _UnhealthyError) as error:
+            outcome.append(Health(False, f"{base_url}: {error or type(error).__name__}"))
+        else:
+            seconds = time.monotonic() - started
+            outcome.append(Health(True, f"{base_url}: {name}: {tokens} token in {seconds:.2f} s"))
+
+    # A server that sends a byte a second never reaches a socket's timeout: leave the thread alone.
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(within_s)
+    if outcome:
+        return outcome[0]
+    return Health(False, f"{base_url}: expected a token within {within_s:g} s, got none")
+
+
+@dataclass(frozen=True)
+class _Server:
+    """An address, and how to send requests to it."""
+
+    scheme: str
+    host: str
+    port: int | None
+    path: str
+    api_key: str | None
+
+    @classmethod
+    def parse(cls, base_url: str, api_key: str | None) -> "_Server":
+        parts = urllib.parse.urlsplit(base_url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+            raise UsageError(f"{base_url}: expected an address such as http://127.0.0.1:8000")
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.scheme, parts.hostname, port, path, api_key)
+
+    def first_model(self, within_s: float) -> str:
+        """Return the name of the first model that the server lists."""
+        answer = self._answer("GET", "/v1/models", None, within_s)
+        models = answer.get("data")
+        if not isinstance(models, list) or not models or not isinstance(models[0], dict):
+            raise _UnhealthyError("/v1/models: expected a model, got none")
+        return str(models[0].get("id"))
+
+    def generate(self, model: str, within_s: float) -> int:
+        """Return how many tokens the server generated; at least one."""
+        body = {"model": model, "prompt": _PROMPT, "max_tokens": 1, "temperature": 0}
+        answer = self._answer("POST", "/v1/completions", body, within_s)
+        usage = answer.get("usage")
+        tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
+        if not isinstance(tokens, int) or tokens < 1:
+            raise _UnhealthyError(f"/v1/completions: expected one token, got {tokens}")
+        return tokens
+
+    def _answer(
+        self, method: str, path: str, body: dict[str, Any] | None, within_s: float
+    ) -> dict[str, Any]:
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        connection: http.client.HTTPConnection
+        if self.scheme == "https":
+            context = ssl.create_default_context()
+            connection = http.client.HTTPSConnection(
+                self.host, self.port, timeout=within_s, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(self.host, self.port, timeout=within_s)
+        try:
+            content = json.dumps(body) if body is not None else None
+            connection.request(method, self.path + path, content, headers)
+            response = connection.getresponse()
+            text = response.read(_LARGEST_ANSWER)
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise _UnhealthyError(f"{path}: expected status 200, got {response.status}")
+        answer = json.loads(text)
+        if not isinstance(answer, dict):
+            raise _UnhealthyError(f"{path}: expected an object, got {type(answer).__name__}")
+        return answer
