@@ -266,7 +266,7 @@ SAMPLES = {"tg32@d0": [53.0, 53.2, 52.9, 53.1, 53.05]}
 
 @pytest.fixture
 def on_a_box(run_pytest, fault_server, tmp_path):
-    def go(samples: dict, **limits):
+    def go(samples: dict, *arguments: str, environment: dict[str, str] | None = None, **limits):
         text = profile.shipped()["cpu-tiny-gpt-oss"].read_text("utf-8") + text_file("one-gate.toml")
         head, _, rest = text.partition("[box]\n")
         tail = rest[rest.index("\n[") :]
@@ -276,8 +276,8 @@ def on_a_box(run_pytest, fault_server, tmp_path):
         status, run = run_pytest(
             "--profile", str(path), *fault_server().options,
             f"--benchmark-storage={tmp_path}/s", "--benchmark-autosave",
-            "meta_tests/scenarios/measurements.py",
-            environment={"SM121_META_SAMPLES": json.dumps(samples)},
+            *arguments, "meta_tests/scenarios/measurements.py",
+            environment={"SM121_META_SAMPLES": json.dumps(samples), **(environment or {})},
         )  # fmt: skip
         return status, run.verdict, run
 
@@ -345,3 +345,29 @@ def test_the_box_of_another_node(says, status, expected, tmp_path):
 def test_a_node_that_cannot_be_reached(command, reason):
     with pytest.raises(UsageError, match=f"--node-command {reason}"):
         box.of_node(command, "cpu-tiny-gpt-oss")
+
+
+TWO = SAMPLES | {"pp2048@d0": [900.0, 901.0, 899.0, 900.5, 900.2]}
+
+
+@pytest.mark.parametrize(
+    ("slow_in", "verdict", "state"),
+    [
+        pytest.param(["test_later"], "PASS", "QUALIFIED", id="slow after the measurements"),
+        pytest.param(["pp2048"], "INCONCLUSIVE", "DEGRADED", id="slow while measured"),
+        pytest.param(["pp2048", "later"], "INCONCLUSIVE", "DEGRADED", id="slow to the end"),
+        pytest.param(["nothing"], "PASS", "QUALIFIED", id="healthy"),
+    ],
+)
+def test_the_box_is_read_when_the_last_measuring_level_ends(on_a_box, slow_in, verdict, state):
+    """What the machine does later says nothing about the numbers."""
+    least = {"bandwidth_gb_s": '{ value = 50.0, source = "the test" }'}
+    plugin = ("-p", "meta_tests.scenarios.scripted_box")
+    _, file, run = on_a_box(
+        TWO, *plugin, "meta_tests/scenarios/after_measuring.py",
+        environment={"SM121_META_SLOW_IN": json.dumps(slow_in)}, **EASY, **least,
+    )  # fmt: skip
+    assert (file["verdict"], file["box"]["state"]) == (verdict, state), run.output
+    assert file["metrics"]["tg32@d0"]["verdict"] == verdict
+    assert [test["verdict"] for test in file["tests"] if "later" in test["id"]] == ["PASS"]
+    assert file["box"]["after"]["device"]

@@ -71,6 +71,7 @@ def test_a_run_that_measures(begin):
     assert steps()[:3] == BEGINNING
     after = steps()[steps().index("box read again") :]
     assert after[:2] == ["box read again", LAST] and after[-2:] == END, run.output
+    assert after.count("box read again") == 1
 
 
 @pytest.mark.slow("a run with workers")

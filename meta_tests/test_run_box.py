@@ -118,7 +118,7 @@ def test_what_an_attached_server_computes_is_no_load_of_others(serving, run_box)
 def test_the_engine_of_an_attached_server_is_no_stranger(serving, run_box):
     mine, file, _ = run_box(*at(serving), gpus=[{serving.core}])
     mine.read_before()
-    mine.read_after()
+    mine.read_beside()
     assert file.box.state == "QUALIFIED" and not file.unproven, file.box
     assert file.box.after.gpu_others == [] and file.box.after.gpu_unattributed is None
 
@@ -148,7 +148,7 @@ def test_both_sides_of_a_comparison_are_the_runs_own(serving, run_box):
 def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(serving, run_box, on_the_gpu, said):
     mine, file, _ = run_box(*at(serving), gpus=[{*on_the_gpu}])
     mine.read_before()
-    mine.read_after()
+    mine.read_beside()
     assert file.box.state == "QUALIFIED" and said in file.box.reason, file.box
     (line,) = file.unproven
     assert "cannot tell whose the GPU is" in line and "attach to its own port" in line
@@ -157,7 +157,7 @@ def test_whose_the_gpu_is_may_be_unknown_and_is_said_once(serving, run_box, on_t
 def test_a_server_of_another_user_is_said_and_its_load_is_not_held_against_the_machine(run_box):
     mine, file, _ = run_box("http://127.0.0.1:1")
     mine.read_before()
-    mine.read_after()
+    mine.read_beside()
     assert file.box.state == "QUALIFIED" and file.box.load_during is None
     assert sum("127.0.0.1:1 is seen from here" in line for line in file.unproven) == 1
 
@@ -202,9 +202,53 @@ def test_a_started_server_in_a_container_is_said_and_a_stranger_before_it_is_see
     """NVML may show the pids of the host, which are nobody's here."""
     mine, file, remarks = run_box(gpus=[{4711}], pool=pool_of(serving.core))
     mine.read_before()
-    mine.read_after()
+    mine.read_beside()
     assert file.box.state == "QUALIFIED" and not file.unproven
     assert len(remarks) == 1 and "cannot tell whose" in remarks[0]
     mine, file, remarks = run_box(gpus=[{4711}], pool=pool_of())
     mine.read_before()
     assert file.box.state == "DEGRADED" and "processes [4711]" in file.box.reason
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_crash_is_followed_by_a_reading_only_where_something_is_measured_later(
+    run_box, monkeypatch, slow
+):
+    mine, file, _ = run_box(pool=pool_of())
+    mine.harness.ledger = Ledger(file)
+    mine.harness.remark = lambda _line, **_how: None
+    mine.read_before()
+    mine.begin()
+    fields = {"bandwidth_gb_s": 120.0} if slow else {}
+    monkeypatch.setattr(box, "_measure_apart", lambda _device: reading(**fields).device)
+    mine.doubt()
+    assert file.box.state == "QUALIFIED" and file.box.after is None
+    mine.begin()
+    assert file.box.state == ("DEGRADED" if slow else "QUALIFIED")
+    assert bool(mine.refuted) is slow
+    monkeypatch.setattr(box, "_measure_apart", lambda _device: reading().device)
+    mine.read_at_the_end()
+    assert file.box.state == ("DEGRADED" if slow else "QUALIFIED"), "it was, while it measured"
+    mine.doubt()
+    assert not mine.unread
+
+
+@pytest.mark.parametrize("slow_in", ["both", "the comparison", "neither"])
+def test_the_box_of_a_comparison_is_not_that_of_the_rates(run_box, monkeypatch, slow_in):
+    """--ab reads the machine for itself: the performance level had ended before it."""
+    mine, file, _ = run_box(pool=pool_of())
+    mine.harness.ledger = Ledger(file)
+    mine.harness.remark = lambda _line, **_how: None
+    mine.read_before()
+    for name, slow in (("rates", slow_in == "both"), ("comparison", slow_in != "neither")):
+        fields = {"bandwidth_gb_s": 120.0} if slow else {}
+        monkeypatch.setattr(
+            box, "_measure_apart", lambda _device, fields=fields: reading(**fields).device
+        )
+        if name == "rates":
+            mine.begin()
+            mine.read_at_the_end()
+        else:
+            beside = mine.read_beside()
+    assert file.box.state == ("DEGRADED" if slow_in == "both" else "QUALIFIED")
+    assert beside.state == ("DEGRADED" if slow_in != "neither" else "QUALIFIED")

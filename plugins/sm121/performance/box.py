@@ -1,4 +1,4 @@
-"""The machine's state in a run: read before the measurements and after them."""
+"""The machine's state in a run: read before the first measurement and after the last one."""
 
 import functools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from sm121.measure import box, measurement, roofline, stream_bandwidth
 from sm121.measure.box import BoxState, CpuUse, Reading
 from sm121.measure.roofline import Ceiling, Traffic
 from sm121.run.harness import Harness
-from sm121.run.verdict_file import BESIDE, TestReport
+from sm121.run.verdict_file import BESIDE, BoxReport, TestReport
 
 _ATTEMPTS = 3
 _SETTLED_WITHIN_S = 10.0
@@ -39,6 +39,12 @@ class RunBox:
     _began: tuple[CpuUse, int] | None = None
     _load_during: float | None = None
     _reported: bool = False
+    #: Whether something was measured since the machine was read.
+    unread: bool = False
+    #: Whether the readings that the numbers stand on are complete.
+    _concluded: bool = False
+    #: Whether a server crashed since the machine was read.
+    _doubted: bool = False
     #: GB/s of reading a number of bytes on the CPU. Small models are in its caches.
     _by_size: dict[int, float] = field(default_factory=dict)
 
@@ -65,24 +71,42 @@ class RunBox:
             reason = self.harness.file.box.reason or "not measured"
             self.harness.unproven(f"box and roofline: {reason}")
 
-    def read_after(self) -> None:
-        """Read the box after everything was measured."""
-        self._load_during = None
-        if self._began is not None and self._began[1] == self._starts and not self._strangers:
-            # Only if no server was started since: the CPU use of a stopped server is not known.
-            self._load_during = round(CpuUse.take(self._own).since(self._began[0])[0], 3)
-        self.after = self._read("after")
-        self._conclude()
+    def begin(self) -> None:
+        """Note that a measurement begins. After a crash the box is read before it."""
+        self.unread = True
+        if self._doubted:
+            self._read_again(self.before)
+            self._conclude()
+
+    def doubt(self) -> None:
+        """Note that a server crashed: the machine may be left unfit for what is measured later."""
+        self._doubted = True
+
+    def read_beside(self) -> BoxReport:
+        """Read the box after a comparison that began at the last reading, as ``--ab`` does. The
+        box of the run is only changed if nothing else was measured in the run."""
+        if not self._concluded:
+            self._read_again(self.before)
+            self._conclude()
+            return self.harness.file.box
+        report, since = BoxReport(), self.after
+        self._read_again(since)
+        self._report_on(report, since)
+        return report
 
     def read_at_the_end(self) -> None:
-        """Read the box again. If it has become DEGRADED, what was timed and is compared with a gate
-        is INCONCLUSIVE, but for a PASS on a machine that only became faster. What has no gate has
-        nothing to decide: it was measured on a busy machine, and has no verdict."""
+        """Read the box again when the last measuring level has ended. If it has become DEGRADED,
+        what was timed and is compared with a gate is INCONCLUSIVE, but for a PASS on a machine that
+        only became faster. A metric without a gate has then no verdict."""
         file, ledger = self.harness.file, self.harness.ledger
+        self.unread = False
         if self.before is None:
             return
         healthy = file.box.state != BoxState.DEGRADED
-        self.read_after()
+        self._read_again(self.before)
+        self._conclude()
+        self._concluded = True
+        self._began = (CpuUse.take(self._own), self._starts)
         if not healthy or file.box.state != BoxState.DEGRADED:
             return
         message = f"the box is DEGRADED: {file.box.reason}"
@@ -157,26 +181,47 @@ class RunBox:
         reference = self.harness.profile.box
         return Ceiling(cost, gb_s, reference.roofline_tolerance if reference else 1.0)
 
+    def _read_again(self, since: Reading | None) -> None:
+        """Read the machine, and how much of the CPU others took since the window began. `since`:
+        the reading that the new one is compared with."""
+        self._doubted = False
+        self._load_during = None
+        if self._began is not None and self._began[1] == self._starts and not self._strangers:
+            # Only if no server was started since: the CPU use of a stopped server is not known.
+            self._load_during = round(CpuUse.take(self._own).since(self._began[0])[0], 3)
+        self.after = self._read("after", since)
+
     def _conclude(self) -> None:
         report = self.harness.file.box
+        found, reason = report.state, report.reason
+        refuted = self._report_on(report, self.before)
+        if found == BoxState.DEGRADED and report.state != BoxState.DEGRADED:
+            # It recovered, but was unfit while something was measured.
+            report.state, report.reason = found, reason
+        else:
+            self.refuted = refuted
+
+    def _report_on(self, report: BoxReport, before: Reading | None) -> frozenset[Verdict]:
+        """Fill a report from two readings. Returns the verdicts on what was timed between them that
+        do not stand."""
         if (elsewhere := self.elsewhere) is not None:
             report.state, report.reason = BoxState.UNKNOWN.value, elsewhere
-            return
+            return frozenset()
         judgement = box.judge(
-            self.harness.profile.box, self.before, self.after, load_during=self._load_during
+            self.harness.profile.box, before, self.after, load_during=self._load_during
         )
-        self.refuted = judgement.refuted
         report.state, report.reason = judgement.state.value, self.harness.redact(judgement.reason)
-        report.before, report.after = self.before, self.after
+        report.before, report.after = before, self.after
         report.load_during = self._load_during
+        return judgement.refuted
 
-    def _read(self, when: str) -> Reading | None:
+    def _read(self, when: str, earlier: Reading | None = None) -> Reading | None:
         if self.elsewhere is not None:
             return None
         harness = self.harness
         harness.say("box", f"{when} the measurements: memory, matrices, who is here")
         device = "cpu" if harness.arch == architecture.CPU else "cuda:0"
-        reference, earlier = harness.profile.box, self.before if when == "after" else None
+        reference = harness.profile.box
         # A state that passes within seconds does not count. What was unfit before stays so.
         unfit = box.judge(reference, earlier).state is BoxState.DEGRADED
         for _ in range(1 if unfit else _ATTEMPTS):

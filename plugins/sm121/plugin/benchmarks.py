@@ -115,6 +115,7 @@ def record_metric(
 ) -> MetricRecorder:
     """Records a measurement as benchmark and metric, and raises its verdict."""
     conformance.recorder.box = box
+    box.begin()
     return MetricRecorder(conformance.recorder, benchmark, metric_clock)
 
 

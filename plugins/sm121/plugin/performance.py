@@ -100,6 +100,22 @@ def look_again_after_the_level(item: pytest.Item, nextitem: pytest.Item | None) 
         session.save()
 
 
+def read_the_box_again(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """Read the box when the last level that measures has ended. What the machine does later says
+    nothing about the numbers. Returns whether it was read."""
+    session = item.config.stash[SESSION]
+    if session.box is None or not session.box.unread:
+        return False
+    if nextitem is not None and nextitem.stash.get(LEVEL, None) == item.stash[LEVEL]:
+        return False
+    later = item.session.items[item.session.items.index(item) + 1 :]
+    if any("record_metric" in getattr(each, "fixturenames", ()) for each in later):
+        return False
+    session.box.read_at_the_end()
+    session.save()
+    return True
+
+
 @pytest.fixture
 def startup_s(server: Server) -> float:
     """How long the server under test took to be ready, with warm caches."""
@@ -152,7 +168,7 @@ def ab_run(conformance: Session, box: RunBox, pytestconfig: pytest.Config) -> Ab
         settings.ab,
         settings.measuring_plan(profile),
         attach_to,
-        box.read_after,
+        box.read_beside,
         pairs=settings.ab_pairs,
         hypothesis=settings.hypothesis,
         obstacle=conformance.target.obstacle,

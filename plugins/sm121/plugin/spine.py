@@ -216,8 +216,8 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     finally:
         _stop_progress(session.config)
         if (run := session.config.stash.get(stash.SESSION, None)) is not None:
-            if run.box is not None and not run.interrupted:
-                run.box.read_at_the_end()
+            if run.box is not None and run.box.unread and not run.interrupted:
+                run.box.read_at_the_end()  # a run that ended within a level that measures
                 _step("box read again")
             _step("last test ended")
     if run is not None:
@@ -241,6 +241,8 @@ def pytest_runtest_protocol(
     runs = can_run and outcomes.why_not(item.config.stash[stash.SESSION], item) is None
     with turns.turn(item, nextitem) if runs else contextlib.nullcontext():
         result = yield
+        if performance.read_the_box_again(item, nextitem):
+            _step("box read again")
     if bar is not None and stash.FINDING in item.stash:
         bar.end(item.stash[stash.FINDING])
     return result

@@ -32,7 +32,7 @@ from sm121.regression.ab import MetricOfStart, Side, Visit
 from sm121.regression.change import Change
 from sm121.regression.hypothesis import CriterionResult, Hypothesis
 from sm121.run.harness import Harness
-from sm121.run.verdict_file import MetricReport
+from sm121.run.verdict_file import BoxReport, MetricReport
 
 #: How much worse B may be in what varies from start to start on any machine.
 _ALLOWED = {"startup_s": 0.25, "memory_gib": 0.10, "device_memory_gib": 0.10}
@@ -52,7 +52,7 @@ class AbRun:
     sides: tuple[Side, Side]
     plan: Plan
     attach: Callable[[Side], Server]
-    look_at_box: Callable[[], None] = lambda: None
+    look_at_box: Callable[[], BoxReport] = BoxReport
     pairs: int = 3
     hypothesis: Hypothesis | None = None
     obstacle: str | None = None
@@ -61,6 +61,8 @@ class AbRun:
 
     #: What came of it, good or bad: it is done once, whoever asks.
     _ended: list[Change] | Exception | None = None
+    #: The machine while the pairs were measured, read after the last visit.
+    _box: BoxReport = field(default_factory=BoxReport)
     #: Of the server at the URL of a side, since its first visit.
     _lives: dict[str, AttachedLife] = field(default_factory=dict)
     _errors: dict[str, ErrorReader] = field(default_factory=dict)
@@ -118,7 +120,7 @@ class AbRun:
                 verdicts += [answer.verdict for answer in answers]
             if Verdict.INCONCLUSIVE not in verdicts:
                 break
-        self.look_at_box()
+        self._box = self.look_at_box()
         return outcomes
 
     @property
@@ -132,8 +134,8 @@ class AbRun:
         themselves, or the box is unfit."""
         outcomes = self.outcomes
         require(not self._broken, "B serves as A does", self._broken)
-        if self.harness.file.box.state == BoxState.DEGRADED:
-            raise Inconclusive(f"the box is DEGRADED: {self.harness.file.box.reason}")
+        if self._box.state == BoxState.DEGRADED:
+            raise Inconclusive(f"the box is DEGRADED: {self._box.reason}")
         if not outcomes:
             raise Invalid("A and B have no metric in common")
         worse = [outcome for outcome in outcomes if outcome.verdict is Verdict.FAIL]
@@ -197,9 +199,8 @@ class AbRun:
             outcomes = self.outcomes
         except Undecided as error:
             return [], error
-        box = self.harness.file.box
-        if box.state == BoxState.DEGRADED and not self._broken:
-            return outcomes, Inconclusive(f"the box is DEGRADED: {box.reason}")
+        if self._box.state == BoxState.DEGRADED and not self._broken:
+            return outcomes, Inconclusive(f"the box is DEGRADED: {self._box.reason}")
         return outcomes, None
 
     @property

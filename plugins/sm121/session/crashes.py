@@ -236,7 +236,7 @@ class CrashDesk:
                 f"{report.memory_missing_bytes / 2**30:.1f} GiB missing"
             )
         if session.box is not None and session.aborted is None:
-            session.box.read_after()  # DEGRADED makes every later measurement INCONCLUSIVE
+            session.box.doubt()
 
     def _cause(
         self, error: Exception | Dead | None, dead: ManagedServer | None, tree: list[dict[str, Any]]
