@@ -446,3 +446,45 @@ def test_a_status_that_the_client_made_an_error_of_may_be_known(fault_server, ru
         assert ended == status, again.output
         assert again.verdict["against"][key] == [f"{file}::{name}"]
         assert broken or first.verdict["levels"]["correctness"]["failed"] == 1
+
+
+def of_a_sick_box(**fields) -> VerdictFile:
+    """A run whose answers are known and whose rates are not: the box was DEGRADED."""
+    box = verdict_file.BoxReport(state="DEGRADED", reason="others are on the GPU: processes [7]")
+    file = a_run(*TESTS, box=box, **fields)
+    file.metrics["tg32@d0"].verdict = Verdict.INCONCLUSIVE
+    file.tests.append(ended("end of the run::box", "INCONCLUSIVE", "DEGRADED", "performance"))
+    file.judge()
+    return file
+
+
+def test_of_a_run_on_a_degraded_box_the_answers_are_trusted(tmp_path, capsys):
+    """And its rates are judged by nobody, which trust and the run both say."""
+    folder = stored(of_a_sick_box(), tmp_path / "sick")
+    assert cli.main(["trust", str(folder), f"--benchmark-storage={tmp_path}"]) == 0
+    assert "its rates and times are not judged, its answers are" in capsys.readouterr().out
+    trusted = against.load("trusted", tmp_path)
+    run, facts = held(a_run(*TESTS), trusted)
+    assert not facts and run.verdict is Verdict.PASS and run.against.no_worse
+    assert "(rates not judged: the box of the run of" in run.why(), run.why()
+    assert run.against.measured == {} and run.against.metrics == []
+    slower, facts = held(a_run(*TESTS, rate=20.0), trusted, rate=20.0)
+    assert not facts and "rates not judged" in slower.why()
+    worse, _ = held(a_run(*changed(0, "FAIL", "wrong")), trusted)
+    assert worse.verdict is Verdict.FAIL and worse.against.new == ["tests/a.py::holds"]
+
+
+@pytest.mark.parametrize(("rate", "verdict"), [(50.0, "PASS"), (30.0, "FAIL")])
+def test_rates_are_held_against_the_newest_trusted_run_on_a_fit_box(tmp_path, rate, verdict):
+    """A run on a sick box that is trusted later hides no slower build."""
+    against.trust(stored(a_run(*TESTS), tmp_path / "fit"), tmp_path)
+    sick = of_a_sick_box(rate=30.0, started="2026-11-24T08:00:00+00:00")
+    _, _, narrower = against.trust(stored(sick, tmp_path / "sick", 30.0), tmp_path)
+    assert not narrower
+    trusted = against.load("trusted", tmp_path)
+    run, _ = held(a_run(*TESTS, rate=rate), trusted, rate=rate)
+    assert run.verdict.value == verdict and run.against.rates_not_judged is None
+    assert "compared with the run of 2026-11-23" in run.against.differs[-1]
+    assert run.against.measured["tg32@d0"].value == pytest.approx(50.0, rel=0.01)
+    run, (test,) = held(a_run(*TESTS), trusted, rate=0.0)
+    assert test.id == "--against::tg32@d0" and run.verdict is Verdict.FAIL

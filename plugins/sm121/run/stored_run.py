@@ -5,7 +5,7 @@ import functools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from sm121.core.profile_fields import LEVELS
 from sm121.core.verdict import Verdict
 from sm121.measure import machine, statistics
 from sm121.measure.box import BoxState
+from sm121.measure.measurement import COUNTED
 from sm121.run import details, verdict_file
 from sm121.run.details import Details, Samples
 from sm121.run.engine_report import EngineReport
@@ -100,6 +101,8 @@ class StoredRun:
     context: Mapping[str, Any] = field(default_factory=dict)
     #: Why no other run can be held against it, a phrase each; empty where one can.
     unfit: tuple[str, ...] = ()
+    #: Why its rates and times are no baseline, though its answers are; None where they are one.
+    rates_unfit: str | None = None
 
     def unlike(self, context: Mapping[str, Any]) -> list[str]:
         """Why this run is no baseline for one of that context, a phrase each."""
@@ -137,6 +140,14 @@ class StoredRun:
                 differences[name] = text
         return {} if self.unlike(alike) else differences
 
+    @property
+    def baseline(self) -> "StoredRun":
+        """The run with the metrics that others can be compared with."""
+        if self.rates_unfit is None:
+            return self
+        counted = {n: metric for n, metric in self.metrics.items() if metric.unit in COUNTED}
+        return replace(self, metrics=counted)
+
     @functools.cached_property
     def failures(self) -> Mapping[str, TestReport]:
         """What may be known of it: failures of tests that nothing else excused."""
@@ -165,12 +176,21 @@ def of_report(run: VerdictFile, known: Details) -> StoredRun:
         and name in known.samples
         and known.samples[name].samples
     }
-    name = printable(f"the run of {run.started}")
-    return StoredRun(name, run, metrics, unfit=tuple(_unfit(run, metrics)))
+    rates_unfit = None
+    if run.box.state == BoxState.DEGRADED:
+        rates_unfit = printable(f"its box was DEGRADED: {run.box.reason}")
+    stored = StoredRun(
+        name=printable(f"the run of {run.started}"),
+        file=run,
+        metrics=metrics,
+        rates_unfit=rates_unfit,
+    )
+    return replace(stored, unfit=tuple(_unfit(stored)))
 
 
-def _unfit(run: VerdictFile, metrics: Mapping[str, StoredMetric]) -> Iterator[str]:
-    """Why no run can be compared with this one, the most telling first. `metrics`: with samples."""
+def _unfit(stored: StoredRun) -> Iterator[str]:
+    """Why no run can be compared with this one, the most telling first."""
+    run, metrics = stored.file, stored.baseline.metrics
     if run.schema_version > verdict_file.SCHEMA_VERSION:
         yield f"its schema {run.schema_version} is of a later version of the suite"
     if not run.finished:
@@ -186,8 +206,6 @@ def _unfit(run: VerdictFile, metrics: Mapping[str, StoredMetric]) -> Iterator[st
     for test in run.tests:
         if test.id.startswith(BESIDE) and test.counted is Verdict.FAIL:
             yield f"{test.id}: {test.message}"
-    if run.box.state == BoxState.DEGRADED:
-        yield f"its box was DEGRADED: {run.box.reason}"
     if not any(test.executed for test in run.tests):
         yield "no test of a level was executed in it"
     smoke = [test for test in run.tests if test.level == LEVELS[0]]
@@ -200,7 +218,8 @@ def _unfit(run: VerdictFile, metrics: Mapping[str, StoredMetric]) -> Iterator[st
         if metric.value is None and metric.verdict is Verdict.PASS:
             yield f"its {name} has no value"
         counts = metric.value is not None and metric.verdict in (Verdict.PASS, Verdict.FAIL)
-        if counts and name not in metrics:
+        is_baseline = stored.rates_unfit is None or metric.unit in COUNTED
+        if counts and is_baseline and name not in metrics:
             yield f"{details.NAME} next to it has no samples of {name}"
 
 

@@ -273,6 +273,9 @@ class AgainstReport(Record):
     """Names of metrics that are worse than allowed, and too few samples say so."""
     metrics: list[str] = Field(default_factory=list)
     """The other metrics of both runs."""
+    rates_not_judged: str | None = None
+    """Why no rate and no time was compared: the box of the trusted run was DEGRADED; null where
+    they were."""
     trade: str = ""
     """How much faster it is, and what its rounding costs; empty where not both were measured."""
     measured: dict[str, MetricReport] = Field(default_factory=dict)
@@ -282,6 +285,8 @@ class AgainstReport(Record):
         unjudged, others = " and ".join(self.unjudged), ", ".join(self.not_asked)
         not_compared = f" ({others} not compared)" if others else ""
         not_judged = f" ({unjudged} not judged)" if unjudged else ""
+        if self.rates_not_judged is not None:
+            not_judged += f" (rates not judged: {self.rates_not_judged})"
         how = f"{'not ' * self.no_worse}worse than {self.run}{not_compared}{not_judged}"
         return f"{how}; {self.trade}" if self.trade else how
 

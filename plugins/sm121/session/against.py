@@ -18,12 +18,13 @@ from sm121.core.unmet import Fact, alike, same_kind
 from sm121.core.verdict import Verdict
 from sm121.measure import machine
 from sm121.measure.box import BoxState
+from sm121.measure.measurement import COUNTED
 from sm121.regression import trend
 from sm121.regression.change import is_price, trade
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric, StoredRun
-from sm121.run.verdict_file import BESIDE, AgainstReport, TestReport, VerdictFile
+from sm121.run.verdict_file import BESIDE, AgainstReport, MetricReport, TestReport, VerdictFile
 
 #: ``--against`` this word: the newest run that ``sm121 trust`` has kept.
 TRUSTED = "trusted"
@@ -58,6 +59,17 @@ class Trusted:
     @property
     def newest(self) -> StoredRun:
         return self.runs[-1]
+
+    @property
+    def rated(self) -> StoredRun | None:
+        """The newest run whose rates and times are a baseline; None: those of none are."""
+        return next((run for run in reversed(self.runs) if run.rates_unfit is None), None)
+
+    @property
+    def metrics(self) -> dict[str, StoredMetric]:
+        """What a metric of each name must share its kind with."""
+        rates = self.rated.metrics if self.rated is not None else {}
+        return {**rates, **self.newest.metrics}
 
     def known(self, failure: TestReport) -> str | None:
         """The name of this run, if the test failed in it in the same way. Of a failure that several
@@ -102,7 +114,7 @@ def _read(folder: Path) -> StoredRun:
     run = stored_run.read(folder)
     if run.unfit:
         raise UsageError(f"{folder}: expected a run that can be trusted: {run.unfit[0]}")
-    return run
+    return run.baseline
 
 
 def trust(
@@ -123,7 +135,8 @@ def trust(
         last, narrower = run, [f"what is not known: {error}"]
     ran = {test.id for test in run.file.tests if test.executed}
     tests = [test.id for test in last.file.tests if test.executed and test.id not in ran]
-    metrics = [name for name in last.metrics if name not in run.metrics]
+    measured = run.metrics if run.rates_unfit is None else run.file.metrics
+    metrics = [name for name in last.metrics if name not in measured]
     for label, lost in (("tests", tests), ("metrics", metrics)):
         narrower += [f"{len(lost)} {label} ({lost[0]})"] if lost else []
     store = storage / _FOLDER
@@ -229,11 +242,33 @@ def judge(
         ]
     if any(map(is_price, metrics)) and not any(map(is_price, trusted.newest.metrics)):
         report.differs.append(f"price of rounding: not measured in {trusted.name}, not compared")
-    report.measured = {name: before.metrics[name] for name in run.metrics if name in before.metrics}
+    _note_rates(report, trusted)
+    report.measured = _measured(run, trusted)
     values = ({n: m.value for n, m in each.items()} for each in (report.measured, run.metrics))
     report.trade = trade(*values)
     report.no_worse = not worse and not report.new and not report.changed
     return worse
+
+
+def _note_rates(report: AgainstReport, trusted: Trusted) -> None:
+    """Say whose rates are compared, where it is not the newest trusted run."""
+    if trusted.newest.rates_unfit is None:
+        return
+    why = f"the box of {trusted.name} was DEGRADED"
+    if trusted.rated is None:
+        report.rates_not_judged = why
+    else:
+        report.differs.append(f"rates: compared with {trusted.rated.name}, since {why}")
+
+
+def _measured(run: VerdictFile, trusted: Trusted) -> dict[str, MetricReport]:
+    """What both runs measured, as the trusted one did; without rates that are no baseline."""
+    before = trusted.newest.file.metrics
+    if trusted.newest.rates_unfit is not None:
+        rates = trusted.rated.file.metrics if trusted.rated is not None else {}
+        counted = {name: metric for name, metric in before.items() if metric.unit in COUNTED}
+        before = {**rates, **counted}
+    return {name: before[name] for name in run.metrics if name in before}
 
 
 def _not_executed(
@@ -331,7 +366,7 @@ def _metrics(
     lost: Collection[str],
 ) -> Iterable[tuple[str, Verdict, str]]:
     """Each metric of both, by the rules of the regression level. `lost`: missed if missing."""
-    if not trusted.newest.metrics or (not metrics and not lost):
+    if not trusted.metrics or (not metrics and not lost):
         return
     fingerprints = trusted.newest.file.fingerprint, run.fingerprint
     machines = [each.machine if each is not None else {} for each in fingerprints]
@@ -343,7 +378,10 @@ def _metrics(
     if run.box.state == BoxState.DEGRADED:
         yield "metrics", Verdict.INCONCLUSIVE, f"the box is DEGRADED: {run.box.reason}"
         return
-    for line in trend.missing(metrics, trusted.newest):
+    absent = trend.missing(metrics, trusted.newest)
+    if trusted.rated is not None and trusted.rated is not trusted.newest:
+        absent += trend.missing(metrics, trusted.rated)
+    for line in absent:
         if (name := line.partition(" ")[0]) not in lost:
             continue
         metric = run.metrics.get(name)
@@ -353,7 +391,7 @@ def _metrics(
             yield name, Verdict.FAIL, line
     same: dict[str, StoredMetric] = {}
     for name, now in metrics.items():
-        trusted_metric = trusted.newest.metrics.get(name)
+        trusted_metric = trusted.metrics.get(name)
         if name == _PEAK and _asked_before(run) != _asked_before(trusted.newest.file):
             report.unjudged.append(name)
         elif trusted_metric is None or trusted_metric.kind == now.kind:
