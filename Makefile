@@ -82,6 +82,7 @@ oldest: ## the suite's own tests on the oldest pytest that is promised, but for 
 catalogues: canary oldest ## what takes longer than `make test` allows: every table in docs, made anew
 	$(PY) -m sm121 ablation $(CANARY)/bf16 --output docs/tables/ablation.md
 	$(PY) -m pytest meta_tests -m slow --slow
+	$(PY) -m pytest tests/test_matrix.py --arch cpu --matrix 1 --matrix-axes cpu --report-dir=.cache/whole-matrix
 	$(PY) meta_tests/accuracy.py --fresh --output docs/tables/accuracy.md
 	$(PY) -m tools.gate_errors
 	$(PY) meta_tests/model_faults.py --state .cache/model-faults-$$(date +%s)

@@ -213,7 +213,10 @@ def test_the_outlook_is_printed(capsys):
     assert cli.main(["matrix", "--profile", "sm121-gpt-oss-120b", "--version", "0.33.0"]) == 0
     text = capsys.readouterr().out
     assert "| 2 | 16 | 20 | 16 |" in text and "predicted hours" in text
-    assert cli.main(["matrix", "--profile", "cpu-tiny-gpt-oss", "--strength", "2"]) == 0
+    of_cpu = ["matrix", "--profile", "cpu-tiny-gpt-oss", "--strength", "2"]
+    assert cli.main(of_cpu) == 0
+    assert "96 of 96 allowed pairs (100%)" in capsys.readouterr().out
+    assert cli.main([*of_cpu, "--axes", "cpu"]) == 0
     assert "126 of 126 allowed pairs (100%)" in capsys.readouterr().out
 
 
@@ -457,3 +460,44 @@ def test_a_value_may_ask_for_the_oracle(tmp_path, monkeypatch, wrong, cell):
         assert record.reason == f"oracle: Unmet: {wrong}" and record.outcome is CellOutcome.FAIL
     else:
         assert "oracle" not in record.reason and ("oracle" in record.path) == bool(cell)
+
+
+def starts_of(name: str, axes_file: str | None, strength: str = "1") -> list[str]:
+    """The values of graphs in the cells of a profile, on vLLM 0.32."""
+    chosen = profile.load(name)
+    space = plan.space_of(chosen, axes_file, "vllm", "0.32.0")
+    cells = plan.make_plan(chosen, space, strength=strength).cells
+    return [cell.cell.get("graphs", "eager") for cell in cells]
+
+
+@pytest.mark.parametrize("strength", ["1", "2"])
+def test_the_cpu_profile_compiles_in_no_cell(strength):
+    assert {*starts_of("cpu-tiny-gpt-oss", None, strength)} == {"eager"}
+
+
+def test_axes_that_are_named_are_all_tried():
+    assert starts_of("cpu-tiny-gpt-oss", "cpu").count("compiled") == 1
+
+
+def test_a_matrix_names_what_the_profile_leaves_out_and_why():
+    chosen = profile.load("cpu-tiny-gpt-oss")
+    space = plan.space_of(chosen, None, "vllm", "0.32.0")
+    array = covering.build(space, 1)
+    file = feature_matrix.build(space, array, [], [], profile=chosen.name)
+    assert file.absent["graphs=compiled"].startswith("left out: a compiled start takes minutes")
+    again, _ = feature_matrix.merged([file, file])
+    assert again.axes == space.axes, "shards of it make the same matrix"
+
+
+@pytest.mark.parametrize("name", sorted(profile.shipped()))
+def test_only_a_profile_of_a_cpu_leaves_out_an_axis(name):
+    chosen = profile.load(name)
+    if chosen.arch != "cpu" and chosen.matrix is not None:
+        assert not chosen.matrix.left_out
+
+
+def test_an_unknown_axis_cannot_be_left_out():
+    chosen = profile.load("cpu-tiny-gpt-oss")
+    settings = chosen.matrix.model_copy(update={"left_out": {"graph": "a typing error"}})
+    with pytest.raises(UsageError, match=r"left_out: expected axes of cpu \(.*\), got graph$"):
+        plan.space_of(chosen.model_copy(update={"matrix": settings}))

@@ -364,6 +364,9 @@ class MatrixPlan(DataTable):
 
     #: Name of a shipped file, or a path.
     axes: str = Field(min_length=1)
+    #: Axes of that file that stay at their baseline, each with the reason. ``--matrix-axes`` names
+    #: a file whose axes are all tried.
+    left_out: dict[str, str] = Field(default_factory=dict)
     #: Values of how many axes are combined in every way.
     strength: Count = 2
     #: Of fixtures/answers/prompts.toml, by name; empty: all of them. And how much of each answer.

@@ -176,6 +176,8 @@ class AxesFile(DataTable):
     named: dict[_Name, Named] = Field(default_factory=dict)
     #: Features in the order in which they were merged: each newer one is tried with each before.
     features: tuple[dict[str, str], ...] = ()
+    #: Axes that stay at their baseline, each with the reason (a profile's ``matrix.left_out``).
+    left_out: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> "AxesFile":
@@ -183,6 +185,7 @@ class AxesFile(DataTable):
             *((f"named.{name}", one.values) for name, one in self.named.items()),
             *((f"features.{n}", one) for n, one in enumerate(self.features)),
             *((f"incompatible.{n}", one.when) for n, one in enumerate(self.incompatible)),
+            ("left_out", dict.fromkeys(self.left_out, ())),
         ]
         for key, values in used:
             for axis, listed in values.items():
@@ -208,6 +211,20 @@ def load(name_or_path: str) -> AxesFile:
     """An axis file by the name of a shipped one, or by path. Raises UsageError: there is none, or
     it is not valid; one line with file, key and expectation."""
     return data_file.chosen(name_or_path, "matrix", AxesFile, "matrix axes", "matrix")
+
+
+def leave_out(file: AxesFile, reasons: Mapping[str, str]) -> AxesFile:
+    """Return a file whose axes `reasons` stay at their baseline.
+
+    Raises:
+        UsageError: One of them is no axis of the file.
+    """
+    if unknown := sorted(reasons.keys() - file.axes.keys()):
+        names = ", ".join(file.axes)
+        raise errors.UsageError(
+            f"matrix.left_out: expected axes of {file.name} ({names}), got {', '.join(unknown)}"
+        )
+    return file.model_copy(update={"left_out": dict(reasons)})
 
 
 @dataclass(frozen=True)
@@ -240,7 +257,9 @@ class Space:
                     and setting.fits(self.version, self.options)
                     and (setting.cpu is None or re.search(rf"\b({setting.cpu})\b", cpu_flags()))
                 ]
-                if fitting:  # a build's own knob goes before that of everybody
+                if name in self.file.left_out and value_name != axis.baseline:
+                    absent[name, value_name] = f"left out: {self.file.left_out[name]}"
+                elif fitting:  # a build's own knob goes before that of everybody
                     chosen = min(fitting, key=lambda setting: setting.build is None)
                     settings[name][value_name] = chosen
                 else:

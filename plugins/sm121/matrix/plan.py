@@ -68,11 +68,22 @@ def space_of(
     version: str | None = None,
     options: Collection[str] | None = None,
 ) -> Space:
-    """The axes of a profile, as an engine has them; what is not given is the profile's own.
-    `version`: as the engine calls itself, or as `Space` takes it; `options`: as `Space` takes it.
-    Raises UsageError: the profile has none, or they contradict themselves."""
+    """Return the axes of a profile, as an engine has them.
+
+    Args:
+        profile: Its ``[matrix]`` names the axes, and those that it leaves out.
+        axes_file: The axes in place of the profile's; none of them is left out.
+        engine: Default: the profile's.
+        version: As the engine calls itself, or as `Space` takes it.
+        options: As `Space` takes it.
+
+    Raises:
+        UsageError: The profile has no axes, or they contradict themselves.
+    """
     settings = settings_of(profile)
     file = axes.load(axes_file or settings.axes)
+    if axes_file is None and settings.left_out:
+        file = axes.leave_out(file, settings.left_out)
     identity = builds.identity(version, options) or version
     return Space(file, engine or profile.engine.name, identity, options)
 
