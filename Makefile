@@ -28,9 +28,14 @@ help: ## the targets
 conformance: canary ## judge a real vLLM on this CPU: every level that exists
 	$(PY) -m pytest --arch cpu --report-dir=$(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
 
-test: $(VENV)/.developing canary ## lint, and the suite's own tests: every check is seen failing on its fault
+# K=gate: the tests whose file, name or case matches, as pytest's -k takes it, in the environment that is there.
+test: $(if $(K),,$(VENV)/.developing canary) ## lint, and the suite's own tests; K=WORD: those that match, without lint
+ifdef K
+	$(PY) -m pytest meta_tests -k '$(K)' $(PYTEST_ARGS)
+else
 	@$(MAKE) --no-print-directory -j 2 lint beside
 	$(PY) -m pytest meta_tests -m alone $(PYTEST_ARGS)
+endif
 
 # The tests that measure no time: lint runs beside them, since many of them wait for a server.
 beside:
