@@ -237,6 +237,9 @@ def start_pytest(
         # Our own tests run in parallel, and need not wait for each other.
         shared = ["--share-machine"] if beside_others else []
         options = ["-p", "no:cacheprovider", "--report-dir", str(report), *shared, *arguments]
+        if not any(argument.startswith("--benchmark-storage") for argument in arguments):
+            # What checks took is kept there: theirs is not that of the runs of this checkout.
+            options.insert(0, f"--benchmark-storage={tmp_path / 'benchmarks'}")
         process: subprocess.Popen[str] | WarmRun
         if warm and can_fork(arguments, environment or {}):
             process = warm_pytest().start(options, output, variables)

@@ -7,8 +7,7 @@ import pytest
 from data_rows import from_data
 from test_matrix import SPACES, array_of
 
-from sm121.core import profile
-from sm121.matrix import axes, cost, covering, feature_matrix, isolation, plan, state
+from sm121.matrix import axes, covering, feature_matrix, isolation, plan, state
 from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord, Step, worst
 
@@ -200,7 +199,7 @@ def test_what_fails_is_told_before_it_is_known_why(interrupted):
     assert feature_matrix.incomplete(whole) is None
 
 
-# ----------------------------------------------------------------------- order, cost, state, report
+# ----------------------------------------------------------------------------- order, state, report
 
 
 def test_cells_of_one_start_up_are_neighbours():
@@ -209,24 +208,6 @@ def test_cells_of_one_start_up_are_neighbours():
     ordered = plan.ordered(SPACE, cells, key)
     assert ordered[0].cell == SPACE.baseline and sorted(map(id, ordered)) == sorted(map(id, cells))
     assert len([*itertools.groupby(ordered, key)]) == len({*map(key, ordered)})
-
-
-def test_cost_is_learned_and_foretold(tmp_path):
-    settings, file = profile.load("cpu-tiny-gpt-oss").matrix, tmp_path / "d.json"
-    cells = [SPACE.baseline, {**SPACE.baseline, "graphs": "compiled"}]
-    first = cost.predict(SPACE, cells, ["a", "b"], settings, cost.Durations(file))
-    assert first.boots == 2 and "none of these boots timed yet" in str(first)
-    assert first.seconds == 2 * (settings.boot_s.value + settings.cell_s.value) + 30
-    timed = ended(PASS).model_copy(update={"configuration": "a", "boot_s": 10.0, "took_s": 15.0})
-    timed.steps = [Step(name="start", outcome=PASS)]
-    cost.Durations(file).learn([timed])
-    durations = cost.Durations(file)
-    again = cost.predict(SPACE, cells[:1], ["a"], settings, durations)
-    assert again.seconds == 15.0 and "1 of 1 boots were timed" in str(again)
-    running = cost.predict(SPACE, cells[:1], ["a"], settings, durations, running="a")
-    assert running.boots == 0 and running.seconds == 5.0
-    file.write_text("no json")
-    assert cost.Durations(file).of("a") == {}
 
 
 def test_state_survives_a_line_that_was_cut_off(tmp_path):

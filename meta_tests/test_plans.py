@@ -3,28 +3,24 @@
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from data_rows import from_data, table
+from data_rows import from_data
 
 from sm121.cli import main
 from sm121.compilation import jit
 from sm121.core import data_file, engine_settings, errors, profile, profile_fields
-from sm121.core.profile import FULL, Costs, Profile
+from sm121.core.profile import FULL, Profile
 from sm121.engines import choices
-from sm121.measure import gate, machine
+from sm121.measure import machine
 from sm121.measure.box import Device, Reading
 from sm121.measure.plan import Plan, Sizes
 from sm121.plugin import planning, selection
 from sm121.run import verdict_file
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.record import Target
-from sm121.run.verdict_file import BoxReport, EngineReport, TestReport, VerdictFile
-from sm121.session import forecast
-from sm121.session.forecast import Check, Timed
+from sm121.run.verdict_file import BoxReport, EngineReport, VerdictFile
 from sm121.session.settings import Settings
 
 TESTS = Path(__file__).parents[1] / "tests"
@@ -144,72 +140,7 @@ def test_a_plan_that_names_no_test_is_refused_when_it_is_collected(run_pytest, t
     assert "plans.quick.tests" in error and error.endswith("got test_knwon_answers")
 
 
-# What a run costs, and what `sm121 plan` says of it.
-
-
-def costs(**changed) -> Costs:
-    return Costs.model_validate(table(__name__, "COSTS") | changed)
-
-
-def costing(**changed) -> Profile:
-    return profile.load("cpu-tiny-gpt-oss").model_copy(update={"costs": costs(**changed)})
-
-
-def _costs():
-    return data_file.load_key("costs.toml", "levels", dict[str, forecast._Row])
-
-
-def forecast_of(*checks: Check, of: Profile | None = None, timed: Timed | None = None):
-    of = of or costing()
-    forecasts = forecast.of(of, Plan.of(of, plan="quick"), checks, timed or Timed())
-    return forecasts[checks[-1].level]
-
-
-def test_a_prompt_a_start_and_an_answer_are_charged_by_what_they_take():
-    rates = costs()
-    assert rates.prompt_s(1000) == pytest.approx(1.5)  # from 1 ms to 2 ms a token
-    assert rates.token_s(0) == pytest.approx(0.1) and rates.token_s(2000) == pytest.approx(0.3)
-    assert rates.gain(1) == 1 and rates.gain(8) == 8 and rates.gain(16) == 8
-    # The whole context on GB10, as it was computed by hand.
-    assert 140 < profile.load("sm121-gpt-oss-120b").costs.prompt_s(131_072) < 170
-    checks = (
-        Check("1", "smoke", frozenset({"servers"})),  # the baseline's
-        Check("2", "smoke", frozenset({"server"})),
-        Check("3", "correctness", frozenset({"server"})),
-    )
-    smoke, correctness = forecast_of(*checks[:2]), forecast_of(*checks)
-    assert (smoke.checks, smoke.starts, smoke.starts_s) == (2, 2, 200)
-    answers = _costs()["correctness"].answers
-    assert correctness.starts == 0 and correctness.generated == pytest.approx(74 * answers)
-    other, joining = (
-        forecast_of(Check(f"t::test_{name}", "stress")).other_s
-        for name in ("x", "short_prompts_join_x")
-    )
-    assert joining - other == costing().stress.joining_s.value > 0
-
-
-RATE = Check("1", "performance", depth=0, tokens=32)
-
-
-def test_several_metrics_cost_one_cell_and_a_gate_the_rounds_that_a_decision_takes():
-    prefill = Check("2", "performance", depth=0)
-    deeper = Check("3", "performance", depth=512)
-    one, both, two = (
-        forecast_of(*checks).prompt
-        for checks in ((RATE,), (RATE, prefill), (RATE, prefill, deeper))
-    )
-    beside = _costs()["performance"].prompt
-    assert both - one == beside and two - both > beside
-    gate_of = profile_fields.Gate(metric="tg32@d0", unit="tok/s", minimum=5, source="a test")
-    plain = costing()
-    measured = plain.performance.model_copy(update={"gates": (gate_of,)})
-    gated = plain.model_copy(update={"performance": measured})
-    more = forecast_of(RATE, of=gated).generated - forecast_of(RATE, of=plain).generated
-    rounds = plain.performance.measuring.rounds
-    assert more == pytest.approx((gate.STEADY_LOOK + 3 - rounds) * 32)
-    start = Check("tests/test_smoke.py::x", "smoke", frozenset({"servers"}))
-    smoke = forecast_of(start, timed=Timed({start.id: 7.0}))
-    assert (smoke.timed, smoke.starts, smoke.seconds) == (1, 0, 7.0)
+# What `sm121 plan` says of a start and of gates.
 
 
 def store(folder: Path, arch: str, name: str, changes: dict, **fields) -> None:
@@ -219,44 +150,6 @@ def store(folder: Path, arch: str, name: str, changes: dict, **fields) -> None:
     whole = {"profile": name, "started": "2026-11-22T10:00:00", "finished": True, **fields}
     file = VerdictFile(arch=arch, engine=engine, fingerprint=fingerprint, **whole)
     verdict_file.write(file, folder / "verdict.json")
-
-
-@from_data
-def test_only_runs_of_this_machine_and_profile_say_how_long_a_check_takes(tmp_path, changed, taken):
-    other = {"configuration": "float32", "plan": "quick"} | changed
-    of_run = {key: other.pop(key) for key in ("profile", "finished") if key in other}
-    rows = {"a": ("smoke", "PASS", 3), "p": ("performance", "FAIL", 4)}
-    rows["n"] = ("smoke", "NOT_RUN", 0)
-    tests = [TestReport(id=i, level=of, verdict=v, seconds=s) for i, (of, v, s) in rows.items()]
-    store(tmp_path, "cpu", "cpu-tiny-gpt-oss", other, tests=tests, **of_run)
-    timed = forecast.timed(tmp_path, profile.load("cpu-tiny-gpt-oss"), "quick")
-    assert {*timed.seconds} == {*taken}
-
-
-def planned_minutes(name: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "sm121", "plan", "--profile", name, "--report-dir", "none"]
-    done = subprocess.run(
-        command, cwd=TESTS.parent, capture_output=True, text=True, check=True, timeout=300
-    )
-    assert not (TESTS.parent / "none").exists()
-    assert re.search(r"^machine: .*\n^target: .*\n^engine: ", done.stdout, re.M), done.stdout
-    rows = re.findall(r"^\| (\w+) \| \d+ \|.* ([\d.]+) \|$", done.stdout, re.M)
-    return {plan: float(minutes) for plan, minutes in rows}
-
-
-def test_quick_takes_ten_minutes_on_a_gb10_and_merge_half_an_hour():
-    minutes = planned_minutes("sm121-gpt-oss-120b")
-    assert [*minutes] == ["quick", "merge", "full"]
-    assert minutes["quick"] <= 10 and minutes["merge"] <= 30 < minutes["full"]
-
-
-def test_a_run_says_at_its_head_what_it_asks_and_how_long_that_takes(run_pytest, fault_server):
-    attached = ("--arch", "sm121", *fault_server().options)
-    scenario = ("--served-model-name", "canary", "meta_tests/scenarios/measurements.py")
-    samples = {"SM121_META_SAMPLES": json.dumps({"tg32@d0": [53.5] * 20})}
-    _, run = run_pytest(*attached, *scenario, environment=samples)
-    head = re.search(r"^plan full: (\d+) checks \(.*\), about \d+ \w+ \(0 of \1", run.output, re.M)
-    assert head, run.output
 
 
 def facts_of_a_start(of: Profile, folder: Path) -> list[str]:
@@ -349,18 +242,6 @@ def test_plan_takes_what_a_run_takes(capsys):
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     assert "the same arguments" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_prediction_of_quick_is_within_a_factor_of_two(run_pytest):
-    """A real vLLM on the CPU, with nothing that was timed here before. Beside others it takes
-    longer, and the run says that they were there."""
-    predicted = planned_minutes("cpu-tiny-gpt-oss")["quick"]
-    status, run = run_pytest("--plan", "quick", timeout_s=900)
-    if (box := run.verdict["box"])["state"] == "DEGRADED":
-        pytest.skip(f"NOT_RUN: the prediction is of an idle machine: {box['reason']}")
-    assert status == 0, run.output
-    assert predicted / 2 <= run.verdict["duration_s"] / 60 <= predicted * 2
 
 
 def test_what_a_release_was_seen_to_choose_is_said():

@@ -17,6 +17,7 @@ from data_rows import from_data
 from terminal_samples import on_a_terminal
 
 from sm121.core import waiting
+from sm121.core.time_range import TimeRange
 from sm121.core.verdict import Verdict
 from sm121.engines.starting import StartPhase, StartProgress
 from sm121.plugin import terminal
@@ -25,7 +26,7 @@ from sm121.plugin.stash import REPORT
 from sm121.report import stored
 from sm121.report.crash_list import Crash
 from sm121.run.verdict_file import CrashReport, TestReport
-from sm121.session.forecast import Forecast, Pace
+from sm121.session.forecast import Check, Expected, Forecast
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -71,12 +72,25 @@ def test_tables_of_benchmarks_and_remarks_are_for_the_report(run_pytest, fault_s
 # Where a run is
 
 
+def expected(level: str, *names: str, seconds: float) -> list[Expected]:
+    """Checks of a level that were timed here, all alike."""
+    return [
+        Expected(
+            Check(f"tests/test_{level}.py::{name}", level, can_run=name != "test_unable"),
+            TimeRange.of(0.0 if name == "test_unable" else seconds),
+            timed=True,
+        )
+        for name in names
+    ]
+
+
 def going(now: list[float], every_s: float = 60.0, **given) -> tuple[Progress, io.StringIO]:
     """A run of two levels that is expected to take two minutes, and what it wrote."""
     written = io.StringIO()
-    smoke, kernel = Forecast(checks=3, unable=1, other_s=20), Forecast(checks=4, other_s=100)
-    costs = {"smoke": smoke, "kernel": kernel}
-    return Progress(written, costs, every_s=every_s, clock=lambda: now[0], **given), written
+    smoke = expected("smoke", "test_one", "test_two", "test_unable", seconds=10)
+    kernel = expected("kernel", "test_1", "test_2", "test_3", "test_4", seconds=25)
+    forecast = Forecast([*smoke, *kernel])
+    return Progress(written, forecast, every_s=every_s, clock=lambda: now[0], **given), written
 
 
 def result(name: str, verdict: Verdict, message: str = "", level="smoke", **more) -> TestReport:
@@ -93,27 +107,27 @@ def test_the_line_says_level_test_what_is_waited_for_and_the_time():
     progress, written = going(now)
     progress.begin("smoke", "tests/test_smoke.py::test_one")
     assert progress.line() == "0:00, about 2:00 left | smoke 0/3 ended | test_one"
-    now[0] = 15.0
-    assert progress.line() == "0:15, about 1:53 left | smoke 0/3 ended | test_one for 0:15"
-    now[0] = 30.0
+    now[0] = 8.0
+    assert progress.line() == "0:08, about 1:52 left | smoke 0/3 ended | test_one"
+    now[0] = 30.0  # it takes longer than expected: the time left stands
+    assert progress.line() == "0:30, about 1:50 left | smoke 0/3 ended | test_one for 0:30"
     progress.end(result("test_one", Verdict.PASS, seconds=30))
     progress.begin("smoke", "tests/test_smoke.py::test_two")
-    assert progress.line() == "0:30, about 1:53 left | smoke 1/3 ended | test_two"
+    assert progress.line() == "0:30, about 1:50 left | smoke 1/3 ended | test_two"
     now[0] = 50.0
     failed = result("test_two", Verdict.FAIL, "required: 1, seen: 2", seconds=20)
     progress.end(failed)
-    progress.end(result("test_three", Verdict.NOT_RUN))
-    # Smoke took 50 s, 20 s were expected: the rest takes longer, too, by 110/80.
-    progress.begin("kernel", "tests/test_kernel.py::test_moe[marlin-M1]")
-    line = "0:50, about 2:17 left | kernel 0/4 ended | test_moe[marlin-M1] | 1 FAIL"
+    progress.end(result("test_unable", Verdict.NOT_RUN))
+    progress.begin("kernel", "tests/test_kernel.py::test_1")
+    line = "0:50, about 1:40 left | kernel 0/4 ended | test_1 | 1 FAIL"
     assert progress.line() == line
     assert without_clock(written) == [
-        "smoke: 3 checks (1 cannot run), about 0:20; about 2:00 left of the run",
+        "smoke: 3 checks (1 cannot run); about 2:00 left of the run",
         "FAIL: tests/test_smoke.py::test_two: required: 1, seen: 2",
-        "smoke: 1 PASS, 1 FAIL, 1 NOT_RUN, 0:50; about 2:17 left of the run",
-        "kernel: 4 checks, about 2:17; about 2:17 left of the run",
+        "smoke: 1 PASS, 1 FAIL, 1 NOT_RUN, 0:50; about 1:40 left of the run",
+        "kernel: 4 checks; about 1:40 left of the run",
     ]
-    progress.end(result("test_moe", Verdict.PASS, level="kernel"))
+    progress.end(result("test_1", Verdict.PASS, level="kernel"))
     progress.stop()
 
 
@@ -121,25 +135,15 @@ def test_at_the_end_nothing_is_left():
     progress, _ = going([0.0])
     lines: list[str] = []
     progress._write = lines.append
-    for level, number in (*(("smoke", n) for n in range(2)), *(("kernel", n) for n in range(4))):
-        progress.begin(level, f"tests/test_{level}.py::test_{number}")
-        progress.end(result(f"test_{number}", Verdict.PASS, level=level))
+    for level, names in (
+        ("smoke", ("test_one", "test_two", "test_unable")),
+        ("kernel", ("test_1", "test_2", "test_3", "test_4")),
+    ):
+        for name in names:
+            progress.begin(level, f"tests/test_{level}.py::{name}")
+            progress.end(result(name, Verdict.PASS, level=level))
     progress.stop()
     assert lines[-1].endswith("kernel: 4 PASS, 0:00")
-
-
-@pytest.mark.parametrize("seconds", [10, None])
-def test_how_long_a_level_took_says_how_long_another_one_takes(seconds):
-    """Not a start that was short, as of a first run on another machine: of ten minutes for two
-    starts it took twenty seconds. Nor checks that did not run."""
-    answers = Forecast(checks=10, starts_s=300, other_s=600)
-    pace = Pace({"smoke": Forecast(checks=2, starts_s=600, other_s=10), "correctness": answers})
-    pace.begin("smoke")
-    for _ in range(2):
-        pace.end("smoke", seconds)
-    pace.begin("correctness")
-    assert 500 < pace.left() < 660 if seconds else pace.left() == 900
-    assert Pace({"smoke": Forecast(checks=2)}).left() is None
 
 
 def test_workers_are_counted_together_and_the_longest_test_is_named():
@@ -220,9 +224,16 @@ def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
     attached = ("--arch", "cpu", *fault_server().options, "--served-model-name", "canary")
     arguments = (*attached, "meta_tests/scenarios/teardowns.py")
     screen = on_a_terminal(
-        [*arguments, "--share-machine", "--report-dir", str(tmp_path / "report")]
+        [
+            *arguments,
+            "--share-machine",
+            "--report-dir",
+            str(tmp_path / "report"),
+            f"--benchmark-storage={tmp_path / 'benchmarks'}",
+        ]
     )
-    assert re.search(r"\d:\d\d, about \d:\d\d left.*\r\x1b\[2K", screen)
+    left = r"\d:\d\d, (about )?\d:\d\d( to \d:\d\d)? left"
+    assert re.search(left + r".*\r\x1b\[2K", screen)
     assert screen.count("\x1b[?25h") == screen.count("\x1b[?25l"), "the cursor is there again"
     assert not re.search(r"teardowns\.py [.FEs]", screen), "no letters beside the line"
     _, plain = run_pytest(*arguments)

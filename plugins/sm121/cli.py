@@ -365,16 +365,16 @@ def _history(options: argparse.Namespace) -> None:
 
 def _matrix(options: argparse.Namespace) -> None:
     from sm121.core import architecture
-    from sm121.matrix import cost, plan
+    from sm121.matrix import plan, size
 
     name = options.profile or profile.for_architecture(architecture.detect().name or "unknown")
     try:
         chosen = profile.load(name)
         space = plan.space_of(chosen, options.axes, options.engine, options.engine_version)
         if options.strength is None:
-            print(cost.sizes(chosen, space), end="")
+            print(size.sizes(space), end="")
         else:
-            print(cost.cells(plan.make_plan(chosen, space, strength=options.strength)), end="")
+            print(size.cells(plan.make_plan(chosen, space, strength=options.strength)), end="")
     except OptionError as error:  # pytest calls it --matrix
         raise OptionError("--strength", error.wrong) from error
 

@@ -30,6 +30,13 @@ class DataTable(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def without_retired(data: Any, *keys: str) -> Any:
+    """Leave out keys that a table no longer has, so that a file which was valid stays valid."""
+    if not isinstance(data, dict):
+        return data
+    return {key: value for key, value in data.items() if key not in keys}
+
+
 class Record(BaseModel):
     """A table of a file that the suite writes. Reading an unknown key is a mistake."""
 

@@ -6,6 +6,9 @@ from pydantic import BaseModel, Field
 
 from sm121.core.data_file import DataFileError, DataTable
 
+#: Tables of a profile that earlier releases had: forecasts were computed from them.
+RETIRED = ("costs",)
+
 
 class Statement(DataTable):
     """A table that says one thing and where it comes from. A file that extends another replaces it
@@ -22,6 +25,8 @@ def extended(parent: BaseModel, own: dict[str, Any], origin: str) -> dict[str, A
     before = parent.model_dump(exclude_unset=True)
     without = own.get("without", ())
     for name in without if isinstance(without, list) else ():
+        if name in RETIRED:
+            continue
         *path, last = str(name).split(".")
         table = before
         for part in path:

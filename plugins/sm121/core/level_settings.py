@@ -1,11 +1,11 @@
 """What a profile requires at each level: gates, answers, loads, the box, the certificate."""
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from sm121.core.data_file import DataTable
+from sm121.core.data_file import DataTable, without_retired
 from sm121.core.extending import Statement
 from sm121.core.profile_fields import (
     LEVELS,
@@ -383,11 +383,13 @@ class MatrixPlan(DataTable):
     second_clock_bound: Annotated[float, Field(gt=0, lt=1)] = 0.05
     #: How much less than the baseline's a rate may be, where the axes say nothing else.
     may_be_slower: Sourced
-    #: A start and the checks after it, before any was timed on this machine.
-    boot_s: Sourced
-    cell_s: Sourced
     #: Starts that may be spent on finding the smallest failing sets.
     isolation_boots: Annotated[int, Field(ge=0)] = 8
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_costs(cls, data: Any) -> Any:
+        return without_retired(data, "boot_s", "cell_s")
 
 
 class Certify(DataTable):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -23,52 +23,9 @@ from sm121.core.profile_fields import (
     Gate,
     Level,
     Positive,
-    Sourced,
 )
 
 SCHEMA_VERSION = 1
-
-
-class Rate(DataTable):
-    """How fast a server is behind so many tokens, one stream: tokens a second."""
-
-    depth: Annotated[int, Field(ge=0)]
-    prefill: Positive
-    decode: Positive
-
-
-class Costs(DataTable):
-    """What a run costs where none was timed: for `sm121 plan` alone, never for a verdict."""
-
-    start_s: Sourced
-    #: One check of the kernels' numerics.
-    kernel_check_s: Sourced
-    #: Of an answer that the model ends itself.
-    answer_tokens: Sourced
-    #: The rate of eight streams together over that of one.
-    gain_of_eight: Sourced
-    #: At two depths: the time of a token grows evenly with the tokens before it.
-    rates: tuple[Rate, Rate]
-    rates_source: str = Field(min_length=3)
-
-    def prompt_s(self, tokens: float) -> float:
-        """Seconds until a prompt of so many tokens is computed."""
-        start, slope = self._line("prefill")
-        return tokens * (start + slope * tokens / 2)
-
-    def token_s(self, depth: float) -> float:
-        """Seconds of a generated token behind so many."""
-        start, slope = self._line("decode")
-        return start + slope * depth
-
-    def gain(self, streams: int) -> float:
-        """The rate of so many streams together over that of one."""
-        return 1 + (self.gain_of_eight.value - 1) * (min(streams, 8) - 1) / 7
-
-    def _line(self, kind: Literal["prefill", "decode"]) -> tuple[float, float]:
-        one, other = self.rates
-        slope = (1 / getattr(other, kind) - 1 / getattr(one, kind)) / (other.depth - one.depth)
-        return 1 / getattr(one, kind) - slope * one.depth, slope
 
 
 class PlanRow(DataTable):
@@ -142,11 +99,15 @@ class Profile(DataTable):
     matrix: level_settings.MatrixPlan | None = None
     #: By what they are for, beside ``full``.
     plans: dict[ConfigurationName, PlanRow] = Field(default={})
-    costs: Costs | None = None
     certify: level_settings.Certify
     severities: level_settings.Severities = level_settings.Severities()
     #: Seconds that a single test of a level may take before pytest-timeout ends it.
     test_timeout_s: dict[Level, Positive]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_costs(cls, data: Any) -> Any:
+        return data_file.without_retired(data, *extending.RETIRED)
 
     @model_validator(mode="after")
     def _consistent(self) -> "Profile":

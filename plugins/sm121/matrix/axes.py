@@ -9,12 +9,12 @@ import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from sm121.core import data_file, engine_settings, errors, level_settings
-from sm121.core.data_file import DataTable, Pattern
+from sm121.core.data_file import DataTable, Pattern, without_retired
 from sm121.core.versions import Versions, release, within
 from sm121.evidence.environment import cpu_flags
 from sm121.evidence.kernel_path import KernelPath
@@ -96,8 +96,11 @@ class AxisValue(DataTable):
     oracle: bool = False
     #: By how much it may be slower than the baseline; null: the profile's own threshold.
     may_be_slower: _Fraction | None = None
-    #: Seconds that it adds to a start, for the prediction.
-    boot_s: float = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_costs(cls, data: Any) -> Any:
+        return without_retired(data, "boot_s")
 
     @model_validator(mode="after")
     def _given(self) -> "AxisValue":

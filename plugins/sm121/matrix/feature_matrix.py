@@ -10,7 +10,8 @@ from pydantic import Field
 
 from sm121.core import data_file, errors, files, numbers, templates
 from sm121.core.printable import printable
-from sm121.matrix import cost, isolation
+from sm121.core.time_range import duration
+from sm121.matrix import isolation, size
 from sm121.matrix.axes import AxesFile, Choice, Space, identity, label
 from sm121.matrix.covering import Array, coverage, parse_strength
 from sm121.matrix.covering import build as build_array
@@ -79,7 +80,6 @@ class MatrixFile(data_file.Record):
     """The run was interrupted before it had all of its cells, or knew what fails together."""
     coverage: list[CoverageReport]
     failing_sets: list[FailingSetReport]
-    predicted: str | None = None
     spent: dict[str, float]
     axes_file: dict[str, Any] = Field(default_factory=dict)
     """The whole of the axes' file, so that this one can be read without it."""
@@ -92,7 +92,6 @@ def build(
     sets: Sequence[isolation.FailingSet],
     *,
     profile: str,
-    predicted: str | None = None,
     references: Sequence[CellRecord] = (),
     interrupted: bool = False,
 ) -> MatrixFile:
@@ -128,9 +127,8 @@ def build(
             for one in sets
         ],
         interrupted=interrupted,
-        predicted=predicted,
         axes_file=space.file.model_dump(mode="json"),
-        spent=dict(cost.spent(records, references)),
+        spent=dict(size.spent(records, references)),
     )  # fmt: skip
 
 
@@ -201,7 +199,7 @@ def markdown(space: Space, file: MatrixFile, *, command: str | None = None) -> s
         incomplete=incomplete(file),
         unexplained=unexplained(file),
         number=numbers.number,
-        duration=cost.duration,
+        duration=duration,
         columns=[choice for (choice,) in space.choices(1)],
         signs={choice: _SIGN[state] for choice, state in pairs(space, file).items()},
     )

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from sm121.core import digest
 from sm121.core.configuration import ServerConfiguration
+from sm121.core.time_range import duration
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Invalid, NotRun
-from sm121.matrix import cost, covering, feature_matrix, isolation, state
+from sm121.matrix import covering, feature_matrix, isolation, size, state
 from sm121.matrix.axes import Cell, identity, label
 from sm121.matrix.covering import Planned
 from sm121.matrix.examine import Baseline, Examiner
@@ -26,9 +27,9 @@ class MatrixLevel:
     """Runs the cells of a `plan`, each when asked for, and writes ``matrix/`` after each. Where the
     suite starts its servers, any cell can be examined. An attached one is taken for what the cell
     says: the baseline, or, with the `baseline` of another level (its answers and rate), any other
-    cell; what the log does not show is not taken on trust. `cache`: folder of durations of earlier
-    boots (default: the level's own); `resume`: report directory whose newest earlier run is gone on
-    with; `is_part`: other processes run other cells of the same plan."""
+    cell; what the log does not show is not taken on trust. `cache`: folder of what oracles
+    computed (default: the level's own); `resume`: report directory whose newest earlier run is gone
+    on with; `is_part`: other processes run other cells of the same plan."""
 
     def __init__(
         self,
@@ -49,11 +50,8 @@ class MatrixLevel:
         #: Starts of the baseline that are no cell of this run's: others were compared with them.
         self.references: list[CellRecord] = []
         self.sets: list[isolation.FailingSet] = []
-        self.predicted: cost.Prediction | None = None
         self.resumed_from: str | None = None
         self._is_part = is_part
-        file = f"matrix-costs-{plan.profile.name}.json"
-        self._durations = cost.Durations((cache or self.directory) / file)
         self._fingerprint = self._made_of()
         oracles = (cache or self.directory) / "oracle"
         self._examiner = Examiner(
@@ -135,38 +133,24 @@ class MatrixLevel:
         self.write()
 
     def outlook(self) -> list[str]:
-        """What is going to happen, and how long it takes, a line each."""
-        lines = cost.of_run(self.plan)
+        """What is going to happen, a line each."""
+        lines = size.of_run(self.plan)
         waiting = [p.cell for p in self.plan.cells if self._record_of(p) is None]
         if self.resumed_from:
             resumed = len(self.plan.cells) - len(waiting)
             lines.append(f"{resumed} cells are taken over: {self.resumed_from}")
-        to_run = list(waiting)
-        if to_run and self.space.baseline not in to_run:
-            to_run.insert(0, self.space.baseline)  # to compare with
-        pool = self.harness.pool
-        running = pool.current.configuration.key if pool and pool.current else ""
-        keys = [
-            configuration.key if (configuration := self.configuration(cell)) else ""
-            for cell in to_run
-        ]
-        predicted = cost.predict(
-            self.space, to_run, keys, self.plan.settings, self._durations, running
-        )
-        self.predicted = dataclasses.replace(predicted, cells=len(waiting))
-        return [*lines, f"predicted: {self.predicted}"]
+        return lines
 
     def account(self) -> list[str]:
         """What came of it, for the terminal."""
-        spent = cost.spent(self.records, self.references)
+        spent = size.spent(self.records, self.references)
         planned = {identity(self.space, planned.cell) for planned in self.plan.cells}
         open_ones = planned - {record.id for record in self.records}
         lines = [
             f"{len(open_ones)} of {len(planned)} cells have no outcome" if open_ones else "",
             feature_matrix.counted(self.records),
             f"{spent['cells']:.0f} cells on {spent['boots']:.0f} boots in "
-            f"{cost.duration(spent['seconds'])}, {cost.duration(spent['boot_s'])} of it boots"
-            + (f" (predicted: {self.predicted})" if self.predicted else ""),
+            f"{duration(spent['seconds'])}, {duration(spent['boot_s'])} of it boots",
             *(str(one) for one in self.sets),
             f"{self.directory / feature_matrix.MARKDOWN}",
         ]
@@ -194,7 +178,6 @@ class MatrixLevel:
             self.records,
             self.sets,
             profile=self.plan.profile.name,
-            predicted=str(self.predicted) if self.predicted else None,
             references=self.references,
             interrupted=interrupted,
         )
@@ -220,7 +203,6 @@ class MatrixLevel:
             baseline = Planned(self.space.baseline, ("baseline",))
             record = self._examiner.examine(baseline, self.configuration(baseline.cell))
             self.references.append(record)
-            self._durations.learn([record])
             if record.outcome.broken and self._record_of(baseline) is None:
                 self._examiner.baseline = None
             if self.baseline is None:
@@ -236,8 +218,6 @@ class MatrixLevel:
         if not is_baseline or isolating or planned in self.plan.cells:
             self.records.append(record)
             state.add(record, self.directory, self._fingerprint)
-            if configuration is not None:
-                self._durations.learn([record])
             self.write()
         return record
 

@@ -2,8 +2,10 @@
 is ``pytest --collect-only``: nothing is started. Its page has the facts of `_FACTS`, what would not
 run with the reason, and each plan of the profile with its minutes."""
 
+import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -12,24 +14,27 @@ from sm121.compilation.jit import FlashInferModules
 from sm121.core import architecture, interpreter, profile_fields, templates
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.profile import FULL, Profile
+from sm121.core.time_range import TimeRange
 from sm121.engines import choices, preflight
 from sm121.kernels import serving
-from sm121.matrix import cost
-from sm121.matrix.cost import duration
-from sm121.measure import machine, roofline
-from sm121.measure.plan import Plan
-from sm121.plugin import matrix, selection
+from sm121.measure import box, machine, roofline
+from sm121.plugin import selection, timing
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
-from sm121.run import served
+from sm121.run import served, verdict_file
 from sm121.run.record import Target
-from sm121.session import forecast, target
-from sm121.session.forecast import Check, Forecast, Timed
+from sm121.session import certification, forecast, target
+from sm121.session.forecast import Check, Forecast
 from sm121.session.settings import Settings
+from sm121.stress import soak
 
 TARGET = pytest.StashKey[Target]()
-#: What each level of a run will ask, from its head on.
-COSTS = pytest.StashKey[dict[str, Forecast]]()
+#: The collected tests, before a plan or an option leaves some of them out.
+COLLECTED = pytest.StashKey[Sequence[pytest.Item]]()
+#: What is expected of a run, from its head on.
+FORECAST = pytest.StashKey[Forecast]()
+#: How many of the newest runs in a report directory may say what the memory gives.
+_NEWEST = 5
 Fact: TypeAlias = Callable[[Settings, Target, Profile], Iterable[str]]
 
 
@@ -39,19 +44,47 @@ def head(config: pytest.Config, chosen: Target, items: Sequence[pytest.Item]) ->
     if chosen.profile is None or not tests:
         return []
     settings = config.stash[SETTINGS]
-    timings = forecast.timed(settings.report_dir, chosen.profile, settings.plan)
-    costs = config.stash[COSTS] = _costs(config, chosen.profile, settings.plan, tests, timings)
+    expected = _forecast(config, chosen, settings.plan, tests)
+    config.stash[FORECAST] = expected
     text = templates.rendered(
         "plan_head.txt.j2",
         plan=settings.plan,
-        number=len(tests),
         profile=chosen.profile,
-        costs=costs,
-        duration=duration,
+        forecast=expected,
         reasons=reasons(tests),
+        problem=timing.known(config, chosen, settings.plan)[1],
         gates=_gates(settings, chosen, chosen.profile),
     )
     return text.splitlines()
+
+
+def minutes(config: pytest.Config, name: str) -> str | None:
+    """How long a plan of the profile takes, as "about 30 min" or "25 to 40 min".
+
+    Args:
+        config: The run's; its collected tests are those that the plan would have chosen from.
+        name: Name of the plan.
+
+    Returns:
+        The time by what was timed on this machine, else by what ships; None where neither is known.
+    """
+    chosen = config.stash.get(TARGET, None)
+    if chosen is None or chosen.profile is None:
+        return None
+    time = _forecast(config, chosen, name, tests_of(config, name)).time
+    return str(time) if time is not None else None
+
+
+def tests_of(config: pytest.Config, name: str) -> list[pytest.Item]:
+    """The collected tests of levels that a plan asks under the options given."""
+    chosen = config.stash[TARGET]
+    if chosen.profile is None:
+        return []
+    return [
+        item
+        for item in config.stash.get(COLLECTED, ())
+        if LEVEL in item.stash and not selection.left_out_as(config, item, chosen.profile, name)
+    ]
 
 
 def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, Any]:
@@ -59,14 +92,14 @@ def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, Any]
     chosen, settings = config.stash.get(TARGET, None), config.stash[SETTINGS]
     if chosen is None:
         return {"chosen": None}
-    profile, facts, plans, source = chosen.profile, [], {}, None
+    profile, facts, plans = chosen.profile, [], {}
     if profile is not None:
         facts = [line for fact in _FACTS for line in fact(settings, chosen, profile)]
-        for name in [*profile.plans, FULL] if settings.plan == FULL else [settings.plan]:
-            selected = [item for item in items if selection.is_asked(item, profile, name, settings)]
-            timings = forecast.timed(settings.report_dir, profile, name)
-            plans[name] = _costs(config, profile, name, selected, timings, chosen.obstacle)
-            source = source or timings.source
+        for name in [*profile.plans, FULL]:
+            tests = tests_of(config, name)
+            if name == settings.plan:
+                tests = [item for item in items if LEVEL in item.stash]
+            plans[name] = _forecast(config, chosen, name, tests)
     return {
         "chosen": chosen,
         "settings": settings,
@@ -77,7 +110,9 @@ def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, Any]
         "profile": profile,
         "plans": plans,
         "levels": profile_fields.LEVELS,
-        "source": source,
+        "total": forecast.total,
+        "bounds": forecast.shipped(profile) if profile is not None else None,
+        "problem": timing.known(config, chosen, settings.plan)[1],
         "shell": shlex.join,
     }
 
@@ -93,34 +128,52 @@ def reasons(items: Iterable[pytest.Item]) -> dict[str, list[str]]:
     return by_reason
 
 
-def _costs(
-    config: pytest.Config,
-    profile: Profile,
-    name: str,
-    items: Iterable[pytest.Item],
-    timings: Timed,
-    obstacle: str | None = None,
-) -> dict[str, Forecast]:
-    settings = config.stash[SETTINGS]
-    plan = Plan.of(profile, plan=name, sizes=settings.sizes)
-    cells = config.stash.get(matrix.PLAN, None)
-    matrix_s = cost.seconds(cells) if cells is not None and cells.cells else 0.0
-    starting = {"server", "servers"}
-    if profile.engine.profiler == "restart":
-        starting.add("decode_profile")
-    if settings.base_url is not None:
-        starting.clear()
-    checks = [
-        Check(
-            item.stash[ID],
-            item.stash[LEVEL],
-            frozenset(starting.intersection(getattr(item, "fixturenames", ()))),
-            item.stash.get(WHY_NOT, None) in (None, obstacle),
-            *(selection.parameters(item).get(name) for name in ("depth", "tokens", "streams")),
-        )
-        for item in items
-    ]
-    return forecast.of(profile, plan, checks, timings, matrix_s)
+def _forecast(
+    config: pytest.Config, chosen: Target, name: str, tests: Iterable[pytest.Item]
+) -> Forecast:
+    assert chosen.profile is not None
+    checks = [_check(config, chosen, chosen.profile, item) for item in tests]
+    return forecast.of(chosen.profile, name, checks, timing.known(config, chosen, name)[0])
+
+
+def _check(config: pytest.Config, chosen: Target, profile: Profile, item: pytest.Item) -> Check:
+    """What a test is, as far as its time goes. The fixture ``servers`` gives any configuration; the
+    first test that has it asks for the baseline."""
+    used = getattr(item, "fixturenames", ())
+    configurations = set()
+    if config.stash[SETTINGS].base_url is None:
+        if "server" in used:
+            configurations.add(profile.under_test)
+        if "servers" in used:
+            configurations.add(profile.baseline)
+    lasts = config.getoption("--soak")
+    is_soak = lasts is not None and item.stash[ID] == certification.SOAK
+    return Check(
+        item.stash[ID],
+        item.stash[LEVEL],
+        frozenset(configurations),
+        can_run=item.stash.get(WHY_NOT, None) in (None, chosen.obstacle),
+        lasts=TimeRange.of(soak.parse_duration(lasts)) if is_soak else None,
+    )
+
+
+def _measured_gb_s(report: Path, profile: Profile) -> float | None:
+    """What this machine's memory gave in the newest run of a report directory that says so; None
+    where no run does."""
+    files = [report / "verdict.json", *(report / "earlier").glob("*/verdict.json")]
+    newest = sorted(filter(Path.is_file, files), key=os.path.getmtime, reverse=True)
+    for file in newest[:_NEWEST]:
+        try:
+            run = verdict_file.read(file)
+        except (OSError, ValueError):
+            continue  # not one that can be read: nothing is known of it
+        made_by = run.fingerprint
+        if made_by is None or (run.profile, made_by.machine) != (profile.name, machine.identity()):
+            continue
+        device = run.box.before.device if run.box.before is not None else None
+        if device is not None and run.box.state != box.BoxState.DEGRADED:
+            return device.bandwidth_best_gb_s
+    return None
 
 
 def _path(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
@@ -178,7 +231,7 @@ def _gates(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[st
     if (config := roofline.read_config(settings.model or profile.model.id)) is None:
         return
     name, suffix = profile.under_test, "" if profile.question else " (asked of every build)"
-    gb_s = forecast.timed(settings.report_dir, profile, settings.plan).gb_s
+    gb_s = _measured_gb_s(settings.report_dir, profile)
     for gate in profile.performance.gates:
         if (depth := roofline.depth_of(gate.metric)) in settings.measuring_plan(profile).depths:
             read = roofline.cost(profile, name, depth or 0, config, settings.engine_arguments)

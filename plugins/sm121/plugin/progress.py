@@ -1,12 +1,13 @@
 """Where a run is: one line that is rewritten on a terminal; elsewhere, and beside what pytest says
-itself (-v, -s, -n), a line with its time."""
+itself (-v, -s, -n), a line with its time, at least every ten seconds."""
 
+import contextlib
 import io
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 import pytest
@@ -15,11 +16,15 @@ from rich.live import Live
 from rich.text import Text
 
 from sm121.core.printable import printable
+from sm121.core.time_range import TimeRange, clock
 from sm121.core.verdict import Verdict
+from sm121.engines.pool import StartReport
 from sm121.run.verdict_file import TestReport
-from sm121.session.forecast import Forecast, Pace
+from sm121.session.forecast import Forecast
+from sm121.session.remaining import Remaining
 
-_LINE_EVERY_S = 30.0
+#: With a look each second no run is silent for more than ten seconds.
+_LINE_EVERY_S = 9.0
 #: What runs for so long is shown with its time.
 _LONG_S = 10.0
 #: On a terminal these lines are the rewritten one's; the last of a start is kept.
@@ -27,34 +32,38 @@ _PASSING = ("server", "measuring")
 _MOST_CHARACTERS = 300
 
 
-def clock_time(seconds: float) -> str:
-    """Minutes and seconds, as 3:07, or hours, as 1:03:07."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, of_hour = divmod(minutes, 60)
-    return f"{hours}:{of_hour:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
 class Progress:
-    """Where the run is. ``file``: of its own, since pytest captures the usual one; ``costs``: what
-    each level will ask; ``width``: of pytest's begun line there, None where it writes none;
-    ``every_s``: between two lines without a terminal; ``clock``: seconds."""
+    """Where the run is.
+
+    Args:
+        file: A file of its own, since pytest captures the usual one.
+        expected: What the run asks.
+        starts: The starts of its servers so far; it grows while the run goes on.
+        width: The width of pytest's begun line in the file; None where pytest writes none.
+        every_s: Seconds between two lines where there is no terminal.
+        clock: Seconds since some moment.
+    """
 
     def __init__(
         self,
         file: TextIO,
-        costs: Mapping[str, Forecast],
+        expected: Forecast,
+        starts: Sequence[StartReport] = (),
         *,
         width: Callable[[], int] | None = None,
         every_s: float = _LINE_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._costs, self._clock, self._every_s = costs, clock, every_s
-        self._pace = Pace(costs)
+        self._levels = expected.levels
+        self._remaining = Remaining(expected, starts)
+        self._clock = clock
+        self._every_s = every_s
         self._began = self._level_began = self._written = clock()
         self._level, self._waits = "", ""
         self._running: dict[str, float] = {}
         self._verdicts: Counter[Verdict] = Counter()
         self._of_level: Counter[Verdict] = Counter()
+        self._ended_of: Counter[str] = Counter()
         self._reasons: set[str] = set()
         self._width = width
         #: Where pytest's line was ended that it had begun: its width, and the test.
@@ -96,6 +105,7 @@ class Progress:
             if level:
                 self._running.clear()
             self._running[test], self._waits = self._clock(), ""
+            self._remaining.begin(test, self._clock())
 
     def end(self, test: TestReport, *, name: str | None = None) -> None:
         """A check has ended, with ``test`` as its result. Where pytest does not, a failure is shown
@@ -103,8 +113,8 @@ class Progress:
         with self._lock:
             self._waits = ""
             self._running.pop(name or test.id, None)
-            if test.level in self._costs:
-                self._pace.end(test.level, test.seconds if test.executed else None)
+            self._remaining.end(name or test.id)
+            self._ended_of[test.level] += 1
             verdict = test.counted
             self._verdicts[verdict] += 1
             self._of_level[verdict] += 1
@@ -137,11 +147,11 @@ class Progress:
     def line(self) -> str:
         """Time, what is left of it, level, test, what is waited for. It takes no lock: rich's own
         thread asks for it with one in its hand that `say` needs."""
-        parts = [clock_time(self._clock() - self._began) + self._left(", about {} left")]
-        levels = [self._level] if self._level else [*self._costs]
-        if set(levels) <= {*self._costs}:
-            ended = sum(map(self._pace.ended, levels))
-            of = sum(self._costs[level].checks for level in levels)
+        parts = [clock(self._clock() - self._began) + self._left(", {} left")]
+        levels = [self._level] if self._level else [*self._levels]
+        if set(levels) <= {*self._levels}:
+            of = sum(len(self._levels[level]) for level in levels)
+            ended = sum(min(self._ended_of[each], len(self._levels[each])) for each in levels)
             parts.append(f"{self._level} {ended}/{of} ended".strip())
         else:
             parts.append(self._level)
@@ -156,16 +166,14 @@ class Progress:
         ran, others = self._clock() - began, len(running) - 1
         return (
             first.rpartition("::")[2]
-            + (f" for {clock_time(ran)}" if ran >= _LONG_S else "")
+            + (f" for {clock(ran)}" if ran >= _LONG_S else "")
             + (f" and {others} more" if others else "")
         )
 
     def _left(self, text: str) -> str:
-        """The seconds that the run has to go, in a text; empty where nothing is known, or left."""
-        now = self._clock()
-        running_s = now - min(self._running.copy().values(), default=now)
-        seconds = self._pace.left(running_s) or 0.0
-        return text.format(clock_time(max(seconds, 1.0))) if seconds > 0.5 else ""
+        """The time that the run has to go, in a text; empty where it is not known, or over."""
+        left = self._remaining.shown(self._clock())
+        return "" if left is None or left.high < 1.0 else text.format(_between(left))
 
     def _counts(self, verdicts: Counter[Verdict], *, failures_only: bool = False) -> str:
         left_out = (Verdict.PASS, Verdict.NOT_RUN) if failures_only else ()
@@ -177,21 +185,21 @@ class Progress:
 
     def _begin_level(self, level: str) -> None:
         self._running.clear()
-        self._pace.begin(level)
         self._end_level()
         self._level, self._level_began = level, self._clock()
-        if level not in self._costs:
+        if level not in self._levels:
             return
-        cost, seconds = self._costs[level], self._pace.whole(level)
-        about = f" ({cost.unable} cannot run)" if cost.unable else ""
-        about += f", about {clock_time(max(seconds, 1.0))}" if seconds else ""
-        remaining = self._left("; about {} left of the run")
-        self.say(level, f"{cost.checks} check{'s'[: cost.checks != 1]}{about}{remaining}")
+        checks = self._levels[level]
+        unable = sum(not each.check.can_run for each in checks)
+        about = f" ({unable} cannot run)" if unable else ""
+        remaining = self._left("; {} left of the run")
+        number = "1 check" if len(checks) == 1 else f"{len(checks)} checks"
+        self.say(level, f"{number}{about}{remaining}")
 
     def _end_level(self) -> None:
         if self._level and self._of_level:
-            took = clock_time(self._clock() - self._level_began)
-            remaining = self._left("; about {} left of the run")
+            took = clock(self._clock() - self._level_began)
+            remaining = self._left("; {} left of the run")
             self.say(self._level, f"{self._counts(self._of_level)}, {took}{remaining}")
         self._of_level.clear()
 
@@ -216,24 +224,73 @@ class Progress:
                     self._write(f"[{time.strftime('%H:%M:%S')}] {self.line()}")
 
 
-def of_run(config: pytest.Config, costs: Mapping[str, Forecast]) -> Progress | None:
+def _between(time: TimeRange) -> str:
+    """A time left on a clock, as "about 2:00" or "1:30 to 4:00"."""
+    low, high = clock(time.low), clock(time.high)
+    is_one = time.high <= time.low * 1.15 or low == high
+    return f"about {clock((time.low + time.high) / 2)}" if is_one else f"{low} to {high}"
+
+
+def of_run(
+    config: pytest.Config, expected: Forecast, starts: Sequence[StartReport] = ()
+) -> Progress | None:
     """The progress of this process's tests, or of its workers'; None: -qq, --pdb, a worker."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is None or hasattr(config, "workerinput") or config.option.usepdb:
+    file = _file_beside(config)
+    if reporter is None or file is None:
         return None
-    if reporter.verbosity < -1:
-        return None
-    try:
-        descriptor = os.dup(reporter._tw._file.fileno())
-    except (AttributeError, io.UnsupportedOperation):
-        return None  # pytest writes into memory: somebody drives it from Python
     distributed = getattr(config.option, "dist", "no") != "no"
     beside = reporter.verbosity > 0 or distributed or config.getoption("capture") == "no"
     if not beside:
         reporter.showfspath = False
     return Progress(
-        os.fdopen(descriptor, "w", encoding="utf-8", errors="replace"),
-        costs,
+        file,
+        expected,
+        starts,
         width=(lambda: int(reporter._tw.width_of_current_line)) if beside else None,
         every_s=_LINE_EVERY_S,
     )
+
+
+@contextlib.contextmanager
+def going_on(config: pytest.Config, what: str) -> Iterator[None]:
+    """Say every ten seconds that something goes on which is no test. On a terminal nothing is said:
+    people see pytest's own last line there."""
+    file = _file_beside(config)
+    if file is None:
+        yield
+        return
+    with file:
+        if file.isatty():
+            yield
+            return
+        ended, began = threading.Event(), time.monotonic()
+
+        def keep_saying() -> None:
+            while not ended.wait(_LINE_EVERY_S):
+                took = clock(time.monotonic() - began)
+                file.write(f"[{time.strftime('%H:%M:%S')}] {what} for {took}\n")
+                file.flush()
+
+        thread = threading.Thread(target=keep_saying, name="going-on", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def _file_beside(config: pytest.Config) -> TextIO | None:
+    """The terminal reporter's output as a file that pytest does not capture; None where nothing is
+    to be said: -qq, --pdb, --collect-only, a worker, or output that goes into memory."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or hasattr(config, "workerinput") or config.option.usepdb:
+        return None
+    if reporter.verbosity < -1 or config.option.collectonly:
+        return None
+    try:
+        descriptor = os.dup(reporter._tw._file.fileno())
+    except (AttributeError, io.UnsupportedOperation):
+        return None  # pytest writes into memory: somebody drives it from Python
+    return os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")

@@ -75,7 +75,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = profile.expected(settings.profile, settings.arch, settings.engine)
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        groups.setdefault(_left_out_as(config, item, chosen), []).append(item)
+        groups.setdefault(left_out_as(config, item, chosen, settings.plan), []).append(item)
     items[:] = groups.pop("", [])
     for kind in ("uncertified", "slow", "not in plan"):
         if kind in groups:
@@ -97,7 +97,8 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     lines += [f"{len(groups[kind])} {text}" for kind, text in texts.items() if kind in groups]
 
 
-def _left_out_as(config: pytest.Config, item: pytest.Item, chosen: Profile) -> str:
+def left_out_as(config: pytest.Config, item: pytest.Item, chosen: Profile, plan: str) -> str:
+    """Return why a run of a plan leaves a collected test out; empty where it has the test."""
     settings = config.stash[SETTINGS]
     if _is_uncertified(config, item):
         return "uncertified"
@@ -106,7 +107,7 @@ def _left_out_as(config: pytest.Config, item: pytest.Item, chosen: Profile) -> s
     mark = item.get_closest_marker("asked_for")
     if mark is not None and not config.getoption(str(mark.args[0])):
         return "waiting"
-    if LEVEL in item.stash and not is_asked(item, chosen, settings.plan, settings):
+    if LEVEL in item.stash and not is_asked(item, chosen, plan, settings):
         return "not in plan"
     if item.get_closest_marker("ab_run") and config.getoption("--ab") is None:
         return "without A and B"

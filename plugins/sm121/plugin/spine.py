@@ -26,6 +26,7 @@ from sm121.plugin import (
     selection,
     stash,
     terminal,
+    timing,
     turns,
     workers,
 )
@@ -104,7 +105,7 @@ def pytest_collection_modifyitems(
     selection.by_level(config, items)
     _step("levels found")
     result = yield
-    collected = [*items]
+    collected = config.stash[planning.COLLECTED] = [*items]
     with opening.refusing(), others.only_warn():
         selection.leave_out(config, items)
         selection.refuse_wrong_names(config, collected)
@@ -182,7 +183,9 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
     config.stash[stash.SESSION] = session
     config.stash[stash.SIGNALS] = Signals(session)
     session.asks_for = selection.asks_for(config, session)
-    config.stash[planning.COSTS] = forecast.counted(test.level for test in session.ledger)
+    config.stash[planning.FORECAST] = forecast.counted(
+        (test.id, test.level) for test in session.ledger
+    )
     _show_progress(config)
     _step("opened")
     turns.of_all_workers(config, session)
@@ -243,6 +246,7 @@ def pytest_runtest_protocol(
         result = yield
         if performance.read_the_box_again(item, nextitem):
             _step("box read again")
+    timing.note(item)
     if bar is not None and stash.FINDING in item.stash:
         bar.end(item.stash[stash.FINDING])
     return result
@@ -346,6 +350,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     performance.end_load(config)
     run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
     matrix.end(config, interrupted=run.interrupted)
+    timing.keep(config, run)
     run.close()
     answers.conclude_golden(run)
     _step(f"closed {run.file.verdict.value}")
@@ -418,10 +423,12 @@ def _controller(config: pytest.Config) -> Controller:
 
 
 def _show_progress(config: pytest.Config) -> None:
-    costs = config.stash.get(planning.COSTS, None)
-    if stash.SESSION not in config.stash or costs is None:
+    expected = config.stash.get(planning.FORECAST, None)
+    if stash.SESSION not in config.stash or expected is None:
         return
-    if (bar := progress.of_run(config, costs)) is not None:
+    pool = config.stash[stash.SESSION].pool
+    starts = pool.starts if pool is not None else ()
+    if (bar := progress.of_run(config, expected, starts)) is not None:
         config.stash[stash.PROGRESS] = bar
 
 

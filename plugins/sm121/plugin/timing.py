@@ -1,0 +1,113 @@
+"""What the checks of a run take: read before it, noted while it goes on, kept at its end."""
+
+from pathlib import Path
+
+import pytest
+
+from sm121.core.errors import UsageError
+from sm121.measure import machine
+from sm121.measure.plan import Plan
+from sm121.performance.recorder import host_of
+from sm121.plugin.stash import FINDING, ID, LEVEL, SESSION, SETTINGS, STARTS
+from sm121.run import stored_run, timings
+from sm121.run.record import Target
+from sm121.run.timings import Taken
+from sm121.session import certification
+from sm121.session.session import Session
+
+#: What this run took so far.
+_TAKEN = pytest.StashKey[Taken]()
+
+
+def known(config: pytest.Config, chosen: Target, plan: str) -> tuple[Taken, str | None]:
+    """What checks took on this machine last time.
+
+    Returns:
+        The times, and why there are none although a file is there; None where that is not so.
+    """
+    folder, target = _folder(config), _target(config, chosen, plan)
+    if folder is None or target is None:
+        return Taken(), None
+    try:
+        return timings.read(folder, target), None
+    except (OSError, ValueError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        return Taken(), (
+            f"{folder / timings.NAME}: expected durations of earlier runs, got what cannot be read "
+            f"({first}). They are taken as not there; this run writes the file anew"
+        )
+
+
+def note(item: pytest.Item) -> None:
+    """Note what a check took, and the starts in it, once it has its verdict."""
+    session, finding = item.config.stash.get(SESSION, None), item.stash.get(FINDING, None)
+    if session is None or finding is None or not finding.executed:
+        return
+    taken = item.config.stash.setdefault(_TAKEN, Taken())
+    seconds = finding.seconds - _shared_starts_s(session, item.stash.get(STARTS, 0), taken)
+    by_id = taken.rates if item.stash[LEVEL] == "performance" else taken.checks
+    by_id[item.stash[ID]] = max(round(seconds, 3), 0.0)
+
+
+def keep(config: pytest.Config, session: Session) -> None:
+    """Keep what this run took. What does not say how long it takes next time is not kept: a run
+    with ``--engine-debug``, one of several workers, and rates with sizes of their own."""
+    taken, settings = config.stash.get(_TAKEN, None), session.settings
+    target = _target(config, session.target, settings.plan)
+    folder = _folder(config)
+    if taken is None or target is None or folder is None:
+        return
+    if settings.engine_debug or settings.worker is not None:
+        return
+    taken.checks.pop(certification.SOAK, None)  # its option says how long it lasts
+    if session.target.profile is not None:
+        usual = Plan.of(session.profile, plan=settings.plan)
+        if settings.measuring_plan(session.profile) != usual:
+            taken.rates.clear()
+    try:
+        timings.keep(folder, target, taken)
+    except OSError as error:
+        session.remark(
+            f"durations of this run are not kept: {folder}: {error.strerror or error}",
+            at_once=False,
+        )
+
+
+def _shared_starts_s(session: Session, before: int, taken: Taken) -> float:
+    """The seconds of starts in a check that other checks share: the first of each configuration. A
+    start that compiles is no usual one, and is not noted."""
+    if session.pool is None:
+        return 0.0
+    earlier = {start.configuration for start in session.pool.starts[:before]}
+    seconds = 0.0
+    for start in session.pool.starts[before:]:
+        if start.configuration in earlier or start.startup_s is None:
+            continue
+        earlier.add(start.configuration)
+        if start.configuration not in session.configurations:
+            continue  # a cell's own
+        seconds += start.startup_s
+        if not start.compiled:
+            taken.starts[start.configuration] = round(start.startup_s, 3)
+    return seconds
+
+
+def _folder(config: pytest.Config) -> Path | None:
+    try:
+        return stored_run.storage_folder(
+            config.getoption("benchmark_storage"), config.invocation_params.dir
+        )
+    except UsageError:
+        return None  # a database: nothing is kept there
+
+
+def _target(config: pytest.Config, chosen: Target, plan: str) -> timings.Target | None:
+    settings, profile = config.stash[SETTINGS], chosen.profile
+    if profile is None:
+        return None
+    return timings.Target(
+        machine=machine.identity(host_of(settings.base_url)),
+        profile=profile.name,
+        configuration=profile.under_test,
+        plan=plan,
+    )

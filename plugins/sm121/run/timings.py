@@ -1,0 +1,143 @@
+"""What each check and each start took on this machine, in a file beside the stored benchmarks.
+
+The file is in the folder of ``--benchmark-storage`` and not in the report directory, since CI uses
+a new report directory for each run. Its name does not end with ``.json``: pytest-benchmark reads
+every such file of that folder as one of its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from sm121.core import files
+from sm121.core.data_file import Record
+
+NAME = "sm121-durations"
+#: Targets (machine, profile, configuration) that the file keeps, the latest.
+_MOST_TARGETS = 20
+#: Checks of one target that the file keeps, the latest. A whole run has about 600.
+_MOST_CHECKS = 2000
+_MOST_PLANS = 10
+#: A larger file was not written by this module.
+_MOST_BYTES = 16 * 2**20
+
+Seconds = Annotated[float, Field(ge=0, le=7 * 86400)]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What two runs must share for one to say how long the other takes.
+
+    Args:
+        machine: `machine.identity` of the machine that serves.
+        profile: Name of the profile.
+        configuration: Name of the configuration under test.
+        plan: Plan of the run. A rate is measured with the rounds of its plan, so that the times of
+            the performance level are kept for each plan.
+    """
+
+    machine: Mapping[str, Any]
+    profile: str
+    configuration: str
+    plan: str
+
+
+class _Kept(Record):
+    machine: dict[str, Any]
+    profile: str
+    configuration: str
+    #: By the name of the configuration that was started.
+    starts: dict[str, Seconds] = Field(default_factory=dict)
+    #: By the id of the check.
+    checks: dict[str, Seconds] = Field(default_factory=dict)
+    #: Of the performance level: by plan, then by id.
+    rates: dict[str, dict[str, Seconds]] = Field(default_factory=dict)
+
+    def is_of(self, target: Target) -> bool:
+        mine = (self.machine, self.profile, self.configuration)
+        return mine == (dict(target.machine), target.profile, target.configuration)
+
+
+class _File(Record):
+    schema_version: Literal[1] = 1
+    targets: list[_Kept] = Field(default_factory=list)
+
+
+@dataclass
+class Taken:
+    """Seconds that checks and starts took: those of earlier runs, or those of this one."""
+
+    #: By the name of the configuration that was started, with warm caches.
+    starts: dict[str, float] = field(default_factory=dict)
+    #: By the id of the check, without the start of the server that it was the first to use.
+    checks: dict[str, float] = field(default_factory=dict)
+    #: The same of the performance level.
+    rates: dict[str, float] = field(default_factory=dict)
+
+    def of(self, check: str) -> float | None:
+        """Return the seconds of a check, or None where it was not timed."""
+        return self.checks.get(check, self.rates.get(check))
+
+
+def read(folder: Path, target: Target) -> Taken:
+    """Read what a target's checks and starts took last time.
+
+    Args:
+        folder: The folder of the stored benchmarks.
+        target: What the times are of.
+
+    Returns:
+        The times; empty where nothing is stored.
+
+    Raises:
+        ValueError, OSError: the file cannot be read, or is not one of this module's.
+    """
+    for kept in _read(folder / NAME).targets:
+        if kept.is_of(target):
+            return Taken(kept.starts, kept.checks, kept.rates.get(target.plan, {}))
+    return Taken()
+
+
+def keep(folder: Path, target: Target, taken: Taken) -> None:
+    """Write what a run took into the folder's file, beside the times of other targets.
+
+    Args:
+        folder: The folder of the stored benchmarks, made where it is not there.
+        target: What the times are of.
+        taken: The times of this run; what it did not run keeps its earlier time.
+
+    Raises:
+        OSError: the file cannot be written; the earlier one stays.
+    """
+    try:
+        file = _read(folder / NAME)
+    except ValueError:
+        file = _File()  # its reader has said so
+    others = [each for each in file.targets if not each.is_of(target)]
+    kept = next((each for each in file.targets if each.is_of(target)), None) or _Kept(
+        machine=dict(target.machine), profile=target.profile, configuration=target.configuration
+    )
+    kept.starts = _latest(kept.starts, taken.starts)
+    kept.checks = _latest(kept.checks, taken.checks)
+    kept.rates[target.plan] = _latest(kept.rates.pop(target.plan, {}), taken.rates)
+    kept.rates = dict([*kept.rates.items()][-_MOST_PLANS:])
+    file = _File(targets=[*others, kept][-_MOST_TARGETS:])
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write_text(file.model_dump_json(indent=1) + "\n", folder / NAME)
+
+
+def _latest(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """The times by name, the latest last; not more than are kept."""
+    earlier = {name: seconds for name, seconds in before.items() if name not in now}
+    return dict([*earlier.items(), *now.items()][-_MOST_CHECKS:])
+
+
+def _read(path: Path) -> _File:
+    if not path.exists():
+        return _File()
+    if path.stat().st_size > _MOST_BYTES:
+        raise ValueError(f"expected at most {_MOST_BYTES} bytes")
+    return _File.model_validate_json(path.read_bytes())

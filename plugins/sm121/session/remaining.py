@@ -1,0 +1,120 @@
+"""How much of a run is left.
+
+The time left is that of the checks which have not ended, less what the check at hand has taken. Two
+things change it:
+
+1. The first start of a server scales what was not timed on this machine. A start that goes on for
+   longer than usual does so before it has ended.
+2. A check that takes longer than expected lets the time left stand, and takes nothing from others.
+
+What is shown never rises by more than a tenth, and by no more than a tenth in ten seconds.
+"""
+
+from collections.abc import Sequence
+
+from sm121.core.time_range import NO_TIME, TimeRange
+from sm121.engines.pool import StartReport
+from sm121.session.forecast import Expected, Forecast
+
+#: What is shown may rise by this factor in so many seconds.
+_RISE, _RISE_S = 1.1, 10.0
+#: A start tells how fast the machine is within these bounds; beyond them its disk or a hang.
+_LEAST_SCALE, _MOST_SCALE = 0.5, 4.0
+
+
+class Remaining:
+    """The time that a run has left.
+
+    Args:
+        forecast: What is expected of it.
+        starts: The starts of its servers so far; it grows while the run goes on.
+    """
+
+    def __init__(self, forecast: Forecast, starts: Sequence[StartReport] = ()) -> None:
+        self._usual_s, self._starts = forecast.usual_start_s, starts
+        self._is_known = forecast.time is not None
+        self._open = {each.check.id: each for each in forecast.expected}
+        self._began: dict[str, float] = {}
+        self._started: set[str] = set()
+        self._starts_seen = 0
+        self._scale: float | None = None
+        self._shown: tuple[TimeRange, float] | None = None
+
+    def begin(self, check: str, now: float) -> None:
+        """A check begins."""
+        self._began[check] = now
+
+    def end(self, check: str) -> None:
+        """A check has ended, in whatever way."""
+        self._look_at_starts()
+        self._began.pop(check, None)
+        ended = self._open.pop(check, None)
+        if ended is not None:
+            self._started.update(ended.starts)
+
+    def scaled(self, time: TimeRange, now: float) -> TimeRange:
+        """Scale a time that was not measured on this machine by the first start of the run."""
+        self._look_at_starts()
+        return time * self._scale_at(now)
+
+    def estimate(self, now: float) -> TimeRange | None:
+        """Return the time left as it is known now, or None where nothing is known."""
+        if not self._is_known:
+            return None
+        self._look_at_starts()
+        scale, whole = self._scale_at(now), NO_TIME
+        for name, each in list(self._open.items()):
+            time = self._of(each, scale)
+            began = self._began.get(name)
+            if began is not None:
+                ran = now - began
+                time = TimeRange(max(time.low - ran, 0.0), max(time.high - ran, 0.0))
+            whole += time
+        return whole
+
+    def shown(self, now: float) -> TimeRange | None:
+        """Return the time left as people are told it, without jumps."""
+        time = self.estimate(now)
+        if time is None:
+            return None
+        if self._shown is not None:
+            before, at = self._shown
+            most = _RISE ** min((now - at) / _RISE_S, 1.0)
+            time = TimeRange(min(time.low, before.low * most), min(time.high, before.high * most))
+        self._shown = time, now
+        return time
+
+    def _of(self, each: Expected, scale: float) -> TimeRange:
+        assert each.time is not None
+        is_measured = each.timed or each.check.lasts is not None
+        time = each.time if is_measured else each.time * scale
+        for name, start in each.starts.items():
+            if name in self._started or start is None:
+                continue
+            time += start if start.low == start.high else start * scale
+        return time
+
+    def _scale_at(self, now: float) -> float:
+        """The scale that is known, or that a start under way shows already."""
+        if self._scale is not None:
+            return self._scale
+        scale = 1.0
+        for name, began in list(self._began.items()):
+            each = self._open.get(name)
+            waits_for = set(each.starts) - self._started if each is not None else set()
+            if len(waits_for) == 1 and (usual := self._usual_s.get(waits_for.pop())):
+                scale = max(scale, (now - began) / usual)
+        return min(scale, _MOST_SCALE)
+
+    def _look_at_starts(self) -> None:
+        for start in list(self._starts[self._starts_seen :]):
+            self._starts_seen += 1
+            if start.startup_s is None or start.configuration in self._started:
+                continue
+            self._started.add(start.configuration)
+            for name in self._began:  # the rest of the check at hand begins after its start
+                self._began[name] += start.startup_s
+            usual = self._usual_s.get(start.configuration)
+            if self._scale is None and usual and not start.compiled:
+                scale = start.startup_s / usual
+                self._scale = min(max(scale, _LEAST_SCALE), _MOST_SCALE)
