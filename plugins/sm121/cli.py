@@ -27,6 +27,11 @@ from sm121.core.printable import printable
 Command: TypeAlias = Callable[[argparse.Namespace], int | None]
 
 _EXIT_USAGE = 4
+_EVERY_HELP = """Again and again:
+  --every DURATION      check the server at --base-url every 10m, 1h, ...: smoke and correctness of
+                        plan quick, one line and one record a round, until a signal
+
+pytest's options: pytest --help"""
 
 
 class _CommandRow(DataTable):
@@ -114,14 +119,37 @@ def _tools_of_the_checkout() -> ModuleType | None:
     return importlib.import_module("tools.commands")
 
 
-def _run(options: argparse.Namespace) -> NoReturn:
-    words = own_tests.command(options.words, Path.cwd())
-    if {"-h", "--help"} & {*options.words}:
+def _run(options: argparse.Namespace) -> int:
+    every, others = _taken_out(options.words, "--every")
+    if every is None:
+        _become_pytest(options.words)
+    from sm121.session import repeated
+
+    return repeated.run(every, others, progress)
+
+
+def _become_pytest(given: Sequence[str]) -> NoReturn:
+    words = own_tests.command(given, Path.cwd())
+    if {"-h", "--help"} & {*given}:
         text = subprocess.run(words, capture_output=True, text=True, check=False).stdout
         groups = re.findall(r"^SM121: .*?\n(?=\S)", text, re.M | re.S)
-        print(f"sm121 run [OPTIONS] [TESTS]\n\n{''.join(groups)}pytest's options: pytest --help")
+        print(f"sm121 run [OPTIONS] [TESTS]\n\n{''.join(groups)}{_EVERY_HELP}")
         sys.exit()
     os.execv(words[0], words)  # noqa: S606 - pytest takes this process, and its signals
+
+
+def _taken_out(words: Sequence[str], option: str) -> tuple[str | None, list[str]]:
+    """Return the value of an option, or None, and the other words of the command line."""
+    value: str | None = None
+    others: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        name, equals, text = word.partition("=")
+        if name == option:
+            value = text if equals else next(remaining, "")
+        else:
+            others.append(word)
+    return value, others
 
 
 def _certify(options: argparse.Namespace) -> NoReturn:

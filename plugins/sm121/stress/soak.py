@@ -15,11 +15,19 @@ _ROUNDS_KEPT = 500
 _SAY_EVERY_S = 60.0
 
 
-def parse_duration(text: str) -> float:
-    """Seconds of ``30s``, ``10m``, ``2h``. Raises UsageError: it is no duration."""
+def parse_duration(text: str, option: str = "--soak") -> float:
+    """Return the seconds of a duration.
+
+    Args:
+        text: The duration, such as 30s, 10m or 2h.
+        option: The option that has it, for the error.
+
+    Raises:
+        UsageError: The text is no duration.
+    """
     match = _DURATION.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
-        raise UsageError(f"--soak {text}: expected a duration, as in --soak 30s, 10m or 2h")
+        raise UsageError(f"{option} {text}: expected a duration, as in {option} 30s, 10m or 2h")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -1,0 +1,167 @@
+"""`sm121 run --every`: rounds of checks against a running server, and what is kept of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from sm121 import cli
+from sm121.core.verdict import Verdict
+from sm121.measure.counters import Counters
+from sm121.session import repeated
+from sm121.session.repeated import Acceptance, Records, Round, repeat
+
+
+def a_round(number: int, verdict: Verdict = Verdict.PASS) -> Round:
+    return Round(number, "2026-11-28T12:00:00+00:00", 2.0, verdict, f"{verdict}: 13 checks")
+
+
+def records_of(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def play_all(folder: Path, verdicts: list[Verdict]) -> tuple[int, list[str]]:
+    """The exit status and the printed lines of rounds with these verdicts."""
+    stopped = threading.Event()
+    lines: list[str] = []
+    report = folder / "latest"
+
+    def play(number: int) -> tuple[Round, Path]:
+        report.mkdir(parents=True, exist_ok=True)
+        (report / "verdict.json").write_text(str(number))
+        if number == len(verdicts):
+            stopped.set()
+        return a_round(number, verdicts[number - 1]), report
+
+    status = repeat(0.0, play, Records(folder), lines.append, stopped=stopped)
+    return status, lines
+
+
+def test_green_rounds_end_with_status_0(tmp_path):
+    status, lines = play_all(tmp_path, [Verdict.PASS] * 3)
+    assert status == 0
+    assert lines[-1] == "stopped after 3 rounds: 3 green, 0 red"
+    assert [record["number"] for record in records_of(tmp_path)] == [1, 2, 3]
+
+
+def test_a_bad_second_round_is_red_and_named_and_the_third_is_green(tmp_path):
+    status, lines = play_all(tmp_path, [Verdict.PASS, Verdict.FAIL, Verdict.PASS])
+    assert status == 1
+    assert [line.startswith("RED ") for line in lines[:3]] == [False, True, False]
+    assert (tmp_path / "red-2" / "verdict.json").read_text() == "2"
+    assert [record["verdict"] for record in records_of(tmp_path)] == ["PASS", "FAIL", "PASS"]
+
+
+@pytest.mark.parametrize("verdict", [v for v in Verdict if v is not Verdict.PASS])
+def test_every_verdict_but_pass_is_red(tmp_path, verdict):
+    stopped = threading.Event()
+
+    def play(number: int) -> tuple[Round, None]:
+        if number == 2:
+            stopped.set()
+        return a_round(number, verdict if number == 1 else Verdict.PASS), None
+
+    assert repeat(0.0, play, Records(tmp_path), print, stopped=stopped) == 1
+
+
+def test_files_stay_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(repeated, "_LARGEST_FILE", 2000)
+    play_all(tmp_path, [Verdict.FAIL] * 40)
+    reports = sorted(int(path.name[4:]) for path in tmp_path.glob("red-*"))
+    assert reports == [1, *range(32, 41)]  # the first deviation, and the newest
+    sizes = [path.stat().st_size for path in tmp_path.glob("rounds*.jsonl")]
+    assert len(sizes) == 2
+    assert max(sizes) < 2500
+
+
+def drafting(shares: list[float], per_minute: int = 1000) -> tuple[float | None, str | None]:
+    """The lowest acceptance and the deviation of minutes with these shares."""
+    acceptance = Acceptance()
+    drafted = accepted = 0.0
+    acceptance.take(0.0, Counters({"draft_tokens": 0.0, "accepted_tokens": 0.0}))
+    for minute, share in enumerate(shares, 1):
+        drafted += per_minute
+        accepted += share * per_minute
+        now = Counters({"draft_tokens": drafted, "accepted_tokens": accepted})
+        acceptance.take(60.0 * minute, now)
+    return acceptance.taken()
+
+
+def test_a_minute_of_low_acceptance_is_a_deviation():
+    lowest, deviation = drafting([0.86] * 6 + [0.14] + [0.86] * 3)
+    assert lowest == pytest.approx(0.14)
+    assert deviation is not None
+    assert "expected at least 43% (half of the usual 86%), got 14% for a minute" in deviation
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [[0.86, 0.8, 0.7, 0.6, 0.75, 0.9, 0.5], [0.1] * 8, [0.86] * 3 + [0.14]],
+    ids=["varies", "always low", "too few windows"],
+)
+def test_usual_acceptance_is_no_deviation(shares):
+    lowest, deviation = drafting(shares)
+    assert lowest == pytest.approx(min(shares))
+    assert deviation is None
+
+
+def test_few_drafts_are_not_judged():
+    assert drafting([0.86] * 6 + [0.0], per_minute=100) == (None, None)
+
+
+def test_counters_of_a_new_start_begin_anew():
+    acceptance = Acceptance()
+    acceptance.take(0.0, Counters({"draft_tokens": 5000.0, "accepted_tokens": 4000.0}))
+    acceptance.take(60.0, Counters({"draft_tokens": 0.0, "accepted_tokens": 0.0}))
+    acceptance.take(120.0, Counters({"draft_tokens": 1000.0, "accepted_tokens": 800.0}))
+    assert acceptance.taken()[0] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--every", "10m"], "--every: expected --base-url URL too"),
+        (["--every", "soon", "--base-url", "http://127.0.0.1:1"], "--every soon: expected a dur"),
+        (["--every=1m", "--base-url=http://127.0.0.1:1", "--certify"], "--every and --certify"),
+        (["--every=1m", "--base-url=http://127.0.0.1:1", "--plan=full"], "--every and --plan"),
+    ],
+    ids=["no server", "no duration", "certify", "plan"],
+)
+def test_a_wrong_request_is_one_line(words, message, capsys):
+    assert cli.main(["run", *words]) == 4
+    assert message in capsys.readouterr().err
+
+
+def test_rounds_against_a_server_that_ends_are_red_until_a_signal(fault_server, tmp_path):
+    """The server ends after round 1. SIGTERM ends the loop, and no process is left."""
+    server = fault_server()
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "sm121", "run", "--every", "1s", *server.options]
+    command += ["--arch", "cpu", "--served-model-name", "canary", f"--report-dir={tmp_path}/r"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
+    ) as loop:
+        file = tmp_path / "r" / "rounds.jsonl"
+        wait_for(lambda: file.is_file())
+        server.process.terminate()
+        wait_for(lambda: len(file.read_text().splitlines()) >= 3)
+        loop.send_signal(signal.SIGTERM)
+        output, _ = loop.communicate(timeout=60)
+    rounds = records_of(tmp_path / "r")
+    assert loop.returncode == 1, output
+    assert all(entry["verdict"] != "PASS" for entry in rounds[2:]), output
+    assert "stopped after" in output
+    assert "latest" not in str(rounds[-1]["report"])
+
+
+def wait_for(holds, within_s: float = 120.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
