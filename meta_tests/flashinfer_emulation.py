@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from attention_emulation import Attention, write_fp8
 from torch import Tensor
 
 from sm121.kernels import flashinfer_provider, torch_provider
@@ -37,6 +38,11 @@ class Emulation:
     capability = (12, 1)
     quantiser = torch_provider.TorchProvider()
     tile = (128, 128)
+    of_attention = Attention
+
+    @functools.cached_property
+    def attention(self) -> Attention:
+        return self.of_attention()
 
     @functools.cached_property
     def core(self) -> ModuleType:
@@ -271,15 +277,22 @@ class Emulation:
 
     # The modules
 
+    @functools.cached_property
+    def sink_wrapper(self) -> type:
+        return self.attention.sink_wrapper()
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        names = ("flashinfer", "flashinfer.fused_moe", "flashinfer.autotuner")
-        main, experts, tuner = map(ModuleType, names)
+        names = ("flashinfer", "flashinfer.fused_moe", "flashinfer.autotuner", "flashinfer.decode")
+        main, experts, tuner, decode = map(ModuleType, names)
         main.__version__ = self.version
         names = ("mxfp8_quantize", "block_scale_interleave", "mxfp4_quantize", "mm_fp4")
         vars(main).update({name: getattr(self, name) for name in names})
         experts.cutlass_fused_moe = self.cutlass_fused_moe
-        modules = {module.__name__: module for module in (main, experts, tuner, self.core)}
+        main.BatchAttentionWithAttentionSinkWrapper = self.sink_wrapper
+        decode.xqa_batch_decode_with_kv_cache = self.attention.xqa
+        made = (main, experts, tuner, decode, self.core)
+        modules = {module.__name__: module for module in made}
         with (
             mock.patch.dict(sys.modules, modules),
             mock.patch.object(torch.cuda, "is_available", lambda: True),
@@ -305,8 +318,15 @@ class _Emulated:
     def _core(self) -> Any:
         return self._emulation.core
 
+    def write_fp8(self, *arguments: Any) -> None:
+        write_fp8(*arguments)
+
 
 class EmulatedProvider(_Emulated, flashinfer_provider.FlashInferProvider):
+    pass
+
+
+class Fa2Provider(_Emulated, flashinfer_provider.FlashInferFa2Provider):
     pass
 
 

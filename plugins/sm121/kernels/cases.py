@@ -143,6 +143,8 @@ class _AttentionCase(_Case):
     """What the cache holds."""
     power: int = 0
     """Keys and values are 2^power times as large, and queries as much smaller."""
+    packed: bool = False
+    """Keys and values are the halves of one tensor [..., 2 D], as in vLLM 0.32's cache."""
 
 
 @dataclass(frozen=True)

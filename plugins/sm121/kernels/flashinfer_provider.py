@@ -1,7 +1,12 @@
-"""The provider `flashinfer`: FlashInfer's kernels as vLLM calls them for gpt-oss. Prefill by the
-attention-sink wrapper on fa2 (SM12x; plain wrappers ignore `sinks=` there), decode by XQA, each
-also of an FP8 cache, which vLLM writes; the quantisers from sm100 on. The experts by
-`cutlass_fused_moe`: W4A16 on sm90, W4A8 on SM10x and SM12x. Dense MXFP4 layers by `mm_fp4` (W4A4).
+"""The provider `flashinfer`: FlashInfer's kernels as vLLM calls them for gpt-oss.
+
+- Prefill attention: the attention-sink wrapper on fa2 (plain wrappers ignore `sinks=` on SM12x).
+- Decode attention: XQA; on SM12x before FlashInfer 0.6.16, where XQA has no sinks, the same
+  wrapper with one query a sequence. `flashinfer-fa2` decodes by the wrapper on every release.
+- An FP8 cache, written by vLLM, for both.
+- The quantisers, from sm100 on. The experts by `cutlass_fused_moe`: W4A16 on sm90, W4A8 on SM10x
+  and SM12x. Dense MXFP4 layers by `mm_fp4` (W4A4).
+
 What the installed release does not have is NotRun, with the release that has it
 (``fixtures/kernels/flashinfer.toml``). A kernel that raises is a failure."""
 
@@ -21,7 +26,8 @@ from torch import Tensor
 
 from sm121.core import data_file
 from sm121.core.verdict import NotRun
-from sm121.kernels.planning import Call, Paging, PlanningProvider, in_fp8, padded
+from sm121.kernels import flashinfer_sinks
+from sm121.kernels.planning import Call, Paging, PlanningProvider, in_fp8, padded, side_by_side
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
 
 _PAGE = 32
@@ -70,6 +76,8 @@ class FlashInferProvider(PlanningProvider):
         {"mxfp4_quantize", "mxfp8_quantize", "fused_moe", "prefill_attention", "decode_attention"}
     )
     graphs = frozenset({"fused_moe", "prefill_attention", "decode_attention"})
+    by_xqa = True
+    """Whether decode is XQA's, where the release has it with sinks."""
 
     def __init__(self) -> None:
         try:
@@ -121,12 +129,11 @@ class FlashInferProvider(PlanningProvider):
                 raise self._too_old(name, argument, f"no {argument}= of {name}")
         return function
 
-    def _needs_sinks(self) -> None:
-        name = "attention sinks on SM12x"
+    def _has_xqa_with_sinks(self) -> bool:
         if self._capability // 10 != 12 or not self._version:
-            return
-        if Version(self._version).release < Version(since()[name, None]).release:
-            raise self._too_old(name, None, f"no {name}")
+            return True
+        first = since()["attention sinks in XQA on SM12x", None]
+        return Version(self._version).release >= Version(first).release
 
     def _too_old(self, name: str, argument: str | None, lacks: str) -> NotRun:
         first = since().get((name, argument))
@@ -287,55 +294,95 @@ class FlashInferProvider(PlanningProvider):
 
     def plan_prefill(self, inputs: PrefillAttention, *, fp8: bool = False) -> Call | None:
         q, k, v, cu_seqlens, sinks, window, scale = inputs
-        if sinks is None:
-            raise NotRun("FlashInfer's sink wrapper has sinks; without them it is another kernel")
+        _needs_a_sink(sinks)
         if not len(q):
             return None
         paging = Paging(cu_seqlens.tolist(), _PAGE)
-        window_left = -1 if window is None else window - 1
         cached = _E4M3 if fp8 else k.dtype
-        self._needs_sinks()
-        kinds = {"q_data_type": q.dtype, "kv_data_type": cached, "window_left": window_left}
-        sizes = {"head_dim_qk": q.shape[2], "head_dim_vo": q.shape[2]}
-        maker = self._api("flashinfer", "BatchAttentionWithAttentionSinkWrapper", "head_dim_qk")
-        space = self._workspace("prefill")
-        wrapper = maker(space, kv_layout="NHD", backend="fa2", **sizes, **kinds)
         counts = torch.tensor([0, *paging.counts], dtype=torch.int32).cumsum(0).int()
-        pages = torch.arange(paging.pages, dtype=torch.int32, device=q.device)
-        last = torch.tensor(paging.last, dtype=torch.int32, device=q.device)
-        heads = (q.shape[1], k.shape[1], q.shape[2])
-        edges = (cu_seqlens, counts.to(q.device), pages, last)
-        wrapper.plan(*edges, *heads, _PAGE, causal=True, **kinds)
-        cache = torch.zeros(
-            paging.pages, 2, _PAGE, k.shape[1], k.shape[2], dtype=cached, device=q.device
+        batch = flashinfer_sinks.Batch(
+            q_edges=cu_seqlens,
+            page_edges=counts.to(q.device),
+            pages=torch.arange(paging.pages, dtype=torch.int32, device=q.device),
+            last=torch.tensor(paging.last, dtype=torch.int32, device=q.device),
+            page=_PAGE,
         )
+        sizes = flashinfer_sinks.Sizes(q.shape[1], k.shape[1], q.shape[2])
+        kernel = flashinfer_sinks.Kernel("NHD", q.dtype, cached, window, sizes)
+        wrapper = kernel.planned(self._sink_wrapper(), self._workspace("prefill"), batch)
+        shape = (paging.pages, _PAGE, k.shape[1])
+        if side_by_side(k, v):
+            packed = torch.zeros(*shape, 2 * k.shape[2], dtype=cached, device=q.device)
+            cache = keys, values = packed.split(k.shape[2], -1)
+        else:
+            whole = torch.zeros(shape[0], 2, *shape[1:], k.shape[2], dtype=cached, device=q.device)
+            cache, (keys, values) = whole, whole.unbind(1)
         slots = paging.slots().to(q.device)
         page, offset = slots // _PAGE, slots % _PAGE
 
         def call() -> Tensor:
             if fp8:
-                _write_fp8(k, v, cache[:, 0], cache[:, 1], slots)
+                self.write_fp8(k, v, keys, values, slots)
             else:
-                cache[page, 0, offset] = k
-                cache[page, 1, offset] = v
-            return wrapper.run(q, cache, sinks, scale)
+                keys[page, offset] = k
+                values[page, offset] = v
+            output: Tensor = wrapper.run(q, cache, sinks, scale)
+            return output
 
         return call
 
     def plan_decode(self, inputs: DecodeAttention, *, fp8: bool = False) -> Call | None:
         if not len(inputs.q):
             return None
-        cache = in_fp8(inputs.kv_cache, _write_fp8) if fp8 else inputs.kv_cache
-        if inputs.sinks is not None:
-            self._needs_sinks()
+        if self.by_xqa and self._has_xqa_with_sinks():
+            return self._by_xqa(inputs, fp8)
+        return self._by_fa2(inputs, fp8)
+
+    def _by_xqa(self, inputs: DecodeAttention, fp8: bool) -> Call:
+        if fp8:
+            self._needs_mha_cu()
         decode = self._api("flashinfer.decode", "xqa_batch_decode_with_kv_cache", "sinks")
+        cache = in_fp8(inputs.kv_cache, self.write_fp8) if fp8 else inputs.kv_cache
         table = inputs.block_table.contiguous()
         longest = table.shape[1] * inputs.kv_cache.shape[3]
         window_left = -1 if inputs.window is None else inputs.window - 1
-        tensors = (inputs.q, cache, self._workspace("decode"), table, inputs.seq_lens)
+        tensors = (_as_given(cache), self._workspace("decode"), table, inputs.seq_lens)
         constants = {"bmm1_scale": inputs.scale, "bmm2_scale": 1.0, "kv_layout": "HND"}
         kinds = {"window_left": window_left, "sinks": inputs.sinks, **constants}
-        return lambda: decode(*tensors, longest, **kinds)
+        # XQA takes the address of the queries and no stride; vLLM makes them contiguous as well.
+        return lambda: decode(inputs.q.contiguous(), *tensors, longest, **kinds)
+
+    def _needs_mha_cu(self) -> None:
+        if self._capability == 90:
+            raise NotRun(
+                "FlashInfer's XQA with an FP8 cache is another kernel on sm90: mha_sm90.cu rounds "
+                "queries and shares to E4M3, mha.cu of SM12x rounds neither. Judge it on SM12x, or "
+                "judge FA2's decode here (--kernel-provider flashinfer-fa2)"
+            )
+
+    def _by_fa2(self, inputs: DecodeAttention, fp8: bool) -> Call:
+        """As a prefill of one query a sequence."""
+        q, kv_cache, table, seq_lens, sinks, window, scale = inputs
+        _needs_a_sink(sinks)
+        cache = in_fp8(kv_cache, self.write_fp8) if fp8 else kv_cache
+        page = kv_cache.shape[3]
+        counts = (seq_lens.cpu() + page - 1) // page
+        rows = zip(table, counts.tolist(), strict=True)
+        batch = flashinfer_sinks.Batch(
+            q_edges=torch.arange(len(q) + 1, dtype=torch.int32, device=q.device),
+            page_edges=functional.pad(counts.cumsum(0), (1, 0)).int().to(q.device),
+            pages=torch.cat([row[:count] for row, count in rows]).int(),
+            last=(seq_lens.cpu() - (counts - 1) * page).int().to(q.device),
+            page=page,
+        )
+        sizes = flashinfer_sinks.Sizes(q.shape[1], kv_cache.shape[2], q.shape[2])
+        kernel = flashinfer_sinks.Kernel("HND", q.dtype, cache.dtype, window, sizes)
+        wrapper = kernel.planned(self._sink_wrapper(), self._workspace("decode-fa2"), batch)
+        given = _as_given(cache)
+        return lambda: wrapper.run(q, given, sinks, scale)
+
+    def _sink_wrapper(self) -> Any:
+        return self._api("flashinfer", "BatchAttentionWithAttentionSinkWrapper", "head_dim_qk")
 
     def _workspace(self, of: str) -> Tensor:
         # Zeros, because XQA counts its finished blocks there: another kernel's rests are garbage.
@@ -343,15 +390,35 @@ class FlashInferProvider(PlanningProvider):
             self._spaces[of] = torch.zeros(_WORKSPACE, dtype=torch.uint8, device=self.device)
         return self._spaces[of]
 
+    def write_fp8(self, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        """Write tokens to the pages of an FP8 cache, as of `in_fp8`, with scales of one. Raises
+        NotRun without vLLM."""
+        try:
+            write = importlib.import_module("vllm._custom_ops").reshape_and_cache_flash
+        except ImportError as error:
+            raise NotRun(
+                f"vLLM writes the FP8 cache that FlashInfer reads, here: {error}"
+            ) from error
+        one = torch.ones((), dtype=torch.float32, device=k.device)
+        write(k, v, keys.view(torch.uint8), values.view(torch.uint8), slots, "fp8", one, one)
 
-def _write_fp8(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """As of `in_fp8`, with scales of one. Raises NotRun without vLLM."""
-    try:
-        write = importlib.import_module("vllm._custom_ops").reshape_and_cache_flash
-    except ImportError as error:
-        raise NotRun(f"vLLM writes the FP8 cache that FlashInfer reads, here: {error}") from error
-    one = torch.ones((), dtype=torch.float32, device=k.device)
-    write(k, v, keys.view(torch.uint8), values.view(torch.uint8), slots, "fp8", one, one)
+
+def _needs_a_sink(sinks: Tensor | None) -> None:
+    if sinks is None:
+        raise NotRun("FlashInfer's sink wrapper has sinks; without them it is another kernel")
+
+
+def _as_given(cache: Tensor) -> Tensor | tuple[Tensor, ...]:
+    """The cache [pages, 2, Hkv, page, D] as vLLM gives it: two views where it is packed."""
+    views = cache.unbind(1)
+    return views if side_by_side(*views) else cache
+
+
+class FlashInferFa2Provider(FlashInferProvider):
+    """Decodes by the sink wrapper on fa2 on every release, as the MXFP4 build does."""
+
+    name = "flashinfer-fa2"
+    by_xqa = False
 
 
 class FlashInferIdentityProvider(FlashInferProvider):

@@ -86,6 +86,17 @@ def in_fp8(kv_cache: Tensor, write: Callable[..., None]) -> Tensor:
     return cache
 
 
+def side_by_side(keys: Tensor, values: Tensor) -> bool:
+    """Whether each head's value lies behind its key, as vLLM 0.32 packs a cache.
+
+    Args:
+        keys: [..., D], in elements at strides of 2 D where that is so.
+        values: As `keys`.
+    """
+    apart: int = 2 * keys.shape[-1]
+    return all(part.stride(-2) == apart for part in (keys, values))
+
+
 def padded(weights: tuple[Tensor, Tensor], rows: int, columns: int) -> tuple[Tensor, Tensor]:
     """Packed elements and scales [E, rows, K] with more rows and columns (elements) of zeros."""
     packed, scales = (

@@ -389,6 +389,8 @@ def _qkv(
     fused[:, case.query_heads :] *= 2.0**case.power
     parts = fused.split((case.query_heads, case.kv_heads, case.kv_heads), 1)
     q, k, v = parts if case.strided else (part.contiguous() for part in parts)
+    if case.packed:
+        k, v = torch.cat((k, v), -1).split(case.head_dim, -1)
     return q, k, v
 
 
@@ -442,7 +444,8 @@ def _prefill(case: cases.PrefillCase) -> Problem:
     keywords = _keywords(case, generator)
     arguments = (q, k, v, edges)
     judge, reference = _of_attention(case, attention.prefill, arguments, **keywords)
-    return Problem(case.operation, arguments, judge, keywords, case.strided, reference=reference)
+    strided = case.strided or case.packed
+    return Problem(case.operation, arguments, judge, keywords, strided, reference=reference)
 
 
 @build.register
@@ -468,8 +471,11 @@ def _decode(case: cases.DecodeCase) -> Problem:
     cache = torch.where(unread[:, None, None, :, None], cache * 100, cache).bfloat16()
     if case.kv == "fp8":
         cache = _off_edges(cache)
+    if case.packed:
+        cache = torch.stack(cache.unbind(1), -2).movedim(-2, 1)
     lengths = torch.tensor(case.lengths, dtype=torch.int32)
     keywords = _keywords(case, generator)
     arguments = (q, cache, table[:, :width], lengths)
     judge, reference = _of_attention(case, attention.decode, arguments, **keywords)
-    return Problem(case.operation, arguments, judge, keywords, case.strided, case.block, reference)
+    strided = case.strided or case.packed
+    return Problem(case.operation, arguments, judge, keywords, strided, case.block, reference)

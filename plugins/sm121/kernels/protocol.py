@@ -19,7 +19,9 @@ key/value heads, D head size, B sequences, V vocabulary. Activations (x, q, k, v
 bfloat16; what serves in float32 may give that, and is held to it. In packed bytes the even element
 is in the low nibble. Experts may be in any order within a token, and of any integer type. An
 operation returns new tensors and leaves its arguments as they are. With `_fp8` the provider keeps
-keys and values in E4M3 under scales of one, saturated, as its engine writes them.
+keys and values in E4M3 under scales of one, saturated, as its engine writes them. Keys and values
+may be the halves of one tensor [..., 2 D], as in vLLM 0.32's cache: a provider that keeps a cache
+keeps them so.
 
 A provider may also have `prepare(operation, *arguments, **keywords)`, for what an engine does once,
 when it loads weights or plans a step. It returns a call without arguments that runs the operation
