@@ -121,14 +121,15 @@ def _tools_of_the_checkout() -> ModuleType | None:
 
 def _run(options: argparse.Namespace) -> int:
     every, others = _taken_out(options.words, "--every")
-    if every is None:
-        _become_pytest(options.words)
-    from sm121.session import repeated
+    if every is not None:
+        from sm121.session import repeated
 
-    return repeated.run(every, others, progress)
+        return repeated.run(every, others, progress)
+    _become_pytest(options.words)
+    return 0
 
 
-def _become_pytest(given: Sequence[str]) -> NoReturn:
+def _become_pytest(given: Sequence[str]) -> None:
     words = own_tests.command(given, Path.cwd())
     if {"-h", "--help"} & {*given}:
         text = subprocess.run(words, capture_output=True, text=True, check=False).stdout
