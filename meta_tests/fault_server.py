@@ -17,7 +17,7 @@ from loopback import JsonHandler, say
 
 FAULTS = tomllib.loads((Path(__file__).parent / "data" / "fault-server.toml").read_text("utf-8"))
 MODEL = "canary"
-NAMES = {"another-model": "llama-3-8b", "whole-name": f"openai/{MODEL}"}
+NAMES = {"another-model": "llama-3-8b", "unnamed": "my-model", "whole-name": f"openai/{MODEL}"}
 
 
 class Handler(JsonHandler):

@@ -125,14 +125,15 @@ def test_a_layer_that_is_shown_and_not_asked_for_is_not_guessed():
 
 
 def measured(
-    rate, *, bandwidth=235.0, named=None, identity="0.33.0", metric="tg32@d0", managed=True, **other
-):
+    rate, *, bandwidth=235.0, named=None, identity="0.33.0", metric="tg32@d0", managed=True,
+    model="openai/gpt-oss-120b", **other
+):  # fmt: skip
     """A rate on a GB10 of that bandwidth: its metric, what the gate said, and the remarks. `other`:
     the kernel path of the server, and ``more``, arguments of it."""
     of, remarks = GB10.judging(named, identity), []
     started = {of.under_test: SimpleNamespace(arguments=other.pop("more", ()))}
     path = KernelPath(speculative="none", **other)
-    engine = SimpleNamespace(path=path, model="openai/gpt-oss-120b")
+    engine = SimpleNamespace(path=path, model=model)
     box = SimpleNamespace(state="QUALIFIED", reason="")
     harness = SimpleNamespace(profile=of, attached=None, replaced=None, save=lambda: None)
     harness.configurations = started if managed else {}
@@ -166,6 +167,15 @@ def test_a_rate_is_held_against_the_bound_of_what_it_reads(
         assert metric.out_of_reach is None or f"; it reads {metric.out_of_reach})" in text
     assert all(part in text for part in says or ()), text
     assert [remark in line for line in remarks] == [True] * bool(remark)
+
+
+@pytest.mark.parametrize("model", ["openai/gpt-oss-120b", "default", "canary"])
+def test_no_name_of_an_attached_model_raises_the_bound(model):
+    """A small model under a name that states nothing is too fast for the profile's model."""
+    metric, text, _ = measured(300.0, managed=False, model=model)
+    assert metric.verdict == "INVALID" and "above_roofline" in text
+    metric, text, _ = measured(45.0, managed=False, model=model)
+    assert "above_roofline" not in text
 
 
 def test_a_bound_is_said_where_no_configuration_is_known():

@@ -154,6 +154,8 @@ class Server:
     why_no_log: str = "the attached server's log is not known; give --server-log"
     #: By rank; empty: it is on one machine.
     nodes: tuple[Node, ...] = ()
+    #: Of an attached server, where its list of models says that its model lies: a path or a hub id.
+    root: str | None = None
 
     def context_tokens(self) -> int | None:
         """Most tokens of a prompt and its answer: by the arguments of its start, or else by its own

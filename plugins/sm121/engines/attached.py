@@ -36,9 +36,8 @@ def attach(
     log: Path | None,
 ) -> Server:
     """Probe a running OpenAI-compatible server. `served_name`: the model that it must serve; None:
-    ``default_name``, or the only one that it serves where that has it in its name, as
-    openai/gpt-oss-120b has. Raises UsageError: nobody answers, what answers is no such server, or
-    it serves another model."""
+    ``default_name``, or the only one that it serves, whatever its name is. Raises UsageError:
+    nobody answers, what answers is no such server, or it serves another model."""
     root = root_of(base_url, "--base-url")
     endpoint = Endpoint(root, api_key or NO_KEY, served_name or default_name)
     expected = f"--base-url {root}: expected an OpenAI-compatible server"
@@ -58,21 +57,30 @@ def attach(
         if answer.status_code != 200:
             raise UsageError(f"{expected}; /v1/models answered with status {answer.status_code}")
         try:
-            models = [str(model["id"]) for model in answer.json()["data"]]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            roots = {str(model["id"]): model.get("root") for model in answer.json()["data"]}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             kind = answer.headers.get("content-type", "no content type")
             why = f"/v1/models answered with {kind}, not a list of models"
             raise UsageError(f"{expected}; {why}") from error
         version = json_of(http, "/version").get("version")  # others than vLLM have none
-    if served_name is None and len(models) == 1 and default_name.lower() in models[0].lower():
-        endpoint = replace(endpoint, served_name=models[0])
-    if endpoint.served_name not in models:
-        raise UsageError(
-            f"--base-url {base_url}: expected a server of {endpoint.served_name!r}, "
-            f"it serves {', '.join(models) or 'nothing'}; name one with --model"
-        )
+    if served_name is None and len(roots) == 1:
+        endpoint = replace(endpoint, served_name=next(iter(roots)))
+    if endpoint.served_name not in roots:
+        raise another_model(base_url, endpoint.served_name, ", ".join(roots) or "nothing")
     version = str(version) if version is not None else None
-    return Server(endpoint, False, "openai-compatible", version, log, None, None)
+    root = roots[endpoint.served_name]
+    return Server(
+        endpoint, False, "openai-compatible", version, log, None, None,
+        root=root if isinstance(root, str) else None,
+    )  # fmt: skip
+
+
+def another_model(base_url: str, expected: str, serves: str) -> UsageError:
+    """The refusal of a server that serves another model than the expected one."""
+    return UsageError(
+        f"--base-url {base_url}: expected a server of {expected!r}, it serves {serves}; "
+        "name one with --model"
+    )
 
 
 def several_processes(base_url: str, api_key: str | None) -> str | None:

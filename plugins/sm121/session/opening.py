@@ -167,6 +167,8 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
         arguments = under_test.arguments
         variables.update(under_test.environment)
     else:
+        if (line := targets.name_remark(session.attached, settings, profile)) is not None:
+            session.remark(line)
         session.attached_life = life = AttachedLife(session.attached)
         if (unwatched := life.unwatched) is not None:
             session.file.engine.unwatched = unwatched

@@ -12,10 +12,11 @@ from sm121.core import architecture, configuration, profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.server import Node, Server
-from sm121.engines import attached_log, protocol, registry
-from sm121.engines.attached import attach, several_processes
+from sm121.engines import attached_log, protocol, registry, served_model
+from sm121.engines.attached import another_model, attach, several_processes
 from sm121.engines.detection import detect
 from sm121.evidence import kernel_path, requirement, signatures
+from sm121.measure import roofline
 from sm121.run.record import Target
 from sm121.session.settings import Settings
 
@@ -102,7 +103,53 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
         server = dataclasses.replace(server, reader=can.engine)
     if log is not None and (doubt := attached_log.doubt(server, can, log)) is not None:
         server = dataclasses.replace(server, log=None, why_no_log=doubt)
+    if settings.served_name is None:
+        _refuse_another_model(server, url, chosen)
     return server
+
+
+def _names_of(server: Server) -> list[str]:
+    """What an attached server calls its model: served name, root, the model of its proven log."""
+    names = [server.endpoint.served_name, server.root]
+    if server.log is not None and server.reader is not None:
+        names.append(kernel_path.read_log(server.log, server.reader).model)
+    return [name for name in names if name is not None]
+
+
+def _refuse_another_model(server: Server, url: str, chosen: Profile) -> None:
+    """Raise UsageError where a name of the server's model, or its files here, state another model
+    than the profile's. Nobody has named the model on the command line."""
+    names, expected = _names_of(server), chosen.model.served_name
+    known = {each.model.served_name for each in map(profile.load, profile.shipped())}
+    other = served_model.contradiction(names, expected, known)
+    if other is None and not any(served_model.is_named(name, expected) for name in names):
+        own = roofline.read_config(chosen.model.id)
+        for name in names:
+            config = roofline.read_config(name)
+            if config is not None and own is not None and _shape(config) != _shape(own):
+                other = name
+    if other is not None:
+        serves = server.endpoint.served_name
+        raise another_model(url, expected, serves if other == serves else f"{serves} ({other})")
+
+
+def _shape(config: Mapping[str, object]) -> list[object]:
+    names = ("hidden_size", "num_hidden_layers", "num_local_experts", "vocab_size")
+    return [config.get(name) for name in names]
+
+
+def name_remark(server: Server, settings: Settings, chosen: Profile) -> str | None:
+    """The remark on an attached server that serves its only model under a name that does not show
+    the profile's model; None where a name shows it, or the user gave the name."""
+    expected = chosen.model.served_name
+    if settings.served_name is not None:
+        return None
+    if any(served_model.is_named(name, expected) for name in _names_of(server)):
+        return None
+    return (
+        f"model: the server serves {server.endpoint.served_name!r} alone, and it is judged as "
+        f"{expected}; its name does not show that it is. --served-model-name NAME requires a name"
+    )
 
 
 def configurations(
