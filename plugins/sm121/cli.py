@@ -1,6 +1,7 @@
 """``sm121``: what is useful without pytest."""
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -201,11 +202,14 @@ def _golden(options: argparse.Namespace) -> None:
 
 
 def _path(options: argparse.Namespace) -> None:
+    if options.container is not None:
+        _path_of_container(options)
+        return
     options.log = next(iter(options.logs), None)
     others = (options.metrics, options.trace, options.jit_cache)
     has_log = options.log is not None or any(other is not None for other in others)
     if has_log == (options.libraries is not None):
-        raise UsageError("expected either the LOG of a server or --libraries; "
+        raise UsageError("expected the LOG of a server, --container NAME or --libraries; "
                          "with or without LOG: --metrics, --trace, --jit-cache")  # fmt: skip
     if options.libraries is not None:
         _libraries(options)
@@ -222,6 +226,18 @@ def _path(options: argparse.Namespace) -> None:
             options.log = Path(copy.name)
             options.logs = [options.log]
             _path_of_files(options)
+
+
+def _path_of_container(options: argparse.Namespace) -> None:
+    from sm121.engines.followed_log import FollowedLog
+
+    if options.logs or options.libraries is not None:
+        raise UsageError("--container: expected no LOG and no --libraries with it")
+    with contextlib.closing(FollowedLog.of_container(options.container, follow=False)) as log:
+        log.settle(to_the_end=True)
+        options.log = log.path
+        options.logs = [log.path]
+        _path_of_files(options)
 
 
 def _path_of_files(options: argparse.Namespace) -> None:

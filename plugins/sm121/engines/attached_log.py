@@ -47,10 +47,11 @@ _COPIED_BYTES = 256 << 20
 _BLOCK_BYTES = 1 << 20
 
 
-def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
+def doubt(server: Server, can: Capabilities, log: Path, name: str) -> str | None:
     """Why a log proves nothing about an attached server; None when it is that server's. Version and
     model must be the server's, the start in it that of the server's process where the server tells
-    it, and the log must grow with requests that are sent here. `can`: of `detection.detect`."""
+    it, and the log must grow with requests that are sent here. `can`: of `detection.detect`;
+    `name`: what the user named the log by."""
     if can.engine not in signatures.known_engines():
         return (
             f"the server at {server.endpoint.base_url} does not say which engine it is, so that "
@@ -65,7 +66,7 @@ def doubt(server: Server, can: Capabilities, log: Path) -> str | None:
         )
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
-    return f"--server-log {log} is not proven to be this server's: {reason}" if reason else None
+    return f"{name} is not proven to be this server's: {reason}" if reason else None
 
 
 def _wrong_release_or_model(path: KernelPath, endpoint: Endpoint, can: Capabilities) -> str | None:

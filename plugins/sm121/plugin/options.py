@@ -1,12 +1,13 @@
 """The command line: its options, the markers, and the settings that they make."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from sm121.core import architecture, errors, own_options, own_tests, profile_fields
 from sm121.core.arguments import Argument, did_you_mean
-from sm121.engines import capabilities
+from sm121.engines import capabilities, followed_log
 from sm121.kernels import registry as kernel_providers
 from sm121.matrix import covering
 from sm121.plugin import certificate, workers
@@ -56,6 +57,13 @@ def name_own_tests(config: pytest.Config, arguments: list[str]) -> None:
         arguments.append(paths[0])
 
 
+def keep_standard_input(arguments: list[str]) -> None:
+    """Keep standard input for ``--server-log -``, before pytest puts /dev/null in its place."""
+    pairs = itertools.pairwise(arguments)
+    if "--server-log=-" in arguments or ("--server-log", "-") in pairs:
+        followed_log.keep_standard_input()
+
+
 def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
     """Refuse an option that is near to one of the suite's. Raises UsageError: it names that one."""
     _, unknown = parser.parse_known_and_unknown_args(arguments)
@@ -99,6 +107,14 @@ def read(config: pytest.Config) -> settings.Settings:
     options = certificate.given(config, own())
     if config.getoption("--certify"):
         certificate.refuse_options(options)
+    if "-" in config.getoption("--server-log"):
+        several = workers.is_parallel(config) or worker is not None
+        with_option = "-n" if several else "--certify" if config.getoption("--certify") else None
+        if with_option is not None:
+            raise errors.UsageError(
+                f"--server-log - with {with_option}: expected a file or --container NAME: the "
+                "processes that such a run starts have no standard input"
+            )
     return replace(
         settings.read(config.getoption, config.invocation_params.dir),
         root=config.invocation_params.dir if is_own_run(config) else config.rootpath,

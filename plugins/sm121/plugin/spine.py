@@ -57,6 +57,7 @@ def pytest_load_initial_conftests(
     """``sm121 run``: the tests are the suite's, wherever it was started. An option that no conftest
     has added is looked for among the suite's."""
     options.name_own_tests(early_config, args)
+    options.keep_standard_input(args)
     result = yield
     options.refuse_misspelt(parser, args)
     return result

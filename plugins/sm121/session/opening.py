@@ -29,6 +29,7 @@ from sm121.engines import (
 )
 from sm121.engines.attached_life import AttachedLife
 from sm121.engines.attached_log import KeptLog
+from sm121.engines.followed_log import FollowedLog
 from sm121.engines.managed import StartLimits
 from sm121.engines.memory import ServerMemoryReader
 from sm121.evidence import environment, resources
@@ -69,8 +70,16 @@ def prepare(
     subject; ``verbose``: remarks are shown at once, too. Raises UsageError: the choices contradict
     each other, no server answers, or the directory is somebody else's."""
     chosen = chosen or targets.resolve(settings, ())
-    chosen, attached, engine = _look_at_engine(settings, chosen)
-    settings, run_id, lock = _take_directory(settings, say)
+    followed = _follow(settings) if chosen.obstacle is None else None
+    if followed is not None:
+        settings = dataclasses.replace(settings, server_log=followed.path, log_name=followed.name)
+    try:
+        chosen, attached, engine = _look_at_engine(settings, chosen)
+        settings, run_id, lock = _take_directory(settings, say)
+    except BaseException:
+        if followed is not None:
+            followed.close()
+        raise
     profile = chosen.profile
     session = Session(
         settings=settings,
@@ -81,6 +90,7 @@ def prepare(
         say=say,
         verbose=verbose,
         attached=attached,
+        followed_log=followed,
         inapplicable=set(inapplicable),
         file=VerdictFile(
             arch=chosen.arch,
@@ -106,6 +116,13 @@ def prepare(
         _prepare_engine(session, profile)
     os.environ[process_tree.RUN_ID] = run_id
     return session
+
+
+def _follow(settings: Settings) -> FollowedLog | None:
+    """The log of the attached server that comes as a stream; None where none does."""
+    if settings.container is not None:
+        return FollowedLog.of_container(settings.container)
+    return FollowedLog.of_standard_input() if settings.log_on_stdin else None
 
 
 def _look_at_engine(

@@ -13,6 +13,7 @@ from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun, Severity, Verdict
 from sm121.engines import protocol, registry
 from sm121.engines.attached import AttachedProcesses
+from sm121.engines.followed_log import FollowedLog
 from sm121.engines.managed import StopReport
 from sm121.evidence import cgroup, kernel_messages, silent_errors
 from sm121.evidence.kernel_messages import KernelMessages
@@ -58,6 +59,8 @@ class Session(harness.Harness):
     #: Makes the fingerprint of now; None where nothing can be started.
     fingerprint_now: Callable[[], Fingerprint] | None = None
     box: RunBox | None = None
+    #: The attached server's log, where it comes as a stream.
+    followed_log: FollowedLog | None = None
     #: What is not known because the kernel's messages cannot be read; None where they can.
     kernel_unread: str | None = None
     #: The verdict in summary.md, and when it was written.
@@ -203,6 +206,10 @@ class Session(harness.Harness):
             self.file.engine.served = served.judge(self.file, self.path_to_judge())
         if self.kept_log is not None:
             self.kept_log.close(self.secrets)
+        if self.followed_log is not None:
+            if self.followed_log.lost is not None:
+                self.unproven(f"kernel path: {self.followed_log.lost}")
+            self.followed_log.close()
         self.file.finished = self.ledger.complete and not self.interrupted
         self._hold_against()
         self.save()

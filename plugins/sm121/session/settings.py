@@ -15,7 +15,7 @@ from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, Profile
 from sm121.core.server import root_of
 from sm121.core.waivers import Waiver
-from sm121.engines import capabilities, devices, protocol, registry
+from sm121.engines import capabilities, devices, followed_log, protocol, registry
 from sm121.evidence import log_lines
 from sm121.kernels import registry as kernel_providers
 from sm121.measure.plan import Plan, Sizes
@@ -61,6 +61,12 @@ class Settings:
     base_url: str | None = None
     api_key: str | None = None
     server_log: Path | None = None
+    #: Whether that log comes on standard input.
+    log_on_stdin: bool = False
+    #: The container whose log it is.
+    container: str | None = None
+    #: The option that names a log that comes as a stream.
+    log_name: str | None = None
     #: Of an attached server that spans machines, those of its other nodes.
     node_logs: tuple[Path, ...] = ()
     launcher: str | None = None
@@ -136,6 +142,8 @@ def read(option: Option, started_in: Path) -> Settings:
         base_url=base_url,
         api_key=_api_key(option) if base_url else None,
         server_log=next(iter(logs), None),
+        log_on_stdin=_is_on_stdin(option),
+        container=option("--container"),
         node_logs=logs[1:],
         launcher=_launcher(option, chosen, base_url),
         node_commands=_node_commands(option, chosen),
@@ -193,13 +201,30 @@ def _profile_and_engine(option: Option, base_url: str | None) -> tuple[Profile |
     return chosen, started
 
 
+def _is_on_stdin(option: Option) -> bool:
+    logs: list[str] = option("--server-log")
+    return logs == ["-"]
+
+
 def _server_logs(
     option: Option,
     ab: tuple[Side, Side] | None,
     base_url: str | None,
     chosen: Profile | None,
 ) -> tuple[Path, ...]:
-    """Of an attached server: one, or one of each node; empty where none is known."""
+    """Files of an attached server's log: one, or one of each node; empty where none is known, or
+    where the log is a stream."""
+    container = option("--container")
+    if container is not None:
+        followed_log.check_container(container)
+    if container is not None or _is_on_stdin(option):
+        if container is not None and option("--server-log"):
+            raise UsageError("--container with --server-log: expected one of them")
+        if chosen is not None and chosen.nodes is not None:
+            raise UsageError(
+                "--container, --server-log -: expected --server-log FILE for each node"
+            )
+        return ()
     logs = tuple(Path(path) for path in option("--server-log"))
     if not logs and ab is not None and base_url == ab[0].url and ab[0].log is not None:
         logs = (ab[0].log,)
@@ -327,7 +352,7 @@ def _refuse_conflicts(option: Option, base_url: str | None) -> None:
     if (duration := option("--soak")) is not None:
         soak.parse_duration(duration)
     engine_options = ("python", "binary", "arg", "args", "env", "debug")
-    attaching = ("--api-key", "--api-key-file", "--server-log")
+    attaching = ("--api-key", "--api-key-file", "--server-log", "--container")
     if base_url:
         conflicting = [f"--engine-{name}" for name in engine_options if option(f"--engine-{name}")]
         why = "an attached server is never started"

@@ -101,7 +101,10 @@ def attach_to(url: str, log: Path | None, settings: Settings, chosen: Profile) -
     can = detect(server, settings.attached_engine)
     if can.engine in signatures.known_engines():
         server = dataclasses.replace(server, reader=can.engine)
-    if log is not None and (doubt := attached_log.doubt(server, can, log)) is not None:
+    name = f"--server-log {log}"
+    if log == settings.server_log and settings.log_name is not None:
+        name = settings.log_name
+    if log is not None and (doubt := attached_log.doubt(server, can, log, name)) is not None:
         server = dataclasses.replace(server, log=None, why_no_log=doubt)
     if settings.served_name is None:
         _refuse_another_model(server, url, chosen)

@@ -1,0 +1,151 @@
+"""The log of an attached server that comes as a stream: on standard input, or from ``docker logs``.
+It is copied into a file as it comes, and everything else reads that file."""
+
+import atexit
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+from sm121.core.errors import UsageError
+from sm121.core.printable import printable
+
+#: As Docker allows the names and the ids of containers; none begins like an option.
+_CONTAINER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+#: More of a stream is read and not kept: a pipe that is full would stop its writer.
+_KEPT_BYTES = 128 << 20
+_BLOCK_BYTES = 1 << 16
+#: What was written before has come when nothing came for so long, and at the latest after a while.
+_QUIET_S, _SETTLED_WITHIN_S = 0.5, 30.0
+_ENDS_WITHIN_S = 5.0
+#: pytest puts /dev/null in the place of standard input; a copy of it that was made before.
+_kept_input: list[int] = []
+
+
+def check_container(name: str) -> None:
+    """Raise UsageError where no container can have the name, or this machine has no docker."""
+    if not _CONTAINER.fullmatch(name):
+        raise UsageError(
+            f"--container {printable(name)!r}: expected the name or the id of a container, as "
+            "docker ps shows it (not a path)"
+        )
+    if shutil.which("docker") is None:
+        raise UsageError(
+            f"--container {name}: expected docker on the PATH, there is none; give the log itself "
+            "(--server-log FILE)"
+        )
+
+
+def keep_standard_input() -> None:
+    """Keep a copy of this process's standard input, before pytest replaces it."""
+    if not _kept_input:
+        _kept_input.append(os.dup(0))
+
+
+class FollowedLog:
+    """A stream that is copied into a file of its own until it ends, or is closed."""
+
+    def __init__(
+        self, source: IO[bytes], name: str, process: subprocess.Popen[bytes] | None = None
+    ) -> None:
+        #: The option that names it.
+        self.name = name
+        #: What of it was not kept; None while all is.
+        self.lost: str | None = None
+        self._process = process
+        self._source = source
+        self._folder = Path(tempfile.mkdtemp(prefix="sm121-log-"))
+        #: The file that has what came so far.
+        self.path = self._folder / "server.log"
+        self._came_at = time.monotonic()
+        self._thread = threading.Thread(target=self._copy, args=(self.path.open("wb", 0),))
+        self._thread.daemon = True
+        self._thread.start()
+        atexit.register(self.close)
+
+    @classmethod
+    def of_standard_input(cls) -> "FollowedLog":
+        """What comes on standard input. Raises UsageError: a person sits there."""
+        descriptor = _kept_input[0] if _kept_input else os.dup(0)
+        if os.isatty(descriptor):
+            raise UsageError(
+                "--server-log -: expected the server's log on standard input: "
+                "docker logs -f NAME 2>&1 | sm121 run --base-url URL --server-log -"
+            )
+        log = cls(os.fdopen(os.dup(descriptor), "rb", 0), "--server-log -")
+        log.settle()
+        return log
+
+    @classmethod
+    def of_container(cls, name: str, *, follow: bool = True) -> "FollowedLog":
+        """What ``docker logs`` prints of a container.
+
+        Args:
+            name: The container's name or id.
+            follow: Whether lines that it writes later are read, too.
+
+        Raises:
+            UsageError: Docker is missing, or it knows no such container.
+        """
+        check_container(name)
+        words = ["docker", "logs", *(["--follow"] if follow else []), name]
+        process = subprocess.Popen(  # a session of its own: Ctrl-C does not end it
+            words,
+            bufsize=0,  # a read returns what is there
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        log = cls(process.stdout, f"--container {name}", process)
+        log.settle()
+        if process.poll():
+            lines = log.path.read_text("utf-8", "replace").strip().splitlines() or ["no reason"]
+            log.close()
+            raise UsageError(
+                f"--container {name}: docker logs failed: {printable(lines[-1][:300])}"
+            )
+        return log
+
+    def settle(self, *, to_the_end: bool = False) -> None:
+        """Wait until what was written before is here; `to_the_end`: until the stream has ended."""
+        if to_the_end:
+            self._thread.join(_SETTLED_WITHIN_S)
+        end = time.monotonic() + _SETTLED_WITHIN_S
+        while self._thread.is_alive() and time.monotonic() < end:
+            has_begun = self.path.stat().st_size > 0 or self._process is None
+            if has_begun and time.monotonic() - self._came_at >= _QUIET_S:
+                return
+            self._thread.join(0.05)
+        if self._process is not None and not self._thread.is_alive():
+            self._process.wait(_ENDS_WITHIN_S)
+
+    def close(self) -> None:
+        """End the stream, and remove the file."""
+        atexit.unregister(self.close)
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(_ENDS_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._thread.join(_ENDS_WITHIN_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _copy(self, kept: IO[bytes]) -> None:
+        size = 0
+        with kept, self._source as source:
+            while block := source.read(_BLOCK_BYTES):
+                self._came_at = time.monotonic()
+                if size < _KEPT_BYTES:
+                    kept.write(block)
+                else:
+                    self.lost = f"{self.name}: only the first {_KEPT_BYTES >> 20} MiB were kept"
+                size += len(block)
