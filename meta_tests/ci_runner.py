@@ -67,7 +67,7 @@ class Scripts:
         self.suite = folder / "suite"
         (self.suite / "tests").mkdir(parents=True)
         (folder / "tmp").mkdir()
-        for name in ("conftest.py", "pytest.ini", ".cache"):
+        for name in ("conftest.py", "pytest.ini"):
             (self.suite / name).symlink_to(ROOT / name)
         for level in ("smoke", "performance", "regression"):  # the levels that are collected
             name = f"tests/test_{level}.py"

@@ -36,6 +36,9 @@ LIGHT = "SM121_META_LIGHT" in os.environ
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
 
+# Runs in folders of their own serve the canary of this checkout, as `make conformance` does.
+os.environ.setdefault("SM121_CANARY", str(ROOT / ".cache" / "canary"))
+
 MARK = "SM121_META_TEST"
 
 

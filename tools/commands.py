@@ -181,14 +181,15 @@ def _positive(text: str) -> int:
 
 def _canary(build: Command, options: argparse.Namespace) -> None:
     """Build the twins, then the GGUF file if it is asked for."""
+    from sm121.checkpoint import canary
     from tools import gguf
 
     build(options)
     if options.gguf is not None:
         if options.twin == "mxfp4":
             raise UsageError("--gguf with --twin mxfp4: it is made of the BF16 twin")
-        file = options.directory / gguf.NAME
-        gguf.convert(options.directory / "bf16", options.gguf, file, progress)
+        folder = options.directory or canary.folder()
+        gguf.convert(folder / "bf16", options.gguf, folder / gguf.NAME, progress)
 
 
 def _side_by_side(options: argparse.Namespace) -> int:

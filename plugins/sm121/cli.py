@@ -163,8 +163,9 @@ def _certify(options: argparse.Namespace) -> NoReturn:
 def _canary(options: argparse.Namespace) -> None:
     from sm121.checkpoint import canary
 
+    folder = options.directory or canary.folder()
     for twin in ("bf16", "mxfp4") if options.twin == "both" else (options.twin,):
-        canary.build(options.directory / twin, twin, progress=progress)
+        canary.build(folder / twin, twin, progress=progress)
 
 
 def _vocabulary(options: argparse.Namespace) -> None:

@@ -3,8 +3,11 @@ is stored like gpt-oss; `bf16` holds the same values. Both are expanded from fix
 knows the tokens of its corpus: other rows of embedding and output are one shared row plus a noise
 of their own. Its Eagle3 drafter lies in each twin's folder, as `eagle3`."""
 
+import fcntl
+import functools
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -16,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sm121.checkpoint import tokenizer
+from sm121.core.lock_file import open_lock
 from sm121.oracles import mxfp4
 
 Twin = Literal["mxfp4", "bf16"]
@@ -33,25 +37,75 @@ Array = NDArray[Any]
 Progress = Callable[[str], None]
 
 
+def folder() -> Path:
+    """Return the folder of the twins that a run serves, with a subfolder for each twin.
+
+    The variable SM121_CANARY names it; without it, it is in the user's cache. The name there has a
+    digest of what the canary is made from: two releases of the suite on one machine each have their
+    own, and neither replaces a checkpoint that the other serves.
+    """
+    if named := os.environ.get("SM121_CANARY"):
+        return Path(named)
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "sm121" / f"canary-{BUILDER_VERSION}-{_inputs_digest()[:12]}"
+
+
 def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
-    """Make the checkpoint of a twin at `directory`, unless it is there and up to date; returns its
-    path. The directory appears whole or not at all, with the same bytes every time. The tokenizer
-    is taken from a sibling that has it. Raises FileExistsError when the directory exists and is
-    not a canary, ImportError without oss-harmony."""
+    """Make a twin's checkpoint, unless it is there and up to date.
+
+    The directory appears whole or not at all, with the same bytes every time. A second process that
+    builds the same twin waits for the first. The tokenizer is copied from a sibling that has it.
+
+    Args:
+        directory: Where the checkpoint will be.
+        twin: `mxfp4` or `bf16`.
+        progress: Called with one line a step.
+
+    Returns:
+        The absolute path of the directory.
+
+    Raises:
+        FileExistsError: The directory exists and is not a canary.
+        ImportError: oss-harmony is not installed.
+    """
     directory = Path(directory).absolute()
     expected = manifest(twin)
-    if directory.exists():
-        if _manifest_of(directory) == expected:
-            progress(f"{directory} is up to date")
-            return directory
-        if not (directory / MANIFEST).is_file() and (
-            not directory.is_dir() or any(directory.iterdir())
-        ):
-            raise FileExistsError(
-                f"{directory} exists and is not a canary checkpoint; choose another directory"
-            )
+    if _is_current(directory, expected):
+        progress(f"{directory} is up to date")
+        return directory
     directory.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    with open_lock(directory.parent / f".{directory.name}.lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress(f"waiting for another process that builds {directory}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_current(directory, expected):
+            progress(f"{directory} is up to date")
+        else:
+            _build(directory, twin, expected, progress)
+    return directory
+
+
+def _is_current(directory: Path, expected: dict[str, Any]) -> bool:
+    """Raises FileExistsError: the directory is something else than a canary."""
+    if not directory.exists():
+        return False
+    if _manifest_of(directory) == expected:
+        return True
+    is_empty = directory.is_dir() and not any(directory.iterdir())
+    if not is_empty and not (directory / MANIFEST).is_file():
+        raise FileExistsError(
+            f"{directory} exists and is not a canary checkpoint; choose another directory"
+        )
+    return False
+
+
+def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Progress) -> None:
+    """The caller holds the lock, so drafts of this directory were left by killed processes."""
+    for left in directory.parent.glob(f".{directory.name}.draft.*"):
+        shutil.rmtree(left, ignore_errors=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.draft.", dir=directory.parent))
     try:
         progress("writing the tokenizer")
         if not _reuse_tokenizer(directory, work, expected):
@@ -67,24 +121,23 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
         (work / "generation_config.json").write_bytes(_data("checkpoint/generation_config.json"))
         (work / MANIFEST).write_text(json.dumps(expected, indent=2) + "\n", "utf-8")
         work.chmod(0o755)
-        try:
-            _replace(work, directory)
-        except OSError:
-            # Another process may have been faster; what it made is the same.
-            if _manifest_of(directory) != expected:
-                raise
+        _replace(work, directory)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     progress(f"{directory} is ready")
-    return directory
 
 
 def manifest(twin: Twin) -> dict[str, Any]:
     """What identifies a checkpoint: the twin, the builder's version, the hash of its sources."""
+    return {"canary": twin, "builder": BUILDER_VERSION, "inputs_sha256": _inputs_digest()}
+
+
+@functools.cache
+def _inputs_digest() -> str:
     digest = hashlib.sha256()
     for name in ("weights.safetensors", "weights.json", "drafter.safetensors"):
         digest.update(_data(name))
-    return {"canary": twin, "builder": BUILDER_VERSION, "inputs_sha256": digest.hexdigest()}
+    return digest.hexdigest()
 
 
 def config(twin: Twin) -> dict[str, Any]:
@@ -238,7 +291,7 @@ def _reuse_tokenizer(directory: Path, work: Path, wanted: dict[str, Any]) -> boo
 
 def _replace(work: Path, directory: Path) -> None:
     if directory.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.old.", dir=directory.parent))
+        old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.draft.old.", dir=directory.parent))
         directory.replace(old / "canary")
         work.replace(directory)
         shutil.rmtree(old)

@@ -3,11 +3,11 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
 
+from sm121.checkpoint import canary
 from sm121.core import architecture, errors
 from sm121.core.verdict import Verdict
 from sm121.engines.attached import AttachedProcesses
@@ -27,8 +27,6 @@ class RunBox:
     """The machine that a run measures on: its readings, and what follows for the numbers."""
 
     harness: Harness
-    #: Folder of the built canaries, by name; None when none was built.
-    canaries: Path | None = None
     #: URLs of servers that are measured beside the attached one: the sides of ``--ab``.
     also: Sequence[str] = ()
     before: Reading | None = None
@@ -151,8 +149,8 @@ class RunBox:
     def model(self) -> dict[str, Any] | None:
         """config.json of the served model's file, else of the profile's model; None: neither."""
         model = self.harness.profile.model.id
-        if self.canaries is not None and model.startswith(_CANARY):
-            model = str(self.canaries / model.removeprefix(_CANARY))
+        if model.startswith(_CANARY):
+            model = str(canary.folder() / model.removeprefix(_CANARY))
         return roofline.read_config(self.harness.file.engine.model) or roofline.read_config(model)
 
     def costs(self, depth: int) -> tuple[Traffic | None, Traffic] | None:

@@ -91,7 +91,6 @@ def box(conformance: Session) -> RunBox:
     settings = conformance.settings
     conformance.box = RunBox(
         conformance,
-        canaries=settings.root / ".cache" / "canary",
         also=[side.url for side in settings.ab or () if side.url is not None],
     )
     conformance.box.read_before()

@@ -101,7 +101,7 @@ class Settings:
     axes: str | None = None
     #: The options given that change or add to what is measured, by name.
     options: Mapping[str, str] = field(default_factory=dict)
-    #: Folder of the canary's and the matrix's caches.
+    #: Its `.cache` has the oracle's files and the matrix's durations.
     root: Path = Path()
     #: Which process of several this is; None where it is the only one.
     worker: Worker | None = None

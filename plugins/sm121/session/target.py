@@ -162,7 +162,7 @@ def configurations(
     the profile names it and it is missing. Raises UsageError: the model is not available."""
     model = settings.model or chosen.model.id
     if model.startswith(_CANARY):
-        model = str(_canary(model.removeprefix(_CANARY), settings.root, notify))
+        model = str(_canary(model.removeprefix(_CANARY), notify))
     elif Path(model).exists():
         model = str(Path(model).absolute())
     span = span_of(settings, chosen)
@@ -252,26 +252,26 @@ def start_environment(
     return {**os.environ, **dict(configuration.environment_items(*layers))}
 
 
-def _canary(twin: str, root: Path, notify: Callable[[str], None]) -> Path:
-    folder = root / ".cache" / "canary"
+def _canary(twin: str, notify: Callable[[str], None]) -> Path:
+    from sm121.checkpoint import canary
+
+    folder = canary.folder()
     if twin == "gguf":
         if not (file := folder / "canary.gguf").is_file():
             raise UsageError(
-                f"the profile's model is the canary as GGUF, expected at {file}: "
-                "`sm121 canary .cache/canary --gguf LLAMA_CPP` makes it, in a checkout of the "
-                "suite, LLAMA_CPP being one of llama.cpp"
+                f"the profile's model is the canary as GGUF, expected at {file}: `sm121 canary "
+                "--gguf LLAMA_CPP` makes it, in a checkout of the suite, LLAMA_CPP being one of "
+                "llama.cpp"
             )
         return file
+    if twin not in get_args(canary.Twin):
+        raise UsageError(f"model canary:{twin}: expected canary:bf16 or canary:mxfp4")
     needed = ("torch", "safetensors", "openai_harmony")
     if not (missing := [name for name in needed if not importlib.util.find_spec(name)]):
-        from sm121.checkpoint import canary
-
-        if twin not in get_args(canary.Twin):
-            raise UsageError(f"model canary:{twin}: expected canary:bf16 or canary:mxfp4")
         return canary.build(folder / twin, cast("canary.Twin", twin), progress=notify)
     if not (folder / twin / "config.json").is_file():
         raise UsageError(
             f"the profile's model is the canary, which {', '.join(missing)} would build: "
-            "`make canary` builds it, or give --model"
+            "`sm121 canary` builds it where they are installed, or give --model"
         )
     return folder / twin
