@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-INSTALL := $(PY) tools/install.py
+INSTALL = $(PY) tools/install.py --torch-index $(TORCH_INDEX)
+# Runs outside of this Makefile keep the canary in the user's cache. Here it is in the clone: the tools and the tests
+# name it, `make clean` removes it, and a fresh clone is as fresh as it looks.
 CANARY := .cache/canary
-# The +cpu build of torch is not on PyPI; where pip is not set up to find it, PyTorch's index is asked.
+export SM121_CANARY := $(CURDIR)/$(CANARY)
+# PyPI does not have the CPU builds of torch. This index is used if pip is set up with no index that has them.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # FlashInfer's sources, which the kernel level compiles for GB10; its other requirements need a GPU.
 FLASHINFER_SOURCES := flashinfer-python==0.7.2.post1 'apache-tvm-ffi>=0.1.11,<0.2'
@@ -16,6 +19,9 @@ MACHINES ?= aarch64 x86_64
 PYTHONS ?= $(sort 3.12 $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'))
 GLIBC := $(shell seq 17 35)
 REPORT ?= conformance-report
+# quick, merge or full. With full, each value of each axis of the matrix is in one cell.
+PLAN ?= quick
+MATRIX := $(if $(filter full,$(PLAN)),--matrix 1)
 PYTEST_ARGS ?=
 # The tests start pytest hundreds of times; without bytecode each of them compiles the plugin anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,8 +31,8 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
 
-conformance: canary ## judge a real vLLM on this CPU: every level that exists
-	$(PY) -m pytest --arch cpu --report-dir=$(REPORT) --benchmark-autosave --matrix 1 $(PYTEST_ARGS)
+conformance: $(VENV)/.installed ## judge a real vLLM on this CPU, with the checks of PLAN (quick, merge, full)
+	$(PY) -m pytest --arch cpu --plan $(PLAN) $(MATRIX) --report-dir=$(REPORT) --benchmark-autosave $(PYTEST_ARGS)
 
 # K=gate: the tests whose file, name or case matches, as pytest's -k takes it, in the environment that is there.
 test: $(if $(K),,$(VENV)/.developing canary) ## lint, and the suite's own tests; K=WORD: those that match, without lint
@@ -58,20 +64,17 @@ docs: $(VENV)/.developing ## the documentation as a site, in build/site; a dead 
 
 env: $(VENV)/.developing ## .venv with the suite, the CPU engine and the tools of development
 
-# What `make conformance` needs. uv is fifteen times as fast as pip; pip is the fallback.
+# What `make conformance` needs. tools/install.py uses uv, and pip where uv fails.
 $(VENV)/.installed: pyproject.toml tools/install.py tools/excludes.txt
 	@echo "== environment: $(VENV) (the suite, vLLM on the CPU; about a minute the first time)"
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	@$(INSTALL) -e '.[cpu]' || $(INSTALL) -e '.[cpu]' --index $(TORCH_INDEX) \
-	  || $(PY) -m pip install --progress-bar off -e '.[cpu]' --extra-index-url $(TORCH_INDEX)
-	@$(INSTALL) --no-deps $(FLASHINFER_SOURCES) || $(PY) -m pip install --no-deps $(FLASHINFER_SOURCES)
-	@$(PY) -m pip uninstall -q -y torchvision torchaudio torchcodec 2>/dev/null
+	@$(INSTALL) -e '.[cpu]'
+	@$(INSTALL) --no-deps $(FLASHINFER_SOURCES)
 	@touch $@
 
 # What `make test` needs beside it.
 $(VENV)/.developing: $(VENV)/.installed
-	@$(INSTALL) -e '.[cpu,dev,docs]' || $(PY) -m pip install --progress-bar off -e '.[cpu,dev,docs]'
-	@$(PY) -m pip uninstall -q -y torchvision torchaudio torchcodec 2>/dev/null
+	@$(INSTALL) -e '.[cpu,dev,docs]'
 	@touch $@
 
 canary: $(VENV)/.installed ## the canary checkpoint, both twins
