@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -24,8 +26,12 @@ _PIPELINES = {
     "schedule": {"CI_PIPELINE_SOURCE": "schedule", "CI_COMMIT_BRANCH": "main"},
 }
 #: Runs the script of `docker run ... IMAGE -c SCRIPT` here, where its mounts lie.
+#: Other commands are printed.
 _DOCKER = """
 import os, subprocess, sys
+if sys.argv[1] != "run":
+    print("RUNS docker", *sys.argv[1:])
+    sys.exit()
 given, mounts, environment, place = sys.argv[2:], {}, dict(os.environ), "."
 for option, value in zip(given, given[1:]):
     if option == "-v":
@@ -56,6 +62,20 @@ elif sys.argv[1] != "config":
 """
 
 
+@dataclass(frozen=True)
+class Image:
+    """What came of the job that builds an image, and the job of the Spark after it."""
+
+    is_started: bool
+    status: int
+    output: str
+    #: Whether the job of the Spark is started.
+    is_judged: bool
+    #: The image of its container, and what it installs there.
+    name: str
+    install: str
+
+
 class Scripts:
     """A machine of somebody's CI, with a folder for each job. Commands of the suite are printed,
     and pass. `texts`: of the examples, where they are not those of docs/ci."""
@@ -76,7 +96,7 @@ class Scripts:
         self._program("git", _GIT)
         for name in ("pip", "chown"):
             self._program(name, "")
-        for name in ("pytest", "sm121"):
+        for name in ("pytest", "sm121", "python3"):
             self._program(name, f"import sys\nprint('RUNS {name}', *sys.argv[1:])")
 
     def _program(self, name: str, text: str) -> None:
@@ -121,6 +141,89 @@ class Scripts:
         variables |= {"INSTALL": "true", "GITHUB_STEP_SUMMARY": str(summary)}
         status, output = self.shell(step["run"], variables, folder)
         return status, output, summary.read_text("utf-8")
+
+    def action(self, arguments: str, **inputs: str) -> tuple[int, str, str]:
+        """action.yml with such arguments: its status, its output, and what it puts out.
+
+        Args:
+            arguments: Those of `sm121 run`.
+            inputs: Further inputs.
+        """
+        step = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["runs"]["steps"][0]
+        outputs = self.folder / "outputs"
+        outputs.write_text("")
+        (self.folder / "summary.md").write_text("")
+        variables = {"SUITE": str(ROOT), "ARGUMENTS": arguments, "PYTHON": "python3"}
+        variables |= {"AGAINST": "", "STORAGE": ""} | {k.upper(): v for k, v in inputs.items()}
+        variables |= {
+            "GITHUB_OUTPUT": str(outputs),
+            "GITHUB_STEP_SUMMARY": str(self.folder / "summary.md"),
+        }
+        status, output = self.shell(step["run"], variables, self.suite)
+        return status, output, outputs.read_text("utf-8")
+
+    @property
+    def summary(self) -> str:
+        """The summary of the last job of the action."""
+        return (self.folder / "summary.md").read_text("utf-8")
+
+    def image(self, example: str, build: str) -> Image:
+        """The job that builds an image, where BUILD has this value, and what the job of the Spark
+        starts with then."""
+        loaded = yaml.safe_load(self.texts[example])
+        return (self._image_of_gitlab if example == "gitlab" else self._image_of_github)(
+            loaded, build
+        )
+
+    def _image_of_github(self, loaded: dict, build: str) -> Image:
+        job, values = loaded["jobs"]["image"], {"vars.BUILD": build}
+        status, output, name = 0, "", ""
+        is_started = expression("${{ " + job["if"] + " }}", "pull_request", values=values) == "True"
+        if is_started:
+            (step,) = [step for step in job["steps"] if step.get("id") == "build"]
+            outputs = self.folder / "outputs"
+            outputs.write_text("")
+            variables = {
+                key: expression(text, "pull_request", ref="1a2b", values=values)
+                for key, text in step["env"].items()
+            }
+            variables["GITHUB_OUTPUT"] = str(outputs)
+            status, output = self.shell(step["run"], variables, self.folder)
+            name = outputs.read_text().strip().removeprefix("name=")
+        (judge,) = [
+            step for step in loaded["jobs"]["spark"]["steps"] if "docker run" in step.get("run", "")
+        ]
+        values["needs.image.outputs.name"] = name
+        values["needs.image.result"] = (
+            ("failure" if status else "success") if is_started else "skipped"
+        )
+        condition = loaded["jobs"]["spark"]["if"].replace("!cancelled()", "True")
+        return Image(
+            is_started=is_started, status=status, output=output,
+            is_judged=expression(condition, "pull_request", values=values) == "True",
+            name=expression(judge["env"]["IMAGE"], "pull_request", values=values),
+            install=expression(judge["env"]["INSTALL"], "pull_request", values=values),
+        )  # fmt: skip
+
+    def _image_of_gitlab(self, loaded: dict, build: str) -> Image:
+        variables = {**loaded["variables"], "BUILD": build, "CI_COMMIT_SHA": "1a2b"}
+        (chosen, always) = loaded["workflow"]["rules"]
+        assert chosen["if"] == "$BUILD" and always == {"when": "always"}
+        if build:
+            variables |= chosen["variables"]
+        variables = _named(_named(variables))  # a variable may name another one
+        job, status, output = loaded["image"], 0, ""
+        assert job["rules"] == [{"if": "$BUILD"}]
+        if build:
+            folder = self.folder / "image"
+            folder.mkdir()
+            status, output = self.shell("\n".join(job["script"]), variables, folder)
+        needs_it = {"job": "image", "optional": True} in loaded["spark"]["needs"]
+        assert loaded["spark"]["image"]["name"] == "$IMAGE"
+        return Image(
+            is_started=bool(build), status=status, output=output, is_judged=needs_it and not status,
+            name=variables["IMAGE"], install=variables["INSTALL"],
+        )  # fmt: skip
 
     def _gitlab(self, loaded: dict, event: str, folder: Path) -> tuple[int, str]:
         """The history lies where the comment on config.toml mounts it."""
@@ -169,15 +272,6 @@ class Runner(Scripts):
         self.box.write()
         return self.box.surroundings()
 
-    def action(self, arguments: str) -> tuple[int, str, str]:
-        """action.yml with such arguments: its status, its output, and what it puts out."""
-        (step,) = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))["runs"]["steps"]
-        outputs = self.folder / "outputs"
-        variables = {"SUITE": str(ROOT), "ARGUMENTS": arguments, "PYTHON": "python3"}
-        variables["GITHUB_OUTPUT"] = str(outputs)
-        status, output = self.shell(step["run"], variables, self.suite)
-        return status, output, outputs.read_text("utf-8")
-
     @property
     def verdict(self) -> dict:
         return json.loads((self.suite / "conformance-report" / "verdict.json").read_text("utf-8"))
@@ -211,6 +305,15 @@ class Answers(JsonHandler):
             self.say(answer)
 
 
+def _named(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables of GitLab, with the values of those that they name."""
+
+    def value(match: re.Match[str]) -> str:
+        return str(variables.get(match[1], match[0]))
+
+    return {name: re.sub(r"\$(\w+)", value, str(text)) for name, text in variables.items()}
+
+
 def _rule(rules: list[dict], pipeline: dict[str, str]) -> dict | None:
     """The rule that starts a job of GitLab; None where the job is not started."""
     for rule in rules:
@@ -220,14 +323,24 @@ def _rule(rules: list[dict], pipeline: dict[str, str]) -> dict | None:
     return None
 
 
-def expression(text: str, event: str, ref: str = "main") -> str:
-    """What GitHub makes of a text with `${{ ... }}`: a variable that nobody set, or a choice by the
-    event, which came for a `ref`."""
+def expression(
+    text: str, event: str, ref: str = "main", values: Mapping[str, str] | None = None
+) -> str:
+    """Return what GitHub makes of a text with `${{ ... }}`.
+
+    Args:
+        text: A value of the workflow.
+        event: The name of the event.
+        ref: What all other fields of `github` have.
+        values: Of `vars` and `needs`, by their whole names; others are empty.
+    """
+    known = values or {}
 
     def value(match: re.Match[str]) -> str:
         python = match[1].replace("github.event_name", repr(event)).replace("&&", "and")
-        python = re.sub(r"github\.\w+", repr(ref), python)
-        return str(eval(re.sub(r"vars\.\w+", "''", python.replace("||", "or"))))
+        python = re.sub(r"github\.\w+", repr(ref), python).replace("||", "or")
+        named = r"(?:vars|needs)[\w.]+"
+        return str(eval(re.sub(named, lambda name: repr(known.get(name[0], "")), python)))
 
     return re.sub(r"\$\{\{ (.*?) \}\}", value, str(text))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 from ci_runner import EXAMPLES, Answers, Runner, Scripts, expression
-from data_rows import from_data
 from gb10.machine import ROOT, Behind
 from loopback import serving
 
@@ -47,9 +46,18 @@ def _wrong_words(scripts: Scripts, example: str) -> Iterator[str]:
                 yield f"{event}: {'says' if says else 'does not say what'} to type"
 
 
+def _is_built_beside_a_run(loaded: dict, example: str) -> bool:
+    """Whether the job that builds an image may run on the Spark while another job measures."""
+    if example == "gitlab":
+        return loaded["image"]["resource_group"] != "spark"
+    return loaded["jobs"]["image"]["concurrency"]["group"] != "spark"
+
+
 def _lost(events: list[tuple[str, str]], text: str, example: str) -> Iterator[str]:
     """What becomes of jobs of the Spark that come at the same time. `events`: each with its ref."""
     loaded = yaml.safe_load(text)
+    if _is_built_beside_a_run(loaded, example):
+        yield "an image is built beside a run"
     if example == "gitlab":
         job = loaded["spark"]
         is_one = "$" not in job.get("resource_group", "$CI_NONE")
@@ -82,11 +90,218 @@ def test_the_examples_ask_on_each_path_for_what_it_needs(example, tmp_path):
     assert [*_complaints(tmp_path / "ci", example, EXAMPLES[example])] == []
 
 
-@from_data
-def test_a_sick_example_is_noticed(example, before, after, says, tmp_path):
-    assert EXAMPLES[example].count(before) == 1
-    text = EXAMPLES[example].replace(before, after)
-    assert says in _complaints(tmp_path / "ci", example, text)
+_SICK = [
+    pytest.param(
+        "github",
+        "      queue: max\n",
+        "      queue: single\n",
+        "pending runs are lost",
+        id="a second run that waits is lost",
+    ),
+    pytest.param(
+        "github",
+        "cancel-in-progress: false",
+        "cancel-in-progress: true",
+        "a running one is cancelled",
+        id="a running job is cancelled",
+    ),
+    pytest.param(
+        "github",
+        "cancel-in-progress: false",
+        "cancel-in-progress: ${{ github.event_name == 'pull_request' }}",
+        "a running one is cancelled",
+        id="a running pull request is cancelled",
+    ),
+    pytest.param(
+        "github",
+        "group: spark",
+        "group: spark-${{ github.ref }}",
+        "two run at once",
+        id="a group for each branch",
+    ),
+    pytest.param(
+        "gitlab",
+        "resource_group: spark",
+        "resource_group: $CI_COMMIT_REF_SLUG",
+        "two run at once",
+        id="a resource group for each branch",
+    ),
+    pytest.param(
+        "gitlab", "resource_group: spark", "retry: 0", "two run at once", id="no resource group"
+    ),
+    pytest.param(
+        "gitlab",
+        "resource_group: spark",
+        "resource_group: spark\n  interruptible: true",
+        "a running one is cancelled",
+        id="an interruptible job",
+    ),
+    pytest.param(
+        "github",
+        "--certify --soak 30m",
+        "--plan quick",
+        "schedule: --plan quick",
+        id="a night without a certificate",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "gitlab",
+        "--certify --soak 30m",
+        "--plan merge",
+        "schedule: --plan merge",
+        id="a night without a certificate (GitLab)",
+    ),
+    pytest.param(
+        "github",
+        "github.event_name != 'schedule' && '--against",
+        "'any' && '--against",
+        "schedule: --against trusted",
+        id="a night compared with what is trusted",
+    ),
+    pytest.param(
+        "gitlab",
+        "30m --benchmark-autosave",
+        "30m",
+        "schedule: no --benchmark-autosave",
+        id="a night that is not stored",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "github",
+        '-v "$HOME/sm121-history:/history:$WRITES" \\',
+        "\\",
+        "push: no history is mounted",
+        id="no history",
+    ),
+    pytest.param(
+        "gitlab",
+        "/srv/sm121-history:/history",
+        "/srv/sm121-history:/runs",
+        "push: no history is mounted",
+        id="no history (GitLab)",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "github",
+        "'ro' || 'rw'",
+        "'rw' || 'ro'",
+        "what is not merged writes the history",
+        id="a pull request writes the history",
+    ),
+    pytest.param(
+        "github",
+        "!= 'pull_request' && '--benchmark",
+        "!= 'issue' && '--benchmark",
+        "pull_request: --benchmark-autosave",
+        id="a pull request is stored",
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        "gitlab",
+        'test -n "$AGAINST" ||',
+        "true ||",
+        "push: does not say what to type",
+        id="silence about what to trust",
+        marks=pytest.mark.slow,
+    ),
+]
+
+
+@pytest.mark.parametrize(("example", "before", "after", "complaint"), _SICK)
+def test_a_sick_example_is_noticed(example, before, after, complaint, tmp_path):
+    """The job of the Spark is the last one in the file that has the text."""
+    head, found, tail = EXAMPLES[example].rpartition(before)
+    assert found
+    assert complaint in _complaints(tmp_path / "ci", example, f"{head}{after}{tail}")
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        pytest.param(
+            "vllm",
+            "-f [a-z/]*docker/Dockerfile --target vllm-openai "
+            "--build-arg torch_cuda_arch_list=12.1a",
+            id="a change of vLLM's kernels",
+        ),
+        pytest.param(
+            "flashinfer",
+            "-f suite/docker/Dockerfile.flashinfer --build-arg IMAGE=vllm/vllm-openai:latest",
+            id="a change of FlashInfer's kernels",
+        ),
+    ],
+)
+def test_an_image_of_a_change_of_kernels_is_built_and_judged(example, build, words, tmp_path):
+    made = Scripts(tmp_path / "ci").image(example, build)
+    assert made.is_started and made.status == 0, made.output
+    built, pruned = re.findall(r"^RUNS docker (.*)$", made.output, re.M)
+    assert re.match("build --label sm121-change -t sm121-change:1a2b " + words, built), built
+    assert re.search(r" (change|\.)$", built), "the context is the change"
+    assert pruned.startswith("image prune --all --force --filter label=sm121-change ")
+    assert (made.is_judged, made.name) == (True, "sm121-change:1a2b")
+    assert made.install == "true", "the image has the change"
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_without_a_build_the_change_is_installed_over_an_image(example, tmp_path):
+    made = Scripts(tmp_path / "ci").image(example, "")
+    assert not made.is_started and made.is_judged
+    assert made.name == "vllm/vllm-openai:latest"
+    assert made.install.startswith("VLLM_USE_PRECOMPILED=1 pip install -q ")
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_build_that_fails_judges_nothing(example, tmp_path):
+    made = Scripts(tmp_path / "ci").image(example, "vlm")
+    assert made.is_started and made.status == 1 and not made.is_judged
+    assert "expected vllm or flashinfer, got vlm" in made.output
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options"),
+    [
+        pytest.param({}, "", id="a run by itself"),
+        pytest.param({"storage": "/history"}, " --benchmark-storage=/history", id="a storage"),
+        pytest.param({"against": "run-1"}, " --against=run-1", id="against a folder"),
+        pytest.param(
+            {"against": "trusted", "storage": "STORAGE"},
+            " --benchmark-storage=STORAGE --against=trusted",
+            id="against what is trusted",
+        ),
+        pytest.param(
+            {"against": "trusted", "storage": "none yet"},
+            " --benchmark-storage=none yet",
+            id="before anything is trusted",
+        ),
+    ],
+)
+def test_the_action_passes_on_its_inputs(inputs, options, tmp_path):
+    scripts = Scripts(tmp_path / "ci")
+    (scripts.history / "trusted").mkdir()
+    history = str(scripts.history)
+    inputs = {name: value.replace("STORAGE", history) for name, value in inputs.items()}
+    status, output, outputs = scripts.action("-m sm121 --plan quick", **inputs)
+    assert status == 0, output
+    options = options.replace("STORAGE", history)
+    expected = (
+        f"RUNS python3 -m sm121 run -m sm121 --plan quick --report-dir=conformance-report{options}"
+    )
+    assert expected in output.splitlines()
+    assert outputs == "report=conformance-report\n"
+    assert ("Nothing is trusted yet" in scripts.summary) == (inputs.get("storage") == "none yet")
+    assert "no verdict, exit status 0" in scripts.summary, "nothing was judged by the stand-in"
+
+
+def test_the_action_links_the_report():
+    loaded = yaml.safe_load((ROOT / "action.yml").read_text("utf-8"))
+    run, upload, link = loaded["runs"]["steps"]
+    assert loaded["inputs"]["arguments"]["default"] == "-m sm121 --plan quick"
+    named = {name.upper() for name in loaded["inputs"] if name != "artifact"}
+    assert named == {*run["env"]} - {"SUITE"}, "each input reaches the run"
+    assert upload["if"].startswith("always() && ") and "upload-artifact" in upload["uses"]
+    assert link["env"]["URL"] == loaded["outputs"]["report-url"]["value"]
+    assert "$GITHUB_STEP_SUMMARY" in link["run"]
 
 
 @pytest.fixture

@@ -287,16 +287,18 @@ def test_ci_examples_are_sound(name):
         # pytest takes an existing path after a space for its root directory.
         assert not re.search(r"--[a-z-]+ [/$.~]", line), f"{line}: write --option=/path"
     if name.startswith("github"):
-        assert set(loaded["jobs"]) == {"embedded", "spark"}
+        assert set(loaded["jobs"]) == {"embedded", "image", "spark"}
         _judges_the_change(loaded["jobs"]["spark"])
         assert "concurrency" not in loaded, "the CPU's job waits for no Spark"
         for job in loaded["jobs"].values():
             assert job["runs-on"] and job["timeout-minutes"]
             assert all("uses" in step or "run" in step for step in job["steps"])
-            uploads = [s for s in job["steps"] if "upload-artifact" in s.get("uses", "")]
+        for name in ("embedded", "spark"):
+            steps = loaded["jobs"][name]["steps"]
+            uploads = [step for step in steps if "upload-artifact" in step.get("uses", "")]
             assert uploads and all(step["if"] == "always()" for step in uploads)
     else:
-        jobs = {k: v for k, v in loaded.items() if k not in ("stages", "variables")}
+        jobs = {k: v for k, v in loaded.items() if k not in ("stages", "variables", "workflow")}
         assert all(job.get("script") or key.startswith(".") for key, job in jobs.items())
         assert loaded[".report"]["artifacts"]["when"] == "always"
         assert jobs["spark"]["before_script"][0] == 'eval "$INSTALL"', "the change is installed"
