@@ -2,6 +2,8 @@
 detected and the engine without it is not; and the power and the false alarms are as they are said.
 """
 
+import random
+from collections import Counter
 from contextlib import nullcontext
 
 import numpy as np
@@ -32,11 +34,9 @@ CHECKS = {
         sampling_forms.form_obeys_temperature_and_top_p(sampler.api, form)
     ),
     "test_samples_of_chats_follow_the_temperature": lambda sampler, _: sampled.chats_obey(
-        sampler.api, sampler.seed, "temperature"
+        sampler, "temperature"
     ),
-    "test_samples_of_chats_keep_the_cut": lambda sampler, cut: sampled.chats_obey(
-        sampler.api, sampler.seed, cut
-    ),
+    "test_samples_of_chats_keep_the_cut": sampled.chats_obey,
 }
 TESTS = sorted({fault.caught_by for fault in FAULTS.values()})
 TEMPERATURE, RUNS = "test_samples_follow_the_temperature", 20_000
@@ -210,3 +210,46 @@ def test_a_comparison_that_is_not_decided_hides_no_wrong_one(monkeypatch, tallie
     api = client.Api(Endpoint("", "", "m"), capabilities.of("vllm", "0.32.0"))
     with pytest.raises(Unmet if "wrong" in tallies else NotRun):
         Sampler(api, 1).penalises("presence_penalty")
+
+
+def counted_requests(hold_all) -> Counter[str]:
+    """The requests, by their kind, that checks send to a right server."""
+    sent = Counter[str]()
+
+    def count(body):
+        kind = "chat" if "messages" in body else "completion"
+        sent[f"greedy {kind}" if not body.get("temperature") else f"sampled {kind}"] += 1
+        return body
+
+    with sampling(count, 4) as endpoint:
+        hold_all(Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 4))
+    return sent
+
+
+def test_the_checks_of_a_server_share_their_greedy_chats():
+    def hold_all(sampler):
+        for name in ("temperature", "top_p", "top_k", "min_p"):
+            sampled.chats_obey(sampler, name)
+
+    assert counted_requests(hold_all)["greedy chat"] == len(sampled.TEXTS)
+
+
+@pytest.mark.parametrize("form", ["streamed completion", "streamed chat"])
+def test_a_form_is_asked_no_more_once_its_answer_is_decided(form):
+    """Of 24 requests 4 greedy and 4 cut ones decide, and as many hot ones as repeat the first."""
+    sent = counted_requests(
+        lambda sampler: sampling_forms.form_obeys_temperature_and_top_p(sampler.api, form)
+    )
+    assert sum(number for kind, number in sent.items() if "greedy" in kind) == 4
+    assert 4 + 2 <= sum(number for kind, number in sent.items() if "sampled" in kind) <= 4 + 3
+
+
+@pytest.mark.parametrize("rule", ["mostly_alike", "differing"])
+@pytest.mark.parametrize("kinds", [1, 2, 4, 8])
+def test_a_count_that_ends_early_decides_as_the_whole(rule, kinds):
+    generator, holds = random.Random(kinds), getattr(sampling_forms, rule)
+    for _ in range(500):
+        texts = [str(generator.randrange(kinds)) for _ in range(sampling_forms._TIMES)]
+        asked = iter(texts)
+        counted = sampling_forms.counted_until(holds, lambda asked=asked: next(asked))
+        assert holds(counted) == holds(Counter(texts))

@@ -95,14 +95,14 @@ def test_samples_are_allowed_tokens(sampler, parameter):
 
 def test_samples_of_chats_follow_the_temperature(sampler):
     """At a temperature, tokens of chats come as often as their log-probabilities promise."""
-    sampled.chats_obey(sampler.api, sampler.seed, "temperature")
+    sampled.chats_obey(sampler, "temperature")
 
 
 @contract
 @pytest.mark.parametrize("cut", ["top_p", "top_k", "min_p"])
 def test_samples_of_chats_keep_the_cut(sampler, cut):
     """With top_p, top_k or min_p, only tokens come in chats that it leaves."""
-    sampled.chats_obey(sampler.api, sampler.seed, cut)
+    sampled.chats_obey(sampler, cut)
 
 
 # Against the oracle (`sm121 golden`). docs/tables/ablation.md says how small a defect is caught.

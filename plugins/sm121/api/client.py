@@ -156,9 +156,11 @@ class Api:
         return stream.read(exchange.content_type, exchange.content)
 
 
-def together(ask: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+def together(
+    ask: Callable[[_Item], _Result], items: Sequence[_Item], *, at_once: int = _TOGETHER
+) -> list[_Result]:
     """Ask for several things, a few at once; the results are in the order of the items."""
-    with ThreadPoolExecutor(_TOGETHER) as pool:
+    with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(ask, items))
 
 

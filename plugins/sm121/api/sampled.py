@@ -54,6 +54,8 @@ _FORCED, _HIGH, _LOW = 100.0, 90.0, 50.0
 _PROMISED = "samples as the reported log-probabilities promise"
 #: The tokens of each answer.
 Samples = list[tuple[Position, ...]]
+#: A token of a chat, and what is listed at its place.
+Place = tuple[str, Top]
 #: Texts, options, and what is wrong with samples of one token with them.
 Case = tuple[list[str], Json, Callable[[Samples], list[Fact]]]
 
@@ -247,6 +249,12 @@ class Sampler:
         raise NotRun("after no text of the suite two tokens are likely, as a penalty needs them")
 
     @functools.cached_property
+    def greedy_chats(self) -> list[list[Place]]:
+        """The places of a greedy chat about each text."""
+        ask = functools.partial(_places_of, self.api, options={})
+        return together(ask, TEXTS, at_once=_CHATS_AT_ONCE)
+
+    @functools.cached_property
     def _prompts(self) -> dict[str, set[str]]:
         choices = self.api.complete(list(TEXTS), max_tokens=1, return_token_ids=True)["choices"]
         return {TEXTS[one["index"]]: {*map(name_of, one["prompt_token_ids"])} for one in choices}
@@ -370,6 +378,8 @@ def _id(token: str) -> int:
 _TOKENS, _LISTED = 12, 20
 #: Chats that are asked for at a time, and at most.
 _CHATS, _MOST_CHATS = 12, 480
+#: Of these, so many are under way at once.
+_CHATS_AT_ONCE = 8
 #: Temperatures that are off by half; and the chance of calling a right server wrong is 1 in 20,000.
 _OFF, _WRONG = (1.5, 1 / 1.5), promised.WRONG + math.log(10.0)
 #: Of each parameter what its value is drawn from.
@@ -379,13 +389,21 @@ _VALUES: dict[str, tuple[float, ...]] = {
 }  # fmt: skip
 
 
-def chats_obey(api: Api, seed: int, name: Cut | Literal["temperature"]) -> None:
-    """Tokens come as a value that is drawn promises, and not as a temperature that is off by half,
-    or a cut that is ignored, would have it. Raises NotRun: after so many chats that is not decided,
-    or the engine does not know the parameter."""
+def chats_obey(sampler: Sampler, name: Cut | Literal["temperature"]) -> None:
+    """Compare tokens of chats, sampled with a drawn value, with what the value promises.
+
+    Args:
+        sampler: Draws the value; its greedy chats choose the text that tells most.
+        name: The parameter. Its alternative is a temperature that is off by half, or no cut at all.
+
+    Raises:
+        Unmet: The alternative is likelier.
+        NotRun: Not decided after `_MOST_CHATS` chats, or the engine does not know the parameter.
+    """
     if name in ("top_k", "min_p"):
-        api.capabilities.require(name)
-    value, sums = random.Random(f"{seed} {name} of chats").choice(_VALUES[name]), [0.0, 0.0]
+        sampler.api.capabilities.require(name)
+    drawn = random.Random(f"{sampler.seed} {name} of chats")
+    value, sums = drawn.choice(_VALUES[name]), [0.0, 0.0]
 
     def odds(token: str, top: Top) -> list[float]:
         """Logarithms of how much likelier other values make a token."""
@@ -395,10 +413,12 @@ def chats_obey(api: Api, seed: int, name: Cut | Literal["temperature"]) -> None:
         remaining = 1.0 - min(sum(math.exp(top[other]) for other in dropped), 0.99)
         return [math.inf if token in dropped else math.log(remaining)] * 2
 
-    for token, top in _places(api, odds, {name: value}):
+    ratios = [sum(odds(*place)[0] for place in chat) for chat in sampler.greedy_chats]
+    text = TEXTS[ratios.index(min(ratios))]
+    for token, top in _sampled_places(sampler.api, text, {"temperature": 1.0, name: value}):
         sums = [a + b for a, b in zip(sums, odds(token, top), strict=True)]
         evidence = f"{value:g}, {token}; logarithms of how much likelier by others: {sums}"
-        evidence += f"; seed {seed}; {promised.FALSE_ALARMS:g} false alarms a run"
+        evidence += f"; seed {sampler.seed}; {promised.FALSE_ALARMS:g} false alarms a run"
         required = "samples as the log-probabilities of chats promise"
         require(max(sums) < _WRONG, required, "others", f"{name} of chats", evidence=evidence)
         if max(sums) <= promised.RIGHT:
@@ -406,26 +426,24 @@ def chats_obey(api: Api, seed: int, name: Cut | Literal["temperature"]) -> None:
     raise NotRun(f"{_MOST_CHATS} chats do not tell whether {name} is obeyed")
 
 
-def _places(
-    api: Api, odds: Callable[[str, Top], list[float]], sent: Json
-) -> Iterator[tuple[str, Top]]:
-    """The tokens of chats with what is listed at their places, of the chat that tells most."""
+def _sampled_places(api: Api, text: str, options: Json) -> Iterator[Place]:
+    """The places of sampled chats, a batch after the other."""
+    for _ in range(0, _MOST_CHATS, _CHATS):
+        batch = [options] * _CHATS
+        ask = functools.partial(_places_of, api, text)
+        for places in together(ask, batch, at_once=_CHATS_AT_ONCE):
+            yield from places
+
+
+def _places_of(api: Api, text: str, options: Json) -> list[Place]:
+    """The places of a chat."""
     can = api.capabilities.can
     api.capabilities.require("chat_logprobs", "chat_token_ids", "top_logprobs_20")
     body = {name: value for name, (ability, value) in NEUTRAL.items() if can(ability)}
     body |= {"max_tokens": _TOKENS, "logprobs": True, "top_logprobs": _LISTED, "top_p": 1.0}
     body["ignore_eos"] = False  # true is an error of chats in vLLM (vllm#50690)
-
-    def places_of(text: str, options: Json) -> list[tuple[str, Top]]:
-        positions = parse(api.send_chat(text, **body | options)).positions
-        require(positions, "log-probabilities of a chat")
-        # Whichever token was drawn is listed, and may stand in the place of the last one.
-        tops = [nlargest(_LISTED - 1, p.top.items(), itemgetter(1)) for p in positions or ()]
-        return [(p.token, dict(top)) for p, top in zip(positions or (), tops, strict=True)]
-
-    greedy = together(lambda text: places_of(text, {}), TEXTS)
-    ratios = [sum(odds(*place)[0] for place in answer) for answer in greedy]
-    text, sampling = TEXTS[ratios.index(min(ratios))], {"temperature": 1.0, **sent}
-    for _ in range(0, _MOST_CHATS, _CHATS):
-        for answer in together(lambda each: places_of(text, each), [sampling] * _CHATS):
-            yield from answer
+    positions = parse(api.send_chat(text, **body | options)).positions
+    require(positions, "log-probabilities of a chat")
+    # Whichever token was drawn is listed, and may stand in the place of the last one.
+    tops = [nlargest(_LISTED - 1, p.top.items(), itemgetter(1)) for p in positions or ()]
+    return [(p.token, dict(top)) for p, top in zip(positions or (), tops, strict=True)]

@@ -2,6 +2,7 @@
 is not sent: vLLM promises what the checkpoint's generation_config.json says, else OpenAI's
 defaults."""
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Callable
@@ -55,14 +56,36 @@ def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
         "streamed chat": lambda o: api.stream_chat(_OPEN_CHAT, **_LIMIT, **o).chunks,
         "response": lambda o: [api.send_response(_OPEN_CHAT, max_output_tokens=20, **o)],
     }
-    sent = [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 1e-6}, {"temperature": 1.0}]
-    greedy, cut, hot = (
-        Counter(parse(*asks[form](options)).text for _ in range(_TIMES)) for options in sent
-    )
-    for texts, options in zip((greedy, cut), sent, strict=False):
-        alike, about = 2 * max(texts.values()) >= _TIMES, f"{form}, {options}"
-        require(alike, "mostly the same text", "others", about, evidence=f"{texts}")
-    require(len(hot) > 1, "texts that differ at temperature 1", "one", form, evidence=f"{[*hot]}")
+
+    def answer(options: Json) -> str:
+        return parse(*asks[form](options)).text
+
+    for options in ({"temperature": 0.0}, {"temperature": 1.0, "top_p": 1e-6}):
+        texts = counted_until(mostly_alike, functools.partial(answer, options))
+        about = f"{form}, {options}"
+        require(mostly_alike(texts), "mostly the same text", "others", about, evidence=f"{texts}")
+    hot = counted_until(differing, functools.partial(answer, {"temperature": 1.0}))
+    require(differing(hot), "texts that differ at temperature 1", "one", form, evidence=f"{[*hot]}")
+
+
+def counted_until(decided: Callable[[Counter[str]], bool], ask: Callable[[], str]) -> Counter[str]:
+    """Count texts until `decided`, which more texts cannot revoke, and `_TIMES` at most."""
+    texts = Counter[str]()
+    for _ in range(_TIMES):
+        texts[ask()] += 1
+        if decided(texts):
+            break
+    return texts
+
+
+def mostly_alike(texts: Counter[str]) -> bool:
+    """Whether half of `_TIMES` texts are the same."""
+    return 2 * max(texts.values()) >= _TIMES
+
+
+def differing(texts: Counter[str]) -> bool:
+    """Whether two texts differ."""
+    return len(texts) > 1
 
 
 def said(message: Json) -> str:

@@ -34,6 +34,7 @@ _CAPABILITIES = pytest.StashKey[dict[str, Capabilities]]()
 _WELL = pytest.StashKey[dict[str, str]]()
 #: Of all answers of a run.
 _IDS = pytest.StashKey[Counter[str]]()
+_SAMPLERS = pytest.StashKey[dict[str, sampled.Sampler]]()
 
 
 @pytest.fixture(scope="session")
@@ -148,9 +149,11 @@ def _seed_of_samples(conformance: Session) -> int:
 
 
 @pytest.fixture
-def sampler(api: Api, _seed_of_samples: int) -> sampled.Sampler:
-    """The server under test, asked for samples."""
-    return sampled.Sampler(api, _seed_of_samples)
+def sampler(pytestconfig: pytest.Config, api: Api, _seed_of_samples: int) -> sampled.Sampler:
+    """The server under test, asked for samples; the tests of one server share what is greedy."""
+    by_address = pytestconfig.stash.setdefault(_SAMPLERS, {})
+    address = api.endpoint.base_url
+    return by_address.setdefault(address, sampled.Sampler(api, _seed_of_samples))
 
 
 @pytest.fixture
