@@ -63,10 +63,10 @@ def _unit(seconds: float) -> tuple[float, str]:
 def _rounded(value: float, unit: str) -> float:
     """A value to as many digits as a time that was not measured exactly has."""
     if unit == "h":
-        step = 0.5 if value < 3 else 1.0
+        step = 0.5 if value < 6 else 1.0
     elif unit == "s":
         step = 5.0
-    elif value < 20:
+    elif value < 15:
         step = 1.0
     else:
         step = 5.0

@@ -23,7 +23,7 @@ from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
 from sm121.run import served, verdict_file
 from sm121.run.record import Target
-from sm121.session import certification, forecast, target
+from sm121.session import certification, durations, forecast, target
 from sm121.session.forecast import Check, Forecast
 from sm121.session.settings import Settings
 from sm121.stress import soak
@@ -111,7 +111,7 @@ def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, Any]
         "plans": plans,
         "levels": profile_fields.LEVELS,
         "total": forecast.total,
-        "bounds": forecast.shipped(profile) if profile is not None else None,
+        "bounds": durations.of(profile) if profile is not None else None,
         "problem": timing.known(config, chosen, settings.plan)[1],
         "shell": shlex.join,
     }

@@ -99,6 +99,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collecting takes long where torch is imported from a slow disk: say that it goes on."""
+    with progress.going_on(session.config, "collecting the tests"):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Generator[None, object, object]:
@@ -328,12 +335,13 @@ def pytest_sessionfinish(
     if ended and stash.SESSION not in config.stash and selection.asked_for_levels(config):
         opening.open_empty(config)
     run = config.stash.get(stash.SESSION, None)
-    try:
-        return (yield)
-    finally:
-        if run is not None:
-            with others.only_warn():
-                _finish(session, run, exitstatus)
+    with progress.going_on(config, "ending the run"):
+        try:
+            return (yield)
+        finally:
+            if run is not None:
+                with others.only_warn():
+                    _finish(session, run, exitstatus)
 
 
 def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.ExitCode) -> None:

@@ -8,73 +8,12 @@ compares: one that takes twice as long as usual doubles both ends of a range.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from pydantic import Field, model_validator
-
-from sm121.core import data_file
 from sm121.core.profile import FULL, Profile
-from sm121.core.profile_fields import Count, Level, Positive
 from sm121.core.time_range import NO_TIME, TimeRange
 from sm121.run.timings import Taken
-
-Seconds = Annotated[float, Field(ge=0)]
-
-
-class Bounds(data_file.DataTable):
-    """The least and the most seconds of something, and where they come from."""
-
-    seconds: tuple[Seconds, Seconds]
-    source: str = Field(min_length=3)
-
-    @model_validator(mode="after")
-    def _in_order(self) -> "Bounds":
-        if self.seconds[0] > self.seconds[1]:
-            raise ValueError(f"seconds: expected low <= high, got {self.seconds}")
-        return self
-
-    @property
-    def range(self) -> TimeRange:
-        """The bounds as a range."""
-        return TimeRange(*self.seconds)
-
-
-class LevelBounds(data_file.DataTable):
-    """A level of a plan: so many checks took so long together, without starts that they share."""
-
-    checks: Count
-    seconds: tuple[Seconds, Seconds]
-
-    @property
-    def each(self) -> TimeRange:
-        """The share of one check."""
-        return TimeRange(*self.seconds) * (1 / self.checks)
-
-
-class PlanBounds(data_file.DataTable):
-    """A plan of a profile, level by level."""
-
-    source: str = Field(min_length=3)
-    levels: dict[Level, LevelBounds]
-
-
-class StartBounds(Bounds):
-    """A start with warm caches; ``usual``: what the first start of a run is compared with."""
-
-    usual: Positive
-
-
-class ProfileBounds(data_file.DataTable):
-    """What ships about the time that a profile takes."""
-
-    start: StartBounds
-    plans: dict[str, PlanBounds]
-
-    @model_validator(mode="after")
-    def _has_all(self) -> "ProfileBounds":
-        if FULL not in self.plans:
-            raise ValueError(f"plans: expected {FULL}, by which plans without a row go")
-        return self
+from sm121.session import durations
+from sm121.session.durations import LevelBounds
 
 
 @dataclass(frozen=True)
@@ -152,12 +91,6 @@ def total(expected: Iterable[Expected]) -> TimeRange | None:
     return whole
 
 
-def shipped(profile: Profile) -> ProfileBounds | None:
-    """Return what ships about a profile, or about the one that it extends; None: nothing does."""
-    rows = data_file.load_key("durations.toml", "profiles", dict[str, ProfileBounds])
-    return rows.get(profile.name, rows.get(profile.extends or ""))
-
-
 def of(profile: Profile, plan: str, checks: Iterable[Check], known: Taken) -> Forecast:
     """Forecast a run.
 
@@ -170,7 +103,7 @@ def of(profile: Profile, plan: str, checks: Iterable[Check], known: Taken) -> Fo
     Returns:
         What is expected of each check; a check that cannot run takes no time.
     """
-    bounds = shipped(profile)
+    bounds = durations.of(profile)
     levels: Mapping[str, LevelBounds] = {}
     if bounds is not None:
         levels = bounds.plans.get(plan, bounds.plans[FULL]).levels  # type: ignore[assignment]
