@@ -141,3 +141,14 @@ def test_the_rules_of_each_configuration_are_looked_at(tmp_path):
     for name in (mine.under_test, mine.baseline):
         wrong = requirement.contradictions(mine.kernel_path, KernelPath(), log, name)
         assert any("NEVER IN ANY LOG" in line for line in wrong), (name, wrong)
+
+
+def test_a_request_refused_after_the_run_was_opened_leaves_one_line(run_pytest, tmp_path):
+    """Neither a table of levels nor a command to run again."""
+    golden = tmp_path / "golden.json"
+    golden.write_text("{}")
+    arguments = ("--arch", "cpu", "--golden", str(golden), "tests/test_correctness.py")
+    status, run = run_pytest(*arguments)
+    assert status == USAGE_ERROR and "expected a file of --record-golden" in run.output
+    for text in ("sm121 conformance", "run again", "NOT_RUN", "level "):
+        assert text not in run.output.split("collected")[-1], run.output

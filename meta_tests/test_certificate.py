@@ -350,7 +350,7 @@ def test_a_certificate_says_what_it_covers():
     two = asking("smoke", "performance")
     file = whole(two, certificate_levels=["smoke", "performance"])
     file.tests = [test for test in file.tests if test.level in two.certify.levels]
-    covers = "smoke, performance; not asked for: kernel, correctness, stress, regression, matrix"
+    covers = "smoke, performance; not selected: kernel, correctness, stress, regression, matrix"
     run = certified(without(file, "no such test"), two)
     assert run.certified and run.reason.endswith(f"; certified: {covers}"), run.reason
     assert f"| certificate for | {covers} |" in summary.markdown(run).replace("\\", "")

@@ -15,7 +15,7 @@ from data_rows import from_data
 from sm121.core import redaction
 from sm121.core.verdict import Verdict
 from sm121.plugin import reporting
-from sm121.report import headline, junit, page, stored, summary
+from sm121.report import headline, junit, metric_verdicts, page, stored, summary
 from sm121.report.crash_list import Crash
 from sm121.report.stored import StoredReport
 from sm121.run import details
@@ -133,14 +133,14 @@ def test_a_percentile_of_too_few_requests_is_no_evidence(tmp_path):
 
     run = of_requests(8, 0.077)
     assert headline.of(run).word == "PASS (not certified: ttft_p99: p99 of 8 requests: no evidence)"
-    verdict, words = headline.judged(run, "ttft_p99")
-    assert verdict is not Verdict.PASS
-    assert words == "p99 of 8 requests: no evidence (8% confidence; 95% takes 299)"
+    judged = metric_verdicts.of_run(run, "ttft_p99")
+    assert judged.verdict is not Verdict.PASS
+    assert judged.text == "p99 of 8 requests: no evidence (8% confidence; 95% takes 299)"
     for text in (summary.markdown(run), page.html(StoredReport(run, tmp_path))):
         assert "p99 of 8 requests: no evidence" in text
-    enough = headline.judged(of_requests(299, 0.9505), "ttft_p99")
-    assert enough == (Verdict.PASS, "PASS (minimum)")
-    assert "little evidence" in headline.judged(of_requests(100, 0.63), "ttft_p99")[1]
+    enough = metric_verdicts.of_run(of_requests(299, 0.9505), "ttft_p99")
+    assert (enough.verdict, enough.text) == (Verdict.PASS, "PASS (minimum)")
+    assert "little evidence" in metric_verdicts.of_run(of_requests(100, 0.63), "ttft_p99").text
 
 
 def test_a_tile_is_not_green_where_the_headline_is_red(tmp_path):
@@ -210,7 +210,7 @@ def test_a_slower_run_on_another_path_says_so_and_hides_nothing_else():
 def test_a_metric_of_a_is_not_worse_because_b_is():
     tg32 = {"tg32@d0": rate(59.3, Verdict.PASS)}
     run = run_of(ended("test_b", level="regression"), metrics=tg32, changes=[slower(beside="A")])
-    assert headline.judged(run, "tg32@d0")[0] is Verdict.PASS
+    assert metric_verdicts.of_run(run, "tg32@d0").verdict is Verdict.PASS
 
 
 def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):

@@ -295,7 +295,9 @@ def test_the_end_of_a_run_obeys_nobody_and_fits_a_screen_whatever_its_names(tmp_
     run.crashes = [CrashReport.model_validate(c.model_dump(), extra="ignore") for c in crashes]
     run.judge()
     lines: list[str] = []
-    config = SimpleNamespace(stash={REPORT: dataclasses.replace(report, crashes=crashes)})
+    config = SimpleNamespace(
+        stash={REPORT: dataclasses.replace(report, crashes=crashes)}, getoption=lambda _name: "text"
+    )
     reporter = SimpleNamespace(
         section=lines.append, write=lambda text: lines.extend(text.splitlines()), config=config,
         write_line=lambda text, **_: lines.append(text), _tw=SimpleNamespace(fullwidth=100),

@@ -398,13 +398,15 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own summary, which may be long
 def pytest_terminal_summary(
-    terminalreporter: "pytest.TerminalReporter", config: pytest.Config
+    terminalreporter: "pytest.TerminalReporter", exitstatus: int, config: pytest.Config
 ) -> Generator[None, object, object]:
-    """Show the matrix, the table of levels, and the verdict as the last line."""
+    """Show the matrix, the levels, the numbers, and the verdict as the last line."""
     session = config.stash.get(stash.SESSION, None)
     if session is not None:
         terminal.leave_out_tracebacks(terminalreporter)
     result = yield
+    if exitstatus == pytest.ExitCode.USAGE_ERROR:
+        return result  # a refused request is one line, which pytest writes
     if session is not None:
         matrix.show_account(terminalreporter, config)
         terminal.closing(terminalreporter, session)

@@ -13,8 +13,10 @@ from sm121.core.templates import one_line, rendered
 from sm121.core.verdict import Verdict
 from sm121.plugin import planning, selection
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
-from sm121.report import findings, headline, rows
+from sm121.report import findings, headline, key_numbers, rows
+from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
+from sm121.run.verdict_file import VerdictFile
 from sm121.session.session import Session
 
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
@@ -94,7 +96,7 @@ def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> Non
 
 
 def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
-    """Show the table of levels, what needs attention, and the verdict as the last line."""
+    """Show the levels, the findings, the main numbers, and the verdict as the last line."""
     file = session.file
     report = terminal.config.stash.get(REPORT, None)
     terminal.section("sm121 conformance")
@@ -122,6 +124,10 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
         waivers=waivers,
         crashes=findings.same(crashes, lambda crash: (crash.kind, crash.summary)),
         findings=findings.same(remaining, lambda finding: (finding.verdict, finding.observed)),
+        pasted=terminal.config.getoption("--format") != "text",
+        numbers=_numbers(terminal.config, file, report).splitlines(),
+        hidden_gates=key_numbers.not_shown(file),
+        left_out=terminal.config.stash.get(selection.LEFT_OUT, []),
         page=page if page.is_file() else session.directory / "verdict.json",
         headline=conclusion,
         action=headline.action(report) if report is not None else None,
@@ -130,3 +136,12 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     terminal.write(text)
     colour = _COLOURS.get(file.verdict, "yellow")
     terminal.write_line(printable(str(conclusion)), bold=True, **{colour: True})
+
+
+def _numbers(config: pytest.Config, run: VerdictFile, report: StoredReport | None) -> str:
+    """The main numbers in the form of ``--format``."""
+    form = config.getoption("--format")
+    if form == "llama-benchy":
+        return key_numbers.llama_benchy(run, report.details.samples if report is not None else {})
+    table = key_numbers.rows(run)
+    return key_numbers.markdown(table) if form == "markdown" else key_numbers.aligned(table)

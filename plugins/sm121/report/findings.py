@@ -35,6 +35,8 @@ class FailureGroup:
     """Files of the report directory, relative to it."""
     detail: FailureDetail
     """What is known of the first test."""
+    is_of_a_gate: bool
+    """The gate of a metric did not pass."""
 
     @property
     def required(self) -> str | None:
@@ -57,9 +59,21 @@ class FailureGroup:
 
 
 def failures(run: VerdictFile) -> list[TestReport]:
-    """The tests that did not hold and are not excused, the gravest first."""
+    """Return the tests that failed and are not excused: by verdict, then those of gates, then by
+    severity."""
     bad = [test for test in run.tests if test.verdict in BAD and not test.excused]
-    return sorted(bad, key=lambda t: (BAD.index(t.verdict), [*Severity].index(t.severity)))
+
+    def gravity(test: TestReport) -> tuple[int, bool, int]:
+        severity = [*Severity].index(test.severity)
+        return BAD.index(test.verdict), not is_of_a_gate(run, test), severity
+
+    return sorted(bad, key=gravity)
+
+
+def is_of_a_gate(run: VerdictFile, test: TestReport) -> bool:
+    """Whether a test failed because the gate of a metric did not pass."""
+    measured = (run.metrics.get(name) for name in test.metrics)
+    return any(metric is not None and metric.gated and metric.verdict in BAD for metric in measured)
 
 
 def reason_of(test: TestReport) -> str:
@@ -95,8 +109,15 @@ def grouped(report: StoredReport) -> list[FailureGroup]:
         evidence = tuple(_evidence(report, first.level, detail.logs))
         merged.append(
             FailureGroup(
-                *(first.verdict, first.severity, first.level, tuple(test.id for test in tests)),
-                *(requirement, tuple(facts), evidence, detail),
+                verdict=first.verdict,
+                severity=first.severity,
+                level=first.level,
+                ids=tuple(test.id for test in tests),
+                requirement=requirement,
+                facts=tuple(facts),
+                evidence=evidence,
+                detail=detail,
+                is_of_a_gate=is_of_a_gate(report.run, first),
             )
         )
     return merged

@@ -10,17 +10,14 @@ from sm121.core import templates, unmet
 from sm121.core.level_settings import PRICES
 from sm121.core.numbers import apart, number
 from sm121.core.profile_fields import LEVELS
-from sm121.core.verdict import Verdict, worst
-from sm121.measure import gate, statistics
+from sm121.core.verdict import Verdict
 from sm121.measure.box import BoxState
 from sm121.regression.change import is_price
-from sm121.report import findings, metric_names
+from sm121.report import findings, metric_names, metric_verdicts
 from sm121.report.stored import StoredReport
 from sm121.run.verdict_file import (
     BESIDE,
     MEMORY_FLOOR,
-    ChangeReport,
-    MetricReport,
     TestReport,
     VerdictFile,
 )
@@ -31,13 +28,9 @@ _MOST = 160
 _STOPS = ("; ", ". ", ", ", ": ")
 #: The ability of tests whose answers are held against the oracle.
 _ORACLE = "oracle"
-#: How more of a unit is called where less is better.
-_MORE = {"GiB": "larger", "%": "worse", "tokens": "worse", "nats": "worse"}
 #: Before the ids of what ``--against`` has found, and of those that are about the path.
 _AGAINST = "--against::"
 _AGAINST_PATH = f"{_AGAINST}path "
-#: What B of ``--ab`` is held against.
-_OF_AB = "A"
 
 
 @dataclass(frozen=True)
@@ -80,7 +73,11 @@ def of(run: VerdictFile) -> Headline:
     reservations: tuple[str, ...] = ()
     if run.verdict is Verdict.PASS:  # what it may not be taken for, a line each
         text = templates.rendered(
-            "reservations.j2", run=run, levels=LEVELS, no_evidence=no_evidence, brief=brief
+            "reservations.j2",
+            run=run,
+            levels=LEVELS,
+            no_evidence=metric_verdicts.no_evidence,
+            brief=brief,
         )
         reservations = tuple(text.splitlines())
     question = f" (asked: {run.question}?)" if run.question else ""
@@ -109,49 +106,12 @@ def action(report: StoredReport) -> Action | None:
             return Action("read", str(report.directory / file))
     whole = first is None or (
         # It measures nothing itself, and so it cannot be run alone.
-        first.level == "regression" and all(change.beside != _OF_AB for change in run.changes)
+        first.level == "regression"
+        and all(change.beside != metric_verdicts.OF_AB for change in run.changes)
     )
     alone = detail.reproduce if detail is not None and not whole else None
     command = alone or report.details.command
     return Action("run again", command) if command else None
-
-
-def judged(run: VerdictFile, name: str) -> tuple[Verdict, str]:
-    """What came of a metric, in all that was asked of it: the verdict that it is shown in, and
-    words. A percentile of too few requests is shown as what did not run."""
-    metric = run.metrics[name]
-    changes = [
-        change
-        for change in run.changes
-        if change.metric == name and change.verdict is not Verdict.PASS and change.beside != _OF_AB
-    ]
-    verdict = worst([metric.verdict, *(change.verdict for change in changes)])
-    if verdict is not metric.verdict:
-        change = next(change for change in changes if change.verdict is verdict)
-        return verdict, f"{verdict.value}: {_by(change)} {change.beside}"
-    if (why := no_evidence(name, metric)) is not None:
-        return Verdict.NOT_RUN, why
-    if not metric.gated and verdict is Verdict.PASS:
-        return verdict, "measured"
-    if not metric.gated and verdict is Verdict.NOT_RUN and metric.value is not None:
-        return verdict, "measured on a busy machine"
-    return verdict, verdict.value + (f" ({metric.grade})" if metric.grade else "")
-
-
-def no_evidence(name: str, metric: MetricReport) -> str | None:
-    """Why the PASS of a percentile shows nothing: so few requests could not have shown that its
-    gate does not hold. None for any other metric."""
-    fraction = metric_names.fraction(name)
-    sure = metric.confidence
-    if fraction is None or fraction <= 0.5 or metric.at_most is None or sure is None:
-        return None
-    if metric.verdict is not Verdict.PASS or sure >= statistics.CONFIDENCE:
-        return None
-    how = "no evidence" if sure < 0.5 else "little evidence"
-    return (
-        f"p{100 * fraction:g} of {metric.rounds} requests: {how} ({sure:.0%} confidence; "
-        f"{statistics.CONFIDENCE:.0%} takes {gate.requests_needed(fraction)})"
-    )
 
 
 def brief(text: str, most: int = _MOST) -> str:
@@ -192,8 +152,8 @@ def _said(run: VerdictFile) -> str:
         others=len(bad) - covered,
         brief=brief,
         named=_named,
-        by=_by,
-        percent=_percent,
+        by=metric_verdicts.by,
+        percent=metric_verdicts.percent,
         is_price=is_price,
         number=number,
         apart=apart,
@@ -275,16 +235,3 @@ def _named(metric: str) -> str:
     if rate is None:
         return metric_names.words(metric)
     return f"{'decode' if rate.decoding else 'prefill'} {metric}"
-
-
-def _by(change: ChangeReport) -> str:
-    how = _MORE.get(change.unit, "slower")
-    if change.worse is None:
-        return f"{how} than"
-    percentages = (_percent(change.worse, digits) for digits in range(1, 6))
-    much = next((text for text in percentages if text != _percent(change.allowed)), "hardly")
-    return f"{much} {how} than"
-
-
-def _percent(fraction: float, digits: int = 1) -> str:
-    return f"{round(100 * fraction, digits):.10g} %"

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from sm121.core import templates
 from sm121.core.numbers import number
 from sm121.core.printable import printable
-from sm121.core.verdict import Verdict
-from sm121.report import charts, findings, headline, metric_names
+from sm121.report import charts, findings, headline, key_numbers, metric_verdicts
 from sm121.report.rows import counts_shown
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
@@ -22,7 +21,6 @@ _MARKDOWN_SPECIAL = str.maketrans(
 _MENTION = re.compile(r"(?<![A-Za-z0-9])@(?=\w)")
 #: A pull request is read, a report is searched: the rest is in report.html.
 _MOST_FAILURES = 5
-_MOST_METRICS = 12
 _MOST_LENGTH = 200
 
 
@@ -60,10 +58,6 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
     knows the command and what to do next."""
     reason = findings.reason_of
     failures = findings.same(findings.failures(run), lambda test: (test.verdict, reason(test)))
-    rates = {name: metric_names.rate(name) for name in run.metrics}
-    plain_rates = {name for name, rate in rates.items() if rate is not None and rate.plain}
-    metrics = [name for name, one in run.metrics.items() if one.gated or name in plain_rates]
-    metrics.sort(key=lambda name: headline.judged(run, name)[0] is Verdict.PASS)
     return templates.rendered(
         "summary.md.j2",
         plain,
@@ -76,11 +70,13 @@ def markdown(run: VerdictFile, report: StoredReport | None = None) -> str:
         failures=failures[:_MOST_FAILURES],
         reason=reason,
         more=len(failures[_MOST_FAILURES:]),
-        metrics={name: run.metrics[name] for name in metrics[:_MOST_METRICS]},
-        more_metrics=len(metrics[_MOST_METRICS:]),
+        metrics={name: run.metrics[name] for name in key_numbers.names(run)},
+        numbers=key_numbers.rows(run),
+        hidden_gates=key_numbers.not_shown(run),
         number=number,
         interval=charts.certainty,
-        judged=lambda name: headline.judged(run, name)[1],
+        required=key_numbers.required,
+        judged=lambda name: metric_verdicts.of_run(run, name).text,
         link=Markdown(link(os.environ)),
         fenced=_fenced,
         bold=lambda text: Markdown(f"**{plain(text)}**"),

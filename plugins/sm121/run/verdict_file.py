@@ -358,12 +358,17 @@ class VerdictFile(Record):
 
     @property
     def certificate_covers(self) -> str | None:
-        """Levels that the certificate asks for, and does not; None without ``--certify``."""
+        """Levels that the certificate covers, that ran beside it, and that were not selected; None
+        without ``--certify``."""
         if self.certificate_levels is None:
             return None
         others = [level for level in LEVELS if level not in self.certificate_levels]
-        without = f"; not asked for: {', '.join(others)}" if others else ""
-        return ", ".join(self.certificate_levels) + without
+        beside = [level for level in others if level in self.levels]
+        missing = [level for level in others if level not in self.levels]
+        text = ", ".join(self.certificate_levels)
+        if beside:
+            text += f"; also ran, beside the certificate: {', '.join(beside)}"
+        return f"{text}; not selected: {', '.join(missing)}" if missing else text
 
     @property
     def certificate(self) -> str:

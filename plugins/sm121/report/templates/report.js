@@ -93,8 +93,15 @@
       if (row.dataset.again) link.nextElementSibling.after(" ", button("copy command", `of ${id}`, row.dataset.again));
     }
   };
+  const tabs = [...document.querySelectorAll("[data-show-verdict]")];
+  let verdict = "";
   const sift = () => {
     const wanted = filters.map((one) => [one.dataset.filter, one.value.trim().toLowerCase()]);
+    wanted.push(["verdict", verdict.toLowerCase()]);
+    for (const tab of tabs) {
+      if (tab.dataset.showVerdict === verdict) tab.setAttribute("aria-current", "true");
+      else tab.removeAttribute("aria-current");
+    }
     const fits = (row) => wanted.every(([what, value]) => !value
       || (what === "text" ? said.get(row).text.includes(value) : said.get(row)[what] === value));
     let count = 0;
@@ -106,6 +113,7 @@
   };
   const unfilter = () => {
     filters.forEach((one) => { one.value = ""; });
+    verdict = "";
     sift();
   };
   if (rows.length) {
@@ -116,6 +124,12 @@
     document.querySelectorAll("[data-show-level]").forEach((link) => link.addEventListener("click", () => {
       unfilter();
       filters.find((one) => one.dataset.filter === "level").value = link.dataset.showLevel;
+      sift();
+      document.querySelector("#tests details").open = true;
+    }));
+    tabs.forEach((tab) => tab.addEventListener("click", () => {
+      if (tab.closest("header")) unfilter(); // its counts are of all tests
+      verdict = tab.dataset.showVerdict;
       sift();
       document.querySelector("#tests details").open = true;
     }));

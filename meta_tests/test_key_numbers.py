@@ -1,0 +1,164 @@
+"""The table of numbers at the end of a run, in summary.md and on the first screen of the report."""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import report_runs
+
+from sm121.core.unmet import Fact
+from sm121.core.verdict import Verdict
+from sm121.plugin import selection, terminal
+from sm121.plugin.stash import REPORT
+from sm121.report import key_numbers, metric_verdicts, page, stored, summary
+from sm121.report.stored import StoredReport
+from sm121.run.details import Samples
+from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
+
+PLAN = "11 tests are not in plan quick; --plan full asks them"
+
+
+def report_of(kind: str, folder: Path) -> StoredReport:
+    return stored.read(report_runs.write(kind, folder / "report"))
+
+
+def closing_lines(report: StoredReport, form: str = "text") -> list[str]:
+    """The lines that a run leaves on a terminal, the verdict last."""
+    written: list[str] = []
+    config = SimpleNamespace(
+        stash={REPORT: report, selection.LEFT_OUT: [PLAN]}, getoption=lambda _name: form
+    )
+    reporter = SimpleNamespace(
+        section=lambda _title: None, write=written.append, config=config,
+        write_line=lambda text, **_: written.append(f"{text}\n"),
+    )  # fmt: skip
+    session = SimpleNamespace(
+        file=report.run, settings=SimpleNamespace(waivers=()), ledger=(), directory=report.directory
+    )
+    terminal.closing(reporter, session)
+    return "".join(written).splitlines()
+
+
+@pytest.mark.parametrize("kind", ["pass", "fail", "invalid", "inconclusive"])
+def test_the_last_lines_of_a_run_have_its_numbers_rates_first(kind, tmp_path):
+    lines = closing_lines(report_of(kind, tmp_path))
+    head = next(number for number, line in enumerate(lines) if line.startswith("metric "))
+    assert lines[head].split("  ")[0] == "metric" and "interval (95%)" in lines[head]
+    table = lines[head + 1 : head + 1 + key_numbers.MOST]
+    assert [line.split()[0] for line in table][:2] == ["tg32@d0", "pp2048@d0"], lines
+    assert all(re.search(r"\d tok/s .* (at least|at most) \d", line) for line in table), table
+
+
+def test_what_was_left_out_stands_between_the_numbers_and_the_verdict(tmp_path):
+    lines = closing_lines(report_of("pass", tmp_path))
+    numbers = next(number for number, line in enumerate(lines) if line.startswith("tg32@d0"))
+    assert numbers < lines.index(PLAN) < len(lines) - 1 and lines[-1].startswith("PASS")
+
+
+def test_a_run_without_a_number_has_no_table(tmp_path):
+    report = report_of("crash", tmp_path)
+    for form in ("text", "markdown", "llama-benchy"):
+        assert not [
+            line for line in closing_lines(report, form) if "metric" in line or "t/s" in line
+        ]
+
+
+def failed(name: str, level: str, *metrics: str) -> TestReport:
+    fact = Fact("right", f"wrong in {name}", name)
+    return TestReport(
+        id=f"tests/test_{level}.py::{name}", level=level, verdict=Verdict.FAIL,
+        message=str(fact), unmet=[fact], metrics=[*metrics],
+    )  # fmt: skip
+
+
+def test_a_gate_is_the_first_finding_and_never_one_of_those_that_are_not_shown(tmp_path):
+    report = report_of("pass", tmp_path)
+    run = report.run
+    gate = run.metrics["tg32@d0"]
+    gate.value, gate.verdict = 20.13, Verdict.FAIL
+    run.tests += [failed("test_facts", "correctness"), failed("test_moe", "kernel"),
+                  failed("test_decode_rate[tg32-d0]", "performance", "tg32@d0")]  # fmt: skip
+    run.judge()
+    lines = closing_lines(report)
+    findings = [line for line in lines[:-1] if line.startswith("FAIL: ")]
+    assert "test_decode_rate[tg32-d0]" in findings[0], lines
+    assert any(line.startswith("in the report: 1 more finding") for line in lines), lines
+
+
+def test_every_gate_that_did_not_pass_is_named_though_the_table_is_full(tmp_path):
+    run = report_of("pass", tmp_path).run
+    for depth in range(8):
+        run.metrics[f"tg32@d{1000 * depth}"] = MetricReport(
+            value=20.0, unit="tok/s", minimum=52.0, verdict=Verdict.FAIL
+        )
+    assert len(key_numbers.rows(run)) == key_numbers.MOST
+    assert key_numbers.not_shown(run) == ["tg32@d6000", "tg32@d7000"]
+    assert "tg32" in summary.markdown(run).partition("Also not passed: ")[2].partition("\n")[0]
+
+
+def test_the_table_is_markdown_where_that_is_asked(tmp_path):
+    lines = closing_lines(report_of("pass", tmp_path), "markdown")
+    head = lines.index("| metric | value | interval (95%) | required | of the bound | verdict |")
+    assert lines[head - 1] == "" and lines[head + 1] == "| --- | ---: | ---: | ---: | ---: | --- |"
+    assert re.fullmatch(
+        r"\| tg32@d0 \| 54.1 tok/s \| 53.29 to 54.64 \| at least 52 \| 73 % \| PASS \|",
+        lines[head + 2],
+    ), lines[head + 2]
+    assert lines[head + 2 + key_numbers.MOST] == "", "what is pasted ends with an empty line"
+
+
+def test_the_table_has_the_columns_of_llama_benchy(tmp_path):
+    """README of eugr/llama-benchy ae09cab: prefill before decode, mean ± deviation."""
+    report = report_of("pass", tmp_path)
+    report.details.samples["tg32@d0"] = Samples(unit="tok/s", samples=[54.0, 55.0, 53.0])
+    report.details.samples["pp2048@d0"] = Samples(unit="tok/s", samples=[4096.0, 4096.0])
+    lines = closing_lines(report, "llama-benchy")
+    head = lines.index(
+        "| model | test | t/s | peak t/s | ttfr (ms) | est_ppt (ms) | e2e_ttft (ms) |"
+    )
+    model = report.run.engine.model
+    assert lines[head + 2] == f"| {model} | pp2048 | 4096.00 ± 0.00 |  |  |  | 500.00 ± 0.00 |"
+    assert lines[head + 3] == f"| {model} | tg32 | 54.00 ± 0.82 |  |  |  |  |"
+    assert lines[head + 4].startswith(f"| {model} | tg32 @ d4096 | ")
+    assert len([line for line in lines if line.startswith("| ")]) == 2 + key_numbers.MOST
+
+
+TIME = {"value": 1.0, "unit": "ms"}
+GATED = {"unit": "tok/s", "minimum": 52.0}
+
+
+@pytest.mark.parametrize(
+    ("metric", "word", "shade"),
+    [
+        pytest.param({**TIME, "verdict": "PASS"}, "measured", "measured", id="no gate"),
+        pytest.param(TIME, "measured", "measured", id="no gate, busy machine"),
+        pytest.param({"value": None, "unit": "nats"}, "not measured", "NOT_RUN", id="no number"),
+        pytest.param({**TIME, "verdict": "INVALID"}, "INVALID", "INVALID", id="wrong path"),
+        pytest.param({"value": 53.0, **GATED, "verdict": "PASS"}, "PASS", "PASS", id="passed"),
+        pytest.param({"value": 51.0, **GATED, "verdict": "FAIL"}, "FAIL", "FAIL", id="failed"),
+        pytest.param({"value": 51.0, **GATED}, "NOT_RUN", "NOT_RUN", id="gate not decided"),
+    ],
+)
+def test_a_number_without_a_gate_is_measured(metric, word, shade):
+    judged = metric_verdicts.of_metric("tpot_p50", MetricReport(**metric))
+    assert (judged.word, judged.shade) == (word, shade)
+
+
+def test_no_number_of_a_busy_machine_is_called_not_run(tmp_path):
+    """As of the stand-in's run, in which 22 of 31 rows had the chip NOT_RUN."""
+    report = report_of("pass", tmp_path)
+    for metric in report.run.metrics.values():
+        if not metric.gated:
+            metric.verdict = Verdict.NOT_RUN
+    rows = page.html(report).partition("Every metric")[2].partition("</table>")[0]
+    assert "NOT_RUN" not in rows and rows.count(">measured</span>") > 5, rows
+    assert json.loads(report.run.model_dump_json())["metrics"]["tg128@d0"]["verdict"] == "NOT_RUN"
+
+
+def test_a_table_never_obeys_a_name(tmp_path):
+    run = report_of("pass", tmp_path).run
+    run.engine.model = "a|b\x1b[2J"
+    table = key_numbers.llama_benchy(VerdictFile.model_validate(run.model_dump()), {})
+    assert "| a\\|b\\x1b[2J | " in table

@@ -1,0 +1,241 @@
+"""The numbers of a run as a table of at most six rows, rates first: as aligned text, as Markdown,
+and with the columns of llama-benchy's table (eugr/llama-benchy, ``results.py``)."""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+
+from sm121 import __version__
+from sm121.core.numbers import number
+from sm121.core.printable import printable
+from sm121.core.verdict import Verdict
+from sm121.regression.change import is_price
+from sm121.report import metric_names, metric_verdicts
+from sm121.run.details import Samples
+from sm121.run.verdict_file import MetricReport, VerdictFile
+
+#: Rows of a table: all fit the last screen of a terminal, with the verdict below them.
+MOST = 6
+#: The confidence that the table's header has; a row with another one has its own.
+_USUAL_CONFIDENCE = "95%"
+#: Before the names of the differences that ``--ab`` measures: they have a table of their own.
+_AB = "ab:"
+#: After the rates, in this order; any other metric comes last.
+_TIMES = ("ttft_p50", "ttft_p99", "tpot_p50", "itl_p99", "e2e_p99")
+_BENCHY_HEADER = ("model", "test", "t/s", "peak t/s", "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)")
+
+
+@dataclass(frozen=True)
+class NumberRow:
+    """One metric; each field is the text of a cell, empty where there is nothing to show."""
+
+    metric: str
+    value: str
+    interval: str
+    required: str
+    #: Of the rate that the memory's bandwidth allows.
+    share: str
+    verdict: str
+
+
+_HEADER = NumberRow(
+    "metric", "value", f"interval ({_USUAL_CONFIDENCE})", "required", "of the bound", "verdict"
+)
+
+
+def names(run: VerdictFile, most: int = MOST) -> list[str]:
+    """Return the metrics that a reader of the run needs first, in the order of the table.
+
+    Metrics that did not pass are chosen first, then those with a gate, then rates of one stream by
+    depth, other rates, and times. The price of rounding has a line of its own.
+
+    Args:
+        run: The verdict file.
+        most: The largest number of metrics to return.
+    """
+    shown = [name for name, metric in run.metrics.items() if _has_a_row(name, metric)]
+    chosen = sorted(shown, key=lambda name: _importance(run, name))[:most]
+    return sorted(chosen, key=lambda name: _place(name, run.metrics[name]))
+
+
+def rows(run: VerdictFile, most: int = MOST) -> list[NumberRow]:
+    """Return the rows of the table.
+
+    Args:
+        run: The verdict file.
+        most: The largest number of rows.
+    """
+    return [_row(run, name) for name in names(run, most)]
+
+
+def not_shown(run: VerdictFile, most: int = MOST) -> list[str]:
+    """Return the metrics with a gate that did not pass and for which the table has no row left.
+
+    Args:
+        run: The verdict file.
+        most: The number of rows of the table.
+    """
+    shown = names(run, most)
+    return [
+        name
+        for name in run.metrics
+        if name not in shown and _is_bad(run, name) and run.metrics[name].gated
+    ]
+
+
+def aligned(table: Sequence[NumberRow]) -> str:
+    """Return the rows as text in columns, with a header; empty for no rows."""
+    if not table:
+        return ""
+    cells = [astuple(_HEADER), *(astuple(row) for row in table)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    used = [place for place in range(len(widths)) if any(row[place] for row in cells[1:])]
+    lines = ("  ".join(f"{row[at]:{widths[at]}}" for at in used).rstrip() for row in cells)
+    return "".join(f"{printable(line)}\n" for line in lines)
+
+
+def markdown(table: Sequence[NumberRow]) -> str:
+    """Return the rows as a table of Markdown; empty for no rows."""
+    if not table:
+        return ""
+    rule = ["---"] + ["---:"] * (len(fields(NumberRow)) - 2) + ["---"]
+    return _piped([astuple(_HEADER), rule, *(astuple(row) for row in table)])
+
+
+def llama_benchy(run: VerdictFile, samples: Mapping[str, Samples]) -> str:
+    """Return the rates of one stream as llama-benchy prints them; empty where none was measured.
+
+    Each cell is mean ± standard deviation of the rounds where the run has them, else the value
+    alone. The columns of quantities that this suite does not measure stay empty.
+
+    Args:
+        run: The verdict file.
+        samples: The raw samples by metric, of details.json.
+    """
+    of_one_stream = [
+        name
+        for name in run.metrics
+        if (rate := metric_names.rate(name)) is not None
+        and rate.streams == 1
+        and run.metrics[name].value is not None
+    ]
+    chosen = sorted(of_one_stream, key=lambda name: _importance(run, name))[:MOST]
+    if not chosen:
+        return ""
+    rule = [":---"] + ["---:"] * (len(_BENCHY_HEADER) - 1)
+    table = [_BENCHY_HEADER, rule]
+    for name in sorted(chosen, key=_by_depth):
+        table.append(_benchy_row(run, name, samples.get(name)))
+    tool = f"sm121-conformance ({__version__})"
+    how = "latency mode: none, pp = prompt tokens / time to the first token"
+    return f"{_piped(table)}\n{tool}\ndate: {run.started} | {how}\n"
+
+
+def _benchy_row(run: VerdictFile, name: str, samples: Samples | None) -> list[str]:
+    rate = metric_names.rate(name)
+    assert rate is not None
+    depth = f" @ d{rate.depth}" if rate.depth else ""
+    values = samples.samples if samples is not None and samples.failures == 0 else []
+    first_token = ""
+    if not rate.decoding:
+        tokens = int(rate.kind.removeprefix("pp")) + rate.depth
+        first_token = _scatter([1000.0 * tokens / value for value in values if value > 0.0])
+    rates = _scatter(values) or f"{run.metrics[name].value:.2f}"
+    return [run.engine.model, f"{rate.kind}{depth}", rates, "", "", "", first_token]
+
+
+def _scatter(values: Sequence[float]) -> str:
+    """Mean and standard deviation as llama-benchy has them (numpy's ``std``)."""
+    if not values:
+        return ""
+    return f"{statistics.fmean(values):.2f} ± {statistics.pstdev(values):.2f}"
+
+
+def _has_a_row(name: str, metric: MetricReport) -> bool:
+    was_measured = metric.value is not None or metric.verdict is not Verdict.NOT_RUN
+    return was_measured and not name.startswith(_AB)
+
+
+def _row(run: VerdictFile, name: str) -> NumberRow:
+    metric = run.metrics[name]
+    return NumberRow(
+        metric=name,
+        value=f"{number(metric.value)} {metric.unit}" if metric.value is not None else "none",
+        interval=_interval(metric),
+        required=required(metric),
+        share=share(metric),
+        verdict=_verdict(run, name),
+    )
+
+
+def _verdict(run: VerdictFile, name: str) -> str:
+    judged = metric_verdicts.of_run(run, name)
+    grade = run.metrics[name].grade
+    if judged.verdict is Verdict.PASS and grade not in (None, "minimum"):
+        return f"{judged.word} ({grade})"
+    return judged.word
+
+
+def _interval(metric: MetricReport) -> str:
+    confidence = "" if metric.confidence is None else f"{metric.confidence:.0%}"
+    if metric.ci_low is None and metric.ci_high is None:
+        return f"{confidence} sure" if confidence and metric.gated else ""
+    text = f"{number(metric.ci_low) or '?'} to {number(metric.ci_high) or 'unbounded'}"
+    return text if confidence in ("", _USUAL_CONFIDENCE) else f"{text} ({confidence})"
+
+
+def required(metric: MetricReport) -> str:
+    """Return what the gate of a metric requires: ``at least 52``; empty without a gate."""
+    if metric.minimum is not None:
+        return f"at least {number(metric.minimum)}"
+    return f"at most {number(metric.at_most)}" if metric.at_most is not None else ""
+
+
+def share(metric: MetricReport) -> str:
+    """Return the share of the bound that a rate reached: ``80 % of 74.2``; empty where the bound is
+    not known."""
+    if metric.roofline is None:
+        return ""
+    of_what = f" of {metric.bound:.3g}" if metric.bound is not None else ""
+    return f"{metric.roofline * 100:.0f} %{of_what}"
+
+
+def _is_bad(run: VerdictFile, name: str) -> bool:
+    judged = metric_verdicts.of_run(run, name)
+    return judged.verdict not in (Verdict.PASS, Verdict.NOT_RUN)
+
+
+def _importance(run: VerdictFile, name: str) -> tuple[object, ...]:
+    rate = metric_names.rate(name)
+    return (
+        not _is_bad(run, name),
+        is_price(name),
+        not run.metrics[name].gated,
+        rate is None or rate.streams > 1,
+        *_place(name, run.metrics[name]),
+    )
+
+
+def _place(name: str, metric: MetricReport) -> tuple[int, int, int, str]:
+    """Rates by depth, decode before prefill; other rates; times; then the rest by name."""
+    rate = metric_names.rate(name)
+    if rate is not None:
+        return (0, rate.streams, rate.depth, "" if rate.decoding else name)
+    if metric.unit == "tok/s":
+        return (1, 0, 0, name)
+    return (2, _TIMES.index(name) if name in _TIMES else len(_TIMES), 0, name)
+
+
+def _by_depth(name: str) -> tuple[int, bool, str]:
+    """llama-benchy's order: by depth, prefill before decode."""
+    rate = metric_names.rate(name)
+    assert rate is not None
+    return (rate.depth, rate.decoding, name)
+
+
+def _piped(table: Iterable[Sequence[str]]) -> str:
+    lines = (
+        "| " + " | ".join(printable(cell).replace("|", "\\|") for cell in row) + " |"
+        for row in table
+    )
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,104 @@
+"""The verdict on a metric in words: every table, page and comparison of a run uses them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sm121.core.verdict import Verdict, worst
+from sm121.measure import gate, statistics
+from sm121.report import metric_names
+from sm121.run.verdict_file import ChangeReport, MetricReport, VerdictFile
+
+#: What B of ``--ab`` is compared with: such a change is no verdict on a metric of this run.
+OF_AB = "A"
+#: How more of a unit is called where less is better.
+_MORE = {"GiB": "larger", "%": "worse", "tokens": "worse", "nats": "worse"}
+_MEASURED = "measured"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The verdict on a metric, in all that was required of it."""
+
+    verdict: Verdict
+    #: One or two words for a chip or a column.
+    word: str
+    #: The word with its reason or grade.
+    text: str
+    #: It has a number, and nothing was required of it.
+    is_measured: bool = False
+
+    @property
+    def shade(self) -> Literal["measured"] | Verdict:
+        """The class of its chip on a page."""
+        return "measured" if self.is_measured else self.verdict
+
+
+def of_metric(name: str, metric: MetricReport) -> Judged:
+    """Return the verdict on a metric by its own gate.
+
+    Args:
+        name: The metric's name, such as ``ttft_p99``.
+        metric: Its entry in verdict.json.
+    """
+    verdict = metric.verdict
+    if (why := no_evidence(name, metric)) is not None:
+        return Judged(Verdict.NOT_RUN, "little evidence", why)
+    if metric.gated or verdict not in (Verdict.PASS, Verdict.NOT_RUN):
+        grade = f" ({metric.grade})" if metric.grade else ""
+        return Judged(verdict, verdict.value, verdict.value + grade)
+    if verdict is Verdict.PASS:
+        return Judged(verdict, _MEASURED, _MEASURED, is_measured=True)
+    if metric.value is None:
+        return Judged(verdict, "not measured", "not measured")
+    return Judged(verdict, _MEASURED, "measured on a busy machine", is_measured=True)
+
+
+def of_run(run: VerdictFile, name: str) -> Judged:
+    """Return the verdict on a metric of a run, by its gate and by comparisons with other runs.
+
+    Args:
+        run: The verdict file.
+        name: A key of its metrics.
+    """
+    metric = run.metrics[name]
+    changes = [
+        change
+        for change in run.changes
+        if change.metric == name and change.verdict is not Verdict.PASS and change.beside != OF_AB
+    ]
+    verdict = worst([metric.verdict, *(change.verdict for change in changes)])
+    if verdict is metric.verdict:
+        return of_metric(name, metric)
+    change = next(change for change in changes if change.verdict is verdict)
+    return Judged(verdict, verdict.value, f"{verdict.value}: {by(change)} {change.beside}")
+
+
+def no_evidence(name: str, metric: MetricReport) -> str | None:
+    """Return why the PASS of a percentile shows nothing: too few requests could not have shown that
+    its gate does not hold. None for any other metric."""
+    fraction = metric_names.fraction(name)
+    sure = metric.confidence
+    if fraction is None or fraction <= 0.5 or metric.at_most is None or sure is None:
+        return None
+    if metric.verdict is not Verdict.PASS or sure >= statistics.CONFIDENCE:
+        return None
+    how = "no evidence" if sure < 0.5 else "little evidence"
+    return (
+        f"p{100 * fraction:g} of {metric.rounds} requests: {how} ({sure:.0%} confidence; "
+        f"{statistics.CONFIDENCE:.0%} takes {gate.requests_needed(fraction)})"
+    )
+
+
+def by(change: ChangeReport) -> str:
+    """Return by how much a metric is worse: ``5.1 % slower than``."""
+    how = _MORE.get(change.unit, "slower")
+    if change.worse is None:
+        return f"{how} than"
+    percentages = (percent(change.worse, digits) for digits in range(1, 6))
+    much = next((text for text in percentages if text != percent(change.allowed)), "hardly")
+    return f"{much} {how} than"
+
+
+def percent(fraction: float, digits: int = 1) -> str:
+    """Return a fraction in percent."""
+    return f"{round(100 * fraction, digits):.10g} %"
