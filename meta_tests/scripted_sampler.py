@@ -116,6 +116,8 @@ def answer(body: Json, generator: np.random.Generator) -> Json:
                 "finish_reason": "length", "token_ids": output, "prompt_token_ids": prompt,
                 "logprobs": entries[output] if body.get("logprobs") else None,
             })  # fmt: skip
+            if body.get("bare") and body.get("logprobs"):
+                choices[-1]["logprobs"]["top_logprobs"] = [{} for _ in output]
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     return {"id": "c", "object": "text_completion", "created": 1, "model": body["model"],
             "choices": choices, "usage": usage}  # fmt: skip

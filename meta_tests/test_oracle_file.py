@@ -1,8 +1,10 @@
 """The file of `sm121 golden`: made once, kept, and what a server is held to by it."""
 
+import dataclasses
 import json
 import shutil
 from contextlib import nullcontext
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from sm121.answers.oracle_file import OracleFile, Place, Scored
 from sm121.client.completions import Completion, Position, Request
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import LogProbabilityTolerance
-from sm121.core.unmet import text
+from sm121.core.unmet import Unmet, text
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.oracles.formats import EXACT, Rounding
 
@@ -228,6 +230,53 @@ def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
             assert rounding is not None
             with pytest.raises(NotRun, match="cannot be told from rounding"):
                 log_probabilities.mistake_is_absent(Asked(right), oracle, name)
+
+
+@pytest.fixture(scope="module")
+def canarys() -> OracleFile:
+    file = files("sm121.fixtures") / "canary" / "oracle.json"
+    return OracleFile.model_validate_json(file.read_text("utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("times", "says"),
+    [
+        pytest.param(1.0, "", id="the-mistake-itself"),
+        pytest.param(0.6, "", id="most-of-it"),
+        pytest.param(-0.69, "of another mistake", id="against-it"),
+        pytest.param(1.8, "of another mistake", id="more-than-it"),
+    ],
+)
+def test_a_share_that_is_neither_0_nor_1_is_another_mistakes(canarys, times, says):
+    """Seen: a planted scale of one expert was called a window of 129, with a share of -0.69."""
+    name = "a sliding window of 129"
+    right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
+    part = right | {
+        prompt: [a + times * (b - a) for a, b in zip(right[prompt], of, strict=True)]
+        for prompt, of in canarys.mistakes[name].items()
+    }
+    with pytest.raises(Unmet) as error:
+        log_probabilities.mistake_is_absent(Asked(part), reference(canarys, None), name)
+    (fact,) = error.value.facts
+    assert (fact.about, fact.observed) == (name, says)
+    assert fact.value == pytest.approx(times)
+
+
+def test_a_share_beside_a_green_oracle_is_the_mistakes(canarys):
+    """Within the tolerance nothing shows another mistake."""
+    name = "a sliding window of 129"
+    oracle = reference(canarys, None)
+    wide = oracle.tolerance.model_copy(update={"max_abs": 1e9})
+    right = {prompt: scored.following for prompt, scored in canarys.prompts.items()}
+    part = right | {
+        prompt: [a - 0.69 * (b - a) for a, b in zip(right[prompt], of, strict=True)]
+        for prompt, of in canarys.mistakes[name].items()
+    }
+    with pytest.raises(Unmet) as error:
+        log_probabilities.mistake_is_absent(
+            Asked(part), dataclasses.replace(oracle, tolerance=wide), name
+        )
+    assert error.value.facts[0].observed == ""
 
 
 def absent(file: OracleFile, others: dict[str, list[float]], way: str | None = None) -> str:

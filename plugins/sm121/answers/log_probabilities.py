@@ -266,9 +266,14 @@ def prompts_agree(asker: Asker, reference: OracleReference) -> str:
 
 
 def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) -> None:
-    """The server is nearer to gpt-oss than to gpt-oss with one of the `SMALL_MISTAKES`. Raises
-    AssertionError: it is not; NotRun: the engine does not tell log-probabilities of a prompt, or
-    rounding alone may look like half of the mistake."""
+    """The server is nearer to gpt-oss than to gpt-oss with one of the `SMALL_MISTAKES`.
+
+    Raises:
+        AssertionError: It is not. A share that is neither near 0 nor near 1, beside a difference
+            from the oracle beyond the tolerance, is called another mistake.
+        NotRun: The engine does not return log-probabilities of a prompt, or rounding alone may
+            look like half of the mistake.
+    """
     pattern = Pattern.of(reference.file, mistake, reference.rounding)
     noise = pattern.noise()
     if not _SIGMAS * noise < 0.5:
@@ -278,9 +283,12 @@ def mistake_is_absent(asker: Asker, reference: OracleReference, mistake: str) ->
         )
     fixed = dict(prompts())
     _, names = oracle_file.SMALL_MISTAKES[mistake]
-    share = pattern.share([v for name in names for v in _of_prompt(asker, fixed[name])])
+    observed = [v for name in names for v in _of_prompt(asker, fixed[name])]
+    share = pattern.share(observed)
+    red = compare(observed, pattern.right).max_abs > reference.tolerance.max_abs
+    other = "of another mistake" if red and not abs(share - 1) < 0.5 else ""
     requirement = "a share (0 is gpt-oss, 1 the mistake) between -0.5 and"
-    require(abs(share) < 0.5, requirement, "", mistake, value=share, limit=0.5)
+    require(abs(share) < 0.5, requirement, other, mistake, value=share, limit=0.5)
 
 
 def roundings_are_absent(asker: Asker, reference: OracleReference) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from sm121.core.unmet import require
+
 #: The chance that a right server is called wrong in a run: half by the temperature, the rest
 #: shared by so many other comparisons.
 FALSE_ALARMS, COMPARISONS = 1e-3, 64
@@ -34,9 +36,15 @@ def shares(top: Top, temperature: float = 1.0) -> dict[str, float]:
     return {token: weight / total for token, weight in weights.items()}
 
 
+def likeliest(top: Top) -> str:
+    """The likeliest listed token. Raises Unmet where the answer lists none."""
+    require(top, "alternatives listed at each place", "none")
+    return max(top, key=lambda token: top[token])
+
+
 def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
     """The logarithm of how much likelier a token is at that temperature times a factor."""
-    most = max(top.values())
+    most = top[likeliest(top)]
     total, wrong = (
         sum(math.exp((log - most) / each) for log in top.values())
         for each in (temperature, temperature * factor)
@@ -52,8 +60,8 @@ def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
 
 def remaining(top: Top, cut: Cut, value: float) -> tuple[set[str], set[str]]:
     """The listed tokens that remain at temperature 1, and those that are cut off. Of others a tie
-    decides, which engines break as they like, or rounding."""
-    best = max(top, key=lambda token: top[token])
+    decides, which engines break as they like, or rounding. Raises Unmet where none is listed."""
+    best = likeliest(top)
     remaining, dropped = {best}, set()
     for token, log in top.items():
         before = [other for other in top.values() if other > log + _ROUNDING]

@@ -114,7 +114,8 @@ class Sampler:
         answers = self.api.complete(list(TEXTS), max_tokens=1)["choices"]
         words = {TEXTS[choice["index"]]: choice["text"] for choice in answers}
         text = max((text for text, word in words.items() if word.strip()),
-                   key=lambda text: max(self._tops[text].values()))  # fmt: skip
+                   key=lambda text: self._tops[text][promised.likeliest(self._tops[text])],
+        )  # fmt: skip
         top = self._tops[text]
         ranked = sorted(top, key=lambda token: -top[token])
         allowed, banned, option = set[str](), {ranked[0]}, [words[text]]
@@ -303,6 +304,8 @@ class Sampler:
             lacking = f"{missing} of {len(samples)} lack them"
             fact = Fact("log-probabilities with each sample", lacking)
             raise Unmet(fact) if "_tops" in vars(self) else NotRun(fact)  # greedily it had them
+        bare = sum(not position.top for sample in samples for position in sample)
+        require(not bare, "alternatives listed with each token", f"{bare} tokens have none")
         return samples
 
     def body(self, options: Json) -> Json:
@@ -444,6 +447,8 @@ def _places_of(api: Api, text: str, options: Json) -> list[Place]:
     body["ignore_eos"] = False  # true is an error of chats in vLLM (vllm#50690)
     positions = parse(api.send_chat(text, **body | options)).positions
     require(positions, "log-probabilities of a chat")
+    bare = sum(not position.top for position in positions or ())
+    require(not bare, "alternatives listed with each token of a chat", f"{bare} have none")
     # Whichever token was drawn is listed, and may stand in the place of the last one.
     tops = [nlargest(_LISTED - 1, p.top.items(), itemgetter(1)) for p in positions or ()]
     return [(p.token, dict(top)) for p, top in zip(positions or (), tops, strict=True)]
