@@ -272,3 +272,35 @@ def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise,
 
     run._visit = visit
     assert run.outcomes[0].pairs == pairs
+
+
+@pytest.mark.parametrize(
+    ("slower", "pairs"),
+    [
+        pytest.param(1.3, 3, id="a-FAIL-ends-it"),
+        pytest.param(1.0, 6, id="an-open-metric-alone-goes-on"),
+    ],
+)
+def test_a_metric_that_stays_open_keeps_no_decided_comparison_going(
+    tmp_path, monkeypatch, slower, pairs
+):
+    """TTFT stays open; the rate is decided after three pairs."""
+    harness = SimpleNamespace(
+        profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, save=lambda: None,
+        file=SimpleNamespace(metrics={}, changes=[]),
+    )  # fmt: skip
+    run = AbRun(harness, SIDES, None, lambda _side: None)
+    monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
+    noisy = itertools.cycle([20.0, 23.0, 17.0, 24.0])
+
+    def visit(name, _which):
+        metrics = {
+            "ttft_p50": MetricOfStart(next(noisy), "ms", False),
+            "tpot_p50": MetricOfStart(20.0 * (slower if name == "B" else 1.0), "ms", False),
+        }
+        run.visits.append(Visit(name, metrics))
+
+    run._visit = visit
+    verdicts = {outcome.metric: outcome.verdict for outcome in run.outcomes}
+    assert verdicts["ttft_p50"] is Verdict.INCONCLUSIVE
+    assert run.outcomes[0].pairs == pairs

@@ -112,16 +112,23 @@ class AbRun:
             if lost := sorted(measured - {outcome.metric for outcome in outcomes}):
                 self.harness.unproven(f"A/B: not known at every visit, and not compared: {lost}")
             self._write(outcomes)
-            verdicts = [change.verdict for change in outcomes]
-            if (chosen := self.hypothesis) is not None:  # what more pairs can decide of it
-                gate = hypothesis.gate_behind(chosen.phase)[1] if chosen.phase else ()
-                of_pairs = [each for each in (*chosen.criteria, *gate) if each.is_of_pairs]
-                answers = hypothesis.evaluate(of_pairs, outcomes, self.visits, {}, self._looks)
-                verdicts += [answer.verdict for answer in answers]
-            if Verdict.INCONCLUSIVE not in verdicts:
+            if not self._more_pairs_can_decide(outcomes):
                 break
         self._box = self.look_at_box()
         return outcomes
+
+    def _more_pairs_can_decide(self, outcomes: list[Change]) -> bool:
+        """Whether the comparison or the hypothesis is open. A FAIL of one metric decides the
+        comparison, whatever the other metrics come to."""
+        verdicts = [change.verdict for change in outcomes]
+        if Verdict.INCONCLUSIVE in verdicts and Verdict.FAIL not in verdicts:
+            return True
+        if (chosen := self.hypothesis) is None:
+            return False
+        gate = hypothesis.gate_behind(chosen.phase)[1] if chosen.phase else ()
+        of_pairs = [each for each in (*chosen.criteria, *gate) if each.is_of_pairs]
+        answers = hypothesis.evaluate(of_pairs, outcomes, self.visits, {}, self._looks)
+        return any(answer.verdict is Verdict.INCONCLUSIVE for answer in answers)
 
     @property
     def _looks(self) -> int:
