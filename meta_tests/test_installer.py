@@ -118,7 +118,7 @@ def test_a_line_is_printed_every_ten_seconds(tmp_path, capsys, monkeypatch):
     *progress, last = capsys.readouterr().out.splitlines()
     assert len(progress) >= 2
     assert re.fullmatch(r"   \d+ s: Downloading torch \(180MiB\)", progress[-1])
-    assert re.fullmatch(r"   installed in \d+ s", last)
+    assert re.fullmatch(r"   packages: installed in \d+ s", last)
 
 
 def test_an_installer_that_fails_has_its_status_and_says_nothing_of_success(tmp_path, capsys):

@@ -96,13 +96,19 @@ def uv_variables(settings: Settings) -> dict[str, str]:
     return {variable: settings[key][0] for key, variable in UV_VARIABLES.items() if key in settings}
 
 
-def run(command: Sequence[str], log: Path, variables: Mapping[str, str] | None = None) -> int:
+def run(
+    command: Sequence[str],
+    log: Path,
+    variables: Mapping[str, str] | None = None,
+    what: str = "packages",
+) -> int:
     """Run a command, and print one line every ten seconds until it ends.
 
     Args:
         command: The program and its arguments.
         log: The file for the program's output.
         variables: Variables of the program, beside those of this process.
+        what: What it installs, for the last line.
 
     Returns:
         The program's exit status.
@@ -122,7 +128,7 @@ def run(command: Sequence[str], log: Path, variables: Mapping[str, str] | None =
                 latest = last_lines(log, 1) or ["starting"]
                 print(f"   {now - started:.0f} s: {latest[0]}", flush=True)
     if process.returncode == 0:
-        print(f"   installed in {time.monotonic() - started:.0f} s", flush=True)
+        print(f"   {what}: installed in {time.monotonic() - started:.0f} s", flush=True)
     return process.returncode
 
 
@@ -137,7 +143,7 @@ def has_uv(log: Path) -> bool:
     python = [sys.executable, "-m"]
     if subprocess.run([*python, "uv", "--version"], capture_output=True).returncode == 0:
         return True
-    return run([*python, "pip", "install", "--quiet", "uv"], log) == 0
+    return run([*python, "pip", "install", "--quiet", "uv"], log, what="uv") == 0
 
 
 def install(torch_index: str | None, arguments: Sequence[str], log: Path) -> int:
