@@ -206,7 +206,7 @@ def _path(options: argparse.Namespace) -> None:
     if options.container is not None:
         _path_of_container(options)
         return
-    options.log = next(iter(options.logs), None)
+    options.log = options.log_file = next(iter(options.logs), None)
     others = (options.metrics, options.trace, options.jit_cache)
     has_log = options.log is not None or any(other is not None for other in others)
     if has_log == (options.libraries is not None):
@@ -224,7 +224,7 @@ def _path(options: argparse.Namespace) -> None:
         with tempfile.NamedTemporaryFile(prefix="sm121-log-") as copy:
             shutil.copyfileobj(sys.stdin.buffer, copy)
             copy.flush()
-            options.log = Path(copy.name)
+            options.log, options.log_file = Path(copy.name), None
             options.logs = [options.log]
             _path_of_files(options)
 
@@ -236,7 +236,7 @@ def _path_of_container(options: argparse.Namespace) -> None:
         raise UsageError("--container: expected no LOG and no --libraries with it")
     with contextlib.closing(FollowedLog.of_container(options.container, follow=False)) as log:
         log.settle(to_the_end=True)
-        options.log = log.path
+        options.log, options.log_file = log.path, None
         options.logs = [log.path]
         _path_of_files(options)
 
@@ -245,7 +245,7 @@ def _path_of_files(options: argparse.Namespace) -> None:
     from sm121.engines import requested
     from sm121.evidence import failure
     from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
-    from sm121.report import glance
+    from sm121.report import glance, path_outlook
     from sm121.run import spanning
 
     for file, noun in (
@@ -292,10 +292,20 @@ def _path_of_files(options: argparse.Namespace) -> None:
     path = requested.of_log(path, engine)
     nodes, unequal = spanning.of_logs(options.logs, engine)
     answer |= {"nodes": [n.model_dump(mode="json") for n in nodes], "unequal": unequal}
+    cause = bound = None
+    if options.log is not None:
+        cause = failure.classify(options.log) if path.failure else None
+        bound = path_outlook.bound(path)
+        source = path_outlook.LogSource(options.log_file, options.container)
+        answer["cause"] = cause.summary if cause is not None else None
+        answer["owner"] = cause.owner if cause is not None else None
+        answer["remedy"] = cause.remedy if cause is not None else None
+        answer["bound"] = bound.model_dump(mode="json") if bound is not None else None
+        answer["next"] = path_outlook.next_step(path, engine, cause, source)
     if options.log is None or options.json:
         print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
         return
-    answer["cause"] = failure.classify(options.log) if path.failure else None
+    answer |= {"cause": cause, "bound": bound}
     print(*filter(None, (engine, answer["identity"] or path.version, path.model)))
     values = {"contradictions": (), **answer, "nodes": nodes}
     print(glance.table("path.txt.j2", path=path, **values), end="")

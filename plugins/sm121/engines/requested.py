@@ -158,6 +158,12 @@ def in_log(path: KernelPath, name: str) -> str | None:
     return _flat(_literal(path.asked or "")).get(name)
 
 
+def arguments_in_log(path: KernelPath) -> list[str]:
+    """The arguments that the server was given, as far as its log prints them, as
+    ``--name=value``."""
+    return [f"--{name}={value}" for name, value in _flat(_literal(path.asked or "")).items()]
+
+
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
     """By value of the path, what it will match after what the configuration itself asks for. No
     engine is asked: a variable may have no effect."""

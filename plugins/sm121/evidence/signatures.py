@@ -83,6 +83,8 @@ class Signature(LinePattern):
     """Facts (ids) that the log must state too."""
     drafter: bool = False
     """True when the line still means the target model after the drafter began to load."""
+    remedy: str | None = None
+    """Of a fallback: the options of a start without it, where they are known."""
     opens: bool = False
     """True for the line that every server prints first: what came before is another run's."""
     since: str | None = None

@@ -192,11 +192,18 @@ def out_of_reach(
     how = "it needs fewer bits, or speculation"
     if best and Ceiling(costs[best], rate, 1.0).tok_s >= gate.minimum:
         arguments = {**own.lacking, **own.configurations}[best].arguments
-        options = [" ".join(pair) for pair in itertools.pairwise(arguments) if pair[0] in _OPTIONS]
-        how = f"configuration {best} ({' '.join(options)}) reads {costs[best].total / 1e9:.2f}"
+        how = (
+            f"configuration {best} ({byte_options(arguments)}) reads {costs[best].total / 1e9:.2f}"
+        )
     where = "on this machine" if gb_s else "on the fastest healthy machine"
     reads = f"{read.total / 1e9:.2f} GB a token: at most {bound:.3g} tok/s {where}"
     return f"{reads} ({rate:.0f} GB/s); {how}"
+
+
+def byte_options(arguments: Sequence[str]) -> str:
+    """The options among these that change what a token reads, with their values."""
+    pairs = itertools.pairwise(arguments)
+    return " ".join(f"{name} {value}" for name, value in pairs if name in _OPTIONS)
 
 
 def traffic(config: Mapping[str, Any], *, depth: int, formats: Formats) -> Traffic:
