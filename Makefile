@@ -43,9 +43,10 @@ else
 	$(PY) -m pytest meta_tests -m alone $(PYTEST_ARGS)
 endif
 
-# The tests that measure no time: lint runs beside them, since many of them wait for a server.
+# The tests that measure no time. Many of them wait for a server, so lint and four workers share two cores.
+WORKERS ?= 4
 beside:
-	$(PY) -m pytest meta_tests -m 'not alone' -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PY) -m pytest meta_tests -m 'not alone' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(VENV)/.developing docs ## ruff, mypy, the layers, the documentation, the sizes
 	$(VENV)/bin/ruff check .

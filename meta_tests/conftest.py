@@ -18,6 +18,7 @@ import browser
 import durations
 import psutil
 import pytest
+import quiet
 import servers
 from servers import FaultServer, TimedServer
 from warm_pytest import WarmPytest, WarmRun, can_fork
@@ -46,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Warnings are errors here. In a run of the levels they may be anybody's, and never are."""
     if durations.wanted(config):
         config.pluginmanager.register(durations.Durations(config))
+    config.pluginmanager.register(quiet, "quiet")
     config.addinivalue_line("markers", "alone: it measures time, and has the machine for itself")
     config.addinivalue_line("filterwarnings", "error")
     # "no file to compare with", "another machine": for the user to read, no crash of pytest.

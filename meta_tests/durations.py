@@ -14,10 +14,13 @@ RECORD = Path(__file__).parent.parent / ".cache" / "test-durations.json"
 #: What comes first without a record, in this order. Begun last, one would keep one of two workers
 #: busy while the other one has nothing left to do.
 LONGEST = (
-    "test_ci_paths.py", "test_fault_catalogue.py", "test_managed_server.py", "test_false_greens.py",
-    "test_chat_rate.py", "test_certificate.py", "test_install.py", "test_matrix_shards.py",
-    "test_recording.py", "test_report_browser.py", "test_kernel_benchmark.py",
-    "test_order_of_events.py", "test_gb10.py", "test_kernel_mutants.py", "test_matrix_faults.py",
+    "test_fault_catalogue.py", "test_ci_paths.py", "test_recording.py", "test_false_greens.py",
+    "test_kernel_mutants.py", "test_benchmark_bridge.py", "test_gb10.py",
+    "test_kernel_benchmark.py", "test_certificate.py", "test_bad_input.py",
+    "test_managed_server.py", "test_docs.py", "test_matrix_shards.py", "test_compilation.py",
+    "test_canary.py", "test_report_browser.py", "test_chat_rate.py", "test_order_of_events.py",
+    "test_crowded_samples.py", "test_downstream.py", "test_capabilities.py", "test_install.py",
+    "test_matrix_faults.py",
 )  # fmt: skip
 _SHOWN = 10
 

@@ -325,10 +325,8 @@ def _ended(runner: Runner, example: str, event: str, *statuses: int) -> str:
     return f"{output}\n{summary}"
 
 
-@pytest.mark.timeout(1200)
-def test_the_paths_of_both_examples(runner, monkeypatch):
-    """On one history, in the order of a fork's life."""
-    # Nothing is trusted, and the first build is too slow: what to type is said, and done.
+def _first_push_is_trusted_by_hand(runner: Runner) -> None:
+    """Nothing is trusted, and the first build is too slow: the job names the command to type."""
     runner.box.settings = {"faster": 8.0}
     text = _ended(runner, "github", "push", 1)
     assert "startup_s" in text and (_trusted(runner), _stored(runner)) == (0, 1)
@@ -337,24 +335,48 @@ def test_the_paths_of_both_examples(runner, monkeypatch):
     status, output = runner.shell(command[0], {}, runner.suite)
     assert status == 0 and "known from now on" in output and _trusted(runner) == 1, output
 
-    # A better one is merged: stored and trusted.
+
+def _better_push_is_stored_and_trusted(runner: Runner) -> None:
     runner.box.settings = {"faster": 70.0}
     text = _ended(runner, "gitlab", "push", 0)
     assert re.search(r"^PASS( \(.*\))?: not worse than the run of ", text, re.M), text
     assert (_trusted(runner), _stored(runner)) == (2, 2) and "Nothing is trusted" not in text
 
-    # Two wait: the good one passes, the sick one fails, and neither is stored.
-    for example in EXAMPLES:
-        runner.box.settings = {"faster": 70.0}
-        text = _ended(runner, example, "pull_request", 0)
-        assert "not worse than the run of " in text and "Nothing is trusted" not in text
-        runner.box.settings = {"faster": 70.0, "faults": ["silent-triton"]}
-        text = _ended(runner, example, "pull_request", 1)
-        assert "MARLIN" in text and "TRITON" in text and runner.verdict["verdict"] == "FAIL"
-        if example == "github":
-            summary = text[text.index("# SM121 conformance: FAIL") :]
-            assert "Compared with the run of " in summary
-            assert len(summary.splitlines()) < 60, "a screen or two"
+
+def _good_change_passes(runner: Runner, example: str) -> None:
+    runner.box.settings = {"faster": 70.0}
+    text = _ended(runner, example, "pull_request", 0)
+    assert "not worse than the run of " in text and "Nothing is trusted" not in text
+
+
+def _sick_change_fails(runner: Runner, example: str) -> None:
+    runner.box.settings = {"faster": 70.0, "faults": ["silent-triton"]}
+    text = _ended(runner, example, "pull_request", 1)
+    assert "MARLIN" in text and "TRITON" in text and runner.verdict["verdict"] == "FAIL"
+    if example == "github":
+        summary = text[text.index("# SM121 conformance: FAIL") :]
+        assert "Compared with the run of " in summary
+        assert len(summary.splitlines()) < 60, "a screen or two"
+
+
+@pytest.mark.timeout(600)
+def test_a_first_push_a_good_and_a_sick_change(runner):
+    """A sample of the paths below: a job that fails, one that passes, one that is compared."""
+    _first_push_is_trusted_by_hand(runner)
+    _good_change_passes(runner, "gitlab")
+    _sick_change_fails(runner, "github")
+    assert (_trusted(runner), _stored(runner)) == (1, 1), "no change is stored"
+
+
+@pytest.mark.slow("nine jobs; a sample of three is above")
+@pytest.mark.timeout(1200)
+def test_the_paths_of_both_examples(runner, monkeypatch):
+    """On one history, in the order of a fork's life."""
+    _first_push_is_trusted_by_hand(runner)
+    _better_push_is_stored_and_trusted(runner)
+    for example in EXAMPLES:  # two wait, and neither is stored
+        _good_change_passes(runner, example)
+        _sick_change_fails(runner, example)
     assert (_trusted(runner), _stored(runner)) == (2, 2)
     runner.box.settings = {"faster": 70.0}
     _ended(runner, "github", "push", 0)
