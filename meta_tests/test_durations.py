@@ -1,7 +1,10 @@
 """Minutes that are true: what was timed here, ranges that ship, and the time a run has left."""
 
+import itertools
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import pytest
 from sm121.core import profile
 from sm121.core.time_range import TimeRange
 from sm121.engines.pool import StartReport
+from sm121.plugin import progress
 from sm121.run import timings
 from sm121.run.timings import Taken, Target
 from sm121.session import durations, forecast
@@ -337,3 +341,164 @@ def test_the_limit_of_a_job_is_that_of_a_row_and_long_enough(file):
 def test_every_shipped_profile_has_its_durations():
     bounds = {name: durations.of(profile.load(name)) for name in profile.shipped()}
     assert [name for name, each in bounds.items() if each is None] == []
+
+
+# ------------------------------------------------------------------------------ recorded runs again
+
+#: A whole run of the stand-in of a GB10's build: 277 checks of 0 to 94 s.
+_EVIDENCE = ROOT / "docs" / "evidence" / "gb10-stand-in-verdict.json"
+RECORDED = json.loads(_EVIDENCE.read_text("utf-8"))
+
+
+def replayed(expected: Forecast, took_s: dict[str, float], start_s: float) -> list[TimeRange]:
+    """What a run shows, looked at each second, whose first check waits for a start."""
+    now, starts, seen = 0.0, [], []
+    remaining = Remaining(expected, starts)
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        ends = now + seconds
+        while now < ends:
+            seen.append(remaining.shown(now))
+            now = min(now + 1.0, ends)
+
+    for number, (check, seconds) in enumerate(took_s.items()):
+        remaining.begin(check, now)
+        if number == 0:
+            passes(start_s)
+            starts.append(start(start_s, "stock"))
+        passes(seconds)
+        remaining.end(check)
+        seen.append(remaining.shown(now))
+    return seen
+
+
+def rises(seen: list[TimeRange]) -> float:
+    """By which factor the time left rose at most between two looks."""
+    pairs = itertools.pairwise(seen)
+    return max(
+        after / before
+        for one, other in pairs
+        for before, after in ((one.low, other.low), (one.high, other.high))
+        if before > 0
+    )
+
+
+@pytest.mark.parametrize("start_s", [100.0, 200.0, 600.0], ids=["short", "usual", "three-times"])
+@pytest.mark.parametrize("factor", [0.3, 1.0, 4.0], ids=["faster", "as-recorded", "slower"])
+@pytest.mark.parametrize("share_known", [0, 2, 1], ids=["untimed", "half-timed", "timed"])
+def test_the_time_left_of_a_recorded_run_never_jumps_up(start_s, factor, share_known):
+    """Checks of uneven length; expected by the range that ships, by what a run took, or by both."""
+    recorded = {test["id"]: test["seconds"] for test in RECORDED["tests"] if test["seconds"]}
+    levels = {test["id"]: test["level"] for test in RECORDED["tests"]}
+    gb10 = profile.load("sm121-gpt-oss-120b")
+    asked = [Check(name, levels[name], frozenset({"stock"})) for name in recorded]
+    timed = {name: recorded[name] for name in [*recorded][:: share_known or 1] if share_known}
+    expected = forecast.of(gb10, "full", asked, Taken({}, timed, {}))
+    seen = replayed(expected, {name: took * factor for name, took in recorded.items()}, start_s)
+    assert len(seen) > 100 and rises(seen) <= 1.1
+    assert seen[-1].high < 1.0, "nothing is left at the end"
+
+
+# ---------------------------------------------------------------------------------- runs of pytest
+
+SLOWLY = ("--arch", "cpu", "--served-model-name", "canary", "meta_tests/scenarios/slowly.py")
+
+
+def kept(folder: Path) -> list[dict]:
+    """What a run has kept."""
+    return json.loads((folder / timings.NAME).read_text("utf-8"))["targets"]
+
+
+def test_a_run_keeps_what_its_checks_took_and_the_next_one_says_so(
+    run_pytest, fault_server, tmp_path
+):
+    """Two report directories, as in CI, and one storage."""
+    options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", *SLOWLY)
+    status, first = run_pytest(*options)
+    assert status == 0 and "(0 of 2 were timed here before)" in first.output, first.output
+    (target,) = kept(tmp_path / "s")
+    assert target["profile"] == "cpu-tiny-gpt-oss" and target["configuration"] == "float32"
+    assert target["machine"]["attached_to"] == "127.0.0.1"
+    seconds = {name.rpartition("::")[2]: took for name, took in target["checks"].items()}
+    assert 1.5 <= seconds["test_that_takes_long[a]"] < 10 > seconds["test_that_takes_long[b]"]
+    _, second = run_pytest(*options)
+    assert second.report != first.report
+    assert re.search(
+        r"^plan \w+: 2 checks .*\(2 of 2 were timed here before\)", second.output, re.M
+    )
+
+
+def test_durations_that_cannot_be_read_are_said_and_stop_nothing(
+    run_pytest, fault_server, tmp_path
+):
+    (tmp_path / timings.NAME).write_text("{", "utf-8")
+    options = (*fault_server().options, f"--benchmark-storage={tmp_path}", *SLOWLY)
+    status, run = run_pytest(*options)
+    assert status == 0, run.output
+    assert f"{tmp_path / timings.NAME}: expected durations of earlier runs, got" in run.output
+    assert len(kept(tmp_path)) == 1
+
+
+def test_durations_that_cannot_be_kept_are_a_remark(run_pytest, fault_server, tmp_path):
+    """The history of a machine may be mounted read-only; here a file is in its place."""
+    (tmp_path / "s").write_text("", "utf-8")
+    options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", *SLOWLY)
+    status, run = run_pytest(*options)
+    assert status == 0, run.output
+    assert any("durations of this run are not kept" in line for line in run.verdict["remarks"])
+
+
+def test_an_interrupted_run_keeps_the_checks_that_ended(start_pytest, fault_server, tmp_path):
+    options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", *SLOWLY)
+    ends_itself = ("-p", "interrupting")
+    (tmp_path / "interrupting.py").write_text(
+        "import os, signal\n"
+        "def pytest_runtest_call(item):\n"
+        "    if item.name.endswith('[b]'):\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n",
+        "utf-8",
+    )
+    run = start_pytest(*ends_itself, *options, environment={"PYTHONPATH": str(tmp_path)})
+    assert run.wait(120.0) == 2, run.output
+    (target,) = kept(tmp_path / "s")
+    assert [name.rpartition("::")[2] for name in target["checks"]] == ["test_that_takes_long[a]"]
+
+
+def test_nothing_is_silent_where_there_is_no_terminal(run_pytest, fault_server, tmp_path):
+    """While tests are collected, and while the run is ended."""
+    (tmp_path / "slow_to_begin.py").write_text(
+        "import time\n"
+        "from sm121.plugin import progress\n"
+        "progress._LINE_EVERY_S = 0.2\n"
+        "def pytest_collectstart(collector):\n"
+        "    time.sleep(0.3)\n"
+        "def pytest_sessionfinish(session):\n"
+        "    time.sleep(0.5)\n",
+        "utf-8",
+    )
+    environment = {"PYTHONPATH": str(tmp_path)}
+    options = ("-p", "slow_to_begin", *fault_server().options, *SLOWLY)
+    status, run = run_pytest(*options, environment=environment)
+    assert status == 0, run.output
+    for what in ("collecting the tests", "ending the run"):
+        assert re.search(rf"^\[..:..:..\] {what} for 0:0\d$", run.output, re.M), run.output
+
+
+def test_a_run_is_looked_at_so_often_that_ten_seconds_are_not_silent():
+    assert progress._LINE_EVERY_S + 1.0 <= 10.0
+
+
+# -------------------------------------------------------------------------------------- sm121 plan
+
+
+def test_plan_says_a_range_for_each_plan(tmp_path):
+    command = [sys.executable, "-m", "sm121", "plan", "--profile", "sm121-gpt-oss-120b"]
+    command += ["--report-dir", str(tmp_path / "none"), f"--benchmark-storage={tmp_path / 's'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (tmp_path / "none").exists() and not (tmp_path / "s" / timings.NAME).exists()
+    rows = dict(re.findall(r"^\| (\w+) \| \d+ \|.*\| ([^|]+) \|$", done.stdout, re.M))
+    assert [*rows] == ["quick", "merge", "full"]
+    assert all(re.fullmatch(r"[\d.]+ to [\d.]+ (min|h)", text) for text in rows.values()), rows
+    assert "Timed here: 0 of quick's" in done.stdout

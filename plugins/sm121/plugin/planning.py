@@ -95,7 +95,8 @@ def whole(config: pytest.Config, items: Sequence[pytest.Item]) -> dict[str, Any]
     profile, facts, plans = chosen.profile, [], {}
     if profile is not None:
         facts = [line for fact in _FACTS for line in fact(settings, chosen, profile)]
-        for name in [*profile.plans, FULL]:
+        # A certificate accepts no smaller plan.
+        for name in [FULL] if settings.certify else [*profile.plans, FULL]:
             tests = tests_of(config, name)
             if name == settings.plan:
                 tests = [item for item in items if LEVEL in item.stash]
