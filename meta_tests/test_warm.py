@@ -15,6 +15,7 @@ from data_rows import from_data, text_file
 from sm121 import cli
 from sm121.compilation import jit
 from sm121.core import package_probe, profile
+from sm121.core.engine_settings import Needs
 from sm121.engines.warm import Warmth
 
 SPARK = "sm121-gpt-oss-120b"
@@ -66,7 +67,7 @@ def test_a_dry_run_tells_what_is_missing_and_makes_nothing(machine, capsys):
     assert warm("--dry-run") == 0
     output = capsys.readouterr().out
     for name in profile.load(SPARK).engine.needs.jit_modules:
-        assert f"  {name} (" in output, output
+        assert (f"  {name} (" in output) != name.endswith("_fp8"), output
     assert "65.0 minutes of one core; MAX_JOBS=11, 9.3 GiB a job" in output, "(112 - 4) / 9.3"
     assert "Triton" in output and "start it once" in output
     assert not machine.cache.exists()
@@ -89,6 +90,96 @@ def test_what_is_missing_is_compiled_within_bounds(machine, capsys, monkeypatch)
     assert warm(*words, "--engine-env", "MAX_JOBS=3") == 0
     last = json.loads((machine.folder / "log").read_text().splitlines()[-1])
     assert last[1]["MAX_JOBS"] == "3", "what the user gave stays"
+
+
+def needed_by(configuration: str, version: str | None = VERSION) -> dict[str, str]:
+    """The names of attention modules and their patterns in the cache, by what a start needs."""
+    judged = profile.load(SPARK).judging(configuration)
+    chosen = judged.configurations[configuration]
+    settings = next((each for each in chosen.settings if each.arguments), None)
+    arguments = (*chosen.arguments, *(settings.arguments if settings is not None else ()))
+    modules = jit.needed(judged.engine.needs, arguments, {}, version)
+    return {m.name: m.module for m in modules if "sink" in m.name or "xqa" in m.name}
+
+
+SINKS_FP8 = {"attention_sink_window_fp8", "attention_sink_full_fp8"}
+XQA_FP8 = {"xqa_decode_fp8", "xqa_full_fp8"}
+
+
+@pytest.mark.parametrize(
+    ("configuration", "version", "modules"),
+    [
+        pytest.param("mxfp4", "0.6.3", SINKS_FP8, id="mxfp4"),
+        pytest.param("mxfp4-8", "0.6.3", SINKS_FP8, id="mxfp4-8"),
+        pytest.param("linear-fp8", "0.7.2.post1", SINKS_FP8 | XQA_FP8, id="linear-fp8"),
+        pytest.param(
+            "cutlass",
+            "0.7.2.post1",
+            {name.removesuffix("_fp8") for name in SINKS_FP8 | XQA_FP8},
+            id="a-BF16-cache",
+        ),
+    ],
+)
+def test_each_configuration_gets_the_attention_that_it_calls(configuration, version, modules):
+    assert set(needed_by(configuration, version)) == modules
+
+
+@pytest.mark.parametrize(("arguments", "page"), [([], 16), (["--block-size", "64"], 64)])
+def test_xqa_is_built_for_the_page_of_the_engine(arguments, page):
+    needs = profile.load(SPARK).engine.needs
+    modules = {
+        m.name: m.module for m in jit.needed(needs, ["--kv-cache-dtype=fp8", *arguments], {})
+    }
+    assert jit.page_of(arguments) == page
+    name = f"xqa_input_bf16_kv_cache_e4m3_output_bf16_page_size_{page}_head_dim_64_"
+    assert modules["xqa_decode_fp8"].startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("cache", "stale", "there"),
+    [
+        pytest.param("__nv_fp8_e4m3", False, True, id="of-this-cache"),
+        pytest.param("nv_bfloat16", False, False, id="of-the-other-cache-under-the-same-name"),
+        pytest.param("__nv_fp8_e4m3", True, False, id="sources-newer-than-the-library"),
+        pytest.param(None, False, False, id="without-its-sources"),
+    ],
+)
+def test_a_sink_module_is_there_only_for_its_own_cache(tmp_path, cache, stale, there):
+    """Before, a module of a BF16 cache counted for an FP8 one: the first start compiled again."""
+    name = "batch_prefill_attention_sink_bf16_swa_True_fa2"
+    library = tmp_path / "0.7.2" / "121a" / "cached_ops" / name / f"{name}.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    if cache is not None:
+        config = tmp_path / "0.7.2" / "121a" / "generated" / name / "batch_prefill_config.inc"
+        config.parent.mkdir(parents=True)
+        config.write_text(f"using DTypeKV = {cache};\n")
+        written = library.stat().st_mtime + (10 if stale else -10)
+        os.utime(config, (written, written))
+    needs = Needs(jit_modules=("attention_sink_window_fp8",))
+    (module,) = jit.needed(needs, ["--kv-cache-dtype", "fp8"], {})
+    modules = jit.FlashInferModules("0.7.2", tmp_path)
+    assert (modules.missing([module], ["121a"], 121) == []) is there
+
+
+@pytest.mark.parametrize(
+    ("version", "both"),
+    [
+        pytest.param("0.7.2.post1", False, id="one-name-for-both-caches"),
+        pytest.param("0.7.4", True, id="a-name-for-each-cache"),
+    ],
+)
+def test_the_configuration_under_test_is_warm_where_two_share_a_name(monkeypatch, version, both):
+    """Building the baseline's module would make the start under test a cold one."""
+    monkeypatch.setattr(
+        jit.FlashInferModules,
+        "of",
+        lambda *_arguments: jit.FlashInferModules(version, Path("/nowhere")),
+    )
+    names = {m.name for m in Warmth.of(profile.load(SPARK), sys.executable, {},
+                                       configuration="linear-fp8").needed}  # fmt: skip
+    assert names >= SINKS_FP8
+    assert ("attention_sink_window" in names) is both
 
 
 def test_a_compiler_that_fails_is_told_and_the_rest_is_compiled(machine, capsys):
@@ -188,7 +279,7 @@ def test_flashinfer_itself_builds_the_sampler(toolkit):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("release", ["0.6.12", "0.6.16", "0.7.2"])
+@pytest.mark.parametrize("release", ["0.6.12", "0.6.16", "0.7.2", "0.7.4"])
 def test_each_release_of_flashinfer_builds_its_modules(toolkit, release, monkeypatch):
     """By its own generators: before 0.7 they want another argument. Gets the release's wheel."""
     wheel = f"flashinfer-python=={release}"
@@ -198,4 +289,5 @@ def test_each_release_of_flashinfer_builds_its_modules(toolkit, release, monkeyp
         zipfile.ZipFile(file).extractall(toolkit / "site")
     monkeypatch.setenv("PYTHONPATH", str(toolkit / "site"))
     for module in jit.load_jit().module:
-        assert fnmatch.fnmatchcase(built_by_flashinfer(module.name), module.module)
+        pattern = module.module.replace("{page}", "16")
+        assert fnmatch.fnmatchcase(built_by_flashinfer(module.name), pattern)

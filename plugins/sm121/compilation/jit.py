@@ -4,6 +4,7 @@ of unified memory that freezes it: the weights are resident by then."""
 
 import fnmatch
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,12 @@ from sm121.compilation import caches, libraries
 from sm121.core import data_file, engine_settings, interpreter, profile_fields
 from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.core.versions import Versions, within
 
 _GIB = 1 << 30
+_BLOCK_SIZE = re.compile(r"--block-size (\d+)")
+_PAGE = 16
+"""Tokens a page where the arguments do not say it (vLLM's CacheConfig.DEFAULT_BLOCK_SIZE)."""
 _JOBS, _THREADS = "MAX_JOBS", "FLASHINFER_NVCC_THREADS"
 
 
@@ -25,7 +30,16 @@ class JitModule(DataTable):
 
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     module: str
-    """Pattern (as of a shell) on the name of its folder in the cache."""
+    """Pattern (as of a shell) on the name of its folder in the cache; ``{page}`` stands for the
+    tokens a page of the KV cache."""
+    generated: Regex | None = None
+    """Where the name does not say what the module was compiled for: what the line of its generated
+    configuration has to be."""
+    shares_name: Versions = ""
+    """Releases of FlashInfer in which modules of the same pattern have one name: the one that was
+    compiled last is there, the others are not."""
+    flashinfer: Versions = ""
+    """Releases of FlashInfer with which the engine calls it; of an unknown one it may."""
     arguments: Regex | None = None
     unless_arguments: Regex | None = None
     unless_environment: Regex | None = None
@@ -34,6 +48,30 @@ class JitModule(DataTable):
     cpu_s: float = Field(gt=0)
     """What the whole module takes of one core, in seconds."""
     source: str = Field(min_length=3)
+
+    def is_compiled(self, library: Path) -> bool:
+        """Whether a library in the cache is this module.
+
+        Args:
+            library: ``<architectures>/cached_ops/<name>/<file>.so``; FlashInfer writes the module's
+                sources to ``<architectures>/generated/<name>`` and compiles it again where they
+                are newer.
+        """
+        name = library.parent.name
+        if not fnmatch.fnmatchcase(name, self.module):
+            return False
+        if self.generated is None:
+            return True
+        file = library.parents[2] / "generated" / name / "batch_prefill_config.inc"
+        if not file.is_file() or file.stat().st_mtime > library.stat().st_mtime:
+            return False
+        return self.generated.search(file.read_text("utf-8", "replace")) is not None
+
+    def displaces(self, other: "JitModule", flashinfer: str | None) -> bool:
+        """Whether compiling it makes another module compile again at its next start."""
+        if self.name == other.name or self.module != other.module or not self.shares_name:
+            return False
+        return flashinfer is None or within(flashinfer, self.shares_name)
 
     def is_needed(self, arguments: str, environment: Mapping[str, str]) -> bool:
         """Whether an engine with these arguments, on one line, may call it in this environment."""
@@ -59,13 +97,37 @@ def load_jit() -> JitData:
     return data_file.load("compilation/jit.toml", JitData)
 
 
+def page_of(arguments: Sequence[str]) -> int:
+    """Tokens a page of the KV cache of an engine with these arguments."""
+    given = _BLOCK_SIZE.findall(one_line(arguments))
+    return int(given[-1]) if given else _PAGE
+
+
 def needed(
-    needs: engine_settings.Needs, arguments: Sequence[str], environment: Mapping[str, str]
+    needs: engine_settings.Needs,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    flashinfer: str | None = None,
 ) -> list[JitModule]:
-    """The profile's modules that an engine may compile. Raises UsageError: one is not known."""
-    line = one_line(arguments)
+    """Return the profile's modules that an engine may compile.
+
+    Args:
+        needs: The profile's.
+        arguments: The engine's.
+        environment: The engine's.
+        flashinfer: The release of FlashInfer; None: not known.
+
+    Raises:
+        UsageError: A module is not known.
+    """
+    line, page = one_line(arguments), f"{page_of(arguments)}"
     modules = [data_file.named(load_jit().module, name, "module") for name in needs.jit_modules]
-    return [module for module in modules if module.is_needed(line, environment)]
+    return [
+        module.model_copy(update={"module": module.module.replace("{page}", page)})
+        for module in modules
+        if module.is_needed(line, environment)
+        and (flashinfer is None or within(flashinfer, module.flashinfer))
+    ]
 
 
 @dataclass(frozen=True)
@@ -105,12 +167,12 @@ class FlashInferModules:
             module
             for module in modules
             if not any(
-                fnmatch.fnmatchcase(library.parent.name, module.module)
+                module.is_compiled(library)
                 for parent in cached
                 for library in parent.glob("*/*.so")
             )
             and not any(
-                libraries.judge(file, gpu).state in libraries.RUNS
+                module.generated is None and libraries.judge(file, gpu).state in libraries.RUNS
                 for parent in self.ahead
                 for file in parent.rglob("*.so")
                 if fnmatch.fnmatchcase(file.stem, module.module)

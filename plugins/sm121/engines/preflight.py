@@ -202,7 +202,8 @@ class Preflight:
                 yield _of("arch_list", severity, code=codes[0], **values)
 
     def _jit(self, architecture: _Architecture) -> Iterator[PreflightFinding]:
-        if not (needed := jit.needed(self.needs, self.arguments, self.environment)):
+        version = self.modules.version if self.modules is not None else None
+        if not (needed := jit.needed(self.needs, self.arguments, self.environment, version)):
             return
         cache = caches.CompileCaches.of(self.environment).flashinfer
         modules = self.modules or jit.FlashInferModules(None, cache)

@@ -33,6 +33,8 @@ class Warmth:
     modules: FlashInferModules
     needed: tuple[JitModule, ...]
     missing: tuple[JitModule, ...]
+    #: By module: tokens a page of the KV cache of the configuration that needs it.
+    pages: Mapping[str, int]
     #: Of the architecture: names of its machine code, and its compute capability.
     codes: tuple[str, ...]
     number: int
@@ -47,7 +49,8 @@ class Warmth:
         configuration: str | None = None,
     ) -> "Warmth":
         """Of a profile's configurations in the engine's release: the one under test and the
-        baseline. `python`: the engine's; `variables`: added to its environment; `names`: only these
+        baseline, of which only the first where FlashInfer has one name for what both compile.
+        `python`: the engine's; `variables`: added to its environment; `names`: only these
         modules; `configuration`: the one under test (default: the profile's). Raises UsageError:
         nothing is compiled, or a name is not known; NoAnswer: the interpreter does not answer."""
         architectures = {item.name: item for item in preflight.load_preflight().architecture}
@@ -65,24 +68,36 @@ class Warmth:
         }
         engine = registry.installed(registry.engine(profile.engine.name), python, environment)
         chosen = profile.judging(configuration, engine.identity, engine.options)
-        by_name = {
-            module.name: module
-            for configuration in (
-                chosen.configurations[name] for name in (chosen.under_test, chosen.baseline)
-            )
+        modules = FlashInferModules.of(python, environment)
+        by_name: dict[str, JitModule] = {}
+        pages: dict[str, int] = {}
+        for name in (chosen.baseline, chosen.under_test):
+            judged = chosen.configurations[name]
+            arguments = (*chosen.engine.arguments, *judged.arguments)
+            its_environment = {**environment, **judged.environment, **variables}
             for module in jit.needed(
-                profile.engine.needs,
-                (*chosen.engine.arguments, *configuration.arguments),
-                {**environment, **configuration.environment, **variables},
-            )
-        }
+                profile.engine.needs, arguments, its_environment, modules.version
+            ):
+                others = [o for o in by_name.values() if module.displaces(o, modules.version)]
+                for other in others:
+                    del by_name[other.name]
+                by_name[module.name] = module
+                pages[module.name] = jit.page_of(arguments)
         if strange := sorted(set(names) - set(by_name)):
             raise errors.UsageError(f"module {strange[0]}: expected one of {', '.join(by_name)}")
         needed = [by_name[name] for name in names or by_name]
-        modules = FlashInferModules.of(python, environment)
         codes, number = architecture.codes, architecture.number
         missing = modules.missing(needed, codes, number)
-        return cls(python, environment, modules, tuple(needed), tuple(missing), codes, number)
+        return cls(
+            python=python,
+            environment=environment,
+            modules=modules,
+            needed=tuple(needed),
+            missing=tuple(missing),
+            pages=pages,
+            codes=codes,
+            number=number,
+        )
 
     def jobs(self, module: JitModule) -> str:
         """How many compile jobs at a time: what the environment says, else what fits without a
@@ -116,7 +131,8 @@ class Warmth:
             "FLASHINFER_NVCC_THREADS": self.environment.get("FLASHINFER_NVCC_THREADS") or "1",
         }
         caches, began = CompileCaches.of(variables), time.time()
-        request = json.dumps({"ask": "build", "module": module.name})
+        page = self.pages[module.name]
+        request = json.dumps({"ask": "build", "module": module.name, "page": page})
         with (
             as_file(files("sm121.compilation") / "in_flashinfer" / "sm121_units.py") as script,
             tempfile.TemporaryFile("w+", errors="replace") as output,

@@ -1,7 +1,8 @@
 """Asks FlashInfer what it would compile, or has it compile a module into its own cache. Runs in the
 engine's environment (``python FILE REQUEST``): standard library and FlashInfer only. REQUEST and
 the answer, the last line of the output, are JSON objects. Generators are called as FlashInfer's own
-wrappers call them for gpt-oss: BF16, head_dim 64, 64 query and 8 KV heads."""
+wrappers call them for gpt-oss: BF16 queries, a cache in BF16 or E4M3, head_dim 64, 64 query and
+8 KV heads. Of the sink module the wrapper itself is asked, so that each release gives its name."""
 
 from __future__ import annotations
 
@@ -21,29 +22,44 @@ MXFP8_MXFP4 = re.compile(r"\(Sm120,\s*__nv_fp8_e4m3,\s*SafeFP4,\s*__nv_bfloat16,
 SMALLEST = re.compile(r"NONE,\s*128,\s*64,\s*128,")
 
 
-def _sink(window: bool) -> Any:
+#: Tokens a page of the KV cache.
+page = 16
+
+
+def _cache(fp8: bool) -> Any:
     import torch
+
+    return torch.float8_e4m3fn if fp8 else torch.bfloat16
+
+
+def _sink(window: bool, fp8: bool = False) -> Any:
+    import torch
+    from flashinfer import BatchAttentionWithAttentionSinkWrapper as Wrapper
     from flashinfer.jit import gen_customize_batch_prefill_module
-    from flashinfer.jit.attention.variants import attention_sink_decl
 
-    # Newer releases tell two layouts apart, and the wrapper asks for these.
-    options = {"paged_kv_stride_mode": "independent", "module_surface": "full"}
-    parameters = inspect.signature(gen_customize_batch_prefill_module).parameters
-    newer: dict[str, Any] = {name: value for name, value in options.items() if name in parameters}
-    module = f"batch_prefill_attention_sink_bf16_swa_{window}_fa2"
-    dtypes = (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.int32)
-    extras = (["sink"], ["float"], ["sm_scale"], ["double"])
-    variant = ("AttentionSink", attention_sink_decl["fa2"])
-    newer |= {"pos_encoding_mode": 0, "use_sliding_window": window, "use_fp16_qk_reduction": False}
-    make = gen_customize_batch_prefill_module
-    return make("fa2", module, *dtypes, 64, 64, *extras, *variant, **newer)
+    class Asked(Wrapper.__mro__[1]):  # type: ignore[misc]
+        def __init__(self, *_arguments: Any, **keywords: Any) -> None:
+            self.asked = keywords
+
+    wrapper: Any = type("AskedWrapper", (Wrapper, Asked), {})
+    made = wrapper(
+        torch.empty(0, dtype=torch.uint8),
+        backend="fa2",
+        q_data_type=torch.bfloat16,
+        kv_data_type=_cache(fp8),
+        head_dim_qk=64,
+        head_dim_vo=64,
+        window_left=127 if window else -1,
+    )
+    asked = made.asked
+    return gen_customize_batch_prefill_module("fa2", *asked["jit_args"], **asked["jit_kwargs"])
 
 
-def _xqa(window: bool) -> Any:
+def _xqa(window: bool, fp8: bool = False) -> Any:
     import torch
     from flashinfer.jit.xqa import gen_xqa_module
 
-    return gen_xqa_module(torch.bfloat16, torch.bfloat16, 16, 64, 8, window, torch.bfloat16)
+    return gen_xqa_module(torch.bfloat16, _cache(fp8), page, 64, 8, window, torch.bfloat16)
 
 
 def _generated(file: str, name: str) -> Any:
@@ -54,9 +70,13 @@ def _generated(file: str, name: str) -> Any:
 MODULES: dict[str, Any] = {
     "sampling": lambda: _generated("sampling", "gen_sampling_module"),
     "attention_sink_window": lambda: _sink(True),
+    "attention_sink_window_fp8": lambda: _sink(True, fp8=True),
     "attention_sink_full": lambda: _sink(False),
+    "attention_sink_full_fp8": lambda: _sink(False, fp8=True),
     "xqa_decode": lambda: _xqa(True),
+    "xqa_decode_fp8": lambda: _xqa(True, fp8=True),
     "xqa_full": lambda: _xqa(False),
+    "xqa_full_fp8": lambda: _xqa(False, fp8=True),
     "fp4_quantize": lambda: _generated("fp4_quantization", "gen_fp4_quantization_sm120f_module"),
     "mxfp8_quantize": lambda: _generated("fp8_quantization", "gen_mxfp8_quantization_sm100_module"),
     "experts": lambda: _generated("fused_moe", "gen_cutlass_fused_moe_sm120_module"),
@@ -86,7 +106,9 @@ def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, A
 
 def main() -> None:
     """Answers one request."""
+    global page
     request = json.loads(sys.argv[1])
+    page = request.get("page", page)
     import flashinfer
 
     answer: dict[str, Any] = {"version": flashinfer.__version__}
