@@ -119,8 +119,19 @@ class Controller:
             session.save()
 
     def worker_ended(self, node: Any, error: object | None) -> None:
-        """Keep what a worker reported at its end, and whether it died."""
-        output = (getattr(node, "workeroutput", None) or {}).get("sm121")
+        """Keep what a worker reported at its end, and whether it died.
+
+        Args:
+            node: The worker, as xdist knows it.
+            error: Why it died; None where it ended by itself.
+
+        Raises:
+            pytest.UsageError: The worker refused the run; the message is the worker's.
+        """
+        reported = getattr(node, "workeroutput", None) or {}
+        if (refusal := reported.get(workers.REFUSED)) is not None:
+            raise pytest.UsageError(*refusal)
+        output = reported.get("sm121")
         if error is None and self.session is not None and not (output or {}).get("closed"):
             error = "it could not end its part, see its output"
         if error not in (None, _INTERRUPTED):

@@ -100,9 +100,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Collecting takes long where torch is imported from a slow disk: say that it goes on."""
-    with progress.going_on(session.config, "collecting the tests"):
-        return (yield)
+    """Collecting takes long where torch is imported from a slow disk: say that it goes on. A worker
+    hands a refusal to the controller, which shows it as a run without ``-n`` does."""
+    try:
+        with progress.going_on(session.config, "collecting the tests"):
+            return (yield)
+    except pytest.UsageError as error:
+        workers.hand_over_refusal(session.config, error)
+        raise
 
 
 @pytest.hookimpl(wrapper=True)

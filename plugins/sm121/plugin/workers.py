@@ -27,6 +27,8 @@ GROUP = pytest.StashKey[str]()
 #: The servers of all levels but the matrix: the configuration under test, and those beside it.
 UNDER_TEST = "under-test"
 CONFIGURATION = "server-"
+#: Key of a worker's output: the lines of the refusal that ended it.
+REFUSED = "sm121_refused"
 #: The group of tests that judge all that ran. Each shard has them, for its own part.
 _EVERYWHERE = "everywhere"
 _FILE = "groups.json"
@@ -55,6 +57,18 @@ def why_not(item: pytest.Item) -> str | None:
     if item.stash[LEVEL] in _TIMED or "benchmark" in getattr(item, "fixturenames", ()):
         return "no time is measured while other workers run; run this one without -n"
     return None
+
+
+def hand_over_refusal(config: pytest.Config, error: pytest.UsageError) -> None:
+    """In a worker: tell the controller why the run is refused. Its own output is read by nobody.
+
+    Args:
+        config: The worker's; nothing happens in a process that is no worker.
+        error: What the worker's collection was refused for.
+    """
+    output = getattr(config, "workeroutput", None)
+    if output is not None:
+        output[REFUSED] = [str(line) for line in error.args]
 
 
 def write_groups(session: Session, items: Iterable[pytest.Item]) -> None:

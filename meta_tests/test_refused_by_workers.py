@@ -1,0 +1,30 @@
+"""A request that is refused is refused in the same words with ``-n`` and without it."""
+
+import pytest
+
+DEAD = ("--base-url", "http://127.0.0.1:9")
+
+
+def refusal(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("ERROR: ")]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("--arch", "sm121", *DEAD, "tests/test_smoke.py"), id="dead-url"),
+        pytest.param(("--arch", "cpu", "--matrix=99", "tests/test_matrix.py"), id="too-many-axes"),
+        pytest.param(
+            ("--arch", "cpu", "--engine", "sglang", "tests/test_smoke.py"),
+            id="engine-without-a-profile",
+        ),
+        pytest.param(("--arch", "cpu", "tests/no_such_file.py"), id="no-such-path"),
+    ],
+)
+def test_the_line_and_the_status_are_those_of_a_run_without_workers(run_pytest, arguments):
+    status, alone = run_pytest(*arguments)
+    assert status == 4, alone.output
+    status, divided = run_pytest("-n", "2", *arguments)
+    assert status == 4, divided.output
+    assert refusal(divided.output) == refusal(alone.output) != []
+    assert "INTERNALERROR" not in divided.output
