@@ -12,6 +12,7 @@ from sm121.plugin import (
     answers,
     benchmarks,
     certificate,
+    comparing,
     fixtures,
     kernels,
     matrix,
@@ -83,6 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
     others.only_warn_from_now_on(config)
     with opening.refusing(config):
         config.stash[stash.SETTINGS] = options.read(config)
+        comparing.refuse_what_crashes(config)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -141,12 +143,14 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
     config = session.config
     with opening.refusing(config):
         with others.only_warn():
+            comparing.refuse(config, session.items)
             run = opening.open_run(config, session.items)
         if run is not None:
             answers.refuse_wrong_files(config, run)
             if run.settings.against is not None and run.target.obstacle is None:
                 against.refuse(run.settings.against, run.file)
             benchmarks.keep_quiet(config, session.items)
+            comparing.guard(config, run)
             matrix.refuse_wrong_arguments(config, run, session.items)
             selection.take_over(config, run, session.items)
             config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
@@ -238,6 +242,8 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
             _step("last test ended")
     if run is not None:
         session.config.stash[stash.SIGNALS].again()
+        with others.only_warn():
+            comparing.decide(session.config, run, session.items)
         if stash.DETAILS in session.config.stash:
             benchmarks.keep_history(session.config, run, session.config.stash[stash.DETAILS])
     return result
@@ -360,7 +366,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     if stash.CRASHES in config.stash:
         config.stash[stash.CRASHES].after_abort()
     run.phase = (run.phase[0], "at the end of the run")
-    benchmarks.decide_comparison(config, run)
+    comparing.decide_what_broke(config, run)
     performance.end_load(config)
     run.interrupted = run.interrupted or exitstatus == pytest.ExitCode.INTERRUPTED
     matrix.end(config, interrupted=run.interrupted)
@@ -380,6 +386,20 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     if run.file.exit_status != 0 or exitstatus in _OWN_ENDS:
         session.exitstatus = run.file.exit_status
     # Otherwise a test of no level failed: pytest's own status stays.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_benchmark_compare_machine_info(
+    benchmarksession: Any, compared_benchmark: dict[str, Any]
+) -> Generator[None, object, object]:
+    """pytest-benchmark warns of another machine, and fails at that where the storage lies outside
+    of the folder that pytest was started in."""
+    try:
+        return (yield)
+    except (ValueError, KeyError):
+        node = compared_benchmark.get("machine_info", {}).get("node", "not known")
+        benchmarksession.logger.warning(f"The compared run is of another machine state: {node}")
+        return None
 
 
 def pytest_benchmark_update_machine_info(

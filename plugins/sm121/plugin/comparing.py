@@ -1,0 +1,307 @@
+"""pytest-benchmark's options in a run of the levels. A ``--benchmark-compare`` that names nothing
+to compare with is refused before anything starts, and the run itself judges the comparison."""
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm121.core.errors import UsageError
+from sm121.core.unmet import Fact, Unmet, facts_of
+from sm121.core.verdict import NotRun, Undecided, Verdict
+from sm121.plugin import workers
+from sm121.plugin.benchmarks import HISTORY, history_of
+from sm121.plugin.stash import ID, LEVEL
+from sm121.regression.measured import MeasuredHistory
+from sm121.run import stored_run
+from sm121.run.verdict_file import TestReport
+from sm121.session.session import Session
+
+_COMPARE = "--benchmark-compare"
+_FAIL = "--benchmark-compare-fail"
+_FIRST = "pytest --benchmark-autosave"
+#: Options that store a run, by the names under which pytest keeps them.
+_STORING = ("benchmark_save", "benchmark_autosave", "benchmark_json")
+#: What pytest-benchmark groups by; ``param:NAME`` besides.
+_GROUPS = frozenset({"group", "name", "func", "fullname", "fullfunc", "param"})
+#: What went wrong in pytest-benchmark while it stored or compared.
+_BROKEN = pytest.StashKey[str]()
+
+
+def is_asked(config: pytest.Config) -> bool:
+    """Whether the run is to be compared with a stored one, by either option."""
+    return _given(config, "benchmark_compare") or _given(config, "benchmark_compare_fail")
+
+
+def refuse_what_crashes(config: pytest.Config) -> None:
+    """Refuse values on which pytest-benchmark ends with a traceback when it is configured.
+
+    Args:
+        config: pytest's, before pytest-benchmark has read its options.
+
+    Raises:
+        UsageError: The storage or the run cannot be what pytest-benchmark reads.
+    """
+    storage = config.getoption("benchmark_storage", "")
+    scheme, separator, _ = storage.partition("://")
+    if separator and scheme != "file":
+        is_database = scheme.startswith("elasticsearch+")
+        if not is_database or importlib.util.find_spec("elasticsearch") is None:
+            raise UsageError(f"--benchmark-storage {storage}: expected a folder or file://PATH")
+    named = config.getoption("benchmark_compare", None)
+    is_no_file = isinstance(named, str) and not Path(named).is_file()
+    if is_no_file and (len(Path(named).parts) > 2 or Path(named).is_absolute()):
+        raise _no_number(named)
+
+
+def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Refuse, before anything starts, a comparison with nothing and a place that cannot be written.
+
+    Args:
+        config: pytest's, after pytest-benchmark has read its options.
+        items: The selected tests. Without a test of a level nothing is refused: the options are
+            those of somebody else's benchmarks.
+
+    Raises:
+        UsageError: What an option names is not there, or options contradict each other.
+    """
+    is_loaded = hasattr(config.option, "benchmark_storage")
+    if not is_loaded or not any(LEVEL in item.stash for item in items):
+        return
+    folder = stored_run.storage_folder(
+        config.getoption("benchmark_storage"), config.invocation_params.dir
+    )
+    _refuse_places(config, folder)
+    _refuse_contradictions(config, items)
+    if not is_asked(config):
+        return
+    compared = config.getoption("benchmark_compare")
+    if compared == []:
+        raise UsageError(
+            f"{_FAIL}: expected {_COMPARE} beside it, which says what to compare with. Add it."
+        )
+    foreign = any(_is_benchmark(item) and LEVEL not in item.stash for item in items)
+    if not foreign:
+        _refuse_missing(folder, None if compared is True else str(compared))
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if _given(config, "benchmark_compare_fail") and not getattr(
+        benchmarks, "compared_mapping", None
+    ):
+        raise UsageError(
+            f"{_FAIL}: expected a run that pytest-benchmark can read for this Python and machine, "
+            f"got none in {folder}. Store one first: {_FIRST}"
+        )
+
+
+def guard(config: pytest.Config, session: Session) -> None:
+    """Keep an error of pytest-benchmark from ending pytest: the run is judged and reported.
+
+    Args:
+        config: pytest's; nothing is changed where pytest-benchmark is not there.
+        session: The run, which shows the error at once.
+    """
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if benchmarks is None:
+        return
+    for name in ("finish", "display"):
+        setattr(benchmarks, name, _guarded(config, session, getattr(benchmarks, name)))
+
+
+def _guarded(config: pytest.Config, session: Session, step: Any) -> Any:
+    def guarded(*arguments: object) -> None:
+        try:
+            step(*arguments)
+        except Exception as error:  # noqa: BLE001 - of another plugin; it is shown, and judged
+            line = session.redact(f"pytest-benchmark: {type(error).__name__}: {error}")
+            config.stash[_BROKEN] = line
+            session.say("benchmark", line)
+
+    return guarded
+
+
+def decide(config: pytest.Config, session: Session, items: Sequence[pytest.Item]) -> None:
+    """Judge the comparison that was asked for: what ``--benchmark-compare-fail`` names, and what no
+    test of the regression level has judged. This run must not be stored yet.
+
+    Args:
+        config: pytest's.
+        session: The run, whose last test has ended.
+        items: The selected tests.
+    """
+    if not is_asked(config) or session.target.obstacle is not None:
+        return
+    if _given(config, "benchmark_compare_fail"):
+        _decide_checks(config, session)
+    comparing = {item.stash[ID] for item in items if _compares(item)}
+    if session.file.shard is not None or any(session.ledger[name].executed for name in comparing):
+        return
+    history = config.stash.setdefault(HISTORY, history_of(config, session))
+    for line, verdict, facts in _judged(history):
+        session.ledger.decide(
+            TestReport.of(f"{_COMPARE}::{line}", "regression", *facts, verdict=verdict)
+        )
+
+
+def decide_what_broke(config: pytest.Config, session: Session) -> None:
+    """After pytest-benchmark has stored and compared: an error there is no success. Its regressions
+    are in the ledger already, so that its summary need raise nothing."""
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if (line := config.stash.get(_BROKEN, None)) is not None:
+        fact = Fact("pytest-benchmark stores and compares the run", line)
+        session.ledger.decide(TestReport.of("--benchmark::pytest-benchmark", "regression", fact))
+    if benchmarks is not None:
+        benchmarks.compare_fail = None
+        benchmarks.performance_regressions = []
+
+
+def _judged(history: MeasuredHistory) -> Iterator[tuple[str, Verdict, list[Fact]]]:
+    checks = (
+        ("no metric is worse", history.compared),
+        ("no level came down", history.levels_held),
+    )
+    for line, check in checks:
+        try:
+            check()
+        except NotRun as reason:
+            fact = Fact("the run is compared with a stored one", str(reason))
+            yield "compared", Verdict.INCONCLUSIVE, [fact]
+            return
+        except Undecided as error:
+            yield line, error.verdict, facts_of(error)
+        except Unmet as error:
+            yield line, Verdict.FAIL, facts_of(error)
+        else:
+            yield line, Verdict.PASS, []
+
+
+def _decide_checks(config: pytest.Config, session: Session) -> None:
+    """Decide what ``--benchmark-compare-fail`` finds; with nothing to compare a run fails, too."""
+    benchmarks = getattr(config, "_benchmarksession", None)
+    shown = list(benchmarks.prepare_benchmarks()) if benchmarks is not None else []
+    lines = [
+        f"{name}: {change}" for name, change in getattr(benchmarks, "performance_regressions", [])
+    ]
+    if not shown:
+        lines = [f"{_FAIL} was given and no benchmark ran: that is no success"]
+    elif all(each["path"] is None for each in shown):
+        lines = [f"{_FAIL} was given and the stored run has none of {len(shown)} benchmarks"]
+    if benchmarks is not None:
+        benchmarks.performance_regressions = []  # pytest-benchmark compares once more for its table
+    for number, line in enumerate(lines):
+        name = f"{_FAIL}::{line.split(':')[0][:80]}"
+        name += f" #{number}" if name in session.ledger else ""  # two checks of one benchmark
+        session.ledger.decide(
+            TestReport(id=name, level="regression", verdict=Verdict.FAIL, message=line)
+        )
+
+
+def _refuse_places(config: pytest.Config, folder: Path) -> None:
+    storage, stores = config.getoption("benchmark_storage"), _given(config, *_STORING[:2])
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"--benchmark-storage {storage}: expected a folder, got a file.")
+    if stores and not os.access(folder if folder.is_dir() else folder.parent, os.W_OK):
+        raise UsageError(
+            f"--benchmark-storage {storage}: expected a folder that can be written, got none at "
+            f"{folder}. Name another one."
+        )
+    file = config.getoption("benchmark_json", None)
+    if file is not None:
+        path = config.invocation_params.dir / file
+        if path.is_dir() or not path.parent.is_dir():
+            raise UsageError(
+                f"--benchmark-json {file}: expected a file in a folder that exists, got "
+                f"{'a folder' if path.is_dir() else f'no folder {path.parent}'}."
+            )
+    if config.getoption("benchmark_histogram", []) and not importlib.util.find_spec("pygal"):
+        raise UsageError(
+            "--benchmark-histogram: expected pygal, which is not installed. "
+            "Install pytest-benchmark[histogram]."
+        )
+
+
+def _refuse_contradictions(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    grouped = config.getoption("benchmark_group_by", "group").split(",")
+    if wrong := [each for each in grouped if each not in _GROUPS]:
+        raise UsageError(
+            f"--benchmark-group-by {wrong[0]}: expected one of {', '.join(sorted(_GROUPS))}: the "
+            "tests of the levels have no parameter in common."
+        )
+    asked = _FAIL if _given(config, "benchmark_compare_fail") else _COMPARE
+    divided = workers.is_parallel(config)
+    if divided and is_asked(config):
+        raise UsageError(
+            f"{asked} with -n: no time is measured beside other workers. Leave out -n."
+        )
+    disabled = config.getoption("benchmark_disable", False) and not divided
+    if disabled and not config.getoption("benchmark_enable", False):
+        for name in ("benchmark_compare", "benchmark_compare_fail", *_STORING):
+            if _given(config, name):
+                raise UsageError(
+                    f"--benchmark-disable beside --{name.replace('_', '-')}: expected one of them, "
+                    "since nothing is timed. Leave out --benchmark-disable."
+                )
+    if not is_asked(config) or config.getoption("--shard") is not None:
+        return
+    if config.getoption("benchmark_skip", False) and not config.getoption("benchmark_only", False):
+        raise UsageError(
+            f"--benchmark-skip beside {asked}: expected one of them, since nothing is measured. "
+            "Leave out --benchmark-skip."
+        )
+    if not any(map(_is_benchmark, items)):
+        raise UsageError(
+            f"{asked}: expected a test that measures, none is selected. Add "
+            "tests/test_performance.py, or leave out the option."
+        )
+
+
+def _refuse_missing(folder: Path, named: str | None) -> None:
+    """Refuse a run that is not there. `named`: by its number or file; None: the latest."""
+    if named is None:
+        if not stored_run.load_benchmarks(folder):
+            raise UsageError(
+                f"{_COMPARE}: expected a stored run in {folder}, got none. Store one of a build "
+                f"that you trust first: {_FIRST}"
+            )
+        return
+    if Path(named).is_file():
+        try:
+            run = stored_run.read_benchmarks(Path(named))
+        except UsageError as error:
+            raise _no_number(named) from error
+        if run is None:
+            raise UsageError(
+                f"{_COMPARE} {named}: expected a run with measurements of this suite, got none in "
+                f"the file. Store one: {_FIRST}"
+            )
+        return
+    if not named.strip() or Path(named).exists() or "::" in named or named.endswith(".py"):
+        raise _no_number(named)
+    if not stored_run.load_benchmarks(folder, named):
+        known = [run.name for run in stored_run.load_benchmarks(folder)][-3:]
+        there = f"the latest are {', '.join(known)}" if known else "it has none"
+        raise UsageError(
+            f"{_COMPARE} {named}: expected the number of a run in {folder}, {there}. "
+            f"Store one with {_FIRST}"
+        )
+
+
+def _no_number(named: str) -> UsageError:
+    return UsageError(
+        f"{_COMPARE} {named!r}: expected the number of a stored run or its file, got neither. The "
+        f"option takes the word behind it: write paths first, or {_COMPARE}=0001"
+    )
+
+
+def _given(config: pytest.Config, *names: str) -> bool:
+    return any(config.getoption(name, None) not in (None, [], False) for name in names)
+
+
+def _is_benchmark(item: pytest.Item) -> bool:
+    return "benchmark" in getattr(item, "fixturenames", ())
+
+
+def _compares(item: pytest.Item) -> bool:
+    return "measured_history" in getattr(item, "fixturenames", ()) and ID in item.stash
