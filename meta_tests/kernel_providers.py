@@ -21,6 +21,24 @@ class Slow(TorchProvider):
         return super().lm_head(x, weight)
 
 
+class Steady(TorchProvider):
+    """Takes the same time for each call of its experts."""
+
+    seconds = 0.4
+
+    def fused_moe(self, *arguments, **keywords):
+        began = time.perf_counter()
+        y = super().fused_moe(*arguments, **keywords)
+        time.sleep(max(0.0, began + self.seconds - time.perf_counter()))
+        return y
+
+
+class Slower(Steady):
+    """15 % slower."""
+
+    seconds = 0.46
+
+
 class Tuned(TorchProvider):
     """Has tactics, of which each is wrong in its own way."""
 
@@ -56,4 +74,5 @@ class Faulty(TorchProvider):
 
 
 clean, wrong, slow, tuned, faulty = TorchProvider(), Wrong(), Slow(), Tuned(), Faulty()
+steady, slower = Steady(), Slower()
 empty = object()

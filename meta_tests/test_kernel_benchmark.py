@@ -6,12 +6,15 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
+import past_runs
 import pytest
 import torch
 from servers import executable
 
+from sm121.core import level_settings
 from sm121.core.unmet import text
 from sm121.core.verdict import Invalid, NotRun
 from sm121.kernels import benchmarks, cases, checks, child, problems
@@ -20,6 +23,12 @@ from sm121.kernels.serving import Choice
 from sm121.kernels.torch_provider import TorchProvider
 from sm121.kernels.under_test import Kernels
 from sm121.measure.stream_bandwidth import Bandwidth
+from sm121.regression import trend
+from sm121.regression.measured import MeasuredHistory
+from sm121.run.engine_report import EngineReport
+from sm121.run.record import Ledger
+from sm121.run.stored_run import StoredMetric
+from sm121.run.verdict_file import VerdictFile
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -50,7 +59,7 @@ def test_a_slower_kernel_has_a_larger_number_and_both_can_be_compared(timed, tmp
         "slow", f"--benchmark-json={files[1]}",
         f"--benchmark-compare={files[0]}", "--benchmark-compare-fail=median:100%",
     )  # fmt: skip
-    assert status != 0 and "Performance has regressed" in run.output, run.output
+    assert status == 1 and "Traceback" not in run.output, run.output
     verdicts = {test["id"].partition("::")[0]: test["verdict"] for test in run.verdict["tests"]}
     assert verdicts == {"tests/test_kernel.py": "PASS", "--benchmark-compare-fail": "FAIL"}
     clean, slow = (json.loads(file.read_text())["benchmarks"][0] for file in files)
@@ -59,6 +68,81 @@ def test_a_slower_kernel_has_a_larger_number_and_both_can_be_compared(timed, tmp
     assert extra["provider"] == "kernel_providers:slow"
     assert extra["bytes"] == 2 * (2880 * 201_088 // 16 + 2880 + 201_088 // 16)
     assert 0 < extra["roofline_share"] < 0.2
+
+
+@pytest.fixture
+def moe(run_pytest, tmp_path):
+    """A run that times the experts of one token, and compares the time."""
+
+    def run(provider, *options):
+        here = Path(__file__).parent
+        return run_pytest(
+            "tests/test_kernel.py::test_kernel_speed[moe-1]", "tests/test_regression.py",
+            "--arch", "cpu", "--profile", str(here / "data" / "five-percent.toml"),
+            "--kernel-provider", f"kernel_providers:{provider}",
+            f"--benchmark-storage={tmp_path / 'storage'}", *options,
+            environment={"PYTHONPATH": str(here)},
+        )  # fmt: skip
+
+    return run
+
+
+def test_a_slower_moe_kernel_is_red_in_regression_and_against_and_an_equal_one_green(moe):
+    status, trusted = moe("steady", "--benchmark-autosave")
+    assert status == 0, trusted.output
+    metric = trusted.verdict["metrics"]["moe_decode_us"]
+    assert metric["unit"] == "µs" and metric["verdict"] == "PASS" and metric["minimum"] is None
+    assert 390_000 < metric["value"] < 900_000, "microseconds"
+    assert metric["case"] == "fused_moe of 1 x 576 by 4 of 8 experts of 576"
+    compared = ("--benchmark-compare", "--against", str(trusted.report))
+    status, again = moe("steady", *compared)
+    assert status == 0, again.output
+    assert any("moe_decode_us" in line for line in again.verdict["against"]["metrics"])
+    status, slower = moe("slower", *compared)
+    assert status == 1, slower.output
+    tests = {test["id"].partition("::")[2]: test for test in slower.verdict["tests"]}
+    worse = tests["test_no_metric_is_worse"]
+    assert worse["verdict"] == "FAIL" and "moe_decode_us" in worse["message"], worse
+    (line,) = slower.verdict["against"]["worse"]
+    assert line.startswith("moe_decode_us: ") and not slower.verdict["against"]["no_worse"]
+
+
+@pytest.mark.parametrize(
+    ("timed_in_it", "expected"), [("a kernel", ["attention_decode_us@d0"]), ("no kernel", [])]
+)
+def test_a_time_is_missing_only_where_kernels_were_timed(timed_in_it, expected):
+    """``tests/test_performance.py`` alone lacks no kernel's time of a stored run of all levels."""
+    now = [stored_metric("tg32@d0", None)]
+    if timed_in_it == "a kernel":
+        now.append(stored_metric("moe_decode_us", "fused_moe"))
+    before = [*now, stored_metric("attention_decode_us@d0", "decode_attention")]
+    recorder = SimpleNamespace(harness=SimpleNamespace(ledger=Ledger(empty_file())))
+    history = MeasuredHistory(recorder, "unused", Path())
+    vars(history)["_now"] = past_runs.stored_run("now", *now)
+    kept = history._asked_of(past_runs.stored_run("0001", *before))
+    missing = trend.missing(history.current, kept)
+    assert [line.partition(" ")[0] for line in missing] == expected
+
+
+def stored_metric(name, case):
+    return StoredMetric(name, "µs", False, None, (1.0,), 1.0, case=case)
+
+
+def empty_file():
+    return VerdictFile(
+        arch="cpu", profile="p", started="", engine=EngineReport(name="e", model="m", managed=False)
+    )
+
+
+def test_times_of_other_sizes_are_not_compared():
+    """``--full-shapes`` on a CPU times the same operations at other sizes under the same names."""
+    before = past_runs.stored_run("0001", stored_metric("moe_decode_us", "8 experts"))
+    limits = level_settings.Regression()
+    for case, judged in (("8 experts", 1), ("128 experts", 0)):
+        now = {"moe_decode_us": stored_metric("moe_decode_us", case)}
+        assert len(trend.compare(now, [before], limits)) == judged
+    names = [case.metric for case in cases.select_timed((0, 4096), full=True)]
+    assert len({*names}) == len(names) and "moe_decode_us" in names
 
 
 def test_a_kernel_that_computes_something_else_is_invalid(timed):

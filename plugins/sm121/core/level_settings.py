@@ -320,7 +320,7 @@ class Regression(DataTable):
 
     def of_starts(self, metric: str, unit: str) -> float:
         """By how much this metric may differ from start to start; 0 of what is no rate or time."""
-        is_timed = unit in ("tok/s", "ms") and metric not in self.metrics
+        is_timed = unit in ("tok/s", "ms", "µs") and metric not in self.metrics
         return self.starts_differ_by if is_timed else 0.0
 
     def allowed(self, metric: str) -> float:

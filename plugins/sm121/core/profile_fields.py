@@ -25,7 +25,7 @@ class Gate(Statement):
     """Thresholds of one metric. Higher is better for rates, lower for times (``at_most``)."""
 
     metric: str = Field(pattern=r"^[a-z0-9_]+(@d?\d+)?$")
-    unit: Literal["tok/s", "ms", "s", "GiB", "%", "tokens", "nats"]
+    unit: Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
     minimum: float | None = None
     target: float | None = None
     stretch: float | None = None

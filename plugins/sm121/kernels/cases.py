@@ -229,6 +229,34 @@ class BenchmarkCase:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def metric(self) -> str:
+        """Its name in verdict.json: microseconds, lower is better."""
+        if self.operation == "decode_attention":
+            window = "" if self.window is None else "_window"
+            return f"attention_decode{window}_us@d{self.depth}"
+        if self.operation == "lm_head":
+            return "lm_head_us"
+        if self.operation != "fused_moe":
+            return f"{self.operation}_{self.tokens}_us"
+        return {1: "moe_decode_us", 2048: "moe_prefill_us"}.get(
+            self.tokens, f"moe_{self.tokens}_tokens_us"
+        )
+
+    @property
+    def sizes(self) -> str:
+        """What is timed, with its sizes: what two times must share to be compared."""
+        tokens = f"{self.operation} of {self.tokens} x {self.hidden}"
+        if self.operation == "decode_attention":
+            heads = f"{self.query_heads} and {self.kv_heads} heads of {self.head_dim}"
+            window = "" if self.window is None else f", window {self.window}"
+            return f"{self.operation} of {heads} at depth {self.depth}{window}"
+        if self.operation == "lm_head":
+            return f"{tokens} to {self.vocabulary}"
+        if self.operation != "fused_moe":
+            return tokens
+        return f"{tokens} by {self.top_k} of {self.experts} experts of {self.intermediate}"
+
 
 def select_timed(depths: Iterable[int], *, full: bool) -> tuple[BenchmarkCase, ...]:
     """The cases, at gpt-oss-120b's sizes when `full`. Reduced: a twenty-fifth of an expert's

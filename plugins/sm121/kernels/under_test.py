@@ -8,10 +8,33 @@ from sm121.core.unmet import Fact, facts_of, of
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.kernels import cases, protocol, serving
 from sm121.kernels.child import Child, DeviceFault, Ended
+from sm121.measure.measurement import Measurement
 
 _ROUNDS = (5, 20)
 """Of a timed call, on a CPU and on a GPU."""
 _TACTIC_S = 180.0
+
+
+@dataclass(frozen=True)
+class TimedCase:
+    """What a kernel took."""
+
+    case: cases.BenchmarkCase
+    seconds: tuple[float, ...]
+    """Of each round; empty where none was timed."""
+    about: Mapping[str, Any]
+    """By which provider and clock, and what it was compared with."""
+
+    @property
+    def measurement(self) -> Measurement:
+        """Its time as a metric of the verdict. No gate holds it: it is compared with other runs."""
+        return Measurement(
+            name=self.case.metric,
+            unit="µs",
+            samples=[1e6 * seconds for seconds in self.seconds],
+            higher_is_better=False,
+            case=self.case.sizes,
+        )
 
 
 @dataclass
@@ -49,24 +72,19 @@ class Kernels:
             wrong += of(f"tactic {tactic}", facts)
         return wrong
 
-    def time(self, case: cases.BenchmarkCase, benchmark: Any) -> None:
-        """Time a case, and replay the rounds as pytest-benchmark's, what they were compared with in
-        its extra_info. Raises Invalid: the number is of a call that did not do its work."""
+    def time(self, case: cases.BenchmarkCase, *, is_timed: bool = True) -> "TimedCase":
+        """Time a case.
+
+        Args:
+            case: The operation and its sizes.
+            is_timed: Whether rounds are timed; else the case is called once, and judged.
+
+        Raises:
+            Invalid: The number is of a call that did not do its work.
+        """
         name, child = self._provider(case.operation)
-        answer = child.ask("time", name, case, (0, 0) if benchmark.disabled else _ROUNDS)
-        rounds = answer["seconds"] or [0.0]  # not timed: called once, and judged
-        clock, coming = [0.0], iter(rounds)
-
-        def stand() -> None:
-            clock[0] = 0.0
-
-        def advance() -> None:
-            clock[0] = next(coming)
-
-        benchmark._timer = lambda: clock[0]
-        benchmark.group = case.operation
-        benchmark.extra_info |= answer["extra"]
-        benchmark.pedantic(advance, setup=stand, rounds=len(rounds))
+        answer = child.ask("time", name, case, _ROUNDS if is_timed else (0, 0))
+        return TimedCase(case, tuple(answer["seconds"]), answer["extra"])
 
     def _provider(self, operation: protocol.Operation) -> tuple[str, Child]:
         choice = self.choices[operation]

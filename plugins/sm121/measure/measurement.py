@@ -8,7 +8,7 @@ from pydantic import Field
 from sm121.client.timed_answer import Clock
 from sm121.core.data_file import DataTable, Record
 
-Unit = Literal["tok/s", "ms", "s", "GiB", "%", "tokens", "nats"]
+Unit = Literal["tok/s", "ms", "µs", "s", "GiB", "%", "tokens", "nats"]
 #: Units of what is counted: how fit the machine is changes nothing of it.
 COUNTED = ("%", "tokens", "nats")
 #: Units of values that exist once in a run (a start, a peak, what was accepted of all drafts). They
@@ -37,6 +37,8 @@ class Measurement(Record):
     samples: list[float]
     higher_is_better: bool
     clock: Clock | None = None
+    #: Of a kernel's time: what was timed, with its sizes. None of what a server was measured for.
+    case: str | None = None
     #: The quantile that is asked of the samples; None: the samples' median is the value.
     quantile: float | None = None
     #: Its value is the mean of the samples, one of each fixed text, and decides as it is.

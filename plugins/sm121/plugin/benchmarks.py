@@ -11,18 +11,20 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from sm121.core.errors import Sm121Error
 from sm121.core.printable import printable
-from sm121.core.verdict import Verdict, worst
+from sm121.core.verdict import worst
+from sm121.kernels.cases import BenchmarkCase
+from sm121.kernels.under_test import Kernels
 from sm121.measure import gate, machine
 from sm121.measure.measurement import Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorded, Recorder, host_of
 from sm121.plugin.stash import LEVEL
 from sm121.regression import measured, trend
-from sm121.run import details, verdict_file
+from sm121.run import details
 from sm121.session.session import Session
 from sm121.session.settings import Settings
 
-_SECONDS = {"s": 1.0, "ms": 1e-3}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 HISTORY = pytest.StashKey[measured.MeasuredHistory]()
 
 
@@ -60,6 +62,7 @@ class MetricRecorder:
         seconds = [_duration(measurement, sample) for sample in measurement.samples]
         replay = [value for value in seconds if math.isfinite(value) and value > 0.0]
         benchmark.extra_info.update(self._recorder.described(recorded, reason=recorded.reason))
+        benchmark.extra_info["test"] = benchmark.fullname
         rounds = iter(replay or [1.0])
 
         def stand() -> None:
@@ -116,6 +119,40 @@ def record_metric(
     conformance.recorder.box = box
     box.begin()
     return MetricRecorder(conformance.recorder, benchmark, metric_clock)
+
+
+@dataclass
+class KernelTimer:
+    """Times a case of the kernels under test, and records it as benchmark and metric."""
+
+    _record: MetricRecorder
+    _benchmark: BenchmarkFixture
+
+    def __call__(self, kernels: Kernels, case: BenchmarkCase) -> None:
+        """Time a case. With ``--benchmark-disable`` its output is judged, and nothing is recorded.
+
+        Args:
+            kernels: The kernels under test.
+            case: The operation and its sizes.
+
+        Raises:
+            Invalid: The number is of a call that did not do its work.
+        """
+        timed = kernels.time(case, is_timed=not self._benchmark.disabled)
+        self._benchmark.extra_info.update(timed.about)
+        if timed.seconds:
+            self._record(timed.measurement)
+
+
+@pytest.fixture
+def time_kernel(
+    conformance: Session,
+    metric_clock: ReplayClock,  # before `benchmark`, as above
+    benchmark: BenchmarkFixture,
+) -> KernelTimer:
+    """Times kernels. The state of the machine is read later, by what measures a server."""
+    recorder = MetricRecorder(conformance.recorder, benchmark, metric_clock)
+    return KernelTimer(recorder, benchmark)
 
 
 def history_of(config: pytest.Config, session: Session) -> measured.MeasuredHistory:
@@ -191,21 +228,3 @@ def samples(session: Session) -> dict[str, details.Samples]:
         recorded.measurement.name: details.samples_of(recorder.described(recorded))
         for recorded in recorder.recorded
     }
-
-
-def decide_comparison(config: pytest.Config, session: Session) -> None:
-    """Note what ``--benchmark-compare-fail`` found; with nothing to compare a run fails too."""
-    checks = config.getoption("benchmark_compare_fail", None)
-    if not checks or config.option.collectonly:
-        return
-    benchmarks = getattr(config, "_benchmarksession", None)
-    regressions = getattr(benchmarks, "performance_regressions", [])
-    lines = [f"{name}: {change}" for name, change in regressions]
-    if not getattr(benchmarks, "benchmarks", []):
-        lines = ["--benchmark-compare-fail was given and no benchmark ran: that is no success"]
-    for number, line in enumerate(lines):
-        name = f"--benchmark-compare-fail::{line.split(':')[0][:80]}"
-        name += f" #{number}" if name in session.ledger else ""  # two checks of one benchmark
-        session.ledger.decide(
-            verdict_file.TestReport(id=name, level="regression", verdict=Verdict.FAIL, message=line)
-        )

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,12 @@ class MeasuredHistory:
     def current(self) -> dict[str, StoredMetric]:
         """The metrics of this run. Raises NotRun: the performance level was not selected;
         Unmet: it was, and measured nothing."""
-        if self._now is not None:
-            return dict(self._now.metrics)
         selected = [test for test in self.recorder.harness.ledger if test.level == "performance"]
+        if self._now is not None:
+            metrics = dict(self._now.metrics)
+            of_a_server = any(metric.case is None for metric in metrics.values())
+            if of_a_server or all(test.skipped for test in selected):
+                return metrics
         if not selected:
             raise NotRun(
                 "nothing was measured in this run; select the performance level with this one: "
@@ -87,8 +90,22 @@ class MeasuredHistory:
         is INVALID is there.)"""
         self._check_comparable()
         baselines = [run for run in (self.named, self.runs[-1]) if run is not None]
-        lines = [line for run in baselines for line in trend.missing(self.current, run)]
+        lines = [
+            line for run in baselines for line in trend.missing(self.current, self._asked_of(run))
+        ]
         return list(dict.fromkeys(lines))
+
+    def _asked_of(self, run: StoredRun) -> StoredRun:
+        """A stored run without the times of kernels that this run did not ask for: neither was a
+        test of theirs selected, nor was any other kernel timed."""
+        ledger = self.recorder.harness.ledger
+        timed = any(metric.case is not None for metric in self.current.values())
+        asked = {
+            name: metric
+            for name, metric in run.metrics.items()
+            if metric.case is None or timed or metric.test in ledger
+        }
+        return replace(run, metrics=asked)
 
     def compared(self) -> None:
         """Hold each metric against the last runs. Raises AssertionError: some are worse; Invalid,

@@ -59,7 +59,10 @@ def compare(
 ) -> list[Change]:
     """Each metric that the history has too, against its last runs. `history`: comparable runs,
     oldest first, without the current one."""
-    earlier = {n: [run.metrics[n] for run in history if n in run.metrics] for n in current}
+    earlier = {
+        name: [run.metrics[name] for run in history if _has(run, metric)]
+        for name, metric in current.items()
+    }
     return [
         compare_prices(current[name], metrics, limits)
         if is_price(name)
@@ -69,6 +72,12 @@ def compare(
         for name, metrics in earlier.items()
         if metrics
     ]
+
+
+def _has(run: StoredRun, metric: StoredMetric) -> bool:
+    """Whether a run measured a metric; a kernel's time at the same sizes."""
+    stored = run.metrics.get(metric.name)
+    return stored is not None and stored.case == metric.case
 
 
 def _over_starts(change: Change, stored: Sequence[StoredMetric], limits: Regression) -> Change:
@@ -252,7 +261,7 @@ def changes(
     through or by steps that are each within the threshold."""
     fallen = []
     for name, metric in current.items():
-        runs = [run for run in history if name in run.metrics and run.metrics[name].value > 0.0]
+        runs = [run for run in history if _has(run, metric) and run.metrics[name].value > 0.0]
         values = [run.metrics[name].value for run in runs] + [metric.value]
         if len(values) < SERIES or not metric.value > 0.0 or is_price(name):
             continue  # `compare` says of a value of 0, and of a price, that it is worse than any

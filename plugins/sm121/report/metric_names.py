@@ -8,6 +8,7 @@ from sm121.core import data_file
 _STREAMS = r"_(?P<how>[cq])(?P<streams>\d+)"
 _RATE = re.compile(rf"(?P<kind>pp|tg)(?P<tokens>\d+)(?:{_STREAMS})?@d(?P<depth>\d+)")
 _TIME = re.compile(r"(?P<base>(?:ttft|tpot|itl|e2e)(?:_\w+?)??)_p(?P<percent>\d+)")
+_KERNEL = re.compile(r"(?P<what>\w+)_us(?:@d(?P<depth>\d+))?")
 _LONG = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["metrics"]
 
 
@@ -67,6 +68,9 @@ def words(name: str) -> str:
             several = _several(int(beside["streams"]), in_turns=beside["how"] == "q")
         long = _LONG.get(base, _LONG.get(match["base"], match["base"]))
         return f"{long}, p{match['percent']}{several}"
+    if (kernel := _KERNEL.fullmatch(name)) is not None:
+        depth = f" at depth {kernel['depth']}" if kernel["depth"] else ""
+        return f"kernel {kernel['what'].replace('_', ' ')}{depth}"
     return _LONG.get(name, name)
 
 

@@ -44,6 +44,9 @@ class StoredMetric:
     #: Tokens of a step while it was measured, where drafts were accepted; None without.
     accepted_length: float | None = None
     texts: tuple[str, ...] = ()
+    #: Of a kernel's time: what was timed. The test that measured it, where that is known.
+    case: str | None = None
+    test: str | None = None
     #: Of a decode rate: its share of what the memory allows, and what a token reads.
     roofline: float | None = None
     bytes_per_token: float | None = None
@@ -59,7 +62,7 @@ class StoredMetric:
     def why_no_number(self) -> str | None:
         """Why nothing can be worse than it; None where something can."""
         is_price = self.name.partition("@")[0] in PRICES
-        may_be_0 = is_price or self.unit not in ("tok/s", "ms", "s", "GiB")
+        may_be_0 = is_price or self.unit not in ("tok/s", "ms", "µs", "s", "GiB")
         values = (self.value, *self.samples)
         if all(map(math.isfinite, values)) and (may_be_0 or min(values) > 0.0):
             return None
@@ -68,7 +71,8 @@ class StoredMetric:
     @property
     def kind(self) -> str:
         """What two values must share to be of one quantity."""
-        of = f", of {', '.join(self.texts)}" if self.texts else ""
+        parts = [*self.texts, self.case] if self.case is not None else self.texts
+        of = f", of {', '.join(parts)}" if parts else ""
         return f"{self.unit}, {'higher' if self.higher_is_better else 'lower'} is better{of}"
 
     @classmethod
@@ -83,6 +87,7 @@ class StoredMetric:
             value=value,
             accepted_length=metric.accepted_length,
             texts=tuple(metric.texts or ()),
+            case=metric.case,
             roofline=metric.roofline,
             bytes_per_token=metric.bytes_per_token,
         )
@@ -250,8 +255,10 @@ def storage_folder(storage: str, root: Path) -> Path:
 
 def load_benchmarks(storage: Path, pattern: str = "*") -> list[StoredRun]:
     """The runs of a storage folder that hold measurements, oldest first, of each Python's folder.
-    `pattern`: ``0003`` for one run, or a file. Raises UsageError: none of pytest-benchmark's."""
-    named, matches = Path(pattern), storage.glob(f"*/{pattern.rstrip('*')}*.json")
+    `pattern`: ``0003`` for one run, ``FOLDER/0003``, or a file. Raises UsageError: none of
+    pytest-benchmark's."""
+    named, files = Path(pattern), f"{pattern.rstrip('*')}*.json"
+    matches = storage.glob(files if "/" in pattern else f"*/{files}")
     runs = map(read_benchmarks, [named] if named.is_file() else matches)
     return sorted(filter(None, runs), key=lambda run: (run.file.started, run.name))
 
@@ -287,7 +294,8 @@ def of_benchmarks(run: str, when: str, benchmarks: Iterable[Mapping[str, Any]]) 
         if report.value is None:
             reasons.append(f"its {name} has no value")
             continue
-        metrics[name] = StoredMetric.of(name, report.value, report, details.samples_of(extra))
+        metric = StoredMetric.of(name, report.value, report, details.samples_of(extra))
+        metrics[name] = replace(metric, test=extra.get("test"))
         if report.verdict is not Verdict.PASS:
             reasons.append(f"its {name} was {report.verdict}")
         if why := metrics[name].why_no_number:
@@ -327,6 +335,7 @@ def _report(extra: Mapping[str, Any]) -> MetricReport:
         rounds=len(samples),
         starts=1,
         clock=extra.get("clock"),
+        case=extra.get("case"),
         accepted_length=(extra.get("extra") or {}).get("mean_accepted_length"),
         texts=(extra.get("extra") or {}).get("texts"),
         roofline=extra.get("roofline"),

@@ -166,6 +166,8 @@ class MetricReport(Record):
     """What the engine reads for a token, by the formats that it has; null where not known."""
     out_of_reach: str | None = None
     """What it reads, where its gate cannot be reached with that, and what could reach it."""
+    case: str | None = None
+    """Of a kernel's time: what was timed, with its sizes; null of a server's metric."""
     #: Of a server that drafts: the fixed texts that it is of, the tokens of a step, and the share
     #: of the drafts that was accepted.
     texts: list[str] | None = None
