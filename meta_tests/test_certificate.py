@@ -462,3 +462,9 @@ def test_a_model_that_is_not_the_profiles_contradicts_its_path(tmp_path):
     weights.write_bytes(b"GGUF")
     assert contradiction("canary:gguf", identity(str(weights)), str(weights)) is None
     assert "model's digest" in contradiction("canary:gguf", digest, str(weights))
+
+
+@pytest.mark.parametrize("option", ["benchmark_compare", "benchmark_compare_fail"])
+def test_a_comparison_changes_nothing_that_is_asked(option):
+    """Neither a certificate nor `sm121 compare` refuses a run for it."""
+    assert certificate._effect(option, "0001", options.own()) == "harmless"
