@@ -23,8 +23,8 @@ from sm121.run.verdict_file import TestReport
 from sm121.session.forecast import Forecast
 from sm121.session.remaining import Remaining
 
-#: With a look each second no run is silent for more than ten seconds.
-_LINE_EVERY_S = 9.0
+#: With a look each second no run is silent for more than ten seconds, on a busy machine neither.
+_LINE_EVERY_S = 8.0
 #: What runs for so long is shown with its time.
 _LONG_S = 10.0
 #: On a terminal these lines are the rewritten one's; the last of a start is kept.
