@@ -12,10 +12,11 @@ from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
 from sm121.plugin import selection, terminal
 from sm121.plugin.stash import REPORT
-from sm121.report import key_numbers, metric_verdicts, page, stored, summary
+from sm121.report import comparison, headline, key_numbers, metric_verdicts, page, stored, summary
 from sm121.report.stored import StoredReport
+from sm121.run import verdict_file
 from sm121.run.details import Samples
-from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
+from sm121.run.verdict_file import ConfigurationGate, MetricReport, TestReport, VerdictFile
 
 PLAN = "11 tests are not in plan quick; --plan full asks them"
 
@@ -162,3 +163,90 @@ def test_a_table_never_obeys_a_name(tmp_path):
     run.engine.model = "a|b\x1b[2J"
     table = key_numbers.llama_benchy(VerdictFile.model_validate(run.model_dump()), {})
     assert "| a\\|b\\x1b[2J | " in table
+
+
+@pytest.mark.parametrize("bound", [45.0, None])
+def test_the_verdict_of_a_release_answers_both_questions(bound, tmp_path):
+    """As on the stand-in for a GB10 with vLLM 0.33 and no --configuration."""
+    report = report_of("pass", tmp_path)
+    run = report.run
+    gate = run.metrics["tg32@d0"]
+    gate.value, gate.bound, gate.verdict, gate.grade = 33.55, bound, Verdict.FAIL, None
+    gate.configuration_gate = ConfigurationGate(
+        configuration="stock", minimum=30.2, verdict=Verdict.PASS
+    )
+    run.tests.append(failed("test_decode_rate[tg32-d0]", "performance", "tg32@d0"))
+    run.judge()
+    where = " (45 at most on this machine)" if bound else ""
+    lines = closing_lines(report)
+    assert lines[-1] == (
+        f"FAIL: tg32@d0 33.55 tok/s: at least 52 FAIL{where}; as releases are, 30.2: PASS"
+    )
+    assert any(line.endswith("FAIL (releases 30.2: PASS)") for line in lines), lines
+    assert "FAIL; as releases are, 30.2: PASS" in summary.markdown(run)
+
+
+def test_sm121_compare_calls_a_number_without_a_gate_measured(tmp_path):
+    report = report_of("pass", tmp_path)
+    run = report.run
+    run.metrics = {name: run.metrics[name] for name in ("tg32@d0", "tg128@d0")}
+    run.metrics["tg128@d0"].verdict = Verdict.NOT_RUN
+    verdict_file.write(run, report.directory / verdict_file.NAME)
+    table = comparison.markdown([comparison.read(report.directory)])
+    assert "| measured |" in table and "NOT_RUN" not in table, table
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "words"),
+    [
+        pytest.param(0.00002, 0.0, 0.00009, "mean KL less than 0.001 nats", id="nothing"),
+        pytest.param(0.0123, 0.011, 0.014, "mean KL 0.0123 [0.011, 0.014] nats", id="a price"),
+        pytest.param(0.0, -0.5, 0.5, "mean KL 0 [-0.5, 0.5] nats", id="not sure"),
+    ],
+)
+def test_a_price_of_nothing_is_no_row_of_zeros(value, low, high, words, tmp_path):
+    run = report_of("pass", tmp_path).run
+    run.metrics["price_kl"] = MetricReport(
+        value=value, ci_low=low, ci_high=high, unit="nats", verdict=Verdict.PASS
+    )
+    price = headline.of(run).price
+    assert words in price and "0 [0, 0.0001]" not in price, price
+
+
+def test_deviations_of_a_release_stand_apart_from_remarks(tmp_path):
+    report = report_of("pass", tmp_path)
+    report.run.remarks = ["a remark"]
+    report.run.tests[0].symptoms = ["wrong-key: known of vLLM >=0.14: no error object"]
+    text = page.html(report)
+    of_release = text.partition('id="deviations"')[2].partition("</details>")[0]
+    assert "wrong-key: known of vLLM" in of_release and "a remark" not in of_release
+    assert "in the report: 1 known deviation, 1 remark" in closing_lines(report)
+
+
+def test_a_cell_of_the_matrix_is_not_a_count_of_verdicts(tmp_path):
+    """``cell 3: PASS`` where ``3 PASS`` read as three of them."""
+    grid = (
+        page.html(report_of("pass", tmp_path)).partition("Matrix grid")[2].partition("</table>")[0]
+    )
+    assert ">cell 3: PASS<" in grid and ">3 PASS<" not in grid
+
+
+def test_the_sentence_of_a_certificate_does_not_deny_a_level_that_ran(tmp_path):
+    """A page said "not asked for: stress" above "stress PASS": --soak had run part of it."""
+    run = report_of("pass", tmp_path).run
+    run.certificate_levels = ["smoke", "performance"]
+    run.levels = {name: run.levels[name] for name in ("smoke", "performance", "stress")}
+    covered = run.certificate_covers
+    assert covered is not None and "stress" not in covered.partition("not selected: ")[2]
+    assert "also ran, beside the certificate: stress" in covered
+
+
+def test_the_first_screen_has_the_rates_before_anything_that_is_asked(tmp_path):
+    text = page.html(report_of("fail", tmp_path))
+    first = text.partition("</h1>")[2]
+    order = [first.index(part) for part in ('id="verdict"', 'class="tiles"', 'class="tabs"',
+                                             'class="strip"', "<dt>profile</dt>", 'id="record"',
+                                             'class="facts asked"')]  # fmt: skip
+    assert order == sorted(order)
+    header = first.partition("</header>")[0]
+    assert re.search(r'data-show-verdict="FAIL">FAIL <b>\d+</b>', header) and "digest" not in header

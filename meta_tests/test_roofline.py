@@ -169,6 +169,23 @@ def test_a_rate_is_held_against_the_bound_of_what_it_reads(
     assert [remark in line for line in remarks] == [True] * bool(remark)
 
 
+@pytest.mark.parametrize(
+    ("rate", "named", "second"),
+    [
+        pytest.param(33.55, None, (30.2, "PASS"), id="a healthy release"),
+        pytest.param(25.0, None, (30.2, "FAIL"), id="a release that got slower"),
+        pytest.param(25.0, "stock", None, id="a release asked for by name: one gate"),
+        pytest.param(53.0, None, None, id="a build that passes: one answer"),
+    ],
+)
+def test_a_release_below_the_gate_is_also_compared_with_releases(rate, named, second):
+    bandwidth = 235.0 if rate < 50 else 400.0
+    metric, _, _ = measured(rate, named=named, bandwidth=bandwidth)
+    own = metric.configuration_gate
+    assert (own and (own.minimum, own.verdict.value)) == second
+    assert own is None or own.configuration == "stock"
+
+
 @pytest.mark.parametrize("model", ["openai/gpt-oss-120b", "default", "canary"])
 def test_no_name_of_an_attached_model_raises_the_bound(model):
     """A small model under a name that states nothing is too fast for the profile's model."""

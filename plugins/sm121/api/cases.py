@@ -135,6 +135,8 @@ class Judge:
     well: dict[str, str]
     #: Filled in: the deviations that were excused.
     excused: list[str] = field(default_factory=list)
+    #: Filled in: how each of them showed, one line.
+    symptoms: list[str] = field(default_factory=list)
 
     def __call__(self, case: Case) -> None:
         """Judge one case. Raises Unmet: something is wrong that no tier excuses, and that is not
@@ -151,26 +153,29 @@ class Judge:
             fact = replace(problem.fact, about=about, kind=problem.kind)
             raise Unmet(fact, severity=problem.severity)
         if problem is not None:
-            self.remark(f"{case.id}: {problem.fact}")
+            text = f"{case.id}: {problem.fact}"
             if self.api.capabilities.deviation(case.id, problem.kind) is not None:
                 self.excused.append(f"{case.id}: {problem.kind}")
+                self.symptoms.append(text)
+            else:
+                self.remark(text)
         elif case.tier == "unspecified":
             self.remark(f"{case.id}: unspecified ({case.why}); seen: {reply[:100]}")
 
     def known(self, case: str, kind: str, text: str) -> bool:
-        """Whether a failure is a known deviation of this engine's version; it is remarked on."""
+        """Whether a failure is a known deviation of this engine's version; it is noted as such."""
         if (deviation := self.api.capabilities.deviation(case, kind)) is not None:
             self.known_or_mended(deviation, text)
         return deviation is not None
 
     def known_or_mended(self, deviation: Deviation, symptom: str) -> None:
-        """Remark on a deviation that is known of this version. `symptom`: how it showed; empty
-        where it did not, and its range should be closed."""
+        """Note a deviation that is known of this version. `symptom`: how it showed; empty where it
+        did not, and a remark says that its range should be closed."""
         engine = self.api.capabilities
         release = f"{engine.file.title} {deviation.versions}"
         if symptom:
             self.excused.append(f"{deviation.case}: {deviation.kind}")
-            self.remark(f"{deviation.case}: known of {release}: {symptom}")
+            self.symptoms.append(f"{deviation.case}: known of {release}: {symptom}")
         else:
             self.remark(
                 f"{deviation.case}: {deviation.kind} is known of {release}, and {engine.version} "

@@ -70,9 +70,15 @@ class Recorder:
         bound = maximum_rounds or measurement.rounds if more else measurement.rounds
         name = measurement.name
         threshold = self.gates.get(name) or self.harness.profile.gate(name)
-        decision = None
+        decision = second = None
+        own_gate = self._configuration_gate(name, threshold)
         if threshold is not None and measurement.valid and measurement.samples:
             decision, measurement = gate.decide_measurement(measurement, threshold, more, bound)
+            if own_gate is not None and decision.verdict is Verdict.FAIL:
+                second, measurement = gate.decide_measurement(measurement, own_gate, more, bound)
+                # On all rounds: the second gate may have needed more of them.
+                every = measurement.rounds
+                decision, _ = gate.decide_measurement(measurement, threshold, None, every)
         estimate = decision.estimate if decision else gate.estimate_of(measurement)
         if self.harness.attached is not None:
             self.harness.look_at_the_server()
@@ -83,18 +89,14 @@ class Recorder:
         against = [*map(str, measurement.invalid), *([above_roofline] if above_roofline else [])]
         if not against and estimate is None:
             against.append("no_samples: nothing was measured")
-        verdict, fact = gate.conclude(
-            measurement,
-            decision,
-            gated=threshold is not None,
-            against=against,
-            refuted=self.box.refuted if self.box is not None else (),
-            box=file.box.reason,
-        )
+        verdict, fact = self._conclude(measurement, decision, against, gated=threshold is not None)
         if fact and verdict is Verdict.FAIL and (why := memory.get("out_of_reach")):
             (fact,) = noted([fact], f"it reads {why}")
         recorded = Recorded(measurement, estimate, verdict, fact)
-        file.metrics[measurement.name] = _report(recorded, threshold, decision, memory)
+        report = file.metrics[name] = _report(recorded, threshold, decision, memory)
+        if own_gate is not None and second is not None and verdict is Verdict.FAIL:
+            other, _ = self._conclude(measurement, second, against, gated=True)
+            report.configuration_gate = self._described_gate(own_gate, other)
         for line in measurement.unproven:
             self.harness.unproven(line)
         for line in measurement.remarks:
@@ -111,6 +113,40 @@ class Recorder:
         if fact and verdict is Verdict.FAIL:
             raise Unmet(fact)
         return recorded
+
+    def _conclude(
+        self,
+        measurement: Measurement,
+        decision: gate.Decision | None,
+        against: list[str],
+        *,
+        gated: bool,
+    ) -> tuple[Verdict, Fact | None]:
+        return gate.conclude(
+            measurement,
+            decision,
+            gated=gated,
+            against=against,
+            refuted=self.box.refuted if self.box is not None else (),
+            box=self.harness.file.box.reason,
+        )
+
+    def _described_gate(self, own: Gate, verdict: Verdict) -> verdict_file.ConfigurationGate:
+        return verdict_file.ConfigurationGate(
+            configuration=self.harness.profile.under_test,
+            minimum=own.minimum,
+            at_most=own.at_most,
+            verdict=verdict,
+        )
+
+    def _configuration_gate(self, metric: str, threshold: Gate | None) -> Gate | None:
+        """The gate of the configuration under test, where another one is in force."""
+        profile = self.harness.profile
+        gates = profile.configurations[profile.under_test].gates
+        own = next((each for each in gates if each.metric == metric), None)
+        if own is None or threshold is None or own == threshold:
+            return None
+        return own
 
     def described(self, recorded: Recorded, *, reason: str = "") -> dict[str, Any]:
         """What is stored with a measurement, so that it can be compared and understood later."""

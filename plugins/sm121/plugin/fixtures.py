@@ -23,7 +23,7 @@ from sm121.engines.capabilities import Capabilities
 from sm121.engines.detection import detect
 from sm121.engines.managed import StopReport
 from sm121.evidence.kernel_path import KernelPath
-from sm121.plugin.stash import DEVIATIONS, SESSION
+from sm121.plugin.stash import DEVIATIONS, SESSION, SYMPTOMS
 from sm121.session.session import Session
 
 if TYPE_CHECKING:
@@ -175,7 +175,9 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
     """Holds the server against a case of ``fixtures/api/cases.toml``."""
     answered = request.config.stash.setdefault(_WELL, {})
     remark = functools.partial(conformance.remark, at_once=False)
-    return Judge(api, remark, answered, request.node.stash.setdefault(DEVIATIONS, []))
+    kept = request.node.stash
+    excused, symptoms = kept.setdefault(DEVIATIONS, []), kept.setdefault(SYMPTOMS, [])
+    return Judge(api, remark, answered, excused=excused, symptoms=symptoms)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sm121.core.waivers import Waiver
 from sm121.engines import capabilities, managed
 from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
-from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED
+from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED, SYMPTOMS
 from sm121.run.record import stands
 from sm121.run.verdict_file import BESIDE, NOT_RUN, JudgedKernel, TestReport
 from sm121.session.crashes import RanOutOfTime
@@ -112,6 +112,7 @@ def take(
         recorded = session.recorder.recorded[item.stash.get(MEASURED, 0) :]
         finding.metrics = [one.measurement.name for one in recorded]
         finding.deviations = item.stash.get(DEVIATIONS, None)
+        finding.symptoms = item.stash.get(SYMPTOMS, [])
         session.ledger.decide(finding)
         session.save()
         # In a worker, the report takes the verdict to the controller.

@@ -28,5 +28,7 @@ FINDING = pytest.StashKey[verdict_file.TestReport]()
 MEASURED = pytest.StashKey[int]()
 #: Known deviations of the engine that the test has excused.
 DEVIATIONS = pytest.StashKey[list[str]]()
+#: How each of them showed, one line.
+SYMPTOMS = pytest.StashKey[list[str]]()
 #: How many servers had been started when a test began.
 STARTS = pytest.StashKey[int]()

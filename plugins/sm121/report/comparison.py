@@ -18,7 +18,7 @@ from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Regression
 from sm121.core.verdict import Severity, Verdict
 from sm121.regression.change import price_change, trade
-from sm121.report import metric_names
+from sm121.report import metric_names, metric_verdicts
 from sm121.report.rows import shown
 from sm121.run import stored_run, verdict_file
 from sm121.run.fingerprint import Difference, Fingerprint
@@ -46,6 +46,13 @@ class ComparedRow:
     #: The source's own figure of its scatter, where it has no interval: a standard deviation.
     deviation: float | None = None
     verdict: str | None = None
+
+    @property
+    def word(self) -> str | None:
+        """Its verdict, ``measured`` without a gate; None from a tool that has no verdicts."""
+        if self.verdict is None:
+            return None
+        return metric_verdicts.of_metric(self.metric, self.report).word
 
     @property
     def counts(self) -> bool:

@@ -157,6 +157,8 @@ def _said(run: VerdictFile) -> str:
         is_price=is_price,
         number=number,
         apart=apart,
+        required=metric_verdicts.required,
+        limit=metric_verdicts.limit,
         **values,
     )
 

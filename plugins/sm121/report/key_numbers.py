@@ -162,7 +162,7 @@ def _row(run: VerdictFile, name: str) -> NumberRow:
         metric=name,
         value=f"{number(metric.value)} {metric.unit}" if metric.value is not None else "none",
         interval=_interval(metric),
-        required=required(metric),
+        required=metric_verdicts.required(metric),
         share=share(metric),
         verdict=_verdict(run, name),
     )
@@ -170,6 +170,8 @@ def _row(run: VerdictFile, name: str) -> NumberRow:
 
 def _verdict(run: VerdictFile, name: str) -> str:
     judged = metric_verdicts.of_run(run, name)
+    if (own := run.metrics[name].configuration_gate) is not None:
+        return f"{judged.word} (releases {metric_verdicts.limit(own)}: {own.verdict.value})"
     grade = run.metrics[name].grade
     if judged.verdict is Verdict.PASS and grade not in (None, "minimum"):
         return f"{judged.word} ({grade})"
@@ -182,13 +184,6 @@ def _interval(metric: MetricReport) -> str:
         return f"{confidence} sure" if confidence and metric.gated else ""
     text = f"{number(metric.ci_low) or '?'} to {number(metric.ci_high) or 'unbounded'}"
     return text if confidence in ("", _USUAL_CONFIDENCE) else f"{text} ({confidence})"
-
-
-def required(metric: MetricReport) -> str:
-    """Return what the gate of a metric requires: ``at least 52``; empty without a gate."""
-    if metric.minimum is not None:
-        return f"at least {number(metric.minimum)}"
-    return f"at most {number(metric.at_most)}" if metric.at_most is not None else ""
 
 
 def share(metric: MetricReport) -> str:

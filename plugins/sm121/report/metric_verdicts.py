@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from sm121.core.numbers import number
 from sm121.core.verdict import Verdict, worst
 from sm121.measure import gate, statistics
 from sm121.report import metric_names
-from sm121.run.verdict_file import ChangeReport, MetricReport, VerdictFile
+from sm121.run.verdict_file import ChangeReport, ConfigurationGate, MetricReport, VerdictFile
 
 #: What B of ``--ab`` is compared with: such a change is no verdict on a metric of this run.
 OF_AB = "A"
@@ -44,8 +45,10 @@ def of_metric(name: str, metric: MetricReport) -> Judged:
     if (why := no_evidence(name, metric)) is not None:
         return Judged(Verdict.NOT_RUN, "little evidence", why)
     if metric.gated or verdict not in (Verdict.PASS, Verdict.NOT_RUN):
-        grade = f" ({metric.grade})" if metric.grade else ""
-        return Judged(verdict, verdict.value, verdict.value + grade)
+        text = verdict.value + (f" ({metric.grade})" if metric.grade else "")
+        if (own := metric.configuration_gate) is not None:
+            text += f"; as releases are, {limit(own)}: {own.verdict.value}"
+        return Judged(verdict, verdict.value, text)
     if verdict is Verdict.PASS:
         return Judged(verdict, _MEASURED, _MEASURED, is_measured=True)
     if metric.value is None:
@@ -87,6 +90,18 @@ def no_evidence(name: str, metric: MetricReport) -> str | None:
         f"p{100 * fraction:g} of {metric.rounds} requests: {how} ({sure:.0%} confidence; "
         f"{statistics.CONFIDENCE:.0%} takes {gate.requests_needed(fraction)})"
     )
+
+
+def limit(gate: MetricReport | ConfigurationGate) -> str:
+    """Return the number of a gate; empty without one."""
+    return number(gate.at_most if gate.minimum is None else gate.minimum)
+
+
+def required(gate: MetricReport | ConfigurationGate) -> str:
+    """Return what a gate requires: ``at least 52``; empty without a gate."""
+    if gate.minimum is None and gate.at_most is None:
+        return ""
+    return f"{'at least' if gate.at_most is None else 'at most'} {limit(gate)}"
 
 
 def by(change: ChangeReport) -> str:

@@ -106,6 +106,8 @@ class TestReport(Record):
     deviations: list[str] | None = None
     """What it excused because it is known of this version of the engine; null where it looks for
     none."""
+    symptoms: list[str] = Field(default_factory=list)
+    """How each of these deviations showed, one line."""
 
     @classmethod
     def of(
@@ -140,6 +142,15 @@ class TestReport(Record):
         return not self.skipped and self.verdict is not Verdict.NOT_RUN
 
 
+class ConfigurationGate(Record):
+    """The gate that a configuration of the profile has of its own, and its verdict."""
+
+    configuration: str
+    minimum: float | None = None
+    at_most: float | None = None
+    verdict: Verdict
+
+
 class MetricReport(Record):
     """One measured quantity and its gate. Null where nothing was measured or demanded."""
 
@@ -168,6 +179,9 @@ class MetricReport(Record):
     """What it reads, where its gate cannot be reached with that, and what could reach it."""
     case: str | None = None
     """Of a kernel's time: what was timed, with its sizes; null of a server's metric."""
+    configuration_gate: ConfigurationGate | None = None
+    """Of a metric that failed the project's gate: what others have measured of the configuration
+    under test, less a tenth. Null where the configuration has no gate of its own."""
     #: Of a server that drafts: the fixed texts that it is of, the tokens of a step, and the share
     #: of the drafts that was accepted.
     texts: list[str] | None = None
