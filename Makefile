@@ -34,10 +34,11 @@ help: ## the targets
 conformance: $(VENV)/.installed ## judge a real vLLM on this CPU, with the checks of PLAN (quick, merge, full)
 	$(PY) -m pytest --arch cpu --plan $(PLAN) $(MATRIX) --report-dir=$(REPORT) --benchmark-autosave $(PYTEST_ARGS)
 
-# K=gate: the tests whose file, name or case matches, as pytest's -k takes it, in the environment that is there.
+# K=gate: the tests whose file, name or case matches, as pytest's -k takes it, in the environment that is there;
+# not those that measure time, which take minutes.
 test: $(if $(K),,$(VENV)/.developing canary) ## lint, and the suite's own tests; K=WORD: those that match, without lint
 ifdef K
-	$(PY) -m pytest meta_tests -k '$(K)' $(PYTEST_ARGS)
+	$(PY) -m pytest meta_tests -m 'not alone' -k '$(K)' $(PYTEST_ARGS)
 else
 	@$(MAKE) --no-print-directory -j 2 lint beside
 	$(PY) -m pytest meta_tests -m alone $(PYTEST_ARGS)
