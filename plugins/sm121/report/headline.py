@@ -159,6 +159,7 @@ def _said(run: VerdictFile) -> str:
         apart=apart,
         required=metric_verdicts.required,
         limit=metric_verdicts.limit,
+        bound=metric_verdicts.bound,
         **values,
     )
 

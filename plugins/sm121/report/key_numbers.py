@@ -191,7 +191,7 @@ def share(metric: MetricReport) -> str:
     not known."""
     if metric.roofline is None:
         return ""
-    of_what = f" of {metric.bound:.3g}" if metric.bound is not None else ""
+    of_what = f" of {metric_verdicts.bound(metric)}" if metric.bound is not None else ""
     return f"{metric.roofline * 100:.0f} %{of_what}"
 
 

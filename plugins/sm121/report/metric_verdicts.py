@@ -92,6 +92,11 @@ def no_evidence(name: str, metric: MetricReport) -> str | None:
     )
 
 
+def bound(metric: MetricReport) -> str:
+    """Return the rate that the memory allows with three digits; empty where it is not known."""
+    return "" if metric.bound is None else number(float(f"{metric.bound:.3g}"))
+
+
 def limit(gate: MetricReport | ConfigurationGate) -> str:
     """Return the number of a gate; empty without one."""
     return number(gate.at_most if gate.minimum is None else gate.minimum)
