@@ -8,7 +8,8 @@ import venv
 import pytest
 from data_rows import from_data
 
-from sm121.core import data_file, profile
+from sm121 import cli
+from sm121.core import architecture, data_file, profile
 from sm121.core.errors import UsageError
 from sm121.core.profile import shipped
 from sm121.engines.attached import attach
@@ -38,6 +39,92 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
     line = refused(run_pytest, *arguments)
     for text in expected:
         assert text in line, line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        pytest.param(
+            ("--depths=99999999",), "--depths 99999999: expected at most 3968 tokens", id="deep"
+        ),
+        pytest.param(("--tg=99999",), "--tg 99999: expected at most 4096 tokens", id="long"),
+        pytest.param(("--ab", "", ""), "--ab '' '': expected two configurations", id="A is B"),
+        pytest.param(
+            ("--depth", "0", "4096"),
+            "--depth 0 4096: expected one list with commas, as in --depth 0,4096", id="two words",
+        ),
+        pytest.param(
+            ("--concurrency=2", "8"), "expected one list with commas, as in --concurrency 2,8",
+            id="behind =",
+        ),
+        pytest.param(
+            ("--concurrency", "0"),
+            "--concurrency 0: expected numbers of at least 1, as in --concurrency 4,8", id="nobody",
+        ),
+        pytest.param(("--plan", "qick"), "quick, merge, full; did you mean quick?", id="qick"),
+        pytest.param(
+            ("--scores", "python3"), "expected a Python with lm-evaluation-harness: pip install",
+            id="python3",
+        ),
+        pytest.param(
+            ("--scores", "no-such-python"), "expected a Python, by its path or its name",
+            id="no Python",
+        ),
+        pytest.param(("--questions", "README.md"), "README.md: line 1: expected JSON", id="text"),
+        pytest.param(("--golden", "README.md"), "expected a file of --record-golden", id="golden"),
+    ],
+)  # fmt: skip
+def test_a_refused_request_has_one_line_and_no_table(run_pytest, arguments, expected):
+    """Whatever it was refused by: an option alone, or what it contradicts."""
+    status, run = run_pytest(*arguments, TEST)
+    lines = [line for line in run.output.splitlines() if line.startswith("ERROR: ")]
+    assert status == USAGE_ERROR and len(lines) == 1 and expected in lines[0], run.output
+    assert "sm121 conformance ==" not in run.output and "run again" not in run.output
+    assert not [entry for entry in run.report.glob("*") if entry.name != ".lock"], "no report"
+    assert not run.left()
+
+
+def test_the_report_of_the_run_before_stays(run_pytest, tmp_path):
+    """What is refused when the run was open has moved it already."""
+    report = tmp_path / "report"
+    (report).mkdir()
+    (report / "verdict.json").write_text("{}")
+    status, run = run_pytest(f"--report-dir={report}", "--questions", "README.md", TEST)
+    assert status == USAGE_ERROR, run.output
+    assert [file.read_text() for file in report.glob("earlier/*/verdict.json")] == ["{}"]
+    assert run_pytest("--collect-only", f"--report-dir={report}", TEST)[0] == 0
+
+
+@pytest.mark.parametrize("depths", ["0", "0,3968"])
+def test_a_depth_that_fits_is_no_mistake(run_pytest, depths):
+    status, run = run_pytest("--collect-only", f"--depths={depths}", "tests/test_performance.py")
+    assert status == 0, run.output
+
+
+@pytest.mark.parametrize("name", ["gb10", "GB10", "sm121"])
+def test_the_chip_s_name_is_one_of_its_architecture(run_pytest, name):
+    status, run = run_pytest("--arch", name, TEST)
+    assert status == 5 and "NOT_RUN: sm121 was asked for" in run.output, run.output
+    assert run.verdict["arch"] == "sm121"
+
+
+@pytest.mark.parametrize("device", ["cuda:0", "cuda", "gpu", "cuda:x"])
+def test_a_device_that_is_not_here_is_one_line(capsys, device, monkeypatch):
+    none = architecture.Detection(architecture.CPU, "NVML: no device")
+    monkeypatch.setattr(architecture, "detect", lambda: none)
+    assert cli.main(["box", "--device", device]) == USAGE_ERROR
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1
+    assert printed.err.startswith(f"sm121 box: --device {device}: expected cpu")
+
+
+def test_a_device_that_is_here_is_taken(monkeypatch):
+    here = architecture.Detection("sm121", "NVML: NVIDIA GB10")
+    monkeypatch.setattr(architecture, "detect", lambda: here)
+    for device in ("cpu", "cuda", "cuda:0"):
+        architecture.require_device(device)
+    with pytest.raises(UsageError, match="--device cuda:1: expected cpu or cuda:0"):
+        architecture.require_device("cuda:1")
 
 
 @from_data

@@ -42,15 +42,6 @@ def test_help_of_a_run_is_the_suites_own(capsys):
     assert not ended.value.code and "--base-url" in text and "--collect-only" not in text
 
 
-@from_data
-def test_a_server_that_runs_is_asked_the_quick_plan(monkeypatch, words, is_quick):
-    started: list[list[str]] = []
-    monkeypatch.setattr(cli.os, "execv", lambda _program, command: started.append(command))
-    cli.main(["run", *words])
-    (command,) = started
-    assert (command[-len(words) - 2 : len(command) - len(words)] == ["--plan", "quick"]) is is_quick
-
-
 def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
     installed = tmp_path / "lib" / "site-packages" / "sm121"
     shutil.copytree(Path(cli.__file__).parent, installed)

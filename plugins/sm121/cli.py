@@ -335,6 +335,7 @@ def _box(options: argparse.Namespace) -> int:
     name = options.profile or profile.for_architecture(arch or "unknown")
     chosen = profile.load(name)
     device = options.device or ("cpu" if chosen.arch == architecture.CPU else "cuda:0")
+    architecture.require_device(device)
     reading = box.read(device)
     judgement = box.judge(chosen.box, reading)
     if options.json:

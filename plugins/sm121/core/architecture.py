@@ -16,6 +16,9 @@ GPUS = ("sm80", "sm86", "sm87", "sm89", "sm90", "sm100", "sm103", "sm110", "sm12
 
 NAMES: tuple[str, ...] = (CPU, *GPUS)
 
+#: Other names of an architecture: of the chip that has it.
+ALIASES = {"gb10": "sm121"}
+
 _CPU_BUILD = re.compile(r"^cuda(: [^=]+)? = None$", re.MULTILINE)
 
 
@@ -29,10 +32,13 @@ class Detection:
 
 
 def parse(name: str) -> str:
-    """Check an architecture's name. Raises UsageError: it is not one of :data:`NAMES`."""
-    if name in NAMES:
-        return name
-    raise UsageError(f"--arch {name}: expected one of {', '.join(NAMES)}")
+    """Return an architecture's name, given that or one of :data:`ALIASES`. Raises UsageError: it is
+    neither."""
+    known = ALIASES.get(name.lower(), name)
+    if known in NAMES:
+        return known
+    aliases = ", ".join(f"{alias} for {meant}" for alias, meant in ALIASES.items())
+    raise UsageError(f"--arch {name}: expected one of {', '.join(NAMES)} ({aliases})")
 
 
 def detect() -> Detection:
@@ -45,6 +51,21 @@ def detect() -> Detection:
             return Detection(name if name in GPUS else None, evidence)
         names.append(evidence)
     return Detection(CPU, "; ".join(names))
+
+
+def require_device(name: str) -> None:
+    """Raises UsageError: ``cpu`` or ``cuda:N`` was expected, or this machine has no such GPU."""
+    detected = detect()
+    kind, _, number = name.partition(":")
+    if name == CPU:
+        return
+    if kind != "cuda" or not (number.isdecimal() or not number):
+        raise UsageError(f"--device {name}: expected cpu or cuda:N, as in cuda:0")
+    if detected.name == CPU:
+        evidence = f"this machine has no GPU ({detected.evidence})"
+        raise UsageError(f"--device {name}: expected cpu, {evidence}")
+    if int(number or 0) >= (count := max(1, gpu_count())):
+        raise UsageError(f"--device {name}: expected cpu or cuda:0 to cuda:{count - 1}")
 
 
 def _torch_capability() -> tuple[tuple[int, int] | None, str]:

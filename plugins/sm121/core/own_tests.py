@@ -7,24 +7,14 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 PLUGIN = "sm121.plugin"
-#: What chooses tests, or a plan that has them.
-_CHOOSING = (
-    "--plan",
-    "-k",
-    "-m",
-    "--certify",
-    "--against",
-    "--shard",
-    "--soak",
-    "--resume",
-    "--profile",
-)
+#: In each folder of the suite's tests.
+_FIRST = "test_smoke.py"
 
 
 def folder() -> Path:
     """The folder in which ``tests/`` belongs to this package. Ids of tests are relative to it."""
     checkout = _PACKAGE.parents[1]
-    return checkout if (checkout / "tests" / "test_smoke.py").is_file() else _PACKAGE
+    return checkout if (checkout / "tests" / _FIRST).is_file() else _PACKAGE
 
 
 def settings() -> Path:
@@ -60,12 +50,13 @@ def given(arguments: Sequence[str]) -> list[str]:
 
 
 def command(given: Sequence[str], started_in: Path) -> list[str]:
-    """The command of ``sm121 run``. The folder where it starts is not on the path of imports. Of a
-    server that was attached, and nothing chosen, it asks the plan ``quick``."""
-    is_attached = any(word.startswith("--base-url") for word in given)
-    chooses = any(word.startswith(_CHOOSING) or "tests/" in word for word in given)
-    plan = ("--plan", "quick") if is_attached and not chooses else ()
-    return [sys.executable, "-P", "-m", "pytest", *words(started_in, [*plan, *given])]
+    """The command of ``sm121 run``. The folder where it starts is not on the path of imports."""
+    return [sys.executable, "-P", "-m", "pytest", *words(started_in, given)]
+
+
+def has_every_level(path: Path) -> bool:
+    """Whether a path is the suite's ``tests/`` or the checkout around it, and so names no level."""
+    return any((folder / _FIRST).is_file() for folder in (path, path / "tests"))
 
 
 def located(path: str) -> str:

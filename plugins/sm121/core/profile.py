@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from sm121.core import architecture, builds, data_file, engine_settings, extending, level_settings
 from sm121.core.architecture import NAMES
+from sm121.core.arguments import did_you_mean
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataTable, compiles
 from sm121.core.engine_settings import Configuration, KernelPathRequirement, values_set
@@ -171,6 +172,7 @@ class Profile(DataTable):
         if name not in plans:
             raise UsageError(
                 f"--plan {name}: expected one of profile {self.name}: {', '.join(plans)}"
+                f"{did_you_mean(name, plans)}"
             )
         return plans[name]
 

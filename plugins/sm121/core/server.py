@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,12 @@ def context_of(models: dict[str, Any], name: str) -> int | None:
     return None
 
 
+def context_argument(arguments: Sequence[str]) -> int | None:
+    """The context in tokens that arguments of an engine ask for; None where they do not."""
+    lengths = _CONTEXT.findall(one_line(arguments))
+    return int(lengths[-1]) if lengths else None
+
+
 def require_context(context: int | None, prompt: int, answer: int) -> None:
     """Raise `NotRun` for what a context (None: not known) is too short for; all in tokens."""
     if context is not None and prompt + answer > context:
@@ -161,8 +168,8 @@ class Server:
         """Most tokens of a prompt and its answer: by the arguments of its start, or else by its own
         word, which excuses no server that was started for more. None where neither says."""
         arguments = self.configuration.arguments if self.configuration is not None else ()
-        if lengths := _CONTEXT.findall(one_line(arguments)):
-            return int(lengths[-1])
+        if (length := context_argument(arguments)) is not None:
+            return length
         with contextlib.suppress(ValueError, TypeError, AttributeError):
             models = json.loads(self.endpoint.page("/v1/models") or "")
             return context_of(models, self.endpoint.served_name)

@@ -75,6 +75,20 @@ def open_empty(config: pytest.Config) -> None:
 
 
 @contextlib.contextmanager
+def withdrawing(config: pytest.Config, run: Session) -> Iterator[None]:
+    """Take a run back whose request is refused: nothing was begun, so there is nothing to report. A
+    worker's stays, since its controller waits for what it hands over."""
+    try:
+        yield
+    except UsageError:
+        if run.settings.worker is None:
+            del config.stash[SESSION]
+            del config.stash[CRASHES]
+            run.withdraw()
+        raise
+
+
+@contextlib.contextmanager
 def refusing(config: pytest.Config | None = None) -> Iterator[None]:
     """Refuse what is wrong as pytest does. `config`: after a certificate that is refused, nobody
     takes the verdict of the run before for it."""

@@ -10,8 +10,9 @@ from sm121.core.arguments import Argument, did_you_mean
 from sm121.engines import capabilities, followed_log
 from sm121.kernels import registry as kernel_providers
 from sm121.matrix import covering
-from sm121.plugin import certificate, workers
+from sm121.plugin import certificate, selection, workers
 from sm121.session import settings
+from sm121.session.plan_choice import PlanChoice, Reason
 
 
 class _AnyWords(int):
@@ -73,6 +74,25 @@ def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
             raise pytest.UsageError(f"unrecognized argument {name}{hint}")
 
 
+def refuse_numbers(config: pytest.Config) -> None:
+    """Refuse a number behind an option that takes one word. Raises UsageError: it shows the list
+    with a comma, which is what was meant."""
+    words = [str(word) for word in config.invocation_params.args]
+    folder = config.invocation_params.dir
+    for at, word in enumerate(words):
+        if not word.isdecimal() or word not in config.args or (folder / word).exists():
+            continue
+        numbers = [*itertools.takewhile(str.isdecimal, words[at:])]
+        before = [*itertools.takewhile(str.isdecimal, reversed(words[:at]))]
+        name, values = words[at - len(before) - 1], [*reversed(before), *numbers]
+        option, _, value = name.partition("=")
+        if option in own_options.every():
+            given, listed = " ".join(values), ",".join([*filter(None, [value]), *values])
+            raise errors.UsageError(
+                f"{name} {given}: expected one list with commas, as in {option} {listed}"
+            )
+
+
 def markers() -> list[str]:
     """All markers, as pytest shows them: for levels, for architectures, and the others."""
     return [
@@ -104,6 +124,7 @@ def read(config: pytest.Config) -> settings.Settings:
     if (strength := config.getoption("--matrix")) is not None:
         covering.parse_strength(strength)
     workers.parse(config.getoption("--shard"))
+    refuse_numbers(config)
     options = certificate.given(config, own())
     if config.getoption("--certify"):
         certificate.refuse_options(options)
@@ -115,8 +136,17 @@ def read(config: pytest.Config) -> settings.Settings:
                 f"--server-log - with {with_option}: expected a file or --container NAME: the "
                 "processes that such a run starts have no standard input"
             )
+    selection.name_comparison(config)
+    read = settings.read(
+        config.getoption,
+        config.invocation_params.dir,
+        names_tests=selection.names_tests(config),
+    )
+    if given_to_worker is not None and worker is not None:  # the controller has chosen
+        name, reason = given_to_worker["sm121_plan"]
+        read = replace(read, planned=PlanChoice(name, Reason(reason)))
     return replace(
-        settings.read(config.getoption, config.invocation_params.dir),
+        read,
         root=config.invocation_params.dir if is_own_run(config) else config.rootpath,
         worker=worker,
         options={each.name: each.value for each in options if each.effect in ("adds", "measures")},

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sm121.core import profile, unmet
-from sm121.core.server import Server
+from sm121.core import errors, profile, unmet
+from sm121.core.server import Server, context_argument
 from sm121.core.verdict import NotRun, Undecided, Verdict
 from sm121.engines.capabilities import Capabilities
 from sm121.measure.plan import Plan
@@ -45,6 +45,35 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
     ):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, choices, ids=[f"{letter}{value}" for value in choices])
+
+
+def refuse_wrong_sizes(session: Session) -> None:
+    """Refuse sizes that the server's context cannot hold. Raises UsageError: one was named."""
+    sizes, chosen = session.settings.sizes, session.target.profile
+    if chosen is None or session.target.obstacle is not None:
+        return
+    if session.attached is not None:
+        context = session.attached.context_tokens()
+    else:
+        under_test = session.managed_configuration(session.profile.under_test)
+        context = context_argument(under_test.arguments)
+    plan = session.settings.measuring_plan(chosen)
+    if context is None:
+        return
+    most = context - plan.prompt_tokens - plan.longest
+    for option, values in (("--depths", sizes.only_depths or ()), ("--depth", sizes.depths)):
+        for depth in values:
+            if depth > most:
+                raise errors.UsageError(
+                    f"{option} {depth}: expected at most {most} tokens, since the server's context "
+                    f"has {context}, the measured prompt {plan.prompt_tokens} and its answer "
+                    f"{plan.longest}"
+                )
+    if (longest := max(sizes.generated_tokens, default=0)) > context - plan.prompt_tokens:
+        raise errors.UsageError(
+            f"--tg {longest}: expected at most {context - plan.prompt_tokens} tokens, since the "
+            f"server's context has {context} and the measured prompt {plan.prompt_tokens}"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from _pytest.mark.expression import Expression
 
-from sm121.core import errors, profile
+from sm121.core import errors, own_tests, profile
 from sm121.core.architecture import CPU, GPUS, NAMES
 from sm121.core.level_settings import Ability
 from sm121.core.profile import PlanRow, Profile
@@ -27,6 +27,7 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.session.target import resolve
 
+_OPERATORS = frozenset({"and", "or", "not"})
 #: Names of a ``-m`` expression that are tried in all combinations; of more, only so many.
 _MOST_WORDS = 10
 #: Fixtures of tests that look at a server, or measure: ``--resume`` runs them again.
@@ -40,6 +41,70 @@ DESELECTED = pytest.StashKey[dict[str, frozenset[str]]]()
 _CERTIFIES = pytest.StashKey[Profile | None]()
 #: A line for each kind of test that is left out without its option, with the number of tests.
 LEFT_OUT = pytest.StashKey[list[str]]()
+#: The tests that the plan leaves out.
+NOT_IN_PLAN = pytest.StashKey[list[pytest.Item]]()
+_REGRESSION = "regression"
+_COMPARED_IN = "test_regression.py"
+#: Its tests that hold for a part of what was stored. What a named part leaves out is not missing.
+_COMPARED_BY = ("test_no_metric_is_worse", "test_no_level_came_down")
+#: Options of pytest-benchmark that this level judges, by the names under which pytest keeps them.
+_COMPARING = ("benchmark_compare", "benchmark_compare_fail")
+#: Those that store a run: the level says how it compares with what is stored already.
+_STORING = ("benchmark_autosave", "benchmark_save")
+
+
+def names_tests(config: pytest.Config) -> bool:
+    """Whether the command line names levels or tests: by a path, by ``-k``, or by ``-m`` with a
+    marker that is no architecture's."""
+    folder = config.invocation_params.dir
+    paths = [folder / str(path).partition("::")[0] for path in config.args]
+    if any("::" in str(path) for path in config.args):
+        return True
+    if not all(own_tests.has_every_level(path) for path in paths):
+        return True
+    expression = config.getoption("markexpr", "") or ""
+    markers = {*re.findall(r"[A-Za-z_]\w*", expression)} - {*_OPERATORS, *NAMES, "gpu"}
+    return bool(config.getoption("keyword", "") or _asked_for(expression, sorted(markers)))
+
+
+def name_comparison(config: pytest.Config) -> None:
+    """Collect the tests that compare, where paths name others and ``--benchmark-compare`` asks."""
+    own = own_tests.folder() / "tests"
+    folder = config.invocation_params.dir
+    paths = [(folder / str(path).partition("::")[0]).resolve() for path in config.args]
+    names_own = any(path.is_relative_to(own) for path in paths)
+    has_it = own / _COMPARED_IN in paths or any(map(own_tests.has_every_level, paths))
+    if _compares(config) and names_own and not has_it:
+        config.args += [f"{own / _COMPARED_IN}::{name}" for name in _COMPARED_BY]
+
+
+def hold_comparison(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Take the tests that compare out of a ``-k`` or ``-m`` that does not speak of their level."""
+    words = f"{config.getoption('keyword', '')} {config.getoption('markexpr', '')}"
+    if not _compares(config) or _REGRESSION in words:
+        return []
+    deselected = tuple(config.getoption("deselect", None) or ())
+    held = [
+        item
+        for item in items
+        if item.stash.get(LEVEL, "") == _REGRESSION
+        and getattr(item, "originalname", item.name) in _COMPARED_BY
+        and not item.nodeid.startswith(deselected)
+    ]
+    items[:] = [item for item in items if item not in held]
+    return held
+
+
+def put_back(items: list[pytest.Item], held: Sequence[pytest.Item]) -> None:
+    """Put what `hold_comparison` took out where it stood: before the matrix."""
+    if not held:
+        return
+    items += held
+    items.sort(key=lambda item: LEVELS.index(item.stash.get(LEVEL, LEVELS[0])))
+
+
+def _compares(config: pytest.Config) -> bool:
+    return any(config.getoption(name, None) for name in _COMPARING)
 
 
 def by_level(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -88,9 +153,9 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
             f"ask for the {level} level"
             for level, number in levels.items()
         ]
+    config.stash[NOT_IN_PLAN] = groups.get("not in plan", [])
     texts = {
         "slow": "slow tests are left out; --slow runs them",
-        "not in plan": f"tests are not in plan {settings.plan}; --plan full asks them",
         "waiting": "tests wait for an option of theirs (--golden, --record-golden, --questions, "
         "--soak)",
     }
@@ -120,6 +185,9 @@ def is_asked(item: pytest.Item, chosen: Profile, name: str, settings: Settings) 
     level, markers = item.stash[LEVEL], {marker.name for marker in item.iter_markers()}
     strength = item.config.getoption("--matrix") if level == "matrix" else None
     if strength is not None or markers & {"asked_for", "ab_run"}:
+        return True
+    stores = any(item.config.getoption(name, None) for name in _STORING)
+    if level == _REGRESSION and (stores or _compares(item.config)):
         return True
     if not chosen.plan(name).asks(level, getattr(item, "originalname", item.name), markers):
         return False
@@ -312,7 +380,12 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
         _evaluate(expression, set())
     except Exception as error:  # a SyntaxError, or pytest's own, by its version
         raise pytest.UsageError(f"-m {expression!r}: {error}") from error
-    words = sorted(set(re.findall(r"[A-Za-z_]\w*", expression)) - {"and", "or", "not"})
+    return _asked_for(expression, named)
+
+
+def _asked_for(expression: str, names: Sequence[str]) -> tuple[str, ...]:
+    """The markers that a ``-m`` expression asks for: ``not slow`` asks for none."""
+    words = sorted({*re.findall(r"[A-Za-z_]\w*", expression)} - _OPERATORS)
 
     def asked(name: str) -> bool:
         """Whether some test is selected with the marker and not without it."""
@@ -323,7 +396,7 @@ def architectures_asked_for(expression: str) -> tuple[str, ...]:
             for present in itertools.combinations(others, count)
         )
 
-    return tuple(name for name in named if asked(name))
+    return tuple(name for name in names if asked(name))
 
 
 def asked_for_levels(config: pytest.Config) -> bool:

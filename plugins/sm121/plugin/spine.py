@@ -15,6 +15,7 @@ from sm121.plugin import (
     comparing,
     fixtures,
     kernels,
+    larger_plans,
     matrix,
     opening,
     options,
@@ -85,6 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     with opening.refusing(config):
         config.stash[stash.SETTINGS] = options.read(config)
         comparing.refuse_what_crashes(config)
+    terminal.say_only_why_not(config)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -119,7 +121,9 @@ def pytest_collection_modifyitems(
     """Find the levels before -m is applied; divide what is left after it into shards."""
     selection.by_level(config, items)
     _step("levels found")
+    held = selection.hold_comparison(config, items)
     result = yield
+    selection.put_back(items, held)
     collected = config.stash[planning.COLLECTED] = [*items]
     with opening.refusing(), others.only_warn():
         selection.leave_out(config, items)
@@ -146,12 +150,14 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
             comparing.refuse(config, session.items)
             run = opening.open_run(config, session.items)
         if run is not None:
-            answers.refuse_wrong_files(config, run)
-            if run.settings.against is not None and run.target.obstacle is None:
-                against.refuse(run.settings.against, run.file)
+            with opening.withdrawing(config, run):
+                answers.refuse_wrong_files(config, run)
+                performance.refuse_wrong_sizes(run)
+                if run.settings.against is not None and run.target.obstacle is None:
+                    against.refuse(run.settings.against, run.file)
+                matrix.refuse_wrong_arguments(config, run, session.items)
             benchmarks.keep_quiet(config, session.items)
             comparing.guard(config, run)
-            matrix.refuse_wrong_arguments(config, run, session.items)
             selection.take_over(config, run, session.items)
             config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
             run.save()
@@ -166,10 +172,14 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     """Show what will be judged, and what was left out."""
     if config.option.collectonly:
         config.stash[terminal.COLLECTED] = [item for item in items if stash.LEVEL in item.stash]
+    if terminal.NOTHING_RUNS in config.stash:
+        return []
     session = config.stash.get(stash.SESSION, None)
+    left_out = larger_plans.look(config, session.target, items) if session is not None else None
     return [
         *(terminal.target(session) if session is not None else []),
         *(planning.head(config, session.target, items) if session is not None else []),
+        *([str(left_out)] if left_out is not None else []),
         *config.stash.get(selection.LEFT_OUT, []),
         *workers.lines(config, items),
     ]
@@ -187,6 +197,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker, before it starts, which run it is part of."""
     node.workerinput["sm121_run"] = _controller(node.config).name
+    planned = node.config.stash[stash.SETTINGS].planned
+    node.workerinput["sm121_plan"] = [planned.name, planned.reason.value]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -278,7 +290,10 @@ def pytest_report_teststatus(
     """Where progress stands in its place, pytest writes no letter for each test."""
     category, letter, word = yield
     bar = config.stash.get(stash.PROGRESS, None)
-    return (category, "", "") if bar is not None and bar.is_alone else (category, letter, word)
+    is_alone = bar is not None and bar.is_alone
+    if is_alone or terminal.NOTHING_RUNS in config.stash:
+        return category, "", ""
+    return category, letter, word
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:

@@ -7,18 +7,21 @@ from collections import Counter
 import pytest
 
 from sm121 import __version__
-from sm121.core import architecture, redaction
+from sm121.core import architecture, errors, redaction
 from sm121.core.printable import printable
 from sm121.core.templates import one_line, rendered
 from sm121.core.verdict import Verdict
-from sm121.plugin import planning, selection
+from sm121.plugin import larger_plans, planning, selection
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
 from sm121.report import findings, headline, key_numbers, rows
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import VerdictFile
+from sm121.session import target as target_of_run
 from sm121.session.session import Session
 
+#: Set where this machine cannot run the target, so that one line says all that there is to say.
+NOTHING_RUNS = pytest.StashKey[bool]()
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
 #: What pytest's own summary lists where ``-r`` does not say it.
 _REPORTED = "fE"
@@ -36,6 +39,20 @@ def header(config: pytest.Config) -> list[str]:
     detected = architecture.detect()
     values = {"settings": settings, "detected": detected, "extra": extra, "version": __version__}
     return rendered("header.txt.j2", one_line, **values).splitlines()
+
+
+def say_only_why_not(config: pytest.Config) -> None:
+    """Show nothing but the verdict where this machine cannot run the target, unless ``-v`` asks."""
+    asks_for_more = config.option.verbose > 0 or config.option.collectonly
+    if asks_for_more or not selection.asked_for_levels(config):
+        return
+    asked = selection.architectures_asked_for(config.getoption("markexpr", "") or "")
+    with contextlib.suppress(errors.UsageError):  # raised again when the run is opened
+        if target_of_run.machine_obstacle(config.stash[SETTINGS], asked) is None:
+            return
+        config.stash[NOTHING_RUNS] = True
+        config.option.verbose = -2
+        config.option.reportchars = "N"
 
 
 def target(session: Session) -> list[str]:
@@ -95,9 +112,19 @@ def would_run(terminal: "pytest.TerminalReporter", config: pytest.Config) -> Non
     terminal.write(text)
 
 
+def _left_out(config: pytest.Config) -> list[str]:
+    """What was not run, a line for each reason, the plan's first."""
+    of_plan = config.stash.get(larger_plans.LEFT_OUT, None)
+    lines = [str(of_plan)] if of_plan is not None else []
+    return [*lines, *config.stash.get(selection.LEFT_OUT, [])]
+
+
 def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
     """Show the levels, the findings, the main numbers, and the verdict as the last line."""
     file = session.file
+    if NOTHING_RUNS in terminal.config.stash and file.verdict is Verdict.NOT_RUN:
+        terminal.write_line(printable(str(headline.of(file))), bold=True, yellow=True)
+        return
     report = terminal.config.stash.get(REPORT, None)
     terminal.section("sm121 conformance")
     waivers = [
@@ -127,8 +154,8 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
         pasted=terminal.config.getoption("--format") != "text",
         numbers=_numbers(terminal.config, file, report).splitlines(),
         hidden_gates=key_numbers.not_shown(file),
-        left_out=terminal.config.stash.get(selection.LEFT_OUT, []),
         page=page if page.is_file() else session.directory / "verdict.json",
+        left_out=_left_out(terminal.config),
         headline=conclusion,
         action=headline.action(report) if report is not None else None,
         brief=headline.brief,

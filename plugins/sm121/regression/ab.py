@@ -69,6 +69,11 @@ def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
         raise UsageError("--ab: expected two URLs or two configurations, not one of each")
     if first.url is not None and second.url is not None and _place(first.url) == _place(second.url):
         raise UsageError(f"--ab: expected the URLs of two servers, got {first.url} twice")
+    if first == second:
+        raise UsageError(
+            f"--ab {shlex.join(texts)}: expected two configurations that differ, got the same "
+            "twice; '' is what is under test itself: --ab '' '--flag'"
+        )
     return first, second
 
 

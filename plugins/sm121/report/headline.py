@@ -136,7 +136,10 @@ def _said(run: VerdictFile) -> str:
         if run.finished and not any(test.executed for test in run.tests):
             most = max(findings.not_run(run), key=len, default=[])
             reason = most[0].why_not_run or "no reason was given" if most else ""
-            why = f" ({len(most)} of {len(run.tests)}: {brief(reason)})" if most else ""
+            counts = f"{len(most)} of {len(run.tests)}"
+            is_said = run.reason.startswith(reason)
+            if most:
+                why = f" ({counts} checks)" if is_said else f" ({counts}: {brief(reason)})"
         return brief(run.reason, 2 * _MOST) + why
     sentences = (about(run, bad) for about in (_crash, _box, _change, _gate, _oracle))
     kind, covered, values = next(filter(None, sentences), ("test", 1, {}))

@@ -2,6 +2,7 @@
 
 import datetime
 import fcntl
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,17 @@ def take(directory: Path, share: str | None = None) -> ReportDirectory:
         raise UsageError(
             f"--report-dir {directory}: expected a folder that can be written ({error})"
         ) from error
+
+
+def clear(directory: Path) -> None:
+    """Remove what a run has written there. The reports of earlier runs stay."""
+    for entry in directory.iterdir():
+        if entry.name in (_EARLIER, _LOCK):
+            continue
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def is_shared(directory: Path, share: str) -> bool:

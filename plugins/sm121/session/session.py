@@ -22,6 +22,7 @@ from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorder
 from sm121.regression import measured
 from sm121.report import summary
+from sm121.run import directory as report_directory
 from sm121.run import harness, served, verdict_file
 from sm121.run.fingerprint import Difference, Fingerprint
 from sm121.run.verdict_file import TestReport
@@ -256,6 +257,15 @@ class Session(harness.Harness):
         """Stop a server that was started after the end, and free the report directory."""
         if self.stop() is not None:
             self.save()
+        self.lock.close()
+
+    def withdraw(self) -> None:
+        """End a run that has begun nothing: its request is refused, and it leaves no report."""
+        if self.sampler is not None:
+            self.sampler.stop()
+        if self.kept_log is not None:
+            self.kept_log.close(self.secrets)
+        report_directory.clear(self.directory)
         self.lock.close()
 
     def __enter__(self) -> "Session":

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from sm121.core import architecture, profile, waivers
 from sm121.core.engine_settings import Launcher
 from sm121.core.errors import UsageError
-from sm121.core.profile import FULL, Profile
+from sm121.core.profile import Profile
 from sm121.core.server import root_of
 from sm121.core.waivers import Waiver
 from sm121.engines import capabilities, devices, followed_log, protocol, registry
@@ -23,14 +23,22 @@ from sm121.oracles.formats import Rounding
 from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
-from sm121.run import stored_run
-from sm121.session import against
+from sm121.run import stored_run, verdict_file
+from sm121.session import against, plan_choice
 from sm121.session.against import Trusted
+from sm121.session.plan_choice import PlanChoice
 from sm121.stress import soak
 
 _ENGINE = "vllm"
 #: The second is every client's.
 _KEY_VARIABLES = ("SM121_API_KEY", "OPENAI_API_KEY")
+
+_EXAMPLES = {
+    "--depth": "1024,65536",
+    "--depths": "0,4096",
+    "--tg": "32,128",
+    "--concurrency": "4,8",
+}
 
 #: Gives the value of an option by its name on the command line; None when it was not given.
 Option = Callable[[str], Any]
@@ -77,7 +85,7 @@ class Settings:
     kernel_provider: str | None = None
     full_shapes: bool = False
     kernel_trace: str = "auto"
-    plan: str = FULL
+    planned: PlanChoice = field(default_factory=PlanChoice)
     sizes: Sizes = field(default_factory=Sizes)
     percentiles: bool = False
     ab: tuple[Side, Side] | None = None
@@ -106,6 +114,11 @@ class Settings:
     #: Which process of several this is; None where it is the only one.
     worker: Worker | None = None
 
+    @property
+    def plan(self) -> str:
+        """The name of the plan."""
+        return self.planned.name
+
     def measuring_plan(self, chosen: Profile) -> Plan:
         """What is measured under a profile."""
         return Plan.of(chosen, plan=self.plan, sizes=self.sizes)
@@ -118,9 +131,17 @@ class Settings:
         return [name for name in gates if int(name.partition("@d")[2] or -1) in missing]
 
 
-def read(option: Option, started_in: Path) -> Settings:
-    """The settings from a command line. `option`: gives the value of an option; `started_in`: what
-    its paths are relative to. Raises UsageError: an option is wrong, or contradicts another one."""
+def read(option: Option, started_in: Path, *, names_tests: bool = False) -> Settings:
+    """Read the settings from a command line.
+
+    Args:
+        option: Gives the value of an option.
+        started_in: The folder to which paths of options are relative.
+        names_tests: Whether the command line names levels or tests.
+
+    Raises:
+        UsageError: An option is wrong, or contradicts another one.
+    """
     ab, base_url = _sides(option)
     chosen, engine = _profile_and_engine(option, base_url)
     _refuse_conflicts(option, base_url)
@@ -129,9 +150,10 @@ def read(option: Option, started_in: Path) -> Settings:
         raise UsageError("--hypothesis: expected together with --ab A B, which it is judged from")
     oracle = _path(option, "--reference")
     oracle = oracle.absolute() if oracle is not None and oracle.is_file() else None
+    trusted = _against(option, started_in)
     of_worker = devices.environment(os.environ.get("PYTEST_XDIST_WORKER"), architecture.gpu_count())
     return Settings(
-        arch=option("--arch"),
+        arch=_arch(option),
         profile=chosen,
         engine=engine,
         attached_engine=option("--engine") if base_url else None,
@@ -153,7 +175,7 @@ def read(option: Option, started_in: Path) -> Settings:
         kernel_provider=option("--kernel-provider"),
         full_shapes=option("--full-shapes"),
         kernel_trace=option("--kernel-trace"),
-        plan=option("--plan"),
+        planned=_planned(option, started_in, chosen, engine, trusted, names_tests=names_tests),
         sizes=Sizes(
             _counts(option, "--tg", least=2) or (),
             _counts(option, "--depths"),
@@ -166,7 +188,7 @@ def read(option: Option, started_in: Path) -> Settings:
         ab_pairs=_count("--ab-pairs", option("--ab-pairs")) or 3,
         hypothesis=hypothesis.load(started_in / promise) if promise is not None else None,
         waivers=waivers.load(_path(option, "--waivers")),
-        against=_against(option, started_in),
+        against=trusted,
         certify=option("--certify"),
         report_dir=(started_in / option("--report-dir")).resolve(),
         configuration=option("--configuration"),
@@ -177,15 +199,13 @@ def read(option: Option, started_in: Path) -> Settings:
         record_golden=_new(option, "--record-golden"),
         questions=_existing(option, "--questions"),
         questions_baseline=_existing(option, "--questions-baseline"),
-        scores=_existing(option, "--scores"),
+        scores=_interpreter(option, "--scores"),
         axes=option("--matrix-axes"),
     )
 
 
 def _profile_and_engine(option: Option, base_url: str | None) -> tuple[Profile | None, str]:
-    arch, name, engine = option("--arch"), option("--profile"), option("--engine")
-    if arch is not None:
-        architecture.parse(arch)
+    arch, name, engine = _arch(option), option("--profile"), option("--engine")
     chosen = profile.load(name) if name else None
     if engine and base_url:
         capabilities.of(engine, None)
@@ -197,13 +217,53 @@ def _profile_and_engine(option: Option, base_url: str | None) -> tuple[Profile |
             if value not in (None, other):
                 expected = f"expected a profile for {value}, this one is for {other}"
                 raise UsageError(f"{flag} {value} and --profile {name}: {expected}")
-    profile.expected(chosen, arch, started).plan(option("--plan"))
     return chosen, started
 
 
 def _is_on_stdin(option: Option) -> bool:
     logs: list[str] = option("--server-log")
     return logs == ["-"]
+
+
+def _arch(option: Option) -> str | None:
+    name = option("--arch")
+    return architecture.parse(name) if name is not None else None
+
+
+def _planned(
+    option: Option,
+    started_in: Path,
+    chosen: Profile | None,
+    engine: str,
+    trusted: Trusted | None,
+    *,
+    names_tests: bool,
+) -> PlanChoice:
+    """The plan of the run. Raises UsageError: the profile has no such plan."""
+    expected = profile.expected(chosen, _arch(option), engine)
+    planned = plan_choice.choose(
+        option("--plan"),
+        expected.plans,
+        certify=option("--certify"),
+        shard=option("--shard") is not None,
+        names_tests=names_tests,
+        resumed=_resumed(started_in / option("--report-dir")) if option("--resume") else None,
+        trusted=_plan_of(trusted.newest.file) if trusted is not None else None,
+    )
+    expected.plan(planned.name)
+    return planned
+
+
+def _resumed(report: Path) -> str | None:
+    """The plan of the run that a report directory has; None where there is none to go on with."""
+    try:
+        return _plan_of(verdict_file.read(report / verdict_file.NAME))
+    except (OSError, ValueError):  # `merge.earlier_run` says so in a remark
+        return None
+
+
+def _plan_of(run: verdict_file.VerdictFile) -> str | None:
+    return run.fingerprint.plan if run.fingerprint is not None else None
 
 
 def _server_logs(
@@ -326,6 +386,16 @@ def _existing(option: Option, name: str) -> Path | None:
     return _checked(option, name, Path.is_file, "a file, there is none")
 
 
+def _interpreter(option: Option, name: str) -> Path | None:
+    """A Python by its path, or by its name on the PATH."""
+    if (given := option(name)) is None:
+        return None
+    found = Path(shutil.which(given) or given)
+    if not found.is_file():
+        raise UsageError(f"{name} {given}: expected a Python, by its path or its name on the PATH")
+    return found.absolute()
+
+
 def _new(option: Option, name: str) -> Path | None:
     def can_be_made(path: Path) -> bool:
         return path.absolute().parent.is_dir() and not path.is_dir()
@@ -383,7 +453,10 @@ def _counts(option: Option, name: str, least: int = 0) -> tuple[int, ...] | None
         return None
     parts = text.split(",")
     if not all(part.strip().isdecimal() and int(part) >= least for part in parts):
-        raise UsageError(f"{name} {text}: expected numbers from {least} on, as in {name} 32,128")
+        example = _EXAMPLES[name]
+        raise UsageError(
+            f"{name} {text}: expected numbers of at least {least}, as in {name} {example}"
+        )
     return tuple(dict.fromkeys(int(part) for part in parts))
 
 

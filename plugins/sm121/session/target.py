@@ -26,24 +26,10 @@ _CANARY = "canary:"
 def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     """Choose architecture and profile. Raises UsageError: the choices contradict each other, or
     there is no profile for the target."""
-    detected = architecture.detect()
-    arch = settings.arch or (settings.profile.arch if settings.profile else None)
-    if arch is None and asked_by_marker and detected.name not in asked_by_marker:
-        arch = asked_by_marker[0]
-    if (arch := arch or detected.name) is None:
-        raise UsageError(
-            "the suite has no name for this GPU's architecture; give --arch "
-            f"({', '.join(architecture.NAMES)}) and --profile"
-        )
-    machine = detected.name or "a GPU that the suite has no name for"
-    obstacle = None
+    arch = _architecture(settings, asked_by_marker)
+    obstacle = machine_obstacle(settings, asked_by_marker)
     if settings.base_url is not None:
         obstacle = several_processes(settings.base_url, settings.api_key)
-    elif arch != detected.name:
-        obstacle = (
-            f"{arch} was asked for, this machine is {machine} ({detected.evidence}). Run on a "
-            f"machine with {arch}, or attach to a server there: --base-url URL --arch {arch}"
-        )
     chosen = settings.profile
     if chosen is None and (obstacle is None or settings.base_url is not None):
         chosen = profile.load(profile.for_architecture(arch, settings.engine))
@@ -54,6 +40,33 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
                 engine = installed_engine(settings, chosen)
         chosen = chosen.judging(settings.configuration, engine.identity, engine.options)
     return Target(arch, chosen, obstacle, engine)
+
+
+def _architecture(settings: Settings, asked_by_marker: tuple[str, ...]) -> str:
+    """The architecture of the target. Raises UsageError: this machine's has no name."""
+    detected = architecture.detect()
+    arch = settings.arch or (settings.profile.arch if settings.profile else None)
+    if arch is None and asked_by_marker and detected.name not in asked_by_marker:
+        arch = asked_by_marker[0]
+    if (arch := arch or detected.name) is None:
+        raise UsageError(
+            "the suite has no name for this GPU's architecture; give --arch "
+            f"({', '.join(architecture.NAMES)}) and --profile"
+        )
+    return arch
+
+
+def machine_obstacle(settings: Settings, asked_by_marker: tuple[str, ...]) -> str | None:
+    """Why this machine cannot run the target; None: it can, or an attached server does. Raises
+    UsageError: this machine's architecture has no name."""
+    arch, detected = _architecture(settings, asked_by_marker), architecture.detect()
+    if settings.base_url is not None or arch == detected.name:
+        return None
+    machine = detected.name or "a GPU that the suite has no name for"
+    return (
+        f"{arch} was asked for, this machine is {machine} ({detected.evidence}). Run on a "
+        f"machine with {arch}, or attach to a server there: --base-url URL --arch {arch}"
+    )
 
 
 def judging_attached(settings: Settings, target: Target, attached: Server) -> Target:

@@ -1,0 +1,74 @@
+"""The plan of a run, and why it has that one: the only place that knows a default."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sm121.core.profile import FULL
+
+#: The plan of a run that names nothing.
+DEFAULT = "quick"
+
+
+class Reason(StrEnum):
+    """Why a run has its plan, as its header shows it."""
+
+    NAMED = "named by --plan"
+    CERTIFICATE = "a certificate covers every check"
+    SHARD = "shards are parts of the whole"
+    TESTS = "the named levels and tests are run whole"
+    RESUMED = "the plan of the run that is resumed"
+    TRUSTED = "the plan of the trusted run"
+    NOTHING_NAMED = "no plan, level or test is named"
+    NO_DEFAULT = f"the profile has no plan {DEFAULT}"
+
+
+@dataclass(frozen=True)
+class PlanChoice:
+    """A plan, and why."""
+
+    name: str = FULL
+    reason: Reason = Reason.NAMED
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the user named the plan itself."""
+        return self.reason is Reason.NAMED
+
+
+def choose(
+    named: str | None,
+    plans: Collection[str],
+    *,
+    certify: bool = False,
+    shard: bool = False,
+    names_tests: bool = False,
+    resumed: str | None = None,
+    trusted: str | None = None,
+) -> PlanChoice:
+    """Choose the plan of a run.
+
+    Args:
+        named: The value of ``--plan``, or None.
+        plans: The plans of the profile beside ``full``.
+        certify: Whether ``--certify`` was given.
+        shard: Whether ``--shard`` was given.
+        names_tests: Whether a path, ``-k`` or ``-m`` names levels or tests.
+        resumed: The plan of the run that ``--resume`` continues, or None.
+        trusted: The plan of the run that ``--against`` names, or None.
+    """
+    if named is not None:
+        return PlanChoice(named, Reason.NAMED)
+    if certify:
+        return PlanChoice(FULL, Reason.CERTIFICATE)
+    if shard:
+        return PlanChoice(FULL, Reason.SHARD)
+    if names_tests:
+        return PlanChoice(FULL, Reason.TESTS)
+    if resumed is not None:
+        return PlanChoice(resumed, Reason.RESUMED)
+    if trusted not in (None, FULL, DEFAULT):  # a run of plan full can be compared with any plan
+        return PlanChoice(str(trusted), Reason.TRUSTED)
+    if DEFAULT not in plans:
+        return PlanChoice(FULL, Reason.NO_DEFAULT)
+    return PlanChoice(DEFAULT, Reason.NOTHING_NAMED)
