@@ -1,10 +1,14 @@
 """The plan of a run, and why it has that one: the only place that knows a default."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
 
-from sm121.core.profile import FULL
+from sm121.core.profile import FULL, Profile
+from sm121.run import verdict_file
+from sm121.run.verdict_file import VerdictFile
 
 #: The plan of a run that names nothing.
 DEFAULT = "quick"
@@ -72,3 +76,49 @@ def choose(
     if DEFAULT not in plans:
         return PlanChoice(FULL, Reason.NO_DEFAULT)
     return PlanChoice(DEFAULT, Reason.NOTHING_NAMED)
+
+
+def of_options(
+    option: Callable[[str], Any],
+    started_in: Path,
+    profile: Profile,
+    *,
+    trusted: VerdictFile | None,
+    names_tests: bool,
+) -> PlanChoice:
+    """Choose the plan of a run by its command line.
+
+    Args:
+        option: Gives the value of an option.
+        started_in: The folder to which ``--report-dir`` is relative.
+        profile: The profile that the run will have.
+        trusted: The run that ``--against`` names, or None.
+        names_tests: Whether the command line names levels or tests.
+
+    Raises:
+        UsageError: The profile has no such plan.
+    """
+    report = started_in / option("--report-dir")
+    planned = choose(
+        option("--plan"),
+        profile.plans,
+        certify=option("--certify"),
+        shard=option("--shard") is not None,
+        names_tests=names_tests,
+        resumed=_resumed(report) if option("--resume") else None,
+        trusted=_plan_of(trusted) if trusted is not None else None,
+    )
+    profile.plan(planned.name)
+    return planned
+
+
+def _resumed(report: Path) -> str | None:
+    """The plan of the run that a report directory has; None where there is none to resume."""
+    try:
+        return _plan_of(verdict_file.read(report / verdict_file.NAME))
+    except (OSError, ValueError):  # `merge.earlier_run` says so in a remark
+        return None
+
+
+def _plan_of(run: VerdictFile) -> str | None:
+    return run.fingerprint.plan if run.fingerprint is not None else None

@@ -23,7 +23,7 @@ from sm121.oracles.formats import Rounding
 from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
-from sm121.run import stored_run, verdict_file
+from sm121.run import stored_run
 from sm121.session import against, plan_choice
 from sm121.session.against import Trusted
 from sm121.session.plan_choice import PlanChoice
@@ -33,12 +33,7 @@ _ENGINE = "vllm"
 #: The second is every client's.
 _KEY_VARIABLES = ("SM121_API_KEY", "OPENAI_API_KEY")
 
-_EXAMPLES = {
-    "--depth": "1024,65536",
-    "--depths": "0,4096",
-    "--tg": "32,128",
-    "--concurrency": "4,8",
-}
+_EXAMPLES = {"--depth": "1024", "--depths": "0,4096", "--tg": "32,128", "--concurrency": "4,8"}
 
 #: Gives the value of an option by its name on the command line; None when it was not given.
 Option = Callable[[str], Any]
@@ -175,7 +170,13 @@ def read(option: Option, started_in: Path, *, names_tests: bool = False) -> Sett
         kernel_provider=option("--kernel-provider"),
         full_shapes=option("--full-shapes"),
         kernel_trace=option("--kernel-trace"),
-        planned=_planned(option, started_in, chosen, engine, trusted, names_tests=names_tests),
+        planned=plan_choice.of_options(
+            option,
+            started_in,
+            profile.expected(chosen, _arch(option), engine),
+            trusted=trusted.newest.file if trusted is not None else None,
+            names_tests=names_tests,
+        ),
         sizes=Sizes(
             _counts(option, "--tg", least=2) or (),
             _counts(option, "--depths"),
@@ -228,42 +229,6 @@ def _is_on_stdin(option: Option) -> bool:
 def _arch(option: Option) -> str | None:
     name = option("--arch")
     return architecture.parse(name) if name is not None else None
-
-
-def _planned(
-    option: Option,
-    started_in: Path,
-    chosen: Profile | None,
-    engine: str,
-    trusted: Trusted | None,
-    *,
-    names_tests: bool,
-) -> PlanChoice:
-    """The plan of the run. Raises UsageError: the profile has no such plan."""
-    expected = profile.expected(chosen, _arch(option), engine)
-    planned = plan_choice.choose(
-        option("--plan"),
-        expected.plans,
-        certify=option("--certify"),
-        shard=option("--shard") is not None,
-        names_tests=names_tests,
-        resumed=_resumed(started_in / option("--report-dir")) if option("--resume") else None,
-        trusted=_plan_of(trusted.newest.file) if trusted is not None else None,
-    )
-    expected.plan(planned.name)
-    return planned
-
-
-def _resumed(report: Path) -> str | None:
-    """The plan of the run that a report directory has; None where there is none to go on with."""
-    try:
-        return _plan_of(verdict_file.read(report / verdict_file.NAME))
-    except (OSError, ValueError):  # `merge.earlier_run` says so in a remark
-        return None
-
-
-def _plan_of(run: verdict_file.VerdictFile) -> str | None:
-    return run.fingerprint.plan if run.fingerprint is not None else None
 
 
 def _server_logs(
