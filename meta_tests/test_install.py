@@ -103,7 +103,7 @@ def collected(output: str) -> list[str]:
 @pytest.mark.slow("two collections in new interpreters; the wheel's files are listed above")
 def test_the_wheel_selects_what_a_clone_selects(offline, tmp_path):
     """The same tests under the same ids: the inventory of a certificate names them so."""
-    typed = ["--collect-only", "-q", "-m", "sm121", "--matrix=none"]
+    typed = ["--collect-only", "-q", "-m", "sm121", "--plan=full", "--matrix=none"]
     wheel = sm121_run(offline, tmp_path, *typed)
     clone = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *typed],

@@ -110,3 +110,9 @@ def test_the_documents_have_every_argument_of_every_command():
         assert len(rows) == len(words), (name, rows)
         named = {word for row in rows for word in re.findall(r"--?[a-z][a-z-]*", row)}
         assert {flag for argument in words for flag in argument.option_strings} <= named, name
+
+
+def test_a_control_of_a_named_configuration_with_itself_is_allowed():
+    """A against A shows how far two equal servers are apart."""
+    one, other = parse_sides(["A=1", "A=1"])
+    assert one == other and one.environment == (("A", "1"),)

@@ -69,10 +69,10 @@ def parse_sides(texts: Sequence[str]) -> tuple[Side, Side]:
         raise UsageError("--ab: expected two URLs or two configurations, not one of each")
     if first.url is not None and second.url is not None and _place(first.url) == _place(second.url):
         raise UsageError(f"--ab: expected the URLs of two servers, got {first.url} twice")
-    if first == second:
+    if first == second == Side(first.text):
         raise UsageError(
-            f"--ab {shlex.join(texts)}: expected two configurations that differ, got the same "
-            "twice; '' is what is under test itself: --ab '' '--flag'"
+            f"--ab {shlex.join(texts)}: expected two configurations that differ, got what is under "
+            "test twice; name what one of them adds: --ab '' '--flag'"
         )
     return first, second
 
