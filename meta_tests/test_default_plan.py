@@ -1,5 +1,6 @@
 """Which plan a run has where none is named, and what an option adds to a plan."""
 
+import json
 import re
 import types
 
@@ -33,6 +34,20 @@ TESTS = Reason.TESTS.value
 def test_the_plan_is_chosen_in_one_place(given, chosen):
     arguments = {"named": None, "plans": PLANS, **given}
     assert plan_choice.choose(**arguments) == PlanChoice(*chosen)
+
+
+@pytest.fixture
+def history(run_pytest, fault_server, tmp_path):
+    """Option of a storage that has a run."""
+    option = f"--benchmark-storage={tmp_path / 'storage'}"
+    samples = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8]}
+    status, run = run_pytest(
+        "--arch", "sm121", *fault_server().options, "--served-model-name", "canary", option,
+        "meta_tests/scenarios/measurements.py", "--benchmark-autosave",
+        environment={"SM121_META_SAMPLES": json.dumps(samples)},
+    )  # fmt: skip
+    assert status == 0, run.output
+    return option
 
 
 def asked(run_pytest, *arguments):
@@ -72,24 +87,26 @@ QUICK_LEVELS = ["smoke", "kernel", "correctness", "performance"]
             (DEFAULT, NOTHING), [*QUICK_LEVELS, "regression"], id="autosave",
         ),
         pytest.param(
-            ("--benchmark-compare-fail=median:5%", "tests/test_performance.py"),
-            (FULL, TESTS), ["performance", "regression"], id="compare-fail beside a file",
+            ("tests/test_performance.py", "--benchmark-compare"),
+            (FULL, TESTS), ["performance", "regression"], id="compare beside a file",
         ),
         pytest.param(
-            ("--benchmark-compare-fail=median:5%", "-k", "test_decode_rate"),
-            (FULL, TESTS), ["performance", "regression"], id="compare-fail beside -k",
+            ("--benchmark-compare", "-k", "test_decode_rate"),
+            (FULL, TESTS), ["performance", "regression"], id="compare beside -k",
         ),
         pytest.param(
-            ("--benchmark-compare-fail=median:5%", "-m", "performance"),
-            (FULL, TESTS), ["performance", "regression"], id="compare-fail beside -m",
+            ("--benchmark-compare", "-m", "performance"),
+            (FULL, TESTS), ["performance", "regression"], id="compare beside -m",
         ),
         pytest.param(
-            ("--benchmark-compare-fail=median:5%", "-m", "performance and not regression"),
+            ("--benchmark-compare", "-m", "performance and not regression"),
             (FULL, TESTS), ["performance"], id="regression excluded by name",
         ),
     ],
 )  # fmt: skip
-def test_a_run_asks_quick_unless_it_names_more(run_pytest, arguments, header, levels):
+def test_a_run_asks_quick_unless_it_names_more(run_pytest, request, arguments, header, levels):
+    if "--benchmark-compare" in arguments:  # what it compares with must be there
+        arguments = (request.getfixturevalue("history"), *arguments)
     assert asked(run_pytest, *arguments)[:2] == (header, levels)
 
 
@@ -99,14 +116,14 @@ def test_an_attached_server_is_asked_the_same(run_pytest, fault_server):
     assert (found, levels) == ((DEFAULT, NOTHING), QUICK_LEVELS)
 
 
-def test_a_part_that_was_named_lacks_no_metric_of_the_others(run_pytest):
+def test_a_part_that_was_named_lacks_no_metric_of_the_others(run_pytest, history):
     """The history of a whole run has metrics that a named test does not measure."""
-    _, _, output = asked(run_pytest, "-k", "test_decode_rate", "--benchmark-compare")
+    _, _, output = asked(run_pytest, history, "-k", "test_decode_rate", "--benchmark-compare")
     assert "test_no_metric_is_worse" in output and "test_no_metric_is_missing" not in output
 
 
-def test_a_plan_asks_all_that_compares(run_pytest):
-    _, _, output = asked(run_pytest, "--benchmark-compare")
+def test_a_plan_asks_all_that_compares(run_pytest, history):
+    _, _, output = asked(run_pytest, history, "--benchmark-compare")
     assert "test_no_metric_is_missing" in output
 
 
