@@ -27,6 +27,7 @@ Kind = Literal[
 _GENERIC_RANK = 70
 _DEAD_RANK = 80
 QUIET_LEVELS = frozenset({"DEBUG", "INFO", "WARNING"})
+_EXCEPTION = re.compile(r"(?:[\w.<>]+\.)?[A-Z]\w*(?:Error|Exception)\b.*:")
 _ACCESS_LOG = re.compile(r'"(?:GET|POST|HEAD|OPTIONS) /')
 
 
@@ -193,6 +194,8 @@ class FailureReader:
         self.stopped = False
         """The log says that the server was asked to stop."""
         self._fatal = False
+        #: An exception was named: what is indented behind it is of its message, and no frame.
+        self._in_message = False
         #: The engine went on after the exception that is kept: it was a request's.
         self._went_on = False
 
@@ -266,25 +269,33 @@ class FailureReader:
         self._weak, self._went_on = None, True
 
     def _match(self, line: LogLine) -> _Hit | None:
-        if line.is_indented or log_lines.is_traceback_opening(line):
+        if log_lines.is_traceback_opening(line):
+            self._in_message = False
+            return None
+        if line.is_frame and not self._in_message:
             return None  # a frame quotes source code, which may hold any message
+        line = line.without_indent
         text = line.text
+        self._in_message = self._in_message or _EXCEPTION.match(text) is not None
         is_quiet = line.level in QUIET_LEVELS or self._is_quiet(text)
+        best: tuple[FailureSignature, re.Match[str]] | None = None
         for hint, entry in self._hints_quiet if is_quiet else self._hints:
-            if hint not in text:
+            if hint not in text or (best is not None and entry.rank >= best[0].rank):
                 continue
             if entry.at_start_only and self.ready:
                 continue
             match = entry.search(line)
-            if match is None:
-                continue
-            excerpt = log_lines.cut(line.text, around=match.start())
-            if entry.summary is None:
-                return _Hit(entry, excerpt, excerpt)
-            groups = {name: value or "" for name, value in match.groupdict().items()}
-            summary = entry.summary.format_map(groups | {"line": excerpt})
-            return _Hit(entry, excerpt, log_lines.cut(summary))
-        return None
+            if match is not None:
+                best = entry, match
+        if best is None:
+            return None
+        entry, match = best
+        excerpt = log_lines.cut(line.text, around=match.start())
+        if entry.summary is None:
+            return _Hit(entry, excerpt, excerpt)
+        groups = {name: value or "" for name, value in match.groupdict().items()}
+        summary = entry.summary.format_map(groups | {"line": excerpt})
+        return _Hit(entry, excerpt, log_lines.cut(summary))
 
     def _best(self, *, died: bool) -> _Hit | None:
         ranks = sorted(self._first)

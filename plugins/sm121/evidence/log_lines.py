@@ -60,6 +60,7 @@ _FORMS = data_file.load("log-lines.toml", _Forms)
 _FOREIGN_LIMIT = 100  # characters that a log collector puts in front
 _REPEATED = re.compile(r" \[repeated \d+x across cluster\].*")  # Ray, behind a message
 _PREFIX_LIMIT = 200
+_OF_CPP = "what():"
 
 
 _LEVELS = {name: name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
@@ -96,6 +97,19 @@ class LogLine:
     def is_indented(self) -> bool:
         """True when the message starts with blanks: a stack frame, or a piece of a wrapped line."""
         return self.text[:1] in (" ", "\t")
+
+    @property
+    def is_frame(self) -> bool:
+        """True when the message may be part of a stack, whose lines Python indents by two blanks or
+        more. What C++ prints of an exception that ended the process (``what():``) is none."""
+        indented = self.text.startswith(("  ", "\t"))
+        return indented and not self.text.lstrip().startswith(_OF_CPP)
+
+    @property
+    def without_indent(self) -> "LogLine":
+        """The message from its first word on, or behind C++'s ``what():``."""
+        text = self.text.strip().removeprefix(_OF_CPP).lstrip()
+        return self if text == self.text else replace(self, text=text)
 
     @property
     def parts(self) -> list["LogLine"]:
