@@ -79,8 +79,8 @@ def test_of_a_server_that_was_restarted_the_last_run_counts(engine, first, last)
         ([line for line, _, _ in SGLANG], "sglang"),
         ([line for line, _, _ in LLAMA], "llama-cpp"),
         ([CORE + "[mxfp4.py:499] Using 'MARLIN' Mxfp4 MoE backend."], "vllm"),
-        (["NVRM: Xid (PCI:000f:01:00): 13, pid=1"], "vllm"),
-        ([""], "vllm"),
+        (["NVRM: Xid (PCI:000f:01:00): 13, pid=1"], None),
+        ([""], None),
     ],
 )
 def test_the_log_tells_whose_it_is(lines, engine, tmp_path):

@@ -243,7 +243,7 @@ def _path_of_container(options: argparse.Namespace) -> None:
 
 def _path_of_files(options: argparse.Namespace) -> None:
     from sm121.engines import requested
-    from sm121.evidence import failure
+    from sm121.evidence import failure, serving_lines
     from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
     from sm121.report import glance, path_outlook
     from sm121.run import spanning
@@ -255,17 +255,20 @@ def _path_of_files(options: argparse.Namespace) -> None:
     ):
         if file is not None and not file.is_file():
             raise UsageError(f"{file}: expected {noun}")
-    engine = options.engine
-    if engine is None:
-        engine = "vllm" if options.log is None else detect_engine(options.log)
-    path = KernelPath() if options.log is None else read_log(options.log, engine)
+    known, log = options.engine, options.log
+    if known is None and log is not None:
+        known = detect_engine(log)
+    engine = known or "vllm"  # whose signatures read what is there
+    path = KernelPath() if log is None else read_log(log, engine)
     answer: dict[str, Any] = {}
-    if options.log is not None:
-        if not path.evidence and path.version is None:
-            content = "no line that an engine writes" if options.log.stat().st_size else "nothing"
+    if log is not None:
+        if not path.evidence and not (known is not None and serving_lines.has_log_lines(log)):
+            content = "no line that an engine writes" if log.stat().st_size else "nothing"
             raise UsageError(f"expected the log of a server, from its start on; there is {content}")
         identity = builds.identity(path.version, build=path.build)
-        answer = {"engine": engine, "version": path.version, "identity": identity}
+        answer = {"engine": known, "version": path.version, "identity": identity}
+        answer["serving"] = serving_lines.read(log, engine)
+        answer["missing"] = path_outlook.missing(path)
     if options.metrics is not None:
         from sm121.evidence.metrics import with_metrics
 
@@ -303,10 +306,13 @@ def _path_of_files(options: argparse.Namespace) -> None:
         answer["bound"] = bound.model_dump(mode="json") if bound is not None else None
         answer["next"] = path_outlook.next_step(path, engine, cause, source)
     if options.log is None or options.json:
+        if answer.get("serving") is not None:
+            answer["serving"] = answer["serving"].model_dump(mode="json")
         print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
         return
     answer |= {"cause": cause, "bound": bound}
-    print(*filter(None, (engine, answer["identity"] or path.version, path.model)))
+    name = known or "engine not known"
+    print(*filter(None, (name, answer["identity"] or path.version, path.model)))
     values = {"contradictions": (), **answer, "nodes": nodes}
     print(glance.table("path.txt.j2", path=path, **values), end="")
 

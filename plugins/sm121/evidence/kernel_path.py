@@ -20,7 +20,8 @@ _LISTS = {
     **{name: name for name in ("unknown_env", "weights", "channels", "rerouted")},
     **{"fallback": "fallbacks", "silent_fallback": "silent_fallbacks"},
 }
-_NO_SINGLE_VALUE = (*_LISTS, "progress", "fact", "prompt_rate")
+_OF_REQUESTS = ("progress", "prompt_rate", "generation_rate", "accepted_length")
+_NO_SINGLE_VALUE = (*_LISTS, *_OF_REQUESTS, "fact")
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
 _DETECTED_IN = 4 << 20
@@ -31,6 +32,11 @@ _TYPES: dict[str, Callable[[Any], Any]] = {
 }
 _ANOTHER_RUN = range(2, 180 * 24 * 60)  # minutes; more is the turn of a year
 _DAYS_BEFORE = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)  # each month
+#: What the kernel prints, as dmesg and journald show it.
+_OF_KERNEL = re.compile(
+    r"(?:<\d+>)?\[ *\d+\.\d+\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d [\d:]{8} \d{4}\] "
+    r"|.{0,80}\bkernel: "
+)
 _PROFILER_HINT = "] Executing '"
 _PROFILER_SPEAKS = re.compile(r"^\[\d/\d\] Executing '\w+' stats report")
 
@@ -235,7 +241,7 @@ class LogReader:
         self._hints = [
             (hint, entry)
             for entry in load_signatures(engine).signature
-            if entry.field not in ("progress", "prompt_rate")
+            if entry.field not in _OF_REQUESTS
             for hint in entry.hint
         ]
         texts = {hint for hint, _ in self._hints}
@@ -339,16 +345,24 @@ def search_last_start(
                 yield pattern, text.strip()
 
 
-def detect_engine(path: Path) -> str:
-    """Whose log a file is, by the words of its first megabytes; vLLM's where nothing tells. Raises
-    OSError when the file cannot be read."""
+def detect_engine(path: Path) -> str | None:
+    """The engine that wrote a log, by the words of its first megabytes, else by the values that its
+    lines prove; None where neither tells, as of the kernel's messages. Raises OSError when the
+    file cannot be read."""
     with path.open("rb") as file:
         head = file.read(_DETECTED_IN).decode("utf-8", errors="replace")
+    text = "\n".join(line for line in head.splitlines() if not _OF_KERNEL.match(line))
     engines = {
-        name: sum(text in head for text in load_signatures(name).detect) for name in known_engines()
+        name: sum(word in text for word in load_signatures(name).detect) for name in known_engines()
     }
     best = max(engines, key=lambda name: (engines[name], name == "vllm"))
-    return best if engines[best] else "vllm"
+    if engines[best]:
+        return best
+    for name in sorted(engines, key=lambda name: name != "vllm"):
+        proven = read_log(path, name)
+        if proven.version is not None or proven.evidence.keys() - {"failure"}:
+            return name
+    return None
 
 
 def mistaken_environment(path: KernelPath, engine: str = "vllm") -> list[str]:

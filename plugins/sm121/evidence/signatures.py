@@ -18,11 +18,12 @@ SignatureField = Literal[
     "requantised", "moe_variant", "moe_tiles", "weights", "unknown_env", "fallback",
     "silent_fallback", "version", "build", "asked", "model", "served_model", "prompt_rate",
     "progress", "fact", "rank", "world_size", "group", "graph_sizes", "channels", "network",
-    "rdma_devices", "rerouted", "start",
+    "rdma_devices", "rerouted", "start", "generation_rate", "accepted_length",
 ]  # fmt: skip
 """What a signature speaks of. Other signatures lean on a ``fact``. ``asked`` is what the server was
-asked for. A ``prompt_rate`` counts the tokens of the last seconds. Of a rank: its number, how many
-there are, what their ``group`` is made by, its ``channels`` to others by NCCL."""
+asked for. A ``prompt_rate`` counts the tokens of the last seconds; so do ``generation_rate`` and
+``accepted_length``, of the requests that are served. Of a rank: its number, how many there are,
+what their ``group`` is made by, its ``channels`` to others by NCCL."""
 
 
 class LinePattern(DataTable):

@@ -16,6 +16,8 @@ from sm121.evidence.kernel_path import KernelPath
 from sm121.measure import roofline
 
 _ARCH = "sm121"
+#: Values that the log of every start has.
+_MAIN = ("version", "model", "attention", "moe", "kv_cache_dtype", "cuda_graphs", "speculative")
 _URL = "http://localhost:8000"
 
 
@@ -85,6 +87,11 @@ def _fewer_bytes(
     options = roofline.byte_options({**judged.lacking, **judged.configurations}[best].arguments)
     where = ", which this release lacks," if best in judged.lacking else ""
     return f"; configuration {best} ({options}){where} reads {least / 1e9:.2f}"
+
+
+def missing(path: KernelPath) -> list[str]:
+    """The main values of a path that no line of the log shows, ``version`` among them."""
+    return [name for name in _MAIN if getattr(path, name) is None]
 
 
 def remedies(path: KernelPath, engine: str) -> list[str]:

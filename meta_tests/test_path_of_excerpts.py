@@ -1,0 +1,119 @@
+"""``sm121 path`` on what owners have: the end of a long log, a worker's stack, the kernel's
+messages, the log of another engine. What is there is read; what is not there is null."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sm121 import cli
+from sm121.evidence.kernel_path import detect_engine
+
+STEADY = [
+    "(APIServer pid=1) INFO 11-20 10:00:10 [loggers.py:259] Engine 000: Avg prompt throughput: "
+    "12.0 tokens/s, Avg generation throughput: 31.4 tokens/s, Running: 1 reqs, Waiting: 0 reqs, "
+    "GPU KV cache usage: 0.4%, Prefix cache hit rate: 61.2%",
+    '(APIServer pid=1) INFO:     10.0.0.7:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK',
+    "(APIServer pid=1) INFO 11-20 10:00:20 [loggers.py:259] Engine 000: Avg prompt throughput: "
+    "0.0 tokens/s, Avg generation throughput: 52.1 tokens/s, Running: 2 reqs, Waiting: 0 reqs, "
+    "GPU KV cache usage: 0.4%, Prefix cache hit rate: 61.2%",
+]
+DRAFTS = (
+    "(APIServer pid=1) INFO 11-20 10:00:20 [metrics.py:100] SpecDecoding metrics: Mean acceptance "
+    "length: 2.41, Accepted throughput: 20.10 tokens/s, Drafted throughput: 42.80 tokens/s, "
+    "Accepted: 201 tokens, Drafted: 428 tokens, Per-position acceptance rate: 0.700, 0.410, "
+    "0.300, Avg Draft acceptance rate: 47.0%"
+)
+WORKER = "(Worker_TP0 pid=215) ERROR 01-20 13:03:50 [multiproc_executor.py:749] "
+STACK = [
+    WORKER + "Traceback (most recent call last):",
+    WORKER
+    + '  File "/usr/lib/python3/dist-packages/vllm/v1/worker/gpu_worker.py", line 209, in run',
+    WORKER + "    torch.cuda.set_device(device)",
+]
+MEMORY = WORKER + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+XID = "[78478.1] NVRM: Xid (PCI:000f:01:00): 13, pid=7, name=vllm, Graphics SM Warp Exception"
+TRTLLM = [
+    "[TensorRT-LLM][INFO] Engine version 1.2.0 found in the config file",
+    "[TensorRT-LLM][ERROR] CUDA runtime error in cudaMallocAsync: out of memory",
+]
+CUBLAS = "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"
+
+
+def read(lines: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    file = folder / "server.log"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    assert cli.main(["path", str(file), "--json"]) == 0
+    answer: dict[str, object] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("lines", "engine", "failure"),
+    [
+        pytest.param(STEADY, "vllm", None, id="the steady state"),
+        pytest.param([DRAFTS], "vllm", None, id="metrics of speculation"),
+        pytest.param(STACK, "vllm", None, id="a worker's stack without its end"),
+        pytest.param([*STACK, MEMORY], "vllm", "oom", id="a worker's stack"),
+        pytest.param([XID], None, "xid", id="dmesg"),
+        pytest.param(
+            ["Nov 28 10:00:00 gb10 kernel: Out of memory: Killed process 221 (vllm) total-vm:1kB"],
+            None,
+            "oom",
+            id="the kernel by journald",
+        ),
+        pytest.param(TRTLLM, None, "oom", id="TensorRT-LLM"),
+        pytest.param([CUBLAS], None, "device_assert", id="a lone cuBLAS error"),
+        pytest.param(
+            ["INFO 11-20 10:00:00 [cuda.py:1] Using FLASHINFER backend out of potential backends:"],
+            "vllm",
+            None,
+            id="one line that proves a value",
+        ),
+    ],
+)
+def test_an_excerpt_is_read_and_its_engine_is_not_guessed(
+    lines, engine, failure, tmp_path, capsys
+) -> None:
+    answer = read(lines, tmp_path, capsys)
+    assert (answer["engine"], answer["failure"]) == (engine, failure)
+    assert "version" in answer["missing"] and answer["next"]
+    assert (answer["remedy"] is not None) is (failure is not None)
+
+
+def test_the_lines_of_every_ten_seconds_are_read(tmp_path, capsys) -> None:
+    answer = read([*STEADY, DRAFTS], tmp_path, capsys)
+    assert answer["serving"] == {"generation_tok_s": 52.1, "running": 2, "accepted_length": 2.41}
+    assert "from the start of the server on" in str(answer["next"])
+    assert read([*STACK, MEMORY], tmp_path, capsys)["serving"] is None
+
+
+def test_an_engine_that_is_not_known_is_said_in_words(tmp_path, capsys) -> None:
+    file = tmp_path / "dmesg.txt"
+    file.write_text(XID + "\n")
+    assert cli.main(["path", str(file)]) == 0
+    first, *rows = capsys.readouterr().out.splitlines()
+    assert first == "engine not known"
+    assert any(row.startswith("failed") and "Xid 13" in row for row in rows)
+
+
+def test_the_rows_have_what_is_served(tmp_path, capsys) -> None:
+    file = tmp_path / "tail.log"
+    file.write_text("\n".join([*STEADY, DRAFTS]) + "\n")
+    assert cli.main(["path", str(file)]) == 0
+    rows = capsys.readouterr().out
+    assert "52.1 tok/s at most, 2 running; 2.41 tokens of a step accepted" in rows
+
+
+@pytest.mark.parametrize("text", ["vllm==0.32.0\nflashinfer-python==0.7.2\n", "hello\n", ""])
+def test_what_has_no_line_of_a_log_is_still_refused(text: str, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "server.log"
+    file.write_text(text)
+    assert cli.main(["path", str(file)]) == 4
+    assert "expected the log of a server" in capsys.readouterr().err
+
+
+def test_engine_of_a_start_is_known_by_its_words(tmp_path: Path) -> None:
+    file = tmp_path / "server.log"
+    file.write_text("(EngineCore pid=7) INFO 11-20 10:19:39 [core.py:96] ready\n")
+    assert detect_engine(file) == "vllm"
