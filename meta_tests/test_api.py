@@ -323,3 +323,13 @@ def test_reasoning_is_read_once_whatever_its_names(names):
     message = {"content": None, **dict.fromkeys(names, "Paris")}
     assert sampling.said(message) == "Paris"
     assert sampling.said({**message, "content": "!"}) == "Paris!"
+
+
+def test_a_refused_dot_in_a_tools_name_is_not_judged_and_a_refused_hyphen_is_a_failure():
+    refusal = answer(400, ERROR)
+    with pytest.raises(verdict.Inapplicable, match="refuses a dot in the name of a tool"):
+        tools.named_as_offered(replying(refusal), CPU, "weather.get")
+    with pytest.raises(Refused, match="seen: 400"):
+        tools.named_as_offered(replying(refusal), CPU, "get-weather")
+    with pytest.raises(Refused, match="seen: 500"):
+        tools.named_as_offered(replying(answer(500, ERROR)), CPU, "weather.get")

@@ -507,6 +507,14 @@ def test_a_tool_can_be_named(api, profile):
 
 
 @contract
+@pytest.mark.parametrize("name", ["get-weather", "weather.get", "mcp__weather-eu__get"])
+def test_a_tool_keeps_its_name(api, profile, name):
+    """A tool whose name has a hyphen or a dot, as those of MCP servers, is called by that name. A
+    server may refuse the dot."""
+    tools.named_as_offered(api, profile.correctness, name)
+
+
+@contract
 def test_a_tool_can_be_required(api, profile):
     """tool_choice "required" calls some tool, whatever was asked."""
     tools.required(api, profile.correctness)

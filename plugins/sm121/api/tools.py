@@ -1,5 +1,6 @@
 """Calls of tools: the right one with the right arguments, and answers to their results."""
 
+import copy
 import functools
 import json
 import re
@@ -12,7 +13,7 @@ from sm121.api import harmony
 from sm121.api.client import Api, Json, Refused, together
 from sm121.core.level_settings import Correctness, ToolCall
 from sm121.core.unmet import require, require_each
-from sm121.core.verdict import NotRun
+from sm121.core.verdict import Inapplicable, NotRun
 
 #: How servers say that they were started without a parser of tool calls.
 _NO_PARSER = re.compile(r"tool[-_ ](?:call[-_ ])?parser|auto-tool-choice|--jinja", re.IGNORECASE)
@@ -53,6 +54,46 @@ def named(api: Api, correctness: Correctness) -> None:
     require(names, f"a call of {name}", no_call(api, answer))
     require(names == [name], f"a call of {name}", answer["message"])
     _hold_fitting(_calls(answer)[:1])
+
+
+def named_as_offered(api: Api, correctness: Correctness, name: str) -> None:
+    """Call a tool whose name has a sign beyond letters and ``_``, and send back its result.
+
+    The call has the name that was offered, and a conversation that has the call is accepted. The
+    model's choice has no part in it: ``tool_choice`` names the tool.
+
+    Args:
+        api: the API of the server.
+        correctness: the first question of its ``tool_calls`` is asked.
+        name: of the tool. A server may refuse a dot, which the published API does not list.
+
+    Raises:
+        Inapplicable: the server refuses a name with a dot.
+        Unmet: another name came back, no call did, or the server refuses the name.
+    """
+    case = correctness.tool_calls[0]
+    renamed = [copy.deepcopy(tools(1)[0])]
+    renamed[0]["function"]["name"] = name
+    tool_choice = {"type": "function", "function": {"name": name}}
+    limit = correctness.max_answer_tokens
+    try:
+        answer = ask(api, case.question, renamed, limit, tool_choice=tool_choice)
+    except Refused as refusal:
+        if "." in name and refusal.status in (400, 422):
+            why = f"the server refuses a dot in the name of a tool ({refusal.text})"
+            raise Inapplicable(why) from refusal
+        raise
+    calls = _calls(answer)
+    require(calls, f"a call of {name}", no_call(api, answer))
+    names = [call["function"]["name"] for call in calls]
+    require(names == [name], f"a call of {name}", names)
+    sent_back = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
+    messages: list[Json] = [
+        {"role": "user", "content": case.question},
+        {"role": "assistant", "content": None, "tool_calls": sent_back},
+        {"role": "tool", "tool_call_id": sent_back[0]["id"], "content": case.result},
+    ]
+    ask(api, messages, renamed, limit)
 
 
 def required(api: Api, correctness: Correctness) -> None:
