@@ -152,6 +152,52 @@ def test_what_the_second_run_alone_does_wrong_is_noticed(change):
     assert checks.check(Second(), problems.build(case)), "required: detected, seen: passes"
 
 
+class Seldom(TorchProvider):
+    """Decodes wrongly in one run: a fifth of the elements, as XQA in flashinfer issue 3658."""
+
+    def __init__(self, wrong_run: int | None, factor: float = 1.5) -> None:
+        super().__init__()
+        self.run, self.wrong_run, self.factor = 0, wrong_run, factor
+
+    def decode_attention(self, *arguments, **keywords):
+        output = super().decode_attention(*arguments, **keywords)
+        self.run += 1
+        if self.run == self.wrong_run:
+            output.view(-1)[::5] *= self.factor
+        return output
+
+
+DECODE = next(case for case in cases.GROUPS["decode"] if "127-128" in str(case))
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["deterministic", "nothing declared"])
+@pytest.mark.parametrize("wrong_run", [3, 7, 16])
+def test_decode_that_is_wrong_in_one_run_of_sixteen_is_noticed(wrong_run, declared):
+    provider = Seldom(wrong_run)
+    if not declared:
+        provider.deterministic = frozenset()
+    found = checks.check(provider, problems.build(DECODE))
+    about = f"run {wrong_run} of 16 with the same inputs"
+    assert any(about in str(fact) for fact in found), found
+    equal = [fact for fact in found if "16 equal runs, as declared" in str(fact)]
+    assert len(equal) == declared, found
+
+
+def test_other_bits_within_tolerance_are_wrong_only_where_declared_the_same():
+    provider = Seldom(5, factor=1.0078125)
+    (fact,) = checks.check(provider, problems.build(DECODE))
+    assert "1 with other bits (the first is run 5)" in str(fact)
+    provider = Seldom(5, factor=1.0078125)
+    provider.deterministic = frozenset()
+    assert checks.check(provider, problems.build(DECODE)) == []
+
+
+def test_decode_that_is_right_is_asked_sixteen_times():
+    provider = Seldom(None)
+    assert checks.check(provider, problems.build(DECODE)) == []
+    assert provider.run == checks.RUNS["decode_attention"] == 16
+
+
 def test_what_a_provider_lacks_is_not_run():
     class Bare:
         name = "bare"

@@ -18,6 +18,12 @@ _REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError)
 
 _WARM_UPS = 3
 
+#: Runs of an operation with the same inputs, where more than the two with poison. FlashInfer's own
+#: tests of XQA on a GB10 had 78 to 83 % of the elements in tolerance, in some runs of one build
+#: (flashinfer issue 3658). A kernel that is wrong in one run of p shows in 1 - (1 - 1/p)^16 of the
+#: cases: 97 % for one in five, 64 % for one in sixteen.
+RUNS = {"decode_attention": 16, "decode_attention_fp8": 16}
+
 Recorder = Callable[[Callable[[], Any]], "tuple[Callable[[], None], Any]"]
 """Records a call; gives its replay, and the output that a replay writes."""
 
@@ -27,10 +33,11 @@ class DeviceFault(RuntimeError):
 
 
 def check(provider: Any, problem: Problem) -> list[Fact]:
-    """Run an operation twice, on fresh inputs and into differently poisoned memory; a line for each
-    thing that is wrong: values, shapes, poison that was left, inputs that were changed, bits that
-    differ although the provider declares them the same. Raises NotRun: the provider lacks the
-    operation; Inapplicable: it refuses the input aloud, so that it never serves it wrong."""
+    """Run an operation twice, on fresh inputs and into differently poisoned memory, and then as
+    often as `RUNS` has it; a line for each thing that is wrong: values, shapes, poison that was
+    left, inputs that were changed, bits that differ although the provider declares them the same.
+    Raises NotRun: the provider lacks the operation; Inapplicable: it refuses the input aloud, so
+    that it never serves it wrong."""
     declared, operation = _operation_of(provider, problem)
     if problem.block is not None and problem.block not in declared.block_sizes:
         raise Inapplicable(
@@ -63,7 +70,42 @@ def check(provider: Any, problem: Problem) -> list[Fact]:
     if repeats and not wrong and not _same_bits(outputs[0], outputs[1]):
         differ = "two runs differ; take it out of `deterministic` or make it so"
         wrong.append(Fact("deterministic, as declared", differ, problem.operation))
-    return wrong
+    return wrong or _wrong_again(declared, operation, problem, outputs[0])
+
+
+def _wrong_again(
+    declared: Declaration, operation: Callable[..., Any], problem: Problem, first: Any
+) -> list[Fact]:
+    """Run an operation again and again on one set of inputs, and compare with its first output.
+
+    Args:
+        declared: what the provider says of itself.
+        operation: of the provider.
+        problem: whose first two outputs were right.
+        first: output of the first run.
+
+    Returns:
+        What is wrong with the first output beyond tolerance, and how many runs gave other bits if
+        the provider declares the same each time.
+    """
+    runs = RUNS.get(problem.operation, len(poison.KINDS))
+    arguments, keywords = _on(problem.arguments, declared), _on(problem.keywords, declared)
+    beyond: list[Fact] = []
+    different: list[int] = []
+    for number in range(len(poison.KINDS) + 1, runs + 1):
+        with poison.Poisoned(poison.NAN):
+            output = operation(*arguments, **keywords)
+        _probe(declared, problem)
+        if _same_bits(first, output):
+            continue
+        different.append(number)
+        if not beyond:
+            about = f"{problem.operation}, run {number} of {runs} with the same inputs"
+            beyond = of(about, problem.judge(output, declared))
+    if different and problem.operation in declared.deterministic:
+        observed = f"{len(different)} with other bits (the first is run {different[0]})"
+        beyond.append(Fact(f"{runs} equal runs, as declared", observed, problem.operation))
+    return beyond
 
 
 def record_graph(call: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
