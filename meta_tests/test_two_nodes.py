@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import psutil
@@ -29,10 +30,12 @@ from sm121.core.profile_fields import Sourced
 from sm121.engines import nodes, process_tree, registry
 from sm121.engines.life import Alive, Dead, ManagedLife
 from sm121.engines.managed import ServerExited, StartLimits
+from sm121.engines.pool import ServerPool
 from sm121.engines.spanning import SpanningServer
 from sm121.evidence import crash_bundle
 from sm121.plugin import matrix
 from sm121.plugin.stash import SETTINGS
+from sm121.run.harness import Harness
 from sm121.session import target
 
 #: Of this process: another worker may start ranks of its own.
@@ -147,6 +150,37 @@ def test_kernel_of_each_other_node_is_read(make, tmp_path, monkeypatch):
     assert name == "node 1 (this machine)" and not others
     assert len(kernel.xids) == 1 and kernel.unavailable is not None, "its buffer begins later"
     assert kernel.no_memory and kernel.no_memory_at_start, "at a start it may be well"
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["one build", "two builds"])
+def test_nccl_that_each_node_mapped_is_recorded_and_compared(make, tmp_path, monkeypatch, same):
+    libraries = [tmp_path / name / "libnccl.so.2" for name in ("here", "there")]
+    for library in libraries:
+        library.parent.mkdir()
+        library.write_bytes(b"NCCL 2.28.9" if same else str(library).encode())
+    monkeypatch.setenv("SM121_META_NCCL", str(libraries[0]))
+    server = make(command=("env", f"SM121_META_NCCL={libraries[1]}", *COMMAND))
+    server.start()
+    rank_1(server)
+    remarks: list[str] = []
+    harness: Any = SimpleNamespace(
+        processes=server.processes,
+        pool=SimpleNamespace(
+            nccl_elsewhere=lambda: ServerPool.nccl_elsewhere(SimpleNamespace(current=server))
+        ),
+        file=SimpleNamespace(environment={}),
+        remark=remarks.append,
+    )
+
+    def recorded() -> list[str]:
+        Harness._note_nccl(harness)
+        rows = harness.file.environment["nccl"].values()
+        return [row["path"] for (row,) in rows]
+
+    assert waiting.until(lambda: recorded() == [*map(str, libraries)], 15.0), recorded()
+    assert bool(remarks) is not same
+    for line in remarks:
+        assert line.startswith("libnccl of node 1 ") and "vllm issue 42354" in line, line
 
 
 def test_traces_of_a_rank_are_not_left_on_its_node(make, tmp_path):

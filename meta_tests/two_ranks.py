@@ -4,6 +4,7 @@ rank 1. ``/health`` is 200 whatever becomes of that. As a program it stands for 
 
 import argparse
 import contextlib
+import mmap
 import os
 import socket
 import sys
@@ -44,6 +45,8 @@ class TwoRanks:
 
 class Handler(JsonHandler):
     peer: socket.socket
+    #: What SM121_META_NCCL names, as long as the rank lives.
+    library: mmap.mmap
 
     def do_GET(self) -> None:
         self.say({})
@@ -64,6 +67,9 @@ def main() -> None:
     parser.add_argument("--master", nargs=2)
     parser.add_argument("--dies-at-start", action="store_true")
     options = parser.parse_args()
+    if library := os.environ.get("SM121_META_NCCL"):
+        with Path(library).open("rb") as stream:
+            Handler.library = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     host, port = options.master[0], int(options.master[1])
     if options.rank == 0:
         with socket.create_server((host, port)) as server:

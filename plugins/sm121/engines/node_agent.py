@@ -24,12 +24,13 @@ from sm121.core import digest, interpreter
 from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.engines import memory, process_tree, registry
 from sm121.engines.managed import ManagedServer, StartLimits, scratch_base
-from sm121.evidence import environment, kernel_messages, process_snapshot
+from sm121.evidence import environment, kernel_messages, mapped, process_snapshot
 from sm121.evidence.unanswered import unanswered
 
 #: Before each answer: whatever else comes by the same way is not ours.
 MARK = "sm121-node "
 _EVERY_S, _TREE_EVERY_S = 1.0, 3.0
+_MAPPED_EVERY_S = 10.0
 _MOST_PROCESSES, _MOST_LINES = 64, 50
 _LOG_PIECE, _MOST_LOG = 1 << 18, 64 << 20
 _REACH_EVERY_S, _REACH_WITHIN_S = 2.0, 2.0
@@ -101,6 +102,8 @@ class _Telling:
         #: To look at all processes takes a slow core tens of milliseconds.
         self._tree: list[dict[str, Any]] = []
         self._tree_at = 0.0
+        self._nccl: list[dict[str, Any]] = []
+        self._nccl_at = 0.0
 
     def run(self) -> None:
         heard = told = time.monotonic()
@@ -132,6 +135,9 @@ class _Telling:
         server = self._server
         if now - self._tree_at > _TREE_EVERY_S or server.exits():
             self._tree_at, self._tree = now, process_snapshot.snapshot(server.processes())
+        if now - self._nccl_at > _MAPPED_EVERY_S:
+            libraries = mapped.nccl(server.processes())
+            self._nccl_at, self._nccl = now, [each.model_dump() for each in libraries]
         kernel = kernel_messages.since(server.launched) if server.exits() else None
         tell(
             "state",
@@ -143,6 +149,7 @@ class _Telling:
                     for entry in server.exits()[:_MOST_PROCESSES]
                 ],
                 "tree": self._tree[:_MOST_PROCESSES],
+                "nccl": self._nccl,
                 "available_bytes": psutil.virtual_memory().available,
                 "unreachable": self._unreachable,
                 "unanswered": self._unanswered,

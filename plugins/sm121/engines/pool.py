@@ -16,6 +16,7 @@ from sm121.engines.life import ManagedLife
 from sm121.engines.managed import ManagedServer, StartError, StartLimits, StopReport
 from sm121.engines.ray_cluster import RayServer
 from sm121.engines.spanning import SpanningServer
+from sm121.evidence.mapped import MappedLibrary
 
 _LAUNCHERS: Mapping[str, type[ManagedServer]] = {"nnodes": SpanningServer, "ray": RayServer}
 
@@ -148,6 +149,15 @@ class ServerPool:
         current = self._starting or self.current
         others = current.described().values() if current is not None else ()
         return {t["node"]: t["available_bytes"] for _, t in others if "available_bytes" in t}
+
+    def nccl_elsewhere(self) -> dict[str, list[MappedLibrary]]:
+        """The NCCL that the ranks on each other node mapped, by the node, as it told last."""
+        others = self.current.described().values() if self.current is not None else ()
+        return {
+            told["node"]: [MappedLibrary.model_validate(row) for row in told["nccl"]]
+            for _, told in others
+            if "nccl" in told
+        }
 
     def kill(self) -> None:
         """SIGKILL to the engine's processes at once, as `ManagedServer.kill`. It is no death."""

@@ -20,6 +20,7 @@ from sm121.core import architecture, data_file, digest, interpreter
 from sm121.core.data_file import Record
 from sm121.core.redaction import redact, redact_arguments, redact_environment, secrets_of
 from sm121.evidence import engine_probe
+from sm121.evidence.mapped import MappedLibrary
 
 PROBE_TIMEOUT_S = 60.0
 _GIT_TIMEOUT_S = 20.0
@@ -116,6 +117,9 @@ class EnvironmentRecord(Record):
     environment: dict[str, str]
     """The variables that bear on an engine, secrets blanked."""
     workload: dict[str, JsonValue]
+    nccl: dict[str, list[MappedLibrary]] = Field(default_factory=dict)
+    """By node, the NCCL that the server's processes mapped, once its path was judged; empty where
+    none did, or where they are not seen from here."""
     unknown: dict[str, str] = Field(default_factory=dict)
     """Field to the reason why it is null."""
 

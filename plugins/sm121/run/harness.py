@@ -25,7 +25,7 @@ from sm121.engines.life import Alive, Dead, Life, ManagedLife, ServerDied
 from sm121.engines.managed import ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import PreflightFinding
-from sm121.evidence import kernel_proof, metrics, requirement
+from sm121.evidence import kernel_proof, mapped, metrics, requirement
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.silent_errors import ErrorReader, SilentError
@@ -247,6 +247,7 @@ class Harness(RunRecord):
         name = configuration.name if configuration is not None else self.profile.under_test
         wrong = self._contradictions(server, name)
         self._note_nodes(server)
+        self._note_nccl()
         silent = requirement.not_shown(self.profile.path_of(name), self.kernel_path(server))
         if self.profile.model.digest is not None and configuration is None:
             silent.append("the model's digest (the attached server's files are not known)")
@@ -290,6 +291,17 @@ class Harness(RunRecord):
             self.remark(line, at_once=False)
         for line in judged.silent:
             self.unproven(line)
+
+    def _note_nccl(self) -> None:
+        """Record which NCCL each node of the server mapped, and remark on a difference."""
+        here = {"node 0 (this machine)": mapped.nccl(self.processes())}
+        elsewhere = self.pool.nccl_elsewhere() if self.pool is not None else {}
+        by_node = {node: rows for node, rows in {**here, **elsewhere}.items() if rows}
+        self.file.environment["nccl"] = {
+            node: [row.model_dump() for row in rows] for node, rows in by_node.items()
+        }
+        for line in mapped.different(by_node):
+            self.remark(line)
 
     def judge_paths_again(self) -> None:
         """Judge each path that was judged before by what the log says now."""
