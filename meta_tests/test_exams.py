@@ -2,6 +2,7 @@
 Scripted servers answer over real HTTP; `data/exam-answers.toml` says what."""
 
 import tomllib
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def sits(
         pupil = exams.Candidate(api, cases.Judge(api, remarks.append, {}), paper, remarks.append)
         if section == "document":
             pupil.recalls(8_000)
+        elif section == "conversation":
+            pupil.converses(8_000)
         else:
             pupil.passes(section)
     return remarks
@@ -356,3 +359,59 @@ def test_a_wrong_exam_ends_a_run_before_it_begins(run_pytest, tmp_path):
     with scripted(script_of(EXAM.facts, {})) as endpoint:
         status, run, _ = _run(run_pytest, endpoint, file, "facts_are_known")
     assert status == 4 and "correctness.exam nothing: expected a file or one of" in run.output
+
+
+# One long chat with tools.
+
+
+def in_one_chat(
+    spoils: Callable[[list[dict]], Said] = lambda messages: None, variant: int = 0
+) -> Script:
+    """Say the right answers of the tools section to the last question of a chat, unless `spoils`
+    has another one for its messages."""
+    answers = healthy("tools", variant)
+    questions = {question.turns[0].user: question.id for question in EXAM.tools.questions}
+
+    def script(request: dict) -> Said:
+        messages = request["messages"]
+        asked = max(n for n, message in enumerate(messages) if message["role"] == "user")
+        said = sum(message["role"] == "assistant" for message in messages[asked:])
+        spoilt = spoils(messages)
+        return answers[questions[messages[asked]["content"]]][said] if spoilt is None else spoilt
+
+    return script
+
+
+@pytest.mark.parametrize("variant", range(3))
+def test_a_healthy_server_in_a_long_chat_with_tools(variant):
+    requests: list[dict] = []
+    (remark,) = sits("conversation", in_one_chat(variant=variant), requests=requests)
+    assert remark.endswith("a chat with 8000 tokens of results: 8 of 8 right")
+    results = [m["content"] for m in requests[-1]["messages"] if m["role"] == "tool"]
+    assert len(results) >= 8 and len({*results}) == len(results)
+    assert 8_000 <= sum(map(rendering.count, results)) < 9_000
+
+
+@pytest.mark.parametrize(
+    "loop", ["!" * 200, "the the " * 40, ""], ids=["token 0", "one word", "nothing"]
+)
+def test_a_loop_after_many_results_of_tools_is_noticed(loop):
+    """With an NVFP4 KV cache: right alone, and a loop of token 0 (`!`) once some results are in the
+    chat. Each question alone has two results at most."""
+
+    def spoils(messages: list[dict]) -> Said:
+        has_many = sum(message["role"] == "tool" for message in messages) >= 5
+        return loop if has_many and messages[-1]["role"] == "tool" else None
+
+    (remark,) = sits("tools", in_one_chat(spoils))
+    assert remark.endswith("8 of 8 right"), "no question alone shows it"
+    with pytest.raises(AssertionError, match=r"whole answers, seen: .*, after \d+ messages: "):
+        sits("conversation", in_one_chat(spoils))
+
+
+def test_a_miss_in_a_long_chat_with_tools_is_a_remark():
+    def spoils(messages: list[dict]) -> Said:
+        return "I cannot say." if "Oslo" in messages[-1]["content"] else None
+
+    (remark,) = sits("conversation", in_one_chat(spoils))
+    assert "7 of 8 right; two-steps: " in remark

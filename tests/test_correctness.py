@@ -638,6 +638,14 @@ def test_answers_in_a_form_are_right(candidate):
 
 @pytest.mark.ability("long_document")
 @pytest.mark.timeout(3600)
+def test_a_long_chat_with_tools_stays_whole(candidate):
+    """In a chat with many calls and 24,000 tokens of results no answer is empty, cut off or a
+    loop."""
+    candidate.converses(24_000)
+
+
+@pytest.mark.ability("long_document")
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("length", [8_000, 32_000, 100_000])
 def test_long_documents_are_read(candidate, length):
     """Facts at five depths of a document are found, one of them only by way of another."""

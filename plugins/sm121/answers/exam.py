@@ -148,7 +148,7 @@ class Document(DataTable):
         waiting = sorted(self.needles, key=lambda needle: needle.depth)
         room = tokens - count(lines[0]) - sum(count(f"{needle.text}\n") for needle in waiting)
         whole = room
-        for line in self._entries():
+        for line in self.entries():
             while waiting and whole - room >= waiting[0].depth * whole:
                 lines.append(f"{waiting.pop(0).text}\n")
             if (room := room - count(line)) < 0:
@@ -156,7 +156,8 @@ class Document(DataTable):
             lines.append(line)
         return "".join([*lines, *(f"{needle.text}\n" for needle in waiting)])
 
-    def _entries(self) -> Iterator[str]:
+    def entries(self) -> Iterator[str]:
+        """Yield the entries without needles, a line each, without end."""
         number = 0
         while True:
             number += 1

@@ -92,6 +92,56 @@ class Candidate:
         line = f"exam {self.exam.name}: a document of {tokens} tokens: all needles found"
         self.remark("; ".join([line, *(f"{needle.id} only alone" for needle in missing)]))
 
+    def converses(self, tokens: int) -> None:
+        """Ask all questions of the tools section in one chat, whose results have long logs.
+
+        Args:
+            tokens: of all results together. The chat is longer by questions, calls and answers.
+
+        Raises:
+            NotRun: the exam has no document, or the context is too short.
+            Unmet: an answer is empty, cut off or a loop. A miss is a remark: in so long a chat a
+                healthy model may mistake a question.
+        """
+        if (document := self.exam.document) is None:
+            raise NotRun(f"exam {self.exam.name} has no [document]")
+        self.api.capabilities.require("tools", "context_length")
+        section, entries = self.exam.tools, document.entries()
+        turns = [(question, turn) for question in section.questions for turn in question.turns]
+        prompt = tokens + _BESIDE * len(turns)
+        require_context(self.api.context_length(), prompt, self.exam.answer_tokens)
+        of_each = tokens // sum(len(turn.calls) for _, turn in turns)
+
+        def with_log(call: Call) -> Call:
+            lines = [call.result]
+            room = of_each
+            while room > 0:
+                lines.append(next(entries).rstrip("\n"))
+                room -= rendering.count(lines[-1])
+            return call.model_copy(update={"result": "\n".join(lines)})
+
+        messages: list[Json] = []
+        broken: list[str] = []
+        missed: list[str] = []
+        for question, turn in turns:
+            before = len(messages)
+            messages.append({"role": "user", "content": turn.user})
+            long = turn.model_copy(update={"calls": tuple(map(with_log, turn.calls))})
+            try:
+                outcome = self._turn(section, question, long, messages)
+            except Unmet as error:
+                outcome = Outcome(broken=str(error))
+            if outcome.broken is not None:
+                broken.append(f"{question.id}, after {before} messages: {outcome.broken}")
+            if outcome.missed is not None:
+                missed.append(f"{question.id}: {outcome.missed}")
+            if outcome != Outcome():
+                del messages[before:]
+        require(not broken, "a chat with long results: whole answers", "; ".join(broken))
+        right = f"{len(turns) - len(missed)} of {len(turns)} right"
+        line = f"exam {self.exam.name}: a chat with {tokens} tokens of results: {right}"
+        self.remark("; ".join([line, *missed]))
+
     def _outcome(self, section: Section, question: Question) -> Outcome:
         messages: list[Json] = []
         if question.instructions is not None:
