@@ -103,6 +103,21 @@ def test_a_creep_and_a_red_check_of_the_last_run_are_told(base, tmp_path, capsys
     assert "red since a1/0013" in out and "worse in" in out and "flaky" not in out
 
 
+@pytest.mark.parametrize(
+    ("slow", "build", "named"),
+    [(1.09, 1, True), (1.02, 1, False), (1.09, None, False)],
+    ids=["8 % apart", "2 % apart", "of two builds"],
+)
+def test_a_lottery_of_starts_is_named(base, tmp_path, capsys, slow, build, named):
+    """Starts of one build, every other one with the slow set of kernels."""
+    runs = [{"build": build or 1 + n % 2, "slow": (1.0, slow)[n % 2]} for n in range(8)]
+    assert cli.main(["history", str(plant(base, tmp_path, {"a1": runs}))]) == 0
+    lines = re.findall("starts of one build differ: .*", capsys.readouterr().out)
+    of_decode = [line for line in lines if "decode tg32 of 8 runs is between 5" in line]
+    assert len(of_decode) == named and bool(lines) is named, lines
+    assert all(line.endswith("--ab decides over pairs of starts") for line in lines)
+
+
 def simulated(seed: int, machines: int, runs: int, slow: float = 0.0) -> history.History:
     """Healthy runs of machines that differ by 1 %: noise of 0.5 %, in one metric days that last, in
     one a start in four that is 7 % slow. ``slow``: by how much the first machine is slow."""

@@ -384,6 +384,52 @@ def test_a_slow_start_blames_no_build_and_hides_none(stored):
     assert verdicts[0.85][Verdict.PASS] == 0 and verdicts[0.85][Verdict.FAIL] > 60, verdicts
 
 
+def _of_set(kernels: str, seed: int) -> StoredMetric:
+    """A start with the fast or the slow set of kernels that autotuning chose, 8 % apart."""
+    generator = np.random.default_rng(seed)
+    level = {"F": 60.0, "S": 55.2}[kernels] * generator.normal(1.0, 0.004)
+    return metric("tg32@d0", level * generator.normal(1.0, 0.003, 7))
+
+
+@pytest.mark.parametrize(
+    ("stored", "now"),
+    [
+        ("FSFSF", "S"),
+        ("FFFFF", "S"),
+        ("FFF", "S"),
+        ("F", "S"),
+        ("SSSSS", "F"),
+        ("SSS", "F"),
+        ("S", "F"),
+        ("FSFS", "F"),
+    ],
+)
+def test_a_lottery_of_starts_is_neither_a_regression_of_code_nor_an_improvement(stored, now):
+    """Whatever the verdict: who reads that one start is 8 % apart reads that starts are so, too."""
+    for seed in range(0, 400, 10):
+        history = [_of_set(kernels, seed + n) for n, kernels in enumerate(stored)]
+        change = changed(_of_set(now, seed + 9), *history)
+        better, worse = " better" in change.text, " worse" in change.text
+        if change.ratio is not None and abs(change.ratio - 1.0) <= 0.05:
+            continue
+        assert better is (now == "F") and worse is (now == "S"), change.text
+        assert "starts of one build differ by up to 8%" in change.text, change.text
+        assert "--ab decides over pairs of starts" in change.text, change.text
+        if now == "F":
+            assert change.verdict is Verdict.PASS and "shows no improvement" in change.text
+        if "S" in stored:
+            assert change.verdict is not Verdict.FAIL, change.text
+        if {*stored} == {"F", "S"}:
+            assert f"the {len(stored)} stored ones are between" in change.text, change.text
+
+
+def test_a_start_that_is_as_the_last_ones_or_far_better_has_no_remark_on_starts():
+    fast = [_of_set("F", seed) for seed in range(5)]
+    assert "starts of one build" not in changed(_of_set("F", 9), *fast).text
+    text = changed(metric("tg32@d0", rounds(90, 9)), *fast).text
+    assert "better" in text and "starts of one build" not in text
+
+
 @from_data
 def test_what_starts_do_not_change_fails_as_before(name, unit, of_start):
     assert (LIMITS.of_starts(name, unit) > 0.0) == of_start

@@ -86,23 +86,42 @@ def _over_starts(change: Change, stored: Sequence[StoredMetric], limits: Regress
     by half of what is allowed. What is worse than each of some starts, and than the best of them by
     more than is allowed, is no success, though most of them may have been slow."""
     differ_by, allowed = limits.of_starts(change.metric, change.unit), change.allowed or 0.0
-    if change.verdict not in (Verdict.FAIL, Verdict.PASS) or not differ_by or not change.b:
+    if not differ_by or not change.b:
         return change
     values = sorted(metric.value for metric in stored[-_STARTS:])
     ends = (values[0], values[-1]) if change.higher_is_better else (values[-1], values[0])
     beyond_worst, beyond_best = (_worse(change.b, end, change.higher_is_better) for end in ends)
-    if change.verdict is Verdict.FAIL:
+    slow = beyond_worst > allowed / 3.0 and beyond_best > allowed and len(values) >= _SCATTER
+    verdict = change.verdict
+    if verdict is Verdict.FAIL:
         settled = beyond_worst > (differ_by if len(values) < _STARTS else allowed / 2.0)
-    else:
-        slow = beyond_worst > allowed / 3.0 and beyond_best > allowed
-        settled = len(values) < _SCATTER or not slow
-    if settled:
+        verdict = Verdict.FAIL if settled else Verdict.INCONCLUSIVE
+    elif verdict is Verdict.PASS and slow:
+        verdict = Verdict.INCONCLUSIVE
+    level = float(np.median([metric.value for metric in stored[-_RECENT:]]))
+    is_apart = abs(_worse(change.b, level, change.higher_is_better)) > allowed
+    if beyond_best < -2.0 * differ_by or (not is_apart and verdict is change.verdict):
         return change
-    text = (
-        f"{change.text}; it is one start, and starts of one build differ by up to "
-        f"{limits.starts_differ_by:.0%}: --ab decides over pairs of starts"
-    )
-    return replace(change, verdict=Verdict.INCONCLUSIVE, text=text)
+    text = f"{change.text}; {_one_start(change, verdict, values, limits)}"
+    return replace(change, verdict=verdict, text=text)
+
+
+def _one_start(
+    change: Change, verdict: Verdict, values: Sequence[float], limits: Regression
+) -> str:
+    """What one start shows that is further from its level than allowed: autotuning gives one build
+    a fast or a slow set of kernels at each start. `values`: of the stored starts, sorted."""
+    known = f"starts of one build differ by up to {limits.starts_differ_by:.0%}"
+    if values[-1] > values[0] * (1.0 + (change.allowed or 0.0)):
+        ends = f"{number(values[0])} and {number(values[-1])} {change.unit}"
+        known += f", and the {len(values)} stored ones are between {ends}"
+    if verdict is Verdict.FAIL:
+        why = "and worse than each stored one by more"
+    elif verdict is Verdict.PASS:
+        why = "and shows no improvement"
+    else:
+        return f"it is one start, and {known}: --ab decides over pairs of starts"
+    return f"{known}; it is one start, {why}: --ab decides over pairs of starts"
 
 
 def _compare(now: StoredMetric, earlier: Sequence[StoredMetric], allowed: float) -> Change:

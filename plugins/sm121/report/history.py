@@ -212,6 +212,31 @@ class History:
         return sorted(checks, key=lambda check: -len(check.red) / check.runs)
 
     @cached_property
+    def starts(self) -> list[str]:
+        """Builds whose starts on one machine differ by more than is allowed, a line each: one start
+        shows neither a regression nor an improvement of them. A run is one start."""
+        groups: dict[tuple[str, ...], list[PastRun]] = defaultdict(list)
+        for past in self.runs:
+            for name in self.columns.values():
+                if past.exact and name in past.run.metrics:
+                    groups[name, past.exact, *past.machine].append(past)
+        lines = []
+        for (name, *_), runs in groups.items():
+            last, metric = runs[-1], runs[-1].run.metrics[name]
+            limits, _ = comparison.limits_of(last.run.file.profile)
+            values = sorted(past.run.metrics[name].value for past in runs)
+            if len(runs) < _FEWEST or not limits.of_starts(name, metric.unit) or values[0] <= 0.0:
+                continue
+            if (differ_by := values[-1] / values[0] - 1.0) > limits.allowed(name):
+                build = " ".join(filter(None, (last.engine, last.commit)))
+                lines.append(
+                    f"{self.machine(last)}, {build}: {metric_names.words(name)} of {len(runs)} "
+                    f"runs is between {number(values[0])} and {number(values[-1])} {metric.unit} "
+                    f"({differ_by:.0%})"
+                )
+        return lines
+
+    @cached_property
     def apart(self) -> list[str]:
         """Machines that differ from their like by more than their runs differ, a line each."""
         groups: dict[tuple[str, ...], list[PastRun]] = defaultdict(list)
