@@ -119,7 +119,7 @@ def test_what_a_server_knew_before_it_knows_at_the_end(monkeypatch, tmp_path, la
         server = Server(Endpoint(url, "k", "m"), False, "vllm", "0.32.0", None, None, None)
         harness = SimpleNamespace(
             server=lambda: server, profile=CPU, directory=tmp_path, say=print,
-            kernel_path=lambda _server: KernelPath(),
+            kernel_path=lambda _server: KernelPath(), follow_log=lambda: None,
         )  # fmt: skip
         with Bench.open(harness, PLAN) as bench:
             bench.recorded["tg"], opened.cell = (None, None), lambda _depth: None

@@ -105,7 +105,7 @@ def test_path_of_the_server_under_test_has_what_its_kernels_prove(tmp_path):
     run = SimpleNamespace(
         file=SimpleNamespace(engine=SimpleNamespace(kernels=shortened(kernels))),
         profile=SimpleNamespace(under_test="tested"), layers=4,
-        _follow_log=lambda: None, _metrics_of=lambda _: None,
+        follow_log=lambda: None, _metrics_of=lambda _: None,
     )  # fmt: skip
     server = SimpleNamespace(reader="vllm", log=None, configuration=configuration())
     path = session.Session.kernel_path(run, server)

@@ -28,6 +28,11 @@ from vllm_pages import VllmPages
 #: The event loop's own timers have a resolution of a millisecond; the rest is spun.
 SPIN_NS = 1_500_000
 STALL_S = 3600.0
+COMPILED = (
+    "(EngineCore pid=7) WARNING 11-20 10:00:00 [jit_monitor.py:147] Triton kernel JIT compilation "
+    "during inference: _fwd_kernel. This causes a latency spike; consider extending warmup to "
+    "cover this shape/config.\n"
+)
 
 
 def _data(name: str) -> dict[str, Any]:
@@ -161,6 +166,9 @@ class TimedServer(VllmPages):
         number = self.requests
         if self.first is None:
             self.first = time.monotonic()
+        if number == pace.compiles_at:
+            with Path(pace.engine_log).open("a", encoding="utf-8") as log:
+                log.write(COMPILED)
         peer = request.transport.get_extra_info("peername")
         used = peer in self.used
         self.used.add(peer)

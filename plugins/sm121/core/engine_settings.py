@@ -128,6 +128,8 @@ class PathValues(DataTable):
     """Accepted values of a resolved path. None: any."""
 
     attention: tuple[str, ...] | None = None
+    #: FlashInfer's kernel for decode, as vLLM names it from 0.26 on: ``xqa``, ``trtllm-gen``.
+    attention_decode: tuple[str, ...] | None = None
     moe: tuple[str, ...] | None = None
     kv_layout: tuple[str, ...] | None = None
     kv_cache_dtype: tuple[str, ...] | None = None

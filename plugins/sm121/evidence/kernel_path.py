@@ -20,12 +20,12 @@ _LISTS = {
     **{name: name for name in ("unknown_env", "weights", "channels", "rerouted")},
     **{"fallback": "fallbacks", "silent_fallback": "silent_fallbacks"},
 }
-_OF_REQUESTS = ("progress", "prompt_rate", "generation_rate", "accepted_length")
+_OF_REQUESTS = ("progress", "prompt_rate", "generation_rate", "accepted_length", "compiled")
 _NO_SINGLE_VALUE = (*_LISTS, *_OF_REQUESTS, "fact")
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end
 _DETECTED_IN = 4 << 20
-_OF_TARGET_ONLY = frozenset({"attention", "moe", "native_fp4"})
+_OF_TARGET_ONLY = frozenset({"attention", "attention_decode", "moe", "native_fp4"})
 _TYPES: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("context", "rank", "world_size"), int),
     "requantised": lambda layer: [layer],
@@ -59,6 +59,8 @@ class KernelPath(data_file.Record):
 
     attention: str | None = None
     """vLLM's name of the attention backend: FLASHINFER, TRITON_ATTN, FLASH_ATTN, CPU_ATTN, ..."""
+    attention_decode: str | None = None
+    """FlashInfer's kernel for decode: ``xqa``, ``trtllm-gen``, ``flashinfer-native`` (its FA2)."""
     moe: str | None = None
     """The name of the MoE backend: MARLIN, FLASHINFER_CUTLASS_MXFP4_MXFP8, TRITON, CPU, ..."""
     cuda_graphs: bool | None = None

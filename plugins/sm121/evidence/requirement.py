@@ -14,7 +14,7 @@ MUST_BE_SHOWN = ("attention", "moe", "kv_layout")
 COMPARED = (
     *MUST_BE_SHOWN,
     *("kv_cache_dtype", "dtype", "quantization", "speculative", "load_format", "cuda_graphs"),
-    *("prefix_caching", "context", "requantised", "moe_variant"),
+    *("attention_decode", "prefix_caching", "context", "requantised", "moe_variant"),
 )
 
 

@@ -19,10 +19,12 @@ SignatureField = Literal[
     "silent_fallback", "version", "build", "asked", "model", "served_model", "prompt_rate",
     "progress", "fact", "rank", "world_size", "group", "graph_sizes", "channels", "network",
     "rdma_devices", "rerouted", "start", "generation_rate", "accepted_length",
+    "compiled", "attention_decode",
 ]  # fmt: skip
 """What a signature speaks of. Other signatures lean on a ``fact``. ``asked`` is what the server was
 asked for. A ``prompt_rate`` counts the tokens of the last seconds; so do ``generation_rate`` and
-``accepted_length``, of the requests that are served. Of a rank: its number, how many there are,
+``accepted_length``, of the requests that are served. ``compiled`` is a kernel that a request waited
+for. Of a rank: its number, how many there are,
 what their ``group`` is made by, its ``channels`` to others by NCCL."""
 
 

@@ -26,6 +26,7 @@ from sm121.core.server import Server
 from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Invalid, NotRun, Undecided
 from sm121.engines import managed, requested
+from sm121.evidence.compile_watch import CompileWatch
 from sm121.evidence.kernel_path import mistaken_environment
 from sm121.matrix import axes, covering, oracle
 from sm121.matrix.outcome import (
@@ -372,7 +373,12 @@ class Examiner:
         plan = Plan(settings.prompt_tokens, (settings.generated_tokens,), (0,), measuring)
         name = f"tg{settings.generated_tokens}@d0"
         records = self.directory / "records" / record.id
-        with MeasuredServer.open(server.endpoint, plan, records) as measured_server:
+        with MeasuredServer.open(
+            server.endpoint,
+            plan,
+            records,
+            compiled=CompileWatch(server.log, server.reader).new,
+        ) as measured_server:
             cell = MeasuredCell(measured_server, 0).gather(settings.rounds)
             measured = DecodeRate(settings.generated_tokens).settle(cell)
         good = [s for s in measured.samples if math.isfinite(s) and s > 0]

@@ -45,6 +45,8 @@ class MeasuredServer:
     #: What speaks against every number of this server: its kernel path is not the required one.
     invalid: list[measurement.Invalidity] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
+    #: Lines that its log got since the last call, of kernels that it compiled for a request.
+    compiled: Callable[[], list[str]] = list
     #: Requests that it was asked to run at the same time; None: it chooses itself.
     slots: int | None = None
     #: Whether that is how it was started, and not what its profile would ask.
@@ -63,19 +65,20 @@ class MeasuredServer:
     def open(
         cls, endpoint: Endpoint, plan: Plan, directory: Path, *, show: Show = lambda _line: None,
         invalid: Iterable[measurement.Invalidity] = (), unproven: Iterable[str] = (),
-        natural: bool = False,
+        natural: bool = False, compiled: Callable[[], list[str]] = list,
     ) -> "Iterator[MeasuredServer]":  # fmt: skip
         """Start a client for the server at `endpoint`, and find out what kind of prompts it takes.
         `plan`: lengths, depths and bounds; `directory`: of raw records; `show`: is given lines of
         progress; `invalid`: what speaks against every number of this server; `unproven`: what of it
         cannot be checked; `natural`: ask for what follows fixed natural texts, as of each server
-        that drafts. Raises Sm121Error: it takes neither token ids nor text."""
+        that drafts; `compiled`: new lines of its log on kernels that a request waited for. Raises
+        Sm121Error: it takes neither token ids nor text."""
         with timed_process.TimedProcess(endpoint.base_url, endpoint.api_key) as sender:
             now = counters.fetch(endpoint)
             natural = natural or (now is not None and "drafts" in now.values)
             prompts = Prompts(endpoint, plan.measuring.vocabulary, natural)
             findings = [*invalid], [*unproven]
-            server = cls(endpoint, sender, prompts, plan, directory, show, *findings)
+            server = cls(endpoint, sender, prompts, plan, directory, show, *findings, compiled)
             server._probe()
             yield server
 
@@ -253,6 +256,7 @@ class MeasuredCell:
         if not any(missing()) or self._has_failed:
             return self
         require_context(self.server.context, self.prompt_tokens, self.tokens)
+        self.server.compiled()  # what was compiled before is no matter of these requests
         before = counters.fetch_quiet(self.server.endpoint)
         now = before.values if before is not None else {}
         if busy := int(now.get("running", 0) + now.get("waiting", 0)):
@@ -348,6 +352,7 @@ class MeasuredCell:
         measuring = self.server.plan.measuring
         times: list[float] = []
         sent: list[TimedBatch] = []
+        compiled: list[list[str]] = []
         if self.concurrency == 1 and not self.server.needs_ids:
             self.server.show(f"{self.title}: token ids against usage")
             sent.append(self._send(self.tokens, 1, keep=False, ids=True))
@@ -357,14 +362,15 @@ class MeasuredCell:
             self.server.show(f"{self.title}: warm-up {len(times) + 1}")
             batch = self._send(self.server.plan.shortest, self.concurrency, keep=False)
             sent.append(batch)
+            compiled.append(self.server.compiled())
             validity.check_warm_up(batch.answers, self.doubts)
             if not all(answer.ok for answer in batch.answers):
                 break
             times.append(max(timing.e2e_ms(answer) for answer in batch.answers))
         self.warm = True
         if self._short_rounds and is_flat(times, measuring.warm_bound):
-            for batch in sent[-2:]:
-                if not self._is_disturbed(batch):
+            for batch, lines in zip(sent[-2:], compiled[-2:], strict=True):
+                if not self._is_disturbed(batch) and not lines:
                     self.short += batch.answers
                     self._batches.append(batch)
         return [answer for batch in sent for answer in batch.answers]
@@ -391,12 +397,14 @@ class MeasuredCell:
                 before = after
         if keep:
             self._batches += batches
+            validity.check_compiled(self.server.compiled(), self.doubts)
         return replace(batches[-1], answers=[a for batch in batches for a in batch.answers])
 
     def _account(self, before: counters.Counters | None, sent: list[TimedAnswer]) -> None:
         clock = timing.clock_of(sent) or "chunks"
         tokens = sum(validity.tokens_of(answer, clock) for answer in sent)
         after = counters.fetch_settled(self.server.endpoint, before, tokens)
+        validity.check_compiled(self.server.compiled(), self.doubts)
         delta = after.since(before) if before is not None and after is not None else None
         validity.check_metrics_stay(before, after, self.doubts)
         if delta is None or clock != "chunks":

@@ -132,6 +132,16 @@ def check_warm_up(answers: Sequence[TimedAnswer], findings: Findings) -> None:
         findings.against("request_failed", evidence)
 
 
+def check_compiled(lines: Sequence[str], findings: Findings) -> None:
+    """Kernels that the engine compiled while timed requests ran, a line of its log each."""
+    if lines:
+        findings.against(
+            "compiled_meanwhile",
+            f"the engine compiled kernels while timed requests ran ({len(lines)} lines in its "
+            f"log): {lines[0]}",
+        )
+
+
 def check_twin(twin: TimedAnswer, findings: Findings) -> None:
     """The ids of an untimed request, as long as the timed ones, against its own usage, chunk by
     chunk: what the timed ones, which ask for no ids, are counted by."""

@@ -17,6 +17,7 @@ from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, facts_of, of
 from sm121.core.verdict import Inapplicable, Inconclusive, NotRun, Severity, Undecided, Verdict
 from sm121.engines import requested
+from sm121.evidence.compile_watch import CompileWatch
 from sm121.measure import counters, gate, metrics, timing, validity
 from sm121.measure.cells import MeasuredCell, MeasuredServer, Show
 from sm121.measure.measurement import Invalidity, Measurement, Unit
@@ -66,6 +67,7 @@ class Bench:
             invalid=invalid,
             unproven=unproven,
             natural=drafts(harness, server),
+            compiled=CompileWatch(server.log, server.reader, harness.follow_log).new,
         ) as measured:
             if measured.prompts.natural:  # another plan than one of random tokens
                 workload = harness.file.environment.setdefault("workload", {})
@@ -324,10 +326,13 @@ class PerformanceChecks:
             request = timed.chat(name, question, chats.at_most, greedy=False, stream=stream)
             cell.gather(len(cell.long) + 1)
             server.show(f"chats as users have them: {len(answers) + 1}/{rounds}")
+            server.compiled()
             before = counters.fetch_quiet(server.endpoint)
             answer = server.sender.run([request], patience=server.patience).answers[0]
             tokens = answer.completion_tokens or 0
             after = counters.fetch_settled(server.endpoint, before, tokens)
+            if answers or number > 1:  # the first two chats are the first of their shape
+                validity.check_compiled(server.compiled(), findings)
             validity.check_chat(answer, before, after, findings)
             answers += [answer] * (answer.ok and tokens >= chats.at_least)
             if findings.invalid or len(answers) == rounds:

@@ -22,6 +22,7 @@ from sm121.engines.attached_life import AttachedLife
 from sm121.engines.life import Dead
 from sm121.engines.managed import ServerError
 from sm121.engines.memory import ServerMemoryReader
+from sm121.evidence.compile_watch import CompileWatch
 from sm121.evidence.silent_errors import ErrorReader
 from sm121.measure import metrics, statistics
 from sm121.measure.box import BoxState
@@ -342,7 +343,12 @@ class AbRun:
 
     def _measure(self, name: str, server: Server) -> dict[str, MetricOfStart]:
         directory = self.harness.directory / "ab" / f"{len(self.visits):02}-{name}"
-        with MeasuredServer.open(server.endpoint, self.plan, directory) as measured_server:
+        with MeasuredServer.open(
+            server.endpoint,
+            self.plan,
+            directory,
+            compiled=CompileWatch(server.log, server.reader, self.harness.follow_log).new,
+        ) as measured_server:
             cell = MeasuredCell(measured_server, self.plan.depths[0])
             cell.gather(self.plan.measuring.rounds)
             rates = [metrics.find("tg", tokens=tokens) for tokens in self.plan.generated_tokens]

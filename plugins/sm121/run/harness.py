@@ -215,7 +215,7 @@ class Harness(RunRecord):
         """What log and metrics prove so far, and what was asked for."""
         if (reader := server.reader) is None:
             return KernelPath()
-        self._follow_log()
+        self.follow_log()
         log = server.log
         path = read_log(log, reader, one_run=server.managed) if log is not None else KernelPath()
         if (text := self._metrics_of(server)) is not None:
@@ -305,7 +305,7 @@ class Harness(RunRecord):
 
     def judge_paths_again(self) -> None:
         """Judge each path that was judged before by what the log says now."""
-        self._follow_log()
+        self.follow_log()
         for name, (judged, lines) in self._judged_paths.items():
             server = (self.last_server(name) if judged.managed else None) or judged
             assert server.log is not None
@@ -324,7 +324,7 @@ class Harness(RunRecord):
         """Decide what the running server's log has reported since it was last read: an error that
         killed nobody is never green. Of an attached server's log, what was there before does not
         count; nor does what a server prints while it is stopped. One that ended has its bundle."""
-        self._follow_log()
+        self.follow_log()
         server, running = self.attached, self.pool.current if self.pool is not None else None
         if running is not None and running.running:
             server = self.last_server(running.configuration.name)
@@ -344,7 +344,7 @@ class Harness(RunRecord):
         for decision in beside.silent(errors, source, self.phase, self.redact):
             self.ledger.decide(decision)
 
-    def _follow_log(self) -> None:
+    def follow_log(self) -> None:
         """Copy what the attached server wrote since; say once that some of it was lost."""
         if self.kept_log is not None:
             lost_before = self.kept_log.lost
@@ -459,7 +459,7 @@ class Harness(RunRecord):
         attached to. A death is a crash whichever test did not notice it: it is reported, and a
         server of the suite is stopped. `lately_s`: what was asked so lately is not asked again.
         Returns: how it was stopped; None where it lives, or is attached."""
-        self._follow_log()
+        self.follow_log()
         life = self.life
         if life is None or self.aborted is not None:  # the suite killed it
             return None
