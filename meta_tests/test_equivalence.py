@@ -80,6 +80,22 @@ def test_two_attractors_are_both_right_and_the_rest_is_asked_again():
     assert outcome.forks == 1 and outcome.top1 == (True, False, True)
 
 
+def test_a_canary_with_two_states_has_degraded_in_none_of_them():
+    """model-serving-minefield, trap 108: one prompt had two answers by turns, each held against the
+    first of the series. One that never was as likely is wrong however seldom it comes."""
+    series = {"A": ATTRACTOR, "B": OTHER, "C": [at(1), at(9, 0.46, t2=0.2), at(8)]}
+
+    def wrong(letters: str) -> list[int]:
+        outcomes = [
+            agreement.judge(ATTRACTOR, series[letter], NOISY, lambda _tokens: run(3))
+            for letter in letters
+        ]
+        return [n for n, outcome in enumerate(outcomes) if outcome.disagreement is not None]
+
+    assert wrong("AAABBAAABAAAABAAAAAAAAAAA") == []
+    assert wrong("AAABBAAACAAAAB") == [8]
+
+
 def test_forks_everywhere_are_no_accident():
     judged, fork = [at(2, 0.46, t7=0.45)] * 20, at(7, 0.46, t2=0.45)
     outcome = agreement.judge(judged, [fork], NOISY, lambda _tokens: [fork] * 20)

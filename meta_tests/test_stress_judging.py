@@ -53,6 +53,49 @@ def test_neither_noise_nor_one_step_is_a_leak():
     assert growth.judge("bytes", requests, values, **limits).verdict is Verdict.PASS
 
 
+def filled(until: float, *, samples: int = 120, loads: int = 1) -> list[timeline.Sample]:
+    """A load over which 5 GiB of the machine's memory are touched for the first time, evenly until
+    a share of it, and loads after it that touch nothing new."""
+    source = random.Random(1)
+    taken = [5 * GIB * min(n / samples / until, 1.0) for n in range(samples * loads)]
+    return [
+        replace(sample, available_bytes=int(100 * GIB - bytes_ + source.gauss(0, 10 * MIB)))
+        for sample, bytes_ in zip(sampled(samples * loads), taken, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("until", [0.2, 0.4, 0.6, 0.8])
+def test_a_kv_cache_that_fills_and_then_stays_is_no_leak(until):
+    """model-serving-minefield, trap 106. Where it fills late in a load more load decides."""
+    assert verdicts(filled(until), 128 * GIB)["machine"] is not Verdict.FAIL
+    assert verdicts(filled(until, loads=4), 128 * GIB)["machine"] is Verdict.PASS
+
+
+def test_a_leak_that_fills_to_the_end_is_none_that_stays():
+    assert verdicts(filled(1.0), 128 * GIB)["machine"] is Verdict.FAIL
+    assert verdicts(filled(4.0, loads=4), 128 * GIB)["machine"] is Verdict.FAIL, "a slow one"
+
+
+@pytest.mark.parametrize("hours", [0.5, 2.0, 5.4, 13.0])
+def test_a_transient_that_is_longer_than_the_soak_is_no_leak(hours):
+    """model-serving-minefield, trap 107: 0.32 GiB of the processes come within 7.4 hours of 157
+    requests each, and are given back until the thirteenth."""
+    source, samples = random.Random(1), []
+    for sample in sampled(200):
+        hour = hours * sample.at_s / 200
+        more = 0.32 * (hour / 7.4 if hour < 7.4 else (13.0 - hour) / 5.6)
+        held = int((3.2 + more + source.gauss(0, 0.002)) * GIB)
+        samples.append(
+            replace(
+                sample, at_s=3600 * hour, completed=int(157 * hour),
+                rss_bytes=held, pss_bytes=held, device_bytes=80 * GIB,
+            )
+        )  # fmt: skip
+    limits = profile.load("sm121-gpt-oss-120b").stress
+    growths = memory.judged(samples, limits, machine_bytes=128 * GIB)
+    assert {growth.verdict for growth in growths} == {Verdict.PASS}, growths
+
+
 def sampled(count: int = 60, *, device=None, taken: int = 0) -> list[timeline.Sample]:
     """A second each, ten requests in each of them; the processes stay as they are."""
     return [

@@ -12,6 +12,8 @@ from sm121.measure.statistics import CONFIDENCE, Floats
 LEAST_SAMPLES = 10
 #: The first part of a load fills caches and pools: it is no steady state.
 _WARM_UP = 0.25
+#: A cache that is full stays as it is for so long at the end.
+_LAST = 0.2
 #: Each pair of points has a slope: of the samples of a day there would be billions.
 _MOST_POINTS = 1500
 #: A source that has a value at fewer of the samples than this has fallen silent.
@@ -57,7 +59,9 @@ def judge(
     limit_even: float = float("inf"),
     least_total: float = 0.0,
 ) -> Growth:
-    """FAIL when the whole interval lies beyond a limit, PASS when it lies within both.
+    """FAIL when the whole interval lies beyond a limit and the growth goes on, PASS when it lies
+    within both. What has grown and then stays is INCONCLUSIVE: a cache that fills, or a leak that
+    has paused; more load decides.
     `limit_even`: for each request, of a leak's growth: each third of the steady part grows beyond
     it, and half as fast as the whole (caches fill in steps). `least_total`: growth that is none,
     over however few requests (pools of threads and connections fill). `requests`: ended at each
@@ -97,11 +101,16 @@ def judge(
     total, total_low, total_high = (each * growth.requests for each in (slope, low, high))
     growth.total, growth.total_low, growth.total_high = total, total_low, total_high
     leaks = _leaks(x, y, max(limit_even, slope / 2)) if low > limit_even else False
-    if leaks or total_low > limit_total or low > limit_per_request:
+    growth.reason = _reason(growth)
+    if leaks:
         growth.verdict = Verdict.FAIL
+    elif total_low > limit_total or low > limit_per_request:
+        if _stays(x, y, min(limit_per_request, limit_total / growth.requests)):
+            growth.reason += "; it grew, and then stayed: more load decides"
+        else:
+            growth.verdict = Verdict.FAIL
     elif leaks is not None and total_high <= limit_total and high <= limit_per_request:
         growth.verdict = Verdict.PASS
-    growth.reason = _reason(growth)
     return growth
 
 
@@ -112,6 +121,13 @@ def _slope(x: Floats, y: Floats) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0  # of what never changes some releases of scipy make NaN
     slope, _, low, high = map(float, stats.theilslopes(y, x, alpha=CONFIDENCE))
     return slope, low, high
+
+
+def _stays(x: Floats, y: Floats, most: float) -> bool:
+    """Whether the last points show that it no longer grows by `most` for each request. Points that
+    are too few, or too noisy, show nothing."""
+    last = max(LEAST_SAMPLES, int(len(y) * _LAST))
+    return bool(np.ptp(x[-last:]) > 0) and _slope(x[-last:], y[-last:])[2] <= most
 
 
 def _leaks(x: Floats, y: Floats, least: float) -> bool | None:
