@@ -19,16 +19,18 @@ GOOD_ENVIRONMENT = {"VLLM_KV_CACHE_LAYOUT": "HND", "VLLM_LOGGING_LEVEL": "DEBUG"
 MXFP8 = ["--quantization-config", '{"moe":{"activation":"mxfp8"}}']
 
 
-def found(arguments=GOOD_ARGUMENTS, environment=GOOD_ENVIRONMENT, *, flashinfer=None, **options):
+def found(
+    arguments=GOOD_ARGUMENTS, environment=GOOD_ENVIRONMENT, *, flashinfer=None, beside=(), **options
+):
     fields = {"arch": "sm121", "needs": Needs(), "directory": Path(), **options}
     if flashinfer is not None:
-        fields["modules"] = FlashInferModules(flashinfer, fields["directory"])
+        fields["modules"] = FlashInferModules(flashinfer, fields["directory"], beside=dict(beside))
     start = Preflight(fields.pop("arch"), arguments, environment, **fields)
     return start.findings()
 
 
 def found_of(row: dict[str, Any], **options: Any) -> list[PreflightFinding]:
-    return found(**{"arguments": [], "environment": {}, **row}, **options)
+    return found(**{"arguments": [], "environment": {}, **options, **row})
 
 
 def checks(findings: list[PreflightFinding]) -> set[str]:

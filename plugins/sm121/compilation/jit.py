@@ -6,7 +6,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -23,6 +23,10 @@ _BLOCK_SIZE = re.compile(r"--block-size (\d+)")
 _PAGE = 16
 """Tokens a page where the arguments do not say it (vLLM's CacheConfig.DEFAULT_BLOCK_SIZE)."""
 _JOBS, _THREADS = "MAX_JOBS", "FLASHINFER_NVCC_THREADS"
+
+
+#: Modules with kernels that are installed beside FlashInfer, and their packages' names.
+_BESIDE = {"flashinfer_cubin": "flashinfer-cubin", "flashinfer_jit_cache": "flashinfer-jit-cache"}
 
 
 class JitModule(DataTable):
@@ -141,17 +145,23 @@ class FlashInferModules:
     #: Where modules lie that were compiled before they were installed.
     ahead: tuple[Path, ...] = ()
     installed: bool = True
+    #: Versions of the packages with kernels that are installed beside it, by their names.
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, python: str, environment: Mapping[str, str]) -> "FlashInferModules":
         """Of an interpreter in its engine's environment. Raises NoAnswer: it does not answer."""
         cache = caches.CompileCaches.of(environment).flashinfer
-        package = interpreter.package(python, "flashinfer", environment)
-        if package is None:
+        modules = {"flashinfer": "flashinfer", **_BESIDE}
+        found = interpreter.packages(python, [*modules], environment)
+        place, version = found["flashinfer"]
+        if place is None:
             return cls(None, cache, installed=False)
-        folder = Path(package["folder"] or "")
+        folder = Path(place)
         ahead = [folder / "data" / "aot", *sorted(folder.parent.glob("flashinfer_jit_cache*"))]
-        return cls(package["version"], cache, tuple(filter(Path.is_dir, ahead)))
+        versions = {name: found[module][1] for module, name in _BESIDE.items()}
+        beside = {name: each for name, each in versions.items() if each is not None}
+        return cls(version, cache, tuple(filter(Path.is_dir, ahead)), beside=beside)
 
     def missing(
         self, modules: Sequence[JitModule], codes: Sequence[str], gpu: int

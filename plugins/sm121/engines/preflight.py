@@ -66,14 +66,16 @@ class _Rule(DataTable):
     unless_build: str | None = None
     #: Versions of FlashInfer that it holds for; not where the installed one is not known.
     flashinfer: Versions = ""
+    #: A package beside FlashInfer, where it is installed in another version than FlashInfer.
+    beside: str | None = None
     message: str
     remedy: str
     source: str
 
     @model_validator(mode="after")
     def _check(self) -> "_Rule":
-        if self.arguments is None and self.environment is None:
-            raise ValueError("arguments or environment is needed")
+        if self.arguments is None and self.environment is None and self.beside is None:
+            raise ValueError("arguments, environment or beside is needed")
         return self
 
 
@@ -261,6 +263,7 @@ class Preflight:
         row = builds.named(self.version)
         build = row.name if row is not None else "none"
         flashinfer = self.modules.version if self.modules is not None else None
+        other = self._of_another_release(rule.beside)
         line = one_line(self.arguments)
         variables = [f"{name}={value}" for name, value in sorted(self.environment.items())]
         arguments = rule.arguments.search(line) if rule.arguments is not None else None
@@ -272,6 +275,7 @@ class Preflight:
             or rule.unless_build == build
             or rule.build not in (None, build)
             or not within(flashinfer, rule.flashinfer)
+            or (rule.beside is not None and other is None)
             or (rule.arguments is not None and arguments is None)
             or (rule.environment is not None and not matching)
             or (rule.unless_arguments is not None and rule.unless_arguments.search(line))
@@ -280,6 +284,7 @@ class Preflight:
             return None
         matches = [
             *([f"FlashInfer {flashinfer}"] if rule.flashinfer else []),
+            *([f"{rule.beside} {other}"] if other else []),
             *([arguments[0]] if arguments and arguments[0] else []),
             *matching,
         ]
@@ -288,6 +293,15 @@ class Preflight:
         return PreflightFinding(
             check=rule.id, severity=rule.severity, message=message, remedy=rule.remedy
         )
+
+    def _of_another_release(self, package: str | None) -> str | None:
+        """The version of a package beside FlashInfer; None: not installed, or of its release."""
+        if self.modules is None or self.modules.version is None or package is None:
+            return None
+        version = self.modules.beside.get(package)
+        if version is None or Version(version).public == Version(self.modules.version).public:
+            return None
+        return version
 
     def _refusals(self) -> Iterator[PreflightFinding]:
         releases = choices.load(self.engine, self.arch)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from sm121.core import data_file
 from sm121.core.verdict import NotRun
+from sm121.evidence.failure import classify_lines
 from sm121.kernels import flashinfer_sinks
 from sm121.kernels.planning import Call, Paging, PlanningProvider, in_fp8, padded, side_by_side
 from sm121.kernels.protocol import DecodeAttention, FusedMoe, Operation, Packed, PrefillAttention
@@ -86,6 +87,13 @@ class FlashInferProvider(PlanningProvider):
             raise NotRun(
                 f"provider flashinfer needs FlashInfer, here: {error}; "
                 "pip install flashinfer-python"
+            ) from error
+        except Exception as error:  # FlashInfer checks versions when it is imported
+            words = f"{type(error).__name__}: {error}"
+            remedy = classify_lines([words]).remedy or "repair the environment of FlashInfer"
+            raise NotRun(
+                f"provider flashinfer: expected that FlashInfer can be imported, got {words}. "
+                f"What to do: {remedy}"
             ) from error
         if not torch.cuda.is_available():
             raise NotRun("provider flashinfer needs a GPU that PyTorch can use, there is none here")

@@ -1,0 +1,110 @@
+"""FlashInfer beside kernels of another release: said before a start, and by the kernel provider."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from sm121.compilation.jit import FlashInferModules
+from sm121.core.engine_settings import Needs
+from sm121.core.verdict import NotRun
+from sm121.engines import nodes
+from sm121.engines.preflight import Preflight, PreflightFinding
+
+MISMATCH = "flashinfer-cubin version (0.6.13) does not match flashinfer version (0.6.14). Please"
+
+
+def installed(folder: Path, packages: dict[str, str]) -> dict[str, str]:
+    """The environment of an interpreter that has packages of these versions, by their modules."""
+    for module, version in packages.items():
+        (folder / module).mkdir(parents=True)
+        (folder / module / "__init__.py").write_text("")
+        name = "flashinfer_python" if module == "flashinfer" else module
+        metadata = folder / f"{name}-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Name: {name.replace('_', '-')}\nVersion: {version}\n")
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+def findings(folder: Path, packages: dict[str, str], **more: str) -> list[PreflightFinding]:
+    environment = installed(folder, packages)
+    modules = FlashInferModules.of(sys.executable, environment)
+    start = Preflight(
+        "sm121", ["--model", "m"], {**environment, **more},
+        needs=Needs(), directory=folder, modules=modules,
+    )  # fmt: skip
+    skews = ("cubin_of_another_release", "cubin_ignored", "jit_cache_of_another_release")
+    return [each for each in start.findings() if each.check in skews]
+
+
+@pytest.mark.parametrize(
+    ("packages", "severity"),
+    [
+        ({"flashinfer": "0.6.14", "flashinfer_cubin": "0.6.13"}, "error"),
+        ({"flashinfer": "0.6.18.post1", "flashinfer_cubin": "0.6.13"}, "error"),
+        ({"flashinfer": "0.7.0", "flashinfer_cubin": "0.6.13"}, "error"),
+        ({"flashinfer": "0.7.2.post1", "flashinfer_cubin": "0.6.13"}, "warning"),
+        ({"flashinfer": "0.6.14", "flashinfer_jit_cache": "0.6.13+cu130"}, "error"),
+    ],
+    ids=lambda value: " ".join(map("-".join, value.items())) if isinstance(value, dict) else value,
+)
+def test_kernels_of_another_release_are_said_before_a_start(
+    packages: dict[str, str], severity: str, tmp_path: Path
+) -> None:
+    (finding,) = findings(tmp_path, packages)
+    assert finding.severity == severity
+    for version in packages.values():
+        assert version in finding.message
+    assert "pip uninstall" in finding.remedy and "download-kernels" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "packages",
+    [
+        {"flashinfer": "0.6.13", "flashinfer_cubin": "0.6.13"},
+        {"flashinfer": "0.6.16.post1", "flashinfer_jit_cache": "0.6.16.post1+cu130"},
+        {"flashinfer": "0.6.14"},
+    ],
+    ids=["the same", "the same, with a local part", "none beside it"],
+)
+def test_kernels_of_the_release_are_healthy(packages: dict[str, str], tmp_path: Path) -> None:
+    assert findings(tmp_path, packages) == []
+
+
+def test_who_switched_the_check_off_is_not_stopped(tmp_path: Path) -> None:
+    packages = {"flashinfer": "0.6.14", "flashinfer_cubin": "0.6.13"}
+    assert findings(tmp_path, packages, FLASHINFER_DISABLE_VERSION_CHECK="1") == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        (RuntimeError(MISMATCH), "pip uninstall flashinfer-cubin"),
+        (OSError("libcuda.so.1: cannot open shared object file"), "cannot open shared object"),
+        (ImportError("No module named 'flashinfer'"), "pip install flashinfer-python"),
+    ],
+    ids=["another release", "a library", "not installed"],
+)
+def test_an_import_that_fails_is_not_run_with_its_words(
+    raised: Exception, says: str, monkeypatch
+) -> None:
+    from sm121.kernels import flashinfer_provider
+
+    real = importlib.import_module
+
+    def fail(name: str) -> object:
+        if name == "flashinfer":
+            raise raised
+        return real(name)
+
+    monkeypatch.setattr(flashinfer_provider.importlib, "import_module", fail)
+    with pytest.raises(NotRun) as error:
+        flashinfer_provider.FlashInferProvider()
+    assert str(raised) in str(error.value) and says in str(error.value)
+
+
+@pytest.mark.parametrize("package", ["apache-tvm-ffi", "nvidia-cutlass-dsl"])
+def test_nodes_must_have_the_same_compilers_of_kernels(package: str) -> None:
+    assert package in nodes.bounds().packages
