@@ -16,6 +16,7 @@ from typing import Any, Literal
 import psutil
 from pydantic import BaseModel, Field, JsonValue, TypeAdapter, ValidationError
 
+from sm121.compilation.caches import CompileCaches
 from sm121.core import architecture, data_file, digest, interpreter
 from sm121.core.data_file import Record
 from sm121.core.redaction import redact, redact_arguments, redact_environment, secrets_of
@@ -24,6 +25,7 @@ from sm121.evidence.mapped import MappedLibrary
 
 PROBE_TIMEOUT_S = 60.0
 _GIT_TIMEOUT_S = 20.0
+_IMAGE_ID = "SM121_IMAGE_ID"
 
 #: Of the variables that are recorded: names, how names begin, and those of an image.
 _RECORDED = data_file.load_key("recorded-variables.toml", "recorded", dict[str, tuple[str, ...]])
@@ -120,6 +122,9 @@ class EnvironmentRecord(Record):
     nccl: dict[str, list[MappedLibrary]] = Field(default_factory=dict)
     """By node, the NCCL that the server's processes mapped, once its path was judged; empty where
     none did, or where they are not seen from here."""
+    autotune: dict[str, str] = Field(default_factory=dict)
+    """Digest of each set of tactics that FlashInfer's autotuner has saved, by the folder that vLLM
+    names after the configuration. Between two starts another set may be a slower one."""
     unknown: dict[str, str] = Field(default_factory=dict)
     """Field to the reason why it is null."""
 
@@ -176,8 +181,33 @@ def record(
         workload=TypeAdapter(dict[str, JsonValue]).validate_json(
             redact(json.dumps(dict(workload), sort_keys=True), secrets)
         ),
+        autotune=autotune_sets(environment),
         unknown=unknown,
     )
+
+
+def autotune_sets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The sets of tactics that FlashInfer's autotuner has saved for vLLM.
+
+    Args:
+        environment: Of the engine: it says where the caches are.
+
+    Returns:
+        Folder below the cache to the digest of its set, whatever the order of its entries; empty
+        where nothing was saved, as before a first start.
+    """
+    named = environment.get("VLLM_FLASHINFER_AUTOTUNE_CACHE_DIR")
+    vllm = CompileCaches.of(environment).vllm
+    root = Path(named).expanduser() if named else vllm / "flashinfer_autotune_cache"
+    sets = {}
+    for file in sorted(root.rglob("autotune_configs.json")):
+        text = file.read_text("utf-8", errors="replace")
+        try:
+            content = json.loads(text)
+        except ValueError:
+            content = text  # cut short: another set all the same
+        sets[str(file.parent.relative_to(root))] = digest.of(content)
+    return sets
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -391,20 +421,22 @@ def cpu_flags(root: Path = Path("/")) -> str:
 def container(environment: Mapping[str, str], root: Path = Path("/")) -> ContainerRecord | None:
     """The container of this process; None when nothing says that there is one. Podman writes the
     image into ``/run/.containerenv``. Docker tells a process nothing but that it is there, so the
-    image is null unless it names itself in its environment, as NGC's and vLLM's do."""
+    image is null unless it names itself in its environment, as NGC's and vLLM's do, and its id is
+    that of the variable SM121_IMAGE_ID, if whoever started the container gave it."""
     build = {name: environment[name] for name in _RECORDED["image"] if environment.get(name)}
     image = environment.get("VLLM_IMAGE_TAG")
+    image_id = environment.get(_IMAGE_ID) or None
     text = _read(root / "run/.containerenv")
     if text is not None:
         values = dict(re.findall(r'(?m)^(\w+)="?([^"\n]*)"?$', text))
         return ContainerRecord(
             runtime="podman",
             image=values.get("image") or image,
-            image_id=values.get("imageid") or None,
+            image_id=values.get("imageid") or image_id,
             build=build,
         )
     if (root / ".dockerenv").exists():
-        return ContainerRecord(runtime="docker", image=image, build=build)
+        return ContainerRecord(runtime="docker", image=image, image_id=image_id, build=build)
     if environment.get("KUBERNETES_SERVICE_HOST"):
-        return ContainerRecord(runtime="kubernetes", image=image, build=build)
+        return ContainerRecord(runtime="kubernetes", image=image, image_id=image_id, build=build)
     return None

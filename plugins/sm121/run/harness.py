@@ -25,7 +25,7 @@ from sm121.engines.life import Alive, Dead, Life, ManagedLife, ServerDied
 from sm121.engines.managed import ServerError, StopReport
 from sm121.engines.pool import ServerPool
 from sm121.engines.preflight import PreflightFinding
-from sm121.evidence import kernel_proof, mapped, metrics, requirement
+from sm121.evidence import environment, kernel_proof, mapped, metrics, requirement
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
 from sm121.evidence.silent_errors import ErrorReader, SilentError
@@ -399,6 +399,9 @@ class Harness(RunRecord):
         self.file.engine.path = self.kernel_path(server)
         self.file.engine.base_url = server.endpoint.base_url
         self.file.engine.startup_s = server.startup_s
+        if server.configuration is not None:  # a first start saves a set that was not there before
+            variables = self.engine_environment(server.configuration)
+            self.file.environment["autotune"] = environment.autotune_sets(variables)
         # The version that the running engine reports replaces the installed one.
         version = server.version or self.file.engine.path.version
         if version is not None:

@@ -27,7 +27,10 @@ def sources(record: EnvironmentRecord) -> dict[str, str]:
     """Versions and commits of what runs, and of CUDA and the packages that compute, by name."""
     packages = {"cuda": record.cuda_version, **(record.engine_packages.packages or {})}
     names = data_file.load_key("computing-packages.toml", "packages", tuple[str, ...])
-    return {name: version for name in names if (version := packages.get(name))} | {
+    found = {name: version for name in names if (version := packages.get(name))}
+    if record.container is not None and record.container.image_id is not None:
+        found["image"] = record.container.image_id
+    return found | {
         name: source.text if name != "suite" or source.sha else f"{source.text} {_suite()}"
         for name, source in record.git_shas.items()
     }
