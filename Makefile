@@ -10,7 +10,7 @@ export SM121_CANARY := $(CURDIR)/$(CANARY)
 # PyPI does not have the CPU builds of torch. This index is used if pip is set up with no index that has them.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # FlashInfer's sources, which the kernel level compiles for GB10; its other requirements need a GPU.
-FLASHINFER_SOURCES := flashinfer-python==0.7.2.post1 'apache-tvm-ffi>=0.1.11,<0.2'
+FLASHINFER_SOURCES := flashinfer-python==0.7.4 'apache-tvm-ffi>=0.1.11,<0.2'
 # The oldest of what pyproject.toml promises.
 OLDEST := 'pytest==8.2.*' 'pytest-benchmark==5.0.*' 'pytest-timeout==2.3.*' 'pytest-xdist==3.5.*'
 # For which machines and Pythons `make wheelhouse` gathers wheels; 2.35 is the C library of Ubuntu 22.04.
