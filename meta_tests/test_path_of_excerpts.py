@@ -55,6 +55,18 @@ def read(lines: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         pytest.param([DRAFTS], "vllm", None, id="metrics of speculation"),
         pytest.param(STACK, "vllm", None, id="a worker's stack without its end"),
         pytest.param([*STACK, MEMORY], "vllm", "oom", id="a worker's stack"),
+        pytest.param(
+            ["(RayWorkerWrapper pid=7, ip=10.0.0.2) torch.OutOfMemoryError: CUDA out of memory."],
+            "vllm",
+            "oom",
+            id="a worker by Ray",
+        ),
+        pytest.param(
+            ["(Worker_PP1 pid=7) ERROR 01-20 13:03:50 [executor.py:1] ImportError: no such name"],
+            "vllm",
+            "import_error",
+            id="a worker of a pipeline",
+        ),
         pytest.param([XID], None, "xid", id="dmesg"),
         pytest.param(
             ["Nov 28 10:00:00 gb10 kernel: Out of memory: Killed process 221 (vllm) total-vm:1kB"],
