@@ -158,7 +158,7 @@ class Server:
     reader: str | None = None
     #: What its start compiled, a line for each cache; empty: its caches were warm.
     compiled: tuple[str, ...] = ()
-    why_no_log: str = "the attached server's log is not known; give --server-log"
+    why_no_log: str = "the attached server's log is not known; give --server-log or --container"
     #: By rank; empty: it is on one machine.
     nodes: tuple[Node, ...] = ()
     #: Of an attached server, where its list of models says that its model lies: a path or a hub id.
