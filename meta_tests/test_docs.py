@@ -252,6 +252,8 @@ def test_what_can_be_run_runs(block):
 
 
 def _with_this_python(command: list[str]) -> list[str]:
+    if command[:3] == ["uvx", "--from", "."]:
+        command = command[3:]
     modules = {"sm121": ["-m", "sm121"], "pytest": ["-m", "pytest"]}
     modules |= {".venv/bin/python": [], "python": []}
     return [sys.executable, *modules[command[0]], *command[1:]]
@@ -363,6 +365,26 @@ def test_the_traps_of_the_readme_are_those_that_were_measured():
     part = (ROOT / "README.md").read_text().partition("## How it compares")[2].partition("\n## ")[0]
     numbers = re.findall(r"[\d.]+\*{0,2} (?:tok/s|ms)", part.partition("| trap |")[2])
     assert len(numbers) > 12 and not [number for number in numbers if number not in measured]
+
+
+def test_the_readme_shows_what_sm121_path_prints():
+    """Of the log of a real GB10, which the repository has."""
+    (block,) = [b for b in BLOCKS if b.page.name == "README.md" and b.mark == "run"]
+    command, _, shown = block.code.partition("\n")
+    words = _with_this_python(shlex.split(command.removeprefix("$ ")))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == shown
+
+
+def test_no_command_depends_on_an_address_that_is_not_published():
+    """mkdocs.yml has it once, for the day on which the repository is published."""
+    (address,) = re.findall(r"^repo_url: https://(\S+)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    files = [
+        *PAGES, *(DOCS / "ci").iterdir(), *(ROOT / "docker").iterdir(), ROOT / "action.yml",
+        ROOT / "pyproject.toml", ROOT / "Makefile",
+    ]  # fmt: skip
+    name = address.removeprefix("github.com/")
+    assert [file.name for file in files if name in file.read_text("utf-8")] == []
 
 
 def test_versions_agree():

@@ -441,9 +441,9 @@ def test_durations_that_cannot_be_read_are_said_and_stop_nothing(
 
 
 def test_durations_that_cannot_be_kept_are_a_remark(run_pytest, fault_server, tmp_path):
-    """The history of a machine may be mounted read-only; here a file is in its place."""
-    (tmp_path / "s").write_text("", "utf-8")
-    options = (*fault_server().options, f"--benchmark-storage={tmp_path / 's'}", *SLOWLY)
+    """The history of a machine may be mounted read-only; here a folder is in the file's place."""
+    (tmp_path / timings.NAME).mkdir()
+    options = (*fault_server().options, f"--benchmark-storage={tmp_path}", *SLOWLY)
     status, run = run_pytest(*options)
     assert status == 0, run.output
     assert any("durations of this run are not kept" in line for line in run.verdict["remarks"])

@@ -114,7 +114,7 @@ def test_the_rows_have_what_is_served(tmp_path, capsys) -> None:
     file.write_text("\n".join([*STEADY, DRAFTS]) + "\n")
     assert cli.main(["path", str(file)]) == 0
     rows = capsys.readouterr().out
-    assert "52.1 tok/s at most, 2 running; 2.41 tokens of a step accepted" in rows
+    assert "highest 52.1 tok/s, 2 requests running; 2.41 tokens of a step accepted" in rows
 
 
 @pytest.mark.parametrize("text", ["vllm==0.32.0\nflashinfer-python==0.7.2\n", "hello\n", ""])

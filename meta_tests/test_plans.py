@@ -226,7 +226,12 @@ def test_a_plan_says_whether_the_caches_are_warm(tmp_path, monkeypatch):
     assert "is cold" in cold
     arguments = (*gb10.engine.arguments, *gb10.configurations[gb10.under_test].arguments)
     for module in jit.needed(gb10.engine.needs, arguments, {}):
-        built = cache / "0.7" / "121a" / "cached_ops" / module.module.replace("*", "x") / "m.so"
+        name = module.module.replace("*", "x")
+        if module.generated is not None:
+            sources = cache / "0.7" / "121a" / "generated" / name
+            sources.mkdir(parents=True)
+            (sources / "batch_prefill_config.inc").write_text(module.generated.pattern)
+        built = cache / "0.7" / "121a" / "cached_ops" / name / "m.so"
         built.parent.mkdir(parents=True)
         built.touch()
     warm = [line for line in facts_of_a_start(gb10, tmp_path) if "JIT cache" in line]

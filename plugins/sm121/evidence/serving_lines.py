@@ -48,9 +48,13 @@ def read(log: Path, engine: str) -> ServingState | None:
             value = float(match["value"])
             if entry.field == "accepted_length":
                 state.accepted_length = value
-            elif state.generation_tok_s is None or value > state.generation_tok_s:
+                continue
+            running = int(match["running"])
+            if running == 0:
+                continue  # the last request ended within these ten seconds
+            if state.generation_tok_s is None or value > state.generation_tok_s:
                 state.generation_tok_s = value
-                state.running = int(match["running"])
+                state.running = running
     return state if state != ServingState() else None
 
 
