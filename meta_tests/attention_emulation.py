@@ -78,7 +78,7 @@ class Attention:
     def load(self, name: str, cache: torch.dtype, window: bool) -> Module:
         return self.loaded.setdefault(name, self.module(cache, window))
 
-    def sink_wrapper(self) -> type:
+    def _paged_wrapper(self) -> type:
         attention = self
 
         class Paged:
@@ -119,7 +119,12 @@ class Attention:
                     out[rows] = self.module.attend(q[rows], k, v, sink, sm_scale, self.left)
                 return out
 
-        class BatchAttentionWithAttentionSinkWrapper(Paged):
+        return Paged
+
+    def sink_wrapper(self) -> type:
+        attention = self
+
+        class BatchAttentionWithAttentionSinkWrapper(attention._paged_wrapper()):
             def __init__(
                 self, float_workspace_buffer, kv_layout="NHD", backend="auto",
                 q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16, head_dim_qk=128,

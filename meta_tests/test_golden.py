@@ -1,7 +1,6 @@
 """Golden files: what is compared, what is refused, and what is said of it."""
 
 import dataclasses
-import json
 import math
 import shutil
 

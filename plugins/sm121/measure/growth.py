@@ -78,17 +78,8 @@ def judge(
         limit_total=limit_total,
         limit_per_request=limit_per_request,
     )
-    if is_silent(steady):
-        growth.reason = (
-            f"{quantity}: {len(y)} of {len(steady)} samples have a value, the others none: its "
-            "source fell silent"
-        )
-        return growth
-    if len(y) < LEAST_SAMPLES or growth.requests <= 0:
-        growth.reason = (
-            f"{len(y)} samples over {growth.requests:g} requests decide nothing; at least "
-            f"{LEAST_SAMPLES} are needed"
-        )
+    growth.reason = _undecided(growth, steady)
+    if growth.reason:
         return growth
     limit_per_request = max(limit_per_request, least_total / growth.requests)
     growth.limit_per_request = limit_per_request
@@ -112,6 +103,21 @@ def judge(
     elif leaks is not None and total_high <= limit_total and high <= limit_per_request:
         growth.verdict = Verdict.PASS
     return growth
+
+
+def _undecided(growth: Growth, steady: Sequence[float | None]) -> str:
+    """Return why the samples decide nothing; empty if they decide something."""
+    if is_silent(steady):
+        return (
+            f"{growth.quantity}: {growth.samples} of {len(steady)} samples have a value, the "
+            "others none: its source fell silent"
+        )
+    if growth.samples < LEAST_SAMPLES or growth.requests <= 0:
+        return (
+            f"{growth.samples} samples over {growth.requests:g} requests decide nothing; at least "
+            f"{LEAST_SAMPLES} are needed"
+        )
+    return ""
 
 
 def _slope(x: Floats, y: Floats) -> tuple[float, float, float]:

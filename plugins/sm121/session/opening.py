@@ -105,17 +105,22 @@ def prepare(
             ],
         ),
     )
-    for line in machine.faults(chosen.arch):
+    _remark_on(session, engine)
+    if chosen.obstacle is None and profile is not None:
+        _prepare_engine(session, profile)
+    os.environ[process_tree.RUN_ID] = run_id
+    return session
+
+
+def _remark_on(session: Session, engine: EngineReport) -> None:
+    """Note faults of the machine, and an engine whose version names no release."""
+    for line in machine.faults(session.target.arch):
         session.remark(line)
     if engine.version is not None and engine.identity is None:
         session.remark(
             f"{engine.name} {engine.version} names no release (a checkout without its tags): what "
             "it can do is known where its parser or its server tells, and no deviation is known"
         )
-    if chosen.obstacle is None and profile is not None:
-        _prepare_engine(session, profile)
-    os.environ[process_tree.RUN_ID] = run_id
-    return session
 
 
 def _follow(settings: Settings) -> FollowedLog | None:
