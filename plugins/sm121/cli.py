@@ -1,16 +1,13 @@
 """``sm121``: what is useful without pytest."""
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +15,7 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
-from sm121.core import builds, data_file, own_tests, profile, templates
+from sm121.core import data_file, own_tests, profile, templates
 from sm121.core.arguments import Argument, Parser, WrongArgumentsError
 from sm121.core.data_file import DataTable
 from sm121.core.errors import OptionError, Sm121Error, UsageError
@@ -203,118 +200,24 @@ def _golden(options: argparse.Namespace) -> None:
 
 
 def _path(options: argparse.Namespace) -> None:
-    if options.container is not None:
-        _path_of_container(options)
-        return
-    options.log = options.log_file = next(iter(options.logs), None)
-    others = (options.metrics, options.trace, options.jit_cache)
-    has_log = options.log is not None or any(other is not None for other in others)
-    if has_log == (options.libraries is not None):
-        raise UsageError("expected the LOG of a server, --container NAME or --libraries; "
-                         "with or without LOG: --metrics, --trace, --jit-cache")  # fmt: skip
+    from sm121.session import path_command
+
+    path_command.run(
+        path_command.Request(
+            logs=tuple(options.logs),
+            container=options.container,
+            libraries=options.libraries is not None,
+            engine=options.engine,
+            metrics=options.metrics,
+            trace=options.trace,
+            jit_caches=options.jit_cache,
+            gpu=options.gpu,
+            as_table=options.table,
+            as_json=options.json,
+        )
+    )
     if options.libraries is not None:
         _libraries(options)
-    elif options.log != Path("-"):
-        _path_of_files(options)
-    elif sys.stdin.isatty():
-        raise UsageError(
-            "-: expected a log on standard input: docker logs NAME 2>&1 | sm121 path -"
-        )
-    else:
-        with tempfile.NamedTemporaryFile(prefix="sm121-log-") as copy:
-            shutil.copyfileobj(sys.stdin.buffer, copy)
-            copy.flush()
-            options.log, options.log_file = Path(copy.name), None
-            options.logs = [options.log]
-            _path_of_files(options)
-
-
-def _path_of_container(options: argparse.Namespace) -> None:
-    from sm121.engines.followed_log import FollowedLog
-
-    if options.logs or options.libraries is not None:
-        raise UsageError("--container: expected no LOG and no --libraries with it")
-    with contextlib.closing(FollowedLog.of_container(options.container, follow=False)) as log:
-        log.settle(to_the_end=True)
-        options.log, options.log_file = log.path, None
-        options.logs = [log.path]
-        _path_of_files(options)
-
-
-def _path_of_files(options: argparse.Namespace) -> None:
-    from sm121.engines import requested
-    from sm121.evidence import failure, serving_lines
-    from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
-    from sm121.report import glance, path_outlook
-    from sm121.run import spanning
-
-    for file, noun in (
-        *((log, "the log file of a server") for log in options.logs),
-        (options.metrics, "the text of /metrics"),
-        (options.trace, "a trace"),
-    ):
-        if file is not None and not file.is_file():
-            raise UsageError(f"{file}: expected {noun}")
-    known, log = options.engine, options.log
-    if known is None and log is not None:
-        known = detect_engine(log)
-    engine = known or "vllm"  # whose signatures read what is there
-    path = KernelPath() if log is None else read_log(log, engine)
-    answer: dict[str, Any] = {}
-    if log is not None:
-        if not path.evidence and not (known is not None and serving_lines.has_log_lines(log)):
-            content = "no line that an engine writes" if log.stat().st_size else "nothing"
-            raise UsageError(f"expected the log of a server, from its start on; there is {content}")
-        identity = builds.identity(path.version, build=path.build)
-        answer = {"engine": known, "version": path.version, "identity": identity}
-        answer["serving"] = serving_lines.read(log, engine)
-        answer["missing"] = path_outlook.missing(path)
-    if options.metrics is not None:
-        from sm121.evidence.metrics import with_metrics
-
-        path = with_metrics(path, options.metrics.read_text("utf-8", "replace"), engine)
-    if options.jit_cache is not None:
-        from sm121.compilation.architecture import CodeArchitecture
-        from sm121.evidence import jit_cache
-
-        modules = jit_cache.read(options.jit_cache, CodeArchitecture.parse(options.gpu).number)
-        path.evidence.update(jit_cache.evidence(modules))
-        answer["jit_cache"] = [module.model_dump(mode="json") for module in modules]
-    if options.trace is not None:
-        from sm121.evidence import kernel_profile, kernel_proof, requirement
-        from sm121.measure import roofline
-
-        profile = kernel_profile.read(options.trace)
-        if options.table:
-            print(kernel_profile.table(profile), end="")
-            return
-        config = roofline.read_config(path.model or "gpt-oss-120b") or {}
-        answer["contradictions"] = requirement.backend_contradictions(path, profile)
-        path = kernel_proof.with_kernels(path, profile, config.get("num_hidden_layers"))
-        answer["kernels"] = profile.model_dump(mode="json")
-    path = requested.of_log(path, engine)
-    nodes, unequal = spanning.of_logs(options.logs, engine)
-    answer |= {"nodes": [n.model_dump(mode="json") for n in nodes], "unequal": unequal}
-    cause = bound = None
-    if options.log is not None:
-        cause = failure.classify(options.log) if path.failure else None
-        bound = path_outlook.bound(path)
-        source = path_outlook.LogSource(options.log_file, options.container)
-        answer["cause"] = cause.summary if cause is not None else None
-        answer["owner"] = cause.owner if cause is not None else None
-        answer["remedy"] = cause.remedy if cause is not None else None
-        answer["bound"] = bound.model_dump(mode="json") if bound is not None else None
-        answer["next"] = path_outlook.next_step(path, engine, cause, source)
-    if options.log is None or options.json:
-        if answer.get("serving") is not None:
-            answer["serving"] = answer["serving"].model_dump(mode="json")
-        print(json.dumps(path.model_dump(mode="json") | answer, indent=2, ensure_ascii=False))
-        return
-    answer |= {"cause": cause, "bound": bound}
-    name = known or "engine not known"
-    print(*filter(None, (name, answer["identity"] or path.version, path.model)))
-    values = {"contradictions": (), **answer, "nodes": nodes}
-    print(glance.table("path.txt.j2", path=path, **values), end="")
 
 
 def _libraries(options: argparse.Namespace) -> None:

@@ -60,20 +60,17 @@ def refuse_wrong_sizes(session: Session) -> None:
     plan = session.settings.measuring_plan(chosen)
     if context is None:
         return
-    most = context - plan.prompt_tokens - plan.longest
-    for option, values in (("--depths", sizes.only_depths or ()), ("--depth", sizes.depths)):
-        for depth in values:
-            if depth > most:
-                raise errors.UsageError(
-                    f"{option} {depth}: expected at most {most} tokens, since the server's context "
-                    f"has {context}, the measured prompt {plan.prompt_tokens} and its answer "
-                    f"{plan.longest}"
-                )
-    if (longest := max(sizes.generated_tokens, default=0)) > context - plan.prompt_tokens:
-        raise errors.UsageError(
-            f"--tg {longest}: expected at most {context - plan.prompt_tokens} tokens, since the "
-            f"server's context has {context} and the measured prompt {plan.prompt_tokens}"
-        )
+    for option, values, more in (
+        ("--depths", sizes.only_depths or (), plan.longest),
+        ("--depth", sizes.depths, plan.longest),
+        ("--tg", sizes.generated_tokens, 0),
+    ):
+        needed = plan.prompt_tokens + more
+        if values and context < needed + max(values):
+            raise errors.UsageError(
+                f"{option} {max(values)}: expected at most {max(context - needed, 0)} tokens, since"
+                f" the server's context has {context} and the rest of the request takes {needed}"
+            )
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,213 @@
+"""`sm121 path`: what a server runs, read from its log, its metrics, a trace or compiled modules."""
+
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sm121.compilation.architecture import CodeArchitecture
+from sm121.core import builds
+from sm121.core.errors import UsageError
+from sm121.engines import requested
+from sm121.engines.followed_log import FollowedLog
+from sm121.evidence import (
+    failure,
+    jit_cache,
+    kernel_profile,
+    kernel_proof,
+    metrics,
+    requirement,
+    serving_lines,
+)
+from sm121.evidence.failure import Cause
+from sm121.evidence.kernel_path import KernelPath, detect_engine, read_log
+from sm121.measure import roofline
+from sm121.report import glance, path_outlook
+from sm121.run import spanning
+
+_STDIN = Path("-")
+#: Its signatures read a log whose engine is not known, and a path without a log.
+_DEFAULT_ENGINE = "vllm"
+_DEFAULT_MODEL = "gpt-oss-120b"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments of the command.
+
+    Attributes:
+        logs: The log of each node; one `-` is standard input.
+        container: The container whose log is read in their place.
+        libraries: Whether the libraries of an engine are read instead.
+        engine: The engine that wrote the log. None: the log shows it.
+        metrics: The text of /metrics.
+        trace: A trace of a profiler.
+        jit_caches: Folders of compiled modules.
+        gpu: The architecture that the modules are for.
+        as_table: Print the kernels of the trace as a Markdown table.
+        as_json: Print JSON in place of the table of the path.
+    """
+
+    logs: tuple[Path, ...]
+    container: str | None
+    libraries: bool
+    engine: str | None
+    metrics: Path | None
+    trace: Path | None
+    jit_caches: list[Path] | None
+    gpu: str
+    as_table: bool
+    as_json: bool
+
+
+def run(request: Request) -> None:
+    """Print what the sources of a request show.
+
+    Args:
+        request: The arguments. With `libraries` this only checks them.
+
+    Raises:
+        UsageError: A source is missing, contradicts another one, or shows nothing.
+        OSError: A file cannot be read.
+    """
+    has_files = bool(request.metrics or request.trace or request.jit_caches)
+    if request.container is not None and (request.logs or request.libraries):
+        raise UsageError("--container: expected no LOG and no --libraries with it")
+    has_log = bool(request.logs) or request.container is not None
+    if (has_log or has_files) == request.libraries:
+        raise UsageError(
+            "expected the LOG of a server, --container NAME or --libraries; with or without LOG: "
+            "--metrics, --trace, --jit-cache"
+        )
+    if not request.libraries:
+        with _logs(request) as logs:
+            _Reading(request, logs).print()
+
+
+@contextlib.contextmanager
+def _logs(request: Request) -> Iterator[tuple[Path, ...]]:
+    """Yield the files of the logs; those of standard input and of a container are copies."""
+    if request.container is not None:
+        followed = FollowedLog.of_container(request.container, follow=False)
+        with contextlib.closing(followed) as log:
+            log.settle(to_the_end=True)
+            yield (log.path,)
+    elif request.logs[:1] == (_STDIN,):
+        if sys.stdin.isatty():
+            raise UsageError(
+                "-: expected a log on standard input: docker logs NAME 2>&1 | sm121 path -"
+            )
+        with tempfile.NamedTemporaryFile(prefix="sm121-log-") as copy:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+            copy.flush()
+            yield (Path(copy.name),)
+    else:
+        yield request.logs
+
+
+@dataclass
+class _Reading:
+    """What the sources show, as it is read from one after the other."""
+
+    request: Request
+    logs: tuple[Path, ...]
+    path: KernelPath = field(default_factory=KernelPath)
+    #: What is printed beside the path, for programs.
+    answer: dict[str, Any] = field(default_factory=dict)
+    cause: Cause | None = None
+
+    def print(self) -> None:
+        """Read the sources and print the result."""
+        self._refuse_missing_files()
+        known = self.request.engine
+        if known is None and self.logs:
+            known = detect_engine(self.logs[0])
+        engine = known or _DEFAULT_ENGINE
+        if self.logs:
+            self._read_log(known, engine)
+        if self.request.metrics is not None:
+            text = self.request.metrics.read_text("utf-8", "replace")
+            self.path = metrics.with_metrics(self.path, text, engine)
+        if self.request.jit_caches is not None:
+            self._read_jit_caches(self.request.jit_caches)
+        if self.request.trace is not None:
+            profile = kernel_profile.read(self.request.trace)
+            if self.request.as_table:
+                sys.stdout.write(kernel_profile.table(profile))
+                return
+            self._add_kernels(profile)
+        self.path = requested.of_log(self.path, engine)
+        nodes, unequal = spanning.of_logs(list(self.logs), engine)
+        bound = path_outlook.bound(self.path) if self.logs else None
+        if self.logs:
+            self._add_outlook(engine)
+        if self.logs and not self.request.as_json:
+            name = known or "engine not known"
+            title = (name, self.answer["identity"] or self.path.version, self.path.model)
+            sys.stdout.write(" ".join(str(part) for part in title if part) + "\n")
+            values = {"contradictions": (), **self.answer, "nodes": nodes, "unequal": unequal}
+            values |= {"cause": self.cause, "bound": bound}
+            sys.stdout.write(glance.table("path.txt.j2", path=self.path, **values))
+            return
+        answer = self.answer | {"nodes": [node.model_dump(mode="json") for node in nodes]}
+        answer["unequal"] = unequal
+        if self.logs:
+            answer["bound"] = bound.model_dump(mode="json") if bound is not None else None
+            serving = answer["serving"]
+            answer["serving"] = serving.model_dump(mode="json") if serving is not None else None
+        whole = self.path.model_dump(mode="json") | answer
+        sys.stdout.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
+
+    def _refuse_missing_files(self) -> None:
+        sources = [(log, "the log file of a server") for log in self.logs]
+        if self.request.metrics is not None:
+            sources.append((self.request.metrics, "the text of /metrics"))
+        if self.request.trace is not None:
+            sources.append((self.request.trace, "a trace"))
+        for file, noun in sources:
+            if not file.is_file():
+                raise UsageError(f"{file}: expected {noun}")
+
+    def _read_log(self, known: str | None, engine: str) -> None:
+        log = self.logs[0]
+        self.path = path = read_log(log, engine)
+        has_lines = known is not None and serving_lines.has_log_lines(log)
+        if not path.evidence and not has_lines:
+            content = "no line that an engine writes" if log.stat().st_size else "nothing"
+            raise UsageError(f"expected the log of a server, from its start on; there is {content}")
+        self.answer = {
+            "engine": known,
+            "version": path.version,
+            "identity": builds.identity(path.version, build=path.build),
+            "serving": serving_lines.read(log, engine),
+            "missing": path_outlook.missing(path),
+        }
+
+    def _read_jit_caches(self, folders: list[Path]) -> None:
+        gpu = CodeArchitecture.parse(self.request.gpu).number
+        modules = jit_cache.read(folders, gpu)
+        self.path.evidence.update(jit_cache.evidence(modules))
+        self.answer["jit_cache"] = [module.model_dump(mode="json") for module in modules]
+
+    def _add_kernels(self, profile: kernel_profile.KernelProfile) -> None:
+        config = roofline.read_config(self.path.model or _DEFAULT_MODEL) or {}
+        contradictions = requirement.backend_contradictions(self.path, profile)
+        self.answer["contradictions"] = contradictions
+        layers = config.get("num_hidden_layers")
+        self.path = kernel_proof.with_kernels(self.path, profile, layers)
+        self.answer["kernels"] = profile.model_dump(mode="json")
+
+    def _add_outlook(self, engine: str) -> None:
+        if self.path.failure:
+            self.cause = failure.classify(self.logs[0])
+        is_file = self.request.container is None and self.request.logs[:1] != (_STDIN,)
+        source = path_outlook.LogSource(self.logs[0] if is_file else None, self.request.container)
+        self.answer["cause"] = self.cause.summary if self.cause is not None else None
+        self.answer["owner"] = self.cause.owner if self.cause is not None else None
+        self.answer["remedy"] = self.cause.remedy if self.cause is not None else None
+        self.answer["next"] = path_outlook.next_step(self.path, engine, self.cause, source)
