@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 HERE = Path(__file__).parent
 #: Of the protocol faults. `make catalogues` has all of them.
-PROTOCOL = ("usage counts one token more", "a stream that drops a token", "200 for an error")
+PROTOCOL = ("a stream that drops a token",)
 #: Of the wrong models, and the test that notices each.
 MODELS = {
     "one block's scale one step up": model_faults.ORACLE,
