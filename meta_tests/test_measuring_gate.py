@@ -98,12 +98,23 @@ def test_tails_are_gathered(timed_server, run_pytest):
     assert metric["verdict"] in ("FAIL", "INCONCLUSIVE")
 
 
-def test_a_depth_beyond_the_context_is_not_run(timed_server, run_pytest):
+def test_a_depth_of_the_profile_beyond_the_context_is_not_run(timed_server, run_pytest):
     server = timed_server("--context", "4096", "--rate", "400")
-    _, run = judge(run_pytest, server, "--depths", "0,4096", "-k", "prefill_rate")
+    options = ("--arch", "sm121", "--base-url", server.base_url)
+    cells = ("-k", "prefill_rate and (d0 or d4096)")
+    _, run = run_pytest(LEVEL, *options, *cells, timeout_s=120.0)
     tests = [test for test in run.verdict["tests"] if "prefill_rate" in test["id"]]
     assert [test["verdict"] for test in tests] == ["PASS", "NOT_RUN"], run.output
     assert "need a context of 6272 tokens; the server has 4096" in run.output
+
+
+def test_a_named_depth_beyond_the_context_is_refused(timed_server, run_pytest):
+    server = timed_server("--context", "4096", "--rate", "400")
+    status, run = run_pytest(
+        LEVEL, "--arch", "sm121", "--base-url", server.base_url, "--depths", "0,4096"
+    )
+    assert status == 4
+    assert "--depths 4096: expected at most 1920 tokens" in run.output
 
 
 def test_depths():

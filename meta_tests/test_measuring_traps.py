@@ -12,7 +12,7 @@ import pytest
 from timed_server import TRAPS
 
 from sm121.core.level_settings import Measuring
-from sm121.core.server import Endpoint
+from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import Inapplicable, NotRun
 from sm121.measure import metrics
 from sm121.measure.cells import MeasuredCell, MeasuredServer
@@ -239,8 +239,10 @@ def test_other_work_at_the_beginning_is_no_contradiction(timed_server, tmp_path,
         httpx.post(f"{server.base_url}/admin", json={"early_token": False, "content_free": 0})
     more = lambda metric, cell: metric.of(cell.gather(len(cell.long) + 1))  # noqa: E731
     monkeypatch.setattr(DecodeRate, "settle", more)
-    comparison = SimpleNamespace(harness=SimpleNamespace(directory=tmp_path), plan=plan, visits=[])
-    assert "tg32@d0" in AbRun._measure(comparison, "a", measured)
+    harness = SimpleNamespace(directory=tmp_path, follow_log=lambda *_: None)
+    comparison = SimpleNamespace(harness=harness, plan=plan, visits=[])
+    attached = Server(measured.endpoint, False, "vllm", None, None, None, None)
+    assert "tg32@d0" in AbRun._measure(comparison, "a", attached)
 
 
 def test_a_bunch_as_long_as_a_short_answer_has_a_witness(timed_server, tmp_path):
