@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
             names = [name for parser in parsers for name in parser._option_string_actions]
             choices = _CHOICES.search(text)
             names += re.findall(r"[\w.-]+", choices[1]) if choices is not None else []
-            if hint := did_you_mean(wrong[1], names):
+            if wrong[1] not in names and (hint := did_you_mean(wrong[1], names)):
                 text = _CHOICES.sub("", text) + hint
         raise WrongArgumentsError(f"{self.prog}: {text} (see {self.prog} --help)")
 
