@@ -259,6 +259,7 @@ class _Player:
     def __init__(self, words: list[str], folder: Path, endpoint: Endpoint) -> None:
         self._words = words
         self._report = folder / "latest"
+        self._log = folder / "round.log"  # a report directory has nothing but the report
         self._endpoint = endpoint
         self._acceptance = Acceptance()
         self._lock = threading.Lock()
@@ -286,9 +287,9 @@ class _Player:
 
     def _run(self) -> tuple[Verdict, str]:
         shutil.rmtree(self._report, ignore_errors=True)
-        self._report.mkdir(parents=True)
+        self._log.parent.mkdir(parents=True, exist_ok=True)
         words = [*_without(self._words, "--report-dir"), *_ROUND, f"--report-dir={self._report}"]
-        with (self._report / "round.log").open("wb") as log:
+        with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 own_tests.command(words, Path.cwd()),
                 stdin=subprocess.DEVNULL,
@@ -303,7 +304,7 @@ class _Player:
         try:
             run = verdict_file.read(self._report / "verdict.json")
         except (OSError, ValueError):
-            last = _last_line(self._report / "round.log")
+            last = _last_line(self._log)
             return Verdict.NOT_RUN, f"NOT_RUN: no verdict (exit status {status}): {last}"
         if not run.finished:
             return Verdict.NOT_RUN, f"NOT_RUN: the run did not end (exit status {status})"
