@@ -157,7 +157,7 @@ def test_rounds_against_a_server_that_ends_are_red_until_a_signal(fault_server, 
     assert loop.returncode == 1, output
     assert rounds[0]["verdict"] == "FAIL", "the fault server has no model: checks of it fail"
     assert (tmp_path / "r" / "red-1" / "verdict.json").is_file()
-    assert rounds[2]["verdict"] == "NOT_RUN" and "no answer" in str(rounds[2]["sentence"]), output
+    assert rounds[2]["verdict"] == "FAIL" and "refused" in str(rounds[2]["sentence"]), output
     assert "stopped after" in output
     assert "latest" not in str(rounds[-1]["report"])
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from sm121.client import health
 from sm121.core import own_tests
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
@@ -48,8 +49,8 @@ _LEAST_DRAFT_TOKENS = 200
 _LEAST_SHARE = 0.5
 _WINDOWS_NEEDED = 5
 _WINDOWS_KEPT = 1000
-#: Seconds that a round has to end after a signal.
-_END_WITHIN_S = 60.0
+#: A round begins with one token, which has so many seconds.
+_TOKEN_WITHIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -286,6 +287,12 @@ class _Player:
             self._process.send_signal(signal.SIGINT)
 
     def _run(self) -> tuple[Verdict, str]:
+        key = self._endpoint.api_key if self._endpoint.asks_for_a_key else None
+        probe = health.check(
+            self._endpoint.base_url, within_s=_TOKEN_WITHIN_S, api_key=key, model=None
+        )
+        if not probe.healthy:  # the suite's own requests would wait for a stalled server
+            return Verdict.FAIL, f"FAIL: {probe.message}"
         shutil.rmtree(self._report, ignore_errors=True)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         words = [*_without(self._words, "--report-dir"), *_ROUND, f"--report-dir={self._report}"]
