@@ -287,13 +287,13 @@ class _Player:
             self._process.send_signal(signal.SIGINT)
 
     def _run(self) -> tuple[Verdict, str]:
+        shutil.rmtree(self._report, ignore_errors=True)
         key = self._endpoint.api_key if self._endpoint.asks_for_a_key else None
         probe = health.check(
             self._endpoint.base_url, within_s=_TOKEN_WITHIN_S, api_key=key, model=None
         )
         if not probe.healthy:  # the suite's own requests would wait for a stalled server
             return Verdict.FAIL, f"FAIL: {probe.message}"
-        shutil.rmtree(self._report, ignore_errors=True)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         words = [*_without(self._words, "--report-dir"), *_ROUND, f"--report-dir={self._report}"]
         with self._log.open("wb") as log:
