@@ -34,9 +34,9 @@ help: ## the targets
 conformance: $(VENV)/.installed ## judge a real vLLM on this CPU, with the checks of PLAN (quick, merge, full)
 	$(PY) -m pytest --arch cpu --plan $(PLAN) $(MATRIX) --report-dir=$(REPORT) --benchmark-autosave $(PYTEST_ARGS)
 
-# K=gate: the tests whose file, name or case matches, as pytest's -k takes it, in the environment that is there;
+# K=gate: the tests whose file, name or case matches, as pytest's -k takes it; the tools of development are installed once;
 # not those that measure time, which take minutes.
-test: $(if $(K),,$(VENV)/.developing canary) ## lint, and the suite's own tests; K=WORD: those that match, without lint
+test: $(VENV)/.developing $(if $(K),,canary) ## lint, and the suite's own tests; K=WORD: those that match, without lint
 ifdef K
 	$(PY) -m pytest meta_tests -m 'not alone' -k '$(K)' $(PYTEST_ARGS)
 else
