@@ -80,7 +80,8 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
             continue
         lock.close()
         raise UsageError(
-            f"--report-dir {directory}: expected a folder of its own, another run is using it"
+            f"--report-dir {directory}: expected a folder of its own, another run is using it. "
+            "Wait for that run, or name another folder with --report-dir=FOLDER"
         )
     earlier = None
     if share is None or _name(lock) != share:
