@@ -18,7 +18,7 @@ from sm121.core.verdict import Verdict
 from sm121.regression import change
 from sm121.regression.ab import FILE, AbFile, Visit
 from sm121.report import references
-from sm121.run import details, fingerprint, verdict_file
+from sm121.run import details, verdict_file
 from sm121.run.verdict_file import ChangeReport, MetricReport, TestReport, VerdictFile
 
 ROOT = Path(__file__).parent.parent
@@ -142,33 +142,6 @@ def _forget(directory: Path) -> None:
     for name in ("records", "matrix"):
         shutil.rmtree(directory / name, ignore_errors=True)
     (directory / "memory.json").unlink(missing_ok=True)
-
-
-def pair(folder: Path) -> list[tuple[str, Path]]:
-    """The two builds of vLLM on GB10 that were published: the one before, and CUTLASS."""
-    sides = []
-    for name, source in (("best before", _BEFORE), ("CUTLASS", _CUTLASS)):
-        directory = report_runs.write("pass", folder / name.split()[0].lower())
-        run = verdict_file.read(directory / "verdict.json")
-        run.metrics = published(source)
-        _of(run, source)
-        fields = {"profile": "p1", "profile_shipped": True, "model": "m1"}
-        run.fingerprint = fingerprint.Fingerprint(**fields, machine={"gpu": "NVIDIA GB10"})
-        if source == _BEFORE:
-            report_runs.on_marlin(run, native_fp4=False)
-        for test in run.tests:
-            _hold(test, run.metrics["tg32@d0"])
-        _judge(run)
-        verdict_file.write(run, directory / "verdict.json")
-        _forget(directory)
-        sides.append((name, directory))
-    return sides
-
-
-def _hold(test: TestReport, rate: MetricReport) -> None:
-    if test.id.endswith("test_decode_rate[tg32-d0]"):
-        test.verdict, test.metrics = Verdict.FAIL, ["tg32@d0"]
-        _below(test, rate.value, rate.minimum)
 
 
 def _below(test: TestReport, value: float, limit: float) -> None:

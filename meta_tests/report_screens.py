@@ -1,6 +1,6 @@
 """docs/report/: pictures of reports, at both widths, light and dark, for people to look at.
 ``python meta_tests/report_screens.py [--real DIR ...] [--hide TEXT ...]``: a picture
-``KIND-WIDTH-THEME.png`` for each kind of run, an A/B comparison, and two runs side by side.
+``KIND-WIDTH-THEME.png`` for each kind of run, an A/B comparison, and many runs over time.
 A report directory that is given stands for the kind that it is of (``crash`` where it has one, else
 its verdict); the others have rates that were measured on GPUs (``measured_runs.py``)."""
 
@@ -18,12 +18,12 @@ import planted_runs
 import report_runs
 from PIL import Image
 
-from sm121.report import compare_page, history, page, stored, summary
+from sm121.report import history, page, stored, summary
 from sm121.run.verdict_file import AgainstReport
 
 ROOT = Path(__file__).parent.parent
 OUTPUT = ROOT / "docs" / "report"
-KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "ab", "compare", "history")
+KINDS = ("pass", "fail", "invalid", "inconclusive", "crash", "ab", "history")
 #: The first screens, not the whole of it: a picture of all of it is looked at by nobody.
 HEIGHTS = {390: 2600, 1440: 3000}
 THEMES = ("light", "dark")
@@ -59,8 +59,6 @@ def save(whole: Image.Image, target: Path, height: int) -> None:
 
 def measured(kind: str, folder: Path) -> Path:
     """The page of a kind, with rates of GPUs."""
-    if kind == "compare":
-        return compare_page.write(measured_runs.pair(folder), folder / "compare.html")
     if kind == "history":
         runs = planted_runs.sixty(planted_runs.base(folder / "base"), folder / "runs")
         target = folder / "history.html"

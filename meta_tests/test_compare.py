@@ -131,13 +131,6 @@ def test_what_is_no_result_is_refused_in_one_line(tmp_path, text, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-def test_the_published_figures_stand_beside_others(files, capsys):
-    """What the effort's documents have of GB10, with its scatter, in one table."""
-    out = table_of(capsys, "published", f"mine={files / 'llama-cpp.json'}")
-    assert "| tg32 | llama.cpp | 57.85 ± 0.44 | tok/s |" in out
-    assert "| tg32 | mine | 57.85 ± 0.44 | tok/s | 5 | in-process |" in out
-
-
 ASKED = {"profile": "p1", "profile_shipped": True, "model": "m1", "provider": "torch",
          "options": {}, "machine": {"gpu": "GB10"}}  # fmt: skip
 

@@ -229,3 +229,12 @@ def test_a_page_has_a_folder(base, tmp_path, capsys):
     plant(base, tmp_path, {"a1": healthy(1)})
     assert cli.main(["history", str(tmp_path), "--html", str(tmp_path)]) == 4
     assert "expected a file in a folder" in capsys.readouterr().err
+
+
+def test_two_runs_are_one_page(base, tmp_path, capsys):
+    """A page over two runs says since which of them it is red, and by which check."""
+    plant(base, tmp_path / "runs", {"a1": [{}, {"slow": 1.12, "red": [DECODE]}]})
+    target = tmp_path / "history.html"
+    assert cli.main(["history", str(tmp_path / "runs"), "--html", str(target)]) == 0
+    text = target.read_text("utf-8")
+    assert "2 runs" in text and text.count("first red<") == 1 and DECODE in text

@@ -289,19 +289,10 @@ def _warm(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> None:
-    from sm121.report import compare_page, comparison, references
+    from sm121.report import comparison
 
-    if options.html:
-        if options.format is not None:
-            raise UsageError("--html: expected no --format with it")
-        runs = [(name or str(path), path) for name, path in map(comparison.named, options.runs)]
-        print(compare_page.write(runs, options.output or compare_page.NAME))
-        return
     sources = []
     for argument in options.runs:
-        if str(argument) == "published" and not argument.exists():
-            sources += references.sources()
-            continue
         name, path = comparison.named(argument)
         source = comparison.read(path)
         sources.append(dataclasses.replace(source, name=name) if name else source)

@@ -37,10 +37,8 @@ class Change:
     allowed: float | None = None
     verdict: Verdict = Verdict.NOT_RUN
     text: str = ""
-    #: What else a reader must know, and the intervals of the two values themselves.
+    #: What else a reader must know.
     note: str = ""
-    a_interval: str = ""
-    b_interval: str = ""
     #: How much worse B is in its own unit, of what has no ratio.
     difference: float | None = None
 

@@ -166,11 +166,12 @@ def named(given: Path) -> tuple[str | None, Path]:
     return (name, Path(path)) if separator and not given.exists() else (None, given)
 
 
-def limits_of(name: str) -> tuple[Regression, str]:
-    """How much worse a metric of a run of that profile may be, and who says so."""
-    if name in profile.shipped():
-        return profile.load(name).regression, f"profile {name}"
-    return Regression(), "the suite's default: the profile is not a shipped one"
+def limits_of(name: str) -> Regression:
+    """Return how much worse a metric of a run of that profile may be.
+
+    A profile that is not a shipped one has the suite's default.
+    """
+    return profile.load(name).regression if name in profile.shipped() else Regression()
 
 
 def refuse_mixed(sources: Sequence[Source]) -> None:
@@ -335,7 +336,7 @@ def trades(sources: Sequence[Source]) -> list[str]:
     values = [{name: metric.value for name, metric in run.metrics.items()} for _, run in runs]
     for (name, run), now in list(zip(runs, values, strict=True))[1:]:
         is_allowed = {"price_allowed": run.engine.price_allowed}
-        limits = limits_of(run.profile)[0].model_copy(update=is_allowed)
+        limits = limits_of(run.profile).model_copy(update=is_allowed)
         worse = [
             metric
             for metric in PRICES

@@ -186,7 +186,7 @@ class History:
         lines = []
         for key, runs in groups.items():
             label = ", ".join(key[at] for at in apart if key[at])
-            limits, _ = comparison.limits_of(runs[-1].run.file.profile)
+            limits = comparison.limits_of(runs[-1].run.file.profile)
             lines.append(Line(label or f"{key[0]}, {key[-1]}", tuple(runs), limits))
         return lines
 
@@ -223,7 +223,7 @@ class History:
         lines = []
         for (name, *_), runs in groups.items():
             last, metric = runs[-1], runs[-1].run.metrics[name]
-            limits, _ = comparison.limits_of(last.run.file.profile)
+            limits = comparison.limits_of(last.run.file.profile)
             values = sorted(past.run.metrics[name].value for past in runs)
             if len(runs) < _FEWEST or not limits.of_starts(name, metric.unit) or values[0] <= 0.0:
                 continue
@@ -370,7 +370,7 @@ def write(history: History, target: Path) -> list[Path]:
         for past in history.runs
         if (past.path / page.NAME).is_file()
     }
-    values = page.inlined("report", "history", plotted=True) | _values(history)
+    values = page.inlined("report", "history") | _values(history)
     template = page.environment().get_template("history.html.j2")
     write_text(template.render(values, links=links), target)
     beside = target.with_name(SUMMARY)

@@ -74,7 +74,7 @@ def _html(report: StoredReport, saving: int) -> str:
         groups = [replace(one, detail=findings.without_output(one.detail)) for one in groups]
     template = environment().get_template("report.html.j2")
     return template.render(
-        inlined("report", "beside", plotted=True),
+        inlined("report", "ab"),
         report=report,
         run=run,
         figures={chart.id: chart.figure for group in figures.values() for chart in group},
@@ -153,18 +153,23 @@ def asset(name: str) -> str:
     return (files("sm121.report") / name).read_text("utf-8")
 
 
-def inlined(*styles: str, plotted: bool) -> dict[str, str]:
-    """Our own styles and scripts, and the policy of a page that allows nothing but them: nothing
-    from the network. `plotted`: with plotly, which draws by styles of attributes."""
+def inlined(*styles: str) -> dict[str, str]:
+    """Return our own styles and scripts, and the policy of a page that allows nothing but them.
+
+    Plotly draws by styles of attributes, so the policy allows these. Nothing is loaded.
+    """
     style = "".join(asset(f"templates/{name}.css") for name in styles)
     # plotly.js in its own words; only what would end the script element is written otherwise.
     bundle = re.sub(r"</(?=script)", r"<\\/", asset("vendor/plotly-basic.min.js"), flags=re.I)
     scripts = (bundle, asset("templates/report.js"))
-    sources = (f"style-src {hashes(style)}", "img-src data:")
-    if plotted:
-        sources = (f"script-src {hashes(*scripts)}; style-src 'unsafe-inline'",
-                   "img-src data: blob:")  # fmt: skip
-    texts = ("default-src 'none'", *sources, "base-uri 'none'", "form-action 'none'")
+    texts = (
+        "default-src 'none'",
+        f"script-src {hashes(*scripts)}",
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+        "base-uri 'none'",
+        "form-action 'none'",
+    )
     values = {"style": style, "plotly": scripts[0], "script": scripts[1]}
     marked = {name: Markup(value) for name, value in values.items()}  # noqa: S704  # our own
     return {"policy": "; ".join(texts), **marked}

@@ -6,8 +6,7 @@ from pydantic import Field
 
 from sm121.core import data_file
 from sm121.core.data_file import DataTable
-from sm121.report.comparison import ComparedRow, Source
-from sm121.run.verdict_file import MetricReport, VerdictFile
+from sm121.run.verdict_file import VerdictFile
 
 
 class ReferenceTarget(DataTable):
@@ -52,26 +51,3 @@ class References(DataTable):
 def load() -> References:
     """The shipped references."""
     return data_file.load("references.toml", References)
-
-
-def sources() -> list[Source]:
-    """The shipped references as results that can stand beside others."""
-    shipped = load()
-    return [
-        Source(
-            one.name,
-            one.engine,
-            shipped.target.description,
-            one.tool,
-            tuple(
-                ComparedRow(
-                    metric,
-                    MetricReport(value=value, unit="ms" if metric.startswith("ttft") else "tok/s"),
-                    one.deviations.get(metric),
-                )
-                for metric, value in one.values.items()
-            ),
-            (one.source,),
-        )
-        for one in shipped.reference
-    ]

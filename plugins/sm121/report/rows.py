@@ -20,9 +20,6 @@ class Row:
     name: str
     a: str
     b: str
-    #: What stands under a value: a message, or the evidence for it.
-    a_said: str = ""
-    b_said: str = ""
     note: str = ""
 
     @property
@@ -31,18 +28,11 @@ class Row:
         return self.a != self.b
 
 
-def of_path(
-    part: str,
-    one: object,
-    two: object,
-    *,
-    also: tuple[Iterable[object], Iterable[object]] = ((), ()),
-    said: tuple[str, str] = ("", ""),
-) -> Row:
-    """A part of the kernel paths of A and B. ``also``: of some layers; ``said``: the evidence."""
+def of_path(part: str, one: object, two: object) -> Row:
+    """Return a part of the kernel paths of A and B as a row."""
     proven = [side for side, value in (("A", one), ("B", two)) if value is not None]
     note = f"proven in {proven[0]} only" if len(proven) == 1 else ""
-    return Row(words(part), shown(one, also[0]), shown(two, also[1]), *said, note=note)
+    return Row(words(part), shown(one), shown(two), note=note)
 
 
 def words(part: str) -> str:
