@@ -1,8 +1,10 @@
 """Runs side by side: nobody takes another's directory, server or report."""
 
 import json
+import multiprocessing
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -183,3 +185,31 @@ def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest, monkeypatch,
     assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
     (end,) = [t for t in run.verdict["tests"] if t["id"] == "end of the run::worker gw0"]
     assert end["verdict"] == "FAIL" and "gw0: required: each worker ends" in end["message"]
+
+
+@pytest.mark.parametrize(
+    ("family", "bound", "found_at"),
+    [
+        pytest.param(socket.AF_INET, "127.0.0.1", {"127.0.0.1", "0.0.0.0", "::"}, id="IPv4"),
+        pytest.param(socket.AF_INET6, "::1", {"::1", "0.0.0.0", "::"}, id="IPv6"),
+        pytest.param(
+            socket.AF_INET, "0.0.0.0", {"127.0.0.1", "::1", "0.0.0.0", "::", "192.0.2.1"}, id="any"
+        ),
+    ],
+)
+def test_the_process_that_listens_at_an_address_is_found(family, bound, found_at):
+    """Also its fork; not a process that only has a connection to the port."""
+    with socket.create_server((bound, 0), family=family) as listening:
+        port = listening.getsockname()[1]
+        fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        fork.start()
+        with socket.create_connection((bound, port)):
+            found = {
+                host: {process.pid for process in process_tree.listeners(host, port)}
+                for host in ("127.0.0.1", "::1", "0.0.0.0", "::", "192.0.2.1")
+            }
+        fork.kill()
+        fork.join()
+    expected = {os.getpid(), fork.pid}
+    assert found == {host: expected if host in found_at else set() for host in found}
+    assert process_tree.listeners(bound, port) == [], "it is closed"

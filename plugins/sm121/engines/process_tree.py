@@ -18,8 +18,9 @@ import os
 import re
 import signal
 import socket
+import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,9 @@ LOOPBACK = "127.0.0.1"
 _SUPERVISOR = "sm121.engines.supervisor"
 _SUPERVISED_WITHIN_S = 25.0
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+#: State of a socket that listens, in /proc/net/tcp.
+_LISTENS = "0A"
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 @dataclass(frozen=True)
@@ -108,20 +112,57 @@ def is_here(host: str) -> bool:
 
 
 def listeners(host: str, port: int) -> list[psutil.Process]:
-    """Every process of this machine that holds the socket which listens there. Several do where a
-    server forks: whoever opened the socket, and its workers. Those of another user, or in a
-    container, are not seen from here."""
+    """Return every process of this machine that holds the socket which listens at an address.
+
+    Several hold it if a server forks: the process that opened the socket, and its workers.
+    Processes of another user, or in a container, are not seen. The table of sockets is read once
+    for each network namespace; psutil reads it once for each process.
+    """
     expected = {_address(address) for address in addresses(host)}
     everywhere = any(address.is_unspecified for address in expected)
+    tables: dict[str, dict[str, Address]] = {}
     exact, general = [], []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # it has ended, or is another user's
-            sockets = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-            local = {_address(each.laddr.ip) for each in sockets if each.laddr.port == port}
-            exact += [process] if local and (everywhere or local & expected) else []
-            general += [process] if any(address.is_unspecified for address in local) else []
+            namespace = str(Path(f"/proc/{process.pid}/ns/net").readlink())
+            if namespace not in tables:
+                tables[namespace] = _listening_sockets(process.pid, port)
+            table = tables[namespace]
+            if not table:
+                continue
+            local = {table[name] for name in _open_files(process.pid) if name in table}
+            if local and (everywhere or local & expected):
+                exact.append(process)
+            if any(address.is_unspecified for address in local):
+                general.append(process)
     # One at the very address is asked before one that takes what comes to any.
     return exact or general
+
+
+def _listening_sockets(pid: int, port: int) -> dict[str, Address]:
+    """The addresses of the sockets that listen at a port, by the names that /proc/PID/fd has."""
+    found = {}
+    for family in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            lines = Path(f"/proc/{pid}/net/{family}").read_text("ascii").splitlines()
+            for fields in map(str.split, lines[1:]):
+                address, _, number = fields[1].partition(":")
+                if fields[3] == _LISTENS and int(number, 16) == port:
+                    found[f"socket:[{fields[9]}]"] = _of_kernel(address)
+    return found
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    """What each open file of a process is."""
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            yield str(file.readlink())
+
+
+def _of_kernel(text: str) -> Address:
+    """An address as /proc/net/tcp has it: words of 32 bits in the machine's order."""
+    words = struct.unpack(f">{len(text) // 8}I", bytes.fromhex(text))
+    return _plain(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words)))
 
 
 def upstream(processes: Iterable[psutil.Process], port: int) -> str | None:
@@ -140,8 +181,11 @@ def upstream(processes: Iterable[psutil.Process], port: int) -> str | None:
     return None
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    address = ipaddress.ip_address(text)
+def _address(text: str) -> Address:
+    return _plain(ipaddress.ip_address(text))
+
+
+def _plain(address: Address) -> Address:
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
 
