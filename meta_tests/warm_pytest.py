@@ -152,6 +152,22 @@ def _become(request: dict[str, Any]) -> None:
     importlib.invalidate_caches()
 
 
+def _compile_templates() -> None:
+    """Compile the templates that every run fills: that takes longer than to fill them."""
+    page = importlib.import_module("sm121.report.page").environment()
+    plain = importlib.import_module("sm121.report.summary").plain
+    templates = importlib.import_module("sm121.core.templates")
+    names = {
+        page: ("report.html", "requests.html", "tests.html", "badge.svg", "figure.html", "asked"),
+        templates.environment(plain): ("summary.md", "asked"),
+        templates.environment(templates.one_line): ("header.txt", "target.txt", "closing.txt"),
+        templates.environment(): ("why", "price", "plan_head.txt", "reservations"),
+    }
+    for environment, each in names.items():
+        for name in each:
+            environment.get_template(f"{name}.j2")
+
+
 if __name__ == "__main__":
     import pytest
 
@@ -163,18 +179,14 @@ if __name__ == "__main__":
         os.dup2(nowhere.fileno(), 1)
         pytest.main(["--version", "--version"])
         sys.stdout.flush()
-        # Each run writes both; to compile them takes longer than to write them.
-        page = importlib.import_module("sm121.report.page").environment()
-        for name in ("report.html.j2", "requests.html.j2", "tests.html.j2", "badge.svg.j2"):
-            page.get_template(name)
-        plain = importlib.import_module("sm121.report.summary").plain
-        templates = importlib.import_module("sm121.core.templates")
-        templates.environment(plain).get_template("summary.md.j2")
+        _compile_templates()
         # What a run imports and reads after its start, too.
         for module in ("httpcore", "pynvml", "encodings.idna", "pytest_benchmark.storage.file"):
             importlib.import_module(module)
         importlib.import_module("sm121.core.bounded").tls()
         importlib.import_module("sm121.core.profile").load("cpu-tiny-gpt-oss")
+        importlib.import_module("sm121.evidence.failure").load_failures()
+        importlib.import_module("sm121.report.references").load()
     os.dup2(answers, 1)
     os.close(answers)
     # pytest collects garbage several times at its end: a fork has that of the template left out.
