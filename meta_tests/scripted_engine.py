@@ -51,7 +51,8 @@ class Handler(JsonHandler):
     def answer(self, content: object, status: int = 200) -> None:
         if not self.options.no_access_log:
             host, port = self.client_address[:2]
-            line = f'{host}:{port} - "{self.command} {self.path} HTTP/1.1" {status} OK'
+            path = urlsplit(self.path).path if self.options.logs_paths_alone else self.path
+            line = f'{host}:{port} - "{self.command} {path} HTTP/1.1" {status} OK'
             say(f"(APIServer pid={os.getpid()}) INFO:     {line}")
         self.say(content, status)
 
@@ -124,13 +125,12 @@ class Handler(JsonHandler):
             self.answer({"error": {"message": "EngineDeadError"}}, 500)
             return
         tokens = int(body.get("max_tokens", 1))
+        if self.options.log_requests:
+            request = f"Received request cmpl-{self.headers.get('X-Request-Id')}-0: params: x"
+            say(f"(APIServer pid={os.getpid()}) INFO 11-20 10:00:00 [logger.py:40] {request}")
         time.sleep(0.005 * tokens)
         type(self).tokens += tokens
         prompt = len(str(body.get("prompt")).split())
-        if self.options.rates:
-            line = f"Engine 000: Avg prompt throughput: {prompt / 10:.1f} tokens/s, x"
-            line = f"(APIServer pid=1) INFO 11-20 10:00:00 [loggers.py:335] {line}"
-            threading.Timer(2.0, say, [line]).start()
         self.answer(
             self.completion(
                 " Paris", prompt, tokens, id=f"cmpl-{uuid.uuid4().hex}", created=int(time.time()),
@@ -153,7 +153,8 @@ def main() -> None:
     parser.add_argument("--attention", default="CPU_ATTN")
     parser.add_argument("--heals", action="store_true")
     parser.add_argument("--no-access-log", action="store_true")
-    parser.add_argument("--rates", action="store_true", help="says how many tokens it took")
+    parser.add_argument("--log-requests", action="store_true", help="as --enable-log-requests")
+    parser.add_argument("--logs-paths-alone", action="store_true", help="no queries")
     parser.add_argument("--crashes-at-the-end", action="store_true")
     parser.add_argument("--no-start-time", action="store_true")
     parser.add_argument("--fingerprint", help="of each answer")

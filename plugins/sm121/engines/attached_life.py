@@ -23,8 +23,8 @@ from sm121.evidence.failure import Cause
 _TWO_QUESTIONS_S = 1.2
 #: How long a server that does not answer is asked again before it is called gone.
 _GONE_AFTER_S = 5.0
-#: A log has a line of a request so soon; vLLM and SGLang say every ten seconds what they took.
-_LOGGED_WITHIN_S = 13.0
+#: A log that is proven to be the server's has a line of a request so soon.
+_LOGGED_WITHIN_S = 5.0
 #: A process of the server that others could replace has so much of its memory.
 _LEAST_SHARE = 0.05
 #: Parts of an id that are drawn anew have this length or more.

@@ -4,9 +4,8 @@ copy of it, which rotation, truncation and removal do not touch."""
 import datetime
 import os
 import re
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -20,22 +19,14 @@ from sm121.engines.attached_life import entry_of
 from sm121.engines.capabilities import Capabilities
 from sm121.evidence import metrics, signatures
 from sm121.evidence.kernel_path import KernelPath, read_log
-from sm121.evidence.log_lines import clean, moment, read_raw_lines
+from sm121.evidence.log_lines import moment, read_raw_lines
 
 #: A line is in the file so soon after what it speaks of.
 _WRITTEN_WITHIN_S = 3.0
-#: So many requests, one after the other, must be so many lines.
-_COUNTS = (3, 2)
-#: vLLM and SGLang say every ten seconds how many tokens they took.
-_RATE_EVERY_S, _RATE_WITHIN_S, _RATE_FITS = 10.0, 13.0, (0.5, 1.6)
-#: Prompts of different length, by repetitions: a load of others fits one of them, never both.
-_PROMPTS = (12, 48)
 #: In front of each line of vLLM.
 _PID = re.compile(r"\(\w*API_?Server\w* pid=(\d+)")
-#: From the start of a process to the first line with a time; to be read in any time zone.
+#: From the start of a process to the first line with a time.
 _FIRST_LINE = (datetime.timedelta(seconds=-5), datetime.timedelta(seconds=300))
-#: Hours and half hours, and the three that are neither.
-_ZONES = [datetime.timedelta(minutes=minutes) for minutes in (*range(-720, 841, 30), 345, 525, 765)]
 #: How far the clocks of two machines may be apart.
 _CLOCKS = datetime.timedelta(minutes=2)
 _HOW = (
@@ -45,12 +36,14 @@ _HOW = (
 #: A longer log is not copied: it is read where it lies.
 _COPIED_BYTES = 256 << 20
 _BLOCK_BYTES = 1 << 20
+#: So much of what was written since the mark is read.
+_LARGEST_GROWTH_BYTES = 8 << 20
 
 
 def doubt(server: Server, can: Capabilities, log: Path, name: str) -> str | None:
     """Why a log proves nothing about an attached server; None when it is that server's. Version and
     model must be the server's, the start in it that of the server's process where the server tells
-    it, and the log must grow with requests that are sent here. `can`: of `detection.detect`;
+    it, and the log must have the mark of a request that is sent here. `can`: of `detection.detect`;
     `name`: what the user named the log by."""
     if can.engine not in signatures.known_engines():
         return (
@@ -62,7 +55,7 @@ def doubt(server: Server, can: Capabilities, log: Path, name: str) -> str | None
         reason = (
             _wrong_release_or_model(path, server.endpoint, can)
             or _wrong_start(path, server.endpoint, log)
-            or _does_not_grow(server.endpoint, log, can.engine, path)
+            or _does_not_grow(server.endpoint, log, path)
         )
     except OSError as error:
         reason = f"it cannot be read: {error.strerror or error}"
@@ -89,22 +82,34 @@ def _wrong_release_or_model(path: KernelPath, endpoint: Endpoint, can: Capabilit
 
 
 def _wrong_start(path: KernelPath, endpoint: Endpoint, log: Path) -> str | None:
+    """Compare the time of the log's last start with the start in /metrics.
+
+    A log has no time zone. Servers and containers log in UTC or in the zone of their machine, so
+    the times are read in UTC and in this process's zone, which the variable TZ sets.
+    """
     started = metrics.total(endpoint.page("/metrics") or "", "process_start_time_seconds")
     if started is None:
         return None
-    now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
-    began = datetime.datetime.fromtimestamp(started, datetime.UTC).replace(tzinfo=None)
-    moments = (moment(line, now) for line in _last_start(path, log))
-    stamps = [stamp for stamp in moments if stamp is not None]
-    if not stamps:
-        return None
-    first, last = stamps[0], stamps[-1]
-    if any(
-        _FIRST_LINE[0] <= first - ahead - began <= _FIRST_LINE[1] and last - ahead <= now + _CLOCKS
-        for ahead in _ZONES
-    ):
-        return None
-    return f"the log's last start is of {first}, the server's process began at {began:%F %T} UTC"
+    process_began = datetime.datetime.fromtimestamp(started, datetime.UTC)
+    now = datetime.datetime.now(datetime.UTC)
+    logged = None
+    for zone in (datetime.UTC, None):  # None: the zone of this process
+        began_there = process_began.astimezone(zone).replace(tzinfo=None)
+        now_there = now.astimezone(zone).replace(tzinfo=None)
+        moments = (moment(line, now_there) for line in _last_start(path, log))
+        stamps = [stamp for stamp in moments if stamp is not None]
+        if not stamps:
+            return None
+        logged, last = stamps[0], stamps[-1]
+        fits = _FIRST_LINE[0] <= logged - began_there <= _FIRST_LINE[1]
+        if fits and last <= now_there + _CLOCKS:
+            return None
+    here = process_began.astimezone()
+    return (
+        f"the log's last start is of {logged}, the server's process began at "
+        f"{process_began:%F %T} UTC, {here:%F %T} here; if the server logs the time of another "
+        "zone, set the variable TZ of the suite to that zone"
+    )
 
 
 def _last_start(path: KernelPath, log: Path) -> Iterator[str]:
@@ -112,91 +117,46 @@ def _last_start(path: KernelPath, log: Path) -> Iterator[str]:
     return (raw.decode("utf-8", "replace") for raw in islice(read_raw_lines(log), begins, None))
 
 
-class _Growth:
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self._at = log.stat().st_size
-        #: All that has come.
-        self._appended = ""
-
-    def more(self) -> str:
-        size = self._log.stat().st_size
-        with self._log.open("rb") as file:
-            file.seek(self._at if size >= self._at else 0)
-            read = file.read(8 << 20)
-        self._at = (self._at if size >= self._at else 0) + len(read)
-        self._appended += read.decode("utf-8", "replace")
-        return self._appended
-
-    def has(self, wanted: Callable[[str], bool], within_s: float) -> bool:
-        return until(lambda: wanted(self.more()), within_s, every_s=0.05)
-
-
-def _does_not_grow(endpoint: Endpoint, log: Path, engine: str, path: KernelPath) -> str | None:
+def _does_not_grow(endpoint: Endpoint, log: Path, path: KernelPath) -> str | None:
+    """Send requests with a mark, and look for it in what the log gets."""
     mark = f"sm121-{uuid.uuid4().hex}"
-    with endpoint.http(timeout_s=60.0) as http:
-        try:
-            growth = _Growth(log)
-            http.get("/v1/models", params={"sm121": mark})
-            if growth.has(lambda text: mark in text, _WRITTEN_WITHIN_S):
-                line = next(line for line in growth.more().splitlines() if mark in line)
-                pids = (_PID.search(each) for each in _last_start(path, log))
-                starter, answered = next(filter(None, pids), None), _PID.search(line)
-                if starter is None or answered is None or answered[1] == starter[1]:
-                    return None  # they are the same, or lines have no pid
-                return (
-                    f"several servers write it: the last start in it is of process {starter[1]}, "
-                    f"and process {answered[1]} answered"
-                )
-            if _counts_our_requests(http, log):
-                return None
-            if all(_rate_follows(endpoint, http, log, engine, words) for words in _PROMPTS):
-                return None
-        except httpx.HTTPError as error:
-            return f"no request of ours was answered ({type(error).__name__}: {error})"
-    return f"no line of it follows requests that are sent to {endpoint.base_url}; {_HOW}"
-
-
-def _rate_follows(
-    endpoint: Endpoint, http: httpx.Client, log: Path, engine: str, words: int
-) -> bool:
-    mark = f"sm121-{uuid.uuid4().hex}"
-    growth = _Growth(log)
-    # No cache has this prompt.
-    prompt = f"{mark} " + "the quick brown fox jumps over the lazy dog " * words
-    body = {"model": endpoint.served_name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-    answer = http.post("/v1/completions", json=body, headers={"X-Request-Id": mark})
+    size_before = log.stat().st_size
     try:
-        tokens = int(answer.json()["usage"]["prompt_tokens"])
-    except (ValueError, KeyError, TypeError):
-        tokens = len(prompt.split())
-    rates = [signature.regex for signature in signatures.load_signatures(engine).of("prompt_rate")]
+        _send_marked(endpoint, mark)
+    except httpx.HTTPError as error:
+        return f"no request of ours was answered ({type(error).__name__}: {error})"
+    if not until(lambda: mark in _written(log, size_before), _WRITTEN_WITHIN_S, every_s=0.05):
+        return f"no line of it follows requests that are sent to {endpoint.base_url}; {_HOW}"
+    line = next(line for line in _written(log, size_before).splitlines() if mark in line)
+    pids = (_PID.search(each) for each in _last_start(path, log))
+    starter, answered = next(filter(None, pids), None), _PID.search(line)
+    if starter is None or answered is None or answered[1] == starter[1]:
+        return None  # they are the same, or lines have no pid
+    return (
+        f"several servers write it: the last start in it is of process {starter[1]}, "
+        f"and process {answered[1]} answered"
+    )
 
-    def has_it(text: str) -> bool:
-        parts = (
-            float(match["value"]) * _RATE_EVERY_S / max(1, tokens)
-            for rate in rates
-            for match in rate.finditer(text)
-        )
-        return mark in text or any(_RATE_FITS[0] <= part <= _RATE_FITS[1] for part in parts)
 
-    return growth.has(has_it, _RATE_WITHIN_S if rates else _WRITTEN_WITHIN_S)
+def _send_marked(endpoint: Endpoint, mark: str) -> None:
+    """Send the mark where some engine logs it.
+
+    Uvicorn logs the query of a path, llama-server the path without it, and vLLM with
+    ``--enable-log-requests`` the header X-Request-Id.
+    """
+    body = {"model": endpoint.served_name, "prompt": mark, "max_tokens": 1, "temperature": 0}
+    with endpoint.http(timeout_s=60.0) as http:
+        http.get("/v1/models", params={"sm121": mark})
+        http.get(f"/v1/models/{mark}")
+        http.post("/v1/completions", json=body, headers={"X-Request-Id": mark})
 
 
-def _counts_our_requests(http: httpx.Client, log: Path) -> bool:
-    """Whether unmarked requests of ours are as many lines, twice, and else there are none."""
-    for count in _COUNTS:
-        growth = _Growth(log)
-        time.sleep(0.5)
-        if growth.more():
-            return False  # others use it, or write it
-        for _ in range(count):
-            http.get("/v1/models")
-        time.sleep(1.0)
-        lines = [clean(line).text for line in growth.more().splitlines()]
-        if sum("/v1/models" in line for line in lines) != count:
-            return False
-    return True
+def _written(log: Path, size_before: int) -> str:
+    """What the log has got since it had this size; all of it where it was cut since."""
+    size = log.stat().st_size
+    with log.open("rb") as file:
+        file.seek(size_before if size >= size_before else 0)
+        return file.read(_LARGEST_GROWTH_BYTES).decode("utf-8", "replace")
 
 
 class KeptLog:

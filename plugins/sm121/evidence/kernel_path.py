@@ -20,7 +20,7 @@ _LISTS = {
     **{name: name for name in ("unknown_env", "weights", "channels", "rerouted")},
     **{"fallback": "fallbacks", "silent_fallback": "silent_fallbacks"},
 }
-_OF_REQUESTS = ("progress", "prompt_rate", "generation_rate", "accepted_length", "compiled")
+_OF_REQUESTS = ("progress", "generation_rate", "accepted_length", "compiled")
 _NO_SINGLE_VALUE = (*_LISTS, *_OF_REQUESTS, "fact")
 _SINGLE_FIELDS = tuple(name for name in get_args(SignatureField) if name not in _NO_SINGLE_VALUE)
 _LIST_LIMIT = 200  # entries kept of unknown variables and fallbacks: a log may repeat without end

@@ -16,16 +16,15 @@ SignatureField = Literal[
     "attention", "moe", "cuda_graphs", "kv_layout", "speculative", "native_fp4", "kv_cache_dtype",
     "dtype", "load_format", "quantization", "prefix_caching", "block_size", "context",
     "requantised", "moe_variant", "moe_tiles", "weights", "unknown_env", "fallback",
-    "silent_fallback", "version", "build", "asked", "model", "served_model", "prompt_rate",
+    "silent_fallback", "version", "build", "asked", "model", "served_model",
     "progress", "fact", "rank", "world_size", "group", "graph_sizes", "channels", "network",
     "rdma_devices", "rerouted", "start", "generation_rate", "accepted_length",
     "compiled", "attention_decode",
 ]  # fmt: skip
 """What a signature speaks of. Other signatures lean on a ``fact``. ``asked`` is what the server was
-asked for. A ``prompt_rate`` counts the tokens of the last seconds; so do ``generation_rate`` and
-``accepted_length``, of the requests that are served. ``compiled`` is a kernel that a request waited
-for. Of a rank: its number, how many there are,
-what their ``group`` is made by, its ``channels`` to others by NCCL."""
+asked for. A ``generation_rate`` and an ``accepted_length`` are of the requests of the last seconds.
+``compiled`` is a kernel that a request waited for. Of a rank: its number, how many there are, what
+their ``group`` is made by, its ``channels`` to others by NCCL."""
 
 
 class LinePattern(DataTable):
