@@ -1,5 +1,6 @@
 """A hostile server, address or log: every read has a bound, and no secret is shown."""
 
+import ast
 import asyncio
 import contextlib
 import gzip
@@ -33,6 +34,7 @@ from sm121.session import settings
 SECRET = "Tr0ub4dor"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 STREAM = HEAD.replace(b"application/json", b"text/event-stream") + b"\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 EVENT = b'data: {"choices": [{"index": 0, "text": "a"}]}\n\n'
 
 
@@ -70,6 +72,16 @@ REPLIES = {
     "flood": Reply(HEAD + b"\r\n", bytes(1 << 18), pause_s=0.0),
     "dripping": Reply(sized(b"", length=100_000), b"x"),
     "dripping headers": Reply(HEAD, b"X-A: b\r\n"),
+    "endless header": Reply(HEAD + b"X-A: ", bytes([97]) * (1 << 12), pause_s=0.0),
+    "endless status line": Reply(b"HTTP/1.1 200 ", b"O" * (1 << 12), pause_s=0.0),
+    "dripping status line": Reply(b"HTTP/1.1 200 ", b"O"),
+    "interim answers": Reply(b"", b"HTTP/1.1 100 Continue\r\n\r\n", pause_s=0.0),
+    "dripping chunk size": Reply(CHUNKED, b"0"),
+    "endless chunk size": Reply(CHUNKED, b"0" * (1 << 12), pause_s=0.0),
+    # 2 ** 63 bytes are announced
+    "huge chunk size": Reply(CHUNKED + b"7fffffffffffffff\r\n", bytes(1 << 18), pause_s=0.0),
+    "huge chunk that drips": Reply(CHUNKED + b"7fffffffffffffff\r\n", b"x"),
+    "dripping trailers": Reply(CHUNKED + b"1\r\nx\r\n0\r\n", b"X-A: b\r\n"),
     "silent": Reply(again=b" ", times=1, pause_s=30.0),
     # three times as long as a whole answer may take here
     "slow stream": Reply(STREAM, EVENT, 15, 0.1, b"data: [DONE]\n\n"),
@@ -108,7 +120,30 @@ def serve() -> Iterator[Callable[[str], Endpoint]]:
         listener.close()
 
 
-@from_data
+LATE = "no whole answer within 0.5 s"
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("bomb", "larger than 4 MiB"),
+        ("flood", "larger than 4 MiB"),
+        ("dripping", LATE),
+        ("dripping headers", LATE),
+        ("endless header", "Receive buffer too long"),
+        ("endless status line", "Receive buffer too long"),
+        ("dripping status line", LATE),
+        ("interim answers", LATE),
+        ("dripping chunk size", LATE),
+        ("endless chunk size", "Receive buffer too long"),
+        ("huge chunk size", "larger than 4 MiB"),
+        ("huge chunk that drips", LATE),
+        ("dripping trailers", LATE),
+        ("silent", LATE),
+        ("packed otherwise", "packed (br)"),
+        ("not packed", "cannot be unpacked"),
+    ],
+)
 def test_every_answer_has_a_bound(serve, answer, says):
     endpoint = serve(answer)
     began = time.monotonic()
@@ -137,6 +172,20 @@ def test_an_answer_within_its_bounds_comes_whole(serve, answer):
     assert endpoint.page("/v1/models") == '{"data": []}'
     with endpoint.openai() as client:
         assert list(client.models.list()) == []
+
+
+def test_transports_use_public_names_of_the_library_alone():
+    """A library may change its private parts in any release, and the bounds would be gone."""
+    tree = ast.parse(Path(bounded.__file__).read_text("utf-8"))
+    private = [
+        ast.unparse(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and not node.attr.endswith("__")
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    ]
+    assert private == []
 
 
 def test_json_without_a_bottom_is_no_answer(serve):

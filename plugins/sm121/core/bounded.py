@@ -1,10 +1,14 @@
-"""HTTP transports whose answers have a bound in bytes and in time: a server may send a byte a
-second for ever, or a kilobyte that unpacks to a gigabyte, and an HTTP library bounds neither."""
+"""HTTP transports whose answers have a bound in bytes and in time.
 
+A server may send a byte a second for ever, or a kilobyte that unpacks to a gigabyte. The timeouts
+of an HTTP library are for one read each, and it limits the size of headers alone.
+"""
+
+import contextlib
 import functools
+import importlib
 import os
 import ssl
-import sys
 import threading
 import time
 import zlib
@@ -47,107 +51,154 @@ class _Deadline(threading.local):
     within_s: float = float("inf")
 
 
-@dataclass
-class _Around:
-    """What stands around a part of a library, and knows the deadline of whoever reads."""
-
-    _inner: Any
-    _deadline: _Deadline
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-
 def transport(library: Any) -> Any:
-    """A transport for a client of ``library``, of no class that mypy could know."""
+    """Make a transport for a client of an HTTP library.
+
+    The whole answer to a request must come within the request's own read timeout, a stream of
+    events within ten times that. Its bytes are counted after unpacking.
+
+    Args:
+        library: The module of the client: ``httpx``, or ``httpx2`` with the same names.
+
+    Returns:
+        A transport. It raises the library's ``ReadTimeout`` or ``ReadError``, which names the
+        broken bound. Its class is the library's, so that mypy cannot know it.
+    """
     return _Transport(library)
 
 
-class _Transport(_Around):
-    """Sends requests over ``httpx``, or a library with the same names such as ``httpx2``. The whole
-    answer to a request must come within the request's own read timeout, a stream of events within
-    ten times that. Its bytes are counted after unpacking. What breaks a bound ends in the library's
-    ``ReadTimeout`` or ``ReadError``, which says which bound. `library`: the module whose client is
-    to use it."""
+#: The public package below each library, whose pools take a network backend.
+_CORES = {"httpx": "httpcore", "httpx2": "httpcore2"}
+
+
+class _Transport:
+    """What the library's own transport does, on a pool whose reads end at a deadline."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
-        inner = library.HTTPTransport(
-            trust_env=False,  # a proxy or a .netrc of the environment must not be used
-            verify=tls(),
-            limits=library.Limits(max_connections=1000, max_keepalive_connections=100),
+        self._core = importlib.import_module(_CORES[library.__name__])
+        self._deadline = _Deadline()
+        self._pool = self._core.ConnectionPool(
+            ssl_context=tls(),
+            max_connections=1000,
+            max_keepalive_connections=100,
+            keepalive_expiry=5.0,
+            network_backend=_Backend(self._core, self._core.SyncBackend(), self._deadline),
         )
-        super().__init__(inner, _Deadline())
-        # The library has no place for a network backend; the pool under it has.
-        pool = self._inner._pool
-        pool._network_backend = _Backend(pool._network_backend, self._deadline)
 
     def handle_request(self, request: Any) -> Any:
         within_s = (request.extensions.get("timeout") or {}).get("read") or _LONGEST_S
         began = time.monotonic()
         self._deadline.at, self._deadline.within_s = began + within_s, within_s
         request.headers["Accept-Encoding"] = "identity"
-        response = self._inner.handle_request(request)
+        response = self._send(request)
+        headers = self._library.Headers(response.headers)
         largest = LARGEST_PAGE if request.method in ("GET", "HEAD") else LARGEST_ANSWER
-        kind = response.headers.get("content-type", "")
+        kind = headers.get("content-type", "")
         if request.method == "POST" and kind.startswith("text/event-stream"):
             within_s, largest = within_s * _STREAM_PATIENCE, LARGEST_STREAM
-        encoding = response.headers.pop("content-encoding", "identity").strip().lower()
         stream = _stream_class(self._library)(
-            response.stream, self._deadline, self._library, began, within_s, largest, encoding
+            response.stream,
+            self._deadline,
+            self._library,
+            began=began,
+            within_s=within_s,
+            largest=largest,
+            encoding=headers.pop("content-encoding", "identity").strip().lower(),
         )
         return self._library.Response(
-            status_code=response.status_code,
-            headers=response.headers,
+            status_code=response.status,
+            headers=headers,
             stream=stream,
             extensions=response.extensions,
         )
 
+    def _send(self, request: Any) -> Any:
+        url = self._core.URL(
+            scheme=request.url.raw_scheme,
+            host=request.url.raw_host,
+            port=request.url.port,
+            target=request.url.raw_path,
+        )
+        with _as_errors_of(self._library):
+            return self._pool.handle_request(
+                self._core.Request(
+                    method=request.method,
+                    url=url,
+                    headers=request.headers.raw,
+                    content=request.stream,
+                    extensions=request.extensions,
+                )
+            )
+
+    def close(self) -> None:
+        self._pool.close()
+
     def __enter__(self) -> "_Transport":
-        self._inner.__enter__()
+        self._pool.__enter__()
         return self
 
     def __exit__(self, *why: object) -> None:
-        self._inner.__exit__(*why)
+        self._pool.__exit__(*why)
+
+
+@contextlib.contextmanager
+def _as_errors_of(library: Any) -> Iterator[None]:
+    """Raise errors of the pool as the library's errors, which have the same names."""
+    core = importlib.import_module(_CORES[library.__name__])
+    try:
+        yield
+    except (
+        core.TimeoutException,
+        core.NetworkError,
+        core.ProtocolError,
+        core.UnsupportedProtocol,
+    ) as error:
+        raise getattr(library, type(error).__name__)(str(error)) from error
 
 
 @dataclass
-class _Stream(_Around):
+class _Stream:
     """The body of an answer, unpacked, as far as the bounds let it."""
 
-    _library: Any
-    _began: float
-    _within_s: float
-    _largest: int
-    _encoding: str
+    packed: Any
+    deadline: _Deadline
+    library: Any
+    began: float
+    within_s: float
+    #: Bytes after unpacking.
+    largest: int
+    encoding: str
     _inflater: Any = field(default_factory=lambda: zlib.decompressobj(_GZIP_OR_ZLIB))
 
     def __iter__(self) -> Iterator[bytes]:
-        pieces = iter(self._inner)
+        pieces = iter(self.packed)
         size = 0
         while True:
-            self._deadline.at = self._began + self._within_s
-            self._deadline.within_s = self._within_s
-            if (packed := next(pieces, None)) is None:
+            self.deadline.at = self.began + self.within_s
+            self.deadline.within_s = self.within_s
+            with _as_errors_of(self.library):
+                packed = next(pieces, None)
+            if packed is None:
                 return
             for piece in self._unpacked(packed):
                 size += len(piece)
-                if size > self._largest:
-                    raise self._library.ReadError(
-                        f"the answer is larger than {self._largest >> 20} MiB"
+                if size > self.largest:
+                    raise self.library.ReadError(
+                        f"the answer is larger than {self.largest >> 20} MiB"
                     )
                 yield piece
 
     def close(self) -> None:
-        self._inner.close()
+        self.packed.close()
 
     def _unpacked(self, packed: bytes) -> Iterator[bytes]:
-        if self._encoding in ("identity", ""):
+        if self.encoding in ("identity", ""):
             yield packed
             return
-        if self._encoding not in ("gzip", "x-gzip", "deflate"):
-            raise self._library.DecodingError(
-                f"the answer is packed ({self._encoding}) though it was asked for as it is"
+        if self.encoding not in ("gzip", "x-gzip", "deflate"):
+            raise self.library.DecodingError(
+                f"the answer is packed ({self.encoding}) though it was asked for as it is"
             )
         try:
             while packed:
@@ -157,7 +208,7 @@ class _Stream(_Around):
                     packed = self._inflater.unused_data
                     self._inflater = zlib.decompressobj(_GZIP_OR_ZLIB)
         except zlib.error as error:
-            raise self._library.DecodingError(f"the answer cannot be unpacked: {error}") from error
+            raise self.library.DecodingError(f"the answer cannot be unpacked: {error}") from error
 
 
 @functools.cache
@@ -165,27 +216,49 @@ def _stream_class(library: Any) -> Any:
     return type("BoundedStream", (_Stream, library.SyncByteStream), {})
 
 
-class _Backend(_Around):
+@dataclass
+class _Backend:
+    """A network backend whose connections end a read at the deadline."""
+
+    _core: Any
+    _inner: Any
+    _deadline: _Deadline
+
     def connect_tcp(self, *arguments: Any, **options: Any) -> "_Connection":
-        return _Connection(self._inner.connect_tcp(*arguments, **options), self._deadline)
+        stream = self._inner.connect_tcp(*arguments, **options)
+        return _Connection(self._core, stream, self._deadline)
 
 
-class _Connection(_Around):
-    """A connection. A read ends at the deadline, however much of its own timeout is left."""
+@dataclass
+class _Connection:
+    """A network stream. A read ends at the deadline, however much of its own timeout is left."""
+
+    _core: Any
+    _inner: Any
+    _deadline: _Deadline
 
     def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         remaining_s = self._deadline.at - time.monotonic()
-        core = sys.modules[type(self._inner).__module__.partition(".")[0]]
         late = f"no whole answer within {self._deadline.within_s:g} s"
         if remaining_s <= 0:
-            raise core.ReadTimeout(late)
+            raise self._core.ReadTimeout(late)
+        if timeout is not None:
+            remaining_s = min(timeout, remaining_s)
         try:
-            data: bytes = self._inner.read(
-                max_bytes, timeout=remaining_s if timeout is None else min(timeout, remaining_s)
-            )
-        except core.ReadTimeout as error:
-            raise core.ReadTimeout(late) from error
+            data: bytes = self._inner.read(max_bytes, timeout=remaining_s)
+        except self._core.ReadTimeout as error:
+            raise self._core.ReadTimeout(late) from error
         return data
 
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._inner.write(buffer, timeout=timeout)
+
+    def close(self) -> None:
+        self._inner.close()
+
     def start_tls(self, *arguments: Any, **options: Any) -> "_Connection":
-        return _Connection(self._inner.start_tls(*arguments, **options), self._deadline)
+        stream = self._inner.start_tls(*arguments, **options)
+        return _Connection(self._core, stream, self._deadline)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._inner.get_extra_info(info)

@@ -1,9 +1,9 @@
 """What every server looks like to the tests, whoever started it."""
 
 import contextlib
+import importlib
 import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,15 +49,15 @@ class Endpoint:
         """What such a client is made with."""
         import openai
 
-        # Its HTTP library: httpx, or its successor.
-        base = openai.DefaultHttpxClient.__mro__[1].__module__.partition(".")[0]
+        is_httpx = issubclass(openai.DefaultHttpxClient, httpx.Client)
+        library = httpx if is_httpx else importlib.import_module("httpx2")
         return {
             "base_url": f"{self.base_url}/v1",
             "api_key": self.api_key,
             "timeout": timeout_s,
             "max_retries": 0,
             "http_client": openai.DefaultHttpxClient(
-                timeout=timeout_s, trust_env=False, transport=bounded.transport(sys.modules[base])
+                timeout=timeout_s, trust_env=False, transport=bounded.transport(library)
             ),
         }
 
