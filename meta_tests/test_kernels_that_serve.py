@@ -29,6 +29,11 @@ MARLIN = "INFO 11-20 10:00:00 [mxfp4.py:1] Using 'MARLIN' Mxfp4 MoE backend."
 W4A8 = "INFO 11-20 10:00:00 [mxfp4.py:1] Using 'FLASHINFER_CUTLASS_MXFP4_MXFP8' Mxfp4 MoE backend."
 TRITON_ATTN = "INFO 11-20 10:00:00 [cuda.py:1] Using AttentionBackendEnum.TRITON_ATTN backend."
 FLASHINFER = "INFO 11-20 10:00:00 [cuda.py:1] Using AttentionBackendEnum.FLASHINFER backend."
+XQA = (
+    "INFO 11-20 10:00:00 [flashinfer.py:967] FlashInfer resolved query dtypes: "
+    "prefill=torch.bfloat16, decode=torch.bfloat16, decode_backend=xqa, "
+    "kv_cache_dtype=torch.bfloat16, arch=sm121"
+)
 OF_THE_EFFORT = [
     "--moe-backend", "flashinfer_cutlass",
     "--quantization-config", '{"moe":{"activation":"mxfp8"}}',
@@ -74,11 +79,11 @@ def of(file: VerdictFile, operation: str) -> list[ServedKernel]:
 def test_the_provider_follows_what_a_gb10_logs(of_log):
     """Before, Marlin and Triton were judged, whatever was served."""
     assert providers(of_log(TRITON_ATTN, MARLIN)) == dict.fromkeys(NEEDED, "vllm")
-    with_flashinfer = providers(of_log(FLASHINFER, MARLIN))
+    with_flashinfer = providers(of_log(FLASHINFER, XQA, MARLIN))
     assert with_flashinfer["fused_moe"] == "vllm"
     assert with_flashinfer["prefill_attention"] == "flashinfer"
     assert with_flashinfer["decode_attention"] == "flashinfer"
-    effort = providers(of_log(FLASHINFER, W4A8))
+    effort = providers(of_log(FLASHINFER, XQA, W4A8))
     assert effort["fused_moe"] == effort["mxfp8_quantize"] == "flashinfer"
     assert effort["route"] == "vllm"
 

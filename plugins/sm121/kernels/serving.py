@@ -13,7 +13,7 @@ from sm121.kernels import registry
 from sm121.kernels.protocol import Operation
 
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
-Fact = Literal["moe", "attention", "dtype", "kv_cache_dtype", "requantised"]
+Fact = Literal["moe", "attention", "attention_decode", "dtype", "kv_cache_dtype", "requantised"]
 """Values of the path that say which kernel serves an operation."""
 
 
@@ -25,6 +25,7 @@ class Rule(data_file.DataTable):
     """Architectures, or ``gpu``; none: on any."""
     moe: tuple[str, ...] = ()
     attention: tuple[str, ...] = ()
+    attention_decode: tuple[str, ...] = ()
     dtype: tuple[str, ...] = ()
     kv_cache_dtype: tuple[str, ...] = ()
     requantised: tuple[str, ...] = ()
@@ -76,6 +77,8 @@ class Choice:
     provider: str | None = None
     nothing: str | None = None
     why: str = ""
+    attention_decode: str | None = None
+    """FlashInfer's kernel for decode, where the rule depends on it."""
 
 
 def component(operation: Operation) -> Fact:
@@ -89,28 +92,41 @@ def choices(engine: str, arch: str, path: KernelPath, operation: Operation) -> l
     named = component(operation)
     facts: dict[Fact, str | None] = {name: getattr(path, name) for name in get_args(Fact)}
     facts["requantised"] = ",".join(path.requantised or ()) or "none"
-    chosen = []
+    decoding = (facts["attention_decode"], *path.also.get("attention_decode", ()))
+    chosen: list[Choice] = []
     for value in (facts[named], *path.also.get(named, ())):
-        facts[named] = value
-        deciding = (
-            rule
-            for rule in _data().engine.get(engine, ())
-            if operation in rule.operations and rule.decides(arch, facts)
-        )
-        if (rule := next(deciding, None)) is not None:
-            chosen.append(Choice(value, rule.provider, rule.nothing, rule.unjudged or ""))
-            continue
-        if value is None:
-            why = f"nothing shows which {named} serves, so that nobody can be chosen to judge it"
-        else:
-            why = f"no provider for {operation} of {engine} on {arch} with {named} {value}"
-        remedy = f"--kernel-provider {'|'.join(registry.NAMES)}|MODULE:ATTR"
-        chosen.append(Choice(value, why=f"{why} ({remedy})"))
+        for decode in decoding:
+            served = {**facts, named: value, "attention_decode": decode}
+            choice = _choice(engine, arch, operation, served)
+            if choice not in chosen:
+                chosen.append(choice)
     return chosen
 
 
+def _choice(
+    engine: str, arch: str, operation: Operation, facts: Mapping[Fact, str | None]
+) -> Choice:
+    named = component(operation)
+    value = facts[named]
+    remedy = f"--kernel-provider {'|'.join(registry.NAMES)}|MODULE:ATTR"
+    for rule in _data().engine.get(engine, ()):
+        if operation in rule.operations and rule.decides(arch, facts):
+            return Choice(
+                backend=value,
+                provider=rule.provider,
+                nothing=rule.nothing,
+                why=rule.unjudged or "",
+                attention_decode=facts["attention_decode"] if rule.attention_decode else None,
+            )
+    if value is None:
+        why = f"nothing shows which {named} serves, so that nobody can be chosen to judge it"
+    else:
+        why = f"no provider for {operation} of {engine} on {arch} with {named} {value}"
+    return Choice(value, why=f"{why} ({remedy})")
+
+
 def path_of(backends: Mapping[str, str | None]) -> KernelPath:
-    """The path whose kernels have these backends, by component."""
+    """The path whose kernels have these backends, by value of the path."""
     layers = backends.get("requantised") or "none"
     requantised = None if layers == "none" else layers.split(",")
     return KernelPath.model_validate({**backends, "requantised": requantised})

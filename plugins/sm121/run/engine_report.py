@@ -20,6 +20,8 @@ class ServedKernel(Record):
     """The value of the path that names the kernel."""
     backend: str | None
     """That value; null where nothing shows it."""
+    attention_decode: str | None = None
+    """FlashInfer's kernel for decode, where it decides who judges; null elsewhere."""
     provider: str | None = None
     """Whose calls are this kernel's; null where no provider has it."""
     judged: bool | None = None

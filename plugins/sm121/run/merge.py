@@ -104,6 +104,8 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
     )
     if whole.engine.served:
         backends = {each.component: each.backend for each in whole.engine.served}
+        decoding = (each.attention_decode for each in whole.engine.served)
+        backends["attention_decode"] = next(filter(None, decoding), None)
         path = served.with_expected(whole.engine.path, serving.path_of(backends))
         whole.engine.served = served.judge(whole, path)
     whole.box = worst_box(file.box for file in files)

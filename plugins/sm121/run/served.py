@@ -24,6 +24,7 @@ def expected(
     None where the server is attached, and nobody knows what it was asked for."""
     accepted: dict[serving.Fact, tuple[str, ...] | None] = {
         "attention": required.attention,
+        "attention_decode": required.attention_decode,
         "moe": required.moe,
         "kv_cache_dtype": required.kv_cache_dtype,
         "requantised": required.requantised,
@@ -85,6 +86,7 @@ def _served(
         operation=operation,
         component=serving.component(operation),
         backend=choice.backend,
+        attention_decode=choice.attention_decode,
         provider=choice.provider,
         judged=judged,
         cases=cases,
