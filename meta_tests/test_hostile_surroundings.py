@@ -29,7 +29,7 @@ from sm121.engines.attached import attach
 from sm121.evidence import failure, kernel_path, metrics
 from sm121.measure import counters, validity
 from sm121.regression.ab import parse_sides
-from sm121.session import settings
+from sm121.session import given_key
 
 SECRET = "Tr0ub4dor"
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -332,14 +332,14 @@ def test_the_key_comes_from_a_file_or_a_variable(tmp_path, monkeypatch):
     in_file = option_of(api_key_file=str(file))
     monkeypatch.delenv("SM121_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert settings._api_key(option_of()) is None
+    assert given_key.api_key(option_of()) is None
     for variable, key in (("OPENAI_API_KEY", "every-clients"), ("SM121_API_KEY", "the-suites")):
         monkeypatch.setenv(variable, key)
-        assert settings._api_key(option_of()) == key
-        assert settings._api_key(in_file) == SECRET
-    assert settings._api_key(option_of(api_key=SECRET)) == SECRET
+        assert given_key.api_key(option_of()) == key
+        assert given_key.api_key(in_file) == SECRET
+    assert given_key.api_key(option_of(api_key=SECRET)) == SECRET
     with pytest.raises(UsageError, match="one of them"):
-        settings._api_key(option_of(api_key=SECRET, api_key_file=str(file)))
+        given_key.api_key(option_of(api_key=SECRET, api_key_file=str(file)))
 
 
 @from_data
@@ -349,7 +349,7 @@ def test_a_file_without_a_key_is_refused_and_not_shown(tmp_path, content, expect
         text = content if isinstance(content, bytes) else content.encode()
         file.write_bytes(text.replace(b"SECRET", SECRET.encode()))
     with pytest.raises(UsageError, match=expected) as caught:
-        settings._api_key(option_of(api_key_file=str(file)))
+        given_key.api_key(option_of(api_key_file=str(file)))
     assert SECRET not in str(caught.value)
 
 

@@ -13,9 +13,8 @@ import pytest
 
 from sm121 import cli
 from sm121.core.verdict import Verdict
-from sm121.measure.counters import Counters
 from sm121.session import repeated
-from sm121.session.repeated import Acceptance, Records, Round, repeat
+from sm121.session.repeated import Records, Round, repeat
 
 
 def a_round(number: int, verdict: Verdict = Verdict.PASS) -> Round:
@@ -80,49 +79,6 @@ def test_files_stay_bounded(tmp_path, monkeypatch):
     assert max(sizes) < 2500
 
 
-def drafting(shares: list[float], per_minute: int = 1000) -> tuple[float | None, str | None]:
-    """The lowest acceptance and the deviation of minutes with these shares."""
-    acceptance = Acceptance()
-    drafted = accepted = 0.0
-    acceptance.take(0.0, Counters({"draft_tokens": 0.0, "accepted_tokens": 0.0}))
-    for minute, share in enumerate(shares, 1):
-        drafted += per_minute
-        accepted += share * per_minute
-        now = Counters({"draft_tokens": drafted, "accepted_tokens": accepted})
-        acceptance.take(60.0 * minute, now)
-    return acceptance.taken()
-
-
-def test_a_minute_of_low_acceptance_is_a_deviation():
-    lowest, deviation = drafting([0.86] * 6 + [0.14] + [0.86] * 3)
-    assert lowest == pytest.approx(0.14)
-    assert deviation is not None
-    assert "expected at least 43% (half of the usual 86%), got 14% for a minute" in deviation
-
-
-@pytest.mark.parametrize(
-    "shares",
-    [[0.86, 0.8, 0.7, 0.6, 0.75, 0.9, 0.5], [0.1] * 8, [0.86] * 3 + [0.14]],
-    ids=["varies", "always low", "too few windows"],
-)
-def test_usual_acceptance_is_no_deviation(shares):
-    lowest, deviation = drafting(shares)
-    assert lowest == pytest.approx(min(shares))
-    assert deviation is None
-
-
-def test_few_drafts_are_not_judged():
-    assert drafting([0.86] * 6 + [0.0], per_minute=100) == (None, None)
-
-
-def test_counters_of_a_new_start_begin_anew():
-    acceptance = Acceptance()
-    acceptance.take(0.0, Counters({"draft_tokens": 5000.0, "accepted_tokens": 4000.0}))
-    acceptance.take(60.0, Counters({"draft_tokens": 0.0, "accepted_tokens": 0.0}))
-    acceptance.take(120.0, Counters({"draft_tokens": 1000.0, "accepted_tokens": 800.0}))
-    assert acceptance.taken()[0] == pytest.approx(0.8)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -130,8 +86,11 @@ def test_counters_of_a_new_start_begin_anew():
         (["--every", "soon", "--base-url", "http://127.0.0.1:1"], "--every soon: expected a dur"),
         (["--every=1m", "--base-url=http://127.0.0.1:1", "--certify"], "--every and --certify"),
         (["--every=1m", "--base-url=http://127.0.0.1:1", "--plan=full"], "--every and --plan"),
+        (["--every=1m", "--base-url=http://127.0.0.1:1", "--api-key-file=no"], "a file with the k"),
+        (["--every=1m", "--base-url"], "argument --base-url: expected one argument"),
+        (["--every"], "argument --every: expected one argument"),
     ],
-    ids=["no server", "no duration", "certify", "plan"],
+    ids=["no server", "no duration", "certify", "plan", "no key", "no URL", "no value"],
 )
 def test_a_wrong_request_is_one_line(words, message, capsys):
     assert cli.main(["run", *words]) == 4

@@ -118,11 +118,13 @@ def _tools_of_the_checkout() -> ModuleType | None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    every, others = _taken_out(options.words, "--every")
-    if every is not None:
+    own = Parser(prog="sm121 run", add_help=False, allow_abbrev=False)
+    own.add_argument("--every")
+    found, others = own.parse_known_args(options.words)
+    if found.every is not None:
         from sm121.session import repeated
 
-        return repeated.run(every, others, progress)
+        return repeated.run(found.every, others, progress)
     _become_pytest(options.words)
     return 0
 
@@ -135,20 +137,6 @@ def _become_pytest(given: Sequence[str]) -> None:
         print(f"sm121 run [OPTIONS] [TESTS]\n\n{''.join(groups)}{_EVERY_HELP}")
         sys.exit()
     os.execv(words[0], words)  # noqa: S606 - pytest takes this process, and its signals
-
-
-def _taken_out(words: Sequence[str], option: str) -> tuple[str | None, list[str]]:
-    """Return the value of an option, or None, and the other words of the command line."""
-    value: str | None = None
-    others: list[str] = []
-    remaining = iter(words)
-    for word in remaining:
-        name, equals, text = word.partition("=")
-        if name == option:
-            value = text if equals else next(remaining, "")
-        else:
-            others.append(word)
-    return value, others
 
 
 def _certify(options: argparse.Namespace) -> NoReturn:

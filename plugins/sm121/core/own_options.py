@@ -1,5 +1,8 @@
 """The options that the suite adds to pytest's, as ``fixtures/options.toml`` has them."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from sm121.core import arguments, data_file
 
 
@@ -32,3 +35,24 @@ def file() -> OptionsFile:
 def every() -> dict[str, arguments.Argument]:
     """The options by their names, ``--arch`` first."""
     return {option.name: option for group in file().group for option in group.option}
+
+
+def reader(words: Sequence[str]) -> Callable[[str], Any]:
+    """Read the suite's options from the words of a command line, without pytest.
+
+    Args:
+        words: The words. Those of other options are skipped.
+
+    Returns:
+        What gives the value of an option by its name, or its default.
+
+    Raises:
+        UsageError: An option has no value, or a wrong one.
+    """
+    parser = arguments.Parser(prog="sm121 run", add_help=False, allow_abbrev=False)
+    actions = {}
+    for name, option in every().items():
+        without_help = option.model_copy(update={"help": None})
+        actions[name] = parser.add_argument(name, **without_help.given())
+    values, _ = parser.parse_known_args(list(words))
+    return lambda name: getattr(values, actions[name].dest)

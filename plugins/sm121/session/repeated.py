@@ -7,29 +7,29 @@ read, so that a minute in which speculation fails is found even if no round fall
 
 import contextlib
 import datetime
+import functools
 import json
-import os
 import shutil
 import signal
-import statistics
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 from sm121.client import health
-from sm121.core import own_tests
+from sm121.core import own_options, own_tests
+from sm121.core.arguments import Parser
 from sm121.core.errors import UsageError
 from sm121.core.printable import printable
 from sm121.core.server import NO_KEY, Endpoint, root_of
 from sm121.core.verdict import Verdict
-from sm121.measure import counters
 from sm121.report import headline
 from sm121.run import verdict_file
+from sm121.session import given_key
+from sm121.session.acceptance import AcceptanceWatch, Taken, read_counters
 from sm121.stress import soak
 
 #: What a round runs.
@@ -41,14 +41,6 @@ _RECORDS = "rounds.jsonl"
 _LARGEST_FILE = 8 << 20
 #: Reports of red rounds that are kept: the first, and the newest.
 _RED_REPORTS = 10
-_SAMPLE_EVERY_S = 10.0
-#: Speculation's acceptance is judged over windows of this length, if they have enough drafts.
-_WINDOW_S = 60.0
-_LEAST_DRAFT_TOKENS = 200
-#: A window below this share of the median of the windows before it is red.
-_LEAST_SHARE = 0.5
-_WINDOWS_NEEDED = 5
-_WINDOWS_KEPT = 1000
 #: A round begins with one token, which has so many seconds.
 _TOKEN_WITHIN_S = 10.0
 
@@ -66,6 +58,8 @@ class Round:
         acceptance: The lowest share of accepted draft tokens of a minute since the round before it.
             None: no minute had enough drafts.
         report: The folder of its report, if it was kept.
+        missed_readings: How many readings of the server's counters failed since the round before.
+        why_missed: The error of the last of them.
     """
 
     number: int
@@ -75,66 +69,13 @@ class Round:
     sentence: str
     acceptance: float | None = None
     report: str | None = None
+    missed_readings: int = 0
+    why_missed: str | None = None
 
     @property
     def is_red(self) -> bool:
         """Whether the round shows a deviation."""
         return self.verdict is not Verdict.PASS
-
-
-class Acceptance:
-    """Speculation's acceptance over windows of a minute, from the server's counters."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, counters.Counters]] = deque()
-        self._windows: deque[float] = deque(maxlen=_WINDOWS_KEPT)
-        self._lowest: float | None = None
-        self._deviation: str | None = None
-
-    def take(self, at_s: float, now: counters.Counters | None) -> None:
-        """Add a reading of the counters.
-
-        Args:
-            at_s: When it was read, by a monotonic clock.
-            now: The reading. None, or counters that fell: the windows begin anew.
-        """
-        if now is None or (self._samples and _fell(self._samples[-1][1], now)):
-            self._samples.clear()
-        if now is None:
-            return
-        self._samples.append((at_s, now))
-        if at_s - self._samples[0][0] < _WINDOW_S:
-            return
-        delta = now.since(self._samples.popleft()[1])
-        drafted = delta.get("draft_tokens", 0.0)
-        if drafted >= _LEAST_DRAFT_TOKENS:
-            self._add_window(delta.get("accepted_tokens", 0.0) / drafted)
-            self._samples.clear()
-            self._samples.append((at_s, now))
-
-    def _add_window(self, share: float) -> None:
-        if self._lowest is None or share < self._lowest:
-            self._lowest = share
-        if len(self._windows) >= _WINDOWS_NEEDED:
-            usual = statistics.median(self._windows)
-            if share < _LEAST_SHARE * usual and self._deviation is None:
-                self._deviation = (
-                    f"acceptance of draft tokens: expected at least {_LEAST_SHARE * usual:.0%} "
-                    f"(half of the usual {usual:.0%}), got {share:.0%} for a minute"
-                )
-        self._windows.append(share)
-
-    def taken(self) -> tuple[float | None, str | None]:
-        """Return the lowest share since the last call, and the deviation in words, if any."""
-        result = self._lowest, self._deviation
-        self._lowest = self._deviation = None
-        return result
-
-
-def _fell(before: counters.Counters, now: counters.Counters) -> bool:
-    """Whether the server was started again between two readings."""
-    name = "draft_tokens"
-    return now.values.get(name, 0.0) < before.values.get(name, 0.0)
 
 
 class Records:
@@ -217,11 +158,15 @@ def line_of(played: Round) -> str:
     acceptance = ""
     if played.acceptance is not None:
         acceptance = f"; acceptance at least {played.acceptance:.0%}"
+    missed = ""
+    if played.missed_readings:
+        why = printable(played.why_missed or "")
+        missed = f"; failed readings of /metrics: {played.missed_readings} ({why})"
     mark = "RED " if played.is_red else ""
     report = f"; report: {played.report}" if played.report else ""
     return (
         f"{mark}round {played.number}: {printable(played.sentence)} "
-        f"({played.seconds:.0f} s{acceptance}{report})"
+        f"({played.seconds:.0f} s{acceptance}{missed}{report})"
     )
 
 
@@ -240,45 +185,74 @@ def run(every: str, words: Sequence[str], say: Callable[[str], None]) -> int:
         UsageError: An argument is wrong, or missing.
     """
     every_s = soak.parse_duration(every, "--every")
+    option = own_options.reader(words)
     given = {word.partition("=")[0] for word in words}
-    for option in _OWN_OPTIONS:
-        if option in given:
-            raise UsageError(f"--every and {option}: expected one of them")
-    url = _value(words, "--base-url")
-    if url is None:
+    for name in _OWN_OPTIONS:
+        if name in given:
+            raise UsageError(f"--every and {name}: expected one of them")
+    if option("--base-url") is None:
         raise UsageError("--every: expected --base-url URL too. It checks a running server")
-    folder = Path(_value(words, "--report-dir") or "conformance-report").absolute()
-    endpoint = Endpoint(root_of(url, "--base-url"), _key(words), "")
-    player = _Player(list(words), folder, endpoint)
-    with _signals(player):
+    url = root_of(option("--base-url"), "--base-url")
+    endpoint = Endpoint(url, given_key.api_key(option) or NO_KEY, "")
+    folder = Path(option("--report-dir")).absolute()
+    watch = AcceptanceWatch(functools.partial(read_counters, endpoint))
+    player = _Player(_for_a_round(words), folder, endpoint, watch)
+    with watch.running(), _signals(player):
         return repeat(every_s, player.play, Records(folder), say, stopped=player.stopped)
 
 
-class _Player:
-    """Runs the suite once a round, and reads the counters all the time."""
+def judged(verdict: Verdict, sentence: str, taken: Taken) -> tuple[Verdict, str]:
+    """Judge a round together with the time before it.
 
-    def __init__(self, words: list[str], folder: Path, endpoint: Endpoint) -> None:
+    Args:
+        verdict: The verdict of the round's own run.
+        sentence: Its line for a person.
+        taken: What the watch found since the round before it.
+
+    Returns:
+        The verdict and the line of both. A deviation is named beside the failure of a red round.
+    """
+    finding = taken.deviation or taken.not_watched
+    if finding is None:
+        return verdict, sentence
+    if verdict is not Verdict.PASS:
+        return verdict, f"{sentence}; {finding}"
+    verdict = Verdict.FAIL if taken.deviation is not None else Verdict.INCONCLUSIVE
+    return verdict, f"{verdict}: {finding}"
+
+
+class _Player:
+    """Runs the suite once a round."""
+
+    def __init__(
+        self, words: list[str], folder: Path, endpoint: Endpoint, watch: AcceptanceWatch
+    ) -> None:
         self._words = words
         self._report = folder / "latest"
         self._log = folder / "round.log"  # a report directory has nothing but the report
         self._endpoint = endpoint
-        self._acceptance = Acceptance()
-        self._lock = threading.Lock()
+        self._watch = watch
         self._process: subprocess.Popen[bytes] | None = None
         self.stopped = threading.Event()
-        threading.Thread(target=self._sample, daemon=True).start()
 
     def play(self, number: int) -> tuple[Round, Path]:
         """Play one round."""
         started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         began = time.monotonic()
-        verdict, sentence = self._run()
-        with self._lock:
-            lowest, deviation = self._acceptance.taken()
-        if deviation is not None and verdict is Verdict.PASS:
-            verdict, sentence = Verdict.FAIL, f"FAIL: {deviation}"
-        seconds = time.monotonic() - began
-        return Round(number, started, seconds, verdict, sentence, lowest), self._report
+        own_verdict, own_sentence = self._run()
+        taken = self._watch.taken()
+        verdict, sentence = judged(own_verdict, own_sentence, taken)
+        played = Round(
+            number=number,
+            started=started,
+            seconds=time.monotonic() - began,
+            verdict=verdict,
+            sentence=sentence,
+            acceptance=taken.lowest,
+            missed_readings=taken.missed,
+            why_missed=taken.why_missed,
+        )
+        return played, self._report
 
     def stop(self) -> None:
         """End the round that runs, and begin no other."""
@@ -295,7 +269,7 @@ class _Player:
         if not probe.healthy:  # the suite's own requests would wait for a stalled server
             return Verdict.FAIL, f"FAIL: {probe.message}"
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        words = [*_without(self._words, "--report-dir"), *_ROUND, f"--report-dir={self._report}"]
+        words = [*self._words, *_ROUND, f"--report-dir={self._report}"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 own_tests.command(words, Path.cwd()),
@@ -317,12 +291,6 @@ class _Player:
             return Verdict.NOT_RUN, f"NOT_RUN: the run did not end (exit status {status})"
         return run.verdict, str(headline.of(run))
 
-    def _sample(self) -> None:
-        while not self.stopped.wait(_SAMPLE_EVERY_S):
-            now = counters.fetch(self._endpoint)
-            with self._lock:
-                self._acceptance.take(time.monotonic(), now)
-
 
 @contextlib.contextmanager
 def _signals(player: _Player) -> Iterator[None]:
@@ -338,40 +306,11 @@ def _signals(player: _Player) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-def _value(words: Sequence[str], option: str) -> str | None:
-    """Return the value of an option in the words of a command line; the last one counts."""
-    value = None
-    for number, word in enumerate(words):
-        name, equals, text = word.partition("=")
-        if name == option:
-            if equals:
-                value = text
-            elif number + 1 < len(words):
-                value = words[number + 1]
-    return value
-
-
-def _without(words: Sequence[str], option: str) -> list[str]:
-    """Return the words without an option and its value."""
-    kept: list[str] = []
-    skips = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if skips:
-            skips = False
-        elif name == option:
-            skips = not equals
-        else:
-            kept.append(word)
-    return kept
-
-
-def _key(words: Sequence[str]) -> str:
-    file = _value(words, "--api-key-file")
-    if file is not None:
-        return Path(file).read_text("utf-8").strip()
-    variables = (os.environ.get(name) for name in ("SM121_API_KEY", "OPENAI_API_KEY"))
-    return _value(words, "--api-key") or next(filter(None, variables), NO_KEY)
+def _for_a_round(words: Sequence[str]) -> list[str]:
+    """Return the words of the command line that each round gets: all but --report-dir."""
+    parser = Parser(prog="sm121 run", add_help=False, allow_abbrev=False)
+    parser.add_argument("--report-dir")
+    return parser.parse_known_args(list(words))[1]
 
 
 def _last_line(log: Path) -> str:

@@ -24,14 +24,12 @@ from sm121.regression import hypothesis
 from sm121.regression.ab import Side, parse_sides
 from sm121.regression.hypothesis import Hypothesis
 from sm121.run import stored_run
-from sm121.session import against, plan_choice
+from sm121.session import against, given_key, plan_choice
 from sm121.session.against import Trusted
 from sm121.session.plan_choice import PlanChoice
 from sm121.stress import soak
 
 _ENGINE = "vllm"
-#: The second is every client's.
-_KEY_VARIABLES = ("SM121_API_KEY", "OPENAI_API_KEY")
 
 _EXAMPLES = {"--depth": "1024", "--depths": "0,4096", "--tg": "32,128", "--concurrency": "4,8"}
 
@@ -157,7 +155,7 @@ def read(option: Option, started_in: Path, *, names_tests: bool = False) -> Sett
         engine_environment=(*of_worker, *map(_pair, option("--engine-env"))),
         engine_debug=option("--engine-debug"),
         base_url=base_url,
-        api_key=_api_key(option) if base_url else None,
+        api_key=given_key.api_key(option) if base_url else None,
         server_log=next(iter(logs), None),
         log_on_stdin=_is_on_stdin(option),
         container=option("--container"),
@@ -307,29 +305,6 @@ def _against(option: Option, started_in: Path) -> Trusted | None:
                 "there; name it with --report-dir, or keep the other one with `sm121 trust`"
             )
     return against.load(named, stored_run.storage_folder(option("--benchmark-storage"), started_in))
-
-
-def _api_key(option: Option) -> str | None:
-    """The key of the attached server: from the option, a file, or one of `_KEY_VARIABLES`. Raises
-    UsageError: it is no key. The message does not show it."""
-    key, file = option("--api-key"), option("--api-key-file")
-    if key and file:
-        raise UsageError("--api-key and --api-key-file: expected one of them")
-    source = "--api-key" if key else f"--api-key-file {file}"
-    if file:
-        try:
-            key = Path(file).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise UsageError(f"{source}: expected a file with the key ({reason})") from error
-    elif not key:
-        keys = {name: os.environ.get(name, "").strip() for name in _KEY_VARIABLES}
-        source, key = next((item for item in keys.items() if item[1]), ("", ""))
-        if not key:
-            return None
-    if not key or not (key.isascii() and key.isprintable()):
-        raise UsageError(f"{source}: expected a key, one line of ASCII characters")
-    return str(key)
 
 
 def _checked(

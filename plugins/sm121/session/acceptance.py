@@ -1,0 +1,208 @@
+"""Acceptance of draft tokens, watched on a running server from its counters.
+
+The watch reads `/metrics` every ten seconds in a thread of its own. A reading that fails for any
+reason is counted, with the reason, and the thread goes on: `taken` returns what was read and what
+was not.
+"""
+
+import contextlib
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+
+from sm121.core.errors import Sm121Error
+from sm121.core.server import Endpoint
+from sm121.measure import counters
+
+SAMPLE_EVERY_S = 10.0
+#: Acceptance is judged over windows of this length, if they have enough drafts.
+WINDOW_S = 60.0
+_LEAST_DRAFT_TOKENS = 200
+#: A window below this share of the median of the windows before it is a deviation.
+_LEAST_SHARE = 0.5
+_WINDOWS_NEEDED = 5
+_WINDOWS_KEPT = 1000
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What the watch found since it was last asked.
+
+    Attributes:
+        lowest: The lowest share of accepted draft tokens of a window. None: no window had enough
+            drafts.
+        deviation: A window of low acceptance, in words. None: there was none.
+        missed: How many readings failed.
+        why_missed: The error of the last reading that failed.
+        blind_s: The longest time without a reading, in seconds, of a server that drafts. 0.0: every
+            reading succeeded, or the server has no counters of drafts.
+    """
+
+    lowest: float | None = None
+    deviation: str | None = None
+    missed: int = 0
+    why_missed: str | None = None
+    blind_s: float = 0.0
+
+    @property
+    def not_watched(self) -> str | None:
+        """Why a window of low acceptance can have passed unread. None: it cannot."""
+        if self.blind_s < WINDOW_S:
+            return None
+        return (
+            f"acceptance of draft tokens: expected /metrics every {SAMPLE_EVERY_S:g} s, got no "
+            f"reading for {self.blind_s:.0f} s ({self.why_missed}). Look at /metrics of the server"
+        )
+
+
+class Acceptance:
+    """Speculation's acceptance over windows of a minute."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, counters.Counters]] = deque()
+        self._windows: deque[float] = deque(maxlen=_WINDOWS_KEPT)
+        self._drafts = False
+        self._read_at_s: float | None = None
+        self._lowest: float | None = None
+        self._deviation: str | None = None
+        self._missed = 0
+        self._why_missed: str | None = None
+        self._blind_s = 0.0
+
+    def take(self, at_s: float, now: counters.Counters) -> None:
+        """Add a reading of the counters.
+
+        Args:
+            at_s: When it was read, by a monotonic clock.
+            now: The reading. After counters that fell, the windows begin anew.
+        """
+        self._read_at_s = at_s
+        self._drafts = self._drafts or now.values.get("draft_tokens", 0.0) > 0.0
+        if self._samples and _fell(self._samples[-1][1], now):
+            self._samples.clear()
+        self._samples.append((at_s, now))
+        if at_s - self._samples[0][0] < WINDOW_S:
+            return
+        delta = now.since(self._samples.popleft()[1])
+        drafted = delta.get("draft_tokens", 0.0)
+        if drafted >= _LEAST_DRAFT_TOKENS:
+            self._add_window(delta.get("accepted_tokens", 0.0) / drafted)
+            self._samples.clear()
+            self._samples.append((at_s, now))
+
+    def miss(self, at_s: float, why: str) -> None:
+        """Count a reading that failed.
+
+        The samples before it stay: counters go on while nobody reads them, so the window that
+        ends with the next reading has what happened meanwhile.
+
+        Args:
+            at_s: When it failed, by the same clock.
+            why: The error.
+        """
+        self._missed += 1
+        self._why_missed = why
+        if self._drafts and self._read_at_s is not None:
+            self._blind_s = max(self._blind_s, at_s - self._read_at_s)
+
+    def taken(self) -> Taken:
+        """Return what was found since the last call."""
+        result = Taken(
+            lowest=self._lowest,
+            deviation=self._deviation,
+            missed=self._missed,
+            why_missed=self._why_missed,
+            blind_s=self._blind_s,
+        )
+        self._lowest = self._deviation = self._why_missed = None
+        self._missed = 0
+        self._blind_s = 0.0
+        return result
+
+    def _add_window(self, share: float) -> None:
+        if self._lowest is None or share < self._lowest:
+            self._lowest = share
+        if len(self._windows) >= _WINDOWS_NEEDED:
+            usual = statistics.median(self._windows)
+            if share < _LEAST_SHARE * usual and self._deviation is None:
+                self._deviation = (
+                    f"acceptance of draft tokens: expected at least {_LEAST_SHARE * usual:.0%} "
+                    f"(half of the usual {usual:.0%}), got {share:.0%} for a minute"
+                )
+        self._windows.append(share)
+
+
+class AcceptanceWatch:
+    """A thread that reads a server's counters until it is stopped."""
+
+    def __init__(self, read: Callable[[], counters.Counters]) -> None:
+        """Make a watch, which `running` starts.
+
+        Args:
+            read: Reads the counters. Whatever it raises is a reading that failed.
+        """
+        self._read = read
+        self._acceptance = Acceptance()
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="acceptance", daemon=True)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch for as long as the block lasts."""
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+
+    def taken(self) -> Taken:
+        """Return what was found since the last call."""
+        with self._lock:
+            return self._acceptance.taken()
+
+    def _sample(self) -> None:
+        while not self._stopped.wait(SAMPLE_EVERY_S):
+            try:
+                now = self._read()
+            except Exception as error:  # noqa: BLE001 - whatever it is, `taken` tells it
+                why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                with self._lock:
+                    self._acceptance.miss(time.monotonic(), why)
+            else:
+                with self._lock:
+                    self._acceptance.take(time.monotonic(), now)
+
+
+def read_counters(endpoint: Endpoint) -> counters.Counters:
+    """Read the counters of a server now.
+
+    Args:
+        endpoint: The server.
+
+    Returns:
+        Its counters.
+
+    Raises:
+        Sm121Error: The page has another status than 200, or none of the known counters.
+        httpx.HTTPError: The page did not come, or not to its end.
+    """
+    with endpoint.http(timeout_s=SAMPLE_EVERY_S) as http:
+        answer = http.get("/metrics")
+    if answer.status_code != httpx.codes.OK:
+        raise Sm121Error(f"/metrics: expected status 200, got {answer.status_code}")
+    now = counters.read(answer.text)
+    if not now.values:
+        raise Sm121Error("/metrics: expected the engine's counters, got none")
+    return now
+
+
+def _fell(before: counters.Counters, now: counters.Counters) -> bool:
+    """Whether the server was started again between two readings."""
+    name = "draft_tokens"
+    return now.values.get(name, 0.0) < before.values.get(name, 0.0)
