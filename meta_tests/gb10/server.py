@@ -21,7 +21,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from timed_server import Pace, Plan, TimedServer
+from timed_server import COMPILED, Pace, Plan, TimedServer
 
 from gb10.start_log import BUILD, Log, Settings, compiling, data
 from sm121.core.arguments import one_line
@@ -235,6 +235,8 @@ class Gb10(TimedServer):
         ids, again = body.get("prompt"), str(body.get("cache_salt")).startswith("sm121-timed")
         timed = body.get("ignore_eos") and options.get("continuous_usage_stats")
         if isinstance(ids, list) and (timed or again or len(ids) > 4600):
+            if self.requests + 1 == self.settings.compiles_at:
+                print(self.settings.prefix + COMPILED, end="", flush=True)
             return await self.complete(request)
         return await self.hand_on(request)
 

@@ -59,6 +59,8 @@ class Settings:
     otherwise: list[tuple[int, str, str]] = field(default_factory=list)
     #: So long a server hangs before it dies of a lost node; it stays up, and says so by /health.
     hangs_s: float = 0.0
+    #: Number of the timed request during which it writes that it compiles a kernel; 0: none.
+    compiles_at: int = 0
     #: Ray has started it: its lines are in one log.
     ray: bool = False
 
