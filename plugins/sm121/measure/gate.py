@@ -57,6 +57,8 @@ _ENDS, _BY_CHANCE = (1, 2, 3, 5, 8, 13), 2.5
 _RESOLUTION = 1e-4
 #: Of all rounds, the share that may have been left out because the client was late.
 _LEFT_OUT = 1 / 3
+#: Fewer earlier starts than these do not show how much the starts of a build differ.
+FEWEST_STARTS = 5
 #: Of a gate on a tail, at its bound; at 299 requests with none over, the risk is 5 %.
 _LAST_TAIL_RISK = 0.01
 
@@ -70,6 +72,8 @@ class Decision:
     estimate: Estimate
     fact: Fact
     """What is required and what was measured; of a PASS, too."""
+    start_spread: float | None = None
+    """Standard deviation of the logarithms of earlier starts' rates. None: one start is known."""
 
     @property
     def reason(self) -> str:
@@ -364,6 +368,53 @@ def _look(
     return decision, next_look(measurement.rounds, bound)
 
 
+def over_starts(
+    decision: Decision, gate: Gate, measurement: Measurement, levels: Sequence[float] | None
+) -> Decision:
+    """Judge a decode or prefill rate with the spread of a build's starts.
+
+    The rounds of one start show the rate of that start. Other starts of the same build have other
+    rates, so a decision on the build must hold for a start that is that far away: by Student's t of
+    the logarithms of the earlier starts' rates, at the gate's own share of errors.
+
+    Args:
+        decision: The decision on the rounds of this start.
+        gate: The gate.
+        measurement: What was measured.
+        levels: The rates of earlier starts of this build on this machine. None: no storage.
+
+    Returns:
+        The decision itself, with a note of how many starts it rests on; INCONCLUSIVE where the
+        start is nearer to the threshold than starts differ.
+    """
+    if measurement.unit != "tok/s" or measurement.is_tail or gate.unit != measurement.unit:
+        return decision
+    if decision.verdict not in (Verdict.PASS, Verdict.FAIL):
+        return decision
+    count = len(levels or ())
+    if count < FEWEST_STARTS:
+        return replace(decision, fact=_noted(decision.fact, "one start"))
+    logs = np.log(np.asarray(levels, dtype=np.float64))
+    spread = max(float(logs.std(ddof=1)), _RESOLUTION)
+    reach = float(-special.stdtrit(count - 1, ERROR)) * spread
+    threshold, _ = _threshold(gate)
+    described = f"{count} earlier starts differ by {spread:.1%} (standard deviation)"
+    if abs(math.log(decision.estimate.value / threshold)) > reach:
+        fact = _noted(decision.fact, described)
+        return replace(decision, fact=fact, start_spread=spread)
+    undecided = (
+        f"{described}: a start this near to the threshold shows no more of the build, expected "
+        f"more than {reach:.1%} from it. --ab compares builds over several starts"
+    )
+    return replace(
+        decision,
+        verdict=Verdict.INCONCLUSIVE,
+        grade=None,
+        fact=_noted(decision.fact, undecided),
+        start_spread=spread,
+    )
+
+
 def estimate_of(measurement: Measurement) -> Estimate | None:
     """The value of a measurement and its interval; None without a sample that is a number."""
     if not measurement.samples or any(math.isnan(sample) for sample in measurement.samples):
@@ -426,6 +477,10 @@ def _fact(gate: Gate, estimate: Estimate, evidence: str) -> Fact:
         unit=gate.unit,
         evidence=evidence,
     )
+
+
+def _noted(fact: Fact, text: str) -> Fact:
+    return replace(fact, evidence="; ".join(filter(None, (fact.evidence, text))))
 
 
 def _describe(estimate: Estimate) -> str:

@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from sm121.core.errors import UsageError
 from sm121.core.profile_fields import Gate
 from sm121.core.unmet import Fact, Unmet, noted
 from sm121.core.verdict import Inconclusive, Invalid, Verdict
 from sm121.measure import gate, machine, metrics, roofline, statistics
 from sm121.measure.measurement import Invalidity, Measurement
 from sm121.performance.box import RunBox
+from sm121.performance.starts import EarlierStarts
 from sm121.run import beside, verdict_file
 from sm121.run.harness import Harness
 
@@ -49,6 +51,8 @@ class Recorder:
     harness: Harness
     model: str | None = None
     box: RunBox | None = None
+    #: Earlier starts of the build; None: no storage is known.
+    starts: EarlierStarts | None = None
     #: Beside the profile's: of prices, which depend on how the server rounds.
     gates: dict[str, Gate] = field(default_factory=dict)
     recorded: list[Recorded] = field(default_factory=list)
@@ -70,15 +74,7 @@ class Recorder:
         bound = maximum_rounds or measurement.rounds if more else measurement.rounds
         name = measurement.name
         threshold = self.gates.get(name) or self.harness.profile.gate(name)
-        decision = second = None
-        own_gate = self._configuration_gate(name, threshold)
-        if threshold is not None and measurement.valid and measurement.samples:
-            decision, measurement = gate.decide_measurement(measurement, threshold, more, bound)
-            if own_gate is not None and decision.verdict is Verdict.FAIL:
-                second, measurement = gate.decide_measurement(measurement, own_gate, more, bound)
-                # On all rounds: the second gate may have needed more of them.
-                every = measurement.rounds
-                decision, _ = gate.decide_measurement(measurement, threshold, None, every)
+        decision, second, measurement = self._decide(measurement, threshold, more, bound)
         estimate = decision.estimate if decision else gate.estimate_of(measurement)
         if self.harness.attached is not None:
             self.harness.look_at_the_server()
@@ -94,6 +90,7 @@ class Recorder:
             (fact,) = noted([fact], f"it reads {why}")
         recorded = Recorded(measurement, estimate, verdict, fact)
         report = file.metrics[name] = _report(recorded, threshold, decision, memory)
+        own_gate = self._configuration_gate(name, threshold)
         if own_gate is not None and second is not None and verdict is Verdict.FAIL:
             other, _ = self._conclude(measurement, second, against, gated=True)
             report.configuration_gate = self._described_gate(own_gate, other)
@@ -114,6 +111,29 @@ class Recorder:
             raise Unmet(fact)
         return recorded
 
+    def _decide(
+        self, measurement: Measurement, threshold: Gate | None, more: gate.More | None, bound: int
+    ) -> tuple[gate.Decision | None, gate.Decision | None, Measurement]:
+        """Decide by the gate in force, and by the configuration's own where that one fails.
+
+        Returns:
+            Both decisions, and the measurement with all rounds that they took.
+        """
+        if threshold is None or not measurement.valid or not measurement.samples:
+            return None, None, measurement
+        name = measurement.name
+        second = None
+        own_gate = self._configuration_gate(name, threshold)
+        decision, measurement = gate.decide_measurement(measurement, threshold, more, bound)
+        if own_gate is not None and decision.verdict is Verdict.FAIL:
+            second, measurement = gate.decide_measurement(measurement, own_gate, more, bound)
+            # On all rounds: the second gate may have needed more of them.
+            every = measurement.rounds
+            decision, _ = gate.decide_measurement(measurement, threshold, None, every)
+            second = gate.over_starts(second, own_gate, measurement, self._earlier(name))
+        decision = gate.over_starts(decision, threshold, measurement, self._earlier(name))
+        return decision, second, measurement
+
     def _conclude(
         self,
         measurement: Measurement,
@@ -130,6 +150,18 @@ class Recorder:
             refuted=self.box.refuted if self.box is not None else (),
             box=self.harness.file.box.reason,
         )
+
+    def _earlier(self, metric: str) -> list[float]:
+        """The rates of earlier starts of this build on this machine."""
+        if self.starts is None:
+            return []
+        engine = self.harness.file.engine
+        context = self._stored_context()
+        try:
+            return self.starts.levels(metric, context, engine=engine.name, version=engine.version)
+        except UsageError as error:
+            self.harness.remark(f"gates: each is judged by one start: {error}", at_once=False)
+            return []
 
     def _described_gate(self, own: Gate, verdict: Verdict) -> verdict_file.ConfigurationGate:
         return verdict_file.ConfigurationGate(
@@ -151,7 +183,6 @@ class Recorder:
     def described(self, recorded: Recorded, *, reason: str = "") -> dict[str, Any]:
         """What is stored with a measurement, so that it can be compared and understood later."""
         file, measurement = self.harness.file, recorded.measurement
-        attached, named = self.harness.attached, self.model or self.harness.profile.model.id
         finite = [sample for sample in measurement.samples if math.isfinite(sample)]
         metric = file.metrics[measurement.name]
         return {
@@ -170,15 +201,23 @@ class Recorder:
             "invalid": [str(item) for item in measurement.invalid],
             "unproven": list(measurement.unproven),
             "engine": {"name": file.engine.name, "version": file.engine.version},
-            # By name, not by path: another checkout measures the same model.
-            "model": named if attached is None else attached.endpoint.served_name,
-            "path": {name: getattr(file.engine.path, name, None) for name in _SPEED_PATH},
-            "path_requests": [r.by for r in file.engine.path.requested if r.field in _SPEED_PATH],
             "box": file.box.model_dump(mode="json"),
-            **self.context(),
+            **self._stored_context(),
             "roofline": metric.roofline,
             "bytes_per_token": metric.bytes_per_token,
             "extra": measurement.extra,
+        }
+
+    def _stored_context(self) -> dict[str, Any]:
+        """What a stored run says of what was measured."""
+        attached, path = self.harness.attached, self.harness.file.engine.path
+        named = self.model or self.harness.profile.model.id
+        return {
+            # By name, not by path: another checkout measures the same model.
+            "model": named if attached is None else attached.endpoint.served_name,
+            "path": {name: getattr(path, name, None) for name in _SPEED_PATH},
+            "path_requests": [r.by for r in path.requested if r.field in _SPEED_PATH],
+            **self.context(),
         }
 
     def context(self) -> dict[str, Any]:
@@ -242,6 +281,7 @@ def _report(
         confidence=estimate.confidence if estimate else None,
         rounds=len(measurement.samples),
         starts=1,
+        start_spread=decision.start_spread if decision else None,
         grade=decision.grade if decision and verdict is Verdict.PASS else None,
         clock=measurement.clock,
         case=measurement.case,

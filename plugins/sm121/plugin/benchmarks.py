@@ -18,6 +18,7 @@ from sm121.measure import gate, machine
 from sm121.measure.measurement import Measurement
 from sm121.performance.box import RunBox
 from sm121.performance.recorder import Recorded, Recorder, host_of
+from sm121.performance.starts import EarlierStarts
 from sm121.plugin.stash import LEVEL
 from sm121.regression import measured, trend
 from sm121.run import details
@@ -110,6 +111,7 @@ def metric_clock(request: pytest.FixtureRequest) -> ReplayClock:
 
 @pytest.fixture
 def record_metric(
+    pytestconfig: pytest.Config,
     conformance: Session,
     box: RunBox,  # read before anything is measured
     metric_clock: ReplayClock,  # before `benchmark`, which reads its timer when it is made
@@ -117,6 +119,9 @@ def record_metric(
 ) -> MetricRecorder:
     """Records a measurement as benchmark and metric, and raises its verdict."""
     conformance.recorder.box = box
+    conformance.recorder.starts = EarlierStarts(
+        pytestconfig.getoption("benchmark_storage"), pytestconfig.invocation_params.dir
+    )
     box.begin()
     return MetricRecorder(conformance.recorder, benchmark, metric_clock)
 

@@ -163,6 +163,9 @@ class MetricReport(Record):
     starts: int | None = None
     """Starts of the server that it is of (``ab:``: of each side); null where that is not known. One
     start is one start, however many rounds it has."""
+    start_spread: float | None = None
+    """Standard deviation, as a fraction, of earlier starts of this build that its gate was judged
+    with; null where too few are stored."""
     minimum: float | None = None
     target: float | None = None
     stretch: float | None = None
