@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _VERSION = re.compile(r"(?m)^__version__ = .*?([0-9][0-9A-Za-z.+!-]*)")
@@ -34,8 +35,7 @@ def _version(name: str, folder: Path) -> str | None:
     file = folder / "_version.py"
     if file.is_file() and (match := _VERSION.search(file.read_text("utf-8"))):
         return match[1]
-    usual = [name, f"{name}-python", f"{name}-cpu"]
-    for distribution in (*usual, *importlib.metadata.packages_distributions().get(name, ())):
+    for distribution in _distributions(name):
         try:
             metadata = importlib.metadata.distribution(distribution)
         except importlib.metadata.PackageNotFoundError:
@@ -43,6 +43,12 @@ def _version(name: str, folder: Path) -> str | None:
         if os.path.realpath(str(metadata.locate_file(name))) == str(folder):
             return metadata.version
     return None
+
+
+def _distributions(name: str) -> Iterator[str]:
+    """Names of distributions that may have a package. The index of all of them takes a second."""
+    yield from (name, f"{name}-python", f"{name}-cpu")
+    yield from importlib.metadata.packages_distributions().get(name, ())
 
 
 if __name__ == "__main__":
