@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from sm121.core import builds, digest, templates
 from sm121.core.errors import UsageError
@@ -260,6 +259,8 @@ def _beside(runs: Sequence[PastRun], name: str) -> Iterator[tuple[PastRun, float
     chance of it by Welch's test: 1 where they differ by no more than one run from the next, or than
     the others among themselves. A value is taken relative to its build on all machines that ran it,
     which hides a share of the noise."""
+    from scipy import stats  # a second, which every other command need not spend
+
     by_build: dict[object, dict[object, list[float]]] = defaultdict(lambda: defaultdict(list))
     for past in runs:
         if (value := past.run.metrics[name].value) > 0.0:
