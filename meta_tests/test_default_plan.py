@@ -3,6 +3,7 @@
 import json
 import re
 import types
+from pathlib import Path
 
 import pytest
 
@@ -36,10 +37,18 @@ def test_the_plan_is_chosen_in_one_place(given, chosen):
     assert plan_choice.choose(**arguments) == PlanChoice(*chosen)
 
 
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory) -> Path:
+    """The storage of the run that all tests here are compared with; empty before it."""
+    return tmp_path_factory.mktemp("storage")
+
+
 @pytest.fixture
-def history(run_pytest, fault_server, tmp_path):
+def history(run_pytest, fault_server, storage):
     """Option of a storage that has a run."""
-    option = f"--benchmark-storage={tmp_path / 'storage'}"
+    option = f"--benchmark-storage={storage}"
+    if any(storage.iterdir()):
+        return option
     samples = {"tg32@d0": [90.0, 90.3, 89.7, 90.2, 89.8]}
     status, run = run_pytest(
         "--arch", "sm121", *fault_server().options, "--served-model-name", "canary", option,

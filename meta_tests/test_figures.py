@@ -29,10 +29,6 @@ def tree(tmp_path) -> Path:
     return tmp_path
 
 
-def test_this_tree_is_within_its_limits(capsys):
-    assert figures.main([]) == 0, capsys.readouterr().out
-
-
 def test_a_small_tree_is_within_its_limits(tree, capsys):
     assert figures.main([str(tree)]) == 0
     assert "expected at most" not in capsys.readouterr().out

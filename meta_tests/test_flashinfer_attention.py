@@ -51,8 +51,18 @@ def wrong_of(provider, group: str, names: str = "") -> dict[str, list]:
     return wrong
 
 
-@pytest.mark.parametrize("release", ["0.6.12", "0.7.4"])
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    ("group", "release"),
+    [
+        *[(group, "0.7.4") for group in GROUPS],
+        ("prefill", "0.6.12"),
+        ("decode_fp8", "0.6.12"),
+        *[
+            pytest.param(group, "0.6.12", marks=pytest.mark.slow("the same names as of prefill"))
+            for group in ("prefill_sinks", "prefill_fp8", "decode", "decode_sinks")
+        ],
+    ],
+)
 def test_a_healthy_gb10_passes(group, release):
     """One process for BF16 and FP8 caches, as a run has it."""
     attention = WholeNames if release == "0.7.4" else Attention

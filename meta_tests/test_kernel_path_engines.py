@@ -141,7 +141,7 @@ POOL = [
 
 def texts() -> Iterator[str]:
     drawn = random.Random(7)
-    for _ in range(20):
+    for _ in range(8):
         lines = []
         for _ in range(120):
             line = drawn.choice(POOL)
