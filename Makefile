@@ -41,8 +41,11 @@ ifdef K
 	$(PY) -m pytest meta_tests -m 'not alone' -k '$(K)' $(PYTEST_ARGS)
 else
 	@$(MAKE) --no-print-directory -j 2 lint beside
-	$(PY) -m pytest meta_tests -m alone $(PYTEST_ARGS)
+	$(PY) -m pytest $(MEASURING) -m alone -n 2 $(PYTEST_ARGS)
 endif
+
+# The files with tests that measure time: to collect all others takes longer. meta_tests/quiet.py says how two run at once.
+MEASURING = $(shell grep -lE 'pytest.mark.alone\b' meta_tests/test_*.py)
 
 # The tests that measure no time. Many of them wait for a server, so lint and four workers share two cores.
 WORKERS ?= 4

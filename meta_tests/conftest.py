@@ -48,7 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if durations.wanted(config):
         config.pluginmanager.register(durations.Durations(config))
     config.pluginmanager.register(quiet, "quiet")
-    config.addinivalue_line("markers", "alone: it measures time, and has the machine for itself")
+    config.addinivalue_line("markers", "alone: it measures time on a quiet machine")
     config.addinivalue_line("filterwarnings", "error")
     # "no file to compare with", "another machine": for the user to read, no crash of pytest.
     config.addinivalue_line(

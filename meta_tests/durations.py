@@ -14,13 +14,16 @@ RECORD = Path(__file__).parent.parent / ".cache" / "test-durations.json"
 #: What comes first without a record, in this order. Begun last, one would keep one of two workers
 #: busy while the other one has nothing left to do.
 LONGEST = (
-    "test_fault_catalogue.py", "test_ci_paths.py", "test_recording.py", "test_false_greens.py",
-    "test_kernel_mutants.py", "test_benchmark_bridge.py", "test_gb10.py",
-    "test_kernel_benchmark.py", "test_certificate.py", "test_bad_input.py",
-    "test_managed_server.py", "test_docs.py", "test_matrix_shards.py", "test_compilation.py",
-    "test_canary.py", "test_report_browser.py", "test_chat_rate.py", "test_order_of_events.py",
-    "test_crowded_samples.py", "test_downstream.py", "test_capabilities.py", "test_install.py",
-    "test_matrix_faults.py",
+    "test_measuring_gate.py", "test_measuring_traps.py", "test_fault_catalogue.py",
+    "test_ci_paths.py", "test_compare_option.py", "test_flashinfer_attention.py",
+    "test_false_greens.py", "test_kernel_mutants.py", "test_oracle_file.py",
+    "test_kernel_benchmark.py", "test_recording.py", "test_kernel_path_gb10.py",
+    "test_benchmark_bridge.py", "test_gb10.py", "test_default_plan.py", "test_certificate.py",
+    "test_bad_input.py", "test_durations.py", "test_report_browser.py", "test_chat_rate.py",
+    "test_report_files.py", "test_box.py", "test_managed_server.py", "test_kernel_path_engines.py",
+    "test_headline.py", "test_followed_log.py", "test_kernel_provider.py", "test_fast_build.py",
+    "test_matrix_shards.py", "test_docs.py", "test_regression.py", "test_order_of_events.py",
+    "test_compare_browser.py",
 )  # fmt: skip
 _SHOWN = 10
 
@@ -43,8 +46,8 @@ def longest_first(items: list[pytest.Item]) -> None:
 
 def wanted(config: pytest.Config) -> bool:
     """Whether a run is one of `make test`, or a worker of one: no scenario, no part of a file."""
-    whole = config.args == ["meta_tests"] and not config.option.keyword
-    return whole or hasattr(config, "workerinput")
+    whole = config.args == ["meta_tests"] or config.option.markexpr == "alone"
+    return (whole and not config.option.keyword) or hasattr(config, "workerinput")
 
 
 class Durations:

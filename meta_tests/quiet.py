@@ -1,9 +1,15 @@
-"""Tests that measure time (marker ``alone``) wait for a quiet second. One that failed while others
-used the machine is run again; a failure on a quiet machine stands."""
+"""Tests that measure time (marker ``alone``) wait for a quiet second. Two of them run beside each
+other in two workers of xdist, because most wait for a slow server. One that failed while others
+used the machine, or beside another test, is run again by itself; a failure by itself on a quiet
+machine stands."""
 
+import fcntl
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -17,30 +23,57 @@ WAIT_S = 45.0
 #: Share of the CPU that others may take on a quiet machine: a fifth of one of two cores.
 OTHERS = 0.1
 #: Runs of a test, at most. Its own timeout holds for all of them.
-ATTEMPTS = 2
+ATTEMPTS = 3
+#: Workers share it while they run a test, and one of them has it for a test by itself.
+LOCK = Path(__file__).parent.parent / ".cache" / "alone.lock"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of a test. ``others``: the share of the CPU that others took meanwhile."""
+    """One run of a test.
+
+    Attributes:
+        reports: What pytest reports of it.
+        others: The share of the CPU that others took meanwhile.
+        by_itself: No other test ran beside it.
+    """
 
     reports: Sequence[pytest.TestReport]
     others: float
+    by_itself: bool = True
 
     @property
     def stands(self) -> bool:
-        """Whether its outcome is the test's: it did not fail, or the machine was quiet."""
-        return self.others <= OTHERS or not any(report.failed for report in self.reports)
+        """Whether its outcome is the test's: it did not fail, or nothing disturbed it."""
+        undisturbed = self.by_itself and self.others <= OTHERS
+        return undisturbed or not any(report.failed for report in self.reports)
 
 
-def first_that_stands(run: Callable[[], Attempt], attempts: int = ATTEMPTS) -> Attempt:
-    """Run until an attempt stands; the last one stands in any case."""
-    attempt = run()
+def first_that_stands(run: Callable[[bool], Attempt], attempts: int = ATTEMPTS) -> Attempt:
+    """Run until an attempt stands; the last one stands in any case.
+
+    Args:
+        run: Runs the test once; its argument says whether by itself, as from the second time on.
+        attempts: Runs, at most.
+    """
+    attempt = run(False)
     for _ in range(attempts - 1):
         if attempt.stands:
             break
-        attempt = run()
+        attempt = run(True)
     return attempt
+
+
+@contextmanager
+def held(by_itself: bool) -> Iterator[bool]:
+    """Hold the lock, and tell whether no other test runs meanwhile. Without workers, none does."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        yield True
+        return
+    LOCK.parent.mkdir(exist_ok=True)
+    with LOCK.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if by_itself else fcntl.LOCK_SH)
+        yield by_itself
 
 
 def wait_for_a_quiet_second(
@@ -59,21 +92,25 @@ def others_for_a_second() -> float:
     return CpuUse.take(list).since(before)[0]
 
 
-def _run(item: pytest.Item, nextitem: pytest.Item | None) -> Attempt:
-    wait_for_a_quiet_second(others_for_a_second)
-    item._initrequest()  # what a run before has set up is gone
-    before = CpuUse.take(list)
-    reports = runtestprotocol(item, nextitem=nextitem, log=False)
-    return Attempt(reports, CpuUse.take(list).since(before)[0])
+def _run(item: pytest.Item, nextitem: pytest.Item | None, by_itself: bool) -> Attempt:
+    with held(by_itself) as is_by_itself:
+        wait_for_a_quiet_second(others_for_a_second)
+        item._initrequest()  # what a run before has set up is gone
+        before = CpuUse.take(list)
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        others = CpuUse.take(list).since(before)[0]
+    return Attempt(reports, others, is_by_itself)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test with the marker ``alone``; None for others."""
-    if item.get_closest_marker("alone") is None:
+    marker = item.get_closest_marker("alone")
+    if marker is None:
         return None
+    occupies = bool(marker.kwargs.get("occupies_the_cpu"))
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    attempt = first_that_stands(lambda: _run(item, nextitem))
+    attempt = first_that_stands(lambda again: _run(item, nextitem, again or occupies))
     for report in attempt.reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)

@@ -144,7 +144,7 @@ def spin(seconds: float) -> None:
         pass
 
 
-@pytest.mark.alone
+@pytest.mark.alone(occupies_the_cpu=True)
 def test_who_else_works_here_is_seen_and_what_is_ours_is_not():
     # A stranger: not a child of this process, which is the parent of its orphans (prctl(2)) once a
     # test before this one has started a server.
@@ -312,7 +312,7 @@ def test_a_degraded_box_makes_performance_inconclusive(on_a_box, tmp_path):
     assert all(info["box"]["after"] for info in infos), "how it ended, not how it was then"
 
 
-@pytest.mark.alone
+@pytest.mark.alone(occupies_the_cpu=True)
 def test_an_engine_that_still_spins_is_waited_for():
     spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:

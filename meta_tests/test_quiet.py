@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,8 +12,8 @@ from quiet import ATTEMPTS, Attempt
 BUSY, QUIET = 0.6, 0.02
 
 
-def attempt(outcome: str, others: float) -> Attempt:
-    return Attempt([SimpleNamespace(failed=outcome == "failed")], others)
+def attempt(outcome: str, others: float, by_itself: bool = True) -> Attempt:
+    return Attempt([SimpleNamespace(failed=outcome == "failed")], others, by_itself)
 
 
 @pytest.mark.parametrize(
@@ -22,13 +23,27 @@ def attempt(outcome: str, others: float) -> Attempt:
         pytest.param([("passed", BUSY)], 1, "passed", id="passed on a busy machine"),
         pytest.param([("failed", QUIET)], 1, "failed", id="failed on a quiet machine"),
         pytest.param([("failed", BUSY), ("passed", QUIET)], 2, "passed", id="disturbed once"),
+        pytest.param(
+            [("failed", QUIET, False), ("passed", QUIET)], 2, "passed", id="failed beside another"
+        ),
+        pytest.param(
+            [("failed", QUIET, False), ("failed", QUIET)], 2, "failed", id="failed by itself, too"
+        ),
+        pytest.param([("passed", QUIET, False)], 1, "passed", id="passed beside another"),
         pytest.param([("failed", BUSY)] * ATTEMPTS, ATTEMPTS, "failed", id="disturbed each time"),
     ],
 )
 def test_only_a_failure_beside_others_is_run_again(attempts, runs, outcome):
     made = [attempt(*each) for each in attempts]
     waiting = iter(made)
-    last = quiet.first_that_stands(lambda: next(waiting))
+    asked: list[bool] = []
+
+    def run(by_itself: bool) -> Attempt:
+        asked.append(by_itself)
+        return next(waiting)
+
+    last = quiet.first_that_stands(run)
+    assert asked == [False] + [True] * (runs - 1)
     assert last is made[runs - 1] and next(waiting, None) is None
     assert last.reports[0].failed == (outcome == "failed")
 
@@ -71,3 +86,37 @@ def test_a_whole_test_is_set_up_again(tmp_path):
         env={"PYTHONPATH": str(quiet.__file__.rpartition("/")[0]), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "waits"),
+    [
+        pytest.param(False, False, False, id="two beside each other"),
+        pytest.param(True, False, True, id="by itself first"),
+        pytest.param(False, True, True, id="by itself second"),
+    ],
+)
+def test_a_test_by_itself_has_no_other_beside_it(first, second, waits, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw0")
+    monkeypatch.setattr(quiet, "LOCK", tmp_path / "cache" / "lock")
+    entered = threading.Event()
+
+    def other() -> None:
+        with quiet.held(second):
+            entered.set()
+
+    with quiet.held(first) as is_by_itself:
+        assert is_by_itself is first
+        thread = threading.Thread(target=other)
+        thread.start()
+        assert entered.wait(0.3 if waits else 10.0) is not waits
+    thread.join()
+    assert entered.is_set()
+
+
+def test_without_workers_each_test_is_by_itself(monkeypatch, tmp_path):
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.setattr(quiet, "LOCK", tmp_path / "cache" / "lock")
+    with quiet.held(False) as is_by_itself:
+        assert is_by_itself
+    assert not quiet.LOCK.parent.exists()
