@@ -1,4 +1,4 @@
-"""A client that believes nothing: an answer is compared with the schema before it is handed on."""
+"""A client that validates each answer against the published schema before it returns it."""
 
 import functools
 import json
@@ -19,30 +19,50 @@ Json = dict[str, Any]
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
-COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 MODELS = "/v1/models"
-#: A request that takes longer than this hangs, for the sizes that the correctness level asks for.
+#: Timeout of a request in seconds. The requests of the correctness level are far shorter.
 TIMEOUT_S = 120.0
 _KINDS: dict[str, schema.Kind] = {
     COMPLETIONS: "completion",
     CHAT: "chat completion",
     RESPONSES: "response",
 }
-_TOGETHER = 4
+#: Concurrent requests of `together`.
+_CONCURRENCY = 4
+#: Violations that a failure quotes.
+_QUOTED = 3
 
 
 class Refused(Unmet):
-    """The server answered with another status than 200. ``text`` is what it wrote."""
+    """The server answered with another status than 200.
+
+    Args:
+        path: The path of the request.
+        exchange: The request and its answer.
+    """
 
     def __init__(self, path: str, exchange: Exchange) -> None:
-        self.status, self.text = exchange.status, exchange.text
+        #: The status of the answer; None if none came.
+        self.status = exchange.status
+        #: The body of the answer.
+        self.text = exchange.text
         super().__init__(Fact("200", exchange.observed, path))
 
 
 @dataclass(frozen=True)
 class Api:
-    """The API of one server. The methods that are named for an answer return its JSON, valid and
-    consistent. Raises NotRun: the server cannot do what a request needs; Unmet: it is not."""
+    """The OpenAI-compatible API of one server.
+
+    Requests are greedy unless the options contain a temperature. Every method that sends a request
+    raises these errors:
+
+    - `NotRun`: the engine lacks a capability that the request needs.
+    - `Refused`: the status is not 200.
+    - `Unmet`: the answer does not match the schema or is inconsistent.
+    """
 
     endpoint: server.Endpoint
     capabilities: Capabilities
@@ -56,69 +76,151 @@ class Api:
         return self.endpoint.served_name
 
     def complete(self, prompt: Any, **options: Any) -> Json:
-        """An answer of /v1/completions, greedy unless the options say otherwise."""
+        """Send a request to /v1/completions.
+
+        Args:
+            prompt: A text, token ids, or a list of either.
+            **options: Further fields of the body.
+
+        Returns:
+            The answer, which matches the schema and `invariants.of_completion`.
+        """
         hidden = self.capabilities.can("hidden_special_tokens")
         check = functools.partial(invariants.of_completion, hidden=hidden)
         return self._answer(COMPLETIONS, {"prompt": prompt, **options}, check)
 
     def chat(self, messages: str | Sequence[Json], **options: Any) -> Json:
-        """An answer of /v1/chat/completions, greedy unless the options say otherwise."""
-        field = self.capabilities.file.reasoning_field
-        check = functools.partial(invariants.of_chat, reasoning_field=field)
-        return self._answer(CHAT, {"messages": _messages(messages), **options}, check)
+        """Send a request to /v1/chat/completions.
+
+        Args:
+            messages: The conversation, or the text of one user message.
+            **options: Further fields of the body.
+
+        Returns:
+            The answer, which matches the schema and `invariants.of_chat`.
+        """
+        reasoning_field = self.capabilities.file.reasoning_field
+        check = functools.partial(invariants.of_chat, reasoning_field=reasoning_field)
+        return self._answer(CHAT, {"messages": _as_messages(messages), **options}, check)
 
     def send_chat(self, messages: str | Sequence[Json], **options: Any) -> Json:
-        """A chat whose answer is only compared with the schema."""
-        return self._answer(CHAT, {"messages": _messages(messages), **options})
+        """Send a request to /v1/chat/completions and only validate the schema of its answer.
+
+        Args:
+            messages: The conversation, or the text of one user message.
+            **options: Further fields of the body.
+
+        Returns:
+            The answer.
+        """
+        return self._answer(CHAT, {"messages": _as_messages(messages), **options})
 
     def respond(self, content: Any, **options: Any) -> Json:
-        """An answer of /v1/responses, greedy unless the options say otherwise."""
+        """Send a request to /v1/responses.
+
+        Args:
+            content: The input: a text or a list of items.
+            **options: Further fields of the body.
+
+        Returns:
+            The answer, which matches the schema and `invariants.of_response`.
+        """
         return self._answer(RESPONSES, {"input": content, **options}, invariants.of_response)
 
     def send_response(self, content: Any, **options: Any) -> Json:
-        """A response whose answer is only compared with the schema."""
+        """Send a request to /v1/responses and only validate the schema of its answer.
+
+        Args:
+            content: The input: a text or a list of items.
+            **options: Further fields of the body.
+
+        Returns:
+            The answer.
+        """
         return self._answer(RESPONSES, {"input": content, **options})
 
     def stream_completion(self, prompt: Any, *, usage: bool = True, **options: Any) -> Stream:
-        """A stream of /v1/completions."""
+        """Send a streaming request to /v1/completions.
+
+        Args:
+            prompt: A text, token ids, or a list of either.
+            usage: Request usage in the last chunk, if the engine can send it.
+            **options: Further fields of the body.
+
+        Returns:
+            The chunks, which match the schema and the published order.
+        """
         body = self._body({"prompt": prompt, **options})
         return self._chunks(COMPLETIONS, body, "completion chunk", usage=usage)
 
     def stream_chat(self, messages: str | Sequence[Json], **options: Any) -> Stream:
-        """A stream of /v1/chat/completions."""
-        body = self._body({"messages": _messages(messages), **options})
+        """Send a streaming request to /v1/chat/completions, with usage if the engine can send it.
+
+        Args:
+            messages: The conversation, or the text of one user message.
+            **options: Further fields of the body.
+
+        Returns:
+            The chunks, which match the schema and the published order.
+        """
+        body = self._body({"messages": _as_messages(messages), **options})
         return self._chunks(CHAT, body, "chat completion chunk", usage=True)
 
     def stream_response(self, content: Any, **options: Any) -> Stream:
-        """The events of a response."""
+        """Send a streaming request to /v1/responses.
+
+        Args:
+            content: The input: a text or a list of items.
+            **options: Further fields of the body.
+
+        Returns:
+            The events, which match the schema and the published order. Unpublished events that the
+            engine is known to send are tolerated.
+        """
         body = self._body({"input": content, **options})
         self.capabilities.require(*needed(RESPONSES, body))
         events = self._stream(RESPONSES, {**body, "stream": True})
-        self.every_id.update(invariants.ids([e.get("response") or {} for e in events.chunks]))
+        responses = [event.get("response") or {} for event in events.chunks]
+        self.every_id.update(invariants.ids(responses))
         deviation = self.capabilities.deviation("response-events", "unpublished_event")
         unpublished = deviation.events if deviation is not None else ()
-        _hold(RESPONSES, stream.response_violations(events, unpublished))
+        _require_no_errors(RESPONSES, stream.response_violations(events, unpublished))
         return events
 
     def models(self) -> Json:
-        """The list of models."""
-        return _json_of(self.send("GET", MODELS), MODELS, "model list")
+        """Return the answer of /v1/models."""
+        return _valid_answer(self.send("GET", MODELS), MODELS, "model list")
 
     def context_length(self) -> int:
-        """How many tokens a sequence may have; `NotRun` where the list of models does not say."""
-        if (length := server.context_of(self.models(), self.model)) is None:
+        """Return the maximum length of a sequence in tokens.
+
+        Raises:
+            NotRun: The list of models does not contain it.
+        """
+        length = server.context_of(self.models(), self.model)
+        if length is None:
             raise verdict.NotRun("the server does not say how long a sequence may be (/v1/models)")
         return length
 
     def ids(self, text: str) -> list[int]:
-        """The token ids of a text, from the server's own prompt."""
+        """Return the token ids of a text, as the server tokenises a prompt."""
         answer = self.complete(text, max_tokens=1, return_token_ids=True)
         return list(answer["choices"][0]["prompt_token_ids"])
 
     def send(
         self, method: str, path: str, content: bytes | None = None, **options: Any
     ) -> Exchange:
-        """Any request; whatever comes back, or does not. `options`: ``key`` and ``timeout_s``."""
+        """Send any request and validate nothing.
+
+        Args:
+            method: The HTTP method.
+            path: The path.
+            content: The body; None sends none.
+            **options: ``key``, another API key, and ``timeout_s``.
+
+        Returns:
+            The answer, or the reason why none came.
+        """
         options = {"timeout_s": self.timeout_s, **options}
         return send(self.endpoint, method, path, content, **options)
 
@@ -131,22 +233,25 @@ class Api:
     def _answer(
         self, path: str, fields: Json, check: Callable[[Json, Json], list[str]] | None = None
     ) -> Json:
+        """Send a request; `check` returns the errors of an answer to a body."""
         body = self._body(fields)
         self.capabilities.require(*needed(path, body))
         exchange = self.send("POST", path, json.dumps(body).encode())
-        answer = _json_of(exchange, path, _KINDS[path])
+        answer = _valid_answer(exchange, path, _KINDS[path])
         self.every_id.update(invariants.ids([answer]))
-        _hold(path, check(answer, body) if check is not None else [])
+        if check is not None:
+            _require_no_errors(path, check(answer, body))
         return answer
 
     def _chunks(self, path: str, body: Json, kind: schema.Kind, *, usage: bool) -> Stream:
+        """Send a streaming request and validate its chunks."""
         usage = usage and self.capabilities.can("stream_usage")
         if usage:
             body = {**body, "stream_options": {"include_usage": True}}
         self.capabilities.require(*needed(path, body))
         chunks = self._stream(path, {**body, "stream": True})
         self.every_id.update(invariants.ids(chunks.chunks))
-        _hold(path, stream.violations(chunks, kind, usage=usage))
+        _require_no_errors(path, stream.violations(chunks, kind, usage=usage))
         return chunks
 
     def _stream(self, path: str, body: Json) -> Stream:
@@ -157,26 +262,39 @@ class Api:
 
 
 def together(
-    ask: Callable[[_Item], _Result], items: Sequence[_Item], *, at_once: int = _TOGETHER
+    ask: Callable[[_Item], _Result], items: Sequence[_Item], *, at_once: int = _CONCURRENCY
 ) -> list[_Result]:
-    """Ask for several things, a few at once; the results are in the order of the items."""
+    """Call a function for several items in concurrent threads.
+
+    Args:
+        ask: The function, which sends the requests of one item.
+        items: Its arguments.
+        at_once: The number of threads.
+
+    Returns:
+        The results, in the order of the items.
+    """
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(ask, items))
 
 
-def _messages(messages: str | Sequence[Json]) -> list[Json]:
-    return [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+def _as_messages(messages: str | Sequence[Json]) -> list[Json]:
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    return list(messages)
 
 
-def _json_of(exchange: Exchange, path: str, kind: schema.Kind) -> Json:
+def _valid_answer(exchange: Exchange, path: str, kind: schema.Kind) -> Json:
+    """Return the JSON of an answer. Raises Refused or Unmet."""
     if exchange.status != 200:
         raise Refused(path, exchange)
     answer = exchange.parsed()
-    if wrong := schema.violations(kind, answer):
-        raise Unmet(Fact(f"a {kind} as published", "; ".join(wrong), path))
+    errors = schema.violations(kind, answer)
+    if errors:
+        raise Unmet(Fact(f"a {kind} as published", "; ".join(errors), path))
     return dict(answer)
 
 
-def _hold(path: str, errors: list[str]) -> None:
+def _require_no_errors(path: str, errors: list[str]) -> None:
     if errors:
-        raise Unmet(Fact("an answer as specified", "; ".join(errors[:3]), path))
+        raise Unmet(Fact("an answer as specified", "; ".join(errors[:_QUOTED]), path))

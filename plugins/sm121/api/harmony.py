@@ -1,61 +1,98 @@
-"""gpt-oss's channels, on the level of token ids: what a well-formed answer looks like. <|channel|>
-NAME <|message|> ... <|end|> <|start|> assistant ... <|return|> or <|call|>."""
+"""gpt-oss's harmony format at the level of token ids, and its traces in texts.
+
+A well-formed answer is a sequence of messages::
+
+    <|channel|> NAME <|message|> ... <|end|>
+    <|start|> assistant <|channel|> NAME <|message|> ... <|return|> or <|call|>
+
+Source: https://github.com/openai/harmony
+"""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-RETURN, CONSTRAIN, CHANNEL, START = 200002, 200003, 200005, 200006
-END, MESSAGE, CALL = 200007, 200008, 200012
-#: What ends a message.
+#: Ids of the special tokens in o200k_harmony.
+RETURN = 200002
+CONSTRAIN = 200003
+CHANNEL = 200005
+START = 200006
+END = 200007
+MESSAGE = 200008
+CALL = 200012
+#: The tokens that end a message.
 ENDS = (END, RETURN, CALL)
 
-#: A chat in this form, for /v1/completions: it ends by itself, with a special token.
+#: A chat in this format, as a prompt of /v1/completions. The answer ends with a special token.
 PROMPT = "<|start|>user<|message|>What is the capital of France?<|end|><|start|>assistant"
 
-#: Texts of the special tokens. None of them may be in what a user reads.
+#: Texts of the special tokens. Texts for users must not contain them.
 SPECIAL_TEXTS = (
-    "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>",
-    "<|startoftext|>", "<|endoftext|>",
-)  # fmt: skip
-#: Those that have no meaning yet, and the one that o200k had before harmony.
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|return|>",
+    "<|call|>",
+    "<|startoftext|>",
+    "<|endoftext|>",
+)
+#: Reserved special tokens, and the one that o200k had before harmony.
 _OTHER_SPECIAL = re.compile(r"<\|(?:reserved_\d+|endofprompt)\|>")
-#: What is left of a header when its special tokens are taken out of a text.
+#: A header after its special tokens were removed from the text.
 _HEADER = re.compile(
     r"assistant(?:analysis|commentary|final)|\A(?:analysis|commentary|final)(?=[A-Z])"
 )
+#: Maximum tokens of a header.
 _LONGEST_HEADER = 16
+#: The exception of harmony's parser, as servers log it.
 _ERROR = re.compile(r"\bHarmonyError\b")
+#: Violations that are returned of one answer.
+_MOST = 4
 
 
 def leaked(text: str | None) -> list[str]:
-    """The special tokens that stand in a text for users."""
-    named = [special for special in SPECIAL_TEXTS if special in (text or "")]
-    return named + _OTHER_SPECIAL.findall(text or "")
+    """Return the special tokens that a text for users contains."""
+    text = text or ""
+    named = [special for special in SPECIAL_TEXTS if special in text]
+    return named + _OTHER_SPECIAL.findall(text)
 
 
 def headers(text: str | None) -> list[str]:
-    """Names of roles and channels that stand in a message without their special tokens."""
+    """Return the names of roles and channels that a message contains without special tokens."""
     return _HEADER.findall(text or "")
 
 
 def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
-    """What is not harmony in generated tokens. `finished`: it ended by itself, with its end."""
+    """Validate the format of generated tokens.
+
+    Args:
+        ids: The token ids of one answer.
+        finished: The answer ended by itself, not at a limit.
+
+    Returns:
+        One line for each of the first four violations; empty if the answer is well-formed.
+    """
     if not ids:
         return ["no token was generated"]
     errors = []
     if ids[0] != CHANNEL:
         errors.append(f"the first token is {ids[0]} in place of <|channel|> ({CHANNEL})")
-    inside, header, messages = False, 0, 0  # header: tokens since it was begun
+    inside = False
+    header = 0  # tokens since the header began
+    messages = 0
     for index, token in enumerate(ids):
         if token == MESSAGE:
             if inside:
                 errors.append(f"<|message|> at {index} inside a message")
-            inside, messages = True, messages + 1
+            inside = True
+            messages += 1
         elif token in ENDS:
             if not inside:
                 errors.append(f"token {token} at {index} ends a message that was not begun")
-            inside, header = False, 0
+            inside = False
+            header = 0
             if token in (RETURN, CALL) and index != len(ids) - 1:
                 errors.append(f"{len(ids) - 1 - index} tokens after the end at {index}")
         elif token in (START, CHANNEL, CONSTRAIN) and inside:
@@ -69,10 +106,17 @@ def violations(ids: Sequence[int], *, finished: bool) -> list[str]:
         errors.append("it ended inside a message")
     if not messages:
         errors.append("no message was begun")
-    return errors[:4]
+    return errors[:_MOST]
 
 
 def errors_in(log: Path) -> list[str]:
-    """Lines of a server's log in which harmony's parser gave up."""
+    """Return the lines of a server's log that report a failure of harmony's parser.
+
+    Args:
+        log: The log file.
+
+    Returns:
+        At most 200 characters of each line.
+    """
     with log.open("r", encoding="utf-8", errors="replace") as lines:
         return [line.strip()[:200] for line in lines if _ERROR.search(line)]

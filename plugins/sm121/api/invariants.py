@@ -1,4 +1,7 @@
-"""What must hold in every answer beyond its schema, whatever was asked."""
+"""Invariants of every answer beyond its schema, whatever the request was.
+
+Each function returns one line for each violation; the list is empty if the answer is valid.
+"""
 
 import json
 from collections.abc import Iterable
@@ -10,21 +13,39 @@ Json = dict[str, Any]
 
 
 def ids(parts: Iterable[Json]) -> set[str]:
-    """The ids of an answer, its items and its calls. `parts`: the whole, or a stream's chunks."""
-    holders: list[Json] = []
+    """Collect the ids of an answer, of its items and of its calls.
+
+    Args:
+        parts: The whole answer, or the chunks of a stream.
+
+    Returns:
+        All ids that are not empty.
+    """
+    found: set[str] = set()
     for part in parts:
-        items = part.get("output") or ()
-        holders += [part, *items, *({"id": item.get("call_id")} for item in items)]
+        values = [part.get("id")]
+        for item in part.get("output") or ():
+            values += [item.get("id"), item.get("call_id")]
         for choice in part.get("choices") or ():
-            holders += (choice.get("message") or choice.get("delta") or {}).get("tool_calls") or ()
-    return {str(holder["id"]) for holder in holders if holder.get("id")}
+            message = choice.get("message") or choice.get("delta") or {}
+            for call in message.get("tool_calls") or ():
+                values.append(call.get("id"))
+        found.update(str(value) for value in values if value)
+    return found
 
 
 def of_completion(answer: Json, request: Json, *, hidden: bool) -> list[str]:
-    """What is wrong in an answer of /v1/completions. `hidden`: it shows no special tokens."""
-    prompts = request.get("prompt")
-    several = isinstance(prompts, list) and prompts and not isinstance(prompts[0], int)
-    count = (len(prompts) if several and prompts else 1) * (request.get("n") or 1)
+    """Check an answer of /v1/completions.
+
+    Args:
+        answer: The answer, valid by its schema.
+        request: The body of the request.
+        hidden: The engine removes special tokens from texts.
+
+    Returns:
+        The violations.
+    """
+    count = _prompt_count(request.get("prompt")) * (request.get("n") or 1)
     errors = [*_identity(answer, request), *_choices(answer, count), *_usage(answer)]
     if hidden and not request.get("echo"):
         for choice in answer["choices"]:
@@ -32,8 +53,24 @@ def of_completion(answer: Json, request: Json, *, hidden: bool) -> list[str]:
     return errors
 
 
+def _prompt_count(prompt: Any) -> int:
+    """Return the number of prompts; a list of integers is one prompt of token ids."""
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int):
+        return 1
+    return len(prompt)
+
+
 def of_chat(answer: Json, request: Json, reasoning_field: str | None = None) -> list[str]:
-    """What does not hold in an answer of /v1/chat/completions."""
+    """Check an answer of /v1/chat/completions.
+
+    Args:
+        answer: The answer, valid by its schema.
+        request: The body of the request.
+        reasoning_field: The engine's field of reasoning; None if it has none.
+
+    Returns:
+        The violations.
+    """
     errors = [*_identity(answer, request), *_usage(answer)]
     errors += _choices(answer, request.get("n") or 1)
     for choice in answer["choices"]:
@@ -44,14 +81,26 @@ def of_chat(answer: Json, request: Json, reasoning_field: str | None = None) -> 
 def of_message(
     message: Json, finish_reason: str, request: Json, reasoning_field: str | None = None
 ) -> list[str]:
-    """What does not hold in an assistant's message."""
+    """Check an assistant's message.
+
+    Args:
+        message: The message.
+        finish_reason: The finish_reason of its choice.
+        request: The body of the request.
+        reasoning_field: The engine's field of reasoning; None if it has none.
+
+    Returns:
+        The violations.
+    """
     errors = []
     if message.get("role") != "assistant":
         errors.append(f"role {message.get('role')!r} in place of 'assistant'")
     content = message.get("content")
     errors += _no_special(content, "content")
-    if header := harmony.headers(content if isinstance(content, str) else None):
-        errors.append(f"harmony's header {header[0]!r} in content: {content!r}")
+    if isinstance(content, str):
+        headers = harmony.headers(content)
+        if headers:
+            errors.append(f"harmony's header {headers[0]!r} in content: {content!r}")
     if reasoning_field:
         errors += _no_special(message.get(reasoning_field), reasoning_field)
     calls = message.get("tool_calls") or []
@@ -64,7 +113,16 @@ def of_message(
 
 
 def of_tool_calls(calls: list[Json], request: Json) -> list[str]:
-    """What does not hold in the tool calls of a message."""
+    """Check the tool calls of a message.
+
+    Args:
+        calls: The calls, as in ``tool_calls``.
+        request: The body of the request, with the offered tools.
+
+    Returns:
+        The violations.
+    """
+    # /v1/chat/completions has the name in ``function``, /v1/responses in the tool itself.
     offered = {tool.get("function", tool).get("name") for tool in request.get("tools") or []}
     errors = []
     if calls and not offered:
@@ -74,7 +132,8 @@ def of_tool_calls(calls: list[Json], request: Json) -> list[str]:
         errors.append("tool call ids that are not one of its own for each")
     for call in calls:
         function = call.get("function") or {}
-        if offered and (name := function.get("name")) not in offered:
+        name = function.get("name")
+        if offered and name not in offered:
             errors.append(f"a call of {name!r}, offered: {sorted(map(str, offered))}")
         errors += arguments(function.get("arguments"))
         errors += _no_special(function.get("arguments"), "arguments")
@@ -82,16 +141,26 @@ def of_tool_calls(calls: list[Json], request: Json) -> list[str]:
 
 
 def arguments(text: Any) -> list[str]:
-    """What is wrong with the arguments of a call: required is the text of a JSON object."""
+    """Check that the arguments of a call are the text of a JSON object."""
     try:
         parsed = json.loads(text)
     except (ValueError, TypeError) as error:
         return [f"arguments {text!r} are not JSON ({error})"]
-    return [] if isinstance(parsed, dict) else [f"arguments {text!r} are no object"]
+    if not isinstance(parsed, dict):
+        return [f"arguments {text!r} are no object"]
+    return []
 
 
 def of_response(answer: Json, request: Json) -> list[str]:
-    """What does not hold in an answer of /v1/responses."""
+    """Check an answer of /v1/responses.
+
+    Args:
+        answer: The answer, valid by its schema.
+        request: The body of the request.
+
+    Returns:
+        The violations.
+    """
     errors = [*_identity(answer, request), *_usage(answer, "input_tokens", "output_tokens")]
     for item in answer["output"]:
         if item["type"] == "message":
@@ -123,7 +192,9 @@ def _choices(answer: Json, count: int) -> list[str]:
 def _usage(
     answer: Json, prompt: str = "prompt_tokens", generated: str = "completion_tokens"
 ) -> list[str]:
-    if (usage := answer.get("usage")) is None:
+    """Check that the usage is there and adds up; `prompt` and `generated` are its keys."""
+    usage = answer.get("usage")
+    if usage is None:
         return ["no usage"]
     if usage["total_tokens"] != usage[prompt] + usage[generated]:
         return [f"usage does not add up: {usage}"]
@@ -131,5 +202,9 @@ def _usage(
 
 
 def _no_special(text: Any, where: str) -> list[str]:
-    leaks = harmony.leaked(text if isinstance(text, str) else None)
-    return [f"special token {leaks[0]} in {where}: {text!r}"] if leaks else []
+    if not isinstance(text, str):
+        return []
+    leaks = harmony.leaked(text)
+    if not leaks:
+        return []
+    return [f"special token {leaks[0]} in {where}: {text!r}"]

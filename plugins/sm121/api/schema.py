@@ -1,5 +1,8 @@
-"""Answers against the published schema: the models of the ``openai`` package, applied strictly. The
-package itself constructs its models without validating them, which accepts nearly anything."""
+"""Validation of answers against the published schema.
+
+The schema is that of the models of the ``openai`` package, applied in pydantic's strict mode. The
+package itself constructs its models without validation, so it accepts nearly any answer.
+"""
 
 import functools
 import json
@@ -8,9 +11,25 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 Kind = Literal[
-    "completion", "completion chunk", "chat completion", "chat completion chunk", "response",
-    "response event", "model", "model list", "error",
-]  # fmt: skip
+    "completion",
+    "completion chunk",
+    "chat completion",
+    "chat completion chunk",
+    "response",
+    "response event",
+    "model",
+    "model list",
+    "error",
+]
+
+#: Errors that are tolerated, as pydantic's type and the end of the location. Releases of engines
+#: that are still in use were made before the field was required: openai 1.99 to 2.8 do not have
+#: it, and vLLM 0.24 does not send it.
+_REQUIRED_LATER = (("missing", ("usage", "input_tokens_details", "cache_write_tokens")),)
+#: Violations that are returned of one answer.
+_MOST = 4
+#: Characters of a value that a violation quotes.
+_QUOTED = 60
 
 
 class _Open(BaseModel):
@@ -28,11 +47,11 @@ class _Error(_Open):
 
 @functools.cache
 def _types() -> dict[Kind, Any]:
-    from openai import types  # half a second, which a run without requests need not spend
+    from openai import types  # takes half a second, so it is imported on first use
     from openai.types import chat, responses
 
     class Choice(types.CompletionChoice):
-        """In a chunk: null until the end, whatever the published type says."""
+        """A choice of a chunk: its finish_reason is null until the end, unlike in `openai`."""
 
         finish_reason: Literal["stop", "length", "content_filter"] | None  # type: ignore[assignment]
 
@@ -53,27 +72,33 @@ def _types() -> dict[Kind, Any]:
     }
 
 
-#: Fields that were not required when releases of an engine that are still served were made: openai
-#: 1.99 to 2.8 do not know the first one, and vLLM 0.24 does not send it.
-_REQUIRED_LATER = (("missing", ("usage", "input_tokens_details", "cache_write_tokens")),)
-
-
 def violations(kind: Kind, content: Any) -> list[str]:
-    """What in a parsed answer is not as published; empty when all is."""
+    """Validate a parsed answer.
+
+    Args:
+        kind: The kind of the answer.
+        content: The answer: parsed JSON.
+
+    Returns:
+        One line for each of the first four violations; empty if the answer is valid.
+    """
     adapter = _adapter(kind)
     if kind == "response event" and isinstance(content, dict):
-        # Of the forty kinds of events only the errors of its own say anything.
-        kind_of_event = str(content.get("type"))
-        if kind_of_event not in _event_adapters():
-            return [f"no published kind of event is {kind_of_event[:60]!r}"]
-        adapter = _event_adapters()[kind_of_event]
+        # Validated against the type of this event alone: a union of forty types reports the errors
+        # of all forty.
+        event = str(content.get("type"))
+        if event not in _event_adapters():
+            return [f"no published kind of event is {event[:_QUOTED]!r}"]
+        adapter = _event_adapters()[event]
     try:
-        # By way of JSON: only there does strict mean what it means for an answer.
+        # As JSON text: pydantic's strict mode refuses Python values that JSON cannot distinguish.
         adapter.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
-        errors = error.errors(include_url=False)
-        wrong = [e for e in errors if (e["type"], e["loc"][-3:]) not in _REQUIRED_LATER]
-        return [_line(item) for item in wrong[:4]]
+        lines = []
+        for item in error.errors(include_url=False):
+            if (item["type"], item["loc"][-3:]) not in _REQUIRED_LATER:
+                lines.append(_line(item))
+        return lines[:_MOST]
     return []
 
 
@@ -84,14 +109,15 @@ def _adapter(kind: Kind) -> TypeAdapter[Any]:
 
 @functools.cache
 def _event_adapters() -> dict[str, TypeAdapter[Any]]:
+    """Return the validator of each type of event."""
     union = get_args(_types()["response event"])[0]
-    return {
-        name: TypeAdapter(event)
-        for event in get_args(union)
-        for name in get_args(event.model_fields["type"].annotation)
-    }
+    adapters = {}
+    for event in get_args(union):
+        for name in get_args(event.model_fields["type"].annotation):
+            adapters[name] = TypeAdapter(event)
+    return adapters
 
 
 def _line(item: Any) -> str:
     path = ".".join(str(part) for part in item["loc"]) or "the whole"
-    return f"{path}: {item['msg']}, got {str(item['input'])[:60]!r}"
+    return f"{path}: {item['msg']}, got {str(item['input'])[:_QUOTED]!r}"

@@ -1,4 +1,4 @@
-"""Streams: server-sent events, compared with the published order, and put together again."""
+"""Streams of server-sent events: their validation, and the answers that their chunks add up to."""
 
 import json
 from collections import Counter
@@ -11,23 +11,36 @@ from sm121.client.sse import DONE, EventParser
 
 Json = dict[str, Any]
 _DONE = DONE.decode()
+#: More errors than these are not collected.
+_MOST = 3
+_LAST_RESPONSE_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What came: the data of each event, in order, and those that are JSON objects."""
+    """The body of a streamed answer."""
 
     content_type: str
+    #: The data of each event, in order.
     events: tuple[str, ...]
+    #: The events that are JSON objects.
     chunks: tuple[Json, ...]
-    #: What is wrong already with the form of the events.
+    #: One line for each violation of the format of server-sent events.
     malformed: tuple[str, ...]
 
 
 def read(content_type: str, content: bytes) -> Stream:
-    """A stream from the body of an answer."""
+    """Parse the body of a streamed answer.
+
+    Args:
+        content_type: The header of the answer.
+        content: The body.
+
+    Returns:
+        Its events and chunks. Violations of the format are in `Stream.malformed`.
+    """
     parser = EventParser()
-    # The end of the body ends its last event too: what a client would drop is judged all the same.
+    # A client drops a last event without an empty line after it. This one is parsed all the same.
     blocks = [*parser.feed(content), *parser.feed(b"\n\n")]
     events = tuple(data.decode("utf-8", "replace") for data in blocks)
     malformed = [
@@ -35,7 +48,9 @@ def read(content_type: str, content: bytes) -> Stream:
         for line in parser.malformed
     ]
     chunks = []
-    for data in (data for data in events if data != _DONE):
+    for data in events:
+        if data == _DONE:
+            continue
         try:
             chunk = json.loads(data)
         except (ValueError, RecursionError):
@@ -49,23 +64,39 @@ def read(content_type: str, content: bytes) -> Stream:
 
 
 def violations(stream: Stream, kind: schema.Kind, *, usage: bool) -> list[str]:
-    """What is not as published in a stream of completion or chat completion chunks. `usage`: it was
-    asked for with ``include_usage``."""
-    errors = _form(stream)
+    """Validate a stream of completion or chat completion chunks.
+
+    Args:
+        stream: The stream.
+        kind: The kind of its chunks.
+        usage: The request contained ``include_usage``.
+
+    Returns:
+        One line for each violation; empty if the stream is as published. Errors between chunks are
+        only searched for if each chunk is valid.
+    """
+    errors = _form_errors(stream)
     if stream.events.count(_DONE) != 1 or stream.events[-1] != _DONE:
         errors.append("[DONE] is not once, at the end")
     for chunk in stream.chunks:
         if chunk.get("error") is not None:
             errors.append(f"an error inside the stream: {chunk['error']}")
         else:
-            wrong = schema.violations(kind, chunk)
-            errors += [f"chunk {json.dumps(chunk)[:120]}: {wrong[0]}"] if wrong else []
-        if len(errors) > 3:
+            in_chunk = schema.violations(kind, chunk)
+            if in_chunk:
+                errors.append(f"chunk {json.dumps(chunk)[:120]}: {in_chunk[0]}")
+        if len(errors) > _MOST:
             return errors
-    return errors or _between(stream, kind, usage)
+    if errors:
+        return errors
+    errors += _identity_errors(stream)
+    errors += _choice_errors(stream, kind)
+    if usage:
+        errors += _usage_errors(stream)
+    return errors
 
 
-def _form(stream: Stream) -> list[str]:
+def _form_errors(stream: Stream) -> list[str]:
     errors = list(stream.malformed)
     if not stream.content_type.startswith("text/event-stream"):
         errors.append(f"content type {stream.content_type!r} in place of text/event-stream")
@@ -74,14 +105,21 @@ def _form(stream: Stream) -> list[str]:
     return errors
 
 
-def _between(stream: Stream, kind: schema.Kind, usage: bool) -> list[str]:
-    """What is wrong between chunks of which each is right."""
+def _identity_errors(stream: Stream) -> list[str]:
+    """Require one id, model and object in all chunks."""
     errors = []
     for key in ("id", "model", "object"):
         values = {str(chunk.get(key)) for chunk in stream.chunks}
         if len(values) != 1:
+            # Ids differ in each run, so they are not in the message.
             examples = "" if key == "id" else f": {sorted(values)[:3]}"
             errors.append(f"not one {key} in every chunk{examples}")
+    return errors
+
+
+def _choice_errors(stream: Stream, kind: schema.Kind) -> list[str]:
+    """Require that each choice begins with its role, ends once, and does not go on afterwards."""
+    errors = []
     finished: Counter[int] = Counter()
     begun: set[int] = set()
     for number, chunk in enumerate(stream.chunks):
@@ -100,16 +138,29 @@ def _between(stream: Stream, kind: schema.Kind, usage: bool) -> list[str]:
             errors.append(f"{finished[index]} finish_reasons of choice {index}")
     if begun != set(range(len(begun))):
         errors.append(f"choices with index {sorted(begun)}, not from 0 on")
-    having = [index for index, chunk in enumerate(stream.chunks) if chunk.get("usage")]
-    if usage and having != [len(stream.chunks) - 1]:
-        errors.append(f"usage not in the last chunk alone, but in chunks {having[:4]}")
-    elif usage and stream.chunks[-1]["choices"]:
-        errors.append("choices in the chunk with the usage")
     return errors
 
 
+def _usage_errors(stream: Stream) -> list[str]:
+    """Require usage in the last chunk alone, without choices."""
+    with_usage = [index for index, chunk in enumerate(stream.chunks) if chunk.get("usage")]
+    if with_usage != [len(stream.chunks) - 1]:
+        return [f"usage not in the last chunk alone, but in chunks {with_usage[:4]}"]
+    if stream.chunks[-1]["choices"]:
+        return ["choices in the chunk with the usage"]
+    return []
+
+
 def completion_of(stream: Stream) -> list[Json]:
-    """The choices that the chunks of a completion add up to: text, token ids, finish_reason."""
+    """Join the chunks of a completion.
+
+    Args:
+        stream: A valid stream of completion chunks.
+
+    Returns:
+        The choices in the order of their index, with ``text``, ``token_ids`` and
+        ``finish_reason``.
+    """
     choices: dict[int, Json] = {}
     for chunk in stream.chunks:
         for choice in chunk["choices"]:
@@ -122,18 +173,31 @@ def completion_of(stream: Stream) -> list[Json]:
 
 
 def log_probabilities(stream: Stream) -> list[float | None]:
-    """Of the tokens of a completion, from all chunks; in a chat's form too (llama-server)."""
+    """Return the log-probabilities of a streamed completion's tokens, of all choices in turn.
+
+    llama-server sends them in the form of a chat (``logprobs.content``); both forms are read.
+    """
     values: list[float | None] = []
     for chunk in stream.chunks:
         for choice in chunk["choices"]:
             entries = choice.get("logprobs") or {}
             values += entries.get("token_logprobs") or []
-            values += [entry.get("logprob") for entry in entries.get("content") or []]
+            for entry in entries.get("content") or []:
+                values.append(entry.get("logprob"))
     return values
 
 
 def message_of(stream: Stream, reasoning_field: str | None) -> Json:
-    """The message and finish_reason that the deltas of a chat add up to (choice 0)."""
+    """Join the deltas of a chat.
+
+    Args:
+        stream: A valid stream of chat completion chunks with one choice.
+        reasoning_field: The engine's field of reasoning; None if it has none.
+
+    Returns:
+        ``role``, ``content``, ``reasoning``, ``finish_reason`` and ``tool_calls``; a call has
+        ``id``, ``name`` and ``arguments``.
+    """
     whole: Json = {"role": None, "content": None, "reasoning": None, "finish_reason": None}
     calls: dict[int, Json] = {}
     for chunk in stream.chunks:
@@ -155,26 +219,42 @@ def message_of(stream: Stream, reasoning_field: str | None) -> Json:
 
 
 def response_violations(stream: Stream, unpublished: Collection[str]) -> list[str]:
-    """What is not as published in the events of a response. `unpublished`: types of events that are
-    not published, and are known of this engine."""
-    errors = _form(stream)
+    """Validate the events of a response.
+
+    Args:
+        stream: The stream.
+        unpublished: Types of events that are not published and that this engine is known to send.
+
+    Returns:
+        One line for each violation; empty if the events are as published. Errors between events
+        are only searched for if each event is valid.
+    """
+    errors = _form_errors(stream)
     for event in stream.chunks:
         if event.get("type") in unpublished:
             continue
-        if wrong := schema.violations("response event", event):
-            errors.append(f"event {event.get('type')}: {wrong[0]}")
-        if len(errors) > 3:
+        in_event = schema.violations("response event", event)
+        if in_event:
+            errors.append(f"event {event.get('type')}: {in_event[0]}")
+        if len(errors) > _MOST:
             return errors
     if errors:
         return errors
-    types = [event["type"] for event in stream.chunks]
     numbers = [event["sequence_number"] for event in stream.chunks]
     if numbers != sorted(set(numbers)):
         errors.append(f"sequence numbers do not rise: {numbers[:12]}")
-    if types[0] != "response.created":
-        errors.append(f"the first event is {types[0]} in place of response.created")
-    if types[-1] not in ("response.completed", "response.incomplete", "response.failed"):
-        errors.append(f"the last event is {types[-1]} in place of response.completed")
+    first = stream.chunks[0]["type"]
+    if first != "response.created":
+        errors.append(f"the first event is {first} in place of response.created")
+    last = stream.chunks[-1]["type"]
+    if last not in _LAST_RESPONSE_EVENTS:
+        errors.append(f"the last event is {last} in place of response.completed")
+    return errors + _item_errors(stream)
+
+
+def _item_errors(stream: Stream) -> list[str]:
+    """Require that each event of an item is between its ``added`` and its ``done``."""
+    errors = []
     open_items: set[int] = set()
     for event in stream.chunks:
         if event["type"] == "response.output_item.added":
@@ -190,7 +270,17 @@ def response_violations(stream: Stream, unpublished: Collection[str]) -> list[st
 
 
 def response_deltas(stream: Stream, kind: str) -> str | None:
-    """What the deltas of a response's ``output_text``, or its ``reasoning_text``, add up to; None
-    where a server sends none of it."""
-    deltas = [e["delta"] for e in stream.chunks if e["type"] == f"response.{kind}.delta"]
-    return "".join(deltas) if deltas else None
+    """Join the deltas of a response.
+
+    Args:
+        stream: The valid events of a response.
+        kind: ``output_text`` or ``reasoning_text``.
+
+    Returns:
+        The text; None if no delta of this kind came.
+    """
+    name = f"response.{kind}.delta"
+    deltas = [event["delta"] for event in stream.chunks if event["type"] == name]
+    if not deltas:
+        return None
+    return "".join(deltas)
