@@ -1,11 +1,14 @@
-"""Requests that a server must refuse, or serve: the cases of ``fixtures/api/cases.toml``. Three
-tiers, as in NiLabs conform: what is *specified* and what is *implied* by it can fail; what is
-*unspecified* is a note. None excuses a 5xx, a request that hangs, or wrong answers afterwards."""
+"""Requests that a server must refuse or serve: the cases of ``fixtures/api/cases.toml``.
+
+A case has one of three tiers, as in NiLabs conform. *Specified* and *implied* cases fail if the
+server deviates; an *unspecified* case only leads to a remark. No tier excuses a 5xx, a request that
+hangs, or a wrong answer to the next request.
+"""
 
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -20,34 +23,48 @@ from sm121.engines.capabilities import Deviation, Name, needed
 Json = dict[str, Any]
 Tier = Literal["specified", "implied", "unspecified"]
 ProblemKind = Literal[
-    "hang", "server_error", "served", "refused", "wrong_status", "no_error_object",
+    "hang",
+    "server_error",
+    "served",
+    "refused",
+    "wrong_status",
+    "no_error_object",
     "serves_wrongly_afterwards",
-]  # fmt: skip
-#: Whatever the tier, and whatever is known of the engine.
-_NEVER: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
+]
+#: Problems that fail in every tier, and that no known deviation excuses.
+_NEVER_EXCUSED: tuple[ProblemKind, ...] = ("hang", "server_error", "serves_wrongly_afterwards")
+#: Problems with the form of a refusal.
+_OF_FORM: tuple[ProblemKind, ...] = ("no_error_object", "wrong_status")
+#: Tokens of an overlong text beyond the model's context.
+_OVERLONG = 64
 
 
 class Case(data_file.DataTable):
-    """One request, and what must become of it."""
+    """One request, and the answer that the server must give."""
 
     id: str = Field(pattern=r"^[a-z0-9-]+$")
     tier: Tier
     #: ``refused``: a 4xx with an error object. ``served``: 200. ``either``: one of the two.
     expect: Literal["refused", "served", "either"]
+    #: The allowed statuses of a refusal; empty: each 4xx.
     status: tuple[int, ...] = ()
     method: Literal["GET", "POST"] = "POST"
     path: str
-    #: Laid over the plain request of that path.
+    #: Fields that are added to the plain request of the path.
     body: Json = Field(default_factory=dict)
+    #: Fields that are removed from it.
     without: tuple[str, ...] = ()
-    #: The body as text, where no JSON can say it. ``%MODEL%`` is the served name.
+    #: The body as text, if it is not JSON. ``%MODEL%`` is the served name.
     raw: str | None = None
     #: The body as bytes in hexadecimal.
     raw_hex: str | None = None
+    #: The API key; None: the server's.
     key: str | None = None
-    #: A key of the body that becomes a text of more tokens than the model's context.
+    #: A field whose value becomes a text that is longer than the model's context.
     overlong: str | None = None
+    #: Capabilities that the engine needs.
     needs: tuple[Name, ...] = ()
+    #: The source of the expectation.
     why: str = Field(min_length=3)
 
     def __str__(self) -> str:
@@ -55,8 +72,9 @@ class Case(data_file.DataTable):
 
 
 class CaseFile(data_file.DataTable):
-    """All cases, and how long an answer may take."""
+    """The file of all cases."""
 
+    #: Timeout of an answer in seconds.
     answer_within_s: float = Field(gt=0)
     #: The plain request of each path: valid, short, and the same for every model.
     plain: dict[str, Json]
@@ -65,82 +83,136 @@ class CaseFile(data_file.DataTable):
 
 @dataclass(frozen=True)
 class CaseProblem:
-    """What a case showed. It fails unless the tier, or a known deviation, makes it a note."""
+    """A deviation of a server from a case."""
 
     kind: ProblemKind
     fact: Fact
+    #: False if the tier or a known deviation makes it a remark.
     fails: bool
-    #: Of the answer.
+    #: The status of the answer; None if none came.
     status: int | None
 
     @property
     def severity(self) -> Severity:
-        """A refusal in another form is a courtesy that was not paid."""
-        if self.kind in _NEVER:
+        """The severity. A refusal in another form than published has `Severity.COURTESY`."""
+        if self.kind in _NEVER_EXCUSED:
             return Severity.BLOCKER
         refused = self.status is not None and 400 <= self.status < 500
-        form = self.kind in ("no_error_object", "wrong_status")
-        return Severity.COURTESY if refused and form else Severity.CONTRACT
+        if refused and self.kind in _OF_FORM:
+            return Severity.COURTESY
+        return Severity.CONTRACT
+
+
+class Judged(NamedTuple):
+    """The result of a case."""
+
+    #: The answer of the server, in words.
+    reply: str
+    #: None if the answer is as expected.
+    problem: CaseProblem | None
 
 
 def shipped() -> CaseFile:
-    """The cases that come with the suite. Raises UsageError: the file is not valid."""
+    """Load the cases that come with the suite.
+
+    Raises:
+        UsageError: The file is not valid.
+    """
     return data_file.load("api/cases.toml", CaseFile)
 
 
-def judge(api: Api, case: Case, healthy: str) -> tuple[str, CaseProblem | None]:
-    """Send a case: what the server answered, and what is wrong with that or with it afterwards.
-    `healthy`: what :func:`healthy` gave before. Raises NotRun: the server cannot do what the case
-    is about; Inapplicable: it is about the key of a server that asks for none."""
-    body = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
+def judge(api: Api, case: Case, healthy: str) -> Judged:
+    """Send the request of a case and a plain request after it.
+
+    Args:
+        api: The API of the server.
+        case: The case.
+        healthy: The result of :func:`healthy` before any case.
+
+    Returns:
+        The answer, and the problem with it or with the plain request.
+
+    Raises:
+        NotRun: The engine lacks a capability of the case.
+        Inapplicable: The case is about the API key, and the server has none.
+    """
     if case.key is not None and not api.endpoint.asks_for_a_key:
         raise Inapplicable(
             "the server was attached without --api-key: one that asks for no key serves any"
         )
-    by_path = needed(case.path, {}) if case.path in (COMPLETIONS, CHAT, RESPONSES) else ()
-    api.capabilities.require(*case.needs, *by_path)
+    needs = list(case.needs)
+    if case.path in (COMPLETIONS, CHAT, RESPONSES):
+        needs += needed(case.path, {})
+    api.capabilities.require(*needs)
     exchange = api.send(
         case.method,
         case.path.replace("%MODEL%", api.model),
-        _content(api, case, body) if case.method == "POST" else None,
+        _content(api, case) if case.method == "POST" else None,
         key=case.key,
         timeout_s=shipped().answer_within_s,
     )
-    problem = _judge_answer(case, exchange)
-    reply = exchange.observed
-    well, after = _sentinel(api)
-    if not well or after != healthy:
-        after = after if well else f"no answer: {after}"
-        fact = Fact(f"after this request the answer is still {healthy!r}", f"{after!r}")
-        return reply, CaseProblem("serves_wrongly_afterwards", fact, True, exchange.status)
-    if problem is None:
-        return reply, None
-    kind, fact = problem
-    deviation = api.capabilities.deviation(case.id, kind)
-    if deviation is not None and kind not in _NEVER:
-        about = f"known of {api.capabilities.file.title} {deviation.versions}"
-        fact = replace(fact, about=about, evidence=deviation.source)
-        return reply, CaseProblem(kind, fact, False, exchange.status)
-    fails = kind in _NEVER or case.tier != "unspecified"
-    return reply, CaseProblem(kind, fact, fails, exchange.status)
+    found = _judge_answer(case, exchange)
+    problem = _problem_afterwards(api, healthy, exchange)
+    if problem is None and found is not None:
+        problem = _classified(api, case, found, exchange)
+    return Judged(exchange.observed, problem)
+
+
+class _Found(NamedTuple):
+    """A deviation before the tier and the known deviations are considered."""
+
+    kind: ProblemKind
+    fact: Fact
+
+
+def _problem_afterwards(api: Api, healthy: str, exchange: Exchange) -> CaseProblem | None:
+    """Return a problem if a plain request after the case has another answer than before."""
+    sentinel = _ask_plainly(api)
+    if sentinel.is_answered and sentinel.text == healthy:
+        return None
+    after = sentinel.text if sentinel.is_answered else f"no answer: {sentinel.text}"
+    fact = Fact(f"after this request the answer is still {healthy!r}", f"{after!r}")
+    return CaseProblem("serves_wrongly_afterwards", fact, True, exchange.status)
+
+
+def _classified(api: Api, case: Case, found: _Found, exchange: Exchange) -> CaseProblem:
+    """Return the problem, which does not fail if it is a known deviation or unspecified."""
+    if found.kind in _NEVER_EXCUSED:
+        return CaseProblem(found.kind, found.fact, True, exchange.status)
+    deviation = api.capabilities.deviation(case.id, found.kind)
+    if deviation is None:
+        fails = case.tier != "unspecified"
+        return CaseProblem(found.kind, found.fact, fails, exchange.status)
+    about = f"known of {api.capabilities.file.title} {deviation.versions}"
+    fact = replace(found.fact, about=about, evidence=deviation.source)
+    return CaseProblem(found.kind, fact, False, exchange.status)
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Holds one server against cases; what decides nothing is remarked on."""
+    """Compares one server with cases, and collects remarks and excused deviations."""
 
     api: Api
+    #: Receives each remark.
     remark: Callable[[str], object]
-    #: What the server answered when it was well, by its address; filled in by the first case.
+    #: The healthy answer of each server, by its address; the first case adds it.
     well: dict[str, str]
-    #: Filled in: the deviations that were excused.
+    #: Result: the excused deviations, as "case: kind".
     excused: list[str] = field(default_factory=list)
-    #: Filled in: how each of them showed, one line.
+    #: Result: one line for the symptom of each excused deviation.
     symptoms: list[str] = field(default_factory=list)
 
     def __call__(self, case: Case) -> None:
-        """Judge one case. Raises Unmet: something is wrong that no tier excuses, and that is not
-        known; NotRun: the server cannot do what the case is about."""
+        """Judge one case.
+
+        Args:
+            case: The case.
+
+        Raises:
+            Unmet: The server deviates, and neither the tier nor a known deviation excuses it.
+            NotRun: The engine lacks a capability of the case.
+            Inapplicable: The case is about the API key, and the server has none.
+        """
         address = self.api.endpoint.base_url
         if address not in self.well:
             self.well[address] = healthy(self.api)
@@ -148,29 +220,43 @@ class Judge:
         for deviation in self.api.capabilities.deviations(case.id):
             if problem is None or problem.kind != deviation.kind:
                 self.known_or_mended(deviation, "")
-        if problem is not None and problem.fails:
+        if problem is None:
+            if case.tier == "unspecified":
+                self.remark(f"{case.id}: unspecified ({case.why}); seen: {reply[:100]}")
+            return
+        if problem.fails:
             about = f"{case.id} ({case.tier}: {case.why})"
             fact = replace(problem.fact, about=about, kind=problem.kind)
             raise Unmet(fact, severity=problem.severity)
-        if problem is not None:
-            text = f"{case.id}: {problem.fact}"
-            if self.api.capabilities.deviation(case.id, problem.kind) is not None:
-                self.excused.append(f"{case.id}: {problem.kind}")
-                self.symptoms.append(text)
-            else:
-                self.remark(text)
-        elif case.tier == "unspecified":
-            self.remark(f"{case.id}: unspecified ({case.why}); seen: {reply[:100]}")
+        symptom = f"{case.id}: {problem.fact}"
+        if self.api.capabilities.deviation(case.id, problem.kind) is None:
+            self.remark(symptom)
+        else:
+            self.excused.append(f"{case.id}: {problem.kind}")
+            self.symptoms.append(symptom)
 
     def known(self, case: str, kind: str, text: str) -> bool:
-        """Whether a failure is a known deviation of this engine's version; it is noted as such."""
-        if (deviation := self.api.capabilities.deviation(case, kind)) is not None:
-            self.known_or_mended(deviation, text)
-        return deviation is not None
+        """Return whether a failure is a known deviation of this version, and record it if so.
+
+        Args:
+            case: The id of the deviation's case.
+            kind: The kind of the deviation.
+            text: The symptom.
+        """
+        deviation = self.api.capabilities.deviation(case, kind)
+        if deviation is None:
+            return False
+        self.known_or_mended(deviation, text)
+        return True
 
     def known_or_mended(self, deviation: Deviation, symptom: str) -> None:
-        """Note a deviation that is known of this version. `symptom`: how it showed; empty where it
-        did not, and a remark says that its range should be closed."""
+        """Record a deviation that is known of this version.
+
+        Args:
+            deviation: The deviation.
+            symptom: The observed symptom. If it is empty, the server does not deviate any more, and
+                a remark asks to close the deviation's range of versions.
+        """
         engine = self.api.capabilities
         release = f"{engine.file.title} {deviation.versions}"
         if symptom:
@@ -183,57 +269,89 @@ class Judge:
             )
 
 
-def _judge_answer(case: Case, exchange: Exchange) -> tuple[ProblemKind, Fact] | None:
+def _judge_answer(case: Case, exchange: Exchange) -> _Found | None:
+    """Compare the answer with the case."""
     reply = exchange.observed
     if exchange.status is None:
-        return "hang", Fact("an answer", reply)
+        return _Found("hang", Fact("an answer", reply))
     if exchange.status >= 500:
-        return "server_error", Fact("no 5xx", reply)
+        return _Found("server_error", Fact("no 5xx", reply))
     if exchange.status == 200:
-        if case.expect == "refused":
-            # The key was given: whoever started the server knows whether it asks for one.
-            hint = "; leave out --api-key where the server asks for none" if case.key else ""
-            return "served", Fact("a 4xx with an error object", f"{reply}{hint}")
-        if schema.violations("error", exchange.parsed()) == []:
-            return "wrong_status", Fact("no error object with 200", reply)
-        return None
+        return _judge_served(case, exchange)
     if case.expect == "served":
-        return "refused", Fact("200", reply)
-    if not 400 <= exchange.status < 500 or (case.status and exchange.status not in case.status):
+        return _Found("refused", Fact("200", reply))
+    not_allowed = bool(case.status) and exchange.status not in case.status
+    if not 400 <= exchange.status < 500 or not_allowed:
         required = " or ".join(map(str, case.status)) or "a 4xx"
-        return "wrong_status", Fact(required, reply)
-    wrong = schema.violations("error", exchange.parsed())
-    return ("no_error_object", Fact(f"an error object ({wrong[0]})", reply)) if wrong else None
+        return _Found("wrong_status", Fact(required, reply))
+    errors = schema.violations("error", exchange.parsed())
+    if errors:
+        return _Found("no_error_object", Fact(f"an error object ({errors[0]})", reply))
+    return None
 
 
-def _content(api: Api, case: Case, body: Json) -> bytes:
+def _judge_served(case: Case, exchange: Exchange) -> _Found | None:
+    """Compare an answer of status 200 with the case."""
+    reply = exchange.observed
+    if case.expect == "refused":
+        # A case with a key only runs on a server that was attached or started with --api-key.
+        hint = "; leave out --api-key where the server asks for none" if case.key else ""
+        return _Found("served", Fact("a 4xx with an error object", f"{reply}{hint}"))
+    is_error_object = not schema.violations("error", exchange.parsed())
+    if is_error_object:
+        return _Found("wrong_status", Fact("no error object with 200", reply))
+    return None
+
+
+def _content(api: Api, case: Case) -> bytes:
+    """Return the body of a case."""
     if case.raw is not None:
         return case.raw.replace("%MODEL%", api.model).encode()
     if case.raw_hex is not None:
         return bytes.fromhex(case.raw_hex)
+    body: Json = {"model": api.model, **shipped().plain.get(case.path, {}), **case.body}
     if case.overlong is not None:
-        text = "a " * (api.context_length() + 64)  # at least one token for each
-        is_chat = case.overlong == "messages"
-        body[case.overlong] = [{"role": "user", "content": text}] if is_chat else text
-    return json.dumps({k: v for k, v in body.items() if k not in case.without}).encode()
+        text = "a " * (api.context_length() + _OVERLONG)  # each repetition is at least one token
+        if case.overlong == "messages":
+            body["messages"] = [{"role": "user", "content": text}]
+        else:
+            body[case.overlong] = text
+    for name in case.without:
+        body.pop(name, None)
+    return json.dumps(body).encode()
 
 
 def healthy(api: Api) -> str:
-    """What the server answers when it is well. Raises Unmet: it does not answer at all."""
-    well, text = _sentinel(api)
-    if not well:
-        raise Unmet(Fact("an answer to a plain request, before any bad one", text))
-    return text
+    """Return the answer of a healthy server to a plain request.
+
+    Raises:
+        Unmet: The server does not answer.
+    """
+    sentinel = _ask_plainly(api)
+    if not sentinel.is_answered:
+        raise Unmet(Fact("an answer to a plain request, before any bad one", sentinel.text))
+    return sentinel.text
 
 
-def _sentinel(api: Api) -> tuple[bool, str]:
-    """Whether a plain request is answered, and the text of the answer or what came instead."""
-    path = COMPLETIONS if api.capabilities.can("completions") else CHAT
-    kind: schema.Kind = "completion" if path == COMPLETIONS else "chat completion"
+class _Sentinel(NamedTuple):
+    """The result of a plain request."""
+
+    is_answered: bool
+    #: The text of the answer, or what came instead.
+    text: str
+
+
+def _ask_plainly(api: Api) -> _Sentinel:
+    """Send a plain request."""
+    path = CHAT
+    kind: schema.Kind = "chat completion"
+    if api.capabilities.can("completions"):
+        path = COMPLETIONS
+        kind = "completion"
     body = {"model": api.model, "temperature": 0.0, **shipped().plain[path]}
     exchange = api.send("POST", path, json.dumps(body).encode())
     answer = exchange.parsed()
     if exchange.status != 200 or schema.violations(kind, answer):
-        return False, exchange.observed
+        return _Sentinel(False, exchange.observed)
     choice = answer["choices"][0]
-    return True, str(choice.get("text") or choice.get("message"))
+    return _Sentinel(True, str(choice.get("text") or choice.get("message")))

@@ -1,4 +1,4 @@
-"""Calls of tools: the right one with the right arguments, and answers to their results."""
+"""Tool calls: the right tool with the right arguments, and answers to the results of calls."""
 
 import copy
 import functools
@@ -15,61 +15,82 @@ from sm121.core.level_settings import Correctness, ToolCall
 from sm121.core.unmet import require, require_each
 from sm121.core.verdict import Inapplicable, NotRun
 
-#: How servers say that they were started without a parser of tool calls.
+#: Refusals of servers that were started without a parser of tool calls.
 _NO_PARSER = re.compile(r"tool[-_ ](?:call[-_ ])?parser|auto-tool-choice|--jinja", re.IGNORECASE)
+#: The fields of a call that a client sends back.
+_SENT_BACK = ("id", "type", "function")
 
 
 @functools.cache
 def tools(count: int = 2) -> list[Json]:
-    """So many tools as /v1/chat/completions takes them."""
+    """Return the first `count` tools of ``fixtures/api/tools.json``, as a chat takes them."""
     text = (files("sm121.fixtures") / "api" / "tools.json").read_text("utf-8")
     return list(json.loads(text))[:count]
 
 
 def called_every_time(api: Api, correctness: Correctness) -> None:
-    """Each question, asked again and again: one right call, and none of it in the content."""
+    """Require one right call in each of several answers to each question of the profile.
+
+    Args:
+        api: The API of the server.
+        correctness: ``tool_calls`` has the questions, ``repeats`` the answers for each.
+
+    Raises:
+        Unmet: A call is missing or wrong, or the content contains parts of it.
+        NotRun: The server has no parser of tool calls.
+    """
     repeated = [case for case in correctness.tool_calls for _ in range(correctness.repeats)]
     api.capabilities.require("tools")
-    answers = together(lambda case: _ask(api, correctness, case.question), repeated)
+    choices = together(lambda case: _ask(api, correctness, case.question), repeated)
 
     def is_called(case: ToolCall, choice: Json) -> None:
-        of = f"{case.question!r}"
+        about = f"{case.question!r}"
         calls = [call["function"] for call in _calls(choice)]
-        require(calls, f"a call of {case.tool}", no_call(api, choice), of)
+        require(calls, f"a call of {case.tool}", no_call(api, choice), about)
         observed = [(call["name"], json.loads(call["arguments"])) for call in calls]
         expected = [(case.tool, case.arguments)]
-        require(observed == expected, f"{case.tool}({case.arguments})", observed, of)
+        require(observed == expected, f"{case.tool}({case.arguments})", observed, about)
         right = choice["finish_reason"] == "tool_calls" and not spilled(choice["message"])
-        require(right, "tool_calls, and nothing of the call in the content", choice, of)
+        require(right, "tool_calls, and nothing of the call in the content", choice, about)
 
-    require_each(is_called, repeated, answers)
+    require_each(is_called, repeated, choices)
 
 
 def named(api: Api, correctness: Correctness) -> None:
-    """``tool_choice`` with a name calls that tool, with arguments by its schema."""
+    """Require that ``tool_choice`` with a name calls that tool, with arguments by its schema.
+
+    Args:
+        api: The API of the server.
+        correctness: The question is that of its first chat.
+
+    Raises:
+        Unmet: No call, another call, or arguments that do not match the schema.
+        NotRun: The server has no parser of tool calls.
+    """
     name = tools()[0]["function"]["name"]
     tool_choice = {"type": "function", "function": {"name": name}}
-    answer = _ask(api, correctness, correctness.chats[0].question, tool_choice=tool_choice)
-    names = [call["function"]["name"] for call in _calls(answer)]
-    require(names, f"a call of {name}", no_call(api, answer))
-    require(names == [name], f"a call of {name}", answer["message"])
-    _hold_fitting(_calls(answer)[:1])
+    choice = _ask(api, correctness, correctness.chats[0].question, tool_choice=tool_choice)
+    names = [call["function"]["name"] for call in _calls(choice)]
+    require(names, f"a call of {name}", no_call(api, choice))
+    require(names == [name], f"a call of {name}", choice["message"])
+    _require_fitting(_calls(choice)[:1])
 
 
 def named_as_offered(api: Api, correctness: Correctness, name: str) -> None:
     """Call a tool whose name has a sign beyond letters and ``_``, and send back its result.
 
-    The call has the name that was offered, and a conversation that has the call is accepted. The
-    model's choice has no part in it: ``tool_choice`` names the tool.
+    The call must have the offered name, and the server must accept a conversation with the call.
+    ``tool_choice`` names the tool, so the model has no choice.
 
     Args:
-        api: the API of the server.
-        correctness: the first question of its ``tool_calls`` is asked.
-        name: of the tool. A server may refuse a dot, which the published API does not list.
+        api: The API of the server.
+        correctness: The question is the first one of its ``tool_calls``.
+        name: The name of the tool. A server may refuse a dot, which the published API does not
+            list.
 
     Raises:
-        Inapplicable: the server refuses a name with a dot.
-        Unmet: another name came back, no call did, or the server refuses the name.
+        Inapplicable: The server refuses a name with a dot.
+        Unmet: No call, a call with another name, or the server refuses the name.
     """
     case = correctness.tool_calls[0]
     renamed = [copy.deepcopy(tools(1)[0])]
@@ -77,77 +98,125 @@ def named_as_offered(api: Api, correctness: Correctness, name: str) -> None:
     tool_choice = {"type": "function", "function": {"name": name}}
     limit = correctness.max_answer_tokens
     try:
-        answer = ask(api, case.question, renamed, limit, tool_choice=tool_choice)
+        choice = ask(api, case.question, renamed, limit, tool_choice=tool_choice)
     except Refused as refusal:
         if "." in name and refusal.status in (400, 422):
             why = f"the server refuses a dot in the name of a tool ({refusal.text})"
             raise Inapplicable(why) from refusal
         raise
-    calls = _calls(answer)
-    require(calls, f"a call of {name}", no_call(api, answer))
+    calls = _calls(choice)
+    require(calls, f"a call of {name}", no_call(api, choice))
     names = [call["function"]["name"] for call in calls]
     require(names == [name], f"a call of {name}", names)
-    sent_back = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
-    messages: list[Json] = [
-        {"role": "user", "content": case.question},
-        {"role": "assistant", "content": None, "tool_calls": sent_back},
-        {"role": "tool", "tool_call_id": sent_back[0]["id"], "content": case.result},
-    ]
-    ask(api, messages, renamed, limit)
+    ask(api, _conversation(case, calls), renamed, limit)
 
 
 def required(api: Api, correctness: Correctness) -> None:
-    """``tool_choice: required`` calls a tool, with arguments by its schema."""
-    answer = _ask(api, correctness, correctness.chats[0].question, tool_choice="required")
-    require(_calls(answer), "a call", no_call(api, answer))
-    require(answer["finish_reason"] == "tool_calls", "finish_reason tool_calls", answer)
-    _hold_fitting(_calls(answer))
+    """Require that ``tool_choice: required`` calls a tool, with arguments by its schema.
+
+    Args:
+        api: The API of the server.
+        correctness: The question is that of its first chat.
+
+    Raises:
+        Unmet: No call, or arguments that do not match the schema.
+        NotRun: The server has no parser of tool calls.
+    """
+    choice = _ask(api, correctness, correctness.chats[0].question, tool_choice="required")
+    require(_calls(choice), "a call", no_call(api, choice))
+    require(choice["finish_reason"] == "tool_calls", "finish_reason tool_calls", choice)
+    _require_fitting(_calls(choice))
 
 
 def forbidden(api: Api, correctness: Correctness) -> None:
-    """``tool_choice: none`` calls none."""
-    answer = _ask(api, correctness, correctness.tool_calls[0].question, tool_choice="none")
-    require(not _calls(answer), "no tool call", answer["message"])
+    """Require that ``tool_choice: none`` calls no tool.
+
+    Args:
+        api: The API of the server.
+        correctness: The question is the first one of its ``tool_calls``.
+
+    Raises:
+        Unmet: A tool was called.
+    """
+    choice = _ask(api, correctness, correctness.tool_calls[0].question, tool_choice="none")
+    require(not _calls(choice), "no tool call", choice["message"])
 
 
 def called_in_parallel(api: Api, correctness: Correctness) -> None:
-    """A question about several things is answered by a call for each."""
-    answer = _ask(api, correctness, correctness.parallel_question)
+    """Require one call for each part of a question with several parts.
+
+    Args:
+        api: The API of the server.
+        correctness: ``parallel_question`` and ``parallel_calls``, the number of its parts.
+
+    Raises:
+        Unmet: The number of calls is another.
+        NotRun: The server has no parser of tool calls.
+    """
+    choice = _ask(api, correctness, correctness.parallel_question)
     count = correctness.parallel_calls
-    require(len(_calls(answer)) == count, f"{count} calls", answer["message"])
+    require(len(_calls(choice)) == count, f"{count} calls", choice["message"])
 
 
 def results_are_answered(api: Api, correctness: Correctness) -> None:
-    """After the result of a call the answer says what the result says."""
+    """Require that the answer after the result of a call contains what the result says.
+
+    Args:
+        api: The API of the server.
+        correctness: ``tool_calls`` has the questions, results and expected answers.
+
+    Raises:
+        Unmet: No call, or an answer without the expected text.
+        NotRun: The server has no parser of tool calls.
+    """
 
     def is_answered(case: ToolCall) -> None:
-        of = f"{case.question!r}"
-        call = _ask(api, correctness, case.question)
-        require(_calls(call), "a call", no_call(api, call), of)
-        calls = [{k: each[k] for k in ("id", "type", "function")} for each in _calls(call)]
-        messages: list[Json] = [
-            {"role": "user", "content": case.question},
-            {"role": "assistant", "content": None, "tool_calls": calls},
-            {"role": "tool", "tool_call_id": calls[0]["id"], "content": case.result},
-        ]
-        choice = _ask(api, correctness, messages)
-        right = case.answer_contains in (choice["message"]["content"] or "")
-        require(right, repr(case.answer_contains), choice, of)
+        about = f"{case.question!r}"
+        choice = _ask(api, correctness, case.question)
+        require(_calls(choice), "a call", no_call(api, choice), about)
+        answer = _ask(api, correctness, _conversation(case, _calls(choice)))
+        right = case.answer_contains in (answer["message"]["content"] or "")
+        require(right, repr(case.answer_contains), answer, about)
 
     require_each(is_answered, correctness.tool_calls)
 
 
+def _conversation(case: ToolCall, calls: list[Json]) -> list[Json]:
+    """Return the messages of a question, its calls, and the result of the first call."""
+    sent_back = [{key: call[key] for key in _SENT_BACK} for call in calls]
+    return [
+        {"role": "user", "content": case.question},
+        {"role": "assistant", "content": None, "tool_calls": sent_back},
+        {"role": "tool", "tool_call_id": sent_back[0]["id"], "content": case.result},
+    ]
+
+
 def spilled(message: Json) -> bool:
-    """Whether the content beside a call has parts of it. gpt-oss may say in a preamble what it is
-    about to do (harmony, "preambles"): that is text, and none of the call."""
+    """Return whether the content beside a call contains parts of it.
+
+    gpt-oss may announce a call in a preamble (harmony, "preambles"). Such text is no part of it.
+
+    Args:
+        message: A message of the assistant.
+    """
     content = message.get("content") or ""
-    functions = [call["function"] for call in message.get("tool_calls") or []]
-    parts = [part for f in functions for part in (f["name"], f["arguments"].strip()) if part]
-    return any(part in content for part in (*parts, "<|", "to=functions"))
+    parts = ["<|", "to=functions"]
+    for call in message.get("tool_calls") or []:
+        function = call["function"]
+        parts += [function["name"], function["arguments"].strip()]
+    return any(part in content for part in parts if part)
 
 
 def refused(api: Api, refusal: Refused) -> NotRun | Refused:
-    """What to raise for a refusal of tools: NotRun where the server says that it has no parser."""
+    """Return the error to raise for a refusal of tools.
+
+    Args:
+        api: The API of the server.
+        refusal: The refusal.
+
+    Returns:
+        `NotRun` if the server was started without a parser of tool calls, else the refusal.
+    """
     if not _NO_PARSER.search(refusal.text):
         return refusal
     return NotRun(f"the server reads no tool calls ({refusal.text}); {_start(api)}")
@@ -156,8 +225,22 @@ def refused(api: Api, refusal: Refused) -> NotRun | Refused:
 def ask(
     api: Api, messages: str | list[Json], functions: list[Json], limit: int, **options: Any
 ) -> Json:
-    """The first choice of a chat with tools, of so many tokens at most. Raises NotRun: the server
-    reads no tool calls."""
+    """Send a chat with tools.
+
+    Args:
+        api: The API of the server.
+        messages: The conversation, or the text of one user message.
+        functions: The tools, as /v1/chat/completions takes them.
+        limit: Maximum tokens of the answer.
+        **options: Further fields of the body.
+
+    Returns:
+        The first choice of the answer.
+
+    Raises:
+        NotRun: The server has no parser of tool calls.
+        Unmet: The answer is refused, not valid or inconsistent.
+    """
     if api.capabilities.can("chat_token_ids"):
         options["return_token_ids"] = True
     try:
@@ -172,15 +255,30 @@ def _ask(api: Api, correctness: Correctness, messages: str | list[Json], **optio
 
 
 def no_call(api: Api, choice: Json) -> str:
-    """What came in place of a call: the model's own doing, or the server's."""
-    called = (choice.get("token_ids") or [None])[-1] == harmony.CALL
-    who = "the model called a tool (its last token is <|call|>), and the server did not read it"
+    """Describe an answer without tool calls.
+
+    Args:
+        api: The API of the server.
+        choice: The choice, with ``token_ids`` if the engine sends them.
+
+    Returns:
+        Whether the model called no tool or the server did not parse the call, and the choice.
+    """
+    ids = choice.get("token_ids")
+    if ids and ids[-1] == harmony.CALL:
+        cause = (
+            "the model called a tool (its last token is <|call|>), and the server did not read it"
+        )
+    else:
+        cause = "no call at all"
     shortened = {k: v for k, v in choice.items() if k not in ("token_ids", "logprobs")}
-    return f"no tool_calls: {who if called else 'no call at all'} in {shortened}; {_start(api)}"
+    return f"no tool_calls: {cause} in {shortened}; {_start(api)}"
 
 
 def _start(api: Api) -> str:
-    if not (options := api.capabilities.file.capabilities["tools"].start):
+    """Describe how to start the engine with a parser of tool calls."""
+    options = api.capabilities.file.capabilities["tools"].start
+    if not options:
         return "a server needs a parser of tool calls"
     return f"{api.capabilities.file.title} reads tool calls when started with {options}"
 
@@ -189,14 +287,23 @@ def _calls(choice: Json) -> list[Json]:
     return choice["message"].get("tool_calls") or []
 
 
-def _hold_fitting(calls: list[Json]) -> None:
+def _require_fitting(calls: list[Json]) -> None:
     for call in calls:
-        why, name = misfit(call["function"], tools()), call["function"]["name"]
-        require(why is None, "arguments by its schema", why, f"{name}")
+        function = call["function"]
+        violation = misfit(function, tools())
+        require(violation is None, "arguments by its schema", violation, function["name"])
 
 
 def misfit(function: Json, functions: list[Json]) -> str | None:
-    """What does not fit in the arguments of a call, by the schema of its tool."""
+    """Validate the arguments of a call by the schema of its tool.
+
+    Args:
+        function: The ``function`` of the call.
+        functions: The offered tools.
+
+    Returns:
+        The arguments and the violation; None if they are valid.
+    """
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in functions}
     arguments = function["arguments"]
     try:
