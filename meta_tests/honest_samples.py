@@ -43,7 +43,7 @@ def failures(server: Server, seed: int) -> list[str]:
     sampler = sampled.Sampler(client.Api(server.endpoint, can), seed)
     checks = {t: functools.partial(test_samples.hold, t, sampler) for t in test_samples.TESTS}
     for name in ("temperature", "top_p", "top_k", "min_p"):
-        checks[f"{name} of chats"] = functools.partial(sampled.chats_obey, sampler, name)
+        checks[f"{name} of chats"] = functools.partial(sampler.chats_obey, name)
     for form in get_args(sampling.Form):
         obeys = sampling.form_obeys_temperature_and_top_p
         checks[form] = functools.partial(obeys, sampler.api, form)

@@ -13,8 +13,9 @@ from fault_proxy import SAMPLING as FAULTS
 from scripted_sampler import sampling
 
 from sm121.answers import promised
-from sm121.api import client, sampled
+from sm121.api import client, cuts, sample_source, sampled_chats
 from sm121.api import sampling as sampling_forms
+from sm121.api.penalties import Penalties
 from sm121.api.sampled import Sampler
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker
@@ -33,10 +34,10 @@ CHECKS = {
     "test_each_form_obeys_temperature_and_top_p": lambda sampler, form: (
         sampling_forms.form_obeys_temperature_and_top_p(sampler.api, form)
     ),
-    "test_samples_of_chats_follow_the_temperature": lambda sampler, _: sampled.chats_obey(
-        sampler, "temperature"
+    "test_samples_of_chats_follow_the_temperature": lambda sampler, _: sampler.chats_obey(
+        "temperature"
     ),
-    "test_samples_of_chats_keep_the_cut": sampled.chats_obey,
+    "test_samples_of_chats_keep_the_cut": Sampler.chats_obey,
 }
 TESTS = sorted({fault.caught_by for fault in FAULTS.values()})
 TEMPERATURE, RUNS = "test_samples_follow_the_temperature", 20_000
@@ -123,8 +124,8 @@ def test_tokens_without_alternatives_are_a_finding(test):
 
 @pytest.mark.parametrize("test", [test for test in TESTS if "_cut" in test or "the_temp" in test])
 def test_too_few_samples_decide_nothing(test, monkeypatch):
-    monkeypatch.setattr(sampled, "_MOST", 10)
-    monkeypatch.setattr(sampled, "_MOST_CHATS", 0)
+    monkeypatch.setattr(sample_source, "MOST", 10)
+    monkeypatch.setattr(sampled_chats, "MOST_CHATS", 0)
     with pytest.raises(NotRun, match=r"after no text .* off by a tenth|chats do not tell whether"):
         check(test, lambda body: body, 1)
 
@@ -142,11 +143,12 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
         logarithms, wrong = np.zeros((RUNS, 2)), 0
         while len(logarithms):
             batches += len(logarithms)
-            logarithms += random.multinomial(2 * sampled._BATCH, likely, len(logarithms)) @ ratios
+            counts = random.multinomial(2 * sample_source.BATCH, likely, len(logarithms))
+            logarithms += counts @ ratios
             most = logarithms.max(1)
             wrong += int((most >= promised.WRONG).sum())
             logarithms = logarithms[(most > promised.RIGHT) & (most < promised.WRONG)]
-        return wrong / RUNS, 2 * sampled._BATCH * batches / RUNS
+        return wrong / RUNS, 2 * sample_source.BATCH * batches / RUNS
 
     for factor in promised.OFF:
         assert decided(temperature * factor)[0] >= 1 - promised.MISSED
@@ -158,9 +160,9 @@ def test_a_temperature_off_by_a_tenth_is_noticed_in_99_runs_of_100(temperature):
 
 def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
     """It turns the odds that 5 % of it leaves."""
-    random, few = np.random.default_rng(6), sampled._FEW
-    least = min(low for name, (_, low, _) in sampled._RANGES.items() if "ce_pen" in name)
-    share = 1 / (1 + np.exp(-0.05 * least / sampled._COLD))
+    random, few = np.random.default_rng(6), sample_source.FEW
+    least = min(low for name, (_, low, _) in sample_source.RANGES.items() if "ce_pen" in name)
+    share = 1 / (1 + np.exp(-0.05 * least / sample_source.COLD))
 
     def noticed(actual: float) -> float:
         hits = random.binomial(few, actual, RUNS)
@@ -173,11 +175,11 @@ def test_a_penalty_off_by_a_tenth_is_noticed_in_99_runs_of_100():
 
 def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
     """A tighter one leaves out the edge, a looser one takes in others, in as many samples as are
-    asked for: see `Sampler._cuts`."""
+    asked for: see `cuts.find_cuts`."""
     with sampling(lambda body: body, 1) as endpoint:
         sampler = Sampler(client.Api(endpoint, capabilities.of("vllm", "0.32.0")), 1)
-        cases = [(cut, case) for cut in sampled._CUTS for _, case in sampler._cuts(cut)]
-        tops = sampler._tops
+        cases = [(cut, case) for cut in cuts.CUTS for case in sampler.find_cuts(cut).values()]
+        tops = sampler.source.tops
     for cut, (count, value, text, edge) in cases:
         top = tops[text]
         remaining, dropped = promised.remaining(top, cut, value)
@@ -191,8 +193,8 @@ def test_a_cut_off_by_a_tenth_is_noticed_in_99_runs_of_100():
 
 
 def test_all_comparisons_of_a_run_share_its_chance_of_a_false_alarm():
-    cuts, values = len(sampled._CUTS), 2
-    tallies = (1 + cuts) * values * 4 + cuts * values + 3 * values * 2 + 4
+    parameters, values = len(cuts.CUTS), 2
+    tallies = (1 + parameters) * values * 4 + parameters * values + 3 * values * 2 + 4
     assert tallies <= promised.COMPARISONS
     whole = promised.COMPARISONS * promised.CHANCE + promised.TEMPERATURE_CHANCE
     assert whole == promised.FALSE_ALARMS
@@ -215,7 +217,7 @@ def test_a_comparison_that_is_not_decided_hides_no_wrong_one(monkeypatch, tallie
                 raise NotRun("cannot be told")
             yield each, promised.Tally(hits=8 * (each == "right"), expected=7.9, samples=8)
 
-    monkeypatch.setattr(Sampler, "_subtracted", subtracted)
+    monkeypatch.setattr(Penalties, "compare_subtracted", subtracted)
     api = client.Api(Endpoint("", "", "m"), capabilities.of("vllm", "0.32.0"))
     with pytest.raises(Unmet if "wrong" in tallies else NotRun):
         Sampler(api, 1).penalises("presence_penalty")
@@ -238,9 +240,9 @@ def counted_requests(hold_all) -> Counter[str]:
 def test_the_checks_of_a_server_share_their_greedy_chats():
     def hold_all(sampler):
         for name in ("temperature", "top_p", "top_k", "min_p"):
-            sampled.chats_obey(sampler, name)
+            sampler.chats_obey(name)
 
-    assert counted_requests(hold_all)["greedy chat"] == len(sampled.TEXTS)
+    assert counted_requests(hold_all)["greedy chat"] == len(sample_source.TEXTS)
 
 
 @pytest.mark.parametrize("form", ["streamed completion", "streamed chat"])

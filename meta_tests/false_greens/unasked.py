@@ -16,7 +16,7 @@ from test_measuring_traps import opened
 from two_steps import in_two_steps
 
 from false_greens import Kit, Outcome, of_data
-from sm121.answers import equivalence, prompts
+from sm121.answers import equivalence, promised, prompts
 from sm121.api import client, sampled
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker, Request
@@ -145,7 +145,7 @@ def accepted(_kit: Kit, *shares: float) -> Outcome:
 
 
 @in_two_steps
-def samples(_kit: Kit, cut: sampled.Cut | bool, share: float) -> Outcome:
+def samples(_kit: Kit, cut: promised.Cut | bool, share: float) -> Outcome:
     """A server that leaves out the log-probabilities of some sampled answers. `cut`: the one that
     is asked for, or False."""
     chance = random.Random(3)

@@ -1,111 +1,207 @@
 """What log-probabilities promise of samples, and how far the samples of a right server may be off.
-The log-probabilities of an answer are the model's (vLLM: ``raw_logprobs``). What the parameters of
-a request make of them is computed here, among the tokens that are listed at a position."""
+
+The log-probabilities of an answer are the model's (vLLM: ``raw_logprobs``). The distribution that
+the parameters of a request make of them is computed here, among the tokens that are listed at a
+position.
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sm121.core.unmet import require
 
-#: The chance that a right server is called wrong in a run: half by the temperature, the rest
-#: shared by so many other comparisons.
-FALSE_ALARMS, COMPARISONS = 1e-3, 64
+#: The chance of a false alarm in a run. Half of it is for the temperature.
+FALSE_ALARMS = 1e-3
 TEMPERATURE_CHANCE = FALSE_ALARMS / 2
+#: The other half is shared by so many comparisons.
+COMPARISONS = 64
 CHANCE = TEMPERATURE_CHANCE / COMPARISONS
-#: The relative error of a parameter that is noticed, but for one run of 100; and temperatures that
-#: are off by it. How much likelier one makes the samples, as a logarithm, decides beyond these
-#: bounds. Each chance is bounded at any time (Ville 1939), so samples are taken until it does.
-ERROR, MISSED = 0.1, 0.01
+#: The relative error of a parameter that is detected.
+ERROR = 0.1
+#: The chance to miss it.
+MISSED = 0.01
+#: The factors of a temperature that is off by it.
 OFF = (1 + ERROR, 1 / (1 + ERROR))
-RIGHT, WRONG = math.log(MISSED), math.log(2 / TEMPERATURE_CHANCE)
-#: What two evaluations of one softmax in float32 may differ by, in nats or relatively.
+#: Bounds of the logarithm of how much likelier a wrong temperature makes the samples. Below `RIGHT`
+#: the temperature is right, above `WRONG` it is wrong. Each chance is bounded at any time (Ville
+#: 1939), so samples may be taken until one bound is reached.
+RIGHT = math.log(MISSED)
+WRONG = math.log(2 / TEMPERATURE_CHANCE)
+#: The difference of two evaluations of one softmax in float32, in nats or relative.
 _ROUNDING = 2e-3
+#: The least expected share in `chance_of`, so that logarithms are finite.
+_TINY = 1e-12
 
 Cut = Literal["top_p", "top_k", "min_p"]
-#: The listed tokens of a place with their log-probabilities in nats.
+#: The listed tokens of a position with their log-probabilities in nats.
 Top = Mapping[str, float]
 
 
+class Split(NamedTuple):
+    """The listed tokens that remain after a cut, and those that are cut off."""
+
+    remaining: set[str]
+    dropped: set[str]
+
+
 def shares(top: Top, temperature: float = 1.0) -> dict[str, float]:
-    """How probable each of some tokens is among them."""
-    most = max(top.values(), default=0.0)
-    weights = {token: math.exp((log - most) / temperature) for token, log in top.items()}
+    """Return the probabilities of some tokens among each other.
+
+    Args:
+        top: Their log-probabilities.
+        temperature: The temperature.
+    """
+    highest = max(top.values(), default=0.0)
+    weights = {token: math.exp((log - highest) / temperature) for token, log in top.items()}
     total = sum(weights.values())
     return {token: weight / total for token, weight in weights.items()}
 
 
 def likeliest(top: Top) -> str:
-    """The likeliest listed token. Raises Unmet where the answer lists none."""
+    """Return the likeliest listed token.
+
+    Args:
+        top: The listed tokens.
+
+    Raises:
+        Unmet: None is listed.
+    """
     require(top, "alternatives listed at each place", "none")
     return max(top, key=lambda token: top[token])
 
 
 def log_ratio(top: Top, token: str, temperature: float, factor: float) -> float:
-    """The logarithm of how much likelier a token is at that temperature times a factor."""
-    most = top[likeliest(top)]
-    total, wrong = (
-        sum(math.exp((log - most) / each) for log in top.values())
-        for each in (temperature, temperature * factor)
-    )
-    return (top[token] - most) * (1 / factor - 1) / temperature + math.log(total / wrong)
+    """Return the logarithm of how much likelier a factor of the temperature makes a token.
+
+    Args:
+        top: The listed tokens.
+        token: One of them.
+        temperature: The temperature that was sent.
+        factor: The factor of another temperature.
+    """
+    highest = top[likeliest(top)]
+    total = sum(math.exp((log - highest) / temperature) for log in top.values())
+    other = sum(math.exp((log - highest) / (temperature * factor)) for log in top.values())
+    return (top[token] - highest) * (1 / factor - 1) / temperature + math.log(total / other)
 
 
 def evidence(top: Top, temperature: float, factor: float = OFF[0]) -> float:
-    """What a right sample tells against a temperature that is off, in nats: a divergence."""
-    probable = shares(top, temperature).items()
-    return -sum(share * log_ratio(top, token, temperature, factor) for token, share in probable)
+    """Return the mean evidence of a right sample against another temperature.
+
+    Args:
+        top: The listed tokens.
+        temperature: The temperature that was sent.
+        factor: The factor of the other temperature.
+
+    Returns:
+        The divergence in nats.
+    """
+    total = 0.0
+    for token, share in shares(top, temperature).items():
+        total -= share * log_ratio(top, token, temperature, factor)
+    return total
 
 
-def remaining(top: Top, cut: Cut, value: float) -> tuple[set[str], set[str]]:
-    """The listed tokens that remain at temperature 1, and those that are cut off. Of others a tie
-    decides, which engines break as they like, or rounding. Raises Unmet where none is listed."""
+def remaining(top: Top, cut: Cut, value: float) -> Split:
+    """Apply a cut to the listed tokens at temperature 1.
+
+    A token is in neither set if a tie decides, which engines break in different ways, or rounding.
+
+    Args:
+        top: The listed tokens.
+        cut: The parameter.
+        value: Its value.
+
+    Returns:
+        The tokens that remain and those that are cut off.
+
+    Raises:
+        Unmet: No token is listed.
+    """
     best = likeliest(top)
-    remaining, dropped = {best}, set()
+    kept = {best}
+    dropped = set()
     for token, log in top.items():
-        before = [other for other in top.values() if other > log + _ROUNDING]
-        tied = sum(abs(other - log) <= _ROUNDING for other in top.values()) - 1
-        if cut == "min_p":
-            least = most = value * math.exp(top[best] - log)
-        elif cut == "top_k":
-            least, most = (len(before) + 0.5) / value, (len(before) + tied + 0.5) / value
-        else:
-            mass = sum(map(math.exp, before))
-            least, most = mass / value, (mass + tied * math.exp(log)) / value
-        if most < 1 - _ROUNDING:
-            remaining.add(token)
-        elif least > 1 + _ROUNDING and token != best:
+        low, high = _cut_ratios(top, log, top[best], cut, value)
+        if high < 1 - _ROUNDING:
+            kept.add(token)
+        elif low > 1 + _ROUNDING and token != best:
             dropped.add(token)
-    return remaining, dropped
+    return Split(kept, dropped)
+
+
+class _Bounds(NamedTuple):
+    low: float
+    high: float
+
+
+def _cut_ratios(top: Top, log: float, highest: float, cut: Cut, value: float) -> _Bounds:
+    """Return the bounds of a token's ratio to the cut: it remains below 1.
+
+    The bounds are those with all tied tokens before it, and with none.
+    """
+    if cut == "min_p":
+        ratio = value * math.exp(highest - log)
+        return _Bounds(ratio, ratio)
+    before = [other for other in top.values() if other > log + _ROUNDING]
+    tied = sum(abs(other - log) <= _ROUNDING for other in top.values()) - 1
+    if cut == "top_k":
+        return _Bounds((len(before) + 0.5) / value, (len(before) + tied + 0.5) / value)
+    mass = sum(map(math.exp, before))
+    return _Bounds(mass / value, (mass + tied * math.exp(log)) / value)
 
 
 def allowed(variance: float, chance: float) -> float:
-    """How far a number of hits may be from what is expected but for a chance (Freedman 1975: the
-    differences are a martingale's, of that variance in all, and none is above 1)."""
+    """Return how far a number of hits may be from the expected number.
+
+    The differences are a martingale with steps of at most 1 (Freedman 1975).
+
+    Args:
+        variance: The sum of the variances.
+        chance: The chance that a right server exceeds the bound.
+    """
     bits = math.log(2.0 / chance)
     return bits / 3 + math.sqrt((bits / 3) ** 2 + 2 * bits * variance)
 
 
 def chance_of(hits: float, expected: float, samples: int) -> float:
-    """A bound of twice the chance of so many hits and further ones (Hoeffding 1963, theorem 1)."""
-    share, mean = hits / samples, min(max(expected / samples, 1e-12), 1 - 1e-12)
-    pairs = ((share, mean), (1 - share, 1 - mean))
-    divergence = sum(part * math.log(part / other) for part, other in pairs if part)
+    """Return a bound of the chance of so many hits or of more extreme numbers.
+
+    Twice the bound of Hoeffding 1963, theorem 1, because both directions count.
+
+    Args:
+        hits: The number of hits.
+        expected: The expected number.
+        samples: The number of samples, at least 1.
+    """
+    share = hits / samples
+    mean = min(max(expected / samples, _TINY), 1 - _TINY)
+    divergence = 0.0
+    for part, other in ((share, mean), (1 - share, 1 - mean)):
+        if part:
+            divergence += part * math.log(part / other)
     return min(1.0, 2 * math.exp(-samples * divergence))
 
 
 @dataclass
 class Tally:
-    """The hits among samples, and how many are promised."""
+    """The hits among samples, and the promised number of hits."""
 
     hits: int = 0
     expected: float = 0.0
+    #: The sum of the variances of the hits.
     variance: float = 0.0
     samples: int = 0
 
     def add(self, hit: bool, share: float) -> None:
-        """One sample that is a hit with that probability."""
+        """Add one sample.
+
+        Args:
+            hit: Whether it is a hit.
+            share: The probability of a hit.
+        """
         self.hits += hit
         self.expected += share
         self.variance += share * (1 - share)
@@ -113,8 +209,10 @@ class Tally:
 
     @property
     def chance(self) -> float:
-        """See `chance_of`."""
-        return chance_of(self.hits, self.expected, self.samples) if self.samples else 1.0
+        """The bound of `chance_of`; 1 without samples."""
+        if not self.samples:
+            return 1.0
+        return chance_of(self.hits, self.expected, self.samples)
 
     def __str__(self) -> str:
         return f"{self.hits} in {self.samples}, {self.expected:.1f} expected"

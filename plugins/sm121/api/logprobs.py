@@ -1,30 +1,42 @@
-"""Log-probabilities as the API tells them: of each token, finite, and of the chosen one."""
+"""Log-probabilities in answers: complete, finite, and those of the chosen tokens."""
 
 import math
 
 from sm121.answers.promised import likeliest
-from sm121.api import sampled, stream
+from sm121.api import stream
 from sm121.api.client import Api, Json, together
+from sm121.api.sample_source import TEXTS
 from sm121.api.sdk import PROMPT, Sdk
 from sm121.client.completions import parse
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require
 
-#: Of a logarithm of a softmax in float32 over 200,000 tokens: one that is 0 may come out above it.
+#: Rounding error of a log-softmax in float32 over 200,000 tokens, in nats: a value of 0 may be sent
+#: as one above 0.
 ROUNDING = 1e-5
-#: Tokens whose log-probabilities differ by less are both the likeliest.
+#: Two tokens whose log-probabilities differ by less are equally likely, in nats.
 _TIED = 1e-3
-#: Chats that a small model is not sure of.
+#: Chats whose continuation a small model is not sure of, and how often each is sent.
 _UNSURE = ("1, 2, 3", "Q:")
+_UNSURE_TIMES = 24
 
 
 def are_finite(sdk: Sdk) -> None:
-    """Each of 32 tokens has finite values, none above 0, and probabilities sum to 1 at most."""
+    """Require finite values of at most 0 for each of 32 tokens, with probabilities of at most 1.
+
+    Args:
+        sdk: The client of the server.
+
+    Raises:
+        Unmet: A value is missing, not finite or above 0, or probabilities sum to more than 1.
+    """
     entries = sdk.exactly(32, logprobs=5).choices[0].logprobs
     count = len(entries.token_logprobs)
     require(count == 32, "32 log-probabilities", count)
-    every = [*entries.token_logprobs, *(v for top in entries.top_logprobs for v in top.values())]
-    bad = [v for v in every if v is None or not math.isfinite(v) or v > ROUNDING]
+    values = list(entries.token_logprobs)
+    for top in entries.top_logprobs:
+        values += top.values()
+    bad = [v for v in values if v is None or not math.isfinite(v) or v > ROUNDING]
     require(not bad, "finite and at most 0", bad[:5])
     for position, top in enumerate(entries.top_logprobs):
         total = math.fsum(math.exp(value) for value in top.values())
@@ -33,42 +45,72 @@ def are_finite(sdk: Sdk) -> None:
 
 
 def name_the_chosen_token(api: Api) -> None:
-    """A completion has one entry a token; the chosen one is the likeliest of those listed."""
+    """Require one entry for each token of a completion, with the chosen token as the likeliest.
+
+    Args:
+        api: The API of the server.
+
+    Raises:
+        Unmet: Entries are missing, their tokens are not those of the text, or another is likelier.
+    """
     answer = api.complete(PROMPT, max_tokens=8, logprobs=2)
-    text, entries = answer["choices"][0]["text"], answer["choices"][0]["logprobs"]
+    text = answer["choices"][0]["text"]
+    entries = answer["choices"][0]["logprobs"]
     count = answer["usage"]["completion_tokens"]
-    parts = [entries.get(key) or [] for key in ("tokens", "token_logprobs", "top_logprobs")]
-    lengths = {len(part) for part in parts}
+    columns = [entries.get(key) or [] for key in ("tokens", "token_logprobs", "top_logprobs")]
+    lengths = {len(column) for column in columns}
     require(lengths == {count}, f"{count} of each", lengths)
     require("".join(entries["tokens"]) == text, f"the tokens of {text!r}", entries["tokens"])
-    for token, value, top in zip(*parts, strict=True):
+    for token, value, top in zip(*columns, strict=True):
         right = top.get(token) == value == max(top.values(), default=None)
         require(right, f"{token!r} with {value} on top", top)
 
 
 def of_a_chat_are_whole(api: Api, correctness: Correctness) -> None:
-    """An entry for each generated token: the chosen one is listed, and its bytes are its text."""
+    """Require an entry for each token of a chat, with the chosen token listed and its bytes right.
+
+    Args:
+        api: The API of the server.
+        correctness: The question is that of its first chat.
+
+    Raises:
+        Unmet: Entries or alternatives are missing, a value is not finite, above 0 or above that of
+            the chosen token, or the bytes are not those of the token.
+    """
     question = correctness.chats[0].question
-    likeliest = 20 if api.capabilities.can("top_logprobs_20") else 2
-    answer = api.chat(question, max_tokens=12, logprobs=True, top_logprobs=likeliest)
+    listed = 20 if api.capabilities.can("top_logprobs_20") else 2
+    answer = api.chat(question, max_tokens=12, logprobs=True, top_logprobs=listed)
     entries = answer["choices"][0]["logprobs"]["content"]
     count = answer["usage"]["completion_tokens"]
     require(len(entries) == count, f"{count} entries", len(entries))
     for entry in entries:
-        token, value = entry["token"], entry["logprob"]
-        listed = [(top["token"], top["logprob"]) for top in entry["top_logprobs"]]
-        whole = (token, value) in listed and len(listed) == likeliest
-        require(whole, f"the chosen token among {likeliest}", entry)
-        bad = [v for _, v in listed if not math.isfinite(v) or v > min(ROUNDING, value)]
-        expected = "finite, at most 0, none likelier than the chosen"
-        require(not bad, expected, f"{bad} in {entry}")
-        if entry["bytes"] is not None and "\ufffd" not in token:
-            text = bytes(entry["bytes"]).decode("utf-8", "replace")
-            require(text == token, f"the bytes of {token!r}", text)
+        _require_whole_entry(entry, listed)
+
+
+def _require_whole_entry(entry: Json, listed: int) -> None:
+    """Require the chosen token among so many alternatives, none likelier, and its bytes."""
+    token = entry["token"]
+    value = entry["logprob"]
+    top = [(alternative["token"], alternative["logprob"]) for alternative in entry["top_logprobs"]]
+    whole = (token, value) in top and len(top) == listed
+    require(whole, f"the chosen token among {listed}", entry)
+    bad = [v for _, v in top if not math.isfinite(v) or v > min(ROUNDING, value)]
+    expected = "finite, at most 0, none likelier than the chosen"
+    require(not bad, expected, f"{bad} in {entry}")
+    if entry["bytes"] is not None and "\ufffd" not in token:
+        text = bytes(entry["bytes"]).decode("utf-8", "replace")
+        require(text == token, f"the bytes of {token!r}", text)
 
 
 def of_a_stream_are_whole(chunks: stream.Stream) -> None:
-    """A streamed completion has as many finite values as its usage counts tokens."""
+    """Require as many finite log-probabilities in a streamed completion as its usage counts tokens.
+
+    Args:
+        chunks: A streamed completion with usage in its last chunk.
+
+    Raises:
+        Unmet: A value is missing or not finite.
+    """
     values = stream.log_probabilities(chunks)
     count = chunks.chunks[-1]["usage"]["completion_tokens"]
     whole = len(values) == count and all(v is not None and math.isfinite(v) for v in values)
@@ -76,22 +118,32 @@ def of_a_stream_are_whole(chunks: stream.Stream) -> None:
 
 
 def greedy_is_the_likeliest(api: Api, *, in_chats: bool) -> None:
-    """At temperature 0 no token is less likely than another one that is listed: after texts which
-    can go on in many ways, or in 48 chats."""
-    options: Json = {"max_tokens": 24, "logprobs": 2}
+    """Require that no listed token is likelier than the chosen one at temperature 0.
+
+    Args:
+        api: The API of the server.
+        in_chats: Send 48 chats, else completions after texts that can go on in many ways.
+
+    Raises:
+        Unmet: Another listed token is likelier.
+    """
     if in_chats:
-        options = {"max_tokens": 16, "logprobs": True, "top_logprobs": 2}
-        answers = together(lambda text: api.send_chat(text, **options), _UNSURE * 24)
+        options: Json = {"max_tokens": 16, "logprobs": True, "top_logprobs": 2}
+        texts = _UNSURE * _UNSURE_TIMES
+        answers = together(lambda text: api.send_chat(text, **options), texts)
     else:
+        options = {"max_tokens": 24, "logprobs": 2}
         if api.capabilities.can("ignore_eos"):
             options["ignore_eos"] = True
-        answers = [api.complete([*sampled.TEXTS], **options)]
-    positions = [position for answer in answers for position in parse(answer).positions or ()]
-    require(positions, "log-probabilities of the tokens")
-    wrong = [
-        (position.token, position.log_probability, position.top)
-        for position in positions
-        if position.log_probability < position.top[likeliest(position.top)] - _TIED
-    ]
-    required = f"the likeliest of those listed at each of {len(positions)} places"
-    require(not wrong, required, f"another at {len(wrong)}", evidence=wrong[:3])
+        answers = [api.complete([*TEXTS], **options)]
+    count = 0
+    others = []
+    for answer in answers:
+        for position in parse(answer).positions or ():
+            count += 1
+            highest = position.top[likeliest(position.top)]
+            if position.log_probability < highest - _TIED:
+                others.append((position.token, position.log_probability, position.top))
+    require(count, "log-probabilities of the tokens")
+    required = f"the likeliest of those listed at each of {count} places"
+    require(not others, required, f"another at {len(others)}", evidence=others[:3])

@@ -1,6 +1,8 @@
-"""What the parameters of sampling do (temperature, seed, logit_bias, n), and what holds where one
-is not sent: vLLM promises what the checkpoint's generation_config.json says, else OpenAI's
-defaults."""
+"""The effect of sampling parameters (temperature, seed, logit_bias), and of their defaults.
+
+vLLM documents that the defaults are those of the checkpoint's generation_config.json, else those
+of OpenAI's API.
+"""
 
 import functools
 import json
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sm121.api.client import Api, Json
-from sm121.api.sampled import TEXTS
+from sm121.api.sample_source import TEXTS
 from sm121.api.sdk import PROMPT, Sdk, first_that
 from sm121.client.completions import parse
 from sm121.core.level_settings import Correctness
@@ -19,113 +21,16 @@ from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
 Form = Literal["streamed completion", "streamed chat", "response"]
-#: Each form is asked so often, for so many tokens, after a text that can go on in many ways.
-_TIMES, _OPEN, _OPEN_CHAT = 8, "The capital", "1, 2, 3, 4, 5,"
-_LIMIT: Json = {"max_tokens": 20}
-
-
-def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
-    """One seed gives the same tokens again, at the latest at the last attempt."""
-
-    def sampled() -> Any:
-        options: Json = {"max_tokens": 24, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
-        ids = sdk.complete(seed=1234, **options).choices[0].token_ids
-        require(len(ids) == 24, "24 token ids", len(ids))
-        return ids
-
-    _hold_repeated(sampled, attempts, "tokens")
-
-
-def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts: int) -> None:
-    """At temperature 2 seeds differ, and one seed repeats itself."""
-
-    def sampled(seed: int) -> str:
-        answer = sdk.chat(correctness.chats[0].question, 12, temperature=2.0, seed=seed)
-        return said(answer.choices[0].message.model_dump())
-
-    texts = {sampled(seed) for seed in range(6)}
-    require(len(texts) > 1, "seeds that differ at temperature 2", f"{texts} six times")
-    _hold_repeated(lambda: sampled(1234), attempts, "text")
-
-
-def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
-    """At temperature 1 answers differ. At 0, and where top_p leaves one token, most are the same:
-    kernels round in more ways than one, and tokens may be equally likely."""
-    asks: dict[Form, Callable[[Json], Any]] = {
-        "streamed completion": lambda o: api.stream_completion(_OPEN, **_LIMIT, **o).chunks,
-        "streamed chat": lambda o: api.stream_chat(_OPEN_CHAT, **_LIMIT, **o).chunks,
-        "response": lambda o: [api.send_response(_OPEN_CHAT, max_output_tokens=20, **o)],
-    }
-
-    def answer(options: Json) -> str:
-        return parse(*asks[form](options)).text
-
-    for options in ({"temperature": 0.0}, {"temperature": 1.0, "top_p": 1e-6}):
-        texts = counted_until(mostly_alike, functools.partial(answer, options))
-        about = f"{form}, {options}"
-        require(mostly_alike(texts), "mostly the same text", "others", about, evidence=f"{texts}")
-    hot = counted_until(differing, functools.partial(answer, {"temperature": 1.0}))
-    require(differing(hot), "texts that differ at temperature 1", "one", form, evidence=f"{[*hot]}")
-
-
-def counted_until(decided: Callable[[Counter[str]], bool], ask: Callable[[], str]) -> Counter[str]:
-    """Count texts until `decided`, which more texts cannot revoke, and `_TIMES` at most."""
-    texts = Counter[str]()
-    for _ in range(_TIMES):
-        texts[ask()] += 1
-        if decided(texts):
-            break
-    return texts
-
-
-def mostly_alike(texts: Counter[str]) -> bool:
-    """Whether half of `_TIMES` texts are the same."""
-    return 2 * max(texts.values()) >= _TIMES
-
-
-def differing(texts: Counter[str]) -> bool:
-    """Whether two texts differ."""
-    return len(texts) > 1
-
-
-def said(message: Json) -> str:
-    """All text of a message: reasoning, under either name (vLLM 0.14 gives both), and content."""
-    reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-    return f"{reasoning}{message.get('content') or ''}"
-
-
-def logit_bias_is_obeyed(api: Api) -> None:
-    """-100 bans the likeliest token; 50 puts another one in its place."""
-    first = api.ids(PROMPT + api.complete(PROMPT, max_tokens=1)["choices"][0]["text"])[-1]
-    other = api.ids(PROMPT + " London")[-1]
-    for bias in ({str(first): -100}, {str(other): 50}):
-        answer = api.complete(PROMPT, max_tokens=1, logit_bias=bias, return_token_ids=True)
-        token = answer["choices"][0]["token_ids"][0]
-        right = token != first and (token == other or str(other) not in bias)
-        require(right, f"another token than {first}", token, f"logit_bias {bias}")
-
-
-def answers_belong_to_their_prompts(api: Api, correctness: Correctness) -> None:
-    """Each prompt has its own answer: asked one after the other, twice, and in one request."""
-    facts = correctness.known_answers
-    pairs = []
-    for _ in range(2):
-        pairs += [(f, api.complete(f.prompt, max_tokens=8)["choices"][0]) for f in facts]
-    many = [*facts, *reversed(facts), *facts]
-    answer = api.complete([fact.prompt for fact in many], max_tokens=8)
-    pairs += [(many[choice["index"]], choice) for choice in answer["choices"]]
-    for fact, choice in pairs:
-        right = choice["text"].startswith(fact.begins)
-        require(right, repr(fact.begins), repr(choice["text"]), f"{fact.prompt!r}")
-
-
-def _hold_repeated(sampled: Callable[[], object], attempts: int, quantity: str) -> None:
-    first = sampled()
-    second = first_that((sampled() for _ in range(attempts)), lambda answer: answer == first)
-    # Without them: they differ in each run, and a known failure must be known again (--against).
-    require(first == second, f"the same {quantity} with the same seed", f"others, {attempts} times")
-
-
+#: Requests of each form.
+_TIMES = 8
+#: A text that can go on in many ways, and one for chats.
+_OPEN = "The capital"
+_OPEN_CHAT = "1, 2, 3, 4, 5,"
+#: Maximum tokens of an answer.
+_LIMIT = 20
+#: The seed of a request that is repeated.
+_SEED = 1234
+#: Values that have no effect: OpenAI's defaults.
 NEUTRAL: Json = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -135,52 +40,263 @@ NEUTRAL: Json = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
 }
-_OWN = ("--generation-config", "--override-generation-config")
+#: Options of vLLM that replace the checkpoint's defaults.
+_OWN_DEFAULTS = ("--generation-config", "--override-generation-config")
+#: A temperature at which different answers are likely.
 _HOT: Json = {"temperature": 2.0}
 
 
+def seed_repeats_itself(sdk: Sdk, attempts: int) -> None:
+    """Require the same tokens for the same seed in one of several attempts.
+
+    Args:
+        sdk: The client of the server.
+        attempts: The number of attempts. Kernels may round in more than one way.
+
+    Raises:
+        Unmet: All attempts differ from the first answer.
+    """
+
+    def sample_ids() -> Any:
+        options: Json = {"max_tokens": 24, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
+        ids = sdk.complete(seed=_SEED, **options).choices[0].token_ids
+        require(len(ids) == 24, "24 token ids", len(ids))
+        return ids
+
+    _require_repeated(sample_ids, attempts, "tokens")
+
+
+def chat_obeys_temperature_and_seed(sdk: Sdk, correctness: Correctness, attempts: int) -> None:
+    """Require different texts for different seeds at temperature 2, and one text for one seed.
+
+    Args:
+        sdk: The client of the server.
+        correctness: The question is that of its first chat.
+        attempts: The number of attempts to repeat a text.
+
+    Raises:
+        Unmet: Six seeds give one text, or all attempts differ from the first answer.
+    """
+
+    def sample_text(seed: int) -> str:
+        answer = sdk.chat(correctness.chats[0].question, 12, temperature=2.0, seed=seed)
+        return said(answer.choices[0].message.model_dump())
+
+    texts = {sample_text(seed) for seed in range(6)}
+    require(len(texts) > 1, "seeds that differ at temperature 2", f"{texts} six times")
+    _require_repeated(lambda: sample_text(_SEED), attempts, "text")
+
+
+def form_obeys_temperature_and_top_p(api: Api, form: Form) -> None:
+    """Require different answers at temperature 1, and mostly one at temperature 0 or a tiny top_p.
+
+    Mostly, because kernels may round in more than one way, and tokens may be equally likely.
+
+    Args:
+        api: The API of the server.
+        form: The form of the request.
+
+    Raises:
+        Unmet: The answers differ, or do not differ.
+    """
+
+    def ask(options: Json) -> str:
+        if form == "streamed completion":
+            parts = api.stream_completion(_OPEN, max_tokens=_LIMIT, **options).chunks
+        elif form == "streamed chat":
+            parts = api.stream_chat(_OPEN_CHAT, max_tokens=_LIMIT, **options).chunks
+        else:
+            parts = (api.send_response(_OPEN_CHAT, max_output_tokens=_LIMIT, **options),)
+        return parse(*parts).text
+
+    for options in ({"temperature": 0.0}, {"temperature": 1.0, "top_p": 1e-6}):
+        texts = counted_until(mostly_alike, functools.partial(ask, options))
+        about = f"{form}, {options}"
+        require(mostly_alike(texts), "mostly the same text", "others", about, evidence=f"{texts}")
+    hot = counted_until(differing, functools.partial(ask, {"temperature": 1.0}))
+    require(differing(hot), "texts that differ at temperature 1", "one", form, evidence=f"{[*hot]}")
+
+
+def counted_until(decided: Callable[[Counter[str]], bool], ask: Callable[[], str]) -> Counter[str]:
+    """Collect texts until a question about them is decided, at most `_TIMES`.
+
+    Args:
+        decided: Returns whether the question is decided, which more texts cannot revoke.
+        ask: Returns one text.
+
+    Returns:
+        How often each text came.
+    """
+    texts = Counter[str]()
+    for _ in range(_TIMES):
+        texts[ask()] += 1
+        if decided(texts):
+            break
+    return texts
+
+
+def mostly_alike(texts: Counter[str]) -> bool:
+    """Return whether half of `_TIMES` texts are the same."""
+    return 2 * max(texts.values()) >= _TIMES
+
+
+def differing(texts: Counter[str]) -> bool:
+    """Return whether there are two different texts."""
+    return len(texts) > 1
+
+
+def said(message: Json) -> str:
+    """Return the reasoning and content of a message.
+
+    Args:
+        message: The message. The field of reasoning has two names; vLLM 0.14 sends both.
+    """
+    reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+    return f"{reasoning}{message.get('content') or ''}"
+
+
+def logit_bias_is_obeyed(api: Api) -> None:
+    """Require that a bias of -100 bans the likeliest token, and one of 50 forces another.
+
+    Args:
+        api: The API of the server.
+
+    Raises:
+        Unmet: A bias has no effect.
+    """
+    continuation = api.complete(PROMPT, max_tokens=1)["choices"][0]["text"]
+    likeliest = api.ids(PROMPT + continuation)[-1]
+    other = api.ids(PROMPT + " London")[-1]
+
+    def ask(bias: dict[str, int]) -> int:
+        answer = api.complete(PROMPT, max_tokens=1, logit_bias=bias, return_token_ids=True)
+        return int(answer["choices"][0]["token_ids"][0])
+
+    required = f"another token than {likeliest}"
+    ban = {str(likeliest): -100}
+    token = ask(ban)
+    require(token != likeliest, required, token, f"logit_bias {ban}")
+    force = {str(other): 50}
+    token = ask(force)
+    require(token == other and token != likeliest, required, token, f"logit_bias {force}")
+
+
+def answers_belong_to_their_prompts(api: Api, correctness: Correctness) -> None:
+    """Require the known answer to each prompt: one after the other, twice, and in one request.
+
+    Args:
+        api: The API of the server.
+        correctness: ``known_answers`` has the prompts and the beginnings of their answers.
+
+    Raises:
+        Unmet: An answer begins otherwise.
+    """
+    facts = correctness.known_answers
+    answered = []
+    for _ in range(2):
+        for fact in facts:
+            answered.append((fact, api.complete(fact.prompt, max_tokens=8)["choices"][0]))
+    many = [*facts, *reversed(facts), *facts]
+    answer = api.complete([fact.prompt for fact in many], max_tokens=8)
+    for choice in answer["choices"]:
+        answered.append((many[choice["index"]], choice))
+    for fact, choice in answered:
+        right = choice["text"].startswith(fact.begins)
+        require(right, repr(fact.begins), repr(choice["text"]), f"{fact.prompt!r}")
+
+
+def _require_repeated(sample: Callable[[], object], attempts: int, quantity: str) -> None:
+    """Require the first answer again in one of several attempts."""
+    first = sample()
+    second = first_that((sample() for _ in range(attempts)), lambda answer: answer == first)
+    # Without the answers: they differ in each run, and --against compares the observation.
+    require(first == second, f"the same {quantity} with the same seed", f"others, {attempts} times")
+
+
 def defaults_promised(api: Api, server: Server) -> list[Json]:
-    """The values that hold where none is sent. Of a server that somebody else started two are
-    possible: it may have been told to leave the checkpoint's out. Raises NotRun: the engine
-    promises none, or was told others."""
+    """Return the documented defaults of the sampling parameters.
+
+    Args:
+        api: The API of the server.
+        server: The server.
+
+    Returns:
+        The defaults of the checkpoint. An attached server may have been started without them, so
+        `NEUTRAL` is a second possibility for it.
+
+    Raises:
+        NotRun: The engine documents no defaults, the server was started with others, or the
+            checkpoint of an attached server is not on this machine.
+    """
     if api.capabilities.engine != "vllm":
         raise NotRun("the engine does not say what holds where a parameter is not sent")
     started = server.configuration
-    if started is not None and any(option.startswith(_OWN) for option in started.arguments):
-        raise NotRun(f"the server was started with {' or '.join(_OWN)}")
-    roots = {entry["id"]: entry.get("root") for entry in api.models()["data"]}
-    model = started.model if started is not None else roots.get(api.model)
-    file = Path(model or "") / "generation_config.json"
-    if started is None and not file.is_file():
-        raise NotRun(f"the server's checkpoint is not here ({model}): what it promises is unknown")
-    values = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    checkpoint = NEUTRAL | {n: v for n, v in values.items() if n in NEUTRAL and v is not None}
-    return [checkpoint] if started is not None else [checkpoint, NEUTRAL]
+    if started is None:
+        roots = {entry["id"]: entry.get("root") for entry in api.models()["data"]}
+        model = roots.get(api.model)
+        file = Path(model or "") / "generation_config.json"
+        if not file.is_file():
+            raise NotRun(
+                f"the server's checkpoint is not here ({model}): what it promises is unknown"
+            )
+        return [_checkpoint_defaults(file), NEUTRAL]
+    if any(option.startswith(_OWN_DEFAULTS) for option in started.arguments):
+        raise NotRun(f"the server was started with {' or '.join(_OWN_DEFAULTS)}")
+    return [_checkpoint_defaults(Path(started.model) / "generation_config.json")]
+
+
+def _checkpoint_defaults(file: Path) -> Json:
+    """Return `NEUTRAL`, changed by the values of a generation_config.json if it exists."""
+    defaults = dict(NEUTRAL)
+    if file.is_file():
+        values = json.loads(file.read_text("utf-8"))
+        for name in NEUTRAL:
+            if values.get(name) is not None:
+                defaults[name] = values[name]
+    return defaults
 
 
 def defaults_hold(api: Api, candidates: list[Json], attempts: int) -> None:
-    """With one seed, texts have the same answers where the values are sent as where none is, or a
-    high temperature alone; and without a seed they differ."""
+    """Require the same answers with explicit defaults as without parameters.
 
-    def differing(values: Json) -> list[str]:
+    With one seed, texts must have the same answers if the values are sent as if none is sent, or a
+    high temperature alone. Without a seed, answers must differ.
+
+    Args:
+        api: The API of the server.
+        candidates: The possible defaults, one of which must hold.
+        attempts: The number of attempts to get the same answer.
+
+    Raises:
+        Unmet: Answers differ from those of every candidate, or are the same without a seed.
+    """
+
+    def differing_texts(values: Json) -> list[str]:
         texts: list[str] = []
         for alone in ({}, _HOT):
-            others, tries = {*TEXTS}, attempts
-            while others and tries:
-                tries -= 1
-                bare, full = _sampled(api, alone, 11), _sampled(api, values | alone, 11)
-                others &= {text for text, a, b in zip(TEXTS, bare, full, strict=True) if a != b}
-            texts += sorted(others)
+            left = set(TEXTS)
+            for _ in range(attempts):
+                without = _answers(api, alone, seed=11)
+                explicit = _answers(api, values | alone, seed=11)
+                answers = zip(TEXTS, without, explicit, strict=True)
+                left &= {text for text, mine, other in answers if mine != other}
+                if not left:
+                    break
+            texts += sorted(left)
         return texts
 
-    least = min(map(differing, candidates), key=len)
+    least = min(map(differing_texts, candidates), key=len)
     required = f"answers as with {candidates[0]}, where none of these is sent"
     require(not least, required, f"{len(least)} others", evidence=least)
-    answers = {tuple(_sampled(api, _HOT)) for _ in range(2)}
-    require(len(answers) > 1, "other answers each time where no seed is sent", "the same")
+    first = _answers(api, _HOT)
+    second = _answers(api, _HOT)
+    require(first != second, "other answers each time where no seed is sent", "the same")
 
 
-def _sampled(api: Api, options: Json, seed: int | None = None) -> list[str]:
+def _answers(api: Api, options: Json, seed: int | None = None) -> list[str]:
+    """Return a sampled answer to each of `TEXTS`, without any default of `Api`."""
     body = {"temperature": None, "max_tokens": 24, "ignore_eos": True, **options}
-    choices = api.complete([*TEXTS], **body, **({} if seed is None else {"seed": seed}))["choices"]
+    if seed is not None:
+        body["seed"] = seed
+    choices = api.complete([*TEXTS], **body)["choices"]
     return [choice["text"] for choice in sorted(choices, key=lambda choice: choice["index"])]

@@ -12,7 +12,9 @@ from typing import Any
 
 from sm121.answers import sanity
 from sm121.api.client import Refused
-from sm121.api.sampled import Case, Sampler, Samples
+from sm121.api.sample_comparison import Case
+from sm121.api.sample_source import Samples
+from sm121.api.sampled import Sampler
 from sm121.api.tools import tools
 from sm121.client.load import Job, JobOutcome, LoadClient, LoadResult
 from sm121.core import level_settings, verdict

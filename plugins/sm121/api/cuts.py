@@ -1,0 +1,95 @@
+"""The values of ``top_p``, ``top_k`` and ``min_p`` that are sampled with, and after which text."""
+
+import math
+import random
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sm121.answers import promised
+from sm121.answers.promised import CHANCE, Cut, Top
+from sm121.api import sample_source
+from sm121.core.verdict import NotRun
+
+#: Cases with at most as many samples may be drawn, beside those with the fewest.
+_CHEAP = 200
+#: The chance to miss a value that is too loose is below exp(-5), as an approximation.
+_LOOSE_FACTOR = 5
+
+
+class CutValues(NamedTuple):
+    """The values that a parameter is sampled with."""
+
+    middle: float
+    #: The values that another one is drawn from in each run.
+    drawn_from: list[float]
+
+
+CUTS: dict[Cut, CutValues] = {
+    "top_p": CutValues(0.5, [n / 100 for n in range(20, 91)]),
+    "top_k": CutValues(5, [*range(2, 16)]),
+    "min_p": CutValues(0.2, [n / 200 for n in range(4, 121)]),
+}
+
+
+class CutCase(NamedTuple):
+    """A value and a text after which an error of a tenth is detected."""
+
+    #: The number of samples that detect it.
+    samples: int
+    value: float
+    text: str
+    #: Tokens that a tighter value cuts off.
+    edge: list[str]
+
+
+def find_cuts(tops: Mapping[str, Top], cut: Cut, seed: int) -> dict[str, CutCase]:
+    """Choose the cases of a parameter.
+
+    Args:
+        tops: The likeliest tokens after each text.
+        cut: The parameter.
+        seed: The seed of the drawn case.
+
+    Returns:
+        The case ``middle`` and the case ``drawn``.
+
+    Raises:
+        NotRun: No value after any text is detected to be off within the maximum of samples.
+    """
+    middle, values = CUTS[cut]
+    cases = []
+    for value in values:
+        for text, top in tops.items():
+            case = _find_case(text, top, cut, value)
+            if case is not None:
+                cases.append(case)
+    fewest = min((case.samples for case in cases), default=sample_source.MOST + 1)
+    if fewest > sample_source.MOST:
+        raise NotRun(f"after no text of the suite {cut} is detected that is off by a tenth")
+    cases = [case for case in cases if case.samples <= max(fewest, _CHEAP)]
+    drawn = random.Random(f"{seed} {cut}").choice(cases)
+    nearest = min(cases, key=lambda case: abs(case.value - middle))
+    return {"middle": nearest, "drawn": drawn}
+
+
+def _find_case(text: str, top: Top, cut: Cut, value: float) -> CutCase | None:
+    """Return the case of a value after a text; None if an error of the value shows nowhere."""
+    error = 1.0 if cut == "top_k" else promised.ERROR * value
+    remaining, dropped = promised.remaining(top, cut, value)
+    at_smaller = promised.remaining(top, cut, value - error)
+    at_larger = promised.remaining(top, cut, value + error)
+    edge = remaining & (at_smaller.dropped | at_larger.dropped)
+    beyond = dropped & (at_smaller.remaining | at_larger.remaining)
+    whole = _probability(top, remaining)
+    tight = _probability(top, edge)
+    loose = _probability(top, beyond)
+    all_are_decided = len(remaining | dropped) == len(top)
+    if not (all_are_decided and tight and loose):
+        return None
+    count_tight = math.log(4 / CHANCE) * whole / tight
+    count_loose = _LOOSE_FACTOR * (whole + loose) / loose
+    return CutCase(math.ceil(max(count_tight, count_loose)), value, text, sorted(edge))
+
+
+def _probability(top: Top, tokens: set[str]) -> float:
+    return sum(math.exp(top[token]) for token in tokens)

@@ -1,0 +1,192 @@
+"""Comparisons of penalised samples with what a penalty promises.
+
+Two tokens are biased such that they alone can be drawn, and such that the bias makes up for the
+penalty but for 5 % of it. The remainder decides which of the two is likelier, so a penalty that is
+off by a tenth is detected.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sm121.answers.promised import Tally, Top, shares
+from sm121.api.sample_source import COLD, FEW, FORCED, HIGH, LOW, RANGES, SampleSource
+from sm121.client.completions import Position
+from sm121.core.unmet import require
+from sm121.core.verdict import NotRun
+
+#: The shares of a penalty that the bias does not make up for.
+_REMAINDERS = (-0.05, 0.05)
+#: A penalty that no difference of log-probabilities reaches, in nats.
+_LARGEST = 100.0
+#: The bias at which a token is as likely as another is measured to this, in nats.
+_PRECISION = 0.1
+#: Nats by which a token must be likelier before it is penalised than after.
+_MARGIN = 1
+
+
+class Comparison(NamedTuple):
+    """The tally of one comparison."""
+
+    about: str
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two tokens after a text."""
+
+    text: str
+    #: The penalised token.
+    token: str
+    other: str
+    #: The likeliest tokens when the penalised one was already generated.
+    top: Top
+
+
+@dataclass
+class Penalties:
+    """Comparisons of the penalties of one server.
+
+    Args:
+        source: The samples of the server.
+    """
+
+    source: SampleSource
+    _pairs: dict[str, Pair] = field(default_factory=dict)
+
+    def compare_subtracted(self, name: str, value: float) -> Iterator[Comparison]:
+        """Compare a token that was generated twice with one of the prompt, which is not penalised.
+
+        Args:
+            name: ``presence_penalty`` or ``frequency_penalty``.
+            value: The penalty.
+
+        Yields:
+            The comparison of each remainder.
+
+        Raises:
+            NotRun: After no text two tokens fit, or the log-probabilities are too noisy.
+        """
+        times = 2 if name == "frequency_penalty" else 1
+        least = RANGES[name].low
+        if name not in self._pairs:
+            penalties = [0.0, least, times * least]
+            pair = self._find_pair(penalties, token_in_prompt=False, other_in_prompt=True)
+            self._pairs[name] = pair
+        pair = self._pairs[name]
+        penalty = times * value
+        even = pair.top[pair.other] + penalty - pair.top[pair.token]
+        sides = set()
+        for remainder in _REMAINDERS:
+            bias = {pair.token: LOW + even + remainder * penalty, pair.other: LOW}
+            options = {"temperature": COLD, name: value, "logit_bias": bias, "max_tokens": 3}
+            tally = Tally()
+            for sample in self.source.ask([pair.text] * FEW, options):
+                _count_subtracted(tally, sample, pair, bias, penalty)
+            sides.add(2 * tally.expected > tally.samples)
+            yield Comparison(f"after {pair.text!r}, {pair.token} twice", tally)
+        if len(sides) < 2:
+            raise NotRun("log-probabilities differ by 5 % of a penalty from request to request")
+
+    def compare_divided(self, value: float, *, generated: bool) -> Iterator[Comparison]:
+        """Compare a penalised token with one that is neither in the prompt nor in the answer.
+
+        A repetition penalty divides a logit that no server sends. So the bias that makes up for it
+        is measured at one bias of the token, and computed for another.
+
+        Args:
+            value: The repetition penalty.
+            generated: The penalised token is generated once, else it is one of the prompt.
+
+        Yields:
+            The comparison of each remainder.
+
+        Raises:
+            NotRun: After no text two tokens fit.
+        """
+        penalties = [0.0, _LARGEST] if generated else [0.0]
+        pair = self._find_pair(penalties, token_in_prompt=not generated, other_in_prompt=False)
+
+        def draw(count: int, temperature: float, bias: float, other_bias: float) -> list[bool]:
+            """Return for each sample whether it consists of the penalised token."""
+            options = {
+                "temperature": temperature,
+                "repetition_penalty": value,
+                "max_tokens": len(penalties),
+                "logit_bias": {pair.token: bias, pair.other: other_bias},
+            }
+            samples = self.source.ask([pair.text] * count, options)
+            return [_tokens(sample) == {pair.token} for sample in samples]
+
+        low = 0.0
+        high = 100.0
+        while high - low > _PRECISION:
+            half = (low + high) / 2
+            if all(draw(1, 0.0, LOW, half)):
+                low = half
+            else:
+                high = half
+        for remainder in _REMAINDERS:
+            even = low + (HIGH - LOW) / (1 + remainder) / value
+            tally = Tally()
+            for hit in draw(FEW, COLD, HIGH, even):
+                tally.add(hit, float(remainder > 0))
+            yield Comparison(f"after {pair.text!r}, {pair.token}", tally)
+
+    def _find_pair(
+        self, penalties: list[float], *, token_in_prompt: bool, other_in_prompt: bool
+    ) -> Pair:
+        """Find a token that is surely generated first if both are biased, and another one.
+
+        `penalties`: those of the first token at each position of an answer.
+        """
+        tops = self.source.tops
+        prompts = self.source.prompts
+        listed = Counter(token for top in tops.values() for token in top)
+        for token, _ in listed.most_common(FEW):
+            texts = []
+            for text, top in tops.items():
+                if token in top and (token in prompts[text]) == token_in_prompt:
+                    texts.append(text)
+            bias = {token: FORCED}
+            options = {"temperature": 0.0, "max_tokens": len(penalties), "logit_bias": bias}
+            answers = self.source.ask(texts, options)
+            for text, answer in zip(texts, answers, strict=True):
+                observed = _tokens(answer)
+                require(observed == {token}, token, observed, f"logit_bias of {FORCED:g}")
+                last = answer[-1].top
+                if token not in last:
+                    continue
+                for other in last.keys() - {token}:
+                    fits = (other in prompts[text]) == other_in_prompt
+                    if fits and _is_sure(answer, other, penalties):
+                        return Pair(text, token, other, last)
+        raise NotRun("after no text of the suite two tokens are likely, as a penalty needs them")
+
+
+def _tokens(sample: tuple[Position, ...]) -> set[str]:
+    return {position.token for position in sample}
+
+
+def _is_sure(answer: tuple[Position, ...], other: str, penalties: list[float]) -> bool:
+    """Return whether an answer's token is likelier than another at all positions but the last."""
+    margins = []
+    for position, penalty in zip(answer, penalties, strict=True):
+        of_other = position.top.get(other, min(position.top.values()))
+        margins.append(position.log_probability - of_other - penalty)
+    return min(margins[:-1], default=math.inf) > margins[-1] + _MARGIN
+
+
+def _count_subtracted(
+    tally: Tally, sample: tuple[Position, ...], pair: Pair, bias: dict[str, float], penalty: float
+) -> None:
+    """Add a sample to a tally if its tokens before the last one are the penalised token."""
+    *before, last = sample
+    reported = {**pair.top, **last.top, last.token: last.log_probability}
+    logits = {token: reported[token] + bias[token] for token in bias}
+    logits[pair.token] -= penalty
+    if {position.token for position in before} == {pair.token}:
+        tally.add(last.token == pair.token, shares(logits, COLD)[pair.token])

@@ -1,0 +1,198 @@
+"""Requests for sampled completions, and what the samples of a check are taken with."""
+
+import functools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from sm121.answers import promised
+from sm121.answers.promised import Top
+from sm121.api.client import Api, Json
+from sm121.client.completions import Position, name_of, parse
+from sm121.core.unmet import Fact, Unmet, require, require_none
+from sm121.core.verdict import NotRun
+from sm121.engines.capabilities import Name
+
+#: Texts that can go on in many ways, for a small model as for a large one.
+TEXTS = (
+    "The capital",
+    "The capital of France is Paris. The",
+    "1 + 1 = 2. The capital",
+    "In the",
+    "What is",
+    "The",
+    "She said that",
+    "1, 2, 3, 4, 5,",
+    "The weather in",
+    "I",
+    "Q:",
+    "and",
+    "A",
+)
+#: Maximum samples of a comparison.
+MOST = 4096
+#: Maximum texts of a request.
+BATCH = 32
+#: Samples of a comparison that needs no more.
+FEW = 8
+#: Temperature of a comparison that a penalty alone decides.
+COLD = 0.01
+#: A bias that forces a token.
+FORCED = 100.0
+#: Two biases that together leave no other token than the two that have them.
+HIGH = 90.0
+LOW = 50.0
+
+
+class Range(NamedTuple):
+    """The values that a parameter is sampled with."""
+
+    middle: float
+    #: Bounds of the value that is drawn in each run.
+    low: float
+    high: float
+
+
+RANGES = {
+    "temperature": Range(0.8, 0.7, 1.4),
+    "presence_penalty": Range(1.2, 0.9, 1.9),
+    "frequency_penalty": Range(1.2, 0.9, 1.9),
+    "repetition_penalty": Range(1.3, 1.2, 1.5),
+}
+#: The capability and the neutral value of parameters that are sent if the engine knows them, so
+#: that the model's defaults have no effect.
+NEUTRAL: dict[str, tuple[Name, float]] = {
+    "top_k": ("top_k", -1),
+    "repetition_penalty": ("repetition_penalty", 1.0),
+    "min_p": ("min_p", 0.0),
+    "return_tokens_as_token_ids": ("logprob_ids", True),
+    "ignore_eos": ("ignore_eos", True),
+}
+#: The tokens of each sample.
+Samples = list[tuple[Position, ...]]
+
+
+class ParameterValue(NamedTuple):
+    """A value that a parameter is sampled with."""
+
+    #: ``middle`` or ``drawn``.
+    kind: str
+    value: float
+
+
+@dataclass
+class SampleSource:
+    """Samples of one server.
+
+    Args:
+        api: The API of the server.
+        seed: The seed of the drawn values.
+    """
+
+    api: Api
+    seed: int
+    #: Whether the greedy samples of `tops` had all their log-probabilities.
+    _greedy_were_whole: bool = field(default=False, init=False)
+
+    @functools.cached_property
+    def tops(self) -> dict[str, Top]:
+        """The likeliest tokens after each of `TEXTS`, with their log-probabilities."""
+        samples = self.ask(list(TEXTS), {"temperature": 0.0})
+        self._greedy_were_whole = True
+        return {text: position.top for text, (position,) in zip(TEXTS, samples, strict=True)}
+
+    @functools.cached_property
+    def prompts(self) -> dict[str, set[str]]:
+        """The tokens of each of `TEXTS`, by name."""
+        answer = self.api.complete(list(TEXTS), max_tokens=1, return_token_ids=True)
+        prompts = {}
+        for choice in answer["choices"]:
+            prompts[TEXTS[choice["index"]]] = set(map(name_of, choice["prompt_token_ids"]))
+        return prompts
+
+    def values(self, name: str) -> list[ParameterValue]:
+        """Return the middle value and the drawn value of a parameter of `RANGES`."""
+        bounds = RANGES[name]
+        drawn = random.Random(f"{self.seed} {name}").uniform(bounds.low, bounds.high)
+        return [ParameterValue("middle", bounds.middle), ParameterValue("drawn", round(drawn, 3))]
+
+    def ask(self, texts: Sequence[str], options: Json) -> Samples:
+        """Return one sample after each text.
+
+        Args:
+            texts: The prompts.
+            options: Fields of the body, as in `body`.
+
+        Raises:
+            Unmet: Log-probabilities or alternatives are missing.
+            NotRun: The engine lacks a capability, or sends no log-probabilities at all.
+        """
+        body = self.body(options)
+        samples: Samples = []
+        for start in range(0, len(texts), BATCH):
+            answer = self.api.complete(list(texts[start : start + BATCH]), **body)
+            for choice in sorted(answer["choices"], key=lambda choice: choice["index"]):
+                samples.append(self.sample(parse({"choices": [choice]}).positions or ()))
+        missing = sum(len(sample) != body["max_tokens"] for sample in samples)
+        if missing:
+            observed = f"{missing} of {len(samples)} lack them"
+            fact = Fact("log-probabilities with each sample", observed)
+            if self._greedy_were_whole:
+                raise Unmet(fact)
+            raise NotRun(fact)
+        bare = sum(not position.top for sample in samples for position in sample)
+        require(not bare, "alternatives listed with each token", f"{bare} tokens have none")
+        return samples
+
+    def body(self, options: Json) -> Json:
+        """Return the body of a request without its prompt.
+
+        Args:
+            options: Fields of the body. The keys of ``logit_bias`` are names of tokens.
+
+        Raises:
+            NotRun: The engine sends no log-probabilities, or takes no lists of prompts.
+        """
+        capabilities = self.api.capabilities
+        capabilities.require("logprobs", "prompt_lists")
+        body: Json = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 1, "logprobs": self._listed}
+        for option, (name, value) in NEUTRAL.items():
+            if capabilities.can(name):
+                body[option] = value
+        body |= options
+        if body.get("logit_bias"):
+            biases = body["logit_bias"].items()
+            body["logit_bias"] = {str(id_of(token)): bias for token, bias in biases}
+        return body
+
+    def sample(self, positions: tuple[Position, ...]) -> tuple[Position, ...]:
+        """Remove tokens that are only listed because they were drawn.
+
+        Engines list the drawn token in addition to the likeliest. Without it, the list is the same
+        in each sample.
+
+        Args:
+            positions: The tokens of a sample.
+        """
+        cleaned = []
+        for position in positions:
+            top = position.top
+            if len(top) > self._listed:
+                top = {token: log for token, log in top.items() if token != position.token}
+            cleaned.append(replace(position, top=top))
+        return tuple(cleaned)
+
+    @property
+    def _listed(self) -> int:
+        """The number of likeliest tokens that are requested."""
+        return 20 if self.api.capabilities.can("top_logprobs_20") else 5
+
+    def require_none(self, facts: list[Fact]) -> None:
+        """Raise `Unmet` if there are facts, with the seed as evidence."""
+        require_none(facts, f"seed {self.seed}; {promised.FALSE_ALARMS:g} false alarms a run")
+
+
+def id_of(token: str) -> int:
+    """Return the id of a token that is named by it, such as "token_id:17"."""
+    return int(token.rpartition(":")[2])

@@ -1,0 +1,154 @@
+"""Checks of sampled chats, whose parameters a server reads in another place than completions'.
+
+Each token of a chat is a sample of its position.
+"""
+
+import functools
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import nlargest
+from operator import itemgetter
+from typing import Literal, NamedTuple
+
+from sm121.answers import promised
+from sm121.answers.promised import Cut, Top
+from sm121.api.client import Api, Json, together
+from sm121.api.sample_source import NEUTRAL, TEXTS
+from sm121.client.completions import parse
+from sm121.core.unmet import require
+from sm121.core.verdict import NotRun
+
+#: Tokens of a chat.
+_TOKENS = 12
+#: Likeliest tokens that are requested at each position.
+_LISTED = 20
+#: Chats that are sampled before the next decision.
+_BATCH = 12
+#: Maximum sampled chats.
+MOST_CHATS = 480
+#: Concurrent chats.
+_CONCURRENCY = 8
+#: Factors of a temperature that is off by half.
+_OFF = (1.5, 1 / 1.5)
+#: The logarithm of the odds at which another value is accepted as the right one: the chance of a
+#: false alarm is 1 in 20,000.
+_WRONG = promised.WRONG + math.log(10.0)
+#: The values that one is drawn from in each run. Low temperatures keep harmony's format.
+_VALUES: dict[str, tuple[float, ...]] = {
+    "temperature": (0.6, 0.62, 0.65, 0.67, 0.7),
+    "top_p": (0.4, 0.45, 0.5, 0.55, 0.6),
+    "top_k": (1, 2),
+    "min_p": (0.3, 0.4, 0.5, 0.6),
+}
+#: A probability below which the rest of a distribution is not taken, so that its logarithm is
+#: finite.
+_LEAST_REST = 0.01
+
+Parameter = Cut | Literal["temperature"]
+
+
+class Place(NamedTuple):
+    """A token of a chat."""
+
+    token: str
+    #: The likeliest tokens at its position.
+    top: Top
+
+
+@dataclass
+class ChatSamples:
+    """Sampled chats of one server.
+
+    Args:
+        api: The API of the server.
+        seed: The seed of the drawn values.
+    """
+
+    api: Api
+    seed: int
+
+    @functools.cached_property
+    def _greedy(self) -> list[list[Place]]:
+        """The tokens of a greedy chat about each of `TEXTS`."""
+        return together(lambda text: self._ask(text, {}), TEXTS, at_once=_CONCURRENCY)
+
+    def obey(self, name: Parameter) -> None:
+        """Require sampled chats as a drawn value of a parameter promises.
+
+        The alternatives are, for a temperature, that it is off by half in either direction, and for
+        a cut, that there is none. The text is the one whose greedy chat distinguishes most.
+
+        Args:
+            name: The parameter.
+
+        Raises:
+            Unmet: An alternative is likelier.
+            NotRun: `MOST_CHATS` chats do not decide, or the engine does not know the parameter.
+        """
+        if name in ("top_k", "min_p"):
+            self.api.capabilities.require(name)
+        value = random.Random(f"{self.seed} {name} of chats").choice(_VALUES[name])
+        ratios = []
+        for chat in self._greedy:
+            ratios.append(sum(_log_odds(name, value, place)[0] for place in chat))
+        text = TEXTS[ratios.index(min(ratios))]
+        sums = [0.0, 0.0]
+        for place in self._sampled(text, {"temperature": 1.0, name: value}):
+            for index, odds in enumerate(_log_odds(name, value, place)):
+                sums[index] += odds
+            required = "samples as the log-probabilities of chats promise"
+            evidence = (
+                f"{value:g}, {place.token}; logarithms of how much likelier by others: {sums}"
+                f"; seed {self.seed}; {promised.FALSE_ALARMS:g} false alarms a run"
+            )
+            right = max(sums) < _WRONG
+            require(right, required, "others", f"{name} of chats", evidence=evidence)
+            if max(sums) <= promised.RIGHT:
+                return
+        raise NotRun(f"{MOST_CHATS} chats do not tell whether {name} is obeyed")
+
+    def _sampled(self, text: str, options: Json) -> Iterator[Place]:
+        """Yield the tokens of sampled chats, batch by batch."""
+        for _ in range(0, MOST_CHATS, _BATCH):
+            repeated = [text] * _BATCH
+            chats = together(lambda text: self._ask(text, options), repeated, at_once=_CONCURRENCY)
+            for places in chats:
+                yield from places
+
+    def _ask(self, text: str, options: Json) -> list[Place]:
+        """Return the tokens of a chat."""
+        capabilities = self.api.capabilities
+        capabilities.require("chat_logprobs", "chat_token_ids", "top_logprobs_20")
+        body: Json = {}
+        for option, (ability, neutral) in NEUTRAL.items():
+            if capabilities.can(ability):
+                body[option] = neutral
+        body |= {"max_tokens": _TOKENS, "logprobs": True, "top_logprobs": _LISTED, "top_p": 1.0}
+        body["ignore_eos"] = False  # vLLM answers chats with true by an error (vllm#50690)
+        positions = parse(self.api.send_chat(text, **body | options)).positions or ()
+        require(positions, "log-probabilities of a chat")
+        bare = sum(not position.top for position in positions)
+        require(not bare, "alternatives listed with each token of a chat", f"{bare} have none")
+        places = []
+        for position in positions:
+            # The drawn token is always listed, and may be so in the place of the last one.
+            top = nlargest(_LISTED - 1, position.top.items(), itemgetter(1))
+            places.append(Place(position.token, dict(top)))
+        return places
+
+
+def _log_odds(name: Parameter, value: float, place: Place) -> list[float]:
+    """Return the logarithms of how much likelier each alternative makes a token."""
+    token, top = place
+    if name == "temperature":
+        if token not in top:
+            return [0.0, 0.0]
+        return [promised.log_ratio(top, token, value, factor) for factor in _OFF]
+    dropped = promised.remaining(top, name, value).dropped
+    if token in dropped:
+        return [math.inf, math.inf]
+    cut_off = sum(math.exp(top[other]) for other in dropped)
+    rest = math.log(max(1.0 - cut_off, _LEAST_REST))
+    return [rest, rest]
