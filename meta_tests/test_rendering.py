@@ -8,9 +8,10 @@ from types import SimpleNamespace
 import pytest
 from data_rows import from_data
 
-from sm121.api import rendering, responses
+from sm121.api import chat_prompts, chats, rendering, responses
 from sm121.api.client import Api, Refused
 from sm121.api.rendering import read
+from sm121.api.tools import tools
 from sm121.client.exchange import Exchange
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Endpoint
@@ -44,7 +45,7 @@ class Rendering(Api):
 def hold(case: str, ids: list[int], **environment: str) -> None:
     endpoint = Endpoint("http://127.0.0.1:1", "key", "canary")
     server = Rendering(endpoint, capabilities.of("vllm", "0.32.0")).serve(ids)
-    rendering.becomes_its_harmony(server, rendering.named(case), environment)
+    chat_prompts.becomes_its_harmony(server, chats.find_chat(case), environment)
 
 
 def as_vllm_writes_calls(ids: list[int]) -> list[int]:
@@ -56,7 +57,7 @@ def as_vllm_writes_calls(ids: list[int]) -> list[int]:
     return encode(text)
 
 
-@pytest.mark.parametrize("case", rendering.shipped(), ids=str)
+@pytest.mark.parametrize("case", chats.load_chats(), ids=str)
 def test_harmonys_own_rendering_is_right(case):
     ids = rendering.rendered(case, TODAY)
     hold(case.id, ids)
@@ -69,7 +70,7 @@ def test_harmonys_own_rendering_is_right(case):
 
 @from_data
 def test_another_rendering_is_seen_and_named(conversation, old, new, said):
-    text = decode(rendering.rendered(rendering.named(conversation), TODAY))
+    text = decode(rendering.rendered(chats.find_chat(conversation), TODAY))
     old = old.replace("TODAY", TODAY)
     assert old in text
     with pytest.raises(AssertionError) as caught:
@@ -78,19 +79,19 @@ def test_another_rendering_is_seen_and_named(conversation, old, new, said):
     assert text.startswith(f"{conversation}: ") and said in text, text
 
 
-@pytest.mark.parametrize("case", [c.id for c in rendering.shipped() if "special" in c.id])
+@pytest.mark.parametrize("case", [c.id for c in chats.load_chats() if "special" in c.id])
 def test_control_tokens_made_of_text_are_seen(case):
-    text = decode(rendering.rendered(rendering.named(case), TODAY))
+    text = decode(rendering.rendered(chats.find_chat(case), TODAY))
     with pytest.raises(AssertionError, match="required: "):
         hold(case, encode(text))
 
 
 def test_a_pinned_date_is_the_servers_and_a_schema_may_be_told_to_the_model():
-    ids = rendering.rendered(rendering.named("question"), "2025-01-01")
+    ids = rendering.rendered(chats.find_chat("question"), "2025-01-01")
     hold("question", ids, VLLM_SYSTEM_START_DATE="2025-01-01")
     with pytest.raises(AssertionError, match="seen: 2025-01-01"):
         hold("question", ids)
-    case = rendering.named("response-format")
+    case = chats.find_chat("response-format")
     text = decode(rendering.rendered(case, TODAY))
     schema = "Be concise.\n\n# Response Formats\n\n## city\n\n{}"
     hold("response-format", encode(text.replace("Be concise.", schema)))
@@ -107,9 +108,9 @@ def test_without_harmony_it_says_how_to_get_it(monkeypatch):
     rendering.encoding.cache_clear()
     monkeypatch.setitem(sys.modules, "openai_harmony", None)
     with pytest.raises(NotRun, match="pip install oss-harmony"):
-        rendering.becomes_its_harmony(None, rendering.named("question"), {})
+        chat_prompts.becomes_its_harmony(None, chats.find_chat("question"), {})
     with pytest.raises(NotRun, match="pip install oss-harmony"):
-        responses.lengths(rendering.named("question"))
+        responses.lengths(chats.find_chat("question"))
     monkeypatch.undo()
     assert rendering.encoding() is not None
 
@@ -135,7 +136,7 @@ def test_usage_shows_what_is_dropped(conversation, dropped, wrong):
         Endpoint("http://127.0.0.1:1", "key", "canary"), capabilities.of("openai", None)
     )
     with pytest.raises(AssertionError, match="required: usage ") if wrong else nullcontext():
-        rendering.becomes_its_harmony(server, rendering.named(conversation), {})
+        chat_prompts.becomes_its_harmony(server, chats.find_chat(conversation), {})
 
 
 def started_with(*environment: tuple[str, str]) -> ServerConfiguration:
@@ -163,10 +164,10 @@ def test_the_canarys_template_renders_harmony(canary_bf16, name):
     """It is gpt-oss's own: an engine without a renderer of harmony shows the same prompt."""
     from transformers import AutoTokenizer
 
-    case = rendering.named(name)
+    case = chats.find_chat(name)
     made = AutoTokenizer.from_pretrained(canary_bf16).apply_chat_template(
         [message.model_dump(exclude_none=True) for message in case.messages],
-        tools=[*rendering.tools()] if case.tools else None, add_generation_prompt=True,
+        tools=[*tools()] if case.tools else None, add_generation_prompt=True,
         reasoning_effort=case.reasoning_effort or "medium", tokenize=False,
     )  # fmt: skip
     assert made == decode(rendering.rendered(case, TODAY))

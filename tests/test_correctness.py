@@ -7,13 +7,13 @@ import pytest
 
 from sm121.answers import accuracy, golden, log_probabilities, oracle_file, prompts, published
 from sm121.api import (
+    chat_prompts,
+    chats,
     compatibility,
     endings,
     harmony,
     logprobs,
-    rendering,
     responses,
-    sampled,
     sampling,
     stream,
     streaming,
@@ -95,14 +95,14 @@ def test_samples_are_allowed_tokens(sampler, parameter):
 
 def test_samples_of_chats_follow_the_temperature(sampler):
     """At a temperature, tokens of chats come as often as their log-probabilities promise."""
-    sampled.chats_obey(sampler, "temperature")
+    sampler.chats_obey("temperature")
 
 
 @contract
 @pytest.mark.parametrize("cut", ["top_p", "top_k", "min_p"])
 def test_samples_of_chats_keep_the_cut(sampler, cut):
     """With top_p, top_k or min_p, only tokens come in chats that it leaves."""
-    sampled.chats_obey(sampler, cut)
+    sampler.chats_obey(cut)
 
 
 # Against the oracle (`sm121 golden`). docs/tables/ablation.md says how small a defect is caught.
@@ -467,23 +467,23 @@ def test_first_token_is_the_channel_token(api, profile):
 # What a chat becomes: fixtures/api/chats.toml against oss-harmony's own rendering.
 
 
-@pytest.mark.parametrize("chat", rendering.shipped(), ids=str)
+@pytest.mark.parametrize("chat", chats.load_chats(), ids=str)
 def test_a_chat_becomes_its_harmony(api, server_environment, chat):
     """Every part of a chat reaches the model, earlier reasoning does not, and text stays text."""
-    rendering.becomes_its_harmony(api, chat, server_environment)
+    chat_prompts.becomes_its_harmony(api, chat, server_environment)
 
 
-@pytest.mark.parametrize("chat", rendering.TELLING)
+@pytest.mark.parametrize("chat", chat_prompts.TELLING)
 def test_an_answer_is_to_its_chat(api, agreement_bound, server_environment, chat):
     """The answer is the one of the chat's own tokens; without ids, it depends on the chat."""
-    chat = rendering.named(chat)
-    rendering.answer_is_to_the_chat(api, chat, agreement_bound, server_environment)
+    chat = chats.find_chat(chat)
+    chat_prompts.answer_is_to_the_chat(api, chat, agreement_bound, server_environment)
 
 
 @pytest.mark.parametrize("chat", responses.IN_RESPONSES)
 def test_a_response_is_to_its_harmony(api, chat):
     """Instructions, turns, calls and results of a response reach the model, as usage counts."""
-    responses.becomes_its_harmony(api, rendering.named(chat))
+    responses.becomes_its_harmony(api, chats.find_chat(chat))
 
 
 @contract

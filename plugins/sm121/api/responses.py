@@ -1,29 +1,46 @@
-"""What /v1/responses answers: items of reasoning, messages and calls, a status, and events."""
+"""Checks of /v1/responses: its items, status, events and usage, and conversations of responses."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from sm121.api import cases, invariants, rendering, sdk, stream
+from sm121.api.chats import ChatCase, ChatMessage, find_chat
 from sm121.api.client import Api, Json, Refused
-from sm121.api.rendering import ChatCase, ChatMessage
 from sm121.api.tools import no_call, tools
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require
 from sm121.core.verdict import NotRun
 
-_AND = "What is the capital of Germany?"
-#: Without it vLLM keeps no response.
+_SECOND_QUESTION = "What is the capital of Germany?"
+#: The environment variable with which vLLM keeps responses.
 _STORE = "VLLM_ENABLE_RESPONSES_API_STORE"
-#: Chats that /v1/responses is asked too.
+#: Chats of ``fixtures/api/chats.toml`` that are sent to /v1/responses too.
 IN_RESPONSES = (
-    *("system", "turns", "earlier-reasoning-left-out", "tools-and-system", "effort-high"),
-    *("tool-result-and-its-reasoning", "unicode", "special-tokens-as-text"),
+    "system",
+    "turns",
+    "earlier-reasoning-left-out",
+    "tools-and-system",
+    "effort-high",
+    "tool-result-and-its-reasoning",
+    "unicode",
+    "special-tokens-as-text",
 )
+#: Maximum tokens of an answer whose usage alone is read.
+_SHORT = 16
 
 
 def has_reasoning_and_message(api: Api, correctness: Correctness) -> None:
-    """A completed response has one item of reasoning and one message, which has the answer."""
+    """Require one item of reasoning and one message with the answer in a completed response.
+
+    Args:
+        api: The API of the server.
+        correctness: The question and its answer are those of its first chat.
+
+    Raises:
+        Unmet: The status, the items or the answer are others.
+    """
     chat = correctness.chats[0]
     answer = api.respond(chat.question, max_output_tokens=correctness.max_answer_tokens)
     require(answer["status"] == "completed", "completed", answer["status"])
@@ -34,76 +51,111 @@ def has_reasoning_and_message(api: Api, correctness: Correctness) -> None:
 
 
 def calls_and_reads_the_result(api: Api, correctness: Correctness) -> None:
-    """A response calls the right tool, and after its output says what that says."""
-    case, limit = correctness.tool_calls[0], correctness.max_answer_tokens
-    offered = [{"type": "function", **tool["function"]} for tool in tools()]
-    output = api.respond(case.question, tools=offered, max_output_tokens=limit)["output"]
+    """Require the right tool call, and after its output an answer with what the output says.
+
+    Args:
+        api: The API of the server.
+        correctness: The first of its ``tool_calls`` has the question, the result and the answer.
+
+    Raises:
+        Unmet: No call, another call, or an answer without the expected text.
+    """
+    case = correctness.tool_calls[0]
+    options: Json = {"tools": _offered(2), "max_output_tokens": correctness.max_answer_tokens}
+    output = api.respond(case.question, **options)["output"]
     calls = [item for item in output if item["type"] == "function_call"]
     require(calls, f"a call of {case.tool}", no_call(api, {"output": output}))
     observed = [(call["name"], json.loads(call["arguments"])) for call in calls]
     require(observed == [(case.tool, case.arguments)], f"{case.tool}({case.arguments})", output)
-    number = calls[0]["call_id"]
-    messages = [
+    call_id = calls[0]["call_id"]
+    items = [
         {"role": "user", "content": case.question},
         {key: calls[0][key] for key in ("type", "call_id", "name", "arguments")},
-        {"type": "function_call_output", "call_id": number, "output": case.result},
+        {"type": "function_call_output", "call_id": call_id, "output": case.result},
     ]
-    after = api.respond(messages, tools=offered, max_output_tokens=limit)["output"][-1]
-    require(case.answer_contains in _text([after]), repr(case.answer_contains), after)
+    last = api.respond(items, **options)["output"][-1]
+    require(case.answer_contains in _text([last]), repr(case.answer_contains), last)
 
 
 def events_add_up(api: Api, judge: cases.Judge, correctness: Correctness, attempts: int) -> None:
-    """The deltas of text and of reasoning are those of the response at the end, and of one that
-    comes at once."""
-    chat, options = correctness.chats[0], {"max_output_tokens": correctness.max_answer_tokens}
+    """Require deltas that add up to the response at the end of the stream, and to a whole one.
+
+    Args:
+        api: The API of the server.
+        judge: Records the known deviation of engines that send unpublished events.
+        correctness: The question and its answer are those of its first chat.
+        attempts: The number of attempts to get the same answer without streaming.
+
+    Raises:
+        Unmet: The texts differ, or the response at the end is inconsistent.
+    """
+    chat = correctness.chats[0]
+    options = {"max_output_tokens": correctness.max_answer_tokens}
     events = api.stream_response(chat.question, **options)
     deviation = api.capabilities.deviation("response-events", "unpublished_event")
     if deviation is not None:
         types = {event.get("type") for event in events.chunks}.intersection(deviation.events)
         judge.known_or_mended(deviation, ", ".join(sorted(map(str, types))))
-    whole = events.chunks[-1]["response"]
-    text, deltas = _text(whole["output"][-1:]), stream.response_deltas(events, "output_text")
+    last = events.chunks[-1]["response"]
+    text = _text(last["output"][-1:])
+    deltas = stream.response_deltas(events, "output_text")
     require(deltas == text and chat.contains in text, f"deltas of {text!r}", repr(deltas))
-    wrong = invariants.of_response(whole, {"model": api.model})
-    require(not wrong, "a response as specified at the end", "; ".join(wrong))
-    reasoning = _text(item for item in whole["output"] if item["type"] == "reasoning")
+    errors = invariants.of_response(last, {"model": api.model})
+    require(not errors, "a response as specified at the end", "; ".join(errors))
+    reasoning = _text(item for item in last["output"] if item["type"] == "reasoning")
     streamed = stream.response_deltas(events, "reasoning_text")
     require(streamed in (None, reasoning), f"deltas of {reasoning!r}", repr(streamed))
-    wholes = (api.respond(chat.question, **options)["output"] for _ in range(attempts))
-    once = sdk.first_that(map(_by_type, wholes), lambda answer: answer == _by_type(whole["output"]))
-    for kind, text in _by_type(whole["output"]).items():
-        require(once.get(kind) == text, f"{text!r} as in the stream", once.get(kind), kind)
+    expected = _text_by_type(last["output"])
+    answers = (api.respond(chat.question, **options)["output"] for _ in range(attempts))
+    whole = sdk.first_that(map(_text_by_type, answers), lambda texts: texts == expected)
+    for kind, text in expected.items():
+        require(whole.get(kind) == text, f"{text!r} as in the stream", whole.get(kind), kind)
 
 
-def _by_type(items: Iterable[Json]) -> dict[str, str]:
+def _text_by_type(items: Iterable[Json]) -> dict[str, str]:
     return {item["type"]: _text([item]) for item in items}
 
 
 def text_of(answer: Json) -> str:
-    """The messages of a response."""
+    """Return the text of a response's messages."""
     return _text(item for item in answer["output"] if item["type"] == "message")
 
 
 def _text(items: Iterable[Json]) -> str:
-    return "".join(part["text"] for item in items for part in item.get("content") or [])
+    text = ""
+    for item in items:
+        for part in item.get("content") or []:
+            text += part["text"]
+    return text
 
 
 def becomes_its_harmony(api: Api, case: ChatCase) -> None:
-    """A response is to the tokens of harmony's rendering, as its usage counts them. A server with
-    another template must count the texts at least. Raises NotRun: harmony is not at hand."""
-    answer = _cut(api, case)
-    counted, effort = answer["usage"]["input_tokens"], _effort(answer)
-    silent = effort is None and api.capabilities.engine != "vllm"
-    if case.reasoning_effort is not None and not silent:
+    """Require that usage counts the tokens of harmony's rendering of a response's input.
+
+    The usage of an engine with another template must at least grow by the texts.
+
+    Args:
+        api: The API of the server.
+        case: The conversation.
+
+    Raises:
+        Unmet: The usage or the reasoning effort is another.
+        NotRun: oss-harmony is not installed.
+    """
+    answer = _answer_shortly(api, case)
+    counted = answer["usage"]["input_tokens"]
+    effort = _effort(answer)
+    shown = effort is not None or api.capabilities.engine == "vllm"
+    if case.reasoning_effort is not None and shown:
         require(effort == case.reasoning_effort, case.reasoning_effort, effort, f"{case}: effort")
     if api.capabilities.can("chat_token_ids"):
         right = lengths(case)
         expected = " or ".join(map(str, sorted(right)))
         require(counted in right, f"usage of {expected} input tokens", counted, f"{case}")
     else:
-        plain = rendering.named("question")
-        least = texts_are(case) - texts_are(plain)
-        before = _cut(api, plain)["usage"]["input_tokens"]
+        plain = find_chat("question")
+        least = count_texts(case) - count_texts(plain)
+        before = _answer_shortly(api, plain)["usage"]["input_tokens"]
         expected = f"usage of at least {least} input tokens more than the {before} of {plain.id!r}"
         require(counted - before >= least, expected, counted, f"{case}")
 
@@ -114,17 +166,53 @@ def goes_on_from_another(
     remark: Callable[[str], object],
     configuration: ServerConfiguration | None,
 ) -> None:
-    """With ``previous_response_id`` a response is to the turns before as well. `configuration`:
-    what the server was started with, None for an attached one: one that was told to keep responses
-    may not refuse. Raises NotRun: the server keeps no responses; or harmony is not at hand."""
-    plain, limit = rendering.named("question"), correctness.max_answer_tokens
-    first = api.respond(plain.messages[0].text, max_output_tokens=limit, store=True)
-    reply = text_of(first)
-    turn = [ChatMessage(role="assistant", content=reply), ChatMessage(role="user", content=_AND)]
-    whole = plain.model_copy(update={"messages": (*plain.messages, *turn), "id": "two-turns"})
-    options = {"previous_response_id": first["id"], "max_output_tokens": limit}
+    """Require that a response with ``previous_response_id`` has the earlier turns in its prompt.
+
+    Args:
+        api: The API of the server.
+        correctness: ``max_answer_tokens`` is the limit.
+        remark: Receives a remark if new instructions do not reach the model.
+        configuration: The configuration of a managed server; None for an attached one.
+
+    Raises:
+        Unmet: The usage does not count the earlier turns, or a server that was configured to keep
+            responses refuses.
+        NotRun: The server keeps no responses, or oss-harmony is not installed.
+    """
+    plain = find_chat("question")
+    options: Json = {"max_output_tokens": correctness.max_answer_tokens}
+    first = api.respond(plain.messages[0].text, store=True, **options)
+    options["previous_response_id"] = first["id"]
+    second = _second_response(api, options, configuration)
+    previous = second.get("previous_response_id")
+    require(previous in (None, first["id"]), f"previous_response_id {first['id']}", previous)
+    turn = (
+        ChatMessage(role="assistant", content=text_of(first)),
+        ChatMessage(role="user", content=_SECOND_QUESTION),
+    )
+    both = plain.model_copy(update={"messages": (*plain.messages, *turn), "id": "two-turns"})
+    counted = second["usage"]["input_tokens"]
+    least = min(lengths(plain)) + count_texts(both) - count_texts(plain)
+    if api.capabilities.can("chat_token_ids"):
+        right = lengths(both)
+        expected = f"usage of {' or '.join(map(str, right))} input tokens"
+        require(counted in right, expected, counted, "the second turn")
+    else:
+        require(counted >= least, f"usage of at least {least} input tokens", counted)
+    options["max_output_tokens"] = _SHORT
+    options["instructions"] = "Answer with one word only."
+    third = api.send_response(_SECOND_QUESTION, **options)
+    if third["usage"]["input_tokens"] <= counted:
+        # OpenAI's reference: they take the place of the earlier response's.
+        remark("instructions sent with previous_response_id do not reach the model")
+
+
+def _second_response(
+    api: Api, options: dict[str, Any], configuration: ServerConfiguration | None
+) -> Json:
+    """Send the second question. Raises NotRun if the server keeps no responses."""
     try:
-        second = api.respond(_AND, **options)
+        return api.respond(_SECOND_QUESTION, **options)
     except Refused as refusal:
         keeps = configuration is not None and (_STORE, "1") in configuration.environment
         if keeps or refusal.status is None or not 400 <= refusal.status < 500:
@@ -133,47 +221,51 @@ def goes_on_from_another(
             f"the server keeps no responses ({refusal.status}: {refusal.text[:80]}); start vLLM "
             f"with {_STORE}=1 in its environment"
         ) from refusal
-    previous = second.get("previous_response_id")
-    require(previous in (None, first["id"]), f"previous_response_id {first['id']}", previous)
-    counted = second["usage"]["input_tokens"]
-    least = min(lengths(plain)) + texts_are(whole) - texts_are(plain)
-    if api.capabilities.can("chat_token_ids"):
-        right = lengths(whole)
-        expected = f"usage of {' or '.join(map(str, right))} input tokens"
-        require(counted in right, expected, counted, "the second turn")
-    else:
-        require(counted >= least, f"usage of at least {least} input tokens", counted)
-    options["max_output_tokens"] = 16
-    third = api.send_response(_AND, instructions="Answer with one word only.", **options)
-    if third["usage"]["input_tokens"] <= counted:
-        # OpenAI's reference: they take the place of the earlier response's.
-        remark("instructions sent with previous_response_id do not reach the model")
 
 
 def lengths(case: ChatCase) -> set[int]:
-    """How many tokens a chat may be: the recipient of a call has two places in a header."""
-    whole = len(rendering.rendered(case, "2026-01-31"))
-    difference = 0
-    for call in (call for message in case.messages for call in message.calls):
-        to = f" to=functions.{call.name}"
-        harmony_header = f"assistant<|channel|>commentary{to} <|constrain|>json"
-        vllm_header = f"assistant{to}<|channel|>commentary json"
-        difference += rendering.count(vllm_header, special=True)
-        difference -= rendering.count(harmony_header, special=True)
-    return {whole, whole + difference}
+    """Return the possible lengths of a conversation in tokens.
+
+    The recipient of a call has two possible positions in its header: oss-harmony writes it after
+    the channel, vLLM before it.
+
+    Args:
+        case: The conversation.
+
+    Raises:
+        NotRun: oss-harmony is not installed.
+    """
+    by_harmony = len(rendering.rendered(case, rendering.ANY_DATE))
+    by_vllm = by_harmony
+    for message in case.messages:
+        for call in message.calls:
+            to = f" to=functions.{call.name}"
+            harmony_header = f"assistant<|channel|>commentary{to} <|constrain|>json"
+            vllm_header = f"assistant{to}<|channel|>commentary json"
+            by_vllm += rendering.count(vllm_header, special=True)
+            by_vllm -= rendering.count(harmony_header, special=True)
+    return {by_harmony, by_vllm}
 
 
-def texts_are(case: ChatCase) -> int:
-    """How many tokens the texts of a chat are at least, whatever stands between them."""
-    return sum(
-        rendering.count(text)
-        for message in case.messages
-        for text in (message.text, *(c.name + c.arguments for c in message.calls))
-    )
+def count_texts(case: ChatCase) -> int:
+    """Return the number of tokens of a conversation's texts, without headers and special tokens.
+
+    Args:
+        case: The conversation.
+
+    Raises:
+        NotRun: oss-harmony is not installed.
+    """
+    total = 0
+    for message in case.messages:
+        total += rendering.count(message.text)
+        for call in message.calls:
+            total += rendering.count(call.name + call.arguments)
+    return total
 
 
 def _effort(answer: Json) -> str | None:
-    """The effort in vLLM's messages to the model; else the one that the response repeats."""
+    """Return the effort in vLLM's messages to the model, else the one in the response."""
     for message in answer.get("input_messages") or ():
         for part in message.get("content") or ():
             if isinstance(part, dict) and part.get("reasoning_effort"):
@@ -181,19 +273,20 @@ def _effort(answer: Json) -> str | None:
     return (answer.get("reasoning") or {}).get("effort")
 
 
-def _cut(api: Api, case: ChatCase) -> Json:
+def _answer_shortly(api: Api, case: ChatCase) -> Json:
+    """Send a conversation as a response with a short answer, which has usage."""
     rendering.encoding()
-    items: list[Json] = []
-    body: Json = {"max_output_tokens": 16}
+    body: Json = {"max_output_tokens": _SHORT}
     if api.capabilities.engine == "vllm":
         body["enable_response_messages"] = True
     messages = list(case.messages)
     if messages[0].role in ("system", "developer"):
         body["instructions"] = messages.pop(0).text
+    items: list[Json] = []
     for message in messages:
         items += _items(message)
     if case.tools:
-        body["tools"] = [{"type": "function", **tool["function"]} for tool in tools(case.tools)]
+        body["tools"] = _offered(case.tools)
     if case.reasoning_effort is not None:
         body["reasoning"] = {"effort": case.reasoning_effort}
     answer = api.send_response(items, **body)
@@ -201,17 +294,23 @@ def _cut(api: Api, case: ChatCase) -> Json:
     return answer
 
 
-def _items(message: ChatMessage) -> Iterator[Json]:
-    """A message of a chat as the items of a response's input."""
+def _offered(count: int) -> list[Json]:
+    """Return tools in the form of /v1/responses."""
+    return [{"type": "function", **tool["function"]} for tool in tools(count)]
+
+
+def _items(message: ChatMessage) -> list[Json]:
+    """Return a message as items of a response's input."""
     if message.role == "tool":
-        number = message.tool_call_id
-        yield {"type": "function_call_output", "call_id": number, "output": message.text}
-        return
+        call_id = message.tool_call_id
+        return [{"type": "function_call_output", "call_id": call_id, "output": message.text}]
+    items: list[Json] = []
     if message.reasoning is not None:
         text = {"type": "reasoning_text", "text": message.reasoning}
-        yield {"type": "reasoning", "id": "rs_1", "summary": [], "content": [text]}
+        items.append({"type": "reasoning", "id": "rs_1", "summary": [], "content": [text]})
     for call in message.calls:
         function = {"name": call.name, "arguments": call.arguments}
-        yield {"type": "function_call", "call_id": call.id, **function}
+        items.append({"type": "function_call", "call_id": call.id, **function})
     if message.content:
-        yield {"role": message.role, "content": message.text}
+        items.append({"role": message.role, "content": message.text})
+    return items

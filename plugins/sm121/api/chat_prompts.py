@@ -1,0 +1,301 @@
+"""Checks that a server renders a chat as harmony does.
+
+The checks depend on the capabilities of the engine:
+
+- With the ids of the prompt (vLLM's ``prompt_token_ids``), the prompt is compared with the
+  rendering of oss-harmony: headers by their fields, contents token by token. The answer to the chat
+  must be that to a completion of the same ids.
+- Without them, the usage must grow with each text, and the log-probabilities of the answer must
+  depend on the chat.
+"""
+
+import datetime
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sm121.answers import agreement
+from sm121.api import rendering
+from sm121.api.chats import ChatCase, chat_body
+from sm121.api.client import Api, Json
+from sm121.api.rendering import Part, encoding
+from sm121.api.tools import tools
+from sm121.client.completions import Position, parse
+from sm121.core import level_settings
+from sm121.core.unmet import Fact, Unmet, of, require
+from sm121.core.verdict import NotRun
+
+#: The environment variable that pins the date in vLLM's system message. Without it, the date is
+#: the day of the server.
+START_DATE = "VLLM_SYSTEM_START_DATE"
+_DATE = re.compile(r"Current date: (\S+)")
+#: Harmony's guide has the schema of an answer at the end of the developer message.
+_FORMATS = "\n\n# Response Formats"
+#: The first id of the special tokens of o200k_harmony.
+_FIRST_SPECIAL = 199_998
+#: Offsets of the time zones in which it may be another day, in hours.
+_TIME_ZONES = (-14, 0, 14)
+#: A text that is added to another one, so that the usage must grow.
+_MORE = " and again, and once more, and again, and once more"
+#: Tokens that are saved at most where one text joins another.
+_JOINED = 2
+#: Maximum tokens of an answer whose log-probabilities are compared.
+_ANSWER_TOKENS = 12
+#: Options by which ids stand for the tokens of prompts and answers.
+_AS_IDS: Json = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+
+
+def becomes_its_harmony(api: Api, case: ChatCase, environment: Mapping[str, str]) -> None:
+    """Require that the server's prompt of a chat is harmony's, and that usage counts it.
+
+    Args:
+        api: The API of the server.
+        case: The chat.
+        environment: The known environment of the server, which may pin the date.
+
+    Raises:
+        Unmet: The prompt or the usage differs.
+        NotRun: oss-harmony is not installed, or the engine sends neither ids nor usage.
+    """
+    encoding()
+    if not api.capabilities.can("chat_token_ids"):
+        _require_counted_texts(api, case)
+        return
+    answer = _ask(api, case, return_token_ids=True)
+    ids = _prompt_ids(answer, case)
+    counted = int(answer["usage"]["prompt_tokens"])
+    require(counted == len(ids), f"usage of {len(ids)} prompt tokens", counted, f"{case}")
+    _require_harmony(case, ids, environment)
+
+
+def _ask(api: Api, case: ChatCase, **options: Any) -> Json:
+    """Send the chat, for one token unless the options contain another limit."""
+    body = chat_body(case, api.capabilities.file.reasoning_field)
+    messages = body.pop("messages")
+    return api.send_chat(messages, **{"max_tokens": 1, **body, **options})
+
+
+def _prompt_ids(answer: Json, case: ChatCase) -> list[int]:
+    ids = list(answer.get("prompt_token_ids") or [])
+    require(ids, "prompt_token_ids with a chat (return_token_ids)", "none", f"{case}")
+    return ids
+
+
+def _require_harmony(case: ChatCase, ids: Sequence[int], environment: Mapping[str, str]) -> None:
+    """Require the date in the system message, and one of harmony's two renderings."""
+    parts = rendering.read(ids)
+    system = encoding().decode(list(parts[0].content)) if parts else ""
+    match = _DATE.search(system)
+    date = match[1] if match else "none"
+    dates = _possible_dates(environment)
+    hint = f"; a date that it was given belongs in the profile's engine.environment: {START_DATE}"
+    required = f"the date {' or '.join(dates)} in the system message"
+    require(date in dates, required, f"{date}{hint}", f"{case}")
+    by_harmony = rendering.read(rendering.rendered(case, date))
+    in_system = rendering.read(rendering.rendered(case, date, in_system=True))
+    if case.response_format:
+        parts = [_without_formats(part) for part in parts]
+    if parts not in (by_harmony, in_system):
+        raise Unmet(_first_difference(case, by_harmony, parts))
+
+
+def _possible_dates(environment: Mapping[str, str]) -> list[str]:
+    """Return the pinned date, or the days that may be today where the server is."""
+    pinned = environment.get(START_DATE)
+    if pinned:
+        return [pinned]
+    now = datetime.datetime.now(datetime.UTC)
+    return [str((now + datetime.timedelta(hours=hours)).date()) for hours in _TIME_ZONES]
+
+
+def _first_difference(case: ChatCase, expected: list[Part], observed: list[Part]) -> Fact:
+    """Return a fact of the first message that differs."""
+    index = 0
+    for one, other in zip(expected, observed, strict=False):
+        if one != other:
+            break
+        index += 1
+    about = f"{case}: message {index}"
+    return Fact(_described(expected, index), _described(observed, index), about)
+
+
+def _described(parts: Sequence[Part], index: int) -> str:
+    """Describe one message of a prompt."""
+    if index >= len(parts):
+        return "the end"
+    part = parts[index]
+    recipient = f"to={part.recipient}" if part.recipient else ""
+    header = [part.author, part.channel, recipient, part.kind]
+    text = encoding().decode(list(part.content))
+    special = [token for token in part.content if token >= _FIRST_SPECIAL]
+    note = f", with {len(special)} control tokens" if special else ""
+    is_last = part is parts[-1]
+    end = "" if is_last else f", ended by {part.end}"
+    return f"{' '.join(filter(None, header))} {text!r} ({len(part.content)} tokens{note}{end})"
+
+
+def _without_formats(part: Part) -> Part:
+    """Remove the schema of an answer from a developer message."""
+    if part.author != "developer":
+        return part
+    text, formats, _ = encoding().decode(list(part.content)).partition(_FORMATS)
+    if not formats:
+        return part
+    return part._replace(content=tuple(encoding().encode(text)))
+
+
+def _require_counted_texts(api: Api, case: ChatCase) -> None:
+    """Require usage that grows with each text and the tools, and not with dropped reasoning."""
+    total = _prompt_tokens(api, case)
+    for index, message in enumerate(case.messages):
+        about = f"{case}, message {index} ({message.role})"
+        if message.text:
+            more = rendering.count(_MORE) - _JOINED
+            longer = case.with_message(index, content=message.text + _MORE)
+            grown = _prompt_tokens(api, longer) - total
+            require(grown >= more, f"usage of {more} more, for as many in the text", grown, about)
+        if message.text and "<|" in message.text:
+            _require_no_control_tokens(api, case, index, total)
+        if message.reasoning is not None and api.capabilities.file.reasoning_field is not None:
+            _require_counted_reasoning(api, case, index, total)
+    if case.tools:
+        least = 0
+        for tool in tools(case.tools):
+            function = tool["function"]
+            least += rendering.count(function["name"]) + rendering.count(function["description"])
+        grown = total - _prompt_tokens(api, case.model_copy(update={"tools": 0}))
+        require(grown >= least, f"usage of {least} more with the tools", grown, f"{case}")
+
+
+def _require_no_control_tokens(api: Api, case: ChatCase, index: int, total: int) -> None:
+    """Require that a text with the signs of special tokens counts as a text, of more tokens."""
+    message = case.messages[index]
+    about = f"{case}, message {index} ({message.role})"
+    neutral = message.text.replace("<|", "<!").replace("|>", "!>")
+    least = rendering.count(message.text) - rendering.count(neutral) - _JOINED
+    grown = total - _prompt_tokens(api, case.with_message(index, content=neutral))
+    required = f"usage as of a text: at least {least:+} against {neutral!r}"
+    require(grown >= least, required, f"{grown:+}", about)
+
+
+def _require_counted_reasoning(api: Api, case: ChatCase, index: int, total: int) -> None:
+    """Require usage that counts reasoning if harmony keeps it, and does not if it drops it."""
+    message = case.messages[index]
+    about = f"{case}, message {index} ({message.role})"
+    longer = case.with_message(index, reasoning=f"{message.reasoning}{_MORE}")
+    grown = _prompt_tokens(api, longer) - total
+    analyses = []
+    for part in rendering.read(rendering.rendered(case, rendering.ANY_DATE)):
+        if part.channel == "analysis":
+            analyses.append(encoding().decode(list(part.content)))
+    if message.reasoning in analyses:
+        right = grown >= rendering.count(_MORE) - _JOINED
+        required = "reasoning that is kept, in usage too"
+    else:
+        right = grown == 0
+        required = "reasoning that is left out, in usage too"
+    require(right, required, f"{grown:+} tokens", about)
+
+
+def _prompt_tokens(api: Api, case: ChatCase) -> int:
+    usage = _ask(api, case).get("usage")
+    if not usage:
+        raise NotRun("this check needs prompt_token_ids or usage with a chat; the engine has none")
+    return int(usage["prompt_tokens"])
+
+
+#: A change of some chats, by their ids, that must change the answer.
+TELLING: dict[str, Callable[[ChatCase], ChatCase]] = {
+    "system": lambda case: _reworded(case, "system", "rude"),
+    "developer": lambda case: _reworded(case, "developer", "long"),
+    "turns": lambda case: _reworded(case, "assistant", "Rome."),
+    "tool-result-and-its-reasoning": lambda case: _reworded(case, "tool", "{}"),
+    "effort-high": lambda case: case.model_copy(update={"reasoning_effort": "low"}),
+    "tools": lambda case: case.model_copy(update={"tools": 0}),
+}
+
+
+def _reworded(case: ChatCase, role: str, text: str) -> ChatCase:
+    """Replace the content of the first message of a role."""
+    index = next(n for n, message in enumerate(case.messages) if message.role == role)
+    return case.with_message(index, content=text)
+
+
+def answer_is_to_the_chat(
+    api: Api, case: ChatCase, bound: level_settings.AgreementBound, environment: Mapping[str, str]
+) -> None:
+    """Require that the answer is to the chat.
+
+    If the engine sends and takes ids, the answer must be that to a completion of harmony's
+    rendering, by its tokens and log-probabilities. Else it must depend on the chat: the change of
+    `TELLING` must make a larger difference than a repetition.
+
+    Args:
+        api: The API of the server.
+        case: A chat of `TELLING`.
+        bound: The tolerance of log-probabilities.
+        environment: The known environment of the server, which may pin the date.
+
+    Raises:
+        Unmet: The answer is to another prompt.
+        NotRun: The engine sends no log-probabilities of chats, its noise hides the difference, or
+            oss-harmony is not installed.
+    """
+    encoding()
+    can = api.capabilities.can
+    if can("chat_token_ids") and can("token_prompts") and can("logprobs"):
+        _require_answer_of_completion(api, case, bound, environment)
+        return
+    first = _positions(api, case)
+    repeated = _positions(api, case)
+    changed = _positions(api, TELLING[case.id](case))
+    noise = _distance(first, repeated)
+    difference = _distance(first, changed)
+    if 0 < difference <= noise:
+        raise NotRun(f"{case}: one chat asked twice differs by {noise:.3g} nats, as another does")
+    required = "another answer, or other log-probabilities, to another chat"
+    require(difference > noise, required, "the same ones", f"{case}")
+
+
+def _require_answer_of_completion(
+    api: Api, case: ChatCase, bound: level_settings.AgreementBound, environment: Mapping[str, str]
+) -> None:
+    """Require the answer that /v1/completions gives to the ids of the chat's prompt."""
+    ids = _prompt_ids(_ask(api, case, return_token_ids=True), case)
+    _require_harmony(case, ids, environment)
+    of_chat = _positions(api, case, **_AS_IDS)
+
+    def complete(prefix: tuple[int, ...]) -> tuple[Position, ...] | None:
+        tokens = len(of_chat) - len(prefix)
+        answer = api.complete([*ids, *prefix], max_tokens=tokens, logprobs=5, **_AS_IDS)
+        return parse(answer).positions
+
+    of_completion = complete(())
+    require(of_completion, "log-probabilities", "none", f"{case}")
+    agreed = agreement.judge(of_chat, of_completion or (), bound, complete)
+    if agreed.disagreement is not None:
+        about = f"{case}: a chat against /v1/completions of its prompt_token_ids"
+        raise Unmet(*of(about, [agreed.disagreement]))
+
+
+def _positions(api: Api, case: ChatCase, **options: Any) -> tuple[Position, ...]:
+    """Return the tokens of a greedy answer to the chat with their log-probabilities."""
+    api.capabilities.require("chat_logprobs")
+    body = {"max_tokens": _ANSWER_TOKENS, "logprobs": True, "top_logprobs": 5, **options}
+    positions = parse(_ask(api, case, **body)).positions
+    require(positions, "log-probabilities of a chat", "none", f"{case}")
+    return positions or ()
+
+
+def _distance(one: Sequence[Position], other: Sequence[Position]) -> float:
+    """Return the largest difference of a log-probability up to the first different token.
+
+    A different token is a difference of 1 nat at least.
+    """
+    largest = 0.0
+    for mine, theirs in zip(one, other, strict=False):
+        for token in mine.top.keys() & theirs.top.keys():
+            largest = max(largest, abs(mine.top[token] - theirs.top[token]))
+        if mine.token != theirs.token:
+            return max(largest, 1.0)
+    return largest
