@@ -1,4 +1,4 @@
-"""The server as its users meet it: asked through the ``openai`` package."""
+"""A client that sends requests through the ``openai`` package, as users do."""
 
 import statistics
 from collections.abc import Callable, Iterable
@@ -19,24 +19,51 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Sdk:
-    """Asks one server, greedily unless the options say otherwise."""
+    """A client of one server. Requests are greedy unless the options contain a temperature."""
 
     client: "openai.OpenAI"
+    #: The served name.
     model: str
 
     def complete(self, prompt: str = PROMPT, *, ids: bool = True, **options: Any) -> Any:
-        """A completion, by default with the token ids that the server generated."""
+        """Send a completion.
+
+        Args:
+            prompt: The text.
+            ids: Request the token ids of prompt and answer.
+            **options: Further arguments of ``completions.create``.
+
+        Returns:
+            The answer, as the package constructs it.
+        """
         extra = {"return_token_ids": ids, **options.pop("extra_body", {})}
         options = {"temperature": 0.0, "max_tokens": 16, "extra_body": extra, **options}
         return self.client.completions.create(model=self.model, prompt=prompt, **options)
 
     def exactly(self, tokens: int, **options: Any) -> Any:
-        """A completion of so many tokens, which does not end before."""
+        """Send a completion that cannot end before its limit.
+
+        Args:
+            tokens: The number of tokens.
+            **options: Further arguments of ``completions.create``.
+
+        Returns:
+            The answer.
+        """
         extra = {"ignore_eos": True, "min_tokens": tokens}
         return self.complete(max_tokens=tokens, extra_body=extra, **options)
 
     def chat(self, question: str, max_tokens: int, **options: Any) -> Any:
-        """The answer to one question."""
+        """Send a chat of one user message.
+
+        Args:
+            question: The text of the message.
+            max_tokens: Maximum tokens of the answer.
+            **options: Further arguments of ``chat.completions.create``.
+
+        Returns:
+            The answer.
+        """
         return self.client.chat.completions.create(
             model=self.model,
             messages=[{"role": "user", "content": question}],
@@ -45,16 +72,30 @@ class Sdk:
         )
 
     def knows(self, correctness: level_settings.Correctness) -> None:
-        """Completions begin as the profile's known answers do."""
-        wrong = []
-        for fact in correctness.known_answers:
-            text = self.complete(fact.prompt, ids=False, max_tokens=8).choices[0].text
-            if not text.startswith(fact.begins):
-                wrong.append(Fact(f"{fact.begins!r}", f"{text!r}", f"{fact.prompt!r}"))
-        require_none(wrong)
+        """Require completions that begin as the profile's known answers.
+
+        Args:
+            correctness: ``known_answers`` has the prompts and beginnings.
+
+        Raises:
+            Unmet: A completion begins otherwise.
+        """
+        facts = []
+        for known in correctness.known_answers:
+            text = self.complete(known.prompt, ids=False, max_tokens=8).choices[0].text
+            if not text.startswith(known.begins):
+                facts.append(Fact(f"{known.begins!r}", f"{text!r}", f"{known.prompt!r}"))
+        require_none(facts)
 
     def finds_text_and_usage(self, correctness: level_settings.Correctness) -> None:
-        """A chat and a completion have text and usage where the package looks for them."""
+        """Require text and usage of a chat and a completion where the package has its attributes.
+
+        Args:
+            correctness: The question is that of its first chat.
+
+        Raises:
+            Unmet: A text or a usage is missing.
+        """
         chat = self.chat(correctness.chats[0].question, correctness.max_answer_tokens)
         complete = chat.choices[0].message.content and chat.usage.total_tokens > 0
         require(complete, "content and usage", chat)
@@ -65,8 +106,18 @@ class Sdk:
         require(complete, "text", text)
 
     def answer_lengths_fit(self, profile: Profile, remark: Callable[[str], object]) -> None:
-        """The answers to fixtures/answers/questions.toml are whole, and fit the band."""
-        if (band := profile.correctness.mean_answer_tokens) is None:
+        """Require answers of a plausible mean length to ``fixtures/answers/questions.toml``.
+
+        Args:
+            profile: ``correctness.mean_answer_tokens`` has the range of the mean.
+            remark: Receives the mean.
+
+        Raises:
+            Unmet: An answer does not end by itself or has no usage, or the mean is out of range.
+            NotRun: The profile has no range.
+        """
+        band = profile.correctness.mean_answer_tokens
+        if band is None:
             raise verdict.NotRun(f"profile {profile.name} has no correctness.mean_answer_tokens")
         lengths = []
 
@@ -93,7 +144,12 @@ class Sdk:
 
 
 def first_that(answers: Iterable[_Answer], holds: Callable[[_Answer], bool]) -> _Answer:
-    """The first answer for which it holds, else the last: each is asked for when it is needed."""
+    """Return the first answer for which a condition holds, else the last one.
+
+    Args:
+        answers: The answers. A generator only requests those that are needed.
+        holds: The condition.
+    """
     for answer in answers:
         if holds(answer):
             break

@@ -1,4 +1,7 @@
-"""Structured output: every sample is valid, also where the model would rather say another thing."""
+"""Structured output: each sample matches its schema, regex or choices.
+
+The questions are such that the model would prefer another answer.
+"""
 
 import json
 import re
@@ -13,21 +16,37 @@ from sm121.api.client import Api, Json, together
 from sm121.core.level_settings import Correctness
 from sm121.core.unmet import require, require_each
 
+#: Samples of each form.
 _SAMPLES = 4
-# The schema binds the final message only. At 1.0 a small model may end in a call of its own making,
-# or with another token that ends a text, and has then said nothing that the schema is about.
-_CALM = 0.3
+#: The schema only binds the final message. At temperature 1.0 a small model may end in a call that
+#: was not requested, or with another token that ends a text, before its final message.
+_TEMPERATURE = 0.3
 
 
 def keeps_json_schema(api: Api, correctness: Correctness) -> None:
-    """Samples of a chat each have a final message, which is JSON by a schema, or an object. Forms
-    with a bias are of greedy completions, which it makes break each limit that is not kept."""
-    options = {"max_tokens": correctness.max_answer_tokens, "temperature": _CALM}
+    """Require valid final messages of sampled chats with a JSON schema or a JSON object.
+
+    Forms with a bias in ``fixtures/api/response_formats.json`` are sent as greedy completions. The
+    bias makes them violate each limit that the engine does not enforce.
+
+    Args:
+        api: The API of the server.
+        correctness: The question is that of its first chat.
+
+    Raises:
+        Unmet: A final message is missing or not valid.
+        NotRun: The engine does not support JSON schemas.
+    """
+    options = {"max_tokens": correctness.max_answer_tokens, "temperature": _TEMPERATURE}
     api.capabilities.require("json_schema")
     text = (files("sm121.fixtures") / "api" / "response_formats.json").read_text("utf-8")
-    rows = json.loads(text)
-    forms = [form for form in rows if "bias" not in form for _ in range(_SAMPLES)]
-    biased = [form for form in rows if "bias" in form]
+    forms = []
+    biased = []
+    for row in json.loads(text):
+        if "bias" in row:
+            biased.append(row)
+        else:
+            forms += [row] * _SAMPLES
     question = correctness.chats[0].question
     answers = together(
         lambda seed: api.chat(question, response_format=forms[seed], seed=seed, **options),
@@ -36,50 +55,80 @@ def keeps_json_schema(api: Api, correctness: Correctness) -> None:
     contents = [answer["choices"][0]["message"]["content"] for answer in answers]
     can = api.capabilities.can
     if can("choice") and can("logit_bias") and can("penalties") and can("token_ids"):
-        signs = {sign: api.ids(sign)[-1] for form in biased for sign in form["bias"]}
-        contents += together(lambda form: _biased(api, form, signs), biased)
-
-    def fits(form: Json, content: str | None) -> None:
-        require(content is not None, "a final message in each answer", "none")
-        schema = form.get("json_schema", {}).get("schema", {"type": "object"})
-        try:
-            jsonschema.validate(json.loads(content or ""), schema)
-        except (ValueError, jsonschema.ValidationError) as error:
-            require(False, "JSON by the schema", f"{content!r} ({error})")
-
-    require_each(fits, [*forms, *biased][: len(contents)], contents)
+        ids: dict[str, int] = {}
+        for form in biased:
+            for sign in form["bias"]:
+                ids[sign] = api.ids(sign)[-1]
+        contents += together(lambda form: _complete_biased(api, form, ids), biased)
+        forms += biased
+    require_each(_require_valid, forms, contents)
 
 
-def _biased(api: Api, form: Json, signs: Mapping[str, int]) -> str:
-    """A completion in a form, biased by the ids of some signs; no space comes again and again."""
-    bias = {str(signs[sign]): value for sign, value in form["bias"].items()}
+def _require_valid(form: Json, content: str | None) -> None:
+    """Require JSON that matches the schema of a form; a form without schema requires an object."""
+    require(content is not None, "a final message in each answer", "none")
+    schema = form.get("json_schema", {}).get("schema", {"type": "object"})
+    try:
+        jsonschema.validate(json.loads(content or ""), schema)
+    except (ValueError, jsonschema.ValidationError) as error:
+        require(False, "JSON by the schema", f"{content!r} ({error})")
+
+
+def _complete_biased(api: Api, form: Json, ids: Mapping[str, int]) -> str:
+    """Return a completion in a form with its bias; the penalty prevents endless spaces."""
+    bias = {str(ids[sign]): value for sign, value in form["bias"].items()}
     form = {name: value for name, value in form.items() if name != "bias"}
     options: Json = {"logit_bias": bias, "frequency_penalty": 1.0, "max_tokens": 48}
     return str(api.complete(sdk.PROMPT, response_format=form, **options)["choices"][0]["text"])
 
 
 def keeps_choice_in_a_chat(api: Api, judge: cases.Judge, correctness: Correctness) -> None:
-    """The final message of a chat is one of two choices."""
+    """Require one of two choices as the final message of a chat.
+
+    Args:
+        api: The API of the server.
+        judge: Records the known deviation of engines that leave a special token in the message.
+        correctness: The question is that of its first chat.
+
+    Raises:
+        Unmet: The message is no choice.
+        NotRun: The engine does not support choices.
+    """
     choices = ["Paris", "Rome"]
     body = api.capabilities.structured("choice", choices)
     body["max_tokens"] = correctness.max_answer_tokens
-    exchange = api.send_chat(correctness.chats[0].question, **body)
-    content = exchange["choices"][0]["message"]["content"]
-    leaks = harmony.leaked(content)
-    excused = leaks and judge.known("choice-in-a-chat", "special_token", repr(content))
+    answer = api.send_chat(correctness.chats[0].question, **body)
+    content = answer["choices"][0]["message"]["content"]
+    excused = False
+    if harmony.leaked(content):
+        excused = judge.known("choice-in-a-chat", "special_token", repr(content))
     require(content in choices or excused, f"one of {choices}", repr(content))
 
 
 def keeps(api: Api, kind: Literal["regex", "choice"], value: str | list[str]) -> None:
-    """Sampled texts match a regex, or are choices. Raises NotRun: the engine cannot."""
+    """Require sampled texts that match a regex or are one of several choices.
+
+    Args:
+        api: The API of the server.
+        kind: The kind of structured output.
+        value: The regex or the choices.
+
+    Raises:
+        Unmet: A text does not match.
+        NotRun: The engine does not support it.
+    """
     body = api.capabilities.structured(kind, value)
     answers = together(
-        # Seeded: what is wrong is wrong in the same way in every run.
+        # With a seed, so that the same samples fail in each run.
         lambda seed: api.complete(sdk.PROMPT, max_tokens=32, temperature=1.0, seed=seed, **body),
         range(_SAMPLES),
     )
     texts = [answer["choices"][0]["text"] for answer in answers]
-    required = f"a match of {value}" if isinstance(value, str) else f"one of {value}"
-    pattern = value if isinstance(value, str) else "|".join(map(re.escape, value))
-    wrong = [text for text in texts if not re.fullmatch(pattern, text)]
-    require(not wrong, required, wrong)
+    if isinstance(value, str):
+        required = f"a match of {value}"
+        pattern = value
+    else:
+        required = f"one of {value}"
+        pattern = "|".join(map(re.escape, value))
+    violations = [text for text in texts if not re.fullmatch(pattern, text)]
+    require(not violations, required, violations)
