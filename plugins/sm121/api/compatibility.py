@@ -1,12 +1,13 @@
 """OpenAI's compatibility test of gpt-oss: tools are called by chat and by Responses, k times each.
-Source: https://github.com/openai/gpt-oss/tree/main/compatibility-test, runCase.ts and analysis.ts.
-As there, arguments that fit the schema and are not the expected ones are only counted."""
 
-import itertools
+Source: https://github.com/openai/gpt-oss/tree/main/compatibility-test, runCase.ts and analysis.ts.
+As there, arguments that match the schema but are not the expected ones are only counted.
+"""
+
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from sm121.core.profile import Profile
 from sm121.core.unmet import Fact, Unmet, require, require_each
 from sm121.core.verdict import Inconclusive, NotRun
 
-#: Turns of an attempt, as the published test allows: each call is answered by its tool's output.
+#: Maximum turns of an attempt, as in the published test. A turn sends back the output of each call.
 _TURNS = 10
 
 
@@ -44,57 +45,107 @@ class _File(DataTable):
     cases: tuple[_Case, ...]
 
 
-#: What a server answered once: items to send back, whether reasoning is there, and each call with
-#: its result.
-_Turn = tuple[list[Json], bool, list[tuple[Json, Json]]]
+@dataclass(frozen=True)
+class _CallWithResult:
+    """A call of a tool."""
+
+    #: ``name`` and ``arguments``.
+    function: Json
+    #: The message or item that sends back the tool's output.
+    result: Json
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One answer of the server."""
+
+    #: The messages or items to send back.
+    items: list[Json]
+    has_reasoning: bool
+    calls: list[_CallWithResult]
 
 
 @dataclass
 class _Attempt:
-    """One conversation. ``why`` it failed; ``is_valid``: it has reasoning where it must be."""
+    """One conversation. Its fields are written to the report."""
 
+    #: The path of the API.
     api: str
     question: str
     messages: list[Json]
+    #: The reason of its failure; None if it succeeded.
     why: str | None = None
+    #: It has reasoning where the published test requires it.
     is_valid: bool = False
+    #: The arguments of its first call are not the expected ones.
     other_arguments: bool = False
 
 
 def judge(api: Api, profile: Profile, folder: Path, remark: Callable[[str], object]) -> None:
-    """Each score of the profile that has ``tries``: pass^k by its 95 % interval, which pass@k is
-    never below. `folder`: for the attempts. Raises Unmet: too few tools were called; Inconclusive:
-    the bound lies in the interval, or it took too long; NotRun: the profile has no such score, or
-    the server cannot be asked in one of the two ways."""
-    if not (scores := [score for score in profile.correctness.scores if score.tries]):
+    """Judge each score of the profile that has ``tries``, by chat and by Responses.
+
+    The bound applies to pass^k by its 95 % interval; pass@k is never below it.
+
+    Args:
+        api: The API of the server.
+        profile: ``correctness.scores`` has the bounds.
+        folder: The folder that the attempts are written to.
+        remark: Receives the figures of each score.
+
+    Raises:
+        Unmet: Too few questions led to a right call in each of their attempts.
+        Inconclusive: The bound is inside the interval, or the time was not enough.
+        NotRun: The profile has no such score, or the server does not support tools in one of the
+            two APIs.
+    """
+    scores = [score for score in profile.correctness.scores if score.tries]
+    if not scores:
         raise NotRun(f"profile {profile.name} has no correctness.scores with tries")
     folder.mkdir(exist_ok=True)
 
     def is_reached(score: Score, path: str) -> None:
         about = f"{score.task} by {path}"
         try:
-            attempts = _attempts(api, score, path)
+            attempts = _run_attempts(api, score, path)
         except NotRun as error:
             raise NotRun(f"{about}: {error}") from error
-        lines = [json.dumps(vars(attempt), ensure_ascii=False) + "\n" for attempt in attempts]
+        lines = [json.dumps(asdict(attempt), ensure_ascii=False) + "\n" for attempt in attempts]
         write_text("".join(lines), folder / f"{score.task}{path.replace('/', '-')}.jsonl")
-        tries, right = score.tries or 1, [attempt.why is None for attempt in attempts]
-        tasks = [right[first : first + tries] for first in range(0, len(right), tries)]
-        some, every = (interval_of(sum(map(holds, tasks)), len(tasks)) for holds in (any, all))
-        invalid = sum(not attempt.is_valid for attempt in attempts)
-        others = sum(attempt.other_arguments for attempt in attempts)
-        counts = f"{invalid} are invalid, {others} have other arguments"
-        figures = f"pass@{tries}: {some}; pass^{tries}: {every}; of {len(right)} answers {counts}"
-        remark(f"{about}, effort {score.effort}: {figures}; {score.source}")
-        failed = [f"{a.question!r}: {a.why}" for a in attempts if a.why is not None]
-        required = f"pass^{score.tries} of at least {score.at_least:.1%}"
-        every.hold(score.at_least, Fact(required, figures, about, evidence="".join(failed[:1])))
+        _judge_attempts(score, about, attempts, remark)
 
-    require_each(is_reached, *zip(*itertools.product(scores, (CHAT, RESPONSES)), strict=True))
+    pairs = [(score, path) for score in scores for path in (CHAT, RESPONSES)]
+    require_each(is_reached, *zip(*pairs, strict=True))
 
 
-def _attempts(api: Api, score: Score, path: str) -> list[_Attempt]:
-    """All of an API, each question's one after the other. Raises NotRun; Inconclusive."""
+def _judge_attempts(
+    score: Score, about: str, attempts: Sequence[_Attempt], remark: Callable[[str], object]
+) -> None:
+    """Compare pass^k with the bound of a score."""
+    tries = score.tries or 1
+    tasks = [attempts[first : first + tries] for first in range(0, len(attempts), tries)]
+    some_right = 0
+    all_right = 0
+    for task in tasks:
+        right = [attempt.why is None for attempt in task]
+        some_right += any(right)
+        all_right += all(right)
+    pass_at_k = interval_of(some_right, len(tasks))
+    pass_all_k = interval_of(all_right, len(tasks))
+    invalid = sum(not attempt.is_valid for attempt in attempts)
+    others = sum(attempt.other_arguments for attempt in attempts)
+    figures = (
+        f"pass@{tries}: {pass_at_k}; pass^{tries}: {pass_all_k}; of {len(attempts)} answers "
+        f"{invalid} are invalid, {others} have other arguments"
+    )
+    remark(f"{about}, effort {score.effort}: {figures}; {score.source}")
+    failed = [f"{a.question!r}: {a.why}" for a in attempts if a.why is not None]
+    evidence = failed[0] if failed else ""
+    required = f"pass^{score.tries} of at least {score.at_least:.1%}"
+    pass_all_k.hold(score.at_least, Fact(required, figures, about, evidence=evidence))
+
+
+def _run_attempts(api: Api, score: Score, path: str) -> list[_Attempt]:
+    """Return all attempts by one API; those of a question follow each other."""
     file = data_file.load(f"scores/{score.task}.toml", _File)
     if len(file.cases) < score.questions:
         raise NotRun(f"expected {score.questions} questions, there are {len(file.cases)}")
@@ -105,33 +156,42 @@ def _attempts(api: Api, score: Score, path: str) -> list[_Attempt]:
             raise Inconclusive(Fact(f"done in {score.within_s:.0f} s", "not done", score.task))
         return _converse(api, score, path, case, file.tools[case.tool])
 
-    repeated = [c for c in file.cases[: score.questions] for _ in range(score.tries or 1)]
+    repeated: list[_Case] = []
+    for case in file.cases[: score.questions]:
+        repeated += [case] * (score.tries or 1)
     return together(attempt, repeated)
 
 
 def _converse(api: Api, score: Score, path: str, case: _Case, tool: _Tool) -> _Attempt:
-    """Ask until no tool is called any more. Raises NotRun: the server cannot be asked so."""
+    """Send a question and the output of each call until an answer has no call.
+
+    Raises NotRun if the server has no parser of tool calls.
+    """
     attempt = _Attempt(path, case.question, [{"role": "user", "content": case.question}])
-    function = {"name": case.tool, **tool.model_dump(include={"description", "parameters"})}
-    ask, is_called = _by_chat if path == CHAT else _by_responses, False
+    function = {
+        "name": case.tool,
+        "description": tool.description,
+        "parameters": tool.parameters,
+    }
+    ask = _ask_by_chat if path == CHAT else _ask_by_responses
+    is_called = False
     try:
         for number in range(_TURNS):
-            items, has_reasoning, calls = ask(api, score, attempt.messages, function, tool.output)
+            turn = ask(api, score, attempt.messages, function, tool.output)
             # Of Responses the first answer alone counts, as in the published test.
-            attempt.is_valid |= has_reasoning and (number == 0 or path == CHAT)
-            attempt.messages += items
-            for call, result in calls:
-                require(call["name"] == case.tool, f"a call of {case.tool}", call["name"])
-                offered, no_json = [{"function": function}], invariants.arguments(call["arguments"])
-                wrong = no_json or tools.misfit(call, offered)
-                require(not wrong, "arguments by its schema", wrong)
+            if turn.has_reasoning and (number == 0 or path == CHAT):
+                attempt.is_valid = True
+            attempt.messages += turn.items
+            for call in turn.calls:
+                _require_right_call(call.function, function)
                 if not is_called:
-                    attempt.other_arguments = json.loads(call["arguments"]) != case.arguments
+                    arguments = json.loads(call.function["arguments"])
+                    attempt.other_arguments = arguments != case.arguments
                 is_called = True
-                attempt.messages.append(result)
-            if not calls:
+                attempt.messages.append(call.result)
+            if not turn.calls:
                 break
-        require(not calls, f"an answer within {_TURNS} turns", "calls alone")
+        require(not turn.calls, f"an answer within {_TURNS} turns", "calls alone")
         require(is_called, f"a call of {case.tool}", "none")
         require(attempt.is_valid, "reasoning in the answer", "none")
     except Unmet as error:
@@ -142,30 +202,44 @@ def _converse(api: Api, score: Score, path: str, case: _Case, tool: _Tool) -> _A
     return attempt
 
 
-def _by_chat(api: Api, score: Score, messages: list[Json], function: Json, output: str) -> _Turn:
-    limits = {"max_tokens": score.answer_tokens, "reasoning_effort": score.effort}
+def _require_right_call(call: Json, function: Json) -> None:
+    """Require a call of the offered tool with arguments by its schema."""
+    require(call["name"] == function["name"], f"a call of {function['name']}", call["name"])
+    errors = invariants.arguments(call["arguments"])
+    violation = errors or tools.misfit(call, [{"function": function}])
+    require(not violation, "arguments by its schema", violation)
+
+
+def _ask_by_chat(
+    api: Api, score: Score, messages: list[Json], function: Json, output: str
+) -> _Turn:
+    options = {"max_tokens": score.answer_tokens, "reasoning_effort": score.effort}
     offered = [{"type": "function", "function": function}]
-    answer = api.send_chat(messages, tools=offered, temperature=None, **limits)
+    answer = api.send_chat(messages, tools=offered, temperature=None, **options)
     message = answer["choices"][0]["message"]
-    reasoning = api.capabilities.file.reasoning_field or "reasoning"
-    names = ("role", "content", "tool_calls", reasoning)
+    reasoning_field = api.capabilities.file.reasoning_field or "reasoning"
+    names = ("role", "content", "tool_calls", reasoning_field)
     item = {name: message[name] for name in names if message.get(name)}
-    calls = [
-        (call["function"], {"role": "tool", "tool_call_id": call["id"], "content": output})
-        for call in message.get("tool_calls") or ()
-    ]
-    return [item], bool(message.get(reasoning)), calls
+    calls = []
+    for call in message.get("tool_calls") or ():
+        result = {"role": "tool", "tool_call_id": call["id"], "content": output}
+        calls.append(_CallWithResult(call["function"], result))
+    return _Turn([item], bool(message.get(reasoning_field)), calls)
 
 
-def _by_responses(api: Api, score: Score, items: list[Json], function: Json, output: str) -> _Turn:
-    limits = {"max_output_tokens": score.answer_tokens, "reasoning": {"effort": score.effort}}
+def _ask_by_responses(
+    api: Api, score: Score, items: list[Json], function: Json, output: str
+) -> _Turn:
+    options = {"max_output_tokens": score.answer_tokens, "reasoning": {"effort": score.effort}}
     offered = [{"type": "function", **function}]
-    answer = api.send_response(items, tools=offered, temperature=None, **limits)["output"]
-    thoughts = [item.get("content") or [] for item in answer if item["type"] == "reasoning"]
-    texts = [part.get("text") for content in thoughts for part in content]
-    calls = [
-        (item, {"type": "function_call_output", "call_id": item["call_id"], "output": output})
-        for item in answer
-        if item["type"] == "function_call"
-    ]
-    return answer, bool(texts) and all(texts), calls
+    answer = api.send_response(items, tools=offered, temperature=None, **options)["output"]
+    thoughts = []
+    calls = []
+    for item in answer:
+        if item["type"] == "reasoning":
+            thoughts += [part.get("text") for part in item.get("content") or []]
+        elif item["type"] == "function_call":
+            call_id = item["call_id"]
+            result = {"type": "function_call_output", "call_id": call_id, "output": output}
+            calls.append(_CallWithResult(item, result))
+    return _Turn(answer, bool(thoughts) and all(thoughts), calls)
