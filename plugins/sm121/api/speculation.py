@@ -1,17 +1,21 @@
-"""What speculative decoding must keep: the target's tokens, log-probabilities and distribution, the
-end of an answer wherever it falls, and honest counts of what was drafted and accepted. A drafter
-may make an engine faster and nothing else (Leviathan et al. 2023; Chen et al. 2023). Each check
-holds the server against itself: what it generated against its own prefill of the same text, which
-nobody drafts, and samples against the probabilities that it reports."""
+"""Checks of speculative decoding.
+
+A drafter may make an engine faster and change nothing else (Leviathan et al. 2023; Chen et al.
+2023): the tokens, log-probabilities and distribution are those of the target, an answer ends where
+it would end without drafts, and the counters of drafted and accepted tokens are right.
+
+Each check compares the server with itself: generated tokens with the server's own prefill of the
+same text, which is never drafted, and samples with the probabilities that the server reports.
+"""
 
 import functools
 import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sm121.answers import promised
 from sm121.answers.prompts import PromptSet
@@ -23,46 +27,104 @@ from sm121.core.verdict import NotRun
 from sm121.engines.capabilities import Capabilities
 from sm121.measure import counters
 
-#: What two evaluations of one log-softmax in float32 may differ by.
+#: The difference of two evaluations of one log-softmax in float32, in nats.
 _ROUNDING = 1e-3
-#: The chance that a right server is called wrong by the samples of one run.
+#: The chance of a false alarm by the samples of one run.
 ERROR_RATE = 1e-6
-#: Texts that can go on in many ways one or two tokens after the first, which nobody drafts: at the
-#: first and at the second place of a draft. And how many of the likeliest tokens are counted.
+#: Texts that can go on in many ways at the first and at the second position of a draft. The first
+#: token of an answer is the prefill's, which is never drafted.
 _OPEN = ("The capital", "The capital of France is Paris. The", "1 + 1 = 2. The capital")
+#: The number of likeliest tokens that are counted.
 SLICE = 4
-_SAMPLED_TOKENS, _CHOICES = 4, 128
-#: How they are sampled, and how many times so many choices of each text.
-_KINDS = (("temperature", 1.0, 4), ("temperature", 0.6, 1), ("top_p", 0.6, 1))
-_SAMPLES = "samples by the reported probabilities"
-_ALL = "at all places"
-#: Tokens after which samples of one text are still many enough to be counted together.
+#: Tokens of a sample, and samples of a request.
+_SAMPLED_TOKENS = 4
+_CHOICES = 128
+#: Positions after which samples of one text are still many enough to be counted together.
 _SHARED = 2
-#: A text of one kind, however long it gets: its tokens are as easy to draft at the end.
+_SAMPLES = "samples by the reported probabilities"
+_EVERYWHERE = "at all places"
+#: A text of one kind, however long it gets: its tokens are as easy to draft at its end.
 _EVEN = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
-_SHORT, _LONG = 64, 256
-#: Such texts at once: from three on a drafter may be given something else.
+#: Tokens of a short and of a long answer to it.
+_SHORT = 64
+_LONG = 256
+#: Concurrent answers to it. From three on a drafter may be given other inputs.
 _AT_ONCE = 8
-#: Tokens of each greedy answer that are held against a prefill.
+#: Tokens of each greedy answer that are compared with a prefill.
 _JUDGED_TOKENS = 200
-#: Tokens that a form follows at most, and how it goes on then.
-_FORMED, _ELSEWHERE = 8, " Paris."
-#: Drafts below which a share says nothing.
+#: Tokens of an answer that a regex follows at most, and the text that the regex requires then.
+_FORMED = 8
+_ELSEWHERE = " Paris."
+#: Token ids of an answer whose end is moved.
+_ENDS = 10
+#: Length of a stop string, and the positions in the text at which it begins.
+_STOP_LENGTH = 3
+_STOP_STARTS = range(1, 9)
+#: Drafted tokens from which on the share of accepted ones is compared.
 _FEW = 16
-#: Methods that have no draft where the text so far has no match.
+#: Standard deviations by which the share of accepted tokens may fall.
+_DEVIATIONS = 5
+#: Parts of the names of methods that draft nothing if the text has no match.
 _LOOKUPS = ("ngram", "suffix", "lookup")
+#: The timeout of a request in seconds.
+_TIMEOUT_S = 240.0
+
+
+class _Kind(NamedTuple):
+    """Parameters of a group of samples."""
+
+    #: ``temperature`` or ``top_p``.
+    name: str
+    value: float
+    #: Requests after each text.
+    batches: int
+
+
+_KINDS = (_Kind("temperature", 1.0, 4), _Kind("temperature", 0.6, 1), _Kind("top_p", 0.6, 1))
+
+
+class _Group(NamedTuple):
+    """Samples that are counted together."""
+
+    where: str
+    label: str
+    #: Over all positions and texts, else after one text.
+    everywhere: bool
+
+
+@dataclass(frozen=True)
+class _JudgedToken:
+    """A generated token, and the likeliest tokens at its position by a prefill of the text."""
+
+    id: int
+    generated: Position
+    prefilled: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class _Drafts:
+    """The counters of drafts while some requests were answered."""
+
+    counted: counters.Drafted
+    #: Generated tokens.
+    tokens: int
+    requests: int
 
 
 @dataclass
 class Speculation:
-    """One server that speculates. What it is asked greedily is asked once. `prompts`: texts that go
-    on by themselves; `bound`: what two of its answers may differ by; `method`: as the engine calls
-    it, None where nothing shows it."""
+    """Checks of one server that speculates.
+
+    The greedy answers are requested once and shared by the checks.
+    """
 
     server: Server
     asker: Asker
+    #: Texts with a continuation.
     prompts: PromptSet
+    #: The tolerance between two of the server's answers.
     bound: AgreementBound
+    #: The method as the engine calls it; None if nothing shows it.
     method: str | None
     capabilities: Capabilities
 
@@ -71,115 +133,168 @@ class Speculation:
         return any(word in (self.method or "") for word in _LOOKUPS)
 
     def tokens_are_the_targets(self) -> str:
-        """Each greedy token is the likeliest after the text before it, as the server's own prefill
-        of that text says; returns what was seen. Raises AssertionError: one is not."""
-        fork = max(self.bound.fork, _ROUNDING)
-        for name, entries in self._judged.items():
-            for number, (token, _, top) in enumerate(entries):
-                below = max(top.values(), default=math.inf) - top.get(token, -math.inf)
+        """Require that each greedy token is the likeliest by a prefill of the text before it.
+
+        Returns:
+            The number of compared tokens, in words.
+
+        Raises:
+            Unmet: A token is less likely than another, beyond the tolerance.
+            NotRun: The engine sends no log-probabilities of a prompt.
+        """
+        limit = max(self.bound.fork, _ROUNDING)
+        count = 0
+        for name, tokens in self._judged.items():
+            for number, token in enumerate(tokens):
+                highest = max(token.prefilled.values(), default=math.inf)
+                below = highest - token.prefilled.get(token.id, -math.inf)
                 require(
-                    below <= fork,
+                    below <= limit,
                     "the likeliest token of the target, or one below it by at most",
                     "by a prefill of the same text",
-                    f"{name!r}: token {number} ({token})",
+                    f"{name!r}: token {number} ({token.id})",
                     value=below,
-                    limit=fork,
+                    limit=limit,
                     unit="nats",
                 )
-        return f"{sum(map(len, self._judged.values()))} tokens are those of the target"
+                count += 1
+        return f"{count} tokens are those of the target"
 
     def log_probabilities_are_the_targets(self) -> str:
-        """What is reported of a generated token is what a prefill of the text reports of it. Raises
-        AssertionError: it is not."""
-        worst = 0.0
-        for name, entries in self._judged.items():
-            for number, (token, position, top) in enumerate(entries):
-                reported, prefilled = position.log_probability, top.get(token, -math.inf)
+        """Require that the log-probability of each greedy token is that of a prefill of the text.
+
+        Returns:
+            The largest difference, in words.
+
+        Raises:
+            Unmet: A log-probability differs by more than the tolerance.
+            NotRun: The engine sends no log-probabilities of a prompt.
+        """
+        largest = 0.0
+        for name, tokens in self._judged.items():
+            for number, token in enumerate(tokens):
+                reported = token.generated.log_probability
+                prefilled = token.prefilled.get(token.id, -math.inf)
                 difference = abs(reported - prefilled)
-                worst = max(worst, difference)
+                largest = max(largest, difference)
                 require(
                     difference <= self.bound.max_abs,
                     "a log-probability that differs from that of a prefill by at most",
                     "",
-                    f"{name!r}: token {number} ({token})",
+                    f"{name!r}: token {number} ({token.id})",
                     value=difference,
                     limit=self.bound.max_abs,
                     unit="nats",
                     evidence=f"{reported:.4g} for {prefilled:.4g}",
                 )
-        return f"log-probabilities differ from the prefill's by {worst:.2g} at most"
+        return f"log-probabilities differ from the prefill's by {largest:.2g} at most"
 
     def samples_follow_the_target(self) -> str:
-        """Wherever drafts were offered, each token is a draw from the probabilities reported there,
-        also at a temperature and with a cut. Over all places of a rank, and all after one text, the
-        hits are compared with the sum of the probabilities. Freedman's inequality bounds how far a
-        right server may be off, at `ERROR_RATE` for all comparisons of a run together. Raises
-        AssertionError: some token comes too often or too seldom, or is cut off."""
+        """Require samples by the reported probabilities at all positions that may be drafted.
+
+        The hits of each of the likeliest tokens are compared with the sum of its probabilities,
+        over all positions and after one text, also at a temperature and with a cut. Freedman's
+        inequality bounds the difference of a right server; all comparisons of a run share
+        `ERROR_RATE`.
+
+        Returns:
+            The number of comparisons, in words.
+
+        Raises:
+            Unmet: A token was drawn too often or too seldom, or is cut off.
+            NotRun: The engine sends no log-probabilities.
+        """
         self.capabilities.require("logprobs")
-        listed = 20 if self.capabilities.can("top_logprobs_20") else SLICE
-        tally: defaultdict[tuple[str, str], promised.Tally] = defaultdict(promised.Tally)
-        for (kind, value, batches), text in itertools.product(_KINDS, _OPEN):
-            everywhere = f"{_ALL} with {kind} {value:g}"
-            for sample in self._samples(text, batches, {"logprobs": listed, kind: value}):
-                prefix = f"{text} {sample[0].token}"  # the prefill's token, which nobody drafts
-                for number, position in enumerate(sample[1:], 1):
-                    shares = _shares(position, listed, kind, value)
-                    # Of equally likely ones by name: an engine lists the drawn one first.
-                    best = sorted(shares.items(), key=lambda item: (-item[1], item[0]))[:SLICE]
-                    for rank, (token, share) in enumerate(best):
-                        tally[everywhere, f"rank {rank + 1}"].add(token == position.token, share)
-                        if number <= _SHARED and value == 1:
-                            tally[f"after {prefix!r}", token].add(token == position.token, share)
-                    prefix += f" {position.token}"
-        for (where, label), count in tally.items():
-            # Half of the error rate is for what is counted over all places.
-            alike = SLICE * len(_KINDS) if where.startswith(_ALL) else len(tally)
-            allowed = promised.allowed(count.variance, ERROR_RATE / 2 / alike)
-            off, rate = abs(count.hits - count.expected), f"chance of a false alarm {ERROR_RATE:g}"
+        tallies = self._tally_samples()
+        in_texts = len(tallies)
+        over_all = SLICE * len(_KINDS)
+        for group, tally in tallies.items():
+            # Half of the error rate is for the groups over all positions.
+            alike = over_all if group.everywhere else in_texts
+            allowed = promised.allowed(tally.variance, ERROR_RATE / 2 / alike)
+            difference = abs(tally.hits - tally.expected)
             require(
-                off <= allowed,
+                difference <= allowed,
                 f"{_SAMPLES}, off by at most",
                 "",
-                f"{where}, {label}",
-                value=off,
+                f"{group.where}, {group.label}",
+                value=difference,
                 limit=allowed,
-                evidence=f"{count}; {rate}",
+                evidence=f"{tally}; chance of a false alarm {ERROR_RATE:g}",
             )
-        return f"sampled tokens follow the target in {len(tally)} comparisons"
+        return f"sampled tokens follow the target in {len(tallies)} comparisons"
+
+    def _tally_samples(self) -> dict[_Group, promised.Tally]:
+        """Count the samples of all kinds and texts."""
+        listed = 20 if self.capabilities.can("top_logprobs_20") else SLICE
+        tallies: defaultdict[_Group, promised.Tally] = defaultdict(promised.Tally)
+        for kind, text in itertools.product(_KINDS, _OPEN):
+            everywhere = f"{_EVERYWHERE} with {kind.name} {kind.value:g}"
+            options = {"logprobs": listed, kind.name: kind.value}
+            for sample in self._samples(text, kind.batches, options):
+                prefix = f"{text} {sample[0].token}"  # the first token is the prefill's
+                for number, position in enumerate(sample[1:], 1):
+                    shares = _shares(position, listed, kind)
+                    # Equally likely tokens by name: an engine lists the drawn one first.
+                    ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
+                    for rank, (token, share) in enumerate(ordered[:SLICE], 1):
+                        hit = token == position.token
+                        tallies[_Group(everywhere, f"rank {rank}", True)].add(hit, share)
+                        if number <= _SHARED and kind.value == 1:
+                            tallies[_Group(f"after {prefix!r}", token, False)].add(hit, share)
+                    prefix += f" {position.token}"
+        return tallies
 
     def ends_anywhere(self) -> None:
-        """An answer ends where it is told to, also between two tokens that were accepted together:
-        by max_tokens, a stop token or a stop string. Raises AssertionError: it ends elsewhere."""
+        """Require that an answer ends exactly by max_tokens, a stop token or a stop string.
+
+        The end may fall between two tokens that were accepted together.
+
+        Raises:
+            Unmet: An answer ends elsewhere, or its usage is another.
+        """
         prompt = self.prompts.prompts[0]
         whole = self.asker.ask(Request(prompt.text, prompt.tokens))
-        ids = self.asker.ids(whole)[:10]
+        ids = self.asker.ids(whole)[:_ENDS]
+        self._require_ends_by_length(prompt.text, ids)
+        self._require_ends_by_stop_token(prompt.text, ids)
+        limit = whole.completion_tokens or 40
+        for begin in _STOP_STARTS:
+            stop = whole.text[begin : begin + _STOP_LENGTH]
+            expected = whole.text[: whole.text.index(stop)]
+            answer = self._post(prompt.text, max_tokens=limit, stop=[stop])
+            required = f"the text before {stop!r}: {expected!r}"
+            require(answer.text == expected, required, repr(answer.text))
+
+    def _require_ends_by_length(self, text: str, ids: Sequence[int]) -> None:
         for count in range(1, len(ids)):
-            cut = self._post(prompt.text, max_tokens=count)
-            require(cut.ids == ids[:count], f"the first {count} tokens {ids[:count]}", cut.ids,
-                    f"max_tokens {count}")  # fmt: skip
-            require(cut.completion_tokens == count, f"usage of {count}", cut.completion_tokens)
+            answer = self._post(text, max_tokens=count)
+            required = f"the first {count} tokens {ids[:count]}"
+            require(answer.ids == ids[:count], required, answer.ids, f"max_tokens {count}")
+            counted = answer.completion_tokens
+            require(counted == count, f"usage of {count}", counted)
+
+    def _require_ends_by_stop_token(self, text: str, ids: Sequence[int]) -> None:
         for index, token in enumerate(ids):
             if token in ids[:index]:
                 continue
-            stopped = self._post(prompt.text, max_tokens=len(ids), stop_token_ids=[token])
+            answer = self._post(text, max_tokens=len(ids), stop_token_ids=[token])
             expected = ids[: index + 1]
-            require((stopped.ids, stopped.finish_reason) == (expected, "stop"),
-                    f"an end with the stop token {token}: {expected}, stop",
-                    f"{stopped.ids}, {stopped.finish_reason}")  # fmt: skip
-            require(stopped.completion_tokens == len(expected), f"usage of {len(expected)}",
-                    stopped.completion_tokens)  # fmt: skip
-        text = whole.text
-        for begin in range(1, 9):
-            stop = text[begin : begin + 3]
-            wanted_text = text[: text.index(stop)]
-            stopped = self._post(prompt.text, max_tokens=whole.completion_tokens or 40, stop=[stop])
-            require(stopped.text == wanted_text, f"the text before {stop!r}: {wanted_text!r}",
-                    repr(stopped.text))  # fmt: skip
+            right = answer.ids == expected and answer.finish_reason == "stop"
+            required = f"an end with the stop token {token}: {expected}, stop"
+            require(right, required, f"{answer.ids}, {answer.finish_reason}")
+            counted = answer.completion_tokens
+            require(counted == len(expected), f"usage of {len(expected)}", counted)
 
     def forms_are_kept(self) -> None:
-        """A text that must leave, at any of its tokens, what the target would say by itself: drafts
-        are accepted until there, and not beyond. Raises AssertionError: another text comes; NotRun:
-        the engine knows no regex."""
+        """Require texts by a regex that leaves the greedy answer at each of its characters.
+
+        Drafts of the greedy answer are accepted up to there, and not beyond.
+
+        Raises:
+            Unmet: The text does not match the regex.
+            NotRun: The engine does not support regexes.
+        """
         prompt = self.prompts.prompts[0]
         whole = self.asker.ask(Request(prompt.text, _FORMED, top=0)).text
         for cut in range(1, min(len(whole), 3 * _FORMED)):
@@ -189,110 +304,143 @@ class Speculation:
             require(answer.text == form, f"the text of the form {form!r}", repr(answer.text))
 
     def counts_add_up(self) -> counters.Drafted:
-        """What the server says that it drafted and accepted makes the tokens that came. Raises
-        AssertionError: it does not; NotRun: it has no such counters."""
-        drafted, generated, requests = self._texts
+        """Require that the counters of drafted and accepted tokens match the generated tokens.
+
+        Returns:
+            The counters for the prompts.
+
+        Raises:
+            Unmet: The counters contradict each other or the generated tokens.
+            NotRun: The server has no such counters.
+        """
+        drafted = self._texts.counted
         by_position = drafted.by_position
-        k = len(by_position) or math.ceil(drafted.tokens / drafted.drafts)
+        length = len(by_position) or math.ceil(drafted.tokens / drafted.drafts)
         if by_position:
             whole = sum(by_position) == drafted.accepted
-            require(whole, "accepted tokens by position that make all", "others", evidence=drafted)
+            required = "accepted tokens by position that make all"
+            require(whole, required, "others", evidence=drafted)
+            required = (
+                "no position accepted more often than the one before it or than there were drafts"
+            )
             falling = all(a >= b for a, b in itertools.pairwise((drafted.drafts, *by_position)))
-            require(falling, "no position accepted more often than the one before it or than there "
-                    "were drafts", "one", evidence=drafted)  # fmt: skip
-        require(drafted.accepted <= drafted.tokens <= k * drafted.drafts,
-                f"at most {k} tokens a draft, and no more accepted than drafted", "more",
-                evidence=drafted)  # fmt: skip
-        # A step gives one token and what it accepted; the first token of an answer is the
-        # prefill's, and what a last step accepts beyond the limit is cut off.
-        steps_make = drafted.accepted + drafted.drafts
-        expected = generated - requests
-        spare = (k + 1) * requests
-        few = steps_make < expected and not self._looks_up
-        require(not few and steps_make <= expected + spare, "accepted tokens and drafts that make "
-                f"the tokens after the first of {requests} answers, and at most {spare} more",
-                "fewer" if few else "more",
-                evidence=f"{steps_make:.0f} for {expected}; {drafted}")  # fmt: skip
+            require(falling, required, "one", evidence=drafted)
+        required = f"at most {length} tokens a draft, and no more accepted than drafted"
+        right = drafted.accepted <= drafted.tokens <= length * drafted.drafts
+        require(right, required, "more", evidence=drafted)
+        self._require_counted_tokens(self._texts, length)
         return drafted
+
+    def _require_counted_tokens(self, drafts: _Drafts, length: int) -> None:
+        """Require that steps with drafts of at most `length` tokens make the generated tokens.
+
+        A step gives one token and those that it accepted. The first token of an answer is the
+        prefill's, and what the last step accepts beyond the limit is cut off. A method that looks
+        drafts up has steps without a draft, which are not counted.
+        """
+        drafted = drafts.counted
+        made = drafted.accepted + drafted.drafts
+        expected = drafts.tokens - drafts.requests
+        spare = (length + 1) * drafts.requests
+        required = (
+            f"accepted tokens and drafts that make the tokens after the first of {drafts.requests} "
+            f"answers, and at most {spare} more"
+        )
+        evidence = f"{made:.0f} for {expected}; {drafted}"
+        if not self._looks_up:
+            require(made >= expected, required, "fewer", evidence=evidence)
+        require(made <= expected + spare, required, "more", evidence=evidence)
 
     @property
     def drafted(self) -> counters.Drafted:
-        """What was drafted for the fixed texts. Raises NotRun: nothing, or nothing counts it."""
-        return self._texts[0]
+        """The counters of drafts for the prompts.
+
+        Raises:
+            NotRun: The server has no such counters, or drafts nothing for these prompts.
+        """
+        return self._texts.counted
 
     def drafts_are_accepted(self) -> None:
-        """Some of what is drafted is accepted, and no less in a long answer or in several at once
-        than in a short one. Raises AssertionError: nothing is, or acceptance is lost; NotRun: the
-        server has no such counters."""
-        early, _, _ = self._drafted([Request(_EVEN, _SHORT, top=0, salt="early")])
-        whole, _, _ = self._drafted([Request(_EVEN, _LONG, top=0, salt="whole")])
-        each = [Request(_EVEN, _SHORT, top=0, salt=f"at once {n}") for n in range(_AT_ONCE)]
-        many, natural = self._drafted(each, at_once=True)[0], self.drafted
+        """Require that drafts are accepted, in a long answer and in concurrent ones as in a short.
+
+        Raises:
+            Unmet: No draft is accepted, or the share of accepted tokens falls.
+            NotRun: The server has no such counters.
+        """
+        early = self._drafted([Request(_EVEN, _SHORT, top=0, salt="early")]).counted
+        whole = self._drafted([Request(_EVEN, _LONG, top=0, salt="whole")]).counted
+        requests = [Request(_EVEN, _SHORT, top=0, salt=f"at once {n}") for n in range(_AT_ONCE)]
+        many = self._drafted(requests, at_once=True).counted
+        natural = self.drafted
         drafts = early.drafts + whole.drafts + natural.drafts
         accepted = early.accepted + whole.accepted + natural.accepted
-        require(accepted > 0, "an accepted token", "none; the drafter's hidden states, its weights "
-                "or its vocabulary are not those of this model",
-                evidence=f"{drafts:.0f} drafts")  # fmt: skip
-        places = {f"the last {_LONG - _SHORT} tokens of a count": whole.since(early)}
-        places[f"{_AT_ONCE} counts at once"] = many
-        for place, later in places.items():
-            if min(early.tokens, later.tokens) < _FEW:
-                continue
-            before, after = early.accepted / early.tokens, later.accepted / later.tokens
-            noise = 5 * math.sqrt(0.25 / early.tokens + 0.25 / later.tokens)
-            least = min(before / 2, before - noise)
-            words = f"of the drafts, accepted in {place} at least, by its first {_SHORT} alone"
-            require(after >= least, words, "acceptance is lost", value=100 * after,
-                    limit=100 * least, unit="%")  # fmt: skip
+        observed = (
+            "none; the drafter's hidden states, its weights or its vocabulary are not those of "
+            "this model"
+        )
+        require(accepted > 0, "an accepted token", observed, evidence=f"{drafts:.0f} drafts")
+        late = f"the last {_LONG - _SHORT} tokens of a count"
+        _require_accepted(late, early, whole.since(early))
+        _require_accepted(f"{_AT_ONCE} counts at once", early, many)
 
     @functools.cached_property
-    def _judged(self) -> dict[str, list[tuple[int, Position, Mapping[int, float]]]]:
-        """Each prompt's greedy answer, token by token, beside what the prefill of the same text
-        says of it and of the likeliest. The answers go on for long: of 200 tokens a single one may
-        be wrong."""
+    def _judged(self) -> dict[str, list[_JudgedToken]]:
+        """The tokens of a greedy answer to each prompt, by its name.
+
+        The answers are long, because a fault may change a single one of 200 tokens.
+        """
         self.capabilities.require("prompt_logprobs")
         judged = {}
         requests = [Request(prompt.text, _JUDGED_TOKENS) for prompt in self.prompts.prompts]
         answers = self.asker.ask_together(requests)
         for prompt, answer in zip(self.prompts.prompts, answers, strict=True):
-            ids, before = self.asker.ids(answer), answer.prompt_ids
-            before = self.asker.need(before, "the prompt's token ids")
+            ids = self.asker.ids(answer)
+            before = self.asker.need(answer.prompt_ids, "the prompt's token ids")
             prefill = Request((*before, *ids), 1, 0, prompt_log_probabilities=True, prompt_top=1)
             tops = self.asker.need(self.asker.ask(prefill).prompt_tops, "prompt_logprobs")
-            columns = ids, self.asker.positions(answer), tops[len(before) - 1 :]
-            judged[prompt.name] = [*zip(*columns, strict=True)]
+            positions = self.asker.positions(answer)
+            # The entries begin with the second token of the prompt.
+            columns = zip(ids, positions, tops[len(before) - 1 :], strict=True)
+            judged[prompt.name] = [_JudgedToken(*column) for column in columns]
         return judged
 
     def _samples(
         self, text: str, batches: int, options: dict[str, float]
-    ) -> Iterable[tuple[Position, ...]]:
+    ) -> Iterator[tuple[Position, ...]]:
+        """Yield the tokens of each sample."""
         body = self._body(text, max_tokens=_SAMPLED_TOKENS, temperature=1.0, n=_CHOICES) | options
         for _ in range(batches):
             choices = self._send(body)["choices"]
             require(len(choices) == _CHOICES, f"{_CHOICES} choices", len(choices))
-            yield from (self.asker.positions(parse({"choices": [choice]})) for choice in choices)
+            for choice in choices:
+                yield self.asker.positions(parse({"choices": [choice]}))
 
     @functools.cached_property
-    def _texts(self) -> tuple[counters.Drafted, int, int]:
+    def _texts(self) -> _Drafts:
+        """The drafts for the prompts."""
         requests = [Request(prompt.text, prompt.tokens, top=0) for prompt in self.prompts.prompts]
         return self._drafted(requests)
 
-    def _drafted(
-        self, requests: Sequence[Request], *, at_once: bool = False
-    ) -> tuple[counters.Drafted, int, int]:
-        """What was drafted while some requests were answered, one after the other or at once, their
-        generated tokens and their number."""
-        if (before := counters.drafted(self.server.endpoint)) is None:
+    def _drafted(self, requests: Sequence[Request], *, at_once: bool = False) -> _Drafts:
+        """Send requests, one after the other or at once, and count the drafts."""
+        before = counters.drafted(self.server.endpoint)
+        if before is None:
             raise NotRun("the server's /metrics count no drafts, and nothing else shows them")
-        ask = self.asker.ask_together if at_once else lambda each: map(self.asker.ask, each)
-        generated = sum(len(self.asker.ids(answer)) for answer in ask(requests))
-        if (after := counters.drafted(self.server.endpoint)) is None:
+        if at_once:
+            answers = self.asker.ask_together(requests)
+        else:
+            answers = [self.asker.ask(request) for request in requests]
+        generated = sum(len(self.asker.ids(answer)) for answer in answers)
+        after = counters.drafted(self.server.endpoint)
+        if after is None:
             raise Unmet(Fact("/metrics with the counters of drafts"))
         drafted = after.since(before)
         if not drafted.drafts:
             fact = Fact("drafts", "none for these prompts", f"{self.method}")
-            raise NotRun(fact) if self._looks_up or self.method is None else Unmet(fact)
-        return drafted, generated, len(requests)
+            if self._looks_up or self.method is None:
+                raise NotRun(fact)
+            raise Unmet(fact)
+        return _Drafts(drafted, generated, len(requests))
 
     def _post(self, prompt: str, **options: Any) -> Completion:
         return parse(self._send(self._body(prompt, **options)))
@@ -301,23 +449,57 @@ class Speculation:
         return Request(prompt, 1, top=0).body(self.server.endpoint.served_name) | options
 
     def _send(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        with self.server.endpoint.http(timeout_s=240.0) as http:
+        with self.server.endpoint.http(timeout_s=_TIMEOUT_S) as http:
             answer = http.post("/v1/completions", json=body)
         if answer.status_code != 200:
             raise Refused(answer.status_code, answer.text)
         return dict(answer.json())
 
 
-def _shares(position: Position, listed: int, kind: str, value: float) -> dict[str, float]:
-    """How probable the tokens are that remain, if one of them was drawn. Raises AssertionError: one
-    was that is cut off."""
-    top, drawn = position.top, position.token
-    only_drawn = len(top) > listed  # it is listed because it was drawn
-    if value == 1:
-        return {t: math.exp(log) for t, log in top.items() if not only_drawn or t != drawn}
-    cut, temperature = (value, 1.0) if kind == "top_p" else (1.0, value)
+def _require_accepted(place: str, early: counters.Drafted, later: counters.Drafted) -> None:
+    """Require about the share of accepted tokens that an earlier measurement has.
+
+    The share may fall to a half, and by the noise of both shares. Nothing is compared if either
+    measurement has few drafted tokens.
+    """
+    if min(early.tokens, later.tokens) < _FEW:
+        return
+    before = early.accepted / early.tokens
+    after = later.accepted / later.tokens
+    noise = _DEVIATIONS * math.sqrt(0.25 / early.tokens + 0.25 / later.tokens)
+    least = min(before / 2, before - noise)
+    require(
+        after >= least,
+        f"of the drafts, accepted in {place} at least, by its first {_SHORT} alone",
+        "acceptance is lost",
+        value=100 * after,
+        limit=100 * least,
+        unit="%",
+    )
+
+
+def _shares(position: Position, listed: int, kind: _Kind) -> dict[str, float]:
+    """Return the probabilities of the tokens that may be drawn; none if another one was drawn.
+
+    Raises Unmet if the drawn token is cut off.
+    """
+    top = position.top
+    drawn = position.token
+    only_drawn = len(top) > listed  # the drawn token is listed in addition to the likeliest
+    if kind.value == 1:
+        probabilities = {token: math.exp(log) for token, log in top.items()}
+        if only_drawn:
+            probabilities.pop(drawn, None)
+        return probabilities
+    if kind.name == "top_p":
+        cut = kind.value
+        temperature = 1.0
+    else:
+        cut = 1.0
+        temperature = kind.value
     remaining, dropped = promised.remaining(top, "top_p", cut)
-    require(drawn not in dropped, f"{_SAMPLES}, none cut off", drawn, f"{kind} {value:g}")
+    required = f"{_SAMPLES}, none cut off"
+    require(drawn not in dropped, required, drawn, f"{kind.name} {kind.value:g}")
     if drawn not in remaining or only_drawn:
         return {}
     return promised.shares({token: top[token] for token in remaining}, temperature)
