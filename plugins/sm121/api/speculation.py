@@ -12,13 +12,12 @@ import functools
 import itertools
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from sm121.answers import promised
 from sm121.answers.prompts import PromptSet
+from sm121.api.drafted_samples import KINDS, OPEN_TEXTS, SLICE, Tallies
 from sm121.client.completions import Asker, Completion, Position, Prompt, Refused, Request, parse
 from sm121.core.level_settings import AgreementBound
 from sm121.core.server import Server
@@ -29,20 +28,9 @@ from sm121.measure import counters
 
 #: The difference of two evaluations of one log-softmax in float32, in nats.
 _ROUNDING = 1e-3
-#: The chance of a false alarm by the samples of one run.
-ERROR_RATE = 1e-6
-#: Texts that can go on in many ways at the first and at the second position of a draft. The first
-#: token of an answer is the prefill's, which is never drafted.
-_OPEN = ("The capital", "The capital of France is Paris. The", "1 + 1 = 2. The capital")
-#: The number of likeliest tokens that are counted.
-SLICE = 4
 #: Tokens of a sample, and samples of a request.
 _SAMPLED_TOKENS = 4
 _CHOICES = 128
-#: Positions after which samples of one text are still many enough to be counted together.
-_SHARED = 2
-_SAMPLES = "samples by the reported probabilities"
-_EVERYWHERE = "at all places"
 #: A text of one kind, however long it gets: its tokens are as easy to draft at its end.
 _EVEN = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10,"
 #: Tokens of a short and of a long answer to it.
@@ -68,28 +56,6 @@ _DEVIATIONS = 5
 _LOOKUPS = ("ngram", "suffix", "lookup")
 #: The timeout of a request in seconds.
 _TIMEOUT_S = 240.0
-
-
-class _Kind(NamedTuple):
-    """Parameters of a group of samples."""
-
-    #: ``temperature`` or ``top_p``.
-    name: str
-    value: float
-    #: Requests after each text.
-    batches: int
-
-
-_KINDS = (_Kind("temperature", 1.0, 4), _Kind("temperature", 0.6, 1), _Kind("top_p", 0.6, 1))
-
-
-class _Group(NamedTuple):
-    """Samples that are counted together."""
-
-    where: str
-    label: str
-    #: Over all positions and texts, else after one text.
-    everywhere: bool
 
 
 @dataclass(frozen=True)
@@ -194,8 +160,8 @@ class Speculation:
 
         The hits of each of the likeliest tokens are compared with the sum of its probabilities,
         over all positions and after one text, also at a temperature and with a cut. Freedman's
-        inequality bounds the difference of a right server; all comparisons of a run share
-        `ERROR_RATE`.
+        inequality bounds the difference of a right server; all comparisons of a run share one
+        chance of a false alarm.
 
         Returns:
             The number of comparisons, in words.
@@ -205,45 +171,13 @@ class Speculation:
             NotRun: The engine sends no log-probabilities.
         """
         self.capabilities.require("logprobs")
-        tallies = self._tally_samples()
-        in_texts = len(tallies)
-        over_all = SLICE * len(_KINDS)
-        for group, tally in tallies.items():
-            # Half of the error rate is for the groups over all positions.
-            alike = over_all if group.everywhere else in_texts
-            allowed = promised.allowed(tally.variance, ERROR_RATE / 2 / alike)
-            difference = abs(tally.hits - tally.expected)
-            require(
-                difference <= allowed,
-                f"{_SAMPLES}, off by at most",
-                "",
-                f"{group.where}, {group.label}",
-                value=difference,
-                limit=allowed,
-                evidence=f"{tally}; chance of a false alarm {ERROR_RATE:g}",
-            )
-        return f"sampled tokens follow the target in {len(tallies)} comparisons"
-
-    def _tally_samples(self) -> dict[_Group, promised.Tally]:
-        """Count the samples of all kinds and texts."""
         listed = 20 if self.capabilities.can("top_logprobs_20") else SLICE
-        tallies: defaultdict[_Group, promised.Tally] = defaultdict(promised.Tally)
-        for kind, text in itertools.product(_KINDS, _OPEN):
-            everywhere = f"{_EVERYWHERE} with {kind.name} {kind.value:g}"
+        tallies = Tallies(listed)
+        for kind, text in itertools.product(KINDS, OPEN_TEXTS):
             options = {"logprobs": listed, kind.name: kind.value}
             for sample in self._samples(text, kind.batches, options):
-                prefix = f"{text} {sample[0].token}"  # the first token is the prefill's
-                for number, position in enumerate(sample[1:], 1):
-                    shares = _shares(position, listed, kind)
-                    # Equally likely tokens by name: an engine lists the drawn one first.
-                    ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
-                    for rank, (token, share) in enumerate(ordered[:SLICE], 1):
-                        hit = token == position.token
-                        tallies[_Group(everywhere, f"rank {rank}", True)].add(hit, share)
-                        if number <= _SHARED and kind.value == 1:
-                            tallies[_Group(f"after {prefix!r}", token, False)].add(hit, share)
-                    prefix += f" {position.token}"
-        return tallies
+                tallies.add(text, kind, sample)
+        return tallies.judge()
 
     def ends_anywhere(self) -> None:
         """Require that an answer ends exactly by max_tokens, a stop token or a stop string.
@@ -476,30 +410,3 @@ def _require_accepted(place: str, early: counters.Drafted, later: counters.Draft
         limit=100 * least,
         unit="%",
     )
-
-
-def _shares(position: Position, listed: int, kind: _Kind) -> dict[str, float]:
-    """Return the probabilities of the tokens that may be drawn; none if another one was drawn.
-
-    Raises Unmet if the drawn token is cut off.
-    """
-    top = position.top
-    drawn = position.token
-    only_drawn = len(top) > listed  # the drawn token is listed in addition to the likeliest
-    if kind.value == 1:
-        probabilities = {token: math.exp(log) for token, log in top.items()}
-        if only_drawn:
-            probabilities.pop(drawn, None)
-        return probabilities
-    if kind.name == "top_p":
-        cut = kind.value
-        temperature = 1.0
-    else:
-        cut = 1.0
-        temperature = kind.value
-    remaining, dropped = promised.remaining(top, "top_p", cut)
-    required = f"{_SAMPLES}, none cut off"
-    require(drawn not in dropped, required, drawn, f"{kind.name} {kind.value:g}")
-    if drawn not in remaining or only_drawn:
-        return {}
-    return promised.shares({token: top[token] for token in remaining}, temperature)
