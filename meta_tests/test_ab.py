@@ -283,22 +283,28 @@ def test_pairs_are_added_while_a_promise_is_open(tmp_path, monkeypatch, promise,
     assert run.outcomes[0].pairs == pairs
 
 
+NOISY_TTFT = {"metric": "ttft_p50", "change_at_least": 0.0}
+
+
 @pytest.mark.parametrize(
-    ("slower", "pairs"),
+    ("slower", "promise", "pairs"),
     [
-        pytest.param(1.3, 3, id="a-FAIL-ends-it"),
-        pytest.param(1.0, 6, id="an-open-metric-alone-goes-on"),
+        pytest.param(1.3, None, 3, id="a-FAIL-ends-it"),
+        pytest.param(1.3, NOISY_TTFT, 6, id="a-FAIL-beside-an-open-hypothesis-goes-on"),
+        pytest.param(1.0, None, 6, id="an-open-metric-alone-goes-on"),
     ],
 )
 def test_a_metric_that_stays_open_keeps_no_decided_comparison_going(
-    tmp_path, monkeypatch, slower, pairs
+    tmp_path, monkeypatch, slower, promise, pairs
 ):
     """TTFT stays open; the rate is decided after three pairs."""
     harness = SimpleNamespace(
         profile=CPU, unproven=None, directory=tmp_path, pool=None, redact=str, save=lambda: None,
         file=SimpleNamespace(metrics={}, changes=[]),
     )  # fmt: skip
-    run = AbRun(harness, SIDES, None, lambda _side: None)
+    words = {"feature": "faster", "hypothesis": "This should improve much."}
+    chosen = promise and hypothesis.Hypothesis(**words, criteria=[promise])
+    run = AbRun(harness, SIDES, None, lambda _side: None, hypothesis=chosen)
     monkeypatch.setattr(run, "_check_that_they_differ", lambda: None)
     noisy = itertools.cycle([20.0, 23.0, 17.0, 24.0])
 
