@@ -240,3 +240,11 @@ def test_xqa_of_an_fp8_cache_is_not_run_on_hopper():
 def test_fa2_decodes_an_fp8_cache_on_hopper():
     provider = Fa2Provider(emulation("0.7.4", (9, 0), WholeNames))
     assert checks.check(provider, of_name("decode_fp8", "fp8-full-attention-321")) == []
+
+
+def test_the_batch_invariant_mode_of_flashinfer_has_no_sm12x():
+    """From the release that has it there, a claim to be tested: a row alone and in a batch."""
+    api = pytest.importorskip("flashinfer.gemm.batch_invariant.api")
+    classes = {name: archs for name, archs in vars(api).items() if name.endswith("_ARCHS")}
+    assert len(classes) >= 4
+    assert not [name for name, archs in classes.items() if any(major == 12 for major, _ in archs)]

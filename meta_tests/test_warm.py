@@ -16,6 +16,7 @@ from sm121 import cli
 from sm121.compilation import jit
 from sm121.core import package_probe, profile
 from sm121.core.engine_settings import Needs
+from sm121.engines import registry
 from sm121.engines.warm import Warmth
 
 SPARK = "sm121-gpt-oss-120b"
@@ -67,7 +68,8 @@ def test_a_dry_run_tells_what_is_missing_and_makes_nothing(machine, capsys):
     assert warm("--dry-run") == 0
     output = capsys.readouterr().out
     for name in profile.load(SPARK).engine.needs.jit_modules:
-        assert (f"  {name} (" in output) != name.endswith("_fp8"), output
+        needed = not name.endswith("_fp8") and "drafts" not in name
+        assert (f"  {name} (" in output) is needed, output
     assert "65.0 minutes of one core; MAX_JOBS=11, 9.3 GiB a job" in output, "(112 - 4) / 9.3"
     assert "Triton" in output and "start it once" in output
     assert not machine.cache.exists()
@@ -130,9 +132,74 @@ def test_xqa_is_built_for_the_page_of_the_engine(arguments, page):
     modules = {
         m.name: m.module for m in jit.needed(needs, ["--kv-cache-dtype=fp8", *arguments], {})
     }
-    assert jit.page_of(arguments) == page
+    assert jit.Decoding.of(arguments) == jit.Decoding(page=page, queries=1)
     name = f"xqa_input_bf16_kv_cache_e4m3_output_bf16_page_size_{page}_head_dim_64_"
     assert modules["xqa_decode_fp8"].startswith(name)
+
+
+DRAFTS = [
+    pytest.param(["--speculative-config", '{"method": "eagle3", "num_speculative_tokens": 3}'], 4,
+                 id="a JSON object"),
+    pytest.param(["--speculative-config.num_speculative_tokens=5"], 6, id="a dotted name"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("cache", ["bf16", "e4m3"])
+@pytest.mark.parametrize(("arguments", "queries"), DRAFTS)
+def test_xqa_is_built_for_the_drafts_that_the_engine_decodes(arguments, queries, cache):
+    """XQA has a module for each number of queries: the first start compiled it before."""
+    needs = profile.load(SPARK).engine.needs
+    fp8 = ["--kv-cache-dtype", "fp8"] if cache == "e4m3" else []
+    for given in ([*arguments, *fp8], [*fp8, *arguments]):
+        modules = [m.module for m in jit.needed(needs, given, {}, "0.7.4") if "xqa" in m.module]
+        drafts = {name for name in modules if name.endswith(f"True_spec_q_seq_len_{queries}")}
+        assert len(drafts) == 2 and len(modules) == 4, (
+            "with a window and without; one query as well"
+        )
+        assert all(f"kv_cache_{cache}_" in name for name in modules)
+
+
+def test_without_drafts_no_module_is_built_for_them():
+    needs = profile.load(SPARK).engine.needs
+    assert not [m.name for m in jit.needed(needs, [], {}, "0.7.4") if "drafts" in m.name]
+
+
+@pytest.mark.parametrize(
+    ("cached", "said"),
+    [
+        pytest.param("fused_moe_120_M64N64_mxfp4min", False, id="compiled before"),
+        pytest.param("fused_moe_120", True, id="a release's experts"),
+        pytest.param(None, True, id="an empty cache"),
+    ],
+)
+def test_experts_that_are_not_built_are_named(machine, capsys, monkeypatch, cached, said):
+    """The MXFP4 build compiles its own at the first start, whatever warm has compiled."""
+    if cached is not None:
+        folder = machine.cache / VERSION / "121a" / "cached_ops" / cached
+        folder.mkdir(parents=True)
+        (folder / f"{cached}.so").touch()
+    build = registry.Installed("0.14.0rc1.dev375+g8409484b4", None)
+    monkeypatch.setattr(registry, "installed", lambda *_arguments: build)
+    assert cli.main(["warm", "--profile", SPARK, "--configuration", "mxfp4", "--dry-run"]) == 0
+    output = capsys.readouterr().out
+    assert ("not compiled here: experts_mxfp4 (fused_moe_120*_mxfp4min), " in output) is said
+    assert "  experts (" not in output, "a release's experts are of no use to it"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        pytest.param(["--mxfp4-backend", "CUTLASS"], ["experts_mxfp4"], id="the MXFP4 build"),
+        pytest.param(["--mxfp4-backend=MARLIN"], [], id="its Marlin"),
+        pytest.param(DRAFTS[0].values[0], ["drafter"], id="a drafter"),
+        pytest.param(
+            ["--speculative-config", '{"method": "ngram"}'], [], id="drafts of the prompt"
+        ),
+        pytest.param([], [], id="a release"),
+    ],
+)
+def test_what_a_start_compiles_beside_the_modules_is_known(arguments, names):
+    assert [each.name for each in jit.unbuilt(arguments)] == names
 
 
 @pytest.mark.parametrize(
@@ -262,10 +329,14 @@ def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+QUERIES = 4
+
+
 def built_by_flashinfer(name: str) -> str:
     """The name of the module that the installed FlashInfer builds."""
     script = Path(jit.__file__).parent / "in_flashinfer" / "sm121_units.py"
-    command = [sys.executable, str(script), json.dumps({"ask": "build", "module": name})]
+    request = {"ask": "build", "module": name, "queries": QUERIES}
+    command = [sys.executable, str(script), json.dumps(request)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     library = Path(json.loads(done.stdout.splitlines()[-1])["library"])
@@ -289,5 +360,5 @@ def test_each_release_of_flashinfer_builds_its_modules(toolkit, release, monkeyp
         zipfile.ZipFile(file).extractall(toolkit / "site")
     monkeypatch.setenv("PYTHONPATH", str(toolkit / "site"))
     for module in jit.load_jit().module:
-        pattern = module.module.replace("{page}", "16")
+        pattern = jit.Decoding(page=16, queries=QUERIES).in_name(module.module)
         assert fnmatch.fnmatchcase(built_by_flashinfer(module.name), pattern)

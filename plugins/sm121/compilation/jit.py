@@ -22,6 +22,7 @@ _GIB = 1 << 30
 _BLOCK_SIZE = re.compile(r"--block-size (\d+)")
 _PAGE = 16
 """Tokens a page where the arguments do not say it (vLLM's CacheConfig.DEFAULT_BLOCK_SIZE)."""
+_DRAFTS = re.compile(r"num[-_]speculative[-_]tokens[\"']?\s*[: ]\s*(\d+)")
 _JOBS, _THREADS = "MAX_JOBS", "FLASHINFER_NVCC_THREADS"
 
 
@@ -35,7 +36,7 @@ class JitModule(DataTable):
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     module: str
     """Pattern (as of a shell) on the name of its folder in the cache; ``{page}`` stands for the
-    tokens a page of the KV cache."""
+    tokens a page of the KV cache, ``{queries}`` for the queries of a sequence in a decode step."""
     generated: Regex | None = None
     """Where the name does not say what the module was compiled for: what the line of its generated
     configuration has to be."""
@@ -89,11 +90,23 @@ class JitModule(DataTable):
         )
 
 
+class Unbuilt(DataTable):
+    """What a start compiles and ``sm121 warm`` does not."""
+
+    name: str = Field(pattern=r"^[a-z0-9_]+$")
+    module: str | None = None
+    """Pattern on the name of its folder in the cache; None: it is not known."""
+    arguments: Regex
+    why: str = Field(min_length=3)
+    source: str = Field(min_length=3)
+
+
 class JitData(DataTable):
     """The content of ``fixtures/compilation/jit.toml``."""
 
     reserve_gib: profile_fields.Sourced
     module: Entries[JitModule]
+    unbuilt: Entries[Unbuilt]
 
 
 def load_jit() -> JitData:
@@ -101,10 +114,28 @@ def load_jit() -> JitData:
     return data_file.load("compilation/jit.toml", JitData)
 
 
-def page_of(arguments: Sequence[str]) -> int:
-    """Tokens a page of the KV cache of an engine with these arguments."""
-    given = _BLOCK_SIZE.findall(one_line(arguments))
-    return int(given[-1]) if given else _PAGE
+@dataclass(frozen=True)
+class Decoding:
+    """What XQA is compiled for, beside its types."""
+
+    page: int
+    """Tokens a page of the KV cache."""
+    queries: int
+    """Queries of a sequence in a decode step: with N drafts N + 1."""
+
+    @classmethod
+    def of(cls, arguments: Sequence[str]) -> "Decoding":
+        """Of an engine with these arguments."""
+        line = one_line(arguments)
+        pages, drafts = _BLOCK_SIZE.findall(line), _DRAFTS.findall(line)
+        return cls(
+            page=int(pages[-1]) if pages else _PAGE,
+            queries=1 + int(drafts[-1]) if drafts else 1,
+        )
+
+    def in_name(self, module: str) -> str:
+        """The pattern of a module's name, without placeholders."""
+        return module.replace("{page}", f"{self.page}").replace("{queries}", f"{self.queries}")
 
 
 def needed(
@@ -124,14 +155,20 @@ def needed(
     Raises:
         UsageError: A module is not known.
     """
-    line, page = one_line(arguments), f"{page_of(arguments)}"
+    line, decoding = one_line(arguments), Decoding.of(arguments)
     modules = [data_file.named(load_jit().module, name, "module") for name in needs.jit_modules]
     return [
-        module.model_copy(update={"module": module.module.replace("{page}", page)})
+        module.model_copy(update={"module": decoding.in_name(module.module)})
         for module in modules
         if module.is_needed(line, environment)
         and (flashinfer is None or within(flashinfer, module.flashinfer))
     ]
+
+
+def unbuilt(arguments: Sequence[str]) -> list[Unbuilt]:
+    """What an engine with these arguments compiles and ``sm121 warm`` does not."""
+    line = one_line(arguments)
+    return [each for each in load_jit().unbuilt if each.arguments.search(line) is not None]
 
 
 @dataclass(frozen=True)
@@ -168,11 +205,7 @@ class FlashInferModules:
     ) -> list[JitModule]:
         """Those of ``modules`` that are not there for any of ``codes``, names of machine code in
         the cache such as ``121a``, or for ``gpu``, a compute capability such as 121."""
-        cached = [
-            folder / "cached_ops"
-            for folder in self.folder.glob(f"{self.version or '*'}/*")
-            if set(folder.name.split("_")) & set(codes)
-        ]
+        cached = self._cached(codes)
         return [
             module
             for module in modules
@@ -187,6 +220,30 @@ class FlashInferModules:
                 for file in parent.rglob("*.so")
                 if fnmatch.fnmatchcase(file.stem, module.module)
             )
+        ]
+
+    def unbuilt(
+        self, arguments: Sequence[Sequence[str]], codes: Sequence[str]
+    ) -> tuple[Unbuilt, ...]:
+        """Return what starts compile beside the modules and what is not in the cache yet.
+
+        Args:
+            arguments: Of each engine that is started.
+            codes: Names of machine code in the cache.
+        """
+        found = {each.name: each for line in arguments for each in unbuilt(line)}
+        return tuple(each for each in found.values() if not self._has(each, codes))
+
+    def _has(self, each: Unbuilt, codes: Sequence[str]) -> bool:
+        if each.module is None:
+            return False
+        return any(any(folder.glob(f"{each.module}/*.so")) for folder in self._cached(codes))
+
+    def _cached(self, codes: Sequence[str]) -> list[Path]:
+        return [
+            folder / "cached_ops"
+            for folder in self.folder.glob(f"{self.version or '*'}/*")
+            if set(folder.name.split("_")) & set(codes)
         ]
 
 

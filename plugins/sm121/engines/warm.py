@@ -1,6 +1,7 @@
 """Compiling what an engine's start would compile, without a server: ``sm121 warm``."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -33,8 +34,10 @@ class Warmth:
     modules: FlashInferModules
     needed: tuple[JitModule, ...]
     missing: tuple[JitModule, ...]
-    #: By module: tokens a page of the KV cache of the configuration that needs it.
-    pages: Mapping[str, int]
+    #: Of what a start compiles beside them, what is not in the cache: it is not compiled here.
+    unbuilt: tuple[jit.Unbuilt, ...]
+    #: By module: of the configuration that needs it.
+    decoding: Mapping[str, jit.Decoding]
     #: Of the architecture: names of its machine code, and its compute capability.
     codes: tuple[str, ...]
     number: int
@@ -60,17 +63,14 @@ class Warmth:
                 "engine.needs.jit_modules and a GPU's architecture); --profile names another one"
             )
         architecture = architectures[profile.arch]
-        environment = {
-            "FLASHINFER_CUDA_ARCH_LIST": f"{architecture.target}a",
-            **os.environ,
-            **profile.engine.environment,
-            **variables,
-        }
+        target = {"FLASHINFER_CUDA_ARCH_LIST": f"{architecture.target}a"}
+        environment = {**target, **os.environ, **profile.engine.environment, **variables}
         engine = registry.installed(registry.engine(profile.engine.name), python, environment)
         chosen = profile.judging(configuration, engine.identity, engine.options)
         modules = FlashInferModules.of(python, environment)
         by_name: dict[str, JitModule] = {}
-        pages: dict[str, int] = {}
+        decoding: dict[str, jit.Decoding] = {}
+        of_configurations: list[tuple[str, ...]] = []
         for name in (chosen.baseline, chosen.under_test):
             judged = chosen.configurations[name]
             arguments = (*chosen.engine.arguments, *judged.arguments)
@@ -82,7 +82,8 @@ class Warmth:
                 for other in others:
                     del by_name[other.name]
                 by_name[module.name] = module
-                pages[module.name] = jit.page_of(arguments)
+                decoding[module.name] = jit.Decoding.of(arguments)
+            of_configurations.append(arguments)
         if strange := sorted(set(names) - set(by_name)):
             raise errors.UsageError(f"module {strange[0]}: expected one of {', '.join(by_name)}")
         needed = [by_name[name] for name in names or by_name]
@@ -94,7 +95,8 @@ class Warmth:
             modules=modules,
             needed=tuple(needed),
             missing=tuple(missing),
-            pages=pages,
+            unbuilt=modules.unbuilt(of_configurations, codes),
+            decoding=decoding,
             codes=codes,
             number=number,
         )
@@ -131,8 +133,8 @@ class Warmth:
             "FLASHINFER_NVCC_THREADS": self.environment.get("FLASHINFER_NVCC_THREADS") or "1",
         }
         caches, began = CompileCaches.of(variables), time.time()
-        page = self.pages[module.name]
-        request = json.dumps({"ask": "build", "module": module.name, "page": page})
+        shape = dataclasses.asdict(self.decoding[module.name])
+        request = json.dumps({"ask": "build", "module": module.name, **shape})
         with (
             as_file(files("sm121.compilation") / "in_flashinfer" / "sm121_units.py") as script,
             tempfile.TemporaryFile("w+", errors="replace") as output,

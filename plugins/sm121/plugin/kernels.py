@@ -89,7 +89,9 @@ class _Processes:
         else:
             configuration = conformance.managed_configuration(conformance.profile.under_test)
             self._python = configuration.python
-            self._environment = conformance.engine_environment(configuration)
+            # The environment of a start: what is compiled here is not compiled again there.
+            bounds = conformance.bound_compilers(configuration)
+            self._environment = {**conformance.engine_environment(configuration), **bounds}
         self.engine = child.Child(self._python, self._environment, None, self.here.workers)
 
     def of(self, provider: str) -> child.Child:

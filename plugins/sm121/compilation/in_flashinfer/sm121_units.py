@@ -24,6 +24,8 @@ SMALLEST = re.compile(r"NONE,\s*128,\s*64,\s*128,")
 
 #: Tokens a page of the KV cache.
 page = 16
+#: Queries of a sequence in a decode step.
+queries = 1
 
 
 def _cache(fp8: bool) -> Any:
@@ -55,11 +57,12 @@ def _sink(window: bool, fp8: bool = False) -> Any:
     return gen_customize_batch_prefill_module("fa2", *asked["jit_args"], **asked["jit_kwargs"])
 
 
-def _xqa(window: bool, fp8: bool = False) -> Any:
+def _xqa(window: bool, fp8: bool = False, tokens: int = 1) -> Any:
     import torch
     from flashinfer.jit.xqa import gen_xqa_module
 
-    return gen_xqa_module(torch.bfloat16, _cache(fp8), page, 64, 8, window, torch.bfloat16)
+    sizes = (page, 64, 8, window, torch.bfloat16, tokens)
+    return gen_xqa_module(torch.bfloat16, _cache(fp8), *sizes)
 
 
 def _generated(file: str, name: str) -> Any:
@@ -77,6 +80,10 @@ MODULES: dict[str, Any] = {
     "xqa_decode_fp8": lambda: _xqa(True, fp8=True),
     "xqa_full": lambda: _xqa(False),
     "xqa_full_fp8": lambda: _xqa(False, fp8=True),
+    "xqa_drafts": lambda: _xqa(True, tokens=queries),
+    "xqa_drafts_fp8": lambda: _xqa(True, fp8=True, tokens=queries),
+    "xqa_drafts_full": lambda: _xqa(False, tokens=queries),
+    "xqa_drafts_full_fp8": lambda: _xqa(False, fp8=True, tokens=queries),
     "fp4_quantize": lambda: _generated("fp4_quantization", "gen_fp4_quantization_sm120f_module"),
     "mxfp8_quantize": lambda: _generated("fp8_quantization", "gen_mxfp8_quantization_sm100_module"),
     "experts": lambda: _generated("fused_moe", "gen_cutlass_fused_moe_sm120_module"),
@@ -106,9 +113,9 @@ def _one_moe_unit(units: list[dict[str, Any]], folder: Path) -> list[dict[str, A
 
 def main() -> None:
     """Answers one request."""
-    global page
+    global page, queries
     request = json.loads(sys.argv[1])
-    page = request.get("page", page)
+    page, queries = request.get("page", page), request.get("queries", queries)
     import flashinfer
 
     answer: dict[str, Any] = {"version": flashinfer.__version__}

@@ -1,0 +1,67 @@
+"""building_process.py FOLDER bf16|fp8 suite|flashinfer|xqa: has FlashInfer build a module, and
+prints its library.
+
+The sink wrapper has its name of before FlashInfer 0.7.4 here, which says nothing of the cache.
+``suite`` makes the wrapper as the kernel level does, ``flashinfer`` as an engine does; ``xqa`` asks
+for XQA as the provider's call does. Libraries are not loaded. Processes begin to build together:
+each waits until so many are ready as the file FOLDER/expected has."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import tvm_ffi
+from flashinfer import BatchAttentionWithAttentionSinkWrapper as Sinks
+
+from sm121.kernels import flashinfer_sinks
+
+HEADS = flashinfer_sinks.Sizes(query_heads=64, kv_heads=8, head=64)
+
+
+class Built(Exception):
+    """FlashInfer has built a module, and would load it."""
+
+
+def load_nothing(path, *_arguments, **_keywords):
+    raise Built(path)
+
+
+def old_name(jit_args_of):
+    def named(*arguments, **keywords):
+        backend, (_name, *jit_args), jit_keywords = jit_args_of(*arguments, **keywords)
+        return backend, ["batch_prefill_attention_sink_bf16_swa_False_fa2", *jit_args], jit_keywords
+
+    return staticmethod(named)
+
+
+def build(cache: torch.dtype, how: str) -> None:
+    nothing, empty = torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.int32)
+    if how == "xqa":
+        from flashinfer.xqa import get_xqa_module
+
+        get_xqa_module(torch.bfloat16, cache, 16, 64, 8, True, torch.bfloat16, 1)
+    elif how == "suite":
+        batch = flashinfer_sinks.Batch(empty, empty, empty, empty, 32)
+        kernel = flashinfer_sinks.Kernel("NHD", torch.bfloat16, cache, None, HEADS)
+        kernel.planned(Sinks, nothing, batch)
+    else:
+        kinds = {"q_data_type": torch.bfloat16, "kv_data_type": cache}
+        Sinks(nothing, "NHD", backend="fa2", head_dim_qk=64, head_dim_vo=64, **kinds)
+
+
+def main() -> None:
+    folder, kind, how = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    tvm_ffi.load_module = load_nothing
+    Sinks._sink_jit_args = old_name(Sinks._sink_jit_args)
+    (folder / f"ready-{kind}").touch()
+    expected = int((folder / "expected").read_text())
+    while len(list(folder.glob("ready-*"))) < expected:
+        time.sleep(0.001)
+    try:
+        build(torch.float8_e4m3fn if kind == "fp8" else torch.bfloat16, how)
+    except Built as built:
+        print(built)
+
+
+main()
