@@ -77,6 +77,22 @@ def read(lines: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> 
         pytest.param(TRTLLM, None, "oom", id="TensorRT-LLM"),
         pytest.param([CUBLAS], None, "device_assert", id="a lone cuBLAS error"),
         pytest.param(
+            ["Nov 28 10:00:00 spark kernel: NVRM: Xid (PCI:000f:01:00): 79, GPU has fallen off"],
+            None,
+            "xid",
+            id="an Xid by journald",
+        ),
+        pytest.param(
+            ["[11/28/2026-10:00:09] [TRT-LLM] [E] Failed to initialize: CUDA out of memory"],
+            None,
+            "oom",
+            id="TensorRT-LLM's Python",
+        ),
+        pytest.param(
+            [f"2026-11-28T10:00:00.000000000Z {STEADY[0]}"], "vllm", None, id="docker logs -t"
+        ),
+        pytest.param([f"vllm-1  | {STEADY[0]}"], "vllm", None, id="docker compose logs"),
+        pytest.param(
             ["INFO 11-20 10:00:00 [cuda.py:1] Using FLASHINFER backend out of potential backends:"],
             "vllm",
             None,
