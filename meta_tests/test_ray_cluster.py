@@ -57,6 +57,13 @@ def test_cluster_that_is_as_required(monkeypatch, changes):
     assert [str(node) for node, _ in looks] == ["node 0 (spark1)", "node 1 (spark2)"]
 
 
+def test_another_nccl_on_a_node_is_refused_before_the_start(monkeypatch):
+    cluster = altered(CLUSTER, {"nodes.1.facts.packages.nvidia-nccl-cu13": "2.27.7"})
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: cluster)
+    with pytest.raises(UsageError, match=r"node 1 \(spark2\) is not as .*nvidia-nccl-cu13"):
+        ray_cluster.look(CONFIGURATION, "sm121", 1)
+
+
 def test_no_cluster_is_one_line():
     with pytest.raises(UsageError, match=r"--launcher ray: no cluster answers .* ray start --head"):
         ray_cluster.look(CONFIGURATION, "sm121", 1)
