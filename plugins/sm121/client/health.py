@@ -34,8 +34,19 @@ class Health:
     message: str
 
 
+#: What to do next.
+_START = "Start the server, or name the address at which it listens."
+_GIVE_KEY = "Set the key in OPENAI_API_KEY."
+_READ_LOG = "Read the server's log for the cause."
+_RESTART = "Read the server's log; restart the server if the log shows no progress."
+
+
 class _UnhealthyError(Exception):
     """The server answered, and the answer is not a token."""
+
+    def __init__(self, fault: str, next_step: str = _READ_LOG) -> None:
+        super().__init__(fault)
+        self.next_step = next_step
 
 
 def check(base_url: str, *, within_s: float, api_key: str | None, model: str | None) -> Health:
@@ -55,14 +66,24 @@ def check(base_url: str, *, within_s: float, api_key: str | None, model: str | N
     """
     server = _Server.parse(base_url, api_key)
     outcome: list[Health] = []
+    fault = f"{base_url}: expected a token within {within_s:g} s, got none"
+    late = Health(False, f"{fault}. {_RESTART}")
     started = time.monotonic()
 
     def request() -> None:
         try:
             name = model or server.first_model(within_s)
             tokens = server.generate(name, within_s)
-        except (OSError, http.client.HTTPException, ValueError, _UnhealthyError) as error:
-            outcome.append(Health(False, f"{base_url}: {error or type(error).__name__}"))
+        except _UnhealthyError as error:
+            outcome.append(Health(False, f"{base_url}: {error}. {error.next_step}"))
+        except TimeoutError:
+            outcome.append(late)
+        except OSError as error:
+            got = str(error) or type(error).__name__
+            outcome.append(Health(False, f"{base_url}: expected a server, got {got}. {_START}"))
+        except (http.client.HTTPException, ValueError) as error:
+            got = str(error) or type(error).__name__
+            outcome.append(Health(False, f"{base_url}: expected JSON, got {got}. {_READ_LOG}"))
         else:
             seconds = time.monotonic() - started
             outcome.append(Health(True, f"{base_url}: {name}: {tokens} token in {seconds:.2f} s"))
@@ -71,9 +92,7 @@ def check(base_url: str, *, within_s: float, api_key: str | None, model: str | N
     thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(within_s)
-    if outcome:
-        return outcome[0]
-    return Health(False, f"{base_url}: expected a token within {within_s:g} s, got none")
+    return outcome[0] if outcome else late
 
 
 @dataclass(frozen=True)
@@ -138,7 +157,8 @@ class _Server:
         finally:
             connection.close()
         if response.status != 200:
-            raise _UnhealthyError(f"{path}: expected status 200, got {response.status}")
+            step = _GIVE_KEY if response.status in (401, 403) else _READ_LOG
+            raise _UnhealthyError(f"{path}: expected status 200, got {response.status}", step)
         answer = json.loads(text)
         if not isinstance(answer, dict):
             raise _UnhealthyError(f"{path}: expected an object, got {type(answer).__name__}")

@@ -48,7 +48,10 @@ def attach(
             reason = str(error) or type(error).__name__
             if "CERTIFICATE_VERIFY_FAILED" in reason:
                 reason += "; an authority of your own is named by the variable SSL_CERT_FILE"
-            raise UsageError(f"{expected}, got no answer from /v1/models ({reason})") from error
+            raise UsageError(
+                f"{expected}, got no answer from /v1/models ({reason}). Start the server, or name "
+                "the address at which it listens"
+            ) from error
         if answer.status_code in (401, 403):
             raise UsageError(
                 f"{expected} that accepts the key; it answered {answer.status_code}: give it by "

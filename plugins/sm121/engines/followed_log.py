@@ -36,8 +36,8 @@ def check_container(name: str) -> None:
         )
     if shutil.which("docker") is None:
         raise UsageError(
-            f"--container {name}: expected docker on the PATH, there is none; give the log itself "
-            "(--server-log FILE)"
+            f"--container {name}: expected docker on the PATH, got none. Name the log itself: "
+            "--server-log FILE"
         )
 
 
@@ -109,7 +109,8 @@ class FollowedLog:
             lines = log.path.read_text("utf-8", "replace").strip().splitlines() or ["no reason"]
             log.close()
             raise UsageError(
-                f"--container {name}: docker logs failed: {printable(lines[-1][:300])}"
+                f"--container {name}: expected a container whose log docker can read, got: "
+                f"{printable(lines[-1][:300])} Name one of docker ps, or the log: --server-log FILE"
             )
         return log
 

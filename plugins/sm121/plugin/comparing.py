@@ -3,6 +3,7 @@ to compare with is refused before anything starts, and the run itself judges the
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ _FIRST = "pytest --benchmark-autosave"
 _STORING = ("benchmark_save", "benchmark_autosave", "benchmark_json")
 #: What pytest-benchmark groups by; ``param:NAME`` besides.
 _GROUPS = frozenset({"group", "name", "func", "fullname", "fullfunc", "param"})
+#: How pytest-benchmark's warning begins.
+_NOTHING_TO_COMPARE = "Can't compare. No benchmark files"
 #: What went wrong in pytest-benchmark while it stored or compared.
 _BROKEN = pytest.StashKey[str]()
 
@@ -51,6 +54,8 @@ def refuse_what_crashes(config: pytest.Config) -> None:
         is_database = scheme.startswith("elasticsearch+")
         if not is_database or importlib.util.find_spec("elasticsearch") is None:
             raise UsageError(f"--benchmark-storage {storage}: expected a folder or file://PATH")
+    # The line of `refuse` says it. For benchmarks of others it is said when they are collected.
+    warnings.filterwarnings("ignore", message=_NOTHING_TO_COMPARE)
     named = config.getoption("benchmark_compare", None)
     is_no_file = isinstance(named, str) and not Path(named).is_file()
     if is_no_file and (len(Path(named).parts) > 2 or Path(named).is_absolute()):
@@ -70,6 +75,7 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
     """
     is_loaded = hasattr(config.option, "benchmark_storage")
     if not is_loaded or not any(LEVEL in item.stash for item in items):
+        _warn_of_nothing_to_compare(config)
         return
     folder = stored_run.storage_folder(
         config.getoption("benchmark_storage"), config.invocation_params.dir
@@ -84,7 +90,9 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
             f"{_FAIL}: expected {_COMPARE} beside it, which says what to compare with. Add it."
         )
     foreign = any(_is_benchmark(item) and LEVEL not in item.stash for item in items)
-    if not foreign:
+    if foreign:
+        _warn_of_nothing_to_compare(config)
+    else:
         _refuse_missing(folder, None if compared is True else str(compared))
     benchmarks = getattr(config, "_benchmarksession", None)
     if _given(config, "benchmark_compare_fail") and not getattr(
@@ -94,6 +102,15 @@ def refuse(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
             f"{_FAIL}: expected a run that pytest-benchmark can read for this Python and machine, "
             f"got none in {folder}. Store one first: {_FIRST}"
         )
+
+
+def _warn_of_nothing_to_compare(config: pytest.Config) -> None:
+    """Warn as pytest-benchmark does of somebody else's benchmarks: see `refuse_what_crashes`."""
+    benchmarks = getattr(config, "_benchmarksession", None)
+    if benchmarks is None or not _given(config, "benchmark_compare"):
+        return
+    if not benchmarks.compared_mapping:
+        benchmarks.logger.warning(f"{_NOTHING_TO_COMPARE} in {str(benchmarks.storage)!r}.")
 
 
 def guard(config: pytest.Config, session: Session) -> None:

@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import functools
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -33,6 +35,8 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
         return None
     settings = config.stash[SETTINGS]
     chosen = _target(config, settings, tests)
+    if not tests and chosen.obstacle is None and (why := _nothing_selected(config)) is not None:
+        chosen = dataclasses.replace(chosen, obstacle=why)
     if settings.certify:
         certificate.refuse(config, settings, chosen, tests)
     for item in tests:
@@ -41,14 +45,23 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     config.stash[planning.TARGET] = chosen
     if config.option.collectonly:
         return None
-    session = opening.prepare(
-        settings,
-        chosen,
-        [(item.stash[ID], item.stash[LEVEL]) for item in tests],
+    prepare = functools.partial(
+        opening.prepare,
+        chosen=chosen,
+        tests=[(item.stash[ID], item.stash[LEVEL]) for item in tests],
         inapplicable=[item.stash[ID] for item in tests if selection.is_inapplicable(item, chosen)],
         say=functools.partial(terminal.say, config),
         verbose=config.option.verbose > 0,
     )
+    settings = _with_report_folder(config, settings, chosen)
+    try:
+        session = prepare(settings)
+    except directory.InUse as error:
+        if settings.worker is not None:
+            raise
+        # A wrong request is said first: see `refuse_shared_folder`.
+        session = prepare(dataclasses.replace(settings, report_dir=Path(tempfile.mkdtemp())))
+        session.in_use = error
     config.stash[SESSION] = session
     config.stash[CRASHES] = crashes.CrashDesk(session)
     config.stash[SIGNALS] = signals.Signals(session)
@@ -61,14 +74,48 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     return session
 
 
+def refuse_shared_folder(session: Session) -> None:
+    """Refuse a report directory that another run has. Raises UsageError."""
+    if session.in_use is not None:
+        raise session.in_use
+
+
+def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Target) -> Settings:
+    """Return the settings of a run. If nothing can run and the command line names no report
+    directory, the report of the run before stays where it is, and this one's goes beside it."""
+    words = [str(word).partition("=")[0] for word in config.invocation_params.args]
+    if chosen.obstacle is None or settings.certify or "--report-dir" in words:
+        return settings
+    if workers.is_parallel(config):
+        return settings
+    folder = directory.of_a_run_that_measures_nothing(settings.report_dir)
+    return dataclasses.replace(settings, report_dir=folder)
+
+
+def _nothing_selected(config: pytest.Config) -> str | None:
+    """Why no test of a level is left where ``-k`` or ``-m`` was given; None without them, and in a
+    part of a run, which may have none."""
+    settings = config.stash[SETTINGS]
+    words = {"-k": config.getoption("keyword", ""), "-m": config.getoption("markexpr", "")}
+    given = " ".join(f"{option} {word!r}" for option, word in words.items() if word)
+    if not given or settings.worker is not None or config.getoption("--shard") is not None:
+        return None
+    count = len(config.stash[selection.COLLECTED])
+    return (
+        f"{given}: expected the name of a check, got none of {count} checks. "
+        "List the names: pytest --collect-only -q"
+    )
+
+
 def open_empty(config: pytest.Config) -> None:
     """Open a run without any test, which is NOT_RUN: levels were asked for, and none was there."""
     settings = config.stash[SETTINGS]
     with refusing():
         chosen = _target(config, settings, [])
+        chosen = dataclasses.replace(chosen, obstacle=chosen.obstacle or _NO_LEVEL)
         session = opening.prepare(
-            settings,
-            dataclasses.replace(chosen, obstacle=chosen.obstacle or _NO_LEVEL),
+            _with_report_folder(config, settings, chosen),
+            chosen,
             say=functools.partial(terminal.say, config),
         )
     config.stash[SESSION] = session

@@ -14,6 +14,7 @@ from sm121.plugin import (
     certificate,
     comparing,
     fixtures,
+    held_output,
     kernels,
     larger_plans,
     matrix,
@@ -89,6 +90,12 @@ def pytest_configure(config: pytest.Config) -> None:
     terminal.say_only_why_not(config)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the terminal reporter writes its header
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Hold the header back: a refused request is one line."""
+    held_output.hold(session.config)
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     """Show what was asked for."""
     return terminal.header(config)
@@ -156,12 +163,16 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
                 if run.settings.against is not None and run.target.obstacle is None:
                     against.refuse(run.settings.against, run.file)
                 matrix.refuse_wrong_arguments(config, run, session.items)
+                opening.refuse_shared_folder(run)
             benchmarks.keep_quiet(config, session.items)
             comparing.guard(config, run)
             selection.take_over(config, run, session.items)
             config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
             run.save()
             _step("opened")
+    terminal.say_only_the_obstacle(config, run, session.items)
+    if run is not None and terminal.NOTHING_RUNS not in config.stash:
+        run.say_where_the_earlier_report_is()
     result = yield
     if run is not None:
         matrix.show_outlook(config, run, session.items)
@@ -207,6 +218,7 @@ def pytest_xdist_node_collection_finished(node: Any) -> None:
     config = node.config
     with opening.refusing():
         session = _controller(config).opened_by_a_worker()
+    held_output.release(config)
     if session is None:
         return
     config.stash[stash.SESSION] = session
@@ -242,6 +254,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """After the last test: the server is still there, and pytest-benchmark has stored nothing."""
+    if not workers.is_parallel(session.config):  # else a worker may refuse the request still
+        held_output.release(session.config)
     try:
         _show_progress(session.config)
         result = yield
@@ -357,6 +371,10 @@ def pytest_sessionfinish(
 ) -> Generator[None, object, object]:
     """Make the last decisions, write the report, and set the exit status."""
     config = session.config
+    if exitstatus == pytest.ExitCode.USAGE_ERROR:
+        held_output.drop(config)
+    else:
+        held_output.release(config)
     ended = exitstatus in (*_OWN_ENDS, pytest.ExitCode.TESTS_FAILED)
     if ended and stash.SESSION not in config.stash and selection.asked_for_levels(config):
         opening.open_empty(config)
@@ -457,6 +475,7 @@ def pytest_terminal_summary(
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop what still runs, and release the report directory."""
+    held_output.release(config)
     if (session := config.stash.get(stash.SESSION, None)) is not None:
         session.release()
         _step("released")

@@ -11,7 +11,7 @@ from sm121.core import architecture, errors, redaction
 from sm121.core.printable import printable
 from sm121.core.templates import one_line, rendered
 from sm121.core.verdict import Verdict
-from sm121.plugin import larger_plans, planning, selection
+from sm121.plugin import held_output, larger_plans, planning, selection
 from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
 from sm121.report import findings, headline, key_numbers, rows
 from sm121.report.stored import StoredReport
@@ -50,9 +50,27 @@ def say_only_why_not(config: pytest.Config) -> None:
     with contextlib.suppress(errors.UsageError):  # raised again when the run is opened
         if target_of_run.machine_obstacle(config.stash[SETTINGS], asked) is None:
             return
-        config.stash[NOTHING_RUNS] = True
-        config.option.verbose = -2
-        config.option.reportchars = "N"
+        _say_nothing_but_the_verdict(config)
+
+
+def say_only_the_obstacle(
+    config: pytest.Config, session: Session | None, items: list[pytest.Item]
+) -> None:
+    """The same where only the opened run shows that nothing can run: no test is selected."""
+    if session is None or session.target.obstacle is None or NOTHING_RUNS in config.stash:
+        return
+    is_foreign = any(LEVEL not in item.stash for item in items)
+    if config.option.verbose > 0 or config.option.collectonly or is_foreign:
+        return
+    held_output.drop(config)
+    held_output.release(config)
+    _say_nothing_but_the_verdict(config)
+
+
+def _say_nothing_but_the_verdict(config: pytest.Config) -> None:
+    config.stash[NOTHING_RUNS] = True
+    config.option.verbose = -2
+    config.option.reportchars = "N"
 
 
 def target(session: Session) -> list[str]:

@@ -1,7 +1,9 @@
 """The report directory. One run at a time uses it; files of earlier runs are never overwritten."""
 
+import contextlib
 import datetime
 import fcntl
+import json
 import shutil
 import time
 from dataclasses import dataclass
@@ -10,12 +12,20 @@ from typing import IO
 
 from sm121.core.errors import UsageError
 from sm121.core.lock_file import SERVERS, open_lock, try_lock
+from sm121.core.verdict import Verdict
 
 _LOCK = ".lock"
 _EARLIER = "earlier"
+#: The folder of a run that measured nothing, in that of a run that measured.
+_NOT_RUN = "not-run"
+_KEPT = (_LOCK, _EARLIER, _NOT_RUN)
 WORKERS = "workers"
 _SHARED_WITHIN_S = 20.0
 _SUPERVISED_WITHIN_S = 20.0
+
+
+class InUse(UsageError):
+    """Another run has the report directory."""
 
 
 @dataclass
@@ -29,9 +39,16 @@ class ReportDirectory:
 
 
 def take(directory: Path, share: str | None = None) -> ReportDirectory:
-    """Take the directory for this run. Files of an earlier run are moved to ``earlier/``. `share`:
-    name of a run of several processes, which may take it at the same time. Raises UsageError:
-    another run has it, it is no report directory, or it cannot be written."""
+    """Take the directory for this run. Files of an earlier run are moved to ``earlier/``.
+
+    Args:
+        directory: The folder; it is made if it is not there.
+        share: Name of a run of several processes, which may take it at the same time.
+
+    Raises:
+        InUse: Another run has it.
+        UsageError: It is no report directory, or it cannot be written.
+    """
     try:
         return _take(directory, share)
     except OSError as error:
@@ -40,10 +57,32 @@ def take(directory: Path, share: str | None = None) -> ReportDirectory:
         ) from error
 
 
+def of_a_run_that_measures_nothing(directory: Path) -> Path:
+    """Return the folder for a run of which nothing can run: a folder of its own in ``directory`` if
+    that has the report of a run that measured, else ``directory``."""
+    try:
+        earlier = json.loads((directory / "verdict.json").read_text("utf-8"))["verdict"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return directory  # no report, or none that can be read
+    return directory if earlier == Verdict.NOT_RUN else directory / _NOT_RUN
+
+
+def restore(directory: Path, earlier: Path | None) -> None:
+    """Remove what a refused run has written there, and put back what it has moved to `earlier`."""
+    clear(directory)
+    if earlier is None:
+        return
+    for entry in earlier.iterdir():
+        entry.rename(directory / entry.name)
+    earlier.rmdir()
+    with contextlib.suppress(OSError):  # it has the reports of other runs
+        earlier.parent.rmdir()
+
+
 def clear(directory: Path) -> None:
     """Remove what a run has written there. The reports of earlier runs stay."""
     for entry in directory.iterdir():
-        if entry.name in (_EARLIER, _LOCK):
+        if entry.name in _KEPT:
             continue
         if entry.is_dir():
             shutil.rmtree(entry)
@@ -62,7 +101,7 @@ def is_shared(directory: Path, share: str) -> bool:
 def _take(directory: Path, share: str | None) -> ReportDirectory:
     is_report = (directory / "verdict.json").is_file() or (directory / WORKERS).is_dir()
     if directory.is_dir() and not is_report:
-        foreign = [item.name for item in directory.iterdir() if item.name not in (_LOCK, _EARLIER)]
+        foreign = [item.name for item in directory.iterdir() if item.name not in _KEPT]
         if foreign:
             raise UsageError(
                 f"--report-dir {directory}: expected a new or empty folder, or one of an earlier "
@@ -79,14 +118,14 @@ def _take(directory: Path, share: str | None) -> ReportDirectory:
             time.sleep(0.05)  # another process of this run prepares it now
             continue
         lock.close()
-        raise UsageError(
+        raise InUse(
             f"--report-dir {directory}: expected a folder of its own, another run is using it. "
             "Wait for that run, or name another folder with --report-dir=FOLDER"
         )
     earlier = None
     if share is None or _name(lock) != share:
         _wait_for_supervisors(directory)
-        if entries := [each for each in directory.iterdir() if each.name not in (_EARLIER, _LOCK)]:
+        if entries := [each for each in directory.iterdir() if each.name not in _KEPT]:
             verdict = directory / "verdict.json"
             written_s = (verdict if verdict.is_file() else directory).stat().st_mtime
             stamp = datetime.datetime.fromtimestamp(written_s).strftime("%Y%m%d-%H%M%S")

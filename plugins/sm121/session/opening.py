@@ -8,7 +8,6 @@ import sys
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import IO
 
 import psutil
 
@@ -51,6 +50,7 @@ def _print(what: str, line: str) -> None:
 def open_session(settings: Settings) -> Session:
     """The session of a script: see `prepare`. A crash leaves a bundle, as in a run of pytest."""
     session = prepare(settings)
+    session.say_where_the_earlier_report_is()
     crashes.CrashDesk(session)
     return session
 
@@ -75,7 +75,7 @@ def prepare(
         settings = dataclasses.replace(settings, server_log=followed.path, log_name=followed.name)
     try:
         chosen, attached, engine = _look_at_engine(settings, chosen)
-        settings, run_id, lock = _take_directory(settings, say)
+        settings, run_id, taken = _take_directory(settings)
     except BaseException:
         if followed is not None:
             followed.close()
@@ -85,7 +85,8 @@ def prepare(
         settings=settings,
         target=chosen,
         directory=settings.report_dir,
-        lock=lock,
+        lock=taken.lock,
+        earlier=taken.earlier if settings.worker is None else None,
         run_id=run_id,
         say=say,
         verbose=verbose,
@@ -154,10 +155,10 @@ def _look_at_engine(
 
 
 def _take_directory(
-    settings: Settings, say: Callable[[str, str], None]
-) -> tuple[Settings, str, IO[str]]:
+    settings: Settings,
+) -> tuple[Settings, str, report_directory.ReportDirectory]:
     """Take the report directory, or a worker's folder in it. Returns: the settings with that
-    folder, the run's id, and the lock that is held open."""
+    folder, the run's id, and the directory, whose lock is held open."""
     worker, run_id = settings.worker, uuid.uuid4().hex[:12]
     directory = report_directory.take(settings.report_dir, worker.run if worker else None)
     if worker is not None:
@@ -165,9 +166,7 @@ def _take_directory(
         folder = directory.path / report_directory.WORKERS / worker.id
         folder.mkdir(parents=True)
         settings = dataclasses.replace(settings, report_dir=folder)  # with its own traces
-    elif directory.earlier is not None:
-        say("report", f"the earlier one is kept in {directory.earlier}")
-    return settings, run_id, directory.lock
+    return settings, run_id, directory
 
 
 def _question(settings: Settings, profile: Profile | None) -> str | None:

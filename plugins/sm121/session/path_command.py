@@ -31,6 +31,10 @@ from sm121.report import glance, path_outlook
 from sm121.run import spanning
 
 _STDIN = Path("-")
+#: How each source is made.
+_SAVE_LOG = "Save one: docker logs NAME > server.log 2>&1"
+_SAVE_METRICS = "Save it: curl http://localhost:8000/metrics > metrics.txt"
+_RECORD_TRACE = "Record one with the engine's profiler"
 #: Its signatures read a log whose engine is not known, and a path without a log.
 _DEFAULT_ENGINE = "vllm"
 _DEFAULT_MODEL = "gpt-oss-120b"
@@ -164,22 +168,26 @@ class _Reading:
         sys.stdout.write(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
     def _refuse_missing_files(self) -> None:
-        sources = [(log, "the log file of a server") for log in self.logs]
+        sources = [(log, "the log file of a server", _SAVE_LOG) for log in self.logs]
         if self.request.metrics is not None:
-            sources.append((self.request.metrics, "the text of /metrics"))
+            sources.append((self.request.metrics, "the text of /metrics", _SAVE_METRICS))
         if self.request.trace is not None:
-            sources.append((self.request.trace, "a trace"))
-        for file, noun in sources:
+            sources.append((self.request.trace, "a trace", _RECORD_TRACE))
+        for file, noun, step in sources:
             if not file.is_file():
-                raise UsageError(f"{file}: expected {noun}")
+                got = "something that is no file" if file.exists() else "no file of that name"
+                raise UsageError(f"{file}: expected {noun}, got {got}. {step}")
 
     def _read_log(self, known: str | None, engine: str) -> None:
         log = self.logs[0]
         self.path = path = read_log(log, engine)
         has_lines = known is not None and serving_lines.has_log_lines(log)
         if not path.evidence and not has_lines:
-            content = "no line that an engine writes" if log.stat().st_size else "nothing"
-            raise UsageError(f"expected the log of a server, from its start on; there is {content}")
+            content = "no line that an engine writes" if log.stat().st_size else "an empty file"
+            raise UsageError(
+                f"{log}: expected the log of a server, from its start on, got {content}. "
+                f"{_SAVE_LOG}"
+            )
         self.answer = {
             "engine": known,
             "version": path.version,

@@ -2,9 +2,11 @@
 
 import functools
 import os
+import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 from sm121.core import architecture, files
@@ -42,6 +44,11 @@ class Session(harness.Harness):
     settings: Settings
     #: Held open during the session, so that no second run writes into the same directory.
     lock: IO[str]
+    #: Where the report of the run before was moved to; None where there was none.
+    earlier: Path | None = None
+    #: Another run has the report directory, and this one, which only finds out whether its request
+    #: is right, a folder that is thrown away.
+    in_use: report_directory.InUse | None = None
     run_id: str
     started: float = field(default_factory=time.monotonic)
     sampler: ResourceSampler | None = None
@@ -259,14 +266,21 @@ class Session(harness.Harness):
             self.save()
         self.lock.close()
 
+    def say_where_the_earlier_report_is(self) -> None:
+        """Show where the report of the run before was moved to."""
+        if self.earlier is not None:
+            self.say("report", f"the earlier one is kept in {self.earlier}")
+
     def withdraw(self) -> None:
         """End a run that has begun nothing: its request is refused, and it leaves no report."""
         if self.sampler is not None:
             self.sampler.stop()
         if self.kept_log is not None:
             self.kept_log.close(self.secrets)
-        report_directory.clear(self.directory)
+        report_directory.restore(self.directory, self.earlier)
         self.lock.close()
+        if self.in_use is not None:
+            shutil.rmtree(self.directory)
 
     def __enter__(self) -> "Session":
         return self

@@ -322,8 +322,17 @@ def _reference(option: Option) -> Path | None:
     return _checked(option, "--reference", lambda path: (path / "config.json").is_file(), expected)
 
 
+#: How the file of an option is made.
+_WRITTEN_BY = {
+    "--golden": "Record one with a build that you trust: --record-golden FILE",
+    "--questions": "Write one with prompt, answer and kind as JSON on each line",
+    "--questions-baseline": "Name the accuracy.jsonl of an earlier report",
+}
+
+
 def _existing(option: Option, name: str) -> Path | None:
-    return _checked(option, name, Path.is_file, "a file, there is none")
+    expected = f"a file, got none of that name. {_WRITTEN_BY[name]}"
+    return _checked(option, name, Path.is_file, expected)
 
 
 def _interpreter(option: Option, name: str) -> Path | None:

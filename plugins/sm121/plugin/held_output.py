@@ -1,0 +1,78 @@
+"""Holds back what pytest writes before the first test: a refused request is one line, and so is a
+run of which no test is selected. After eight seconds of waiting nothing more is held back."""
+
+import io
+import threading
+from typing import TextIO
+
+import pytest
+
+#: A user who waits for so long sees what there is.
+_LONGEST_S = 8.0
+_HELD = pytest.StashKey["HeldOutput"]()
+
+
+class _Memory(io.StringIO):
+    """Text that is held back; everything else about the file is that of the terminal's."""
+
+    def __init__(self, file: TextIO) -> None:
+        super().__init__()
+        self._file = file
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def isatty(self) -> bool:
+        return self._file.isatty()
+
+
+class HeldOutput:
+    """The terminal reporter's output, held back from now on.
+
+    Args:
+        reporter: pytest's terminal reporter.
+    """
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._writer = reporter._tw
+        self._file = self._writer._file
+        self._memory = _Memory(self._file)
+        self._writer._file = self._memory
+        self._lock = threading.Lock()
+        self.is_dropped = False
+        self._timer = threading.Timer(_LONGEST_S, self.release)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def release(self) -> None:
+        """Write what was held back, and hold nothing more."""
+        self._timer.cancel()
+        with self._lock:
+            if self._writer._file is not self._memory:
+                return
+            self._writer._file = self._file
+            if not self.is_dropped:
+                self._writer.write_raw(self._memory.getvalue(), flush=True)
+
+    def drop(self) -> None:
+        """Forget what is held back; what comes is held, and forgotten, too."""
+        self.is_dropped = True
+
+
+def hold(config: pytest.Config) -> None:
+    """Hold back what the terminal reporter writes; nothing where there is no terminal reporter."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and hasattr(getattr(reporter, "_tw", None), "_file"):
+        config.stash[_HELD] = HeldOutput(reporter)
+
+
+def release(config: pytest.Config) -> None:
+    """Show what is held back."""
+    if (held := config.stash.get(_HELD, None)) is not None:
+        held.release()
+
+
+def drop(config: pytest.Config) -> None:
+    """Do not show what is held back: one line says all that there is to say."""
+    if (held := config.stash.get(_HELD, None)) is not None:
+        held.drop()
