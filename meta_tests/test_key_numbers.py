@@ -10,6 +10,7 @@ import report_runs
 
 from sm121.core.unmet import Fact
 from sm121.core.verdict import Verdict
+from sm121.measure.box import Reading
 from sm121.plugin import selection, terminal
 from sm121.plugin.stash import REPORT
 from sm121.report import comparison, headline, key_numbers, metric_verdicts, page, stored, summary
@@ -50,6 +51,29 @@ def test_the_last_lines_of_a_run_have_its_numbers_rates_first(kind, tmp_path):
     table = lines[head + 1 : head + 1 + key_numbers.MOST]
     assert [line.split()[0] for line in table][:2] == ["tg32@d0", "pp2048@d0"], lines
     assert all(re.search(r"\d tok/s .* (at least|at most) \d", line) for line in table), table
+
+
+@pytest.mark.parametrize(
+    ("device", "others", "share", "said"),
+    [
+        pytest.param("cpu", 0.49, 0.7, "other processes took 49% of the CPU. Run", id="busy"),
+        pytest.param("cpu", 0.49, 1.08, "49% of the CPU; above it: tg32@d0 108%", id="busy-above"),
+        pytest.param("cpu", 0.02, 1.08, "got one low; above it: tg32@d0 108%", id="quiet-above"),
+        pytest.param("cpu", 0.02, 0.7, None, id="quiet"),
+        pytest.param("cuda:0", 0.49, 0.7, None, id="gpu-beside-a-busy-cpu"),
+        pytest.param("cpu", 0.49, None, None, id="no-bound"),
+    ],
+)
+def test_a_bound_of_a_busy_machine_is_marked(tmp_path, device, others, share, said):
+    report = report_of("pass", tmp_path)
+    for metric in report.run.metrics.values():
+        metric.roofline = None
+    report.run.metrics["tg32@d0"].roofline = share
+    report.run.box.before = Reading.model_construct(
+        device=SimpleNamespace(device=device), other_load=others
+    )
+    lines = [line for line in closing_lines(report) if line.startswith("bound: ")]
+    assert len(lines) == (said is not None) and all(said in line for line in lines), lines
 
 
 def test_what_was_left_out_stands_between_the_numbers_and_the_verdict(tmp_path):

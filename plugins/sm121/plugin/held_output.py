@@ -7,6 +7,8 @@ from typing import TextIO
 
 import pytest
 
+from sm121.plugin import workers
+
 #: A user who waits for so long sees what there is.
 _LONGEST_S = 8.0
 _HELD = pytest.StashKey["HeldOutput"]()
@@ -64,6 +66,7 @@ def hold(config: pytest.Config) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and hasattr(getattr(reporter, "_tw", None), "_file"):
         config.stash[_HELD] = HeldOutput(reporter)
+        config.add_cleanup(config.stash[_HELD].release)
 
 
 def release(config: pytest.Config) -> None:
@@ -76,3 +79,17 @@ def drop(config: pytest.Config) -> None:
     """Do not show what is held back: one line says all that there is to say."""
     if (held := config.stash.get(_HELD, None)) is not None:
         held.drop()
+
+
+def tests_begin(config: pytest.Config) -> None:
+    """Show what is held back. With ``-n`` a worker may still refuse the request."""
+    if not workers.is_parallel(config):
+        release(config)
+
+
+def run_ended(config: pytest.Config, exit_status: int) -> None:
+    """Show what is held back of a run without a test; nothing of a refused one."""
+    if exit_status == pytest.ExitCode.USAGE_ERROR:
+        drop(config)
+    else:
+        release(config)

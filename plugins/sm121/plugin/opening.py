@@ -59,7 +59,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     except directory.InUse as error:
         if settings.worker is not None:
             raise
-        # A wrong request is said first: see `refuse_shared_folder`.
+        # A wrong request is refused first: see `withdrawing`.
         session = prepare(dataclasses.replace(settings, report_dir=Path(tempfile.mkdtemp())))
         session.in_use = error
     config.stash[SESSION] = session
@@ -72,12 +72,6 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     if settings.worker is not None:
         workers.write_groups(session, items)
     return session
-
-
-def refuse_shared_folder(session: Session) -> None:
-    """Refuse a report directory that another run has. Raises UsageError."""
-    if session.in_use is not None:
-        raise session.in_use
 
 
 def _with_report_folder(config: pytest.Config, settings: Settings, chosen: Target) -> Settings:
@@ -127,6 +121,8 @@ def withdrawing(config: pytest.Config, run: Session) -> Iterator[None]:
     worker's stays, since its controller waits for what it hands over."""
     try:
         yield
+        if run.in_use is not None:
+            raise run.in_use
     except UsageError:
         if run.settings.worker is None:
             del config.stash[SESSION]

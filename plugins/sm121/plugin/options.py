@@ -24,6 +24,10 @@ class _AnyWords(int):
         return ["[AO]"] * int(self)
 
 
+#: Options of pytest-xdist, which is not installed where they are unknown.
+_OF_XDIST = ("-n", "--numprocesses", "--dist")
+
+
 def add(parser: pytest.Parser) -> None:
     """Add every option of ``fixtures/options.toml``."""
     shipped = {
@@ -70,6 +74,11 @@ def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
     _, unknown = parser.parse_known_and_unknown_args(arguments)
     for word in unknown:
         name = word.partition("=")[0]
+        if name in _OF_XDIST:
+            raise pytest.UsageError(
+                f"{name}: expected the package pytest-xdist, got none. Install it: "
+                "pip install pytest-xdist"
+            )
         if name.startswith("--") and (hint := did_you_mean(name, own_options.every())):
             raise pytest.UsageError(f"unrecognized argument {name}{hint}")
 

@@ -57,8 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, object, object]:
-    """``sm121 run``: the tests are the suite's, wherever it was started. An option that no conftest
-    has added is looked for among the suite's."""
+    """``sm121 run``: the tests are the suite's. An unknown option is looked for among its own."""
     options.name_own_tests(early_config, args)
     options.keep_standard_input(args)
     result = yield
@@ -90,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     terminal.say_only_why_not(config)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the terminal reporter writes its header
+@pytest.hookimpl(tryfirst=True)  # before the header
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Hold the header back: a refused request is one line."""
     held_output.hold(session.config)
@@ -111,8 +110,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Collecting takes long where torch is imported from a slow disk: say that it goes on. A worker
-    hands a refusal to the controller, which shows it as a run without ``-n`` does."""
+    """Show that a long collection goes on. A worker hands a refusal to the controller."""
     try:
         with progress.going_on(session.config, "collecting the tests"):
             return (yield)
@@ -163,16 +161,13 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
                 if run.settings.against is not None and run.target.obstacle is None:
                     against.refuse(run.settings.against, run.file)
                 matrix.refuse_wrong_arguments(config, run, session.items)
-                opening.refuse_shared_folder(run)
             benchmarks.keep_quiet(config, session.items)
             comparing.guard(config, run)
             selection.take_over(config, run, session.items)
             config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
             run.save()
             _step("opened")
-    terminal.say_only_the_obstacle(config, run, session.items)
-    if run is not None and terminal.NOTHING_RUNS not in config.stash:
-        run.say_where_the_earlier_report_is()
+    terminal.opened(config, run, session.items)
     result = yield
     if run is not None:
         matrix.show_outlook(config, run, session.items)
@@ -254,8 +249,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """After the last test: the server is still there, and pytest-benchmark has stored nothing."""
-    if not workers.is_parallel(session.config):  # else a worker may refuse the request still
-        held_output.release(session.config)
+    held_output.tests_begin(session.config)
     try:
         _show_progress(session.config)
         result = yield
@@ -356,8 +350,7 @@ def pytest_runtest_makereport(
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Look once more at what passed, before the client goes. Free the device memory of the kernel
-    level's tensors for the next server."""
+    """Look once more at what passed. Free the kernel level's device memory for the next server."""
     try:
         performance.look_again_after_the_level(item, nextitem)
         return (yield)
@@ -371,10 +364,7 @@ def pytest_sessionfinish(
 ) -> Generator[None, object, object]:
     """Make the last decisions, write the report, and set the exit status."""
     config = session.config
-    if exitstatus == pytest.ExitCode.USAGE_ERROR:
-        held_output.drop(config)
-    else:
-        held_output.release(config)
+    held_output.run_ended(config, exitstatus)
     ended = exitstatus in (*_OWN_ENDS, pytest.ExitCode.TESTS_FAILED)
     if ended and stash.SESSION not in config.stash and selection.asked_for_levels(config):
         opening.open_empty(config)
@@ -425,8 +415,7 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
 def pytest_benchmark_compare_machine_info(
     benchmarksession: Any, compared_benchmark: dict[str, Any]
 ) -> Generator[None, object, object]:
-    """pytest-benchmark warns of another machine, and fails at that where the storage lies outside
-    of the folder that pytest was started in."""
+    """pytest-benchmark's warning of another machine fails if the storage is outside the folder."""
     try:
         return (yield)
     except (ValueError, KeyError):
@@ -475,7 +464,6 @@ def pytest_terminal_summary(
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop what still runs, and release the report directory."""
-    held_output.release(config)
     if (session := config.stash.get(stash.SESSION, None)) is not None:
         session.release()
         _step("released")

@@ -53,14 +53,15 @@ def say_only_why_not(config: pytest.Config) -> None:
         _say_nothing_but_the_verdict(config)
 
 
-def say_only_the_obstacle(
-    config: pytest.Config, session: Session | None, items: list[pytest.Item]
-) -> None:
-    """The same where only the opened run shows that nothing can run: no test is selected."""
-    if session is None or session.target.obstacle is None or NOTHING_RUNS in config.stash:
+def opened(config: pytest.Config, session: Session | None, items: list[pytest.Item]) -> None:
+    """The run is open: show where the report before is, or nothing but the verdict if only now an
+    obstacle is known: no test is selected."""
+    if session is None or NOTHING_RUNS in config.stash:
         return
     is_foreign = any(LEVEL not in item.stash for item in items)
-    if config.option.verbose > 0 or config.option.collectonly or is_foreign:
+    shows_more = config.option.verbose > 0 or config.option.collectonly or is_foreign
+    if session.target.obstacle is None or shows_more:
+        session.say_where_the_earlier_report_is()
         return
     held_output.drop(config)
     held_output.release(config)
@@ -172,6 +173,7 @@ def closing(terminal: "pytest.TerminalReporter", session: Session) -> None:
         pasted=terminal.config.getoption("--format") != "text",
         numbers=_numbers(terminal.config, file, report).splitlines(),
         hidden_gates=key_numbers.not_shown(file),
+        bound_doubt=key_numbers.bound_doubt(file),
         page=page if page.is_file() else session.directory / "verdict.json",
         left_out=_left_out(terminal.config),
         headline=conclusion,

@@ -16,6 +16,10 @@ from sm121.run.verdict_file import MetricReport, VerdictFile
 
 #: Rows of a table: all fit the last screen of a terminal, with the verdict below them.
 MOST = 6
+#: Share of the CPU that other processes take on a machine that counts as quiet.
+_QUIET = 0.1
+#: Rates above their bound that are named.
+_MOST_ABOVE = 3
 #: The confidence that the table's header has; a row with another one has its own.
 _USUAL_CONFIDENCE = "95%"
 #: Before the names of the differences that ``--ab`` measures: they have a table of their own.
@@ -193,6 +197,29 @@ def share(metric: MetricReport) -> str:
         return ""
     of_what = f" of {metric_verdicts.bound(metric)}" if metric.bound is not None else ""
     return f"{metric.roofline * 100:.0f} %{of_what}"
+
+
+def bound_doubt(run: VerdictFile) -> str | None:
+    """Return why the bound of the rates is too low, in one line; None where nothing shows it.
+
+    Args:
+        run: The verdict file. Its first reading of the box is when the bandwidth was measured.
+    """
+    shares = {name: each.roofline for name, each in run.metrics.items() if each.roofline}
+    above = [f"{name} {share:.0%}" for name, share in shares.items() if share > 1.0]
+    reading = run.box.before
+    is_of_cpu = (
+        reading is not None and reading.device is not None and reading.device.device == "cpu"
+    )
+    busy = reading.other_load if reading is not None and is_of_cpu else 0.0
+    if not shares or (busy <= _QUIET and not above):
+        return None
+    why = f"measured while other processes took {busy:.0%} of the CPU" if busy > _QUIET else "low"
+    rates = f"; above it: {', '.join(above[:_MOST_ABOVE])}" if above else ""
+    return (
+        f"bound: expected the memory's bandwidth on a quiet machine, got one {why}{rates}. "
+        "Run again on a quiet machine for the shares of the bound"
+    )
 
 
 def _is_bad(run: VerdictFile, name: str) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from sm121.core import architecture, profile, waivers
+from sm121.core import architecture, own_options, profile, waivers
 from sm121.core.engine_settings import Launcher
 from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
@@ -322,16 +322,8 @@ def _reference(option: Option) -> Path | None:
     return _checked(option, "--reference", lambda path: (path / "config.json").is_file(), expected)
 
 
-#: How the file of an option is made.
-_WRITTEN_BY = {
-    "--golden": "Record one with a build that you trust: --record-golden FILE",
-    "--questions": "Write one with prompt, answer and kind as JSON on each line",
-    "--questions-baseline": "Name the accuracy.jsonl of an earlier report",
-}
-
-
 def _existing(option: Option, name: str) -> Path | None:
-    expected = f"a file, got none of that name. {_WRITTEN_BY[name]}"
+    expected = f"a file, got none of that name. {own_options.WRITTEN_BY[name]}"
     return _checked(option, name, Path.is_file, expected)
 
 
