@@ -70,7 +70,7 @@ def test_one_line_says_what_was_expected(run_pytest, arguments, expected):
             ("--scores", "no-such-python"), "expected a Python, by its path or its name",
             id="no Python",
         ),
-        pytest.param(("--questions", "README.md"), "README.md: line 1: expected JSON", id="text"),
+        pytest.param(("--exam", "README.md"), "README.md: line 1: expected JSON", id="text"),
         pytest.param(("--golden", "README.md"), "expected a file of --record-golden", id="golden"),
     ],
 )  # fmt: skip
@@ -89,7 +89,7 @@ def test_the_report_of_the_run_before_stays(run_pytest, tmp_path):
     report = tmp_path / "report"
     (report).mkdir()
     (report / "verdict.json").write_text("{}")
-    status, run = run_pytest(f"--report-dir={report}", "--questions", "README.md", TEST)
+    status, run = run_pytest(f"--report-dir={report}", "--exam", "README.md", TEST)
     assert status == USAGE_ERROR, run.output
     assert (report / "verdict.json").read_text() == "{}" and not (report / "earlier").exists()
     assert run_pytest("--collect-only", f"--report-dir={report}", TEST)[0] == 0

@@ -7,6 +7,7 @@ import pytest
 from data_rows import from_data
 from loopback import JsonHandler, serving
 
+from sm121.answers import exam
 from sm121.core import level_settings, profile, unmet
 from sm121.core.profile_fields import Gate
 from sm121.core.server import Endpoint, Server
@@ -101,7 +102,7 @@ def test_a_run_is_red_where_chats_alone_are_slow(timed_server, run_pytest):
 
 @from_data
 def test_what_a_server_knew_before_it_knows_at_the_end(monkeypatch, tmp_path, later, status):
-    begins = {fact.prompt: fact.begins for fact in CPU.correctness.known_answers}
+    begins = {fact.prompt: fact.begins for fact in exam.load(CPU.correctness.exam).completions}
     answered = []
 
     class Handler(JsonHandler):

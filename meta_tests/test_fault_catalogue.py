@@ -2,7 +2,6 @@
 a sample, on one real vLLM. Faults of the protocol are put by a proxy in front of it
 (`protocol_faults.py`), faults of the model into it (`model_faults.py`); at last it is killed."""
 
-import itertools
 import json
 import re
 import subprocess
@@ -140,24 +139,6 @@ def test_a_golden_file_tells_the_intact_model_from_a_wrong_one(judge, tmp_path):
     assert status == 1, run.output
     message = run.verdict["tests"][0]["message"]
     assert re.search(r"prompt '[\w ]+' is the first of \d that differ", message), message
-
-
-@pytest.mark.slow("two runs; test_accuracy.py has the rules, without an engine")
-def test_an_accuracy_slice_is_judged_and_kept(judge, tmp_path):
-    capitals = {"France": "Paris", "Spain": "Madrid", "Japan": "Tokyo", "Italy": "Rome"}
-    file = tmp_path / "questions.jsonl"
-    with file.open("w") as questions:
-        for n, (country, city) in itertools.product(range(5), capitals.items()):
-            prompt = {"prompt": f"The capital of {country} is", "answer": city, "kind": "begins"}
-            questions.write(f"{json.dumps({**prompt, 'id': f'{n}{country}'})}\n")
-    options = ("--questions", str(file))
-    status, run = judge(model_faults.CLEAN, "accuracy", options=options)
-    assert status == 0, run.output
-    outputs = run.report / "accuracy.jsonl"
-    assert len(outputs.read_text().splitlines()) == 20
-    options += ("--questions-baseline", str(outputs))
-    status, run = judge("embedding rows shifted by one", "accuracy", options=options)
-    assert status == 1 and "not worse than the baseline" in run.output, run.output
 
 
 @from_data

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.answers import accuracy, golden, log_probabilities, oracle_file, prompts, published
+from sm121.answers import exam, golden, log_probabilities, oracle_file, prompts, published
 from sm121.api import (
     chat_prompts,
     chats,
@@ -33,7 +33,7 @@ courtesy = pytest.mark.severity("courtesy")
 
 def test_known_answers(sdk, profile):
     """The model knows facts that every capable checkpoint of this profile knows."""
-    sdk.knows(profile.correctness)
+    sdk.knows(exam.load(profile.correctness.exam).completions)
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 32])
@@ -280,14 +280,6 @@ def test_other_configurations_give_the_same_answers(recorder, servers, profile, 
             asker = Asker(servers(name))
             result = golden.compare(trusted, asker, prompts.continuations(), golden_bound, {})
             result.hold(golden_bound, name)
-
-
-@pytest.mark.asked_for("--questions")
-def test_accuracy(sdk, profile, conformance):
-    """Enough of the user's questions are answered correctly, by the share's 95 % interval."""
-    settings, file = conformance.settings, conformance.directory / "accuracy.jsonl"
-    files = settings.questions, settings.questions_baseline
-    accuracy.judge(*files, sdk.answer_to, profile, file, conformance.remark)
 
 
 @pytest.mark.asked_for("--scores")

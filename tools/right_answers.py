@@ -64,7 +64,7 @@ def text(name: str) -> dict[str, object]:
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     ids = encoding.encode(_SYSTEM, allowed_special="all")
     places: dict[str, list[int]] = {}
-    for question in exam.load(name).facts.questions:
+    for question in exam.load(name).section("facts").questions:
         answer = ANSWERS[name][question.id]
         asked = f"<|start|>user<|message|>{question.turns[0].user}<|end|><|start|>assistant"
         ids += encoding.encode(f"{asked}<|channel|>final<|message|>", allowed_special="all")

@@ -1,6 +1,18 @@
-"""An exam: questions for chats, each with what counts as right (``fixtures/exams``). An answer is
-broken where no capable model gives it (empty, cut off, `!!!!`), and a miss where it is whole and
-not right. A few misses may be a phrase that a rule does not know; a broken one never is."""
+r"""An exam: what a model must know, as JSONL (``fixtures/exams``).
+
+Each line is one JSON object: first the exam itself, then texts that the model continues, then the
+sections, each followed by its questions:
+
+    {"exam": "mine", "answer_tokens": 500}
+    {"prompt": "The capital of France is", "begins": " Paris"}
+    {"section": "facts", "effort": "low", "misses": 1}
+    {"id": "product", "turns": [{"user": "What is 17 times 23?", "right": "\\b391\\b"}]}
+
+Without the first line, the exam has the name of its file. Questions before any section belong to
+the facts. An answer is broken if no capable model gives it (empty, cut off, `!!!!`), and a miss if
+it is whole and not right. A section allows some misses, since a rule may not know a right phrase;
+a broken answer is never allowed.
+"""
 
 import functools
 import hashlib
@@ -9,14 +21,16 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from sm121.answers import sanity
 from sm121.core import data_file
 from sm121.core.data_file import DataTable, Entries, Pattern, Regex
-from sm121.core.profile import Profile
+from sm121.core.errors import UsageError
+from sm121.core.server import Endpoint
 from sm121.core.unmet import Fact
 from sm121.core.verdict import NotRun
 
@@ -34,6 +48,13 @@ _SUBSCRIPT = re.compile(r"_\{?(\d+)\}?")
 _MARKUP = re.compile(r"[*`$]|(?<!\w)_|_(?!\w)")
 _GROUPS = re.compile(r"(?<=\d)[ ,'](?=\d{3}(?!\d))")
 _FENCE = re.compile(r"\A\s*```\w*\s*\n(.*?)\n?\s*```\s*\Z", re.DOTALL)
+
+
+class Completion(DataTable):
+    """A text, and how its greedy continuation must begin (case-sensitive)."""
+
+    prompt: str = Field(min_length=1)
+    begins: str = Field(min_length=1)
 
 
 class Call(DataTable):
@@ -106,9 +127,10 @@ class Question(DataTable):
 class Section(DataTable):
     """Questions of one kind, and how many of them may be missed."""
 
-    effort: Effort
-    misses: Annotated[int, Field(ge=0)]
-    source: str = Field(min_length=3)
+    effort: Effort = "low"
+    misses: Annotated[int, Field(ge=0)] = 0
+    #: Why so many misses are allowed.
+    source: str = ""
     #: An answer in which this is found is a miss, whatever else it says.
     unsure: Regex | None = None
     #: Functions that every question of the section may call, as a JSON schema each.
@@ -174,40 +196,119 @@ class Document(DataTable):
 
 
 class Exam(DataTable):
-    """All questions for a model. Their text is the suite's own, and free (CC0)."""
+    """All questions for a model."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[1] = 1
     name: str
-    license: Literal["CC0-1.0"]
-    #: The most that an answer may have, with its reasoning.
-    answer_tokens: Annotated[int, Field(ge=1)]
-    facts: Section
-    dialogues: Section
-    tools: Section
-    formats: Section
+    #: Of its text.
+    license: str | None = None
+    source: str = ""
+    #: The most tokens that an answer may have, with its reasoning.
+    answer_tokens: Annotated[int, Field(ge=1)] = 1536
+    completions: Annotated[tuple[Completion, ...], Field(min_length=1)]
+    facts: Section | None = None
+    dialogues: Section | None = None
+    tools: Section | None = None
+    formats: Section | None = None
     document: Document | None = None
 
     def section(self, name: SectionName) -> Section:
-        """One of its sections."""
-        section: Section = getattr(self, name)
+        """Return one of its sections.
+
+        Raises:
+            NotRun: the exam has no such section.
+        """
+        section: Section | None = getattr(self, name)
+        if section is None:
+            raise NotRun(f'exam {self.name} has no section {name}: add {{"section": "{name}"}}')
         return section
 
 
 @functools.cache
 def load(name_or_path: str) -> Exam:
-    """A shipped exam, or one's own. Raises UsageError: there is none, or it is wrong; one line."""
-    return data_file.chosen(name_or_path, "exams", Exam, "correctness.exam", "exam")
+    """Return a shipped exam, or a file's.
+
+    Raises:
+        UsageError: there is no such exam, or it is wrong; one line.
+    """
+    sources = data_file.shipped("exams", ".jsonl")
+    source = sources.get(name_or_path, Path(name_or_path))
+    if not source.is_file():
+        raise UsageError(f"exam {source}: expected a file or one of {', '.join(sources)}")
+    origin = f"exam {source}"
+    text = data_file.read_text(source, origin)
+    table = _table(_lines(text, origin), Path(name_or_path).stem, origin)
+    return data_file.validated(table, origin, Exam)
 
 
-def of(profile: Profile) -> Exam:
-    """The exam of a profile. Raises NotRun: it has none; UsageError: as `load`."""
-    name = profile.correctness.exam
-    if name is None:
-        raise NotRun(
-            f"profile {profile.name} has no correctness.exam: name one of fixtures/exams, or a "
-            "file like them, with what its model must know"
+def _lines(text: str, origin: str) -> Iterator[tuple[int, Json]]:
+    # Not splitlines(): U+2028 and its like may stand in a JSON text, and end no line of it.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{origin}: line {number}: expected JSON: {error}") from error
+        if not isinstance(entry, dict):
+            raise UsageError(f"{origin}: line {number}: expected a JSON object, got {line:.80}")
+        yield number, entry
+
+
+def _table(lines: Iterator[tuple[int, Json]], name: str, origin: str) -> Json:
+    """Return the lines of a file as one table, each in the part that its first key names."""
+    table: Json = {"name": name, "completions": []}
+    section = "facts"
+    for number, entry in lines:
+        if "exam" in entry and number == 1:
+            table["name"] = entry.pop("exam")
+            table |= entry
+        elif "prompt" in entry:
+            table["completions"].append(entry)
+        elif "section" in entry:
+            section = entry.pop("section")
+            if section not in (*get_args(SectionName), "document") or section in table:
+                names = ", ".join((*get_args(SectionName), "document"))
+                raise UsageError(
+                    f"{origin}: line {number}: section {section!r}: expected each of {names} once"
+                )
+            table[section] = entry if section == "document" else {**entry, "questions": []}
+        elif "id" in entry and section != "document":
+            table.setdefault(section, {"questions": []})["questions"].append(entry)
+        else:
+            raise UsageError(
+                f"{origin}: line {number}: expected a key prompt, section or id, got "
+                f"{', '.join(entry) or 'none'}"
+            )
+    if not table["completions"]:
+        raise UsageError(
+            f"{origin}: expected a text to continue, got none. Add a line "
+            '{"prompt": "The capital of France is", "begins": " Paris"}.'
         )
-    return load(name)
+    return table
+
+
+def unknown(endpoint: Endpoint, completions: Sequence[Completion]) -> dict[str, str]:
+    """Return what a server said, by the prompt, for each text that it continues wrongly."""
+    import openai
+
+    wrong = {}
+    with endpoint.openai() as client:
+        for each in completions:
+            try:
+                answer = client.completions.create(
+                    model=endpoint.served_name,
+                    prompt=each.prompt,
+                    max_tokens=max(4, len(each.begins)),
+                    temperature=0.0,
+                )
+            except openai.OpenAIError as error:
+                wrong[each.prompt] = f"{type(error).__name__}: {error}"[:200]
+                continue
+            text = (answer.choices[0].text if answer.choices else "") or ""
+            if not text.startswith(each.begins):
+                wrong[each.prompt] = repr(text[:80])
+    return wrong
 
 
 def plain(text: str) -> str:

@@ -63,7 +63,7 @@ class Candidate:
         """Every needle of a document of so many tokens is found: all in one answer, and one that is
         not in it when asked for alone. Raises NotRun: no document, or the context is too short."""
         if (document := self.exam.document) is None:
-            raise NotRun(f"exam {self.exam.name} has no [document]")
+            raise NotRun(f"exam {self.exam.name} has no section document")
         self.api.capabilities.require("context_length")
         require_context(self.api.context_length(), tokens + _BESIDE, self.exam.answer_tokens)
         text = document.text(tokens, rendering.count)
@@ -104,9 +104,9 @@ class Candidate:
                 healthy model may mistake a question.
         """
         if (document := self.exam.document) is None:
-            raise NotRun(f"exam {self.exam.name} has no [document]")
+            raise NotRun(f"exam {self.exam.name} has no section document")
         self.api.capabilities.require("tools", "context_length")
-        section, entries = self.exam.tools, document.entries()
+        section, entries = self.exam.section("tools"), document.entries()
         turns = [(question, turn) for question in section.questions for turn in question.turns]
         prompt = tokens + _BESIDE * len(turns)
         require_context(self.api.context_length(), prompt, self.exam.answer_tokens)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from sm121.answers import exam
 from sm121.api.client import Api, Json
 from sm121.api.sample_source import TEXTS
 from sm121.api.sdk import PROMPT, Sdk, first_that
@@ -186,12 +187,12 @@ def answers_belong_to_their_prompts(api: Api, correctness: Correctness) -> None:
 
     Args:
         api: The API of the server.
-        correctness: ``known_answers`` has the prompts and the beginnings of their answers.
+        correctness: its exam has the prompts and the beginnings of their answers.
 
     Raises:
         Unmet: An answer begins otherwise.
     """
-    facts = correctness.known_answers
+    facts = exam.load(correctness.exam).completions
     answered = []
     for _ in range(2):
         for fact in facts:

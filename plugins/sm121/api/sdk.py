@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sm121.answers import accuracy, prompts
+from sm121.answers import prompts
+from sm121.answers.exam import Completion
 from sm121.core import level_settings, verdict
 from sm121.core.profile import Profile
 from sm121.core.unmet import Fact, require, require_each, require_none
@@ -71,17 +72,17 @@ class Sdk:
             **{"temperature": 0.0, **options},
         )
 
-    def knows(self, correctness: level_settings.Correctness) -> None:
-        """Require completions that begin as the profile's known answers.
+    def knows(self, completions: Iterable[Completion]) -> None:
+        """Require completions that begin as an exam says.
 
         Args:
-            correctness: ``known_answers`` has the prompts and beginnings.
+            completions: Prompts, and the beginnings of their answers.
 
         Raises:
             Unmet: A completion begins otherwise.
         """
         facts = []
-        for known in correctness.known_answers:
+        for known in completions:
             text = self.complete(known.prompt, ids=False, max_tokens=8).choices[0].text
             if not text.startswith(known.begins):
                 facts.append(Fact(f"{known.begins!r}", f"{text!r}", f"{known.prompt!r}"))
@@ -133,14 +134,6 @@ class Sdk:
         remark(f"answers have {mean:.1f} tokens on average")
         expected = f"a mean of {band.low:g} to {band.high:g} tokens"
         require(band.low <= mean <= band.high, expected, f"{mean:.1f} ({lengths})")
-
-    def answer_to(self, question: accuracy.Question, limit: int) -> tuple[str, int | None]:
-        """The answer to a question of ``--questions``, and how many tokens it has."""
-        if question.kind == "begins":
-            text = self.complete(question.prompt, ids=False, max_tokens=16)
-            return text.choices[0].text, text.usage and text.usage.completion_tokens
-        chat = self.chat(question.prompt, limit)
-        return chat.choices[0].message.content or "", chat.usage and chat.usage.completion_tokens
 
 
 def first_that(answers: Iterable[_Answer], holds: Callable[[_Answer], bool]) -> _Answer:

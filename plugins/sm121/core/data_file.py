@@ -110,10 +110,10 @@ def _table_of(key: str, kind: Any) -> type[BaseModel]:
     return pydantic.create_model("Table", __base__=DataTable, **fields)
 
 
-def shipped(folder: str) -> dict[str, Traversable]:
-    """The TOML files of a folder of ``fixtures/``, by their names without the ending."""
+def shipped(folder: str, ending: str = ".toml") -> dict[str, Traversable]:
+    """The files of that ending in a folder of ``fixtures/``, by their names without it."""
     entries = sorted((files("sm121.fixtures") / folder).iterdir(), key=lambda item: item.name)
-    return {item.name[:-5]: item for item in entries if item.name.endswith(".toml")}
+    return {e.name.removesuffix(ending): e for e in entries if e.name.endswith(ending)}
 
 
 def chosen(name_or_path: str, folder: str, model: type[_Model], what: str, kind: str) -> _Model:

@@ -52,13 +52,6 @@ class Measuring(DataTable):
     silent_within_s: Positive = 60.0
 
 
-class KnownAnswer(DataTable):
-    """A prompt and the text with which its greedy continuation must begin (case-sensitive)."""
-
-    prompt: str = Field(min_length=1)
-    begins: str = Field(min_length=1)
-
-
 class Chat(DataTable):
     """A chat question and what the final answer must contain."""
 
@@ -142,16 +135,12 @@ class Price(DataTable):
         return self
 
 
-class RequiredShare(Statement):
-    """A share of answers that must be right."""
-
-    at_least: Annotated[float, Field(gt=0, lt=1)]
-
-
-class Score(RequiredShare):
+class Score(Statement):
     """A task of lm-evaluation-harness, and what a right server reaches. ``source``: who publishes
     it, and how far below it may be."""
 
+    #: The share of answers that must be right.
+    at_least: Annotated[float, Field(gt=0, lt=1)]
     task: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
     #: As its results name it.
     metric: str = Field(min_length=1)
@@ -181,15 +170,14 @@ class Band(Statement):
 class Correctness(DataTable):
     """What the correctness level asks and accepts."""
 
-    known_answers: tuple[KnownAnswer, ...] = Field(min_length=1)
+    #: Name of a file of ``fixtures/exams``, or a path: what the model must know.
+    exam: str = Field(min_length=1)
     chats: tuple[Chat, ...] = Field(min_length=1)
     max_answer_tokens: Count = 512
     tool_calls: tuple[ToolCall, ...] = ()
     #: Two calls in one turn: a question and the cities that are asked for.
     parallel_question: str = "What is the weather in Paris and in Tokyo?"
     parallel_calls: Annotated[int, Field(ge=2)] = 2
-    #: Name of a file of ``fixtures/exams``, or a path: what the model must know.
-    exam: str | None = Field(default=None, min_length=1)
     #: pass^k: each chat and tool call is asked so often, and every answer must hold.
     repeats: Count = 3
     #: What the target of this profile does not allow, each with the reason.
@@ -206,19 +194,28 @@ class Correctness(DataTable):
     prices: tuple[Price, ...] = ()
     #: Configurations that must answer as the one under test does (``--slow``: a start for each).
     same_answers: tuple[ConfigurationName, ...] = ()
-    #: Of the questions of ``--questions``.
-    accuracy: RequiredShare | None = None
     #: Asked by the Python of ``--scores``; those with ``tries`` by the suite itself.
     scores: tuple[Score, ...] = ()
     #: Mean number of tokens of the answers to fixtures/answers/questions.toml.
     mean_answer_tokens: Band | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_old_keys(cls, data: Any) -> Any:
+        """Ignore the key that only ``--questions`` used; say where known answers are now."""
+        if isinstance(data, dict) and "known_answers" in data:
+            raise ValueError(
+                "known_answers: expected in the exam, a line each: "
+                '{"prompt": "The capital of France is", "begins": " Paris"}. Name the exam: '
+                'exam = "FILE.jsonl"'
+            )
+        return without_retired(data, "accuracy")
 
     @model_validator(mode="after")
     def _one_or_the_other(self) -> "Correctness":
         for ability, key in (
             ("oracle", "log_probability_tolerance"),
             ("answer_length", "mean_answer_tokens"),
-            ("exam", "exam"),
         ):
             if ability in self.cannot and getattr(self, key):
                 raise ValueError(f"expected cannot.{ability} or {key}, not both")

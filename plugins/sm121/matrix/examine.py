@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from sm121.answers import agreement, golden, log_probabilities, sanity
+from sm121.answers import agreement, exam, golden, log_probabilities, sanity
 from sm121.answers.golden import GoldenFile
 from sm121.answers.prompts import PromptSet, continuations
 from sm121.checkpoint.identity import is_here
@@ -231,7 +231,7 @@ class Examiner:
 
     def _known_answers(self, _record: CellRecord, server: Server) -> str | None:
         asker = Asker(server)
-        for case in self.profile.correctness.known_answers:
+        for case in exam.load(self.profile.correctness.exam).completions:
             answer = asker.ask(Request(case.prompt, max(4, len(case.begins)), top=0))
             if not answer.text.startswith(case.begins):
                 return f"{case.prompt!r}: required {case.begins!r} first, seen {answer.text!r}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from sm121.answers import facts
+from sm121.answers import exam
 from sm121.answers.log_probabilities import bound_for
 from sm121.client import completions, timed, timed_answer
 from sm121.core.arguments import at_once
@@ -76,8 +76,8 @@ class Bench:
             measured.slots_sure = server.managed or requested_slots(harness, server) is not None
             measured.context = server.context_tokens()
             again = lambda: [] if invalid else _against_the_path(harness, server)[0]  # noqa: E731
-            known_answers = harness.profile.correctness.known_answers
-            unknown = functools.partial(facts.unknown, server.endpoint, known_answers)
+            facts = exam.load(harness.profile.correctness.exam).completions
+            unknown = functools.partial(exam.unknown, server.endpoint, facts)
             before, texts = unknown(), texts_of(server, harness, plan)
             lost = lambda: {k: said for k, said in unknown().items() if k not in before}  # noqa: E731
             yield cls(measured, plan, tails, again, texts=texts, forgotten=lost)

@@ -14,7 +14,6 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from sm121.answers import (
-    accuracy,
     exam,
     golden,
     log_probabilities,
@@ -59,19 +58,12 @@ def refuse_wrong_files(config: pytest.Config, session: Session) -> None:
     UsageError: a file is not what was expected, or is about another model."""
     settings, profile = session.settings, session.target.profile
     if profile is not None:
-        if profile.correctness.exam is not None:
-            exam.load(profile.correctness.exam)
+        exam.load(profile.correctness.exam)
         for row in profile.correctness.prices:
             Rounding.parse(row.rounding, f"profile {profile.name}: correctness.prices: rounding")
         if profile.correctness.rounding is not None:
             origin = f"profile {profile.name}: correctness.rounding"
             Rounding.parse(profile.correctness.rounding, origin)
-    if settings.questions is not None:
-        accuracy.load(settings.questions, accuracy.Question, "--questions")
-    if settings.questions_baseline is not None:
-        if settings.questions is None:
-            raise errors.UsageError("--questions-baseline: expected --questions with it")
-        accuracy.load(settings.questions_baseline, accuracy.Output, "--questions-baseline")
     if settings.scores is not None:
         published.refuse_without_harness(settings.scores)
     if settings.oracle is not None:

@@ -183,4 +183,4 @@ def judge(request: pytest.FixtureRequest, conformance: Session, api: Api) -> Jud
 @pytest.fixture
 def candidate(conformance: Session, api: Api, judge: Judge, profile: Profile) -> exams.Candidate:
     """The server under test in the exam of its profile."""
-    return exams.Candidate(api, judge, exam.of(profile), conformance.remark)
+    return exams.Candidate(api, judge, exam.load(profile.correctness.exam), conformance.remark)

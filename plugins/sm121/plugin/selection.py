@@ -156,8 +156,7 @@ def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[NOT_IN_PLAN] = groups.get("not in plan", [])
     texts = {
         "slow": "slow tests are left out; --slow runs them",
-        "waiting": "tests wait for an option of theirs (--golden, --record-golden, --questions, "
-        "--soak)",
+        "waiting": "tests wait for an option of theirs (--golden, --record-golden, --soak)",
     }
     lines += [f"{len(groups[kind])} {text}" for kind, text in texts.items() if kind in groups]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from sm121.answers import facts
+from sm121.answers import exam
 from sm121.core import architecture, templates
 from sm121.core.configuration import environment_items
 from sm121.core.files import write_text
@@ -250,8 +250,8 @@ class AbRun:
     def _forgotten(self, name: str, server: Server) -> str | None:
         """What A knew at its first visit and this one does not: a rate of noise is none. Raises
         Invalid: A itself does not know it any more."""
-        questions = self.harness.profile.correctness.known_answers
-        wrong = facts.unknown(server.endpoint, questions)
+        questions = exam.load(self.harness.profile.correctness.exam).completions
+        wrong = exam.unknown(server.endpoint, questions)
         if self._answered is None:
             self._answered = frozenset(fact.prompt for fact in questions) - wrong.keys()
             if not self._answered:

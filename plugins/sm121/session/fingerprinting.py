@@ -101,4 +101,5 @@ def provider(session: Session) -> str | None:
 def _suite() -> str:
     package, data = Path(str(files("sm121"))), Path(str(files("sm121.fixtures")))
     code = [*package.rglob("*.py"), *package.rglob("*.j2")]
-    return digest.of([digest.of_files(package, code), digest.of_files(data, data.rglob("*.toml"))])
+    tables = [*data.rglob("*.toml"), *data.rglob("exams/*.jsonl")]
+    return digest.of([digest.of_files(package, code), digest.of_files(data, tables)])

@@ -95,8 +95,7 @@ class Settings:
     rounding: Rounding | None = None
     golden: Path | None = None
     record_golden: Path | None = None
-    questions: Path | None = None
-    questions_baseline: Path | None = None
+    exam: Path | None = None
     scores: Path | None = None
     #: The axes of the matrix, by name or path (default: the profile's).
     axes: str | None = None
@@ -196,8 +195,7 @@ def read(option: Option, started_in: Path, *, names_tests: bool = False) -> Sett
         oracle=oracle,
         golden=_existing(option, "--golden"),
         record_golden=_new(option, "--record-golden"),
-        questions=_existing(option, "--questions"),
-        questions_baseline=_existing(option, "--questions-baseline"),
+        exam=_existing(option, "--exam"),
         scores=_interpreter(option, "--scores"),
         axes=option("--matrix-axes"),
     )

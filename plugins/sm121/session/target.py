@@ -33,6 +33,9 @@ def resolve(settings: Settings, asked_by_marker: tuple[str, ...]) -> Target:
     chosen = settings.profile
     if chosen is None and (obstacle is None or settings.base_url is not None):
         chosen = profile.load(profile.for_architecture(arch, settings.engine))
+    if chosen is not None and settings.exam is not None:
+        correctness = chosen.correctness.model_copy(update={"exam": str(settings.exam)})
+        chosen = chosen.model_copy(update={"correctness": correctness})
     engine = registry.Installed()
     if chosen is not None and settings.base_url is None:
         if obstacle is None:
