@@ -20,6 +20,8 @@ FAULTS = "MATRIX_FAULTS"
 KINDS = ("fallback", "crash", "crash-once", "refuse", "die", "die-streaming", "fail-streaming",
          "corrupt", "corrupt-together", "slow")  # fmt: skip
 _BOOTS = "MATRIX_BOOTS"
+#: What the canary's exam asks.
+_CAPITALS = {"France is": " Paris", "Japan is": " Tokyo", "Italy is": " Rome"}
 
 
 def active(arguments: Sequence[str]) -> dict[str, str]:
@@ -89,7 +91,8 @@ def ids_of(prompt: Any, count: int, *, corrupt: bool = False) -> list[int]:
 
 
 def text_of(ids: list[int], prompt: Any) -> str:
-    first = " Paris" if isinstance(prompt, str) and prompt.endswith("France is") else ""
+    asked = prompt if isinstance(prompt, str) else ""
+    first = next((city for text, city in _CAPITALS.items() if asked.endswith(text)), "")
     return first + "".join(f" w{i}" for i in ids)
 
 
