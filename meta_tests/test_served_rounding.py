@@ -7,9 +7,8 @@ import pytest
 from data_rows import from_data
 
 from sm121.answers.served_rounding import rounding_of
-from sm121.core import engine_settings, profile
+from sm121.core import engine_arguments, engine_settings, profile
 from sm121.core.verdict import NotRun
-from sm121.engines.requested import read_arguments
 from sm121.evidence.kernel_path import KernelPath
 
 GPT_OSS = {"quantization_config": {"quant_method": "mxfp4"}}
@@ -18,7 +17,7 @@ SERVERS = tomllib.loads((Path(__file__).parent / "data" / "served-roundings.toml
 
 def read(server, path, required=None) -> str:
     row = SERVERS[server]
-    options = read_arguments(row["arguments"].split())
+    options = engine_arguments.read(row["arguments"].split())
     evidence = KernelPath.model_validate(row["path"] | (path or {}))
     return rounding_of(options, required or engine_settings.PathValues(), evidence, GPT_OSS).formats
 

@@ -11,8 +11,8 @@ from data_rows import from_data, table
 from sm121.client.connection import Patience
 from sm121.client.load import Job, LoadClient
 from sm121.core import level_settings, profile, profile_fields, unmet, verdict
-from sm121.core.arguments import at_once
 from sm121.core.configuration import ServerConfiguration
+from sm121.core.engine_arguments import at_once
 from sm121.core.server import Server
 from sm121.engines import capabilities
 from sm121.evidence.kernel_path import KernelPath

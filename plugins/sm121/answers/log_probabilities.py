@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 from sm121.answers import oracle_file
 from sm121.answers.oracle_file import GENERATED, OracleFile, Scored, prompts
 from sm121.client.completions import Asker, Position, Request, id_of, name_of
+from sm121.core import engine_arguments
 from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.core.model_folder import folder_of
 from sm121.core.profile import Profile
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, Unmet, of, require
 from sm121.core.verdict import Inapplicable, NotRun
-from sm121.engines.requested import read_arguments
 
 _Bound = TypeVar("_Bound")
 
@@ -181,7 +181,7 @@ def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, nam
 def dtype_of(server: Server, profile: Profile) -> str:
     """The dtype that the engine was started with; of an attached one, that of the profile's
     configuration under test."""
-    return read_arguments(profile.arguments_of(server.configuration)).get("dtype", "auto")
+    return engine_arguments.read(profile.arguments_of(server.configuration)).get("dtype", "auto")
 
 
 def generation_beyond(

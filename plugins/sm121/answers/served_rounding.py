@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from sm121.core import builds, data_file
+from sm121.core import builds, data_file, engine_arguments
 from sm121.core.data_file import DataTable, Regex
 from sm121.core.engine_settings import PathValues
 from sm121.core.profile import Profile
@@ -14,7 +14,6 @@ from sm121.core.server import Server
 from sm121.core.verdict import NotRun
 from sm121.core.versions import Versions, within
 from sm121.engines.requantised import served_layers
-from sm121.engines.requested import read_arguments
 from sm121.evidence.kernel_path import KernelPath
 from sm121.oracles.formats import CHECKPOINT, Rounding
 
@@ -49,14 +48,14 @@ def served_rounding(
     it was started with, else what the path of the profile's configuration must show. `config`: of
     its model (config.json). Raises NotRun: something of it does not show; it names the option that
     tells it."""
-    options = read_arguments(profile.arguments_of(server.configuration))
+    options = engine_arguments.read(profile.arguments_of(server.configuration))
     return rounding_of(options, profile.path_of(profile.under_test), path, config)
 
 
 def rounding_of(
     options: Mapping[str, str], required: PathValues, path: KernelPath, config: Mapping[str, Any]
 ) -> Rounding:
-    """See `served_rounding`. `options`: of the server (`read_arguments`); `required`: of its
+    """See `served_rounding`. `options`: of the server (`engine_arguments.read`); `required`: of its
     path."""
     identity = builds.identity(path.version, build=path.build)
 

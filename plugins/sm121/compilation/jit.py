@@ -14,8 +14,8 @@ from pydantic import Field
 
 from sm121.compilation import caches, libraries
 from sm121.core import data_file, engine_settings, interpreter, profile_fields
-from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.core.engine_arguments import one_line
 from sm121.core.versions import Versions, within
 
 _GIB = 1 << 30

@@ -5,7 +5,7 @@ import difflib
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -16,8 +16,6 @@ from sm121.core.errors import UsageError
 _WRONG = re.compile(r"(?:invalid choice: '|unrecognized arguments: )([\w-]+)")
 _CHOICES = re.compile(r" \(choose from (.*)\)")
 
-#: As vLLM, SGLang and llama.cpp call it; the last of two wins.
-_AT_ONCE = re.compile(r"--(?:max-num-seqs|max-running-requests|parallel) (\d+)")
 #: What an option does to what a run measures; fixtures/options.toml says what each one means.
 Effect = Literal["harmless", "adds", "named", "told", "selects", "measures"]
 
@@ -96,24 +94,3 @@ class Argument(DataTable):
         if self.path or self.integer:
             keywords["type"] = Path if self.path else int
         return keywords
-
-
-def at_once(arguments: Sequence[str]) -> int | None:
-    """Requests that an engine is asked to run at the same time; None where it chooses itself."""
-    matches = _AT_ONCE.findall(one_line(arguments))
-    return int(matches[-1]) if matches else None
-
-
-def one_line(arguments: Sequence[str]) -> str:
-    """Arguments with ``--name=value`` as ``--name value``, hyphens for underscores in names."""
-    words: list[str] = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name.startswith("--"):
-            head, *rest = name.split(".")
-            words.append(".".join([head.replace("_", "-"), *rest]))
-            if equals:
-                words.append(value)
-        else:
-            words.append(argument)
-    return " ".join(words)

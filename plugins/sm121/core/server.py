@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from sm121.core import bounded, errors, redaction, verdict
-from sm121.core.arguments import one_line
 from sm121.core.configuration import ServerConfiguration
+from sm121.core.engine_arguments import one_line
 
 if TYPE_CHECKING:
     import openai

@@ -25,7 +25,7 @@ def served_layers(
 ) -> dict[str, str] | None:
     """The format of each dense layer that a server has quantised. None: of some layer nothing tells
     it, or what is asked for is not understood. `config`: of the model (config.json); `options`: of
-    the server (`requested.read_arguments`); `required`: layers, where its path shows none."""
+    the server (`engine_arguments.read`); `required`: layers, where its path shows none."""
     layers = {} if path.requantised == [] else _asked(options, config)
     if layers is None:
         return None

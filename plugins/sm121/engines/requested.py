@@ -3,18 +3,17 @@
 a difference is not what its name says: its numbers are INVALID."""
 
 import ast
-import contextlib
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from sm121.core import builds, data_file
+from sm121.core import builds, data_file, engine_arguments
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.core.engine_arguments import flat, normal_name
 from sm121.core.redaction import is_secret_name, redact
 from sm121.core.verdict import Invalid
 from sm121.core.versions import Versions, within
@@ -136,7 +135,7 @@ def compare(
     of_build = {rule.variable for rule in covers if rule.build}
     reports = [r for name, r in without_effect.items() if name not in of_build]
     unread = {*without_effect, *(unanswered - dict(configuration.environment).keys())} - of_build
-    requests = _asked(rules, read_arguments(configuration.arguments), environment, path)
+    requests = _asked(rules, engine_arguments.read(configuration.arguments), environment, path)
     return reports + [
         _judge(rule, by, value, path) for rule, by, value in requests if rule.variable not in unread
     ]
@@ -145,7 +144,7 @@ def compare(
 def of_log(path: KernelPath, engine: str) -> KernelPath:
     """A path with what its log says that the server was asked for, where nobody else knows. What
     such a log does not show is not proven, and no difference: it may be a part of one."""
-    values = _flat(_literal(path.asked or ""))
+    values = flat(_literal(path.asked or ""))
     reports = [
         _judge(rule, by, value, path, is_whole=False)
         for rule, by, value in _asked(load_requests(engine), values, {}, path)
@@ -155,19 +154,20 @@ def of_log(path: KernelPath, engine: str) -> KernelPath:
 
 def in_log(path: KernelPath, name: str) -> str | None:
     """What a log says that its server was given for an argument (``max_num_seqs``), or None."""
-    return _flat(_literal(path.asked or "")).get(name)
+    return flat(_literal(path.asked or "")).get(name)
 
 
 def arguments_in_log(path: KernelPath) -> list[str]:
     """The arguments that the server was given, as far as its log prints them, as
     ``--name=value``."""
-    return [f"--{name}={value}" for name, value in _flat(_literal(path.asked or "")).items()]
+    return [f"--{name}={value}" for name, value in flat(_literal(path.asked or "")).items()]
 
 
 def patterns(configuration: ServerConfiguration) -> dict[str, list[re.Pattern[str]]]:
     """By value of the path, what it will match after what the configuration itself asks for. No
     engine is asked: a variable may have no effect."""
-    values, settings = read_arguments(configuration.arguments), dict(configuration.environment)
+    values = engine_arguments.read(configuration.arguments)
+    settings = dict(configuration.environment)
     by_field: dict[str, list[re.Pattern[str]]] = {}
     for rule in load_requests(configuration.engine).request:
         request = _given(rule, values, settings)
@@ -198,35 +198,6 @@ def judged(configuration: ServerConfiguration, path: KernelPath) -> KernelPath:
 def _with_reports(path: KernelPath, reports: list[RequestReport]) -> KernelPath:
     update = {"requested": reports, "differences": different(reports)}
     return path.model_copy(update=update, deep=True)
-
-
-def read_arguments(arguments: Sequence[str]) -> dict[str, str]:
-    """Options of a command line by their normal names, the last of a name winning. ``--a-b C``,
-    ``--a-b=C``, ``--a.b C`` and ``--a '{"b": "C"}'`` are read; an option without a value is
-    ``true``, and ``--no-x`` makes ``x`` false."""
-    values: dict[str, str] = {}
-    index = 0
-    while index < len(arguments):
-        token = arguments[index]
-        index += 1
-        if not re.match(r"^--?[A-Za-z]", token):
-            continue
-        name, equals, value = token.partition("=")
-        if not equals:
-            following = arguments[index] if index < len(arguments) else "-x"
-            if re.match(r"^--?[A-Za-z]", following):
-                value = "true"
-            else:
-                value, index = following, index + 1
-        key = normal_name(name)
-        if key.startswith("no_") and not equals and value == "true":
-            key, value = key.removeprefix("no_"), "false"
-        values[key] = value
-        if value.startswith("{"):
-            with contextlib.suppress(json.JSONDecodeError):  # the engine will refuse it
-                table = _flat(json.loads(value))
-                values.update({f"{key}.{inner}": text for inner, text in table.items()})
-    return values
 
 
 def _asked(
@@ -280,24 +251,6 @@ def _value(node: ast.expr) -> object:
         return ast.literal_eval(node)
     except (ValueError, TypeError):
         return None  # an expression, or a set of lists: no argument has such a value
-
-
-def _flat(table: object) -> dict[str, str]:
-    texts: dict[str, str] = {}
-    pending: list[tuple[str, object]] = [("", table)]
-    while pending:
-        prefix, item = pending.pop()
-        if isinstance(item, dict):
-            pending.extend((f"{prefix}.{normal_name(str(k))}", v) for k, v in item.items())
-        elif item is not None:
-            text = str(item).lower() if isinstance(item, bool) else str(item)
-            texts[prefix.removeprefix(".")] = text
-    return texts
-
-
-def normal_name(name: str) -> str:
-    """Of an option: ``kv_cache_dtype`` for ``--kv-cache-dtype``."""
-    return name.lstrip("-").replace("-", "_")
 
 
 def _judge(

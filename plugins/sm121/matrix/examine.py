@@ -20,12 +20,12 @@ from sm121.answers.golden import GoldenFile
 from sm121.answers.prompts import PromptSet, continuations
 from sm121.checkpoint.identity import is_here
 from sm121.client.completions import Asker, Refused, Request
-from sm121.core import errors, files, level_settings, numbers
+from sm121.core import engine_arguments, errors, files, level_settings, numbers
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.server import Server
 from sm121.core.unmet import Fact, text
 from sm121.core.verdict import Invalid, NotRun, Undecided
-from sm121.engines import managed, requested
+from sm121.engines import managed
 from sm121.evidence.compile_watch import CompileWatch
 from sm121.evidence.kernel_path import mistaken_environment
 from sm121.matrix import axes, covering, oracle
@@ -72,7 +72,7 @@ class _Sample:
 
 def missing_drafter(configuration: ServerConfiguration) -> str | None:
     """The drafter of a configuration that its engine would download; None where it has all."""
-    drafter = requested.read_arguments(configuration.given).get("speculative_config.model")
+    drafter = engine_arguments.read(configuration.given).get("speculative_config.model")
     environment = {**os.environ, **dict(configuration.environment)}
     return drafter if drafter and not is_here(drafter, environment) else None
 

@@ -13,14 +13,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from sm121.core import data_file
+from sm121.core import data_file, engine_arguments
 from sm121.core.data_file import DataTable
 from sm121.core.engine_settings import Nodes, PathValues
 from sm121.core.errors import Sm121Error
 from sm121.core.profile import Profile
 from sm121.core.profile_fields import Gate
 from sm121.engines.requantised import DENSE, served_layers
-from sm121.engines.requested import read_arguments
 from sm121.evidence.kernel_path import KernelPath
 
 #: Options that change what a token reads.
@@ -125,7 +124,7 @@ def served(
     """The formats that a server reads: what its path shows, else what it is started with, else what
     its path must show, else the checkpoint's. None where something is not known, or where it
     speculates: one read then gives several tokens. `config`: the model's config.json."""
-    bits, options = _FORMATS.bits, read_arguments(arguments)
+    bits, options = _FORMATS.bits, engine_arguments.read(arguments)
     asks_drafts = any(name.startswith("speculative_") for name in options)
     speculates = asks_drafts if path.speculative is None else path.speculative != "none"
     checkpoint = formats(config, path.dtype or options.get("dtype"))

@@ -10,7 +10,7 @@ from typing import Any
 from sm121.answers import exam
 from sm121.answers.log_probabilities import bound_for
 from sm121.client import completions, timed, timed_answer
-from sm121.core.arguments import at_once
+from sm121.core.engine_arguments import at_once
 from sm121.core.level_settings import TimedChats
 from sm121.core.profile_fields import Gate
 from sm121.core.server import Server

@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from sm121.core import own_options
+from sm121.core import engine_arguments, own_options
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import Record
+from sm121.core.engine_arguments import normal_name
 from sm121.core.engine_settings import KernelPathRequirement
 from sm121.core.errors import UsageError
 from sm121.core.server import Server, root_of
@@ -223,7 +224,7 @@ def the_same(
         if rule.field == "cuda_graphs":  # eager mode turns compilation off, too, and none shows it
             continue
         for name in filter(None, (rule.argument, rule.variable, *rule.aliases)):
-            fields[requested.normal_name(name)] = rule.field
+            fields[normal_name(name)] = rule.field
     unknown = {name for name in changed if name not in fields}
     if first.python != second.python:
         unknown.add("--engine-python")
@@ -244,5 +245,5 @@ def the_same(
 
 
 def _requested(side: Side) -> dict[str, str]:
-    words = requested.read_arguments(side.arguments)
-    return {**words, **{requested.normal_name(name): value for name, value in side.environment}}
+    words = engine_arguments.read(side.arguments)
+    return {**words, **{normal_name(name): value for name, value in side.environment}}

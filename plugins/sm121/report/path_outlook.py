@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from sm121.core import builds, data_file, profile
+from sm121.core import builds, data_file, engine_arguments, profile
 from sm121.core.engine_settings import PathValues
 from sm121.core.errors import UsageError
 from sm121.engines import requantised, requested, served_model
@@ -56,7 +56,7 @@ def bound(path: KernelPath) -> Bound | None:
     gb_s = own.box.healthy_gb_s.high
     tok_s = roofline.Ceiling(read, gb_s, 1.0).tok_s
     text = f"{read.total / 1e9:.2f} GB a token: {tok_s:.3g} tok/s at most on a GB10 ({gb_s:g} GB/s)"
-    options = requested.read_arguments(arguments)
+    options = engine_arguments.read(arguments)
     layers = requantised.served_layers(config, options, None, path) or {}
     if not path.requantised_is_whole and (unproven := {*layers} - {*(path.requantised or ())}):
         text += f", if {', '.join(sorted(unproven))} are quantised as requested"

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 from sm121.answers.prompts import Prompt
 from sm121.client.completions import Completion, Request
 from sm121.client.load import Behaviour, Job
+from sm121.core import engine_arguments
 from sm121.core.server import Endpoint, Server
 from sm121.core.verdict import NotRun
-from sm121.engines.requested import read_arguments
 
 Arrival = Literal["closed", "poisson", "burst"]
 ARRIVALS: tuple[Arrival, ...] = ("closed", "poisson", "burst")
@@ -227,7 +227,7 @@ def pressure(blocks: int, block: int, *, chunk: int, streams: int, spare: int) -
 def chunk_tokens(server: Server) -> int:
     """Tokens of a prompt that are worked on at once."""
     arguments = server.configuration.arguments if server.configuration is not None else ()
-    value = read_arguments(arguments).get("max_num_batched_tokens", "")
+    value = engine_arguments.read(arguments).get("max_num_batched_tokens", "")
     if value.isdecimal():
         return int(value)
     if server.log is not None:
