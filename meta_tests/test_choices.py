@@ -1,43 +1,36 @@
-"""What releases were seen to refuse and choose on a GB10 holds the profile, the matrix, the
-preflight and the signatures (``fixtures/choices``, made by ``python -m tools.choices``)."""
+"""The profile, the matrix and the signatures against what releases refused and chose on a GB10
+(``tools/choices/vllm-sm121.jsonl``, made by ``python -m tools.choices``)."""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from data_rows import from_data
 
+from sm121 import engines
 from sm121.core import builds, versions
 from sm121.core import profile as profiles
-from sm121.core.configuration import ServerConfiguration
-from sm121.core.engine_settings import Needs
 from sm121.core.profile import Profile
-from sm121.engines import choices
-from sm121.engines.choices import Release
-from sm121.engines.preflight import Preflight, PreflightFinding
 from sm121.evidence.kernel_path import read_log
 from sm121.matrix import axes
-from sm121.session.session import Session
-from tools.choices import page
+from tools.choices import data, page
+from tools.choices.data import Release
 
-KNOWN = choices.load("vllm", "sm121")
+KNOWN = data.load()
 GB10 = profiles.load("sm121-gpt-oss-120b")
-VERSIONS = [release.version for release in KNOWN.releases]
-FLASHINFER = ["--attention-backend", "FLASHINFER"]
-IN_ENGINE = Path(choices.__file__).parent / "in_engine"
+VERSIONS = [release.version for release in KNOWN]
+IN_ENGINE = Path(engines.__file__).parent / "in_engine"
 
 
 def never_asked(release: Release, arguments: Sequence[str]) -> list[str]:
     """What of a start the release was not asked for when the data were made."""
-    pairs = choices.as_pairs(arguments)
-    answers = [(answer.kind, choices.as_pairs(answer.arguments)) for answer in release.answers]
+    pairs = data.values(arguments)
+    answers = [(answer.kind, data.values(answer.arguments)) for answer in release.answers]
     options = {name for kind, others in answers if kind == "option" for name in others}
-    options |= {name for names in choices.DECIDING.values() for name in names}
+    options |= {name for kind in data.DECIDING for name in data.deciding(kind, pairs)}
     unknown = [name for name in pairs if name not in options]
-    for kind in choices.DECIDING:
-        deciding = choices.deciding(kind, pairs)
+    for kind in data.DECIDING:
+        deciding = data.deciding(kind, pairs)
         if deciding and (kind, deciding) not in answers:
             unknown.append(" ".join(deciding))
     return unknown
@@ -47,13 +40,13 @@ def asked_for_in_vain(profile: Profile) -> list[str]:
     """What configurations of a profile ask of releases that refuse it, or were never asked."""
     lines = []
     bases = [build.release for build in builds.shipped()]  # there for their parser alone
-    for release in (release for release in KNOWN.releases if release.version not in bases):
+    for release in (release for release in KNOWN if release.version not in bases):
         for name, configuration in profile.configurations.items():
             if (start := configuration.at(release.version)) is None:
                 continue
             arguments = (*profile.engine.arguments, *start.arguments)
             environment = {**profile.engine.environment, **start.environment}
-            refused = choices.refusals(release, arguments, environment)
+            refused = data.refusals(release, arguments, environment)
             lines += [f"{name}: {refusal.message}" for refusal in refused]
             lines += [
                 f"{name}: vLLM {release.version} was never asked for {option}: "
@@ -76,7 +69,7 @@ def test_the_profile_asks_no_build_for_what_its_parser_refuses(build):
     assert starts
     for start in starts:
         arguments = (*GB10.engine.arguments, *start.arguments)
-        assert choices.refusals(KNOWN.at(identity), arguments, start.environment) == []
+        assert data.refusals(data.at(KNOWN, identity), arguments, start.environment) == []
 
 
 @pytest.mark.parametrize(
@@ -94,7 +87,7 @@ def test_what_a_release_chooses_is_what_the_profile_expects(version):
         name: served for name, c in GB10.configurations.items() if (served := c.at(version))
     }
     judged = 0
-    for answer in KNOWN.at(version).answers:
+    for answer in data.at(KNOWN, version).answers:
         name = "stock" if answer.kind == "nothing" else answer.kind.removeprefix("configuration ")
         if name not in expected:
             continue
@@ -111,7 +104,28 @@ def test_what_a_release_chooses_is_what_the_profile_expects(version):
     assert judged > len(expected)
 
 
-@from_data
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        pytest.param(
+            ("--attention-backend", "FLASHINFER"), {},
+            "vLLM 0.24.0 refuses --attention-backend FLASHINFER", id="attention",
+        ),
+        pytest.param(
+            ("--moe-backend", "flashinfer_cutlass"), {},
+            "refuses --moe-backend flashinfer_cutlass", id="experts",
+        ),
+        pytest.param(
+            (), {"VLLM_KV_CACHE_LAYOUT": "LBHNC"}, "Valid options: ['NHD', 'HND']", id="layout"
+        ),
+        pytest.param(
+            ("--moe-backend", "unheard_of"), {}, "was never asked for moe_backend", id="unknown",
+        ),
+        pytest.param(
+            ("--unheard-of", "1"), {}, "was never asked for unheard_of", id="unknown option"
+        ),
+    ],
+)  # fmt: skip
 def test_a_planted_configuration_is_seen(arguments, environment, words):
     update = {"arguments": arguments, "environment": environment}
     planted = GB10.configurations["stock"].model_copy(update=update)
@@ -131,10 +145,10 @@ def test_the_matrix_asks_no_release_for_what_it_refuses():
     with_it = {"moe=cutlass": ["--quantization-config.moe.activation", "mxfp8"]}
     assert not [
         f"{name}: {refusal.message}"
-        for release in KNOWN.releases
+        for release in KNOWN
         for name, setting in settings
         if versions.within(release.version, setting.versions)
-        for refusal in choices.refusals(
+        for refusal in data.refusals(
             release, [*setting.arguments, *with_it.get(name, ())], setting.environment
         )
     ]
@@ -145,13 +159,13 @@ def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value):
     """`linear` is taken by every release; before 0.30 no layer has it."""
     dense = axes.load("sm121").axes["dense"].values[value]
     (setting,) = [s for s in dense.settings if s.build is None]
-    pairs = choices.as_pairs(setting.arguments)
-    for release in KNOWN.releases:
-        answer, *others = [a for a in release.answers if choices.as_pairs(a.arguments) == pairs]
+    pairs = data.values(setting.arguments)
+    for release in KNOWN:
+        answer, *others = [a for a in release.answers if data.values(a.arguments) == pairs]
         if release.version == "0.14.0":
             assert answer.at == "argparse"
             continue
-        lines = "\n".join(KNOWN.lines[number] for number in answer.lines)
+        lines = "\n".join(answer.lines)
         rules = dense.expected.must_see + setting.expected.must_see
         shows = all(re.search(rule, lines) for rule in rules)
         takes = versions.within(release.version, setting.versions)
@@ -160,7 +174,7 @@ def test_dense_layers_are_quantised_by_the_releases_that_the_matrix_asks(value):
 
 
 def test_fp8_kv_cache_is_taken_with_both_attentions():
-    for release in KNOWN.releases:
+    for release in KNOWN:
         answers = [a for a in release.answers if "--kv-cache-dtype" in a.arguments]
         accepted = {(a.kv_cache_dtype, a.kind) for a in answers if a.refused is None}
         assert accepted <= {("fp8", "attention")}, release.version
@@ -169,23 +183,40 @@ def test_fp8_kv_cache_is_taken_with_both_attentions():
         assert {a.attention for a in answers} >= backends, release.version
 
 
-def test_dotted_options_are_keys_of_their_json():
-    dotted = ["--quantization-config.linear", "mxfp8", "--quantization_config.moe.activation=mxfp8"]
-    as_json = ["--quantization-config", '{"linear":"mxfp8","moe":{"activation":"mxfp8"}}']
-    assert choices.as_pairs(dotted) == choices.as_pairs(as_json)
-    assert choices.as_pairs(["--a", "--b=1.5"]) == {"--a": None, "--b": "1.5"}
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.24.0", "0.24.0"),
+        ("0.27.9", "0.27.1"),
+        ("0.24.0+nv26.7", "0.24.0"),
+        ("0.14.0+mxfp4", "0.14.0"),
+        ("0.99.0", None),
+        ("0.1.dev16581+g0a1b2c3", None),
+        ("a1b2c3", None),
+        (None, None),
+    ],
+)
+def test_what_is_known_of_a_version(version, expected):
+    """The release itself, or the one before it of the same minor version."""
+    known = data.at(KNOWN, version)
+    assert (known and known.version) == expected
+
+
+def test_the_data_are_written_as_they_are_read(tmp_path):
+    data.write(KNOWN, tmp_path / "data.jsonl")
+    assert (tmp_path / "data.jsonl").read_text("utf-8") == data.FILE.read_text("utf-8")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_a_release_logs_for_its_choice_is_recognised(version, tmp_path):
-    for number, answer in enumerate(KNOWN.at(version).answers):
+    for number, answer in enumerate(data.at(KNOWN, version).answers):
         if answer.attention is None:
             continue
         log = tmp_path / f"{number}.log"
         # The release's own form: LEVEL date time [file:line] text.
         lines = [
-            KNOWN.lines[n].replace(" [", " 11-22 13:00:00 [", 1).replace("]", ":1]", 1)
-            for n in answer.lines
+            line.replace(" [", " 11-22 13:00:00 [", 1).replace("]", ":1]", 1)
+            for line in answer.lines
         ]
         log.write_text("".join(f"(EngineCore pid=7) {line}\n" for line in lines), encoding="utf-8")
         path = read_log(log)
@@ -198,55 +229,13 @@ def test_what_a_release_logs_for_its_choice_is_recognised(version, tmp_path):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_parser_of_every_release_can_be_asked(version):
     modules = (IN_ENGINE / "sm121_arguments.py").read_text("utf-8")
-    assert f'"{KNOWN.at(version).arguments_in}"' in modules
+    assert f'"{data.at(KNOWN, version).arguments_in}"' in modules
 
 
 def test_the_page_is_made_of_the_data(tmp_path):
     root = Path(__file__).parents[1]
-    page.write(root / "fixtures/choices/vllm-sm121.toml", tmp_path / "choices.md")
+    page.write(KNOWN, tmp_path / "choices.md")
     made = (tmp_path / "choices.md").read_text("utf-8")
-    assert made == (root / "docs/tables/choices.md").read_text("utf-8"), (
+    assert made == (root / "docs/tables/data.md").read_text("utf-8"), (
         "python -m tools.choices --page"
     )
-
-
-def refused(version: str | None, arguments: list[str], arch: str) -> list[PreflightFinding]:
-    findings = Preflight(
-        arch, arguments, {}, needs=Needs(), directory=Path(), engine="vllm", version=version
-    ).findings()
-    return [finding for finding in findings if finding.check == "release_refuses"]
-
-
-@from_data
-def test_what_is_said_of_a_start(version, arguments, arch, severity, message, remedy):
-    """A start that the release refuses is not begun; of what is taken, or not known, nothing."""
-    findings = refused(version, [*arguments], arch or "sm121")
-    assert [finding.severity for finding in findings] == ([severity] if severity else [])
-    for finding in findings:
-        assert all(part in finding.message for part in message or ()), finding.message
-        assert (remedy or "") in (finding.remedy or "")
-
-
-def test_a_run_says_it_before_it_starts_a_server():
-    words = tuple(FLASHINFER)
-    configuration = ServerConfiguration("cutlass", "vllm", "python3", "m", "m", words)
-    remarks: list[str] = []
-    engine = SimpleNamespace(needs=Needs(), cold_ready_within_s=SimpleNamespace(value=2700))
-    run = SimpleNamespace(
-        arch="sm121",
-        node_facts={},
-        aborted=None,
-        distrusted=None,
-        attached=None,
-        profile=SimpleNamespace(under_test="cutlass", baseline="cutlass", engine=engine),
-        managed_configuration=lambda _: configuration,
-        engine_environment=lambda _: {},
-        directory=Path(),
-        file=SimpleNamespace(engine=SimpleNamespace(identity="0.24.0")),
-        remark=lambda line, **_: remarks.append(line),
-    )
-    run.findings = Session.findings.func(run)  # type: ignore[attr-defined]
-    why = Session.obstacle(run)  # type: ignore[arg-type]
-    assert "no server is started: vLLM 0.24.0 refuses --attention-backend FLASHINFER" in why
-    assert "it takes --attention-backend TRITON_ATTN" in why and "\n" not in why
-    assert any("error: vLLM 0.24.0 refuses" in line for line in remarks)

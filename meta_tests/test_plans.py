@@ -12,7 +12,6 @@ from sm121.cli import main
 from sm121.compilation import jit
 from sm121.core import data_file, engine_settings, errors, profile, profile_fields
 from sm121.core.profile import FULL, Profile
-from sm121.engines import choices
 from sm121.measure import machine
 from sm121.measure.box import Device, Reading
 from sm121.measure.plan import Plan, Sizes
@@ -247,16 +246,3 @@ def test_plan_takes_what_a_run_takes(capsys):
     with pytest.raises(SystemExit):
         main(["plan", "--help"])
     assert "the same arguments" in capsys.readouterr().out
-
-
-def test_what_a_release_was_seen_to_choose_is_said():
-    """Of the same arguments and layout only; vLLM's own choice with and without a network."""
-    release = choices.load("vllm", "sm121").at("0.33.0")
-    stock = choices.chosen(release, (), {})
-    networks = [("FLASHINFER" in choice, "offline" in why) for choice, why in stock.items()]
-    assert networks == [(True, False), (False, True)]
-    gb10 = profile.load("sm121-gpt-oss-120b").judging("cutlass", "0.33.0")
-    cutlass = gb10.configurations["cutlass"]
-    (choice,) = choices.chosen(release, cutlass.arguments, cutlass.environment)
-    assert "moe FLASHINFER_CUTLASS_MXFP4_MXFP8" in choice
-    assert choices.chosen(release, cutlass.arguments, {"VLLM_KV_CACHE_LAYOUT": "NHD"}) == {}

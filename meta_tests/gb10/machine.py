@@ -22,8 +22,8 @@ from typing import Any
 
 from installed import dist_info
 
-from sm121.engines import choices
 from sm121.engines.process_tree import free_port
+from tools.choices import data
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -272,9 +272,8 @@ def _flashinfer_of(release: str) -> str:
     """The version that a release asks for, and that the build is made with."""
     if release == BUILD:
         return "0.6.3"
-    releases = choices.load("vllm", "sm121")
-    recorded = releases.at(release) if releases is not None else None
-    assert recorded is not None, f"fixtures/choices has no {release}"
+    recorded = data.at(data.load(), release)
+    assert recorded is not None, f"{data.FILE.name} has no {release}"
     return recorded.flashinfer
 
 

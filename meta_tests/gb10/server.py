@@ -1,7 +1,7 @@
 """A server of vLLM on a GB10 that is not there: its command line, its log, its rates. Started as
 ``python -m vllm.entrypoints.openai.api_server`` by the interpreter that `machine.py` makes. What a
 release accepts, refuses, chooses and writes is what it did when it was executed
-(``fixtures/choices``); the MXFP4 build takes what its parser has (``mxfp4-options.txt``) and
+(``tools/choices``); the MXFP4 build takes what its parser has (``mxfp4-options.txt``) and
 writes what it wrote on a real GB10 (``mxfp4.toml``). The log comes over a time line
 (``start.toml``) on a faster clock. A real vLLM on the CPU answers; requests whose time is measured
 are answered at the rates of a GB10.
@@ -24,8 +24,8 @@ from aiohttp import web
 from timed_server import COMPILED, Pace, Plan, TimedServer
 
 from gb10.start_log import BUILD, Log, Settings, compiling, data
-from sm121.core.arguments import one_line
-from sm121.engines import choices
+from sm121.core.engine_arguments import one_line, options
+from tools.choices import data as choices
 
 _BEGAN = time.time()
 #: Of what is behind it: no time limit, and lines with the log-probabilities of a whole answer.
@@ -45,9 +45,8 @@ class Release:
     """What a release makes of a command line."""
 
     def __init__(self, version: str, arguments: list[str]) -> None:
-        data_ = choices.load("vllm", "sm121")
-        recorded = data_.at(version) if data_ is not None else None
-        assert data_ is not None and recorded is not None, f"fixtures/choices has no {version}"
+        recorded = choices.at(choices.load(), version)
+        assert recorded is not None, f"{choices.FILE.name} has no {version}"
         self.version = version
         for refusal in choices.refusals(recorded, arguments, os.environ):
             raise Refused(refusal.words)
@@ -62,11 +61,11 @@ class Release:
 
         self.attention, self.experts = choice_of("attention"), choice_of("experts")
         chosen = next(a for a in answers if a.attention == self.attention)
-        lines = {data_.lines[number] for a in same or [chosen] for number in a.lines}
+        lines = {line for a in same or [chosen] for line in a.lines}
         apart = ("Mxfp4 MoE backend", "KV cache layout")
         self.lines = sorted(line for line in lines if not any(part in line for part in apart))
-        numbers = [number for a in answers for number in a.lines]
-        self.shows_layout = any("KV cache layout." in data_.lines[number] for number in numbers)
+        every = [line for a in answers for line in a.lines]
+        self.shows_layout = any("KV cache layout." in line for line in every)
         asked_layout = os.environ.get("VLLM_KV_CACHE_LAYOUT")
         self.layout = _only(
             [chosen.layouts.get(asked_layout, asked_layout)] if asked_layout else [chosen.layout]
@@ -86,7 +85,7 @@ class Build:
         from vllm.entrypoints.openai.cli_args import make_arg_parser
 
         make_arg_parser(argparse.ArgumentParser(prog="api_server.py")).parse_args(arguments)
-        typed = {name: value or "" for name, value in choices.as_pairs(arguments).items()}
+        typed = {each.name: " ".join(each.values) for each in options(arguments)}
         words = [word for pair in (typed | instead).items() for word in map(str, pair) if word]
         self.does = one_line(words)
         self.options = typed | instead
@@ -108,9 +107,8 @@ class Build:
 
 
 def _deciding(arguments: Any) -> dict[str, Any]:
-    pairs = choices.as_pairs(arguments)
-    names = {name for names in choices.DECIDING.values() for name in names}
-    return {name: value for name, value in pairs.items() if name in names}
+    given = choices.values(arguments)
+    return {k: v for kind in choices.DECIDING for k, v in choices.deciding(kind, given).items()}
 
 
 def _part(arguments: Any, typed: dict[str, Any], kind: str) -> bool:

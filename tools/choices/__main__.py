@@ -20,8 +20,7 @@ from typing import Any
 from packaging.version import Version
 
 from sm121.core import profile as profiles
-from sm121.engines import choices
-from tools.choices import page, releases
+from tools.choices import data, page, releases
 
 ROOT = Path(__file__).parents[2]
 PROFILE = "sm121-gpt-oss-120b"
@@ -141,12 +140,13 @@ def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> li
         taken = {n: c for n, all_ in profile.configurations.items() if (c := all_.at(version))}
         for configuration in taken.values():
             given = options(list(configuration.arguments))
-            for kind, names in choices.DECIDING.items():
-                words = tuple(word for option in given if option[0] in names for word in option)
+            for kind in data.DECIDING:
+                words = tuple(
+                    word for o in given if data.deciding(kind, data.values(o)) for word in o
+                )
                 if words and (kind, "cubins", words) not in parts:
                     parts.append((kind, "cubins", words))
-            deciding = {name for names in choices.DECIDING.values() for name in names}
-            single += [o for o in given if o[0] not in deciding and o not in single]
+            single += [o for o in given if not _decides(o) and o not in single]
         for kind, on, arguments in parts:
             layouts = list(LAYOUTS) if kind == "attention" and on == "cubins" else []
             put(kind, on, list(arguments), layouts=layouts)
@@ -160,6 +160,10 @@ def cases(version: str, tools: Path, folder: Path, flashinfer: str | None) -> li
         for option in single:
             put("option", "cubins", option, parse_only=True)
     return [{**case, "name": str(number)} for number, case in enumerate(asked)]
+
+
+def _decides(option: list[str]) -> bool:
+    return any(data.deciding(kind, data.values(option)) for kind in data.DECIDING)
 
 
 def options(arguments: list[str]) -> list[list[str]]:
@@ -260,7 +264,8 @@ def answer_of(case: dict[str, Any], seen: dict[str, Any], scratch: str) -> dict[
             sys.stderr.write(f"{case['kind']} {case['arguments']}: {refused['trace']}")
         words = refused["words"].removeprefix("probe.py: error: ").replace(scratch, "MODEL")
         words = re.sub(r"\s+", " ", words)
-        kept |= {"refused": words[:400], "by": refused["by"], "at": refused["at"]}
+        kept |= {"refused": words[:400], "by": refused["by"]}
+        kept["at"] = re.sub(r"(\.py):\d+", r"\1", refused["at"])
     else:
         kept["how"] = "executed"
         for field in ("attention", "experts", "linear", "kv_cache_dtype"):
@@ -280,7 +285,7 @@ def answer_of(case: dict[str, Any], seen: dict[str, Any], scratch: str) -> dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, default=ROOT / "fixtures/choices/vllm-sm121.toml")
+    parser.add_argument("--data", type=Path, default=data.FILE)
     parser.add_argument("--output", type=Path, default=ROOT / "docs/tables/choices.md")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/sm121/releases")
     parser.add_argument("--release", action="append", help="these alone, the others are kept")
@@ -296,16 +301,15 @@ def main() -> None:
     if not given.page:
         given.cache.mkdir(parents=True, exist_ok=True)
         wanted = given.release or [str(version) for version in releases.published(SINCE)]
-        known = page.read(given.data) if given.data.is_file() else []
+        known = data.load(given.data) if given.data.is_file() else []
         with ThreadPoolExecutor(given.jobs) as pool:
-            new = list(
-                pool.map(lambda v: execute(v, given.cache, given.flashinfer, given.python), wanted)
+            made = pool.map(
+                lambda v: execute(v, given.cache, given.flashinfer, given.python), wanted
             )
-        kept = [item for item in known if item["version"] not in wanted]
-        page.write_data(
-            sorted([*kept, *new], key=lambda item: Version(item["version"])), given.data
-        )
-    page.write(given.data, given.output)
+            new = [data.Release(**each) for each in made]
+        kept = [item for item in known if item.version not in wanted]
+        data.write(sorted([*kept, *new], key=lambda item: Version(item.version)), given.data)
+    page.write(data.load(given.data), given.output)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,11 @@
-"""The data file, and the page made of it."""
+"""The page that is made of the data."""
 
-import json
-import re
-import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_ORDER = (
-    "kind",
-    "machine",
-    "arguments",
-    "environment",
-    "how",
-    "refused",
-    "by",
-    "at",
-    "attention",
-    "experts",
-    "linear",
-    "kv_cache_dtype",
-    "layout",
-    "layouts",
-    "layouts_refused",
-)
+from tools.choices.data import Release
+
 INTRODUCTION = """
 # What a release chooses on a GB10
 
@@ -62,56 +45,10 @@ Machines: *online* reaches NVIDIA's store of kernels, *offline* nothing; *cubins
 flashinfer-cubin, or says so with `VLLM_HAS_FLASHINFER_CUBIN=1`. All have nvcc and ninja unless it
 says otherwise.
 
-The data are `fixtures/choices/vllm-sm121.toml`. A start of an installed release that is known to
-refuse an argument is not begun: preflight names the release, the argument, its words, and what it
-takes instead (an error; a warning for a vendor's build such as `0.24.0+nv26.7`, which may have
-more than the release). `make test` holds the profile and the matrix against the data, and the
+The data are `tools/choices/vllm-sm121.jsonl`. No run reads them: a server says itself what it
+chooses and refuses. `make test` holds the profile and the matrix against the data, and the
 signatures against the lines.
 """
-
-
-def read(data: Path) -> list[dict[str, Any]]:
-    """The releases of the data file, with the lines of each answer spelled out."""
-    content = tomllib.loads(data.read_text("utf-8"))
-    for release in content["release"]:
-        for answer in release["answers"]:
-            answer["lines"] = [content["lines"][number] for number in answer["lines"]]
-    found: list[dict[str, Any]] = content["release"]
-    return found
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{k} = {_value(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
-
-
-def write_data(releases: list[dict[str, Any]], path: Path) -> None:
-    """Write the data file. Lines are kept once, and answers name them by their place."""
-    lines = sorted({line for r in releases for a in r["answers"] for line in a["lines"]})
-    place = {line: number for number, line in enumerate(lines)}
-    out = [
-        "# What each release of vLLM accepts and chooses on a GB10. Read by sm121.engines.choices.",
-        "# Made by `python -m tools.choices`; docs/tables/choices.md says how. Do not edit.",
-        "",
-        "schema_version = 1",
-        'engine = "vllm"',
-        'arch = "sm121"',
-        "lines = [",
-        *(f"    {_value(line)}," for line in lines),
-        "]",
-    ]
-    for release in releases:
-        out += ["", "[[release]]"]
-        out += [f"{k} = {_value(v)}" for k, v in release.items() if k != "answers"]
-        for answer in release["answers"]:
-            out += ["", "[[release.answers]]"]
-            out += [f"{name} = {_value(answer[name])}" for name in _ORDER if answer.get(name)]
-            out.append(f"lines = {_value([place[line] for line in answer['lines']])}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(out) + "\n", encoding="utf-8")
 
 
 def _chosen(answer: dict[str, Any]) -> str:
@@ -165,9 +102,9 @@ def _runs(found: list[tuple[str, str]]) -> list[tuple[list[str], str]]:
     return runs
 
 
-def write(data: Path, page: Path) -> None:
+def write(known: Sequence[Release], page: Path) -> None:
     """Write the page."""
-    releases = read(data)
+    releases = [each.model_dump() for each in known]
     out = [INTRODUCTION.strip(), "", "## Chosen", ""]
     questions: dict[tuple[str, str], list[tuple[str, str]]] = {}
     words: dict[tuple[str, str], list[tuple[str, str]]] = {}
@@ -193,7 +130,7 @@ def write(data: Path, page: Path) -> None:
     out += ["", "## Refused, in the release's own words", ""]
     out += ["| asked for | machine | release | words, and where |", "| --- | --- | --- | --- |"]
     for (asked, machine), found in words.items():
-        for versions, text in _runs([(v, _without_line(t)) for v, t in found]):
+        for versions, text in _runs(found):
             out.append(f"| {asked} | {machine} | {_span(versions)} | {text} |")
     out += ["", "## KV layouts", "", "By `VLLM_KV_CACHE_LAYOUT`, with FlashInfer's cubins.", ""]
     out += ["| attention | release | taken as | refused |", "| --- | --- | --- | --- |"]
@@ -216,7 +153,7 @@ def write(data: Path, page: Path) -> None:
         start = "deprecated" if r["module_is_deprecated"] else "supported"
         stubbed = ", ".join(name.removeprefix("vllm.") for name in r["stubbed"])
         out.append(
-            f"| {r['version']} | {r['wheel']} | {r['flashinfer']} | {r.get('torch', '')} | "
+            f"| {r['version']} | {r['wheel']} | {r['flashinfer']} | {r['torch'] or ''} | "
             f"{r['arguments_in'].removeprefix('vllm.entrypoints.')} | {start} | {stubbed} |"
         )
     out += ["", "## Lines", "", "What they log of it; `fixtures/signatures` must know them.", ""]
@@ -235,10 +172,6 @@ def _lines(releases: list[dict[str, Any]]) -> list[str]:
         f"| {_code(line)} | {_spans(versions, everything)} |"
         for line, versions in sorted(versions_of.items())
     ]
-
-
-def _without_line(text: str) -> str:
-    return re.sub(r"(\.py):\d+", r"\1", text)
 
 
 def _layouts(answer: dict[str, Any]) -> str:

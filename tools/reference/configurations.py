@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 
 from sm121.core import builds, profile
 from sm121.core.profile import Profile
-from sm121.engines import choices
 from sm121.measure import roofline
 from sm121.measure.roofline import Ceiling, Traffic
 from sm121.report import references
+from tools.choices import data
 from tools.reference.markdown import MADE_BY, cell, table
 
 PROFILE = "sm121-gpt-oss-120b"
@@ -19,10 +19,9 @@ DATA_SHEET = 273.0
 
 def judged(own: Profile) -> Iterator[tuple[str, Profile]]:
     """Each configuration by name, with the profile as it judges the newest engine that has it."""
-    known = choices.load(own.engine.name, own.arch)
-    newest = [known.releases[-1].version] if known is not None else []
+    newest = data.load()[-1].version
     rows = [row for row in builds.shipped() if row.engine == own.engine.name]
-    engines = [*newest, *(f"{row.release}+{row.name}" for row in rows), None]
+    engines = [newest, *(f"{row.release}+{row.name}" for row in rows), None]
     for name, configuration in own.configurations.items():
         baseline = own.configurations[own.baseline]
         fits = (e for e in engines if configuration.at(e) and baseline.at(e))

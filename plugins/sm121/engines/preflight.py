@@ -1,5 +1,5 @@
 """Checks before a server is started. They look and change nothing. What is known of architectures,
-build memory and wrong choices is data: ``fixtures/preflight.toml``."""
+build memory and wrong arguments is data: ``fixtures/preflight.toml``."""
 
 import math
 import os
@@ -16,10 +16,9 @@ from pydantic import Field, model_validator
 
 from sm121.compilation import caches, jit
 from sm121.core import builds, data_file, engine_settings, printable
-from sm121.core.arguments import one_line
 from sm121.core.data_file import DataTable, Entries, Regex
+from sm121.core.engine_arguments import one_line
 from sm121.core.versions import Versions, within
-from sm121.engines import choices
 from sm121.engines.memory import neighbours
 
 Severity = Literal["error", "warning", "note"]
@@ -156,7 +155,6 @@ class Preflight:
     directory: Path
     #: What the engine's FlashInfer has compiled (default: in its cache, of any version).
     modules: jit.FlashInferModules | None = None
-    engine: str = "vllm"
     #: Of the engine that will be started (`builds.identity`); None where that is not known.
     version: str | None = None
     #: The most that a start may take which compiles.
@@ -167,7 +165,7 @@ class Preflight:
         findings, data = [*self._room()], load_preflight()
         for architecture in (item for item in data.architecture if item.name == self.arch):
             findings += [*self._arch_lists(architecture), *self._jit(architecture)]
-        findings += [*filter(None, map(self._broken, data.rule)), *self._refusals()]
+        findings += filter(None, map(self._broken, data.rule))
         order = get_args(Severity)
         return sorted(findings, key=lambda finding: order.index(finding.severity))
 
@@ -302,18 +300,3 @@ class Preflight:
         if version is None or Version(version).public == Version(self.modules.version).public:
             return None
         return version
-
-    def _refusals(self) -> Iterator[PreflightFinding]:
-        releases = choices.load(self.engine, self.arch)
-        installed = None if releases is None else releases.at(self.version)
-        if installed is None:
-            return
-        # A vendor's build may take what the release does not: it is told, and tried.
-        is_release = self.version is not None and Version(self.version).local is None
-        severity: Severity = "error" if is_release else "warning"
-        for refusal in choices.refusals(installed, self.arguments, self.environment):
-            instead = (
-                f"it takes {' or '.join(refusal.instead)}" if refusal.instead else "leave it out"
-            )
-            check, message = "release_refuses", refusal.message
-            yield PreflightFinding(check=check, severity=severity, message=message, remedy=instead)

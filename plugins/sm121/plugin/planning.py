@@ -15,7 +15,7 @@ from sm121.core import architecture, interpreter, profile_fields, templates
 from sm121.core.configuration import ServerConfiguration, environment_items
 from sm121.core.profile import FULL, Profile
 from sm121.core.time_range import TimeRange
-from sm121.engines import choices, preflight
+from sm121.engines import preflight
 from sm121.kernels import serving
 from sm121.measure import box, machine, roofline
 from sm121.plugin import selection, timing
@@ -177,8 +177,8 @@ def _measured_gb_s(report: Path, profile: Profile) -> float | None:
     return None
 
 
-def _path(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
-    """What the release will choose, as far as the profile knows it."""
+def _path(settings: Settings, _chosen: Target, profile: Profile) -> Iterable[str]:
+    """What the profile requires of the kernel path."""
     if settings.base_url is not None:
         return
     required = profile.path_of(profile.under_test)
@@ -186,16 +186,6 @@ def _path(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]
     fields = (*kernels, ("KV layout", required.kv_layout))
     if parts := [f"{name} {' or '.join(values)}" for name, values in fields if values]:
         yield f"path that is asked for: {', '.join(parts)}"
-    known_releases = choices.load(settings.engine, chosen.arch)
-    release = known_releases.at(chosen.engine.identity) if known_releases is not None else None
-    if release is None:
-        return
-    under_test = profile.configurations[profile.under_test]
-    environment = target.start_environment(settings, profile, under_test.environment)
-    arguments = (*under_test.arguments, *settings.engine_arguments)
-    by_choice = choices.chosen(release, arguments, environment)
-    for choice, machines in by_choice.items():
-        yield f"vLLM {release.version} was seen to choose: {choice} ({'; '.join(machines)})"
 
 
 def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str]:
@@ -218,7 +208,6 @@ def _start(settings: Settings, chosen: Target, profile: Profile) -> Iterable[str
         needs=needs,
         directory=settings.report_dir,
         modules=modules,
-        engine=profile.engine.name,
         version=chosen.engine.identity,
         cold_ready_within_s=profile.engine.cold_ready_within_s.value,
     ).findings()

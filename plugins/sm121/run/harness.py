@@ -105,7 +105,6 @@ class Harness(RunRecord):
                 modules=FlashInferModules.of(configuration.python, environment)
                 if self.profile.engine.needs.jit_modules
                 else None,
-                engine=configuration.engine,
                 version=self.file.engine.identity,
                 cold_ready_within_s=self.profile.engine.cold_ready_within_s.value,
             ).findings():

@@ -1,0 +1,185 @@
+"""What each release of vLLM took, refused and chose on a GB10 when it was executed.
+
+The file is JSONL: a row for each line of a log, for each release, and for each answer, which holds
+for a span of releases. ``docs/tables/choices.md`` shows the same.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from packaging.version import Version
+from pydantic import Field
+
+from sm121.core import builds, data_file, engine_arguments
+from sm121.core.versions import release
+
+FILE = Path(__file__).with_name("vllm-sm121.jsonl")
+#: Options that decide together, by the kind of the question that was asked of the release.
+DECIDING = {
+    "attention": ("attention_backend", "attention_config", "kv_cache_dtype"),
+    "experts": ("moe_backend", "quantization_config"),
+}
+_LAYOUT = "VLLM_KV_CACHE_LAYOUT"
+
+
+class Answer(data_file.DataTable):
+    """A question to a release, and what it said."""
+
+    #: ``nothing`` (no arguments), ``attention``, ``experts``, ``option``, ``configuration NAME``.
+    kind: str
+    #: What the box has. ``cubins``: flashinfer-cubin or its variable, the best case of FlashInfer.
+    machine: str
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = Field(default={})
+    how: Literal["executed", "read"]
+    #: Why it refuses, in its own words, and at which place of its code. None: it does not.
+    refused: str | None = None
+    by: str | None = None
+    at: str | None = None
+    attention: str | None = None
+    experts: str | None = None
+    #: Dense layers that are quantised beyond the checkpoint: layer, method, kernel.
+    linear: str | None = None
+    kv_cache_dtype: str | None = None
+    layout: str | None = None
+    #: What it makes of each value of its variable for the layout, and what it says of the others.
+    layouts: dict[str, str] = Field(default={})
+    layouts_refused: dict[str, str] = Field(default={})
+    #: What it logs of its choice.
+    lines: tuple[str, ...] = ()
+
+
+class Release(data_file.DataTable):
+    """One release of the engine."""
+
+    version: str
+    wheel: str
+    flashinfer: str
+    torch: str | None = None
+    #: The module that has its command line.
+    arguments_in: str
+    module_is_deprecated: bool
+    stubbed: tuple[str, ...]
+    answers: tuple[Answer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Something that a release refuses: the arguments or the variable, and its own words."""
+
+    release: str
+    asked: str
+    words: str
+
+    @property
+    def message(self) -> str:
+        """One line."""
+        return f"vLLM {self.release} refuses {self.asked} on this architecture: {self.words}"
+
+
+def load(path: Path = FILE) -> list[Release]:
+    """Return the releases, oldest first."""
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+    lines = [row["line"] for row in rows if "line" in row]
+    releases = [row["release"] for row in rows if "release" in row]
+    order = [each["version"] for each in releases]
+    answers: dict[str, list[dict[str, Any]]] = {version: [] for version in order}
+    for row in rows:
+        if "answer" not in row:
+            continue
+        first, last = map(order.index, row["releases"])
+        texts = [lines[number] for number in row["answer"].get("lines", ())]
+        for version in order[first : last + 1]:
+            answers[version].append({**row["answer"], "lines": texts})
+    return [
+        Release.model_validate({**each, "answers": answers[each["version"]]}) for each in releases
+    ]
+
+
+def write(releases: Sequence[Release], path: Path = FILE) -> None:
+    """Write the file: neighbouring releases with the same answer share its row."""
+    lines = sorted({line for r in releases for answer in r.answers for line in answer.lines})
+    rows: list[dict[str, Any]] = [{"line": line} for line in lines]
+    rows += [
+        {"release": each.model_dump(exclude={"answers"}, exclude_defaults=True)}
+        for each in releases
+    ]
+    spans: list[tuple[Answer, list[int]]] = []
+    for place, each in enumerate(releases):
+        for answer in each.answers:
+            places = next((p for same, p in spans if same == answer and p[-1] == place - 1), None)
+            if places is None:
+                spans.append((answer, [place]))
+            else:
+                places.append(place)
+    for answer, places in spans:
+        values = answer.model_dump(exclude_defaults=True)
+        if answer.lines:
+            values["lines"] = [lines.index(line) for line in answer.lines]
+        span = [releases[places[0]].version, releases[places[-1]].version]
+        rows.append({"releases": span, "answer": values})
+    text = "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    path.write_text(text, encoding="utf-8")
+
+
+def at(releases: Sequence[Release], version: str | None) -> Release | None:
+    """Return what is known of an installed version.
+
+    That is the release itself, or the one before it of the same minor version, and None for what
+    no release is known of, as for builds of a commit. Of a build (`builds.identity`) it is what
+    the parser said: its kernels are its own.
+    """
+    number = release(version)
+    if number is None:
+        return None
+    candidates = [
+        item
+        for item in releases
+        if Version(item.version).release[:2] == number.release[:2]
+        and Version(item.version) <= number
+    ]
+    newest = max(candidates, key=lambda item: Version(item.version), default=None)
+    if newest is None or builds.named(version) is None:
+        return newest
+    parsed = tuple(a for a in newest.answers if a.kind == "option" or a.at == "argparse")
+    return newest.model_copy(update={"answers": parsed})
+
+
+def refusals(
+    known: Release, arguments: Sequence[str], environment: Mapping[str, str]
+) -> list[Refusal]:
+    """Return what a release refused of such a start."""
+    given = values(arguments)
+    matches = []
+    for answer in known.answers:
+        start = values(answer.arguments)
+        if answer.machine != "cubins" or not start or answer.refused is None:
+            continue
+        if answer.kind in DECIDING:
+            applies = deciding(answer.kind, given) == deciding(answer.kind, start)
+        else:
+            applies = answer.kind == "option" and start.keys() <= given.keys()
+        if applies:
+            matches.append(Refusal(known.version, " ".join(answer.arguments), answer.refused))
+    name = environment.get(_LAYOUT)
+    for answer in known.answers:
+        backend = deciding("attention", values(answer.arguments))
+        same = deciding("attention", given) in ({}, backend)
+        if answer.kind == "attention" and same and name in answer.layouts_refused:
+            words = answer.layouts_refused[name]
+            return [*matches, Refusal(known.version, f"{_LAYOUT}={name}", words)]
+    return matches
+
+
+def values(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the options with their values, each key of a JSON value as an option of its own."""
+    read = engine_arguments.read(arguments)
+    return {name: value for name, value in read.items() if not value.startswith("{")}
+
+
+def deciding(kind: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return those options that decide about ``attention`` or ``experts``."""
+    return {name: v for name, v in given.items() if name.partition(".")[0] in DECIDING[kind]}
