@@ -236,6 +236,6 @@ def test_the_page_is_made_of_the_data(tmp_path):
     root = Path(__file__).parents[1]
     page.write(KNOWN, tmp_path / "choices.md")
     made = (tmp_path / "choices.md").read_text("utf-8")
-    assert made == (root / "docs/tables/data.md").read_text("utf-8"), (
+    assert made == (root / "docs/tables/choices.md").read_text("utf-8"), (
         "python -m tools.choices --page"
     )
