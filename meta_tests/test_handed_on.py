@@ -1,17 +1,15 @@
-"""What is handed on of a run: one archive for an issue, and a badge."""
+"""What is handed on of a run: one archive for an issue."""
 
 import hashlib
 import json
 import tarfile
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import report_runs
 
 from sm121.cli import main
-from sm121.core.verdict import Verdict
-from sm121.report import archive, badge
+from sm121.report import archive
 
 SECRET = "hf_" + "a1B2c3D4" * 4
 
@@ -59,25 +57,3 @@ def test_an_archive_is_of_the_run_wherever_it_is_asked_for(failed, tmp_path, mon
     written.unlink()
     with tarfile.open(other) as archived:
         assert {name.partition("/")[2] for name in archived.getnames()} >= names
-
-
-def test_a_badge_is_an_svg_whatever_the_engine_calls_itself(tmp_path):
-    directory = report_runs.write("pass", tmp_path / "run")
-    file = directory / "verdict.json"
-    run = json.loads(file.read_text())
-    run["engine"]["version"] = "1.0\x1b[31m\x00<b>"
-    file.write_text(json.dumps(run))
-    drawn = ElementTree.fromstring(badge.svg(directory))
-    assert "PASS (not certified)" in drawn.get("aria-label")
-
-
-@pytest.mark.parametrize("kind", ["pass", "fail", "invalid", "hostile"])
-def test_a_badge_says_the_verdict(tmp_path, capsys, kind):
-    directory = report_runs.write(kind, tmp_path / kind)
-    verdict = json.loads((directory / "verdict.json").read_text())
-    assert main(["badge", str(directory)]) == 0
-    drawn = ElementTree.fromstring(capsys.readouterr().out)
-    label = drawn.get("aria-label")
-    assert f": {verdict['verdict']}" in label
-    shows_rate = verdict["metrics"]["tg32@d0"]["verdict"] == Verdict.PASS
-    assert ("tok/s" in label) == shows_rate, "a rate that does not count is not shown"

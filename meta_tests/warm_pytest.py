@@ -158,7 +158,7 @@ def _compile_templates() -> None:
     plain = importlib.import_module("sm121.report.summary").plain
     templates = importlib.import_module("sm121.core.templates")
     names = {
-        page: ("report.html", "requests.html", "tests.html", "badge.svg", "figure.html", "asked"),
+        page: ("report.html", "requests.html", "tests.html", "figure.html", "asked"),
         templates.environment(plain): ("summary.md", "asked"),
         templates.environment(templates.one_line): ("header.txt", "target.txt", "closing.txt"),
         templates.environment(): ("why", "price", "plan_head.txt", "reservations"),

@@ -399,12 +399,6 @@ def _bundle(options: argparse.Namespace) -> None:
         print(f"  left out: {name}")
 
 
-def _badge(options: argparse.Namespace) -> None:
-    from sm121.report import badge
-
-    _write(badge.svg(options.directory), options.output)
-
-
 def _schema(options: argparse.Namespace) -> None:
     from sm121.run import verdict_file
 
@@ -424,6 +418,6 @@ _COMMANDS: dict[str, Command] = {
     command.__name__[1:]: command
     for command in (
         _run, _certify, _canary, _vocabulary, _golden, _path, _health, _box, _warm, _compare,
-        _history, _matrix, _plan, _trust, _merge, _schema, _report, _bundle, _badge,
+        _history, _matrix, _plan, _trust, _merge, _schema, _report, _bundle,
     )
 }  # fmt: skip

@@ -48,52 +48,55 @@ from sm121.run.fingerprint import profile_label
 from sm121.run.verdict_file import VerdictFile
 
 NAME = "report.html"
-#: Bytes of a page, and how often more is left out of one that is larger (tests.html.j2 says what).
-_MOST_BYTES, _SAVINGS = 2_000_000, 4
-#: Entries of a list and characters of a text where even that is too much.
+#: Bytes of a page. Of a larger one the first entries of each list and the beginning of each text.
+_MOST_BYTES = 2_000_000
 _FEW, _SHORT = 100, 200
 
 
 def html(report: StoredReport) -> str:
-    """The page of a run, of at most 2 MB: of a very large run with less of its text, as it says."""
-    for saving in range(_SAVINGS + 1):
-        text = _html(report, saving)
-        if len(text.encode()) <= _MOST_BYTES:
-            break
+    """Return the page of a run, of at most 2 MB.
+
+    A page that would be larger is cut, says so at its beginning, and names the files that have all.
+    """
+    text = _html(report, report)
+    if len(text.encode()) > _MOST_BYTES:
+        text = _html(_cut(report), report)
     return text
 
 
-def _html(report: StoredReport, saving: int) -> str:
-    sentence, then = headline.of(report.run), headline.action(report)
-    if saving == _SAVINGS:
-        report = _begun(report)
-    run = report.run
-    figures = _charts(report)
-    groups = findings.grouped(report)
-    if saving:
+def _html(shown: StoredReport, whole: StoredReport) -> str:
+    """Return the page of what is shown of a run; counts and the verdict are those of the whole."""
+    run, figures = shown.run, _charts(shown)
+    groups = findings.grouped(shown)
+    is_cut = shown is not whole
+    if is_cut:
         groups = [replace(one, detail=findings.without_output(one.detail)) for one in groups]
+    more = len(findings.grouped(whole)) - len(groups[:_FEW])
     template = environment().get_template("report.html.j2")
     return template.render(
         inlined("report", "ab"),
-        report=report,
+        report=shown,
         run=run,
+        every_test=whole.run.tests,
         figures={chart.id: chart.figure for group in figures.values() for chart in group},
         charts=figures,
         levels=dict.fromkeys((*LEVELS, *run.levels)),
-        headline=sentence,
-        action=then,
+        headline=headline.of(whole.run),
+        action=headline.action(whole),
         judged=functools.partial(metric_verdicts.of_run, run),
         tiles=key_numbers.rows(run),
-        groups=groups,
-        saving=saving,
+        findings=groups[:_FEW],
+        more=more,
+        cut={"entries": _FEW, "characters": _SHORT} if is_cut else None,
         not_run=findings.not_run(run),
         references=references.load(),
-        paths=timelines.read(report.directory),
-        again={one.ids[0]: one.detail.reproduce for one in groups[:100]},
+        paths=timelines.read(shown.directory),
+        again={one.ids[0]: one.detail.reproduce for one in groups[:_FEW]},
     )
 
 
-def _begun(report: StoredReport) -> StoredReport:
+def _cut(report: StoredReport) -> StoredReport:
+    """Return the beginning of each list and each text; tests that did not hold come first."""
     run = report.run.model_dump(mode="json")
     bad = {test.id for test in findings.failures(report.run)}
     run["tests"].sort(key=lambda test: test["id"] not in bad)
