@@ -8,8 +8,7 @@ from sm121.core import arguments, data_file
 #: How the file of an option is made.
 WRITTEN_BY = {
     "--golden": "Record one with a build that you trust: --record-golden FILE",
-    "--questions": "Write one with prompt, answer and kind as JSON on each line",
-    "--questions-baseline": "Name the accuracy.jsonl of an earlier report",
+    "--exam": "Write one with a JSON object on each line, as in docs/correctness.md",
 }
 
 
