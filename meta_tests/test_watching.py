@@ -215,7 +215,7 @@ def test_the_next_run_waits_until_the_killed_ones_server_is_ended(tmp_path):
     first.lock.close()  # as pytest does when it is killed
     assert supervisor.poll() is None
     second = directory.take(report)
-    assert not psutil.pid_exists(supervisor.pid) or supervisor.wait(1) is not None
+    assert not psutil.pid_exists(supervisor.pid) or supervisor.wait(10) is not None
     assert [item.name for item in report.iterdir() if not item.name.startswith(".")] == ["earlier"]
     (moved,) = (report / "earlier").iterdir()
     assert list(moved.glob("crashes/*-suite_killed/bundle.json")), sorted(moved.rglob("*"))
