@@ -79,7 +79,7 @@ $(VENV)/.installed: pyproject.toml tools/install.py tools/excludes.txt
 
 # What `make test` needs beside it.
 $(VENV)/.developing: $(VENV)/.installed
-	@$(INSTALL) -e '.[cpu,dev,docs]'
+	@$(INSTALL) -e '.[cpu,dev,docs,parallel]'
 	@touch $@
 
 canary: $(VENV)/.installed ## the canary checkpoint, both twins

@@ -245,7 +245,7 @@ class Runner(Scripts):
         self.box = Machine(folder / "gb10", "0.33.0", behind, profile=HERE / "paths.toml")
         self.box.build()
         suite = [f"--profile={self.box.profile}", f"--engine-python={self.box.python}"]
-        options = ["-p", "no:cacheprovider", "--share-machine"]
+        options = ["-p", "no:cacheprovider"]
         typed = [sys.executable, "-m", "pytest", *options, *suite]
         certified = [str(folder / "gb10" / "suite" / "bin" / "python"), "-m", "pytest", *suite]
         self._program(

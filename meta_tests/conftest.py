@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -41,6 +42,12 @@ if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
 os.environ.setdefault("SM121_CANARY", str(ROOT / ".cache" / "canary"))
 
 MARK = "SM121_META_TEST"
+
+# Our own tests run in parallel, and none is refused because another one measures. A run of ours
+# that loads this file has been told its folder.
+_LOCKS = tempfile.TemporaryDirectory(prefix="sm121-locks-")
+if MARK not in os.environ:
+    os.environ["SM121_LOCKS"] = _LOCKS.name
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -230,7 +237,6 @@ def start_pytest(
     def start(
         *arguments: str,
         environment: dict[str, str] | None = None,
-        beside_others: bool = True,
         warm: bool = False,
     ) -> PytestRun:
         mark = uuid.uuid4().hex
@@ -239,9 +245,7 @@ def start_pytest(
         report = tmp_path / f"report-{number}"
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
         variables = {**inherited, MARK: mark, **(environment or {})}
-        # Our own tests run in parallel, and need not wait for each other.
-        shared = ["--share-machine"] if beside_others else []
-        options = ["-p", "no:cacheprovider", "--report-dir", str(report), *shared, *arguments]
+        options = ["-p", "no:cacheprovider", "--report-dir", str(report), *arguments]
         if not any(argument.startswith("--benchmark-storage") for argument in arguments):
             # What checks took is kept there: theirs is not that of the runs of this checkout.
             options.insert(0, f"--benchmark-storage={tmp_path / 'benchmarks'}")

@@ -103,7 +103,6 @@ def run(
             [
                 "-p", "no:cacheprovider", "--assert=plain", "-q", "--tb=short",
                 "--rootdir", str(ROOT), "--arch", "cpu", "--report-dir", str(report),
-                "--share-machine",
                 "--base-url", proxy.base_url, "--api-key", key,
                 *(f"{ROOT}/{node}" for node in nodes), *options,
             ]

@@ -183,8 +183,7 @@ def _status(
     variables |= {MARK: mark, "TMPDIR": str(temporary), **case.variables}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--arch", "cpu",
                "--profile", str(profile), "--report-dir", str(report),
-               # A run of ours waits for no other, and leaves no file by which it would have.
-               "--share-machine", *case.tests]  # fmt: skip
+               *case.tests]  # fmt: skip
     if case.fault is not None:
         variables["SM121_META_PYTHON"] = sys.executable
         variables["SM121_META_FAULT"] = case.fault

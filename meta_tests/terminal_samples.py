@@ -22,7 +22,7 @@ ROOT = HERE.parent
 FOLDER = ROOT / "docs" / "terminal"
 LINES, COLUMNS = 40, 100
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_CPU = ("--arch", "cpu", "--share-machine")
+_CPU = ("--arch", "cpu")
 #: Whatever a run is asked and told by: the arguments, the variables, and whether it is attached.
 RUNS: dict[str, tuple[tuple[str, ...], dict[str, str], bool]] = {
     "failed-start": (
@@ -31,7 +31,7 @@ RUNS: dict[str, tuple[tuple[str, ...], dict[str, str], bool]] = {
         False,
     ),
     "failed-gate": (
-        ("--arch", "sm121", "--share-machine", "meta_tests/scenarios/measurements.py"),
+        ("--arch", "sm121", "meta_tests/scenarios/measurements.py"),
         {"SM121_META_SAMPLES": json.dumps({"tg32@d0": [27.1, 27.4, 27.3, 27.2] * 10})},
         True,
     ),

@@ -187,14 +187,14 @@ def test_v_shows_the_levels_of_a_machine_that_cannot(run_pytest):
 
 
 def test_workers_have_the_plan_of_their_controller():
-    """`--resume` reads an earlier report, which the first worker moves away."""
+    """A worker reads the command line again, and sees other paths in it."""
     from sm121.plugin import spine, stash
 
     planned = PlanChoice("merge", Reason.RESUMED)
-    config = types.SimpleNamespace(stash={stash.SETTINGS: types.SimpleNamespace(planned=planned)})
+    option = types.SimpleNamespace(dist="loadgroup", maxworkerrestart="0")
+    kept = {stash.SETTINGS: types.SimpleNamespace(planned=planned)}
+    config = types.SimpleNamespace(stash=kept, option=option)
     node = types.SimpleNamespace(config=config, workerinput={})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spine, "_controller", lambda _config: types.SimpleNamespace(name="r"))
-        spine.pytest_configure_node(node)
+    spine.pytest_configure_node(node)
     name, reason = node.workerinput["sm121_plan"]
     assert PlanChoice(name, Reason(reason)) == planned

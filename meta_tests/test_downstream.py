@@ -45,7 +45,7 @@ def test_their_own_run_passes(project, fault_server):
     shipped = (ROOT / "fixtures" / "profiles" / "cpu-tiny-gpt-oss.toml").read_text()
     without_box = re.sub(r"^\[box\]\n(?:[^\[\n].*\n|\n)*", "", shipped, flags=re.M)
     (project / "theirs.toml").write_text(without_box)
-    done = run(project, *("--profile", "theirs.toml", *fault_server().options), "--share-machine")
+    done = run(project, *("--profile", "theirs.toml", *fault_server().options))
     assert done.returncode == 0, done.stdout + done.stderr
     report = project / "conformance-report"
     verdict = json.loads((report / "verdict.json").read_text())
@@ -61,7 +61,7 @@ def test_one_level_of_the_suite_runs_from_their_checkout(project, fault_server):
     (project / "pytest.ini").write_text("[pytest]\n")
     options = ("-p", "sm121.plugin", "--arch", "cpu", "-m", "smoke", "--rootdir", str(project))
     test = f"{ROOT / 'tests' / 'test_smoke.py'}::test_health"
-    done = run(project, *options, "--share-machine", *fault_server().options, test)
+    done = run(project, *options, *fault_server().options, test)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^PASS( \(.*\))?: 1 check passed", done.stdout, re.M), done.stdout
 

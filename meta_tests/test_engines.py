@@ -5,7 +5,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from sm121.client import completions, timed
 from sm121.client.connection import Patience
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
-from sm121.engines import devices, llama_cpp, protocol, registry
+from sm121.engines import llama_cpp, protocol, registry
 from sm121.engines.sglang import SGLang
 from sm121.engines.vllm import Vllm
 from sm121.matrix import axes
@@ -175,35 +174,6 @@ def test_side_by_side_asks_every_program_first(tmp_path, monkeypatch):
     monkeypatch.setattr(side_by_side.subprocess, "run", lambda *_a, **_o: pytest.fail("a run"))
     with pytest.raises(UsageError, match="expected llama-server on the PATH"):
         compare([side_by_side.parse("llama-cpp"), side_by_side.parse("vllm")], tmp_path)
-
-
-def test_each_worker_has_its_device_and_each_device_one_server(tmp_path, monkeypatch):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert devices.environment(None, 4) == () == devices.environment("gw0", 0)
-    assert devices.environment("gw5", 4) == (("CUDA_VISIBLE_DEVICES", "1"),)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert devices.of_worker("gw1", 8) == "3" and devices.of_worker("gw2", 8) == "2"
-    first, other, same = (devices.lock(f"gw{n}", tmp_path, 8) for n in range(3))
-    for lock in (first, first, other):
-        lock.acquire()
-    waiting = threading.Thread(target=same.acquire)
-    waiting.start()
-    waiting.join(0.3)
-    assert waiting.is_alive()
-    first.release()
-    waiting.join(10)
-    assert not waiting.is_alive()
-    same.release()
-    other.release()
-
-
-def test_a_device_is_not_locked_through_a_planted_link(tmp_path):
-    (tmp_path / "precious").write_text("precious")
-    planted = tmp_path / ".device-cpu.lock"
-    planted.symlink_to(tmp_path / "precious")
-    with pytest.raises(OSError):
-        devices.lock("gw0", tmp_path, 0).acquire()
-    assert (tmp_path / "precious").read_text() == "precious"
 
 
 @pytest.mark.parametrize("drops", [False, True])

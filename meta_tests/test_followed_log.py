@@ -83,7 +83,7 @@ def test_a_log_on_standard_input(served, tmp_path, follows):
     """What does not grow with our requests proves nothing, as with a file."""
     how = ["tail", "-n", "+1", "-f"] if follows else ["cat"]
     report = tmp_path / "report"
-    words = ["--arch", "cpu", "--base-url", served.url, "--server-log", "-", "--share-machine"]
+    words = ["--arch", "cpu", "--base-url", served.url, "--server-log", "-"]
     with subprocess.Popen([*how, str(served.log)], stdout=subprocess.PIPE) as stream:
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words,

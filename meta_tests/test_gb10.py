@@ -50,7 +50,7 @@ def test_the_suite_says_what_is_so(case: Case, request: pytest.FixtureRequest, t
     began = time.monotonic()
     nothing = contextlib.nullcontext(())
     with nothing if case.served is None else box.served(*case.served, tail=case.tail) as attached:
-        done = box.run("--plan", "quick", "--share-machine", *case.arguments, *attached)
+        done = box.run("--plan", "quick", *case.arguments, *attached)
     assert (box.report / "verdict.json").is_file(), done.stdout
     verdict = box.verdict
     text = _said(verdict)

@@ -123,14 +123,14 @@ def test_the_wheel_judges_a_server_from_an_empty_folder(offline, tmp_path, fault
         folder = tmp_path / verdict
         folder.mkdir()
         done = sm121_run(
-            offline, folder, "tests/test_smoke.py", "--arch", "cpu", "--share-machine",
+            offline, folder, "tests/test_smoke.py", "--arch", "cpu",
             *server.options, *left_out,
         )  # fmt: skip
         assert done.returncode == status, done.stdout[-3000:] + done.stderr
         file = json.loads((folder / "conformance-report" / "verdict.json").read_text())
         assert file["verdict"] == verdict
         assert "tests/test_smoke.py::test_health" in {test["id"] for test in file["tests"]}
-    again = "run again: sm121 run tests/test_smoke.py::test_one_chat --arch cpu --share-machine"
+    again = "run again: sm121 run tests/test_smoke.py::test_one_chat --arch cpu"
     assert again in done.stdout, done.stdout[-3000:]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from data_rows import from_data
 from test_matrix_isolation import SPACE, ended, record
 
 from sm121 import cli
@@ -23,7 +22,6 @@ from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.plan import make_plan
 from sm121.report import merging
 from sm121.run import merge, verdict_file
-from sm121.run.record import Ledger
 from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
@@ -163,30 +161,19 @@ def test_kernel_tests_of_another_run_are_not_taken_over(run_pytest, tmp_path):
     assert remark in run.output
 
 
-@pytest.mark.slow(why="two runs with workers")
-def test_workers_make_one_matrix_and_are_taken_over(run_matrix, tmp_path):
-    """No worker has all cells: the sets are judged by the controller, from those of all."""
-    report = tmp_path / "r"
+@pytest.mark.slow(why="a run with workers")
+def test_one_worker_has_all_cells_and_the_whole_has_its_matrix(run_matrix):
     faults = "fallback:triton fallback:flashinfer_cutlass"
-    status, run, matrix = run_matrix("-n", "2", "--matrix", "1", faults=faults, report=report)
+    status, run, matrix = run_matrix("-n", "2", "--matrix", "1", faults=faults)
     assert status == 1, run.output
-    workers = {log.partition("/server")[0] for c in matrix["cells"] if (log := c["log"])}
-    assert workers <= {"workers/gw0", "workers/gw1"}
-    assert all((report / cell["log"]).is_file() for cell in matrix["cells"])
+    assert len({log.partition("/server")[0] for c in matrix["cells"] if (log := c["log"])}) == 1
+    assert all((run.report / cell["log"]).is_file() for cell in matrix["cells"])
     assert {c["values"]["moe"]: c["outcome"] for c in matrix["cells"]} == {
         "marlin": "PASS", "triton": "FALLBACK", "cutlass": "FALLBACK",
     }, run.output  # fmt: skip
-    assert matrix["failing_sets"] and not any(one["confirmed"] for one in matrix["failing_sets"])
-    assert (report / "matrix" / "FEATURE_MATRIX.md").is_file()
+    assert matrix["failing_sets"] and (run.report / "matrix" / "FEATURE_MATRIX.md").is_file()
     (about_all,) = [t for t in run.verdict["tests"] if t["id"].endswith("failing_sets")]
-    assert about_all["verdict"] == "FAIL" and "not isolated" in about_all["message"]
-
-    boots = tmp_path / "boots.txt"
-    before = len(boots.read_text().splitlines())
-    status, run, again = run_matrix("-n", "2", "--matrix", "1", "--resume", report=report)
-    assert all(cell["resumed"] for cell in again["cells"]), run.output
-    assert len(again["cells"]) == len(matrix["cells"])
-    assert len(boots.read_text().splitlines()) == before
+    assert about_all["verdict"] == "FAIL", about_all
 
 
 BASELINE = ended(CellOutcome.PASS)
@@ -219,49 +206,10 @@ def test_starts_to_compare_with_are_counted():
     assert file.spent == {"cells": 1.0, "boots": 2.0, "boot_s": 4.0, "seconds": 6.0}
 
 
-def controller(directory: Path) -> SimpleNamespace:
-    """As much of a run as its conclusion needs."""
-    identity = "tests/test_matrix.py::test_smallest_failing_sets"
-    test = TestReport(id=identity, level="matrix", verdict=Verdict.NOT_RUN, skipped=True)
-    file, remarks = SimpleNamespace(tests=[test]), []
-    return SimpleNamespace(
-        directory=directory, file=file, ledger=Ledger(file), remarks=remarks, remark=remarks.append
-    )
-
-
-def worker_wrote(directory: Path, name: str, content: str) -> None:
-    folder = directory / "workers" / name / "matrix"
+def wrote(directory: Path, name: str, content: str) -> None:
+    folder = directory / name / "matrix"
     folder.mkdir(parents=True)
     (folder / "matrix.json").write_text(content)
-
-
-@from_data
-def test_the_controller_judges_the_cells_of_all_workers(tmp_path, outcome, verdict):
-    worker_wrote(tmp_path, "gw0", text_of(matrix_of(BASELINE)))
-    worker_wrote(tmp_path, "gw1", text_of(matrix_of(ended(outcome, graphs="compiled"))))
-    worker_wrote(tmp_path, "gw2", "{ half")
-    run = controller(tmp_path)
-    merging.judge_matrix(tmp_path, run.ledger, [f"workers/gw{n}" for n in range(4)], run.remark)
-    (test,) = run.file.tests
-    assert test.verdict.value == verdict and not test.skipped
-    assert ("graphs=compiled: CRASH, not isolated" in test.message) is (verdict == "FAIL")
-    whole = json.loads((tmp_path / "matrix" / "matrix.json").read_text())
-    logs = [f"workers/gw{n}/server-matrix.log" for n in (0, 1)]
-    assert [cell["log"] for cell in whole["cells"]] == logs
-    assert run.remarks == ["the matrix in workers/gw2 cannot be read: JSONDecodeError"]
-    assert run.ledger.complete
-
-
-def test_with_no_matrix_nothing_is_concluded(tmp_path):
-    run = controller(tmp_path)
-    merging.judge_matrix(tmp_path, run.ledger, ["workers/gw0"], run.remark)
-    assert run.file.tests[0].verdict is Verdict.NOT_RUN and not (tmp_path / "matrix").exists()
-    for n, options in enumerate((None, ["--y"])):  # one worker could not ask the engine's parser
-        part = matrix_of(BASELINE).model_copy(update={"options": options})
-        worker_wrote(tmp_path, f"gw{n}", text_of(part))
-    merging.judge_matrix(tmp_path, run.ledger, ["workers/gw0", "workers/gw1"], run.remark)
-    assert run.file.tests[0].verdict is Verdict.NOT_RUN
-    assert "make no whole: the shards' matrices are of another options" in run.remarks[-1]
 
 
 def taken_over(root: Path, name: str) -> tuple[list[str], str]:
@@ -365,6 +313,11 @@ def test_the_newest_earlier_run_with_kernel_tests_is_taken_over(tmp_path):
 
 def test_a_shard_whose_matrix_cannot_be_read_is_refused(tmp_path):
     """Its cells would be missing from FEATURE_MATRIX.md without a word."""
-    worker_wrote(tmp_path, "gw0", "{ half")
-    with pytest.raises(UsageError, match=r"the matrix in workers/gw0 cannot be read"):
-        merging.write_matrix(tmp_path, ["workers/gw0"])
+    wrote(tmp_path, "part", "{ half")
+    with pytest.raises(UsageError, match=r"the matrix in part cannot be read"):
+        merging.write_matrix(tmp_path, ["part"])
+    for name, options in (("one", None), ("two", ["--y"])):
+        part = matrix_of(BASELINE).model_copy(update={"options": options})
+        wrote(tmp_path, name, text_of(part))
+    with pytest.raises(UsageError, match="matrices are of another options"):
+        merging.write_matrix(tmp_path, ["one", "two"])

@@ -1,4 +1,4 @@
-"""Shards, workers and resumed runs are put together by one set of rules: docs/verdicts.md."""
+"""Shards, and the workers of a run, are put together by one set of rules: docs/verdicts.md."""
 
 import json
 from itertools import pairwise
@@ -53,24 +53,16 @@ def of_shards(*parts: VerdictFile) -> VerdictFile:
     return merge.merge_shards({f"shards/{n}": file for n, file in enumerate(parts, 1)})
 
 
-def of_workers(*parts: VerdictFile) -> VerdictFile:
-    """The controller has a copy of the first worker's file as it was when the run began."""
-    whole = part()
-    merge.merge(whole, Ledger(whole), {f"workers/gw{n}": file for n, file in enumerate(parts)})
-    return whole
-
-
-@pytest.mark.parametrize("together", [of_shards, of_workers])
 @from_data
 def test_a_whole_never_looks_better_than_the_worst_machine_it_was_measured_on(
-    together, boxes, state, tmp_path
+    boxes, state, tmp_path
 ):
     for order in (boxes, boxes[::-1]):
         parts = []
         for index, name in enumerate(order, 1):  # as they come from a file
             verdict_file.write(part(index, box=BOXES[name]), tmp_path / "verdict.json")
             parts.append(verdict_file.read(tmp_path / "verdict.json"))
-        assert together(*parts).box.state == state
+        assert of_shards(*parts).box.state == state
 
 
 def test_a_box_that_nobody_asked_for_is_told_from_one_that_could_not_be_told():
@@ -109,7 +101,7 @@ def test_shards_decide_what_the_whole_planned_and_one_that_is_missing_is_not_gre
     assert (whole.verdict, whole.reason) == (Verdict.NOT_RUN, "killed")
 
 
-def test_shards_are_held_against_one_trusted_run_together():
+def test_shards_are_held_against_one_trusted_run_of_shards():
     """A shard leaves levels to the others: what none of them asked was not asked."""
     trusted = AgainstReport(run="the run of today", engine="vllm", no_worse=True)
     first = trusted.model_copy(update={"known": ["one"], "not_asked": ["stress", "matrix"]})
@@ -146,8 +138,7 @@ def test_what_only_a_worker_knows_goes_to_the_whole_and_its_tests_do_not():
     assert worker.starts[0].log == "server.log", "a part is evidence: it is left as it was"
 
 
-@pytest.mark.parametrize("together", [of_shards, of_workers])
-def test_the_engine_that_proves_its_path_and_the_gravest_memory_are_the_whole_s(together):
+def test_the_engine_that_proves_its_path_and_the_gravest_memory_are_the_whole_s():
     def engine(base_url: str | None, **evidence: str) -> EngineReport:
         return EngineReport(name="vllm", version="0.32.0", managed=True, model="m",
                             base_url=base_url, path=KernelPath(evidence=evidence))  # fmt: skip
@@ -155,7 +146,7 @@ def test_the_engine_that_proves_its_path_and_the_gravest_memory_are_the_whole_s(
     def memory(name: str, verdict: str, samples: int) -> MemoryReport:
         return MemoryReport(file=name, device_memory="", samples=samples, verdict=verdict)
 
-    whole = together(
+    whole = of_shards(
         part(1, engine=engine("http://served"), memory=memory("a", "PASS", 90)),
         part(2, engine=engine("http://proven", moe="a line"), memory=memory("b", "FAIL", 5)),
         part(3, engine=engine(None), of=3, memory=memory("c", "FAIL", 9)),
@@ -215,13 +206,12 @@ def test_shards_of_two_days_are_no_run(tmp_path):
         merging.read(folders)
 
 
-@pytest.mark.parametrize("together", [of_shards, of_workers])
 @pytest.mark.parametrize("verdict", ["FAIL", "INVALID", "INCONCLUSIVE"])
-def test_the_whole_is_never_better_than_the_worst_part(together, verdict):
+def test_the_whole_is_never_better_than_the_worst_part(verdict):
     bad = part(2, said("two", "PASS"), verdict=verdict, reason="the reason")
     good = part(1, said("one", "PASS"), verdict="PASS")
     for order in ((good, bad), (bad, good)):
-        whole = together(*order)
+        whole = of_shards(*order)
         whole.judge()
         assert whole.verdict is Verdict(verdict) and whole.why().endswith(": the reason")
         assert whole.exit_status == Verdict(verdict).exit_status

@@ -24,7 +24,7 @@ REFUSED = [
         ("--base-url", DEAD), "Start the server, or name the address at which it listens",
         id="dead-url",
     ),
-    pytest.param(("-p", "no:xdist", "-n", "2"), "pip install pytest-xdist", id="no-xdist"),
+    pytest.param(("-p", "no:xdist", "-n", "2"), "sm121-conformance[parallel]", id="no-xdist"),
     pytest.param(("--depths=99999999",), "expected at most", id="depths"),
     pytest.param(("--scores", sys.executable), "pip install", id="scores"),
     pytest.param(("--golden=nosuch.json",), "--record-golden FILE", id="golden"),

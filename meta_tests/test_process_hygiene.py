@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from data_rows import from_data
 
 from sm121.core import errors, files
 from sm121.engines import process_tree
@@ -136,55 +134,6 @@ def test_a_supervisor_that_lives_ends_its_server_itself(monkeypatch):
 
     monkeypatch.setattr(process_tree, "of_dead_runs", find)
     assert process_tree.end_dead_runs() == [] and len(looks) == 4
-
-
-SCENARIOS = "meta_tests/scenarios/spread.py"
-
-
-def test_workers_make_one_report(run_pytest):
-    status, run = run_pytest("-n", "2", "--arch", "cpu", SCENARIOS, timeout_s=120)
-    verdict = run.verdict
-    assert status == 1, run.output
-    tests = {test["id"].partition("::")[2]: test for test in verdict["tests"]}
-    spread = [f"{name}[{n}]" for name in ("test_spread", "test_in_order") for n in range(6)]
-    assert {name: test["verdict"] for name, test in tests.items()} == {
-        **dict.fromkeys(("test_passes", "test_runs_all_the_same", *spread), "PASS"),
-        **dict.fromkeys(("test_is_timed", "test_is_not_for_this"), "NOT_RUN"),
-        **{f"test_{how}": "FAIL" for how in ("fails", "kills_its_worker", "kills_among_others")},
-    }, run.output
-    assert "run this one without -n" in tests["test_is_timed"]["message"]
-    assert "died" in tests["test_kills_its_worker"]["message"]
-    crashes = re.findall(r"^worker 'gw\d+' crashed", run.output, re.MULTILINE)
-    assert len(crashes) == 2, "what kills is not tried again"
-    assert verdict["verdict"] == "FAIL" and verdict["finished"], verdict["reason"]
-    assert "PytestBenchmarkWarning" not in run.output
-    assert "@server" not in str(verdict["tests"])
-
-
-@pytest.mark.slow("workers again")
-@from_data
-def test_a_green_run_of_workers_is_green(run_pytest, loaded):
-    """What needs a server is in one worker, also where xdist itself groups nothing any more."""
-    chosen = [f"{SCENARIOS}::{name}" for name in ("test_spread", "test_in_order")]
-    status, run = run_pytest(*loaded, "-v", "-n", "2", "--arch", "cpu", *chosen, timeout_s=120)
-    assert status == 0 and run.verdict["verdict"] == "PASS", run.output
-    assert run.verdict["levels"]["kernel"]["passed"] == 12
-    ran = re.findall(r"\[(gw\d)\].* PASSED \S+::(\w+)", run.output)
-    assert len({worker for worker, name in ran if name == "test_in_order"}) == 1, run.output
-    assert len({worker for worker, _ in ran}) == 2, run.output
-
-
-@pytest.mark.slow("workers again; false_greens has one of them")
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "an exception"])
-def test_a_worker_that_dies_beside_its_tests_is_told_of(run_pytest, monkeypatch, how):
-    """It may have been stopping its server; its tests had all passed."""
-    monkeypatch.setenv("SM121_META_ENDS_BY", how)
-    plugin = ("-p", "meta_tests.scenarios.dies_at_its_end")
-    chosen = ("-n", "2", "--arch", "cpu", f"{SCENARIOS}::test_spread")
-    status, run = run_pytest(*plugin, *chosen, timeout_s=120)
-    assert status == 1 and run.verdict["verdict"] == "FAIL", run.output
-    (end,) = [t for t in run.verdict["tests"] if t["id"] == "end of the run::worker gw0"]
-    assert end["verdict"] == "FAIL" and "gw0: required: each worker ends" in end["message"]
 
 
 @pytest.mark.parametrize(

@@ -447,7 +447,7 @@ def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server)
 
     first = run(
         *("-m", "pytest", "-p", "no:cacheprovider", "../verdicts.py", "-k", "fail", "-vv"),
-        *("--arch", "cpu", "--base-url", server.base_url, "--share-machine"),
+        *("--arch", "cpu", "--base-url", server.base_url),
         *("--shard", "1/1", "--resume"),
         report="first",
     )  # fmt: skip

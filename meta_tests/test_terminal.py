@@ -146,20 +146,6 @@ def test_at_the_end_nothing_is_left():
     assert lines[-1].endswith("kernel: 4 PASS, 0:00")
 
 
-def test_workers_are_counted_together_and_the_longest_test_is_named():
-    now = [0.0]
-    progress, written = going(now, width=lambda: 0)
-    progress.begin("", "tests/test_kernel.py::test_long")
-    now[0] = 5.0
-    progress.begin("", "tests/test_smoke.py::test_short")
-    now[0] = 20.0
-    assert "| 0/7 ended | test_long for 0:20 and 1 more" in progress.line()
-    progress.end(result("test_long", Verdict.PASS, level="kernel"))
-    assert "| 1/7 ended | test_short for 0:15" in progress.line()
-    assert written.getvalue() == "", "levels are not told apart"
-    progress.stop()
-
-
 def test_a_line_that_pytest_has_begun_is_ended_once():
     now, width = [0.0], [27]
     progress, written = going(now, width=lambda: width[0])
@@ -197,7 +183,7 @@ LONG = "kernel 0/2 ended | test_that_takes_long[a]"
 
 @from_data
 def test_a_long_test_is_never_silent(fault_server, run_pytest, tmp_path, asked, lines, expected):
-    """With pytest's own lines, too, and said by the controller where a worker runs it."""
+    """With pytest's own lines, too."""
     often = "from sm121.plugin import progress\nprogress._LINE_EVERY_S = 0.4\n"
     (tmp_path / "said_often.py").write_text(often)
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -226,7 +212,6 @@ def test_a_terminal_has_one_line_that_is_rewritten_and_ci_has_lines(
     screen = on_a_terminal(
         [
             *arguments,
-            "--share-machine",
             "--report-dir",
             str(tmp_path / "report"),
             f"--benchmark-storage={tmp_path / 'benchmarks'}",

@@ -77,7 +77,7 @@ def _attached(kit: Kit, fault: str, *, proxied: bool = False) -> Outcome:
             url, _ = servers.enter_context(proxy)
         status, ran = kit.run_pytest(
             "--base-url", url, "--api-key", endpoint.api_key, "--served-model-name", "canary",
-            "--engine", "vllm", "--profile", str(folder / "profile.toml"), "--share-machine",
+            "--engine", "vllm", "--profile", str(folder / "profile.toml"),
             *(f"tests/test_stress.py::test_{name}" for name in _TESTS),
             timeout_s=300, environment={"SM121_META_STEP_S": "0.005"},
         )  # fmt: skip

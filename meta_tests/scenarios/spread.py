@@ -1,4 +1,4 @@
-"""Tests for several workers; started by meta_tests/test_process_hygiene.py."""
+"""Tests for several workers; started by meta_tests/test_workers.py."""
 
 import os
 import signal

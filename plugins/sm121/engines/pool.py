@@ -11,7 +11,7 @@ from pydantic import Field
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.data_file import Record
 from sm121.core.server import Server
-from sm121.engines import devices, registry, starting
+from sm121.engines import registry, starting
 from sm121.engines.life import ManagedLife
 from sm121.engines.managed import ManagedServer, StartError, StartLimits, StopReport
 from sm121.engines.ray_cluster import RayServer
@@ -40,8 +40,7 @@ class ServerPool:
     logs; `run_id`: marks every process; `notify`: called with a configuration's name and what its
     server does; `before_stop`: called before a server that serves is stopped; `on_stop`: with the
     report of every stop; `hidden`: what no log may show; `on_cold`: called with the seconds that a
-    start which compiles gets beyond the limit; `added`: to a start's environment; `device`: held
-    while a server runs, where other workers may want it."""
+    start which compiles gets beyond the limit; `added`: to a start's environment."""
 
     limits: StartLimits
     directory: Path
@@ -52,7 +51,6 @@ class ServerPool:
     hidden: Callable[[], Collection[str]] = tuple
     on_cold: Callable[[float], None] = lambda _seconds: None
     added: Callable[[ServerConfiguration], Mapping[str, str]] = lambda _configuration: {}
-    device: devices.DeviceLock | None = None
 
     _starting: ManagedServer | None = field(init=False, default=None)
     _failures: dict[str, StartError] = field(init=False, default_factory=dict)
@@ -90,14 +88,10 @@ class ServerPool:
         )
         self.secrets.update(managed.secrets)
         self.latest = managed
-        if self.device is not None:
-            self.device.acquire()
         self._starting, began = managed, time.monotonic()
         try:
             server = managed.start()
         except BaseException as error:  # pytest-timeout's, and Ctrl-C, too
-            if self.device is not None:
-                self.device.release()
             if managed.stopped is not None:
                 self.on_stop(configuration.name, managed.stopped)
             if isinstance(error, StartError):
@@ -173,7 +167,5 @@ class ServerPool:
         self.before_stop()
         report = managed.stop()  # if this is interrupted, a second call stops the server
         self.life = None
-        if self.device is not None:
-            self.device.release()
         self.on_stop(managed.configuration.name, report)
         return report

@@ -29,7 +29,7 @@ class MatrixLevel:
     says: the baseline, or, with the `baseline` of another level (its answers and rate), any other
     cell; what the log does not show is not taken on trust. `cache`: folder of what oracles
     computed (default: the level's own); `resume`: report directory whose newest earlier run is gone
-    on with; `is_part`: other processes run other cells of the same plan."""
+    on with."""
 
     def __init__(
         self,
@@ -38,7 +38,6 @@ class MatrixLevel:
         *,
         cache: Path | None = None,
         resume: Path | None = None,
-        is_part: bool = False,
         baseline: Baseline | None = None,
     ) -> None:
         self.harness = harness
@@ -51,7 +50,6 @@ class MatrixLevel:
         self.references: list[CellRecord] = []
         self.sets: list[isolation.FailingSet] = []
         self.resumed_from: str | None = None
-        self._is_part = is_part
         self._fingerprint = self._made_of()
         oracles = (cache or self.directory) / "oracle"
         self._examiner = Examiner(
@@ -105,9 +103,7 @@ class MatrixLevel:
 
     def isolate(self) -> None:
         """Nothing fails, or what fails is known down to the smallest set of values. Raises Unmet:
-        names the sets; NotRun: this process has not all cells, or none came to an outcome."""
-        if self._is_part:
-            raise NotRun("the cells of all workers are judged together, when the run ends")
+        names the sets; NotRun: none came to an outcome."""
         if not self.records:
             raise NotRun("no cell came to an outcome")
         boots = self.plan.settings.isolation_boots

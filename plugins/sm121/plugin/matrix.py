@@ -119,7 +119,6 @@ def _level(config: pytest.Config, session: Session) -> MatrixLevel:
             cache=session.settings.root / ".cache",
             # A worker's own directory is below the one that keeps earlier runs.
             resume=config.stash[SETTINGS].report_dir if config.getoption("--resume") else None,
-            is_part=session.settings.worker is not None,
         )
     return config.stash[_MATRIX]
 

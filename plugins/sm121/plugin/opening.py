@@ -4,12 +4,15 @@ import contextlib
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from sm121.core.architecture import CPU
 from sm121.core.errors import UsageError
+from sm121.measure import machine_lock
 from sm121.plugin import certificate, kernels, planning, selection, terminal, workers
 from sm121.plugin.stash import CRASHES, ID, LEVEL, SESSION, SETTINGS, SHARD, SIGNALS
 from sm121.run import directory
@@ -19,6 +22,8 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 from sm121.session.target import resolve
 
+#: Held while this run measures.
+_MACHINE = pytest.StashKey[IO[str]]()
 _NO_LEVEL = (
     "no test of a level was collected: type sm121 run, or pytest where the suite's tests/ are"
 )
@@ -70,7 +75,7 @@ def open_run(config: pytest.Config, items: list[pytest.Item]) -> Session | None:
     session.asks_for = selection.asks_for(config, session)
     session.file.shard = config.stash.get(SHARD, None)
     if settings.worker is not None:
-        workers.write_groups(session, items)
+        session.file.shard = workers.part(settings.worker, tests)
     return session
 
 
@@ -101,6 +106,48 @@ def _nothing_selected(config: pytest.Config) -> str | None:
     )
 
 
+def needs_the_machine(items: Iterable[pytest.Item], *, on_gpu: bool) -> bool:
+    """Whether a run must be the only one that measures on this machine.
+
+    Args:
+        items: Its tests.
+        on_gpu: Whether it starts servers on a GPU: GB10 holds gpt-oss-120b once.
+    """
+    return any(
+        on_gpu or machine_lock.measures(item.stash[LEVEL], getattr(item, "fixturenames", ()))
+        for item in items
+        if selection.WHY_NOT not in item.stash
+    )
+
+
+def take_machine(config: pytest.Config, run: Session, items: Iterable[pytest.Item]) -> None:
+    """Be the only run that measures on this machine, where that is needed. Of several workers the
+    first one is.
+
+    Args:
+        config: Keeps the lock.
+        run: The run, which has begun nothing.
+        items: The collected tests.
+
+    Raises:
+        UsageError: Another run measures here.
+    """
+    chosen, settings = run.target, run.settings
+    if settings.worker is not None and settings.worker.id != "gw0":
+        return
+    starts_on_gpu = chosen.arch != CPU and chosen.obstacle is None and settings.base_url is None
+    tests = [item for item in items if LEVEL in item.stash and workers.why_not(item) is None]
+    if needs_the_machine(tests, on_gpu=starts_on_gpu):
+        config.stash[_MACHINE] = machine_lock.take()
+
+
+def release_machine(config: pytest.Config) -> None:
+    """Let other runs measure."""
+    if _MACHINE in config.stash:
+        config.stash[_MACHINE].close()
+        del config.stash[_MACHINE]
+
+
 def open_empty(config: pytest.Config) -> None:
     """Open a run without any test, which is NOT_RUN: levels were asked for, and none was there."""
     settings = config.stash[SETTINGS]
@@ -117,17 +164,16 @@ def open_empty(config: pytest.Config) -> None:
 
 @contextlib.contextmanager
 def withdrawing(config: pytest.Config, run: Session) -> Iterator[None]:
-    """Take a run back whose request is refused: nothing was begun, so there is nothing to report. A
-    worker's stays, since its controller waits for what it hands over."""
+    """Take a run back whose request is refused: nothing was begun, and there is no report."""
     try:
         yield
         if run.in_use is not None:
             raise run.in_use
     except UsageError:
-        if run.settings.worker is None:
-            del config.stash[SESSION]
-            del config.stash[CRASHES]
-            run.withdraw()
+        del config.stash[SESSION]
+        del config.stash[CRASHES]
+        run.withdraw()
+        release_machine(config)
         raise
 
 

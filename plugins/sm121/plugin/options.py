@@ -10,7 +10,7 @@ from sm121.core.arguments import Argument, did_you_mean
 from sm121.engines import capabilities, followed_log
 from sm121.kernels import registry as kernel_providers
 from sm121.matrix import covering
-from sm121.plugin import certificate, selection, workers
+from sm121.plugin import certificate, selection, shards, workers
 from sm121.session import settings
 from sm121.session.plan_choice import PlanChoice, Reason
 
@@ -22,10 +22,6 @@ class _AnyWords(int):
 
     def __rmul__(self, _word: object) -> list[str]:  # type: ignore[override]
         return ["[AO]"] * int(self)
-
-
-#: Options of pytest-xdist, which is not installed where they are unknown.
-_OF_XDIST = ("-n", "--numprocesses", "--dist")
 
 
 def add(parser: pytest.Parser) -> None:
@@ -70,15 +66,12 @@ def keep_standard_input(arguments: list[str]) -> None:
 
 
 def refuse_misspelt(parser: pytest.Parser, arguments: list[str]) -> None:
-    """Refuse an option that is near to one of the suite's. Raises UsageError: it names that one."""
+    """Refuse an option that is near to one of the suite's, or needs a package that is not there.
+    Raises UsageError: it names that one."""
     _, unknown = parser.parse_known_and_unknown_args(arguments)
+    workers.refuse_without_xdist(unknown)
     for word in unknown:
         name = word.partition("=")[0]
-        if name in _OF_XDIST:
-            raise pytest.UsageError(
-                f"{name}: expected the package pytest-xdist, got none. Install it: "
-                "pip install pytest-xdist"
-            )
         if name.startswith("--") and (hint := did_you_mean(name, own_options.every())):
             raise pytest.UsageError(f"unrecognized argument {name}{hint}")
 
@@ -123,16 +116,10 @@ def read(config: pytest.Config) -> settings.Settings:
             "expected a run without it"
         )
     given_to_worker = getattr(config, "workerinput", None)
-    worker = None
-    if given_to_worker is not None and "sm121_run" in given_to_worker:
-        worker = settings.Worker(
-            str(given_to_worker["workerid"]),
-            str(given_to_worker["sm121_run"]),
-            int(given_to_worker["workercount"]),
-        )
+    worker = workers.worker_of(config)
     if (strength := config.getoption("--matrix")) is not None:
         covering.parse_strength(strength)
-    workers.parse(config.getoption("--shard"))
+    shards.parse(config.getoption("--shard"))
     refuse_numbers(config)
     options = certificate.given(config, own())
     if config.getoption("--certify"):
@@ -151,7 +138,7 @@ def read(config: pytest.Config) -> settings.Settings:
         config.invocation_params.dir,
         names_tests=selection.names_tests(config),
     )
-    if given_to_worker is not None and worker is not None:  # the controller has chosen
+    if given_to_worker is not None and worker is not None:  # the first process has chosen
         name, reason = given_to_worker["sm121_plan"]
         read = replace(read, planned=PlanChoice(name, Reason(reason)))
     return replace(

@@ -115,8 +115,6 @@ def take(
         finding.symptoms = item.stash.get(SYMPTOMS, [])
         session.ledger.decide(finding)
         session.save()
-        # In a worker, the report takes the verdict to the controller.
-        report.sm121 = finding.model_dump(mode="json")  # type: ignore[attr-defined]
     report.user_properties.append(("verdict", finding.verdict.value))
 
 

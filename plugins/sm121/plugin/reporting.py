@@ -9,8 +9,8 @@ import pytest
 
 from sm121.core import own_options, own_tests
 from sm121.core.printable import printable
-from sm121.plugin import workers
 from sm121.plugin.options import is_own_run
+from sm121.plugin.selection import uses_a_server
 from sm121.plugin.stash import ID, LEVEL, STARTS
 from sm121.report import page
 from sm121.report.stored import StoredReport
@@ -45,7 +45,7 @@ def begun(config: pytest.Config, session: Session, items: list[pytest.Item]) -> 
     return details.Details(
         command=_line(session, config, _arguments(config)),
         requirements={
-            item.nodeid: " ".join(text.split())
+            item.stash[ID]: " ".join(text.split())
             for item in items
             if LEVEL in item.stash and (text := inspect.getdoc(getattr(item, "function", None)))
         },
@@ -57,10 +57,10 @@ def note_failure(
 ) -> None:
     """Keep the text of a failure, and write it at once."""
     file, line, _ = item.location
-    known.failures = [failure for failure in known.failures if failure.id != item.nodeid]
+    known.failures = [failure for failure in known.failures if failure.id != item.stash[ID]]
     known.failures.append(
         details.FailureDetail(
-            id=item.nodeid,
+            id=item.stash[ID],
             text=details.shortened(session.redact(report.longreprtext)),
             sections={
                 heading: session.redact(content)[-_MOST_SECTION:]
@@ -79,7 +79,8 @@ def note_failure(
 def write(session: Session, known: details.Details) -> StoredReport:
     """Write the files of a closed session, and the summary of a GitHub job. ``known`` is shown."""
     report = page.write_all(session.directory, known)
-    if file := os.environ.get("GITHUB_STEP_SUMMARY"):
+    file = os.environ.get("GITHUB_STEP_SUMMARY")
+    if file and session.settings.worker is None:
         text = (session.directory / "summary.md").read_bytes()
         try:
             with Path(file).open("ab") as stream:
@@ -113,7 +114,7 @@ def _named_from_here(item: pytest.Item) -> str:
 
 
 def _logs(session: Session, item: pytest.Item) -> list[str]:
-    if session.pool is None or not workers.uses_a_server(item):
+    if session.pool is None or not uses_a_server(item):
         return []
     logs = [start.log for start in session.pool.starts[item.stash.get(STARTS, 0) :]]
     if session.pool.latest is not None:

@@ -47,6 +47,9 @@ _REGRESSION = "regression"
 _COMPARED_IN = "test_regression.py"
 #: Its tests that hold for a part of what was stored. What a named part leaves out is not missing.
 _COMPARED_BY = ("test_no_metric_is_worse", "test_no_level_came_down")
+#: Fixtures of tests that need no server and measure no time: they may run anywhere.
+_ALONE = frozenset({"kernels", "compilation"})
+_SERVERS = frozenset({"server", "servers"})
 #: Options of pytest-benchmark that this level judges, by the names under which pytest keeps them.
 _COMPARING = ("benchmark_compare", "benchmark_compare_fail")
 #: Those that store a run: the level says how it compares with what is stored already.
@@ -337,6 +340,12 @@ def skip(item: pytest.Item, why: str) -> None:
     if item.get_closest_marker("skip") is None:
         item.stash[WHY_NOT] = why
         item.add_marker(pytest.mark.skip(reason=f"{NOT_RUN}{why}"))
+
+
+def uses_a_server(item: pytest.Item) -> bool:
+    """Whether a test of a level needs the server: it may, if nothing says that it does not."""
+    names = set(getattr(item, "fixturenames", ()))
+    return bool(names & _SERVERS) or not names & _ALONE
 
 
 def is_inapplicable(item: pytest.Item, chosen: Target) -> bool:

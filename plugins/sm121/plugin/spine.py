@@ -1,7 +1,6 @@
 """What happens in a run, in pytest's order, from top to bottom; the body of a hook is the sequence
 of its steps. A hook that must run first, last or around others says so in a comment."""
 
-import contextlib
 import logging
 from collections.abc import Generator
 from typing import Any
@@ -22,28 +21,23 @@ from sm121.plugin import (
     options,
     others,
     outcomes,
+    parts,
     performance,
     planning,
     progress,
     reporting,
     selection,
+    shards,
     stash,
     terminal,
     timing,
-    turns,
     workers,
 )
-from sm121.plugin.controller import Controller, by_groups, handed_over
 from sm121.run import details, verdict_file
-from sm121.session import against, certified_run, forecast
+from sm121.session import against, certified_run
 from sm121.session.session import Session
-from sm121.session.signals import Signals
 
 _log = logging.getLogger(__name__)
-#: Only in xdist's controller, which gives the tests to the workers.
-_CONTROLLER = pytest.StashKey[Controller]()
-#: pytest gives `pytest_runtest_logreport` no config.
-_controllers: list[Controller] = []
 #: How pytest ends where no test failed.
 _OWN_ENDS = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
 
@@ -71,8 +65,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
     server go to one worker."""
     if config.getoption("--certify") and not certified_run.is_this_process():
         certificate.start(config)
-    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
-        config.option.dist = "loadgroup"
+    workers.choose(config)
     return (yield)
 
 
@@ -110,7 +103,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Show that a long collection goes on. A worker hands a refusal to the controller."""
+    """Show that a long collection goes on. A worker hands a refusal to the first process."""
     try:
         with progress.going_on(session.config, "collecting the tests"):
             return (yield)
@@ -125,6 +118,7 @@ def pytest_collection_modifyitems(
 ) -> Generator[None, object, object]:
     """Find the levels before -m is applied; divide what is left after it into shards."""
     selection.by_level(config, items)
+    workers.group(config, items)
     _step("levels found")
     held = selection.hold_comparison(config, items)
     result = yield
@@ -135,7 +129,8 @@ def pytest_collection_modifyitems(
         selection.refuse_wrong_names(config, collected)
         if (refused := config.stash.get(matrix.REFUSED, None)) is not None:
             raise refused
-        workers.divide(config, items)
+        workers.name_groups(config, items)
+        shards.divide(config, items)
     _step("tests selected")
     return result
 
@@ -146,7 +141,7 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
         selection.note_deselected(items[0].config, items)
 
 
-@pytest.hookimpl(wrapper=True)  # before xdist reports the collection to its controller
+@pytest.hookimpl(wrapper=True)  # before xdist reports the collection to the first process
 def pytest_collection_finish(session: pytest.Session) -> Generator[None, object, object]:
     """Open the run. Wrong requests are refused before anything is started."""
     config = session.config
@@ -161,6 +156,7 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
                 if run.settings.against is not None and run.target.obstacle is None:
                     against.refuse(run.settings.against, run.file)
                 matrix.refuse_wrong_arguments(config, run, session.items)
+                opening.take_machine(config, run, session.items)
             benchmarks.keep_quiet(config, session.items)
             comparing.guard(config, run)
             selection.take_over(config, run, session.items)
@@ -187,63 +183,33 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
         *(planning.head(config, session.target, items) if session is not None else []),
         *([str(left_out)] if left_out is not None else []),
         *config.stash.get(selection.LEFT_OUT, []),
-        *workers.lines(config, items),
+        *shards.lines(config, items),
     ]
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Make the scheduler. It reads from the workers' folders which tests belong together."""
-    if config.getoption("dist") != "loadgroup":
-        return None
-    return by_groups(config, log, _controller(config).groups)
-
-
-@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker, before it starts, which run it is part of."""
-    node.workerinput["sm121_run"] = _controller(node.config).name
-    planned = node.config.stash[stash.SETTINGS].planned
-    node.workerinput["sm121_plan"] = [planned.name, planned.reason.value]
+    """Tell a worker of xdist, before it starts, which run it is part of."""
+    parts.describe_run(node)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any) -> None:
-    """A worker has opened its part. No worker gets a test before this returned for all."""
-    config = node.config
-    with opening.refusing():
-        session = _controller(config).opened_by_a_worker()
-    held_output.release(config)
-    if session is None:
-        return
-    config.stash[stash.SESSION] = session
-    config.stash[stash.SIGNALS] = Signals(session)
-    session.asks_for = selection.asks_for(config, session)
-    config.stash[planning.FORECAST] = forecast.counted(
-        (test.id, test.level) for test in session.ledger
-    )
-    _show_progress(config)
-    _step("opened")
-    turns.of_all_workers(config, session)
+    """A worker has not refused the request."""
+    held_output.release(node.config)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object | None) -> None:
-    """A worker has ended: keep what it reported."""
-    _controller(node.config).worker_ended(node, error)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has ended: where it refused the run, the run is refused."""
+    parts.show_refusal(node)
     _step("a worker ended")
 
 
-def pytest_runtest_logstart(nodeid: str) -> None:
-    """A worker begins a test."""
-    for controller in _controllers:
-        controller.begun(nodeid)
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Take the workers' results, which come with pytest's own reports."""
-    for controller in _controllers:
-        controller.take(report)
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(crashitem: str, report: pytest.TestReport, sched: Any) -> None:
+    """A worker died in a test."""
+    parts.note_killer(sched.config, crashitem, report)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -252,7 +218,8 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     held_output.tests_begin(session.config)
     try:
         _show_progress(session.config)
-        result = yield
+        with parts.going_on(session.config):
+            result = yield
     finally:
         _stop_progress(session.config)
         if (run := session.config.stash.get(stash.SESSION, None)) is not None:
@@ -269,22 +236,20 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     return result
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)  # waiting is outside a test's time limit
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside a test's time limit
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """A test that measures waits until it has the machine to itself."""
+    """Show the test in the progress, and read the machine again after the last that measures."""
     if stash.SESSION not in item.config.stash or stash.LEVEL not in item.stash:
         return (yield)
     item.config.stash[stash.SIGNALS].again()
-    bar, can_run = item.config.stash.get(stash.PROGRESS, None), selection.WHY_NOT not in item.stash
+    bar = item.config.stash.get(stash.PROGRESS, None)
     if bar is not None:
         bar.begin(item.stash[stash.LEVEL], item.stash[stash.ID])
-    runs = can_run and outcomes.why_not(item.config.stash[stash.SESSION], item) is None
-    with turns.turn(item, nextitem) if runs else contextlib.nullcontext():
-        result = yield
-        if performance.read_the_box_again(item, nextitem):
-            _step("box read again")
+    result = yield
+    if performance.read_the_box_again(item, nextitem):
+        _step("box read again")
     timing.note(item)
     if bar is not None and stash.FINDING in item.stash:
         bar.end(item.stash[stash.FINDING])
@@ -366,7 +331,8 @@ def pytest_sessionfinish(
     config = session.config
     held_output.run_ended(config, exitstatus)
     ended = exitstatus in (*_OWN_ENDS, pytest.ExitCode.TESTS_FAILED)
-    if ended and stash.SESSION not in config.stash and selection.asked_for_levels(config):
+    is_empty = stash.SESSION not in config.stash and not parts.has_any(config)
+    if ended and is_empty and selection.asked_for_levels(config):
         opening.open_empty(config)
     run = config.stash.get(stash.SESSION, None)
     with progress.going_on(config, "ending the run"):
@@ -376,16 +342,15 @@ def pytest_sessionfinish(
             if run is not None:
                 with others.only_warn():
                     _finish(session, run, exitstatus)
+            elif parts.has_any(config) and exitstatus != pytest.ExitCode.USAGE_ERROR:
+                interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
+                run = parts.join(config, interrupted=interrupted)
+                _step(f"parts joined {run.file.verdict.value}")
+                _end_with(session, run, exitstatus)
 
 
 def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.ExitCode) -> None:
     config = session.config
-    is_worker = run.settings.worker is not None
-    if is_worker:
-        config.workeroutput["sm121"] = handed_over(run, closed=False)  # type: ignore[attr-defined]
-    if _CONTROLLER in config.stash:
-        config.stash[_CONTROLLER].conclude()
-        _step("workers' parts merged")
     if stash.CRASHES in config.stash:
         config.stash[stash.CRASHES].after_abort()
     run.phase = (run.phase[0], "at the end of the run")
@@ -397,13 +362,16 @@ def _finish(session: pytest.Session, run: Session, exitstatus: int | pytest.Exit
     run.close()
     answers.conclude_golden(run)
     _step(f"closed {run.file.verdict.value}")
-    if is_worker:
-        config.workeroutput["sm121"] = handed_over(run, closed=True)  # type: ignore[attr-defined]
     report_details = config.stash.get(stash.DETAILS, details.Details())
     report_details.samples = benchmarks.samples(run)
     config.stash[stash.REPORT] = reporting.write(run, report_details)
     _step("report written")
-    turns.end(config)
+    opening.release_machine(config)
+    _end_with(session, run, exitstatus)
+
+
+def _end_with(session: pytest.Session, run: Session, exitstatus: int | pytest.ExitCode) -> None:
+    """End pytest with the status of the run's verdict."""
     if run.interrupted or exitstatus == pytest.ExitCode.INTERNAL_ERROR:
         return
     if run.file.exit_status != 0 or exitstatus in _OWN_ENDS:
@@ -469,15 +437,6 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         _step("released")
     if (signals := config.stash.get(stash.SIGNALS, None)) is not None:
         signals.restore()
-    if (controller := config.stash.get(_CONTROLLER, None)) is not None:
-        _controllers.remove(controller)
-
-
-def _controller(config: pytest.Config) -> Controller:
-    if _CONTROLLER not in config.stash:
-        config.stash[_CONTROLLER] = Controller(config)
-        _controllers.append(config.stash[_CONTROLLER])
-    return config.stash[_CONTROLLER]
 
 
 def _show_progress(config: pytest.Config) -> None:

@@ -1,32 +1,28 @@
-"""What `sm121 merge` and the controller of workers write: one report of the parts of a run. The
-verdict file is `sm121.run.merge`'s; here are the folder around it and the matrix. The shards'
-folders are copied to ``shards/I`` of the merged report, unless they lie in it."""
+"""Join the parts of a run, shards or workers, to one report. The verdict file is
+`sm121.run.merge`'s; here are the folder around it and the matrix. The shards' folders are copied to
+``shards/I`` of the merged report, unless they lie in it."""
 
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sm121.core import lenient
 from sm121.core.errors import UsageError
-from sm121.core.verdict import Verdict
 from sm121.matrix import feature_matrix
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.report import page
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.details import Details
 from sm121.run.merge import apart, contradiction, merge_shards
-from sm121.run.record import Ledger
-from sm121.run.verdict_file import ShardReport, VerdictFile
+from sm121.run.verdict_file import ShardReport, TestReport, VerdictFile
 
 _COPIES = "shards"
 #: Not evidence of this run, or made anew for the whole.
 _NOT_COPIED = shutil.ignore_patterns("earlier", ".*", "report.html")
 _MATRIX = "matrix"
-#: The test that is about all cells, which no worker has.
-_ABOUT_ALL = "::test_smallest_failing_sets"
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ def read(directories: Sequence[Path]) -> list[ShardFolder]:
 def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
     """Everything that a run writes, of the whole one, under ``output``. Raises UsageError: that is
     a shard's own folder, or the shards' matrices cannot be read, or are not of one run."""
-    folders, whole = [], output.resolve()
+    parts, whole = {}, output.resolve()
     for shard in shards:
         directory = shard.directory.resolve()
         if whole.is_relative_to(directory):
@@ -80,13 +76,33 @@ def write(shards: Sequence[ShardFolder], output: Path) -> VerdictFile:
             if copy.exists():  # of an earlier merge: nothing else makes this folder
                 shutil.rmtree(copy)
             directory = shutil.copytree(directory, copy, symlinks=True, ignore=_NOT_COPIED)
-        folders.append(directory.relative_to(whole).as_posix())
-    merged = merge_shards({f: shard.file for f, shard in zip(folders, shards, strict=True)})
+        parts[directory.relative_to(whole).as_posix()] = shard.file
     output.mkdir(parents=True, exist_ok=True)
-    write_matrix(output, folders)
-    verdict_file.write(merged, output / verdict_file.NAME)
-    page.write_all(output, _details(output, folders))
+    merged, known = join(output, parts)
+    page.write_all(output, known)
     return merged
+
+
+def join(
+    output: Path, parts: Mapping[str, VerdictFile], deaths: Sequence[TestReport] = ()
+) -> tuple[VerdictFile, Details]:
+    """Write verdict.json and ``matrix/`` of a whole run.
+
+    Args:
+        output: The report directory of the whole run.
+        parts: The verdict file of each part, by its folder in that directory.
+        deaths: Decisions that no part could write down.
+
+    Returns:
+        The whole run, and what its report shows beside the verdicts.
+
+    Raises:
+        UsageError: The parts' matrices cannot be read, or are not of one run.
+    """
+    merged = merge_shards(parts, deaths)
+    write_matrix(output, parts)
+    verdict_file.write(merged, output / verdict_file.NAME)
+    return merged, _details(output, parts)
 
 
 def _details(output: Path, folders: Iterable[str]) -> Details:
@@ -103,16 +119,14 @@ def _details(output: Path, folders: Iterable[str]) -> Details:
         whole.samples |= part.samples
         whole.history |= part.history
         whole.findings += [line for line in part.findings if line not in whole.findings]
-    whole.command = "; ".join(commands) or None
+    whole.command = "; ".join(dict.fromkeys(commands)) or None
     return whole
 
 
-def write_matrix(
-    directory: Path, folders: Iterable[str], remark: Callable[[str], None] | None = None
-) -> MatrixFile | None:
+def write_matrix(directory: Path, folders: Iterable[str]) -> MatrixFile | None:
     """Write ``matrix/`` of a report directory from those of the parts' folders; None where no part
-    has one. ``remark`` is told of a part's matrix that cannot be read; without it, that is an
-    error. Raises UsageError: the parts are of different axes, engines or profiles."""
+    has one. Raises UsageError: one cannot be read, or the parts are of different axes, engines or
+    profiles."""
     parts = []
     for folder in folders:
         try:
@@ -122,10 +136,7 @@ def write_matrix(
             continue
         except (OSError, ValueError, RecursionError) as error:
             line = f"the matrix in {folder} cannot be read: {type(error).__name__}"
-            if remark is None:
-                raise UsageError(line) from error
-            remark(line)
-            continue
+            raise UsageError(line) from error
         for cell in part.cells:
             cell.log = f"{folder}/{cell.log}" if cell.log else None
             cell.bundle = f"{folder}/{cell.bundle}" if cell.bundle else None
@@ -135,24 +146,3 @@ def write_matrix(
     space, whole = feature_matrix.merged(parts)
     feature_matrix.write(space, whole, directory / _MATRIX)
     return whole
-
-
-def judge_matrix(
-    directory: Path, ledger: Ledger, folders: Iterable[str], remark: Callable[[str], None]
-) -> None:
-    """Write the matrix of all workers, and judge the smallest failing sets by all of its cells,
-    without a start: a set not seen alone is not isolated. What cannot be read is remarked."""
-    try:
-        whole = write_matrix(directory, folders, remark)
-    except (UsageError, ValueError) as error:  # a run of hours is not lost for it
-        remark(f"the matrices of the workers make no whole: {error}")
-        return
-    if whole is None:
-        return
-    sets = "; ".join(one.text for one in whole.failing_sets)
-    verdict = Verdict.FAIL if sets else Verdict.PASS
-    message = f"{sets}. All of it: {directory / _MATRIX / 'FEATURE_MATRIX.md'}" if sets else ""
-    for test in [test for test in ledger if test.id.endswith(_ABOUT_ALL)]:
-        ledger.decide(
-            test.model_copy(update={"verdict": verdict, "message": message, "skipped": False})
-        )

@@ -118,9 +118,19 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
         whole.environment["resources"] = longest
 
 
-def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
-    """The whole run of these shards, given by their folders. Tests of a missing shard are NOT_RUN,
-    and so is then the run. The whole is never better than any of its shards."""
+def merge_shards(
+    parts: Mapping[str, VerdictFile], beside: Sequence[TestReport] = ()
+) -> VerdictFile:
+    """Join shards, or the workers of a run, to the whole run.
+
+    Args:
+        parts: The shards by their folders. Tests of a missing one are NOT_RUN, and so is then the
+            run. The whole is never better than any of them.
+        beside: Decisions that no part has.
+
+    Returns:
+        The verdict file of the whole run.
+    """
     files = list(parts.values())
     shards = [file.shard for file in files if file.shard is not None]
     planned = shards[0]
@@ -132,6 +142,7 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
         finished=not missing and all(file.finished for file in files),
         arch=first.arch,
         profile=first.profile,
+        question=first.question,
         started=first.started,
         duration_s=max(file.duration_s for file in files),
         engine=first.engine,
@@ -155,21 +166,32 @@ def merge_shards(parts: Mapping[str, VerdictFile]) -> VerdictFile:
                 ledger.decide(test)
                 done.add(test.id)
     merge(whole, ledger, parts)
+    for decision in beside:
+        ledger.decide(decision)
     whole.against = _against(file.against for file in files)
     whole.judge()
     nobodys = [test.id for test in planned.tests if test.id not in done]
+    _conclude(whole, files, names, nobodys)
+    return whole
+
+
+def _conclude(
+    whole: VerdictFile, files: Sequence[VerdictFile], missing: str, nobodys: Sequence[str]
+) -> None:
+    """Set the reason of a judged whole, and its verdict where parts or tests are missing."""
     if missing:
         whole.settle(worst([whole.verdict, Verdict.NOT_RUN]))
-        whole.reason = f"shards that are missing: {names}"
+        whole.reason = f"shards that are missing: {missing}"
     elif nobodys:
         whole.finished = False
         whole.settle(worst([whole.verdict, Verdict.NOT_RUN]))
         whole.reason = f"no shard had {len(nobodys)} of the run's tests ({nobodys[0]})"
     elif not whole.finished:
         whole.reason = next(file.reason for file in files if not file.finished)
+    elif whole.verdict is Verdict.NOT_RUN and len({file.reason for file in files}) == 1:
+        whole.reason = files[0].reason
     else:
         whole.reason = whole.why()
-    return whole
 
 
 def _against(parts: Iterable[AgainstReport | None]) -> AgainstReport | None:

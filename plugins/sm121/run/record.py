@@ -59,6 +59,11 @@ class Ledger:
             self._file.tests[position] = decision
         self._decided.add(decision.id)
 
+    def drop_undecided(self) -> None:
+        """Leave out the tests that were not decided: another worker has them."""
+        self._file.tests = [test for test in self._file.tests if test.id in self._decided]
+        self._places = {test.id: position for position, test in enumerate(self._file.tests)}
+
     def overrule(self, test_id: str, verdict: Verdict, message: str) -> None:
         """Decide again. The new decision replaces any earlier one; the message says why. Raises
         KeyError: the ledger has no such test."""

@@ -17,7 +17,6 @@ from sm121.core.profile import FULL, Profile
 from sm121.core.server import Server
 from sm121.core.verdict import Verdict
 from sm121.engines import (
-    devices,
     nodes,
     pool,
     process_tree,
@@ -225,7 +224,7 @@ def _prepare_engine(session: Session, profile: Profile) -> None:
 
 
 def _make_pool(session: Session, profile: Profile) -> None:
-    settings, worker = session.settings, session.settings.worker
+    settings = session.settings
     for run, processes in process_tree.end_dead_runs():
         names = "; ".join(str(process) for process in processes)
         session.remark(
@@ -252,10 +251,6 @@ def _make_pool(session: Session, profile: Profile) -> None:
         before_stop=session.judge_errors,
         on_stop=session.server_stopped,
         hidden=lambda: session.secrets,
-        # A worker's own folder is two below that of the run.
-        device=None
-        if worker is None
-        else devices.lock(worker.id, session.directory.parents[1], architecture.gpu_count()),
     )
     session.sampler = _sampler(session, profile, session.pool.processes)
 

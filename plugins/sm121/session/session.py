@@ -218,6 +218,8 @@ class Session(harness.Harness):
             if self.followed_log.lost is not None:
                 self.unproven(f"kernel path: {self.followed_log.lost}")
             self.followed_log.close()
+        if self.settings.worker is not None:
+            self.ledger.drop_undecided()
         self.file.finished = self.ledger.complete and not self.interrupted
         self._hold_against()
         self.save()
@@ -244,10 +246,9 @@ class Session(harness.Harness):
             self.ledger.decide(TestReport.of(name, "smoke", fact, verdict=Verdict.INVALID))
 
     def _hold_against(self) -> None:
-        """Decide what is worse than in the run that this one is compared with. Of several processes
-        the one does it that has the whole run."""
+        """Decide what is worse than in the run that this one is compared with."""
         settings, nothing_ran = self.settings, self.target.obstacle is not None
-        if settings.against is None or not self.file.finished or settings.worker or nothing_ran:
+        if settings.against is None or not self.file.finished or nothing_ran:
             return
         for entry in self.worse_than_trusted(self.file):
             if not settings.certify:  # a certificate is absolute, and says how the run compares

@@ -1,6 +1,5 @@
 """What the user asked for, validated. A mistake is reported in one line before anything starts."""
 
-import os
 import shlex
 import shutil
 import sys
@@ -15,7 +14,7 @@ from sm121.core.errors import UsageError
 from sm121.core.profile import Profile
 from sm121.core.server import root_of
 from sm121.core.waivers import Waiver
-from sm121.engines import capabilities, devices, followed_log, protocol, registry
+from sm121.engines import capabilities, followed_log, protocol, registry
 from sm121.evidence import log_lines
 from sm121.kernels import registry as kernel_providers
 from sm121.measure.plan import Plan, Sizes
@@ -143,7 +142,6 @@ def read(option: Option, started_in: Path, *, names_tests: bool = False) -> Sett
     oracle = _path(option, "--reference")
     oracle = oracle.absolute() if oracle is not None and oracle.is_file() else None
     trusted = _against(option, started_in)
-    of_worker = devices.environment(os.environ.get("PYTEST_XDIST_WORKER"), architecture.gpu_count())
     return Settings(
         arch=_arch(option),
         profile=chosen,
@@ -151,7 +149,7 @@ def read(option: Option, started_in: Path, *, names_tests: bool = False) -> Sett
         attached_engine=option("--engine") if base_url else None,
         engine_python=_program(option, engine, base_url),
         engine_arguments=_engine_arguments(option),
-        engine_environment=(*of_worker, *map(_pair, option("--engine-env"))),
+        engine_environment=tuple(map(_pair, option("--engine-env"))),
         engine_debug=option("--engine-debug"),
         base_url=base_url,
         api_key=given_key.api_key(option) if base_url else None,

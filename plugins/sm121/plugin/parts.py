@@ -1,0 +1,149 @@
+"""The process that starts the workers of ``-n N``: it runs no test, and joins their parts."""
+
+import contextlib
+import functools
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sm121.core.printable import printable
+from sm121.core.unmet import Fact
+from sm121.plugin import progress, reporting, selection, terminal
+from sm121.plugin.stash import REPORT, SESSION, SETTINGS
+from sm121.plugin.workers import GROUP, GROUPED, REFUSED
+from sm121.report import merging
+from sm121.run import directory as report_directory
+from sm121.run import verdict_file
+from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
+from sm121.session import target
+from sm121.session.session import Session
+
+#: The name of the run.
+_RUN = pytest.StashKey[str]()
+#: By test, how xdist reports the worker that died in it.
+_KILLERS = pytest.StashKey[dict[str, str]]()
+
+
+def describe_run(node: Any) -> None:
+    """Tell a worker, before it starts, which run it is part of.
+
+    Args:
+        node: The worker, as xdist knows it.
+    """
+    config: pytest.Config = node.config
+    planned = config.stash[SETTINGS].planned
+    node.workerinput["sm121_run"] = config.stash.setdefault(_RUN, uuid.uuid4().hex[:12])
+    node.workerinput[GROUPED] = (
+        config.option.dist == "loadgroup" and config.option.maxworkerrestart == "0"
+    )
+    node.workerinput["sm121_plan"] = [planned.name, planned.reason.value]
+
+
+def show_refusal(node: Any) -> None:
+    """Refuse the run as a worker did.
+
+    Args:
+        node: The worker that has ended, as xdist knows it.
+
+    Raises:
+        pytest.UsageError: The worker refused the run; the message is the worker's.
+    """
+    refusal = getattr(node, "workeroutput", {}).get(REFUSED)
+    if refusal is not None:
+        raise pytest.UsageError(*refusal)
+
+
+def note_killer(config: pytest.Config, test: str, report: pytest.TestReport) -> None:
+    """Keep which test a worker died in.
+
+    Args:
+        config: The configuration of the first process.
+        test: The node id of the test, with its group.
+        report: xdist's report of it.
+    """
+    name = test.removesuffix(f"@{GROUP}")
+    config.stash.setdefault(_KILLERS, {})[name] = str(report.longrepr)
+
+
+@contextlib.contextmanager
+def going_on(config: pytest.Config) -> Iterator[None]:
+    """Say every ten seconds that the workers run: nothing of what they say is shown."""
+    if _RUN not in config.stash:
+        yield
+        return
+    with progress.going_on(config, "the workers run"):
+        yield
+
+
+def has_any(config: pytest.Config) -> bool:
+    """Whether a worker of this run has a test of a level."""
+    directory, name = config.stash[SETTINGS].report_dir, config.stash.get(_RUN, None)
+    return name is not None and report_directory.is_shared(directory, name)
+
+
+def join(config: pytest.Config, *, interrupted: bool) -> Session:
+    """Join the workers' parts, as shards are, into the report of the run.
+
+    Args:
+        config: The configuration of the first process.
+        interrupted: Whether the run was; then a part that has not ended is no fault.
+
+    Returns:
+        The run as it ended.
+    """
+    settings, name = config.stash[SETTINGS], config.stash[_RUN]
+    lock = report_directory.take(settings.report_dir, name).lock
+    parts = _parts(settings.report_dir)
+    deaths = [] if interrupted else _deaths(config, parts)
+    architectures = selection.architectures_asked_for(config.getoption("markexpr", "") or "")
+    folders = {f"{report_directory.WORKERS}/{name}": file for name, file in parts.items()}
+    whole, known = merging.join(settings.report_dir, folders, deaths)
+    session = Session(
+        settings=settings,
+        target=target.resolve(settings, architectures),
+        directory=settings.report_dir,
+        lock=lock,
+        file=whole,
+        run_id=name,
+        say=functools.partial(terminal.say, config),
+        interrupted=interrupted,
+    )
+    config.stash[SESSION] = session
+    config.stash[REPORT] = reporting.write(session, known)
+    return session
+
+
+def _parts(directory: Path) -> dict[str, VerdictFile]:
+    parts = {}
+    for folder in sorted((directory / report_directory.WORKERS).glob("*")):
+        try:
+            parts[folder.name] = verdict_file.read(folder / verdict_file.NAME)
+        except (OSError, ValueError):
+            continue  # this worker died before it wrote its file: its part is missing
+    return parts
+
+
+def _deaths(config: pytest.Config, parts: Mapping[str, VerdictFile]) -> list[TestReport]:
+    """A decision for each test in which a worker died, and for each part without an end."""
+    killers = config.stash.get(_KILLERS, {})
+    levels = {
+        test.id: test.level for file in parts.values() if file.shard for test in file.shard.tests
+    }
+    failed = [
+        TestReport.of(test, levels[test], Fact("the test does not end its worker", printable(why)))
+        for test, why in killers.items()
+        if test in levels
+    ]
+    ends = [
+        TestReport.of(
+            f"{BESIDE}worker {name}",
+            "smoke",
+            Fact("each worker ends its part", "it did not, see its output", name),
+        )
+        for name, file in parts.items()
+        if not file.finished and not failed
+    ]
+    return [*failed, *ends]
