@@ -38,9 +38,8 @@ def test_the_kernel_for_decode_is_a_value_that_a_profile_can_require(
     log = tmp_path / "server.log"
     log.write_text(DTYPES.format(kernel) + "\n")
     wrong = requirement.contradictions(required, path, log, "mxfp4")
-    assert [line.partition(":")[0] for line in wrong] == (
-        [] if kernel == "xqa" else ["attention_decode"]
-    )
+    parts = [each.part for each in wrong]
+    assert parts == ([] if kernel == "xqa" else ["attention_decode"])
 
 
 def test_a_log_that_does_not_say_it_leaves_it_open(tmp_path: Path) -> None:

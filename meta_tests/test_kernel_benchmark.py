@@ -121,7 +121,7 @@ def test_a_time_is_missing_only_where_kernels_were_timed(timed_in_it, expected):
     vars(history)["_now"] = past_runs.stored_run("now", *now)
     kept = history._asked_of(past_runs.stored_run("0001", *before))
     missing = trend.missing(history.current, kept)
-    assert [line.partition(" ")[0] for line in missing] == expected
+    assert [each.metric for each in missing] == expected
 
 
 def stored_metric(name, case):

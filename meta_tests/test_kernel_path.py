@@ -173,7 +173,7 @@ def test_what_an_engine_does_not_log_is_not_held_to_it(tmp_path, name, change, m
     if managed:
         assert harness.unlogged(server) is None
         return
-    lines = Harness._contradictions(harness, server, loaded.under_test)
+    lines = [*map(str, Harness._contradictions(harness, server, loaded.under_test))]
     lines = [line for line in lines if "required" in line and "variables" not in line]
     assert len(lines) == len(wrong), lines
     assert all(line.startswith(text) for line, text in zip(lines, wrong, strict=True))

@@ -101,7 +101,8 @@ def test_gates_that_depths_leave_without_a_number_are_named():
 
 def test_plans_differ_in_the_fingerprint():
     one, other = Fingerprint(profile="d"), Fingerprint(profile="d", plan="quick")
-    assert [tuple(each) for each in one.differences(other)] == [("plan", FULL, "quick")]
+    (difference,) = one.differences(other)
+    assert (difference.field, difference.one, difference.other) == ("plan", FULL, "quick")
 
 
 def collected(run_pytest, *arguments):

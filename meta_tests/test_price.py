@@ -244,7 +244,7 @@ def test_what_was_not_measured_says_why(reference, checkpoint):
     assert "no right answers of exam another" in reasons[RIGHT]
     assert "sm121 golden --depth 8192" in reasons[f"{KL}@d8192"]
     honest = StoredRun("before", None, {KL: metric(KL, [0.001])})
-    assert "was measured in before" in trend.missing({}, honest)[0]
+    assert "was measured in before" in str(trend.missing({}, honest)[0])
     ask = server.ask
 
     def short(request):

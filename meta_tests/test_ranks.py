@@ -94,13 +94,14 @@ def test_a_fault_of_a_rank_is_named(launcher, ranks, change, wrong, silent, rema
     server = two_logs(tmp_path, by, ranks, change)
     judged = spanning.look(server, OWN.nodes, OWN.path_of("stock"))
     for lines, patterns in (
-        (judged.wrong, wrong), (judged.silent, silent), (judged.remarks, remark)
+        ([*map(str, judged.wrong)], wrong), (judged.silent, silent), (judged.remarks, remark)
     ):  # fmt: skip
         patterns = patterns or ()
         assert len(lines) == len(patterns), lines
         assert all(any(re.search(each, line) for line in lines) for each in patterns), lines
     names = ("spark1", "spark2") if by == "nnodes" else WORDS["addresses"]
-    assert all(any(node in line for node in names) for line in (*judged.wrong, *judged.remarks))
+    lines = [*map(str, judged.wrong), *judged.remarks]
+    assert all(any(node in line for node in names) for line in lines)
 
 
 @pytest.mark.parametrize("hours", [("11-30 23", "12-01 00"), ("02-28 23", "03-01 00")])

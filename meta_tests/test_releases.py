@@ -244,7 +244,7 @@ def test_a_sick_attached_server_matches_nothing(tmp_path, asked, lines, said):
     wrong = contradictions(
         gb10.path_of(gb10.under_test), read_log(server.log, "vllm"), server.log, gb10.under_test
     )
-    assert said in "; ".join(wrong)
+    assert said in "; ".join(map(str, wrong))
 
 
 OPENAPI = table(__name__, "OPENAPI")

@@ -35,7 +35,7 @@ def shown(*lines: tuple[float, str], begins: bool = False) -> list[str]:
     """What is shown of lines at these seconds."""
     now, written = [0.0], []
     progress = StartProgress(
-        lambda name, line: written.append(line), begins=begins, clock=lambda: now[0]
+        lambda name, phase: written.append(phase.text), begins=begins, clock=lambda: now[0]
     )
     for now[0], line in lines:
         progress("default", StartPhase(line, ready=line.startswith("ready")))

@@ -28,7 +28,7 @@ def judged(tmp_path, *changes, log=UNFUSED, configuration="mxfp4", own=BUILD, ar
     file.write_text(text)
     wants = ServerConfiguration("x", "vllm", "python", "m", "m", arguments=tuple(arguments))
     required = own.path_of(configuration, requested.patterns(wants))
-    return contradictions(required, read_log(file), file, configuration)
+    return [*map(str, contradictions(required, read_log(file), file, configuration))]
 
 
 def without(log, *parts):

@@ -28,7 +28,8 @@ def test_kernel_path_is_the_required_one(conformance, server):
     if server.log is None:
         pytest.skip(f"NOT_RUN: {server.why_no_log}")
     wrong = conformance.contradictions(server)
-    require(not wrong, "the path of the profile", "; ".join(wrong), evidence=server.log)
+    seen = "; ".join(map(str, wrong))
+    require(not wrong, "the path of the profile", seen, evidence=server.log)
     if why := conformance.unlogged(server):
         pytest.skip(f"NOT_RUN: attention is not proven: {why}")
     judged = conformance.spanned(server)
@@ -43,7 +44,8 @@ def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
     if server is None:
         pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
     wrong = conformance.contradictions(server)
-    require(not wrong, "the path of the profile", "; ".join(wrong), evidence=server.log)
+    seen = "; ".join(map(str, wrong))
+    require(not wrong, "the path of the profile", seen, evidence=server.log)
 
 
 @pytest.mark.never_waived("the kernel path")

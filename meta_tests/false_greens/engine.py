@@ -231,7 +231,7 @@ def on_a_gb10(kit: Kit, *lines: str) -> Outcome:
     log.write_text("\n".join(lines) + "\n", "utf-8")
     required = profile.load("sm121-gpt-oss-120b").judging("marlin", "0.33.0").path_of("marlin")
     wrong = requirement.contradictions(required, read_log(log), log, "marlin")
-    return Outcome("FAIL" if wrong else "PASS", "; ".join(wrong))
+    return Outcome("FAIL" if wrong else "PASS", "; ".join(map(str, wrong)))
 
 
 @in_two_steps

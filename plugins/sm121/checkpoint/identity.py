@@ -8,6 +8,8 @@ from pathlib import Path
 
 from sm121.core import digest, model_folder
 
+#: In front of the name of a model whose files are not here.
+_ON_THE_HUB = "hub:"
 _SHAPE = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "num_local_experts", "num_experts_per_tok", "vocab_size",
@@ -22,8 +24,13 @@ def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
     if path.is_file():
         return digest.of_files(path.parent, [path])
     if (folder := model_folder.folder_of(model, environment)) is None:
-        return f"hub:{model}"
+        return f"{_ON_THE_HUB}{model}"
     return digest.of_files(folder, (file for file in folder.iterdir() if _counts(file)))
+
+
+def is_name(identity: str) -> bool:
+    """Whether an `identity` is the name of a model that is not here, and no digest."""
+    return identity.startswith(_ON_THE_HUB)
 
 
 def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:

@@ -51,6 +51,8 @@ class Job:
     path: str = "/v1/completions"
     #: The answer may end before ``tokens`` by itself.
     may_end: bool = False
+    #: Which requests it is one of, where several are alike.
+    kind: str = ""
 
     @property
     def choices(self) -> int:

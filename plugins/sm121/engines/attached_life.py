@@ -30,11 +30,30 @@ _LEAST_SHARE = 0.05
 #: Parts of an id that are drawn anew have this length or more.
 _DRAWN = 16
 _ID_NUMBER = "the number in the ids of its answers"
-#: Moments of which one that does not move on is that of the start.
-_CREATED = ("created (/v1/models)", "created of its answers")
-_BOUND = {"random_seed (/server_info)", "random_seed (/get_server_info)", *_CREATED}
 #: A page that answers so is withheld, and not merely slow.
 _WITHHELD = (401, 403, 404, 410)
+
+
+@dataclass(frozen=True)
+class Word:
+    """The name of a value that a server shows and that stays while it lives."""
+
+    name: str
+    #: The page that shows it; None for its answers.
+    page: str | None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.page})" if self.page else f"{self.name} of its answers"
+
+
+#: Moments of which one that does not move on is that of the start.
+_CREATED_OF_ANSWERS = Word("created", None)
+_BOUND = {
+    Word("random_seed", "/server_info"),
+    Word("random_seed", "/get_server_info"),
+    Word("created", "/v1/models"),
+    _CREATED_OF_ANSWERS,
+}
 
 
 class AttachedLife:
@@ -188,7 +207,7 @@ class Signs:
     started: float | None = None
     counters: dict[str, float] = field(default_factory=dict)
     #: Values that stay, each by its name.
-    words: dict[str, str] = field(default_factory=dict)
+    words: dict[Word, str] = field(default_factory=dict)
     #: How far its clock is ahead of this machine's, in seconds: the least and the most.
     clock: tuple[float, float] | None = None
     #: Pages that it withholds.
@@ -214,7 +233,9 @@ class Signs:
     def steady(self, later: "Signs") -> "Signs":
         """Of the words those that a later moment repeats; the rest as it was later."""
         words = dict(self.words.items() & later.words.items())
-        return replace(later, words=words, clock=None if _CREATED[1] in words else later.clock)
+        return replace(
+            later, words=words, clock=None if _CREATED_OF_ANSWERS in words else later.clock
+        )
 
     def changes(self, now: "Signs") -> Iterator[str]:
         """What shows that another process, or another release, answers now."""
@@ -230,11 +251,11 @@ class Signs:
                 for each in (self.processes - now.processes, now.processes - self.processes)
             )
             yield f"of the processes that listen or hold its memory {ended} ended, {came} came"
-        for name, value in self.words.items():
-            if name in now.words and now.words[name] != value:
-                yield f"its {name} is {now.words[name][:80]}, before {value[:80]}"
-            elif name not in now.words and _page_of(name) in now.withheld - self.withheld:
-                yield f"its {name} was {value[:80]} before, and is withheld now"
+        for word, value in self.words.items():
+            if word in now.words and now.words[word] != value:
+                yield f"its {word} is {now.words[word][:80]}, before {value[:80]}"
+            elif word not in now.words and word.page in now.withheld - self.withheld:
+                yield f"its {word} was {value[:80]} before, and is withheld now"
         for name, count in self.counters.items():
             if (current := now.counters.get(name)) is not None and current < count:
                 kind = "counter " if ":" in name else ""
@@ -263,7 +284,7 @@ class SignReader:
             pages = {path: _get(http, path) for path in paths}
         text = pages["/metrics"].text if pages["/metrics"].is_success else ""
         words = {
-            f"{name} ({page.path})": str(value)
+            Word(name, page.path): str(value)
             for page in self._pages
             for name, value in _flat(json_in(pages[page.path]))
             if name in page.fields or "*" in page.fields
@@ -283,27 +304,29 @@ class SignReader:
             self._pages = _data().page
         signs = self.read()
         if first:
-            answered = {_page_of(name) for name in signs.words}
+            answered = {word.page for word in signs.words}
             self._pages = tuple(page for page in self._pages if page.path in answered)
         words, counters, clock = dict(signs.words), dict(signs.counters), None
         with self._endpoint.http(timeout_s=10.0) as http:
             models = _get(http, "/v1/models")
             if "server" in models.headers:
-                words["header server (/v1/models)"] = models.headers["server"]
+                words[Word("header server", "/v1/models")] = models.headers["server"]
             entry = entry_of(json_in(models), self._endpoint.served_name) or {}
-            words |= {f"{name} (/v1/models)": str(value) for name, value in _flat(entry)}
+            words |= {Word(name, "/v1/models"): str(value) for name, value in _flat(entry)}
             began = time.time()
             answer = token(http, self._endpoint.served_name)
             ended = time.time()
         if isinstance(created := answer.get("created"), int | float):
-            words[_CREATED[1]] = str(created)
+            words[_CREATED_OF_ANSWERS] = str(created)
             clock = (created - ended, created - began + 1.0)
         for name in ("system_fingerprint", "model", "object"):
             if answer.get(name) is not None:
-                words[f"{name} of its answers"] = str(answer[name])
+                words[Word(name, None)] = str(answer[name])
         prefix, _, rest = str(answer.get("id", "")).replace("_", "-").partition("-")
         if rest:
-            words["form of its ids"] = f"{prefix}-[{len(rest)}]" if len(rest) >= _DRAWN else prefix
+            words[Word("form of the ids", None)] = (
+                f"{prefix}-[{len(rest)}]" if len(rest) >= _DRAWN else prefix
+            )
         if rest.isdecimal() and len(rest) < _DRAWN:
             counters[_ID_NUMBER] = float(rest)
         return replace(signs, words=words, counters=counters, clock=clock)
@@ -357,10 +380,6 @@ def _get(http: httpx.Client, path: str) -> httpx.Response:
         return http.get(path)
     except httpx.HTTPError:
         return httpx.Response(504)
-
-
-def _page_of(name: str) -> str:
-    return name.rpartition("(")[2].rstrip(")")
 
 
 def _flat(entry: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

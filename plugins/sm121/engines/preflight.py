@@ -18,6 +18,7 @@ from sm121.compilation import caches, jit
 from sm121.core import builds, data_file, engine_settings, printable
 from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.engine_arguments import one_line
+from sm121.core.server import Node
 from sm121.core.versions import Versions, within
 from sm121.engines.memory import neighbours
 
@@ -120,10 +121,10 @@ def lacking_tools(environment: Mapping[str, str]) -> list[str]:
 
 
 def of_nodes(
-    needs: engine_settings.Needs, facts: Mapping[str, Mapping[str, Any]]
+    needs: engine_settings.Needs, facts: Mapping[Node, Mapping[str, Any]]
 ) -> Iterator[PreflightFinding]:
     """What stands against a start in the memory of the other nodes of a server. `facts`: of each
-    node by its name (`sm121.engines.nodes.look`), this machine's first."""
+    node (`sm121.engines.nodes.look`), this machine's first."""
     for node, record in [*facts.items()][1:]:
         for each in _memory(needs, record["available_bytes"], record.get("gpu_neighbours")):
             yield each.model_copy(update={"message": f"{node}: {each.message}"})

@@ -108,7 +108,7 @@ class StartProgress:
     most one line in fifteen seconds, and one at the end; `begins`: also that it begins; `clock`:
     seconds."""
 
-    show: Callable[[str, str], None]
+    show: Callable[[str, StartPhase], None]
     begins: bool = False
     clock: Callable[[], float] = time.monotonic
 
@@ -121,17 +121,18 @@ class StartProgress:
         line, now = progress.text, self.clock()
         if progress.ready:
             self._name = ""
-            self.show(name, line)
+            self.show(name, progress)
         elif name != self._name:
             self._name, self._phase = name, line
             self._since = self._line_at = self._began = now
             if self.begins:
-                self.show(name, line)
+                self.show(name, progress)
         else:
             if now - self._line_at >= _LONG_S:
                 took = now - self._since
                 before = f"{self._phase} took {took:.0f} s, now " if took >= _LONG_S else ""
-                self.show(name, f"{before}{line}, {now - self._began:.0f} s since the start")
+                text = f"{before}{line}, {now - self._began:.0f} s since the start"
+                self.show(name, StartPhase(text))
                 self._line_at = now
             if line != self._phase:
                 self._phase, self._since = line, now

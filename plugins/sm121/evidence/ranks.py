@@ -11,7 +11,12 @@ from typing import Any
 from sm121.core import data_file
 from sm121.core.engine_settings import KernelPathRequirement
 from sm121.evidence.kernel_path import KernelPath, LogReader
-from sm121.evidence.requirement import COMPARED, MUST_BE_SHOWN, accepted_values
+from sm121.evidence.requirement import (
+    COMPARED,
+    MUST_BE_SHOWN,
+    Contradiction,
+    accepted_values,
+)
 
 #: Equal on all ranks, beside what a profile may require.
 _EQUAL = (*COMPARED, "native_fp4", "block_size", "graph_sizes", "group", "version")
@@ -72,13 +77,14 @@ def _order(each: RankPath) -> int:
 
 def contradictions(
     ranks: Sequence[RankPath], required: KernelPathRequirement, world_size: int
-) -> Iterator[str]:
-    """What differs between ranks, and a size of the world that is another one; a line each, with
-    rank and node."""
+) -> Iterator[Contradiction]:
+    """What differs between ranks, and a size of the world that is another one; each names rank and
+    node."""
     for each in ranks:
         size = each.path.world_size
         if size is not None and size != world_size:
-            yield f"world size of {each}: required {world_size}, seen {size}"
+            part = f"world size of {each}"
+            yield Contradiction(part, str(size), f"{part}: required {world_size}, seen {size}")
     for field in _EQUAL:
         yield from _unequal(ranks, field, accepted_values(required, field))
     shown = [(each, _arguments(each.path)) for each in ranks if each.path.asked]
@@ -87,11 +93,14 @@ def contradictions(
         for name in sorted({*arguments, *first}):
             value, other = arguments.get(name, "not set"), first.get(name, "not set")
             if value != other:
-                yield f"argument {name} of {each}: {value}, of {like}: {other}"
+                part = f"argument {name} of {each}"
+                yield Contradiction(part, str(value), f"{part}: {value}, of {like}: {other}")
     for each in ranks:
         for name in each.path.fallbacks:  # the first rank's are judged with its path
             if name not in (*ranks[0].path.fallbacks, *required.accepted_fallbacks):
-                yield f"fallback {name} of {each}: {each.path.evidence[f'fallbacks.{name}']}"
+                line = each.path.evidence[f"fallbacks.{name}"]
+                text = f"fallback {name} of {each}: {line}"
+                yield Contradiction(f"fallback of {each}", name, text)
 
 
 def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:
@@ -122,7 +131,7 @@ def missing(ranks: Sequence[RankPath], world_size: int) -> list[str]:
 
 def _unequal(
     ranks: Sequence[RankPath], field: str, accepted: Collection[str] | None
-) -> Iterator[str]:
+) -> Iterator[Contradiction]:
     shown = [each for each in ranks if getattr(each.path, field) is not None]
     values = [_all_of(each.path, field) for each in shown]
     if len({*values}) < 2:
@@ -134,7 +143,8 @@ def _unequal(
         if value != other:
             evidence = each.path.evidence
             line = evidence.get(f"{field}_also" if ", " in value else field, "no line")
-            yield f"{field} of {each}: {value}, of {like}: {other} ({line})"
+            part = f"{field} of {each}"
+            yield Contradiction(part, value, f"{part}: {value}, of {like}: {other} ({line})")
 
 
 def _all_of(path: KernelPath, field: str) -> str:

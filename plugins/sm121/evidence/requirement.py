@@ -2,12 +2,31 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sm121.core.engine_settings import KernelPathRequirement, PathValues
 from sm121.evidence.kernel_path import KernelPath, mistaken_environment, search_last_start
 from sm121.evidence.kernel_profile import KernelProfile, entry_of, load_names
 from sm121.evidence.kernel_proof import with_kernels
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """One thing of a server's path that is not as required.
+
+    Two are the same if the part and what was seen of it are, whichever line of a log shows it.
+    """
+
+    #: A field of the path, a rule of the profile, or what a rank or a transport is compared by.
+    part: str
+    seen: str
+    #: For people, with the evidence.
+    text: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.text
+
 
 #: What a profile may require. Silence contradicts the first three; see `not_shown`.
 MUST_BE_SHOWN = ("attention", "moe", "kv_layout")
@@ -43,10 +62,14 @@ def not_shown(required: PathValues, path: KernelPath) -> list[str]:
 
 def contradictions(
     required: KernelPathRequirement, path: KernelPath, log: Path, configuration: str
-) -> list[str]:
-    """What of the path that a log proves is not as required, a line each; so is a required value of
+) -> list[Contradiction]:
+    """What of the path that a log proves is not as required; so is a required value of
     `MUST_BE_SHOWN` that it does not show. The log is searched from its last start on."""
-    findings = []
+    findings: list[Contradiction] = []
+
+    def add(part: str, seen: object, text: str) -> None:
+        findings.append(Contradiction(part, str(seen), text))
+
     for name in COMPARED:
         accepted = accepted_values(required, name)
         resolved = getattr(path, name)
@@ -56,14 +79,15 @@ def contradictions(
         if not set(resolved_values) <= set(accepted):
             line = path.evidence.get(name, "no line of the log shows it")
             resolved = ", ".join(resolved_values) if isinstance(resolved, list) else resolved
-            findings.append(f"{name}: required {' or '.join(accepted)}, seen {resolved} ({line})")
+            required_values = " or ".join(accepted)
+            add(name, resolved, f"{name}: required {required_values}, seen {resolved} ({line})")
     for name, others in path.also.items():
         allowed = {*(accepted_values(required, name) or ())}
         for value in others:
             if value not in allowed and f"{name}={value}" not in required.accepted_also:
                 line = path.evidence.get(f"{name}_also", "no line")
-                observed = getattr(path, name)
-                findings.append(f"{name}: required one value, seen {observed} and {value} ({line})")
+                both = f"{getattr(path, name)} and {value}"
+                add(name, both, f"{name}: required one value, seen {both} ({line})")
     for rule in required.rules:
         if rule.where != "log" or rule.when.get("configuration") != configuration:
             continue
@@ -73,14 +97,18 @@ def contradictions(
         for pattern, line in search_last_start(log, path.begins, patterns, path.ends):
             matched.add(pattern)
             if pattern in unwanted:
-                findings.append(f"must not see {pattern.pattern!r}, seen: {line[:200]}")
-        missing = [text for text, pattern in required_ones.items() if pattern not in matched]
-        findings += [f"must see {text!r}, no line of the log matches" for text in missing]
-    if unknown := mistaken_environment(path):
-        findings.append(f"variables that the engine does not know: {', '.join(unknown)}")
+                part = f"must not see {pattern.pattern!r}"
+                add(part, line, f"{part}, seen: {line[:200]}")
+        for text, required_one in required_ones.items():
+            if required_one not in matched:
+                part = f"must see {text!r}"
+                add(part, "nothing", f"{part}, no line of the log matches")
+    if unknown := ", ".join(mistaken_environment(path)):
+        add("variables", unknown, f"variables that the engine does not know: {unknown}")
     for name in path.fallbacks:
         if name not in required.accepted_fallbacks:
-            findings.append(f"fallback {name}: {path.evidence.get(f'fallbacks.{name}', 'no line')}")
+            line = path.evidence.get(f"fallbacks.{name}", "no line")
+            add("fallback", name, f"fallback {name}: {line}")
     return findings
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from sm121.core import data_file
 from sm121.evidence.kernel_path import KernelPath
 from sm121.evidence.ranks import RankPath
+from sm121.evidence.requirement import Contradiction
 
 _COUNTER = "ports/*/counters/port_*_data"
 _WORD_BYTES = 4  # of those counters, by the InfiniBand specification
@@ -121,14 +122,17 @@ def contradictions(
     ranks: Sequence[RankPath],
     carried: Mapping[int, Transport],
     accepted: Collection[str],
-) -> list[str]:
-    """Where bytes go another way than is accepted, a line each. `carried`: by index in `ranks`."""
-    return [
-        f"transport of {ranks[index]}: required {' or '.join(accepted)}, seen {', '.join(wrong)} "
-        f"({transport.evidence})"
-        for index, transport in carried.items()
-        if (wrong := [kind for kind in transport.kinds if kind not in accepted])
-    ]
+) -> list[Contradiction]:
+    """Where bytes go another way than is accepted. `carried`: by index in `ranks`."""
+    found = []
+    for index, transport in carried.items():
+        wrong = ", ".join(kind for kind in transport.kinds if kind not in accepted)
+        if wrong:
+            part = f"transport of {ranks[index]}"
+            required = " or ".join(accepted)
+            text = f"{part}: required {required}, seen {wrong} ({transport.evidence})"
+            found.append(Contradiction(part, wrong, text))
+    return found
 
 
 def remarks(ranks: Sequence[RankPath], carried: Mapping[int, Transport], devices: int) -> list[str]:

@@ -33,9 +33,12 @@ spec.loader.exec_module(package)
 try:
     from sm121.kernels import judge
 except ImportError as error:
-    sys.exit(f"cannot judge: {error}")
+    sys.stderr.write(f"{error}")
+    sys.exit(int(sys.argv[2]))
 judge.main()
 """
+#: Exit status of an interpreter that has not what `judge` imports.
+_CANNOT_JUDGE = 61
 _LEAST = "torch, numpy, pydantic and Python 3.11 are needed there"
 
 
@@ -111,7 +114,7 @@ class Child:
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         try:
             process = subprocess.Popen(
-                [self.python, "-c", _BOOT, str(files("sm121"))],
+                [self.python, "-c", _BOOT, str(files("sm121")), str(_CANNOT_JUDGE)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -147,9 +150,8 @@ class Child:
         self._errors.seek(max(0, self._errors.tell() - 4096))
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         last = lines[-1][:300] if lines else "it said nothing"
-        if last.startswith("cannot judge: "):
-            why = last.removeprefix("cannot judge: ")
-            raise NotRun(f"the kernels cannot be judged with {self.python}: {why}; {_LEAST}")
+        if status == _CANNOT_JUDGE:
+            raise NotRun(f"the kernels cannot be judged with {self.python}: {last}; {_LEAST}")
         by = signal.Signals(-status).name if status < 0 else status
         raise Ended(Fact("a result", f"the process ended with {by}: {last}"))
 

@@ -26,6 +26,7 @@ from sm121.measure.plan import Plan
 from sm121.performance.recorder import Recorder
 from sm121.performance.timed_texts import TimedTexts
 from sm121.run.harness import Harness
+from sm121.run.record import ProgressLine
 
 #: Rounds of a cell at its first visit and in the last look. The others come in between.
 _FIRST_VISIT, _LAST_LOOK = 2, 3
@@ -63,7 +64,7 @@ class Bench:
             server.endpoint,
             plan,
             harness.directory / "records",
-            show=show or (lambda line: harness.say("measuring", line)),
+            show=show or (lambda line: harness.say("measuring", line, ProgressLine.PASSING)),
             invalid=invalid,
             unproven=unproven,
             natural=drafts(harness, server),
@@ -374,4 +375,5 @@ def _against_the_path(harness: Harness, server: Server) -> tuple[list[Invalidity
         return [], [f"kernel path: {server.why_no_log}"]
     if not (contradictions := harness.contradictions(server)):
         return [], []
-    return [Invalidity(reason="kernel_path", evidence="; ".join(contradictions)[:500])], []
+    evidence = "; ".join(map(str, contradictions))[:500]
+    return [Invalidity(reason="kernel_path", evidence=evidence)], []

@@ -23,6 +23,7 @@ from sm121.session.session import Session
 
 _COMPARE = "--benchmark-compare"
 _FAIL = "--benchmark-compare-fail"
+_NOTHING = "nothing was compared"
 _FIRST = "pytest --benchmark-autosave"
 #: Options that store a run, by the names under which pytest keeps them.
 _STORING = ("benchmark_save", "benchmark_autosave", "benchmark_json")
@@ -199,16 +200,18 @@ def _decide_checks(config: pytest.Config, session: Session) -> None:
     benchmarks = getattr(config, "_benchmarksession", None)
     shown = list(benchmarks.prepare_benchmarks()) if benchmarks is not None else []
     lines = [
-        f"{name}: {change}" for name, change in getattr(benchmarks, "performance_regressions", [])
+        (name, f"{name}: {change}")
+        for name, change in getattr(benchmarks, "performance_regressions", [])
     ]
     if not shown:
-        lines = [f"{_FAIL} was given and no benchmark ran: that is no success"]
+        lines = [(_NOTHING, f"{_FAIL} was given and no benchmark ran: that is no success")]
     elif all(each["path"] is None for each in shown):
-        lines = [f"{_FAIL} was given and the stored run has none of {len(shown)} benchmarks"]
+        line = f"{_FAIL} was given and the stored run has none of {len(shown)} benchmarks"
+        lines = [(_NOTHING, line)]
     if benchmarks is not None:
         benchmarks.performance_regressions = []  # pytest-benchmark compares once more for its table
-    for number, line in enumerate(lines):
-        name = f"{_FAIL}::{line.split(':')[0][:80]}"
+    for number, (subject, line) in enumerate(lines):
+        name = f"{_FAIL}::{subject[:80]}"
         name += f" #{number}" if name in session.ledger else ""  # two checks of one benchmark
         session.ledger.decide(
             TestReport(id=name, level="regression", verdict=Verdict.FAIL, message=line)

@@ -18,7 +18,7 @@ from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED, SYMPTOMS
 from sm121.run.record import stands
-from sm121.run.verdict_file import BESIDE, NOT_RUN, JudgedKernel, TestReport
+from sm121.run.verdict_file import NOT_RUN, JudgedKernel, TestReport
 from sm121.session.crashes import RanOutOfTime
 from sm121.session.session import Session
 from sm121.stress.checks import UnderLoad
@@ -49,7 +49,7 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
         if test.level == profile_fields.LEVELS[0]
         and test.verdict is Verdict.FAIL
         and not test.excused
-        and not test.id.startswith(BESIDE)
+        and not test.is_beside
     ]
     return f"the smoke level failed ({failed[0].id}); what it needs comes first" if failed else None
 

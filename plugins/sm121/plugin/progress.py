@@ -19,6 +19,7 @@ from sm121.core.printable import printable
 from sm121.core.time_range import TimeRange, clock
 from sm121.core.verdict import Verdict
 from sm121.engines.pool import StartReport
+from sm121.run.record import ProgressLine
 from sm121.run.verdict_file import TestReport
 from sm121.session.forecast import Forecast
 from sm121.session.remaining import Remaining
@@ -27,8 +28,6 @@ from sm121.session.remaining import Remaining
 _LINE_EVERY_S = 8.0
 #: What runs for so long is shown with its time.
 _LONG_S = 10.0
-#: On a terminal these lines are the rewritten one's; the last of a start is kept.
-_PASSING = ("server", "measuring")
 _MOST_CHARACTERS = 300
 
 
@@ -124,12 +123,14 @@ class Progress:
         if self.is_alone:
             self.say(verdict.value, f"{test.id}: {test.message}"[:_MOST_CHARACTERS])
 
-    def say(self, what: str, line: str) -> None:
+    def say(self, what: str, line: str, kind: ProgressLine = ProgressLine.NOTE) -> None:
         """Show a line. On a terminal, what only passes is shown in the rewritten line."""
         with self._lock:
-            if what.startswith(_PASSING):
-                self._waits = "" if line.startswith("ready") else f"{what}: {line}"
-                if self._live is not None and self._waits:
+            if kind is ProgressLine.READY:
+                self._waits = ""
+            elif kind is ProgressLine.PASSING:
+                self._waits = f"{what}: {line}"
+                if self._live is not None:
                     return
             self._write(f"[{time.strftime('%H:%M:%S')}] {what}: {line}")
 

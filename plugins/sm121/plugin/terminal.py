@@ -16,6 +16,7 @@ from sm121.plugin.stash import LEVEL, PROGRESS, REPORT, SETTINGS
 from sm121.report import findings, headline, key_numbers, rows
 from sm121.report.stored import StoredReport
 from sm121.run.fingerprint import profile_label
+from sm121.run.record import ProgressLine
 from sm121.run.verdict_file import VerdictFile
 from sm121.session import target as target_of_run
 from sm121.session.session import Session
@@ -80,10 +81,12 @@ def target(session: Session) -> list[str]:
     return rendered("target.txt.j2", one_line, run=run, label=label).splitlines()
 
 
-def say(config: pytest.Config, what: str, line: str) -> None:
+def say(
+    config: pytest.Config, what: str, line: str, kind: ProgressLine = ProgressLine.NOTE
+) -> None:
     """Show a line at once, although pytest captures output."""
     if (progress := config.stash.get(PROGRESS, None)) is not None:
-        progress.say(what, line)
+        progress.say(what, line, kind)
         return
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     capture = config.pluginmanager.get_plugin("capturemanager")

@@ -191,7 +191,7 @@ def not_as_asked(
     if fields:  # the side's word replaces the profile's; the rules on lines are about its values
         silent = {name: None for name in COMPARED if name in fields}
         required = required.model_copy(update=silent).model_copy(update={"rules": ()})
-    return wrong + contradictions(required, path, server.log, under_test)
+    return [*wrong, *map(str, contradictions(required, path, server.log, under_test))]
 
 
 def moved(visit: Visit, earlier: Sequence[Visit]) -> list[str]:

@@ -159,3 +159,14 @@ def trade(before: Values, now: Values) -> str:
     """How much faster it is, and what that costs: ``1.6 times as fast (...), at a price: ...``;
     empty unless both have a rate and a price."""
     return templates.rendered("trade.j2", before=before, now=now, prices=PRICES, number=number)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A metric that a baseline has and this run has not: no success."""
+
+    metric: str
+    baseline: str
+
+    def __str__(self) -> str:
+        return f"{self.metric} was measured in {self.baseline} and not in this run"

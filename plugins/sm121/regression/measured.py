@@ -90,9 +90,9 @@ class MeasuredHistory:
         is INVALID is there.)"""
         self._check_comparable()
         baselines = [run for run in (self.named, self.runs[-1]) if run is not None]
-        lines = [
-            line for run in baselines for line in trend.missing(self.current, self._asked_of(run))
-        ]
+        lines: list[str] = []
+        for run in baselines:
+            lines += map(str, trend.missing(self.current, self._asked_of(run)))
         return list(dict.fromkeys(lines))
 
     def _asked_of(self, run: StoredRun) -> StoredRun:

@@ -17,7 +17,7 @@ from sm121.core.verdict import Verdict
 from sm121.measure import statistics
 from sm121.measure.statistics import CONFIDENCE, Floats
 from sm121.regression.ab import MetricOfStart, Visit
-from sm121.regression.change import Change, compare_prices, is_price, price_change
+from sm121.regression.change import Change, Missing, compare_prices, is_price, price_change
 from sm121.run.details import Series, SeriesPoint
 from sm121.run.stored_run import StoredMetric, StoredRun
 
@@ -267,10 +267,9 @@ def _worse(now: float, before: float, higher_is_better: bool) -> float:
     return 1.0 - now / before if higher_is_better else now / before - 1.0
 
 
-def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[str]:
-    """Metrics that the baseline has and this run has not, a line each: no success."""
-    names = [name for name in baseline.metrics if name not in current]
-    return [f"{name} was measured in {baseline.name} and not in this run" for name in names]
+def missing(current: Mapping[str, StoredMetric], baseline: StoredRun) -> list[Missing]:
+    """The metrics that the baseline has and this run has not."""
+    return [Missing(name, baseline.name) for name in baseline.metrics if name not in current]
 
 
 def changes(

@@ -1,6 +1,6 @@
 """What is decided beside the tests: of a server's life, its path, its errors, and what it left."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sm121.core.printable import printable
@@ -9,6 +9,7 @@ from sm121.core.verdict import Verdict
 from sm121.engines.life import Dead
 from sm121.engines.managed import StopReport
 from sm121.evidence.failure import Cause
+from sm121.evidence.requirement import Contradiction
 from sm121.evidence.silent_errors import SilentError
 from sm121.run.record import Ledger
 from sm121.run.verdict_file import BESIDE, TestReport, VerdictFile
@@ -39,11 +40,13 @@ def void(file: VerdictFile, ledger: Ledger, why: str) -> None:
             ledger.overrule(test.id, Verdict.INVALID, f"{REPLACED}: {why}")
 
 
-def left_the_path(name: str, wrong: list[str], log: Path | None, where: str) -> TestReport:
+def left_the_path(
+    name: str, wrong: Sequence[Contradiction], log: Path | None, where: str
+) -> TestReport:
     """A server's log shows another path than it was judged on."""
     fact = Fact(
         "the server stays on the path of the profile until it is closed",
-        f"{where}: {'; '.join(wrong)[:400]}",
+        f"{where}: {'; '.join(map(str, wrong))[:400]}",
         evidence=f"{log}",
     )
     return TestReport.of(f"{BESIDE}kernel path of {name}", "kernel", fact)

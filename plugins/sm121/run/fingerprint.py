@@ -17,6 +17,9 @@ class Difference(NamedTuple):
     name: str
     one: str | None
     other: str | None
+    #: The field of `Fingerprint`, and the key in it where it is a table; empty for other values.
+    field: str = ""
+    key: str = ""
 
 
 class Fingerprint(Record):
@@ -54,26 +57,34 @@ class Fingerprint(Record):
 
     def differences(self, other: "Fingerprint") -> list[Difference]:
         """In what the other one differs; empty where both asked the same of the same."""
-        one, two = self.values(), other.values()
+        one, two = self._values(), other._values()
         return [
-            Difference(name, one.get(name), two.get(name))
-            for name in dict.fromkeys([*one, *two])
-            if one.get(name) != two.get(name)
+            Difference(_name(field, key), one.get((field, key)), two.get((field, key)), field, key)
+            for field, key in dict.fromkeys([*one, *two])
+            if one.get((field, key)) != two.get((field, key))
         ]
 
     def values(self) -> dict[str, str | None]:
-        """Every value by its name, those of tables one by one."""
-        values: dict[str, str | None] = {}
-        for key, value in self.model_dump(mode="json").items():
-            name = _NAMES.get(key, key)
+        """Every value by its name in reports, those of tables one by one."""
+        return {_name(field, key): value for (field, key), value in self._values().items()}
+
+    def _values(self) -> dict[tuple[str, str], str | None]:
+        """Every value by its field, those of tables one by one by field and key."""
+        values: dict[tuple[str, str], str | None] = {}
+        for field, value in self.model_dump(mode="json").items():
             if isinstance(value, Mapping):
-                values.update({f"{name} {part}": _text(item) for part, item in value.items()})
+                values.update({(field, key): _text(item) for key, item in value.items()})
             else:
-                values[name] = _text(value)
+                values[field, ""] = _text(value)
         return values
 
 
 _NAMES = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["fingerprint"]
+
+
+def _name(field: str, key: str) -> str:
+    """A value as reports name it."""
+    return f"{_NAMES.get(field, field)} {key}".rstrip()
 
 
 def _text(value: object) -> str | None:

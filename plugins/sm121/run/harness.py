@@ -16,7 +16,7 @@ from sm121.compilation.jit import FlashInferModules
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.files import write_text
 from sm121.core.profile import Profile
-from sm121.core.server import Server
+from sm121.core.server import Node, Server
 from sm121.core.verdict import NotRun
 from sm121.engines import preflight, registry, requested
 from sm121.engines.attached_life import AttachedLife
@@ -28,6 +28,7 @@ from sm121.engines.preflight import PreflightFinding
 from sm121.evidence import environment, kernel_proof, mapped, metrics, requirement
 from sm121.evidence.failure import Cause
 from sm121.evidence.kernel_path import KernelPath, read_log
+from sm121.evidence.requirement import Contradiction
 from sm121.evidence.silent_errors import ErrorReader, SilentError
 from sm121.evidence.transport import Transport
 from sm121.measure import roofline
@@ -58,7 +59,7 @@ class Harness(RunRecord):
     kept_log: KeptLog | None = None
     #: The servers that the suite starts; None when one is attached, or none can be started.
     pool: ServerPool | None = None
-    node_facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    node_facts: dict[Node, dict[str, Any]] = field(default_factory=dict)
     stops: dict[str, StopReport] = field(default_factory=dict)
     #: Why no further test runs, as (class, text); None while all is well.
     aborted: tuple[str, str] | None = None
@@ -69,7 +70,7 @@ class Harness(RunRecord):
     #: Called after an abnormal end (see `session.crashes`).
     on_crash: Callable[[ServerError | Dead, str | None], Cause] | None = None
     #: By configuration: a server whose path was judged, and what was said of it.
-    _judged_paths: dict[str, tuple[Server, set[str]]] = field(default_factory=dict)
+    _judged_paths: dict[str, tuple[Server, set[Contradiction]]] = field(default_factory=dict)
     #: When a log was last written to before it was judged.
     _judged_at: dict[Path, int | None] = field(default_factory=dict)
     _errors: dict[Path, ErrorReader] = field(default_factory=dict)
@@ -238,8 +239,8 @@ class Harness(RunRecord):
         expected = served.expected(self.profile.path_of(name), self.configurations.get(name))
         return served.with_expected(self.file.engine.path, expected)
 
-    def contradictions(self, server: Server) -> list[str]:
-        """What of a server's path is not as the profile requires, a line each. It is judged again
+    def contradictions(self, server: Server) -> list[Contradiction]:
+        """What of a server's path is not as the profile requires. It is judged again
         after each level, when the server is closed, and at the end: what its log says by then
         counts (see `judge_paths_again`). The server's log must be known."""
         configuration = server.configuration
@@ -283,9 +284,10 @@ class Harness(RunRecord):
         if self._under_test in (None, server):
             self.file.engine.nodes = rows
         for row in rows:
-            facts = (f for name, f in self.node_facts.items() if name.endswith(f"({row.node})"))
-            if (each := next(facts, None)) is not None:
-                row.memory_available_gib = each["available_bytes"] / 2**30
+            for node, facts in self.node_facts.items():
+                if node.name == row.node:
+                    row.memory_available_gib = facts["available_bytes"] / 2**30
+                    break
         for line in judged.remarks:
             self.remark(line, at_once=False)
         for line in judged.silent:
@@ -305,17 +307,17 @@ class Harness(RunRecord):
     def judge_paths_again(self) -> None:
         """Judge each path that was judged before by what the log says now."""
         self.follow_log()
-        for name, (judged, lines) in self._judged_paths.items():
+        for name, (judged, known) in self._judged_paths.items():
             server = (self.last_server(name) if judged.managed else None) or judged
             assert server.log is not None
             written = server.log.stat().st_mtime_ns if server.log.is_file() else None
             if written in (None, self._judged_at.get(server.log)):
                 continue  # nothing was written since
             self._judged_at[server.log] = written
-            wrong = [line for line in self._contradictions(server, name) if line not in lines]
+            wrong = [each for each in self._contradictions(server, name) if each not in known]
             if not wrong:
                 continue
-            lines.update(wrong)
+            known.update(wrong)
             self.ledger.decide(beside.left_the_path(name, wrong, server.log, self.phase[1]))
             self.save()
 
@@ -351,7 +353,7 @@ class Harness(RunRecord):
             if lost_before is None and self.kept_log.lost is not None:
                 self.file.unproven.append(f"kernel path: {self.kept_log.lost}")
 
-    def _contradictions(self, server: Server, name: str) -> list[str]:
+    def _contradictions(self, server: Server, name: str) -> list[Contradiction]:
         assert server.log is not None
         path, configuration = self.kernel_path(server), server.configuration
         patterns = requested.patterns(configuration) if configuration is not None else ()
@@ -365,7 +367,7 @@ class Harness(RunRecord):
             return wrong
         stated, variables = self.profile.model, os.environ | dict(configuration.environment)
         other = identity.contradiction(stated.id, stated.digest, configuration.model, variables)
-        return [*wrong, other] if other else wrong
+        return [*wrong, Contradiction("model", other, other)] if other else wrong
 
     def metrics_file(self, log: Path | None) -> Path:
         """Where a server's metrics are kept. `log`: of a managed server; None: attached."""

@@ -89,7 +89,7 @@ def merge(whole: VerdictFile, ledger: Ledger, parts: Mapping[str, VerdictFile]) 
         whole.unproven += [line for line in part.unproven if line not in whole.unproven]
         whole.remarks += [line for line in part.remarks if line not in whole.remarks]
         for test in part.tests:
-            if test.id.startswith(BESIDE):
+            if test.is_beside:
                 ledger.decide(test)
     for folder, part in parts.items():
         # A part is worse than its tests; one that executed nothing takes nothing away.
@@ -162,7 +162,7 @@ def merge_shards(
     done = set()
     for file in files:
         for test in file.tests:
-            if not test.id.startswith(BESIDE):
+            if not test.is_beside:
                 ledger.decide(test)
                 done.add(test.id)
     merge(whole, ledger, parts)
@@ -296,9 +296,9 @@ def earlier_run(record: RunRecord) -> VerdictFile | None:
             reasons.append(f"{file} cannot be read: {type(error).__name__}")
             continue
         if others := differences(earlier, record.file):
-            name, before, now = others[0]
+            first = others[0]
             more = f", and {len(others) - 1} more differences" if len(others) > 1 else ""
-            reasons.append(f"another {name} ({before}, now {now}){more}")
+            reasons.append(f"another {first.name} ({first.one}, now {first.other}){more}")
         elif (why := contradiction(earlier)) is not None:
             reasons.append(f"{file} was changed after it was written: {why}")
         elif _ended(earlier):

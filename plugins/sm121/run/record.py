@@ -1,11 +1,13 @@
 """What a run judges, and its record: its verdict file, the decision on each test by its id (one way
 to decide, and one way to decide again), remarks, progress, and the report directory."""
 
+import enum
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from sm121.core.printable import printable
 from sm121.core.profile import Profile
@@ -82,14 +84,32 @@ class Target:
     engine: Installed = field(default_factory=Installed)
 
 
+class ProgressLine(enum.Enum):
+    """How long a line of progress is of interest."""
+
+    #: It is kept on the screen.
+    NOTE = "note"
+    #: It says what is waited for, until the next one comes.
+    PASSING = "passing"
+    #: It ends what was waited for, and is kept.
+    READY = "ready"
+
+
+class Say(Protocol):
+    """Shows a line of progress."""
+
+    def __call__(self, what: str, line: str, kind: ProgressLine = ProgressLine.NOTE) -> None:
+        """Show a line. `what` names its subject."""
+
+
 @dataclass(kw_only=True)
 class RunRecord(ABC):
     """What a run writes and shows."""
 
     directory: Path
     file: VerdictFile
-    #: Shows a line of progress; the first argument names its subject.
-    say: Callable[[str, str], None]
+    #: Shows a line of progress.
+    say: Say
     #: Whether remarks are shown at once, too.
     verbose: bool = False
     #: The level and the words of where in the run it is, for what is found beside the tests.

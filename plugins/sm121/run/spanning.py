@@ -14,6 +14,7 @@ from sm121.core.server import Server
 from sm121.engines.attached import AttachedProcesses
 from sm121.evidence import ranks, transport
 from sm121.evidence.ranks import RankPath
+from sm121.evidence.requirement import Contradiction
 from sm121.evidence.transport import Transport
 from sm121.run.engine_report import NodeReport
 
@@ -28,7 +29,7 @@ class Spanned:
 
     ranks: list[RankPath]
     carried: dict[int, Transport]
-    wrong: list[str] = field(default_factory=list)
+    wrong: list[Contradiction] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
 
@@ -69,8 +70,9 @@ def of_logs(logs: Sequence[Path], engine: str) -> tuple[list[NodeReport], list[s
     world = max([len(of_ranks), *(each.path.world_size or 0 for each in of_ranks)], default=0)
     if world < 2:
         return [], []
+    nothing = KernelPathRequirement(source="nothing is required")
     unequal = [
-        *ranks.contradictions(of_ranks, KernelPathRequirement(source="nothing is required"), world),
+        *map(str, ranks.contradictions(of_ranks, nothing, world)),
         *ranks.missing(of_ranks, world),
     ]
     return [NodeReport.of(each, transport.of_path(each.path)) for each in of_ranks], unequal

@@ -23,7 +23,7 @@ from sm121.run.details import Details, Samples
 from sm121.run.engine_report import EngineReport
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.merge import contradiction
-from sm121.run.verdict_file import BESIDE, MetricReport, TestReport, VerdictFile
+from sm121.run.verdict_file import MetricReport, TestReport, VerdictFile
 
 #: What two runs of pytest-benchmark must share to be compared, and how it is called.
 _CONTEXT = data_file.load_key("words.toml", "words", dict[str, dict[str, str]])["stored"]
@@ -161,7 +161,7 @@ class StoredRun:
             for test in self.file.tests
             if test.verdict is Verdict.FAIL
             and not (test.skipped or test.waived or test.tolerated == "listed")
-            and not test.id.startswith((BESIDE, "--"))
+            and not (test.is_beside or test.is_of_option)
         }
 
 
@@ -209,7 +209,7 @@ def _unfit(stored: StoredRun) -> Iterator[str]:
     if run.crashes:
         yield f"something crashed in it: {run.crashes[0].summary}"
     for test in run.tests:
-        if test.id.startswith(BESIDE) and test.counted is Verdict.FAIL:
+        if test.is_beside and test.counted is Verdict.FAIL:
             yield f"{test.id}: {test.message}"
     if not any(test.executed for test in run.tests):
         yield "no test of a level was executed in it"

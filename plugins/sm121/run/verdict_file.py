@@ -117,6 +117,16 @@ class TestReport(Record):
         return cls(id=identity, level=level, verdict=verdict, message=text(facts), unmet=[*facts])
 
     @property
+    def is_beside(self) -> bool:
+        """Whether it was found beside the tests, and not by one."""
+        return self.id.startswith(BESIDE)
+
+    @property
+    def is_of_option(self) -> bool:
+        """Whether it is the decision of an option, such as ``--benchmark-compare-fail``."""
+        return self.id.startswith("--")
+
+    @property
     def facts(self) -> list[Fact]:
         """What does not hold; the message of one that has no facts of its own."""
         return self.unmet or [Fact("", self.message)]

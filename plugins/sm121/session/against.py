@@ -24,7 +24,7 @@ from sm121.regression.change import is_price, trade
 from sm121.run import details, stored_run, verdict_file
 from sm121.run.fingerprint import Fingerprint
 from sm121.run.stored_run import StoredMetric, StoredRun
-from sm121.run.verdict_file import BESIDE, AgainstReport, MetricReport, TestReport, VerdictFile
+from sm121.run.verdict_file import AgainstReport, MetricReport, TestReport, VerdictFile
 
 #: ``--against`` this word: the newest run that ``sm121 trust`` has kept.
 TRUSTED = "trusted"
@@ -224,11 +224,8 @@ def judge(
             add(test.id, fact)
     levels = {test.level for test in run.tests}
     report.not_asked = sorted({test.level for test in unasked} - levels)
-    for line, expected in _path(before, run):
-        (report.path_told if expected else report.path).append(line)
-        if not expected:
-            required = f"the path of {trusted.name}, since no other was asked for"
-            add(f"path {line.partition(':')[0]}", Fact(required, line))
+    for part, fact in _judge_path(report, before, run):
+        add(f"path {part}", fact)
     lost = _lost(before, unasked)
     for name, verdict, text in _metrics(run, report, trusted, profile, metrics, lost):
         (report.metrics if verdict is Verdict.PASS else report.worse).append(text)
@@ -238,7 +235,7 @@ def judge(
         report.differs = [
             f"{each.name}: {each.one} there, {each.other} here"
             for each in before.fingerprint.differences(run.fingerprint)
-            if not each.name.startswith(("machine", "against"))
+            if each.field not in ("machine", "against")
         ]
     if any(map(is_price, metrics)) and not any(map(is_price, trusted.newest.metrics)):
         report.differs.append(f"price of rounding: not measured in {trusted.name}, not compared")
@@ -280,7 +277,7 @@ def _not_executed(
     reasons: dict[str, str] = {}
     unasked: list[TestReport] = []
     for test in before.tests:
-        if not test.executed or test.id.startswith((BESIDE, "--")):
+        if not test.executed or test.is_beside or test.is_of_option:
             continue
         now = tests.get(test.id)
         if now is None and not asked_for(test):
@@ -325,9 +322,35 @@ def _engine(run: VerdictFile) -> str:
     return f"{run.engine.name} {run.engine.version or ''}".strip()
 
 
-def _path(trusted: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:
-    """What differs of the kernel path, and whether that is as it should be: a request of this run
-    that the other had not speaks of it, or the other run did not show it."""
+def _judge_path(
+    report: AgainstReport, before: VerdictFile, run: VerdictFile
+) -> Iterator[tuple[str, Fact]]:
+    """Note what differs of the kernel path; each unexpected change by its part."""
+    for change in _path(before, run):
+        if change.is_expected:
+            report.path_told.append(change.text)
+            continue
+        report.path.append(change.text)
+        required = f"the path of {report.run}, since no other was asked for"
+        yield change.part, Fact(required, change.text)
+
+
+@dataclass(frozen=True)
+class _PathChange:
+    """What differs of the kernel path between the trusted run and this one."""
+
+    #: The field of the path, as in the id of the failure.
+    part: str
+    seen: str
+    #: A request of this run that the other had not speaks of it, or the other run did not show it.
+    is_expected: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{self.part}: {self.seen}"
+
+
+def _path(trusted: VerdictFile, run: VerdictFile) -> Iterator[_PathChange]:
     if not (run.engine.base_url or run.engine.startup_s or run.engine.path.evidence):
         return  # nothing was served here
     one, other = trusted.engine.path, run.engine.path
@@ -339,18 +362,20 @@ def _path(trusted: VerdictFile, run: VerdictFile) -> Iterator[tuple[str, bool]]:
         if before == now:
             pass
         elif now is None:
-            yield f"{name}: {before} there, no evidence of any here", False
+            yield _PathChange(name, f"{before} there, no evidence of any here")
         elif before is None:
-            yield f"{name}: not shown there, {now} here", True
+            yield _PathChange(name, f"not shown there, {now} here", is_expected=True)
         else:
-            yield f"{name}: {before} there, {now} here", name in changed_requests
+            is_expected = name in changed_requests
+            yield _PathChange(name, f"{before} there, {now} here", is_expected)
         more = [value for value in other.also.get(name, ()) if value not in one.also.get(name, ())]
         if more:
-            yield f"{name}: some layers run {', '.join(more)}, not there", name in changed_requests
+            text = f"some layers run {', '.join(more)}, not there"
+            yield _PathChange(name, text, name in changed_requests)
     for group in ("fallbacks", "silent_fallbacks", "differences"):
         for kind in getattr(other, group):
             if kind not in getattr(one, group):
-                yield f"{group.replace('_', ' ')}: {kind} here, not there", False
+                yield _PathChange(group.replace("_", " "), f"{kind} here, not there")
 
 
 def _asked_before(run: VerdictFile) -> set[str]:
@@ -381,14 +406,15 @@ def _metrics(
     absent = trend.missing(metrics, trusted.newest)
     if trusted.rated is not None and trusted.rated is not trusted.newest:
         absent += trend.missing(metrics, trusted.rated)
-    for line in absent:
-        if (name := line.partition(" ")[0]) not in lost:
+    for each in absent:
+        name = each.metric
+        if name not in lost:
             continue
         metric = run.metrics.get(name)
         if metric is not None and metric.verdict is Verdict.NOT_RUN and metric.value is not None:
             yield name, Verdict.INCONCLUSIVE, f"{name} was measured on a busy machine"
         else:
-            yield name, Verdict.FAIL, line
+            yield name, Verdict.FAIL, str(each)
     same: dict[str, StoredMetric] = {}
     for name, now in metrics.items():
         trusted_metric = trusted.metrics.get(name)

@@ -34,7 +34,7 @@ from sm121.evidence import environment, resources
 from sm121.measure import machine
 from sm121.run import directory as report_directory
 from sm121.run.engine_report import EngineReport
-from sm121.run.record import Target
+from sm121.run.record import ProgressLine, Say, Target
 from sm121.run.verdict_file import TestReport, VerdictFile
 from sm121.session import crashes, fingerprinting, signals
 from sm121.session import target as targets
@@ -42,7 +42,7 @@ from sm121.session.session import Session
 from sm121.session.settings import Settings
 
 
-def _print(what: str, line: str) -> None:
+def _print(what: str, line: str, kind: ProgressLine = ProgressLine.NOTE) -> None:  # noqa: ARG001
     sys.stderr.write(f"{what}: {line}\n")
 
 
@@ -60,7 +60,7 @@ def prepare(
     tests: Sequence[tuple[str, str]] = (),
     *,
     inapplicable: Collection[str] = (),
-    say: Callable[[str, str], None] = _print,
+    say: Say = _print,
     verbose: bool = False,
 ) -> Session:
     """Attach to the server, or prepare to start servers; take the report directory. ``chosen`` is
@@ -243,9 +243,7 @@ def _make_pool(session: Session, profile: Profile) -> None:
         ),
         directory=session.directory,
         run_id=session.run_id,
-        notify=starting.StartProgress(
-            lambda name, line: session.say(f"server {name}", line), begins=session.verbose
-        ),
+        notify=starting.StartProgress(partial(_show_start, session), begins=session.verbose),
         on_cold=signals.give_time,
         added=session.bound_compilers,
         before_stop=session.judge_errors,
@@ -253,6 +251,11 @@ def _make_pool(session: Session, profile: Profile) -> None:
         hidden=lambda: session.secrets,
     )
     session.sampler = _sampler(session, profile, session.pool.processes)
+
+
+def _show_start(session: Session, name: str, phase: starting.StartPhase) -> None:
+    kind = ProgressLine.READY if phase.ready else ProgressLine.PASSING
+    session.say(f"server {name}", phase.text, kind)
 
 
 def _look_at_nodes(session: Session, profile: Profile) -> None:
@@ -263,10 +266,11 @@ def _look_at_nodes(session: Session, profile: Profile) -> None:
     by_ray = under_test.span.launcher == "ray"
     look = partial(ray_cluster.look, arch=profile.arch, ranks=each) if by_ray else nodes.look
     for node, answer in look(under_test):
-        session.node_facts[str(node)] = answer.get("facts") or answer
+        session.node_facts[node] = answer.get("facts") or answer
         for left in answer.get("leftovers", ()):
             session.remark(f"{node}: a server of a dead run was ended: {left}")
-    text = session.redact(json.dumps(session.node_facts, indent=2))
+    by_name = {str(node): facts for node, facts in session.node_facts.items()}
+    text = session.redact(json.dumps(by_name, indent=2))
     write_text(text, session.directory / "nodes.json")
 
 

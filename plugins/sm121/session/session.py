@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from sm121.checkpoint import identity
 from sm121.core import architecture, files
 from sm121.core.redaction import secrets_of
 from sm121.core.unmet import Fact
@@ -233,13 +234,15 @@ class Session(harness.Harness):
         try:
             others = before.differences(self.fingerprint_now())
         except OSError as error:
-            others = [Difference("model's digest", "known", f"{error}")]
-        names = {f"version of {name}" for name in before.sources if name != "suite"}
-        changed = [
-            f"{name} {one}, at the end {now}"
-            for name, one, now in others
-            if name in names | {"model's digest"} and one and now and not one.startswith("hub:")
-        ]
+            others = [Difference("model's digest", "known", f"{error}", "model")]
+        changed = []
+        for each in others:
+            is_build = (
+                each.field == "sources" and each.key in before.sources and each.key != "suite"
+            )
+            is_checkpoint = each.field == "model" and not identity.is_name(each.one or "")
+            if (is_build or is_checkpoint) and each.one and each.other:
+                changed.append(f"{each.name} {each.one}, at the end {each.other}")
         if changed:
             fact = Fact("what is judged stays as it was at the beginning", "; ".join(changed))
             name = f"{verdict_file.BESIDE}what was started"

@@ -24,8 +24,16 @@ from sm121.stress import checks
 from sm121.stress.checks import Fault, UnderLoad
 from sm121.stress.shapes import Shapes
 
-#: Begins the name of such a request; and so many of each kind are in a crowd.
-NAME, _REQUESTS = "samples with", 8
+#: So many samples of each kind are in a crowd.
+_REQUESTS = 8
+
+
+@dataclass(frozen=True)
+class SampleJob(Job):
+    """A request for samples of one token."""
+
+    #: The case of `Sampler.far` that they are of.
+    case: str = ""
 
 
 @dataclass
@@ -39,12 +47,14 @@ class CrowdedSamples:
 
     def jobs(self) -> list[Job]:
         """The requests for a crowd, of all kinds in turn; none where the engine cannot do it."""
-        made = []
+        made: list[Job] = []
         for number in range(_REQUESTS):
             for kind, (texts, options, _) in self._cases.items():
                 body = {"prompt": texts, **self.sampler.body(options)}
                 job = self.shapes.other("/v1/completions", body, 1)
-                made.append(replace(job, name=f"{NAME} {kind} {number + 1}"))
+                group = f"samples with {kind}"
+                named = replace(job, name=f"{group} {number + 1}", kind=group)
+                made.append(SampleJob(**vars(named), case=kind))
         return made
 
     def faults(self, outcomes: Sequence[JobOutcome]) -> list[Fault]:
@@ -53,8 +63,9 @@ class CrowdedSamples:
         for outcome in outcomes:
             answers = (outcome.answer, *outcome.others)
             drawn = [self.sampler.sample(each.positions or ()) if each else () for each in answers]
+            assert isinstance(outcome.job, SampleJob)
             if all(len(positions) == 1 for positions in drawn):
-                samples.setdefault(outcome.job.name.split()[2], []).extend(drawn)
+                samples.setdefault(outcome.job.case, []).extend(drawn)
             else:
                 required = "required a token and its log-probability in each answer"
                 where = f"request {outcome.number} ({outcome.job.name})"
@@ -127,25 +138,27 @@ class Crowd:
     refused: dict[str, str] = field(default_factory=dict)
     #: Texts of which a structured answer is one, by the job's name.
     _choices: dict[str, Sequence[str]] = field(default_factory=dict)
+    #: Kinds whose answer alone is not compared: it is of a changed request.
+    _changed_kinds: set[str] = field(default_factory=set)
 
     def jobs(self, count: int, *, often: bool = False) -> list[Job]:
         """So many requests, of all kinds in turn, and samples between them; of neighbours each has
         another prompt. `often`: without what is judged by chance, or by another's text alone.
         Raises UnderLoad: one of them alone is not answered; NotRun: the server refuses all
         kinds."""
-        turns = [job for job in self._turns if not (often and job.name.startswith("changed"))]
+        turns = [job for job in self._turns if not (often and job.kind in self._changed_kinds)]
         jobs = [*itertools.islice(itertools.cycle(turns), count)]
         for number, job in enumerate([] if often else self.samples.jobs()):
             jobs.insert(count // 3 + 2 * number, job)
         if self.samples.lacking:
             self.refused["samples"] = self.samples.lacking
-        return [job if job.name.startswith(_SHARED) else self.shapes.salted(job) for job in jobs]
+        return [job if job.kind == _SHARED else self.shapes.salted(job) for job in jobs]
 
     def faults(self, load: LoadResult) -> list[Fault]:
         """Answers that are wrong, or another's."""
         samples, others = list[JobOutcome](), list[JobOutcome]()
         for outcome in load.outcomes:
-            is_sample = outcome.answer is not None and outcome.job.name.startswith(NAME)
+            is_sample = outcome.answer is not None and isinstance(outcome.job, SampleJob)
             (samples if is_sample else others).append(outcome)
         jobs = {outcome.job.name: outcome.job for outcome in others}
         faults = (self._fault(outcome, jobs.values()) for outcome in others)
@@ -192,7 +205,7 @@ class Crowd:
 
     def _with_alone(self, kind: str, make: Callable[[int], Job]) -> list[Job]:
         """The requests of a kind with their answers alone; none where the server refuses them."""
-        jobs = [replace(make(n), name=f"{kind} {n + 1}") for n in range(_PROMPTS)]
+        jobs = [replace(make(n), name=f"{kind} {n + 1}", kind=kind) for n in range(_PROMPTS)]
         outcomes = self.client.run(jobs, concurrency=1).outcomes
         problem = next((o.problem for o in outcomes if o.problem is not None), None)
         if problem is not None and problem[0] == "refused":
@@ -222,7 +235,9 @@ class Crowd:
         changed = [options for name, options in _CHANGED if can(name) and name not in biased]
         for number, first in enumerate(range(0, len(changed) - _PROMPTS + 1, _PROMPTS)):
             change = functools.partial(self._changed, number, changed[first : first + _PROMPTS])
-            kinds[f"changed completion {number + 1}"] = change
+            kind = f"changed completion {number + 1}"
+            kinds[kind] = change
+            self._changed_kinds.add(kind)
         if can("choice"):
             kinds["choice"] = self._choice
         if can("chat"):

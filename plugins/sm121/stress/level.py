@@ -168,7 +168,7 @@ class Stress:
         name = f"a crowd of {len(jobs)} requests"
         if faults := faults or self._kept():
             raise UnderLoad(name, faults, len(jobs))
-        kinds = ", ".join(dict.fromkeys(job.name.rsplit(" ", 1)[0] for job in jobs))
+        kinds = ", ".join(dict.fromkeys(job.kind for job in jobs))
         self._say(f"{name}: each answer is its own ({kinds})")
         if self._crowd.refused:
             self._harness.remark(f"{name}: the server refuses alone: {self._crowd.refused}")
