@@ -132,7 +132,7 @@ def _tool_or_skip(kind: str) -> Any:
     try:
         return getattr(toolchain, f"find_{kind}")(toolchain.site_packages())
     except NotRun as reason:
-        pytest.skip(f"NOT_RUN: {reason}")
+        pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="session")

@@ -144,7 +144,7 @@ def _crash(run: VerdictFile, contents: Details, directory: Path) -> None:
     for test in run.tests:
         if test.level in _AFTER_A_CRASH:
             test.verdict, test.skipped = Verdict.NOT_RUN, True
-            test.message = "NOT_RUN: the server died before it"
+            test.message = "the server died before it"
     run.metrics, contents.samples, contents.history = {}, {}, {}
     bundle = directory / run.crashes[0].bundle
     bundle.mkdir(parents=True, exist_ok=True)

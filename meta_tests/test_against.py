@@ -392,7 +392,7 @@ def test_a_new_courtesy_is_listed(trusted):
 def test_a_run_whose_smoke_level_failed_is_no_measure(tmp_path):
     file = a_run(("tests/s.py::s", "FAIL", "x"), TESTS[0])
     smoke, test = file.tests
-    not_run = {"verdict": Verdict.NOT_RUN, "message": "NOT_RUN: smoke failed"}
+    not_run = {"verdict": Verdict.NOT_RUN, "message": "smoke failed"}
     file.tests = [of(smoke, level="smoke"), of(test, **not_run)]
     file.judge()
     with pytest.raises(UsageError, match="its smoke level failed"):

@@ -134,7 +134,7 @@ def test_plain_sm121_moe_gemm_compiled_here(tools, tmp_path):
     try:
         installed = flashinfer.find()
     except NotRun as reason:
-        pytest.skip(f"NOT_RUN: {reason}")
+        pytest.skip(str(reason))
     name = "moe_mxfp8_mxfp4_unit"
     (unit,) = installed.units(name, "12.1a", tools.compiler, tmp_path)
     module, output = modules.module(name), tmp_path / "moe.fatbin"

@@ -107,7 +107,7 @@ def test_a_pass_says_what_it_may_not_be_taken_for(levels, fields, word):
 
 def test_a_pass_says_which_level_did_not_run():
     assert str(headline.of(passed(*ALL))) == "PASS: 7 checks passed"
-    skipped = ended("test_worse", Verdict.NOT_RUN, "NOT_RUN: no stored run", "regression",
+    skipped = ended("test_worse", Verdict.NOT_RUN, "no stored run", "regression",
                     skipped=True)  # fmt: skip
     run = run_of(*passed(*(each for each in ALL if each != "regression")).tests, skipped)
     assert headline.of(run).word == "PASS (not certified: regression did not run: no stored run)"
@@ -229,7 +229,7 @@ def test_a_crash_is_the_cause_of_its_own_failures(tmp_path):
 
 
 def test_what_did_not_run_says_why_and_is_not_run_once_more(tmp_path):
-    why = ended("test_one", Verdict.NOT_RUN, "NOT_RUN: no GPU is here", skipped=True)
+    why = ended("test_one", Verdict.NOT_RUN, "no GPU is here", skipped=True)
     run = run_of(why)
     assert headline.of(run).sentence.endswith(" (1 of 1: no GPU is here)")
     assert headline.action(report_of(run, tmp_path)) is None

@@ -14,6 +14,7 @@ from sm121.compilation import flashinfer, libraries, modules, probes
 from sm121.compilation.architecture import CodeArchitecture
 from sm121.core import interpreter
 from sm121.core.unmet import require, require_none
+from sm121.core.verdict import NotRun
 from sm121.engines import requested
 from sm121.evidence import requirement
 from sm121.kernels.cases import BytesCase
@@ -26,15 +27,15 @@ def test_kernel_path_is_the_required_one(conformance, server):
     """Attention, MoE and KV layout are as the profile requires; no fallback, no unknown
     variable. On several machines: equal on all ranks, whose bytes go as the profile requires."""
     if server.log is None:
-        pytest.skip(f"NOT_RUN: {server.why_no_log}")
+        raise NotRun(server.why_no_log)
     wrong = conformance.contradictions(server)
     seen = "; ".join(map(str, wrong))
     require(not wrong, "the path of the profile", seen, evidence=server.log)
     if why := conformance.unlogged(server):
-        pytest.skip(f"NOT_RUN: attention is not proven: {why}")
+        raise NotRun(f"attention is not proven: {why}")
     judged = conformance.spanned(server)
     if judged is not None and judged.silent:
-        pytest.skip(f"NOT_RUN: {'; '.join(judged.silent)}")
+        raise NotRun("; ".join(judged.silent))
 
 
 @pytest.mark.never_waived("the kernel path")
@@ -42,7 +43,7 @@ def test_kernel_path_of_the_baseline_is_the_required_one(conformance, profile):
     """The kernel path of the baseline is the required one, too."""
     server = conformance.last_server(profile.baseline)
     if server is None:
-        pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
+        raise NotRun("the smoke level starts the baseline, and it was not started")
     wrong = conformance.contradictions(server)
     seen = "; ".join(map(str, wrong))
     require(not wrong, "the path of the profile", seen, evidence=server.log)
@@ -53,7 +54,7 @@ def test_what_was_asked_for_is_what_ran(server, kernel_path):
     """The evidence shows what arguments and variables asked for. With any difference, numbers are
     INVALID."""
     if server.configuration is None:
-        pytest.skip("NOT_RUN: what the attached server was started with is not known")
+        raise NotRun("what the attached server was started with is not known")
     requested.require_as_asked(server.configuration, kernel_path, server.log)
 
 
@@ -62,7 +63,7 @@ def test_what_was_asked_of_the_baseline_is_what_ran(conformance, profile):
     """The evidence of the baseline shows what its arguments and variables asked for, too."""
     server = conformance.last_server(profile.baseline)
     if server is None:
-        pytest.skip("NOT_RUN: the smoke level starts the baseline, and it was not started")
+        raise NotRun("the smoke level starts the baseline, and it was not started")
     configuration = conformance.managed_configuration(profile.baseline)
     requested.require_as_asked(configuration, conformance.kernel_path(server), server.log)
 
@@ -78,7 +79,7 @@ def test_decode_runs_the_kernels_of_its_path(
     wrong = requirement.kernel_contradictions(*judged)
     require(not wrong, "the path of the profile", "; ".join(wrong), evidence=decode_profile.source)
     if untold := requirement.untold_of_kernels(*judged):
-        pytest.skip(f"NOT_RUN: {'; '.join(untold)}")
+        raise NotRun("; ".join(untold))
 
 
 # Numerics. Each test runs an operation twice, on fresh inputs, into memory poisoned with NaN and

@@ -11,7 +11,7 @@ import pytest
 
 from sm121.core import interpreter
 from sm121.core.unmet import require
-from sm121.core.verdict import Inconclusive
+from sm121.core.verdict import Inconclusive, NotRun
 from sm121.evidence.kernel_path import mistaken_environment
 
 pytestmark = [pytest.mark.smoke, pytest.mark.applies_to("cpu", "gpu")]
@@ -73,7 +73,7 @@ def test_stop_leaves_nothing_behind(servers, profile):
 def test_server_is_ready_in_time(server, profile):
     """The server is ready in time: /health answers and a token was served."""
     if not server.managed:
-        pytest.skip("NOT_RUN: the attached server was started by somebody else")
+        raise NotRun("the attached server was started by somebody else")
     limit = profile.engine.ready_within_s.value
     if server.startup_s > limit and server.why_cold:
         raise Inconclusive(server.why_cold)
@@ -85,7 +85,7 @@ def test_version_is_known(conformance, server):
     """The engine's version is known. Without it a result cannot be compared with anything."""
     version = conformance.file.engine.version
     if not server.managed and not version:
-        pytest.skip("NOT_RUN: the attached server has no /version; give its log: --server-log PATH")
+        raise NotRun("the attached server has no /version; give its log: --server-log PATH")
     require(version, "a version at /version")
 
 
@@ -93,7 +93,7 @@ def test_start_up_log_shows_no_failure(kernel_path, server):
     """The start-up log shows no CUDA initialisation error, no failed JIT build and no dead
     engine."""
     if server.log is None:
-        pytest.skip(f"NOT_RUN: {server.why_no_log}")
+        raise NotRun(server.why_no_log)
     where = f"{kernel_path.evidence.get('failure')} in {server.log}"
     require(kernel_path.failure is None, "no failure", kernel_path.failure, evidence=where)
 
@@ -101,7 +101,7 @@ def test_start_up_log_shows_no_failure(kernel_path, server):
 def test_every_variable_is_known_to_the_engine(kernel_path, server):
     """The engine knows every VLLM_* variable that is set. An unknown one has no effect."""
     if server.log is None:
-        pytest.skip(f"NOT_RUN: {server.why_no_log}")
+        raise NotRun(server.why_no_log)
     unknown = mistaken_environment(kernel_path)
     require(not unknown, "no unknown VLLM_* variable", ", ".join(unknown))
 
@@ -110,14 +110,14 @@ def test_health(http, server):
     """GET /health answers 200."""
     status = http.get("/health").status_code
     if not server.managed and status == 404:
-        pytest.skip("NOT_RUN: the attached server has no /health; other engines may not need one")
+        raise NotRun("the attached server has no /health; other engines may not need one")
     require(status == 200, 200, status)
 
 
 def test_requests_without_the_key_are_refused(server):
     """A server that the suite started refuses requests without its key."""
     if not server.managed:
-        pytest.skip("NOT_RUN: whether the attached server has a key is its owner's choice")
+        raise NotRun("whether the attached server has a key is its owner's choice")
     stranger = dataclasses.replace(server.endpoint, api_key="none")
     with stranger.http() as http:
         status = http.get("/v1/models").status_code

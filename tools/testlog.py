@@ -143,7 +143,7 @@ def _notes(report: StoredReport, level: str) -> list[str]:
     bad = [test for test in findings.failures(report.run) if test.level == level]
     notes = [f"{test.verdict.value} {test.id.rpartition('::')[2]}: {test.message}" for test in bad]
     reasons = {
-        test.why_not_run
+        test.message
         for test in report.run.tests
         if test.level == level and test.skipped and not test.waived
     }

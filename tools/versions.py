@@ -26,7 +26,7 @@ from sm121.engines.protocol import ChecksArguments
 from sm121.matrix import axes
 from sm121.matrix.axes import Space
 from sm121.measure import counters
-from sm121.run import verdict_file
+from sm121.run import stored_run
 from sm121.run.verdict_file import VerdictFile
 from tools.choices.releases import published
 
@@ -117,7 +117,7 @@ def _pytest(folder: Path, *typed: str) -> VerdictFile:
         )
     if not (folder / "verdict.json").is_file():
         raise SystemExit(f"expected a run, see {folder.with_suffix('.txt')}")
-    return verdict_file.read(folder / "verdict.json")
+    return stored_run.file_of(folder)
 
 
 def environment(release: str, state: Path) -> tuple[Path, str]:
@@ -150,7 +150,7 @@ def unknown(release: str, state: Path) -> list[str]:
     report = state / release / "report"
     if not (report / "verdict.json").is_file():
         return ["it serves nothing here"]
-    run = verdict_file.read(report / "verdict.json")
+    run = stored_run.file_of(report)
     pages = sorted(report.glob("metrics-*.txt"))
     has = counters.read(pages[-1].read_text("utf-8")).values if pages else {}
     found = [

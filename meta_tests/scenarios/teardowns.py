@@ -3,6 +3,8 @@ skipped; and a strict xfail that passes."""
 
 import pytest
 
+from sm121.core.verdict import NotRun
+
 pytestmark = [pytest.mark.correctness, pytest.mark.applies_to("cpu", "gpu")]
 
 
@@ -13,7 +15,7 @@ def failing_teardown():
 
 
 def test_skipped_then_failed(failing_teardown):
-    pytest.skip("NOT_RUN: nothing to see")
+    raise NotRun("nothing to see")
 
 
 def test_passes():
@@ -28,7 +30,7 @@ def test_passes_unexpectedly():
 @pytest.fixture
 def skipping_teardown():
     yield
-    pytest.skip("NOT_RUN: nothing to take down")
+    raise NotRun("nothing to take down")
 
 
 def test_failed_then_skipped(skipping_teardown):

@@ -4,6 +4,8 @@ import logging
 
 import pytest
 
+from sm121.core.verdict import NotRun
+
 pytestmark = [pytest.mark.smoke, pytest.mark.applies_to("cpu", "gpu")]
 
 
@@ -15,4 +17,4 @@ def test_tells(conformance):
 
 
 def test_skips(conformance):
-    pytest.skip(f"NOT_RUN: refused {conformance.settings.api_key}")
+    raise NotRun(f"refused {conformance.settings.api_key}")

@@ -18,7 +18,7 @@ from sm121.evidence import failure
 from sm121.kernels.under_test import Kernels
 from sm121.plugin.stash import DEVIATIONS, FINDING, ID, LEVEL, MEASURED, SYMPTOMS
 from sm121.run.record import stands
-from sm121.run.verdict_file import NOT_RUN, JudgedKernel, TestReport
+from sm121.run.verdict_file import JudgedKernel, TestReport
 from sm121.session.crashes import RanOutOfTime
 from sm121.session.session import Session
 from sm121.stress.checks import UnderLoad
@@ -73,7 +73,7 @@ def take(
     if isinstance(error, NotRun):
         path, line, _ = item.location
         report.outcome = "skipped"
-        report.longrepr = (path, (line or 0) + 1, f"{NOT_RUN}{error}")
+        report.longrepr = (path, (line or 0) + 1, str(error))
     excused = error is not None and not report.failed and not isinstance(error, _NO_FAILURE)
     if excused:  # by an xfail mark, or by another plugin
         report.outcome = "failed"
@@ -85,9 +85,7 @@ def take(
     if report.skipped and finding.verdict in (Verdict.NOT_RUN, Verdict.PASS):
         finding.skipped = True
         finding.verdict = Verdict.NOT_RUN
-        reason = getattr(report, "wasxfail", None) or report.longrepr
-        reason = reason[2] if isinstance(reason, tuple) else reason
-        finding.message = printable(str(reason).removeprefix("Skipped: "))[:_MESSAGE_LENGTH]
+        finding.message = printable(_why_skipped(error, report))[:_MESSAGE_LENGTH]
     elif report.failed:
         facts = _facts(session, error, report)
         message, note = _message(session, item, facts)
@@ -116,6 +114,15 @@ def take(
         session.ledger.decide(finding)
         session.save()
     report.user_properties.append(("verdict", finding.verdict.value))
+
+
+def _why_skipped(error: BaseException | None, report: pytest.TestReport) -> str:
+    if isinstance(error, NotRun):
+        return str(error)
+    if isinstance(error, pytest.skip.Exception):
+        return error.msg or ""
+    reason = getattr(report, "wasxfail", None) or report.longrepr
+    return str(reason[2] if isinstance(reason, tuple) else reason)
 
 
 def leave_out_libraries(item: pytest.Item, call: pytest.CallInfo[None]) -> None:

@@ -13,6 +13,7 @@ import pytest
 from sm121.compilation.jit import FlashInferModules
 from sm121.core import architecture, interpreter, profile_fields, templates
 from sm121.core.configuration import ServerConfiguration, environment_items
+from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, Profile
 from sm121.core.time_range import TimeRange
 from sm121.engines import preflight
@@ -21,7 +22,7 @@ from sm121.measure import box, machine, roofline
 from sm121.plugin import selection, timing
 from sm121.plugin.selection import WHY_NOT
 from sm121.plugin.stash import ID, LEVEL, SETTINGS
-from sm121.run import served, verdict_file
+from sm121.run import served, stored_run, verdict_file
 from sm121.run.record import Target
 from sm121.session import certification, durations, forecast, target
 from sm121.session.forecast import Check, Forecast
@@ -161,12 +162,12 @@ def _check(config: pytest.Config, chosen: Target, profile: Profile, item: pytest
 def _measured_gb_s(report: Path, profile: Profile) -> float | None:
     """What this machine's memory gave in the newest run of a report directory that says so; None
     where no run does."""
-    files = [report / "verdict.json", *(report / "earlier").glob("*/verdict.json")]
+    files = [report / verdict_file.NAME, *(report / "earlier").glob(f"*/{verdict_file.NAME}")]
     newest = sorted(filter(Path.is_file, files), key=os.path.getmtime, reverse=True)
     for file in newest[:_NEWEST]:
         try:
-            run = verdict_file.read(file)
-        except (OSError, ValueError):
+            run = stored_run.file_of(file)
+        except UsageError:
             continue  # not one that can be read: nothing is known of it
         made_by = run.fingerprint
         if made_by is None or (run.profile, made_by.machine) != (profile.name, machine.identity()):

@@ -21,7 +21,7 @@ from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
 from sm121.run import merge
 from sm121.run.record import Target
-from sm121.run.verdict_file import NOT_RUN, TestReport
+from sm121.run.verdict_file import TestReport
 from sm121.session import certification
 from sm121.session.session import Session
 from sm121.session.settings import Settings
@@ -339,7 +339,7 @@ def skip(item: pytest.Item, why: str) -> None:
     """Mark a test that cannot run, unless it has another reason already."""
     if item.get_closest_marker("skip") is None:
         item.stash[WHY_NOT] = why
-        item.add_marker(pytest.mark.skip(reason=f"{NOT_RUN}{why}"))
+        item.add_marker(pytest.mark.skip(reason=why))
 
 
 def uses_a_server(item: pytest.Item) -> bool:

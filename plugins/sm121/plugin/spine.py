@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sm121.core.verdict import NotRun
 from sm121.plugin import (
     answers,
     benchmarks,
@@ -285,7 +286,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     performance.end_with_its_level(item, session)
     item.config.stash[stash.CRASHES].after_abort()
     if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
-        pytest.skip(f"{verdict_file.NOT_RUN}{why}")
+        raise NotRun(why)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other plugins have changed the report

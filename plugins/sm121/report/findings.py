@@ -148,4 +148,4 @@ def _evidence(report: StoredReport, level: str, logs: Sequence[str] | None) -> I
 def not_run(run: VerdictFile) -> list[list[TestReport]]:
     """The tests that did not run, those with one reason together."""
     tests = [test for test in run.tests if test.skipped or test.verdict is Verdict.NOT_RUN]
-    return same((test for test in tests if not test.excused), lambda test: test.why_not_run)
+    return same((test for test in tests if not test.excused), lambda test: test.message)

@@ -135,7 +135,7 @@ def _said(run: VerdictFile) -> str:
         why = ""
         if run.finished and not any(test.executed for test in run.tests):
             most = max(findings.not_run(run), key=len, default=[])
-            reason = most[0].why_not_run or "no reason was given" if most else ""
+            reason = most[0].message or "no reason was given" if most else ""
             counts = f"{len(most)} of {len(run.tests)}"
             is_said = run.reason.startswith(reason)
             if most:

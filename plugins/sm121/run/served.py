@@ -77,7 +77,7 @@ def _served(
     elif others:
         why = f"{choice.provider} has the kernel that serves"
     else:
-        reasons = [test.why_not_run for test in tests if test.why_not_run]
+        reasons = [test.message for test in tests if test.message]
         undecided = "none of its tests decided" if tests else "none of its tests was selected"
         why = reasons[0] if reasons else undecided
     if others and judged is False:

@@ -228,8 +228,19 @@ def _unfit(stored: StoredRun) -> Iterator[str]:
             yield f"{details.NAME} next to it has no samples of {name}"
 
 
-def file_of(directory: Path) -> VerdictFile:
-    """The verdict.json of a report directory. Raises UsageError: there is none, or not sound."""
+def file_of(path: Path) -> VerdictFile:
+    """Read the verdict.json of a stored run; every module reads it here.
+
+    Args:
+        path: A report directory, or its verdict.json.
+
+    Returns:
+        What the file has, of any version of the suite.
+
+    Raises:
+        UsageError: There is no verdict.json, or not a sound one.
+    """
+    directory = folder_of(path)
     try:
         return verdict_file.read(directory / verdict_file.NAME)
     except (OSError, ValueError, RecursionError) as error:

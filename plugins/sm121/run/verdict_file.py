@@ -61,8 +61,6 @@ class LevelReport(Record):
 _COUNTED_AS = {verdict: verdict.value.lower() for verdict in Verdict}
 _COUNTED_AS |= {Verdict.PASS: "passed", Verdict.FAIL: "failed"}
 
-#: Before the reason of a test that could not run.
-NOT_RUN = "NOT_RUN: "
 UNFINISHED = "the run has not finished"
 #: The kind of a crash by which the machine ended the run: too little memory to go on.
 MEMORY_FLOOR = "memory_floor"
@@ -130,11 +128,6 @@ class TestReport(Record):
     def facts(self) -> list[Fact]:
         """What does not hold; the message of one that has no facts of its own."""
         return self.unmet or [Fact("", self.message)]
-
-    @property
-    def why_not_run(self) -> str:
-        """The reason of a test that could not run, without the word."""
-        return self.message.removeprefix(NOT_RUN)
 
     @property
     def counted(self) -> Verdict:

@@ -283,7 +283,7 @@ def _not_executed(
         if now is None and not asked_for(test):
             unasked.append(test)
         elif now is None or not now.executed:
-            reasons[test.id] = "it was not collected" if now is None else now.why_not_run
+            reasons[test.id] = "it was not collected" if now is None else now.message
     return reasons, unasked
 
 

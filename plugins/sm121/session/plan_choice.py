@@ -6,8 +6,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, Profile
-from sm121.run import verdict_file
+from sm121.run import stored_run
 from sm121.run.verdict_file import VerdictFile
 
 #: The plan of a run that names nothing.
@@ -115,8 +116,8 @@ def of_options(
 def _resumed(report: Path) -> str | None:
     """The plan of the run that a report directory has; None where there is none to resume."""
     try:
-        return _plan_of(verdict_file.read(report / verdict_file.NAME))
-    except (OSError, ValueError):  # `merge.earlier_run` says so in a remark
+        return _plan_of(stored_run.file_of(report))
+    except UsageError:  # `merge.earlier_run` says so in a remark
         return None
 
 

@@ -27,7 +27,7 @@ from sm121.core.printable import printable
 from sm121.core.server import NO_KEY, Endpoint, root_of
 from sm121.core.verdict import Verdict
 from sm121.report import headline
-from sm121.run import verdict_file
+from sm121.run import stored_run
 from sm121.session import given_key
 from sm121.session.acceptance import AcceptanceWatch, Taken, read_counters
 from sm121.stress import soak
@@ -283,12 +283,12 @@ class _Player:
             status = self._process.wait()
             self._process = None
         try:
-            run = verdict_file.read(self._report / "verdict.json")
-        except (OSError, ValueError):
+            run = stored_run.file_of(self._report)
+        except UsageError:
             last = _last_line(self._log)
-            return Verdict.NOT_RUN, f"NOT_RUN: no verdict (exit status {status}): {last}"
+            return Verdict.NOT_RUN, f"{Verdict.NOT_RUN}: no verdict (exit status {status}): {last}"
         if not run.finished:
-            return Verdict.NOT_RUN, f"NOT_RUN: the run did not end (exit status {status})"
+            return Verdict.NOT_RUN, f"{Verdict.NOT_RUN}: the run did not end (exit status {status})"
         return run.verdict, str(headline.of(run))
 
 
