@@ -54,6 +54,13 @@ def why_not(session: Session, item: pytest.Item) -> str | None:
     return f"the smoke level failed ({failed[0].id}); what it needs comes first" if failed else None
 
 
+def require_able(session: Session, item: pytest.Item, other: str | None) -> None:
+    """Go on only if a test can run. `other`: another reason why it cannot. Raises NotRun."""
+    why = why_not(session, item) or other
+    if why is not None:
+        raise NotRun(why)
+
+
 def crash(error: BaseException) -> managed.ServerError | UnderLoad | RanOutOfTime | None:
     """The error, when it means that the server may have failed; None for any other."""
     if isinstance(error, managed.ServerError | UnderLoad):

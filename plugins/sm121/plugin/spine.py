@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sm121.core.verdict import NotRun
 from sm121.plugin import (
     answers,
     benchmarks,
@@ -285,8 +284,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     item.stash[stash.MEASURED] = len(session.recorder.recorded)
     performance.end_with_its_level(item, session)
     item.config.stash[stash.CRASHES].after_abort()
-    if (why := outcomes.why_not(session, item) or workers.why_not(item)) is not None:
-        raise NotRun(why)
+    outcomes.require_able(session, item, workers.why_not(item))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # after all other plugins have changed the report
