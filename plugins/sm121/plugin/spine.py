@@ -33,7 +33,7 @@ from sm121.plugin import (
     timing,
     workers,
 )
-from sm121.run import details, verdict_file
+from sm121.run import details
 from sm121.session import against, certified_run
 from sm121.session.session import Session
 
