@@ -12,16 +12,13 @@ import pytest
 import servers
 from data_rows import from_data
 
-from sm121.core.engine_settings import Needs
 from sm121.core.verdict import Verdict
-from sm121.engines import memory, preflight, process_tree
+from sm121.engines import memory, process_tree
 from sm121.engines.managed import ManagedServer, StopReport
-from sm121.engines.memory import DeviceUse, Memory, ServerMemory, ServerMemoryReader
-from sm121.evidence.failure import classify_lines
+from sm121.engines.memory import DeviceUse, Memory, Returned, ServerMemory, ServerMemoryReader
 from sm121.measure.timeline import ServerDeviceMemory
 from sm121.plugin import kernels, outcomes, stash
 from sm121.regression.ab_run import AbRun
-from sm121.session import crashes
 from sm121.session.session import Session
 
 GIB = 2**30
@@ -38,34 +35,11 @@ def at(
     return Memory(available * GIB, size(taken), shared * GIB, device)
 
 
-NEIGHBOURS = "others hold memory of the GPU: ollama (4711) 40.0 GiB, a process (4712) 12.0 GiB"
-
-
 @from_data
-def test_a_neighbour_on_the_gpu_is_named_before_the_start_and_at_the_failure(
-    monkeypatch, line, kind, gib, named
-):
-    """NemoClaw issue 12255: "no memory diagnosis". Of the server's own memory nothing is said."""
-    processes = {(0, int(pid)): int(size * GIB) for pid, size in gib.items()} | {(0, 5): None}
-    people = [SimpleNamespace(pid=4711, info={"name": "ollama"})]
-    device = memory.DeviceMemory(None, processes, True)
-    monkeypatch.setattr(memory, "read_devices", lambda: device)
-    monkeypatch.setattr(psutil, "process_iter", lambda _names: people)
-    monkeypatch.setattr(memory, "_namespace", lambda: memory._OF_THE_MACHINE)
-    findings = preflight.Preflight("cpu", [], {}, needs=Needs(), directory=Path()).findings()
-    assert [NEIGHBOURS in each.message for each in findings] == ([True] if "4711" in gib else [])
-    processes[0, 77] = 60 * GIB
-    cause = crashes._beside_others(classify_lines([f"RuntimeError: {line}"], 1), {77})
-    assert cause.kind == kind and (NEIGHBOURS in cause.summary) is bool(named), cause.summary
-    monkeypatch.setattr(memory, "_namespace", lambda: "pid:[1]")
-    assert memory.neighbours({77}) is None, "the server's pids are others there"
-
-
-@from_data
-def test_memory_that_others_hold_is_not_missing(before, after, missing, doubt):
-    before, after = at(**before), at(**after)
-    assert before.missing(after) == missing * GIB
-    assert (before.doubt(after) is not None) is doubt
+def test_memory_that_others_hold_is_not_missing(before, after, missing, unproven):
+    returned = at(**before).returned(at(**after))
+    assert returned.missing_bytes == missing * GIB
+    assert (returned.unproven_bytes > 0) is unproven
 
 
 @pytest.mark.parametrize("in_a_file", [False, True], ids=["a process", "a file in memory"])
@@ -191,8 +165,10 @@ def test_what_a_server_has_left_fails_the_run_whichever_it_was():
     """Also one in the middle, and when the next one of its name ended well."""
     run, _ = a_session()
     core = process_tree.Survivor(4711, "running", "VLLM::EngineCore")
-    run.note_stop("marlin", StopReport(0, (core,), False, 100 * GIB, 1.0, log="server-marlin.log"))
-    run.note_stop("marlin", StopReport(0, (), True, 0, 1.0, log="server-marlin-2.log"))
+    run.note_stop(
+        "marlin", StopReport(0, (core,), False, Returned(100 * GIB), 1.0, log="server-marlin.log")
+    )
+    run.note_stop("marlin", StopReport(0, (), True, Returned(), 1.0, log="server-marlin-2.log"))
     assert not run.stops["server-marlin.log"].clean and run.stops["server-marlin-2.log"].clean
     (test,) = run.file.tests
     assert test.verdict == "FAIL" and "VLLM::EngineCore" in test.message
@@ -210,14 +186,13 @@ def test_what_a_server_has_left_does_not_keep_later_levels_from_running(identity
 def test_memory_that_may_be_missing_is_no_pass():
     """In a container nobody can say who holds it: a leak must not be green, nor is it proven."""
     before, after = at(used=4), at(used=80)
-    doubt = before.doubt(after)
     run, remarks = a_session()
     for _ in range(2):  # the matrix stops one of a name again and again
-        run.note_stop("marlin", StopReport(0, (), True, 0, 1.0, remark=doubt))
+        run.note_stop("marlin", StopReport(0, (), True, before.returned(after), 1.0))
     (test,) = run.file.tests
     assert test.verdict == "INCONCLUSIVE" and "76.0 GiB less device memory" in test.message
     assert run.ledger.complete and len(remarks) == 2
-    run.note_stop("triton", StopReport(0, (), True, 0, 1.0))
+    run.note_stop("triton", StopReport(0, (), True, Returned(), 1.0))
     assert run.file.tests == [test]
 
 
@@ -235,26 +210,32 @@ def stopped_with(*losses: int, took: int = 85, unified: bool = True, seen: bool 
         after = at(available=free, **device | ({} if unified else {"used": used}))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Memory, "now", lambda after=after: after)
-            missing, remark, slight = server._memory_missing(at_work, patience_s=0.0)
-        report = StopReport(
-            0, (), True, missing, 1.0, remark=remark, slight=slight, log=f"server-{number}.log"
-        )
+            returned = server._memory_returned(at_work, patience_s=0.0)
+        report = StopReport(0, (), True, returned, 1.0, log=f"server-{number}.log")
         run.note_stop("marlin", report)
     return [test.verdict.value for test in run.file.tests], remarks
 
 
 @pytest.mark.parametrize("unified", [True, False], ids=["unified", "a GPU's own memory"])
 @from_data
-def test_a_leak_in_a_container_is_no_pass_and_a_healthy_one_is_not_in_doubt(
+def test_a_leak_in_a_container_is_no_pass_and_a_healthy_one_is_proven(
     unified, losses, took, verdict, remarks
 ):
     """2 GiB that nobody explains, once: a driver keeps some after its first use, and others live on
-    the machine. It is said once, with the way to see it."""
+    the machine. It is said each time, with the way to see it."""
     verdicts, lines = stopped_with(*losses, took=took or 85, unified=unified)
     assert {*verdicts} == ({verdict} if verdict else set())
     assert lines if remarks is None else len(lines) == remarks
     if not verdict and lines and took is None:
         assert "2.0 GiB less device memory" in lines[0] and "docker run --pid=host" in lines[0]
+
+
+def test_the_memory_of_another_node_is_said_with_its_name():
+    ours, theirs = Returned(missing_bytes=1), Returned(2, 5 * GIB, "device memory", usual=False)
+    both = ours.with_other(theirs, "node 1 (spark2)")
+    assert (both.missing_bytes, both.unproven_bytes) == (3, 5 * GIB)
+    assert "5.0 GiB less device memory of node 1 (spark2) is free" in str(both)
+    assert ours.with_other(Returned(2), "node 1") == Returned(missing_bytes=3)
 
 
 def test_where_all_processes_are_seen_a_leak_is_proven():

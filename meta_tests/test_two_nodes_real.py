@@ -123,7 +123,7 @@ def test_rank_of_a_real_vllm(pool, fault):
     assert {"server.log", "node-1.log", "node-1.json"} <= {file.name for file in bundle.iterdir()}
     report = pool.stop()
     assert report is not None and not report.survivors and report.port_free, report
-    assert report.memory_missing_bytes == 0
+    assert report.memory.missing_bytes == 0
     assert not process_tree.marked(process_tree.RUN_ID, RUN)
     assert segments and not any(file.exists() for file in segments), segments
 

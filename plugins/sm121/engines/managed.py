@@ -23,7 +23,7 @@ from sm121.core.configuration import Rank, ServerConfiguration
 from sm121.core.server import Endpoint, Server
 from sm121.core.waiting import until
 from sm121.engines import api_key, process_tree, protocol
-from sm121.engines.memory import Memory
+from sm121.engines.memory import Memory, Returned
 from sm121.engines.starting import Activity, ReadinessProbe, StartPhase
 from sm121.evidence import failure, process_snapshot
 from sm121.evidence.kernel_messages import KernelMessages
@@ -60,12 +60,8 @@ class StopReport:
     exit_status: int | None
     survivors: tuple[process_tree.Survivor, ...]
     port_free: bool
-    memory_missing_bytes: int
+    memory: Returned
     seconds: float
-    #: What could not be decided about the memory; "" where all is known.
-    remark: str = ""
-    #: Whether that may be anybody's, so that it decides nothing unless it comes again.
-    slight: bool = False
     #: The log of that start, by name.
     log: str = ""
     #: The signal that it died of when it was asked to end; None where it ended in order.
@@ -76,7 +72,7 @@ class StopReport:
     @property
     def clean(self) -> bool:
         """It ended in order, and no process, port or memory is left."""
-        remains = self.survivors or self.memory_missing_bytes or not self.port_free
+        remains = self.survivors or self.memory.missing_bytes or not self.port_free
         return not remains and self.crash is None
 
 
@@ -259,7 +255,7 @@ class ManagedServer:
         survivors = process_tree.describe(
             [*remaining(), *(p for p in self._by_pid.values() if p.is_running())]
         )
-        missing, remark, slight = self._memory_missing(at_work)
+        returned = self._memory_returned(at_work)
         self.progress = "stopped"
         # It is killed when it does not end in time, and by our own end.
         last = self.exit_status if already is None else None
@@ -269,10 +265,8 @@ class ManagedServer:
             survivors=tuple(survivors),
             port_free=not self._has_listened
             or until(lambda: process_tree.is_free(self._port), _PORT_FREE_WITHIN_S),
-            memory_missing_bytes=missing,
+            memory=returned,
             seconds=time.monotonic() - started,
-            remark=remark,
-            slight=slight,
             log=self.log.name,
             crash=signal.Signals(-last).name if crashed and last is not None else None,
         )
@@ -489,21 +483,16 @@ class ManagedServer:
     def _remember_tree(self) -> None:
         self._by_pid.update({process.pid: process for process in self.processes()})
 
-    def _memory_missing(
-        self, at_work: Memory | None, patience_s: float = 10.0
-    ) -> tuple[int, str, bool]:
-        """Bytes of system or device memory that did not come back in time; a remark where that
-        cannot be decided, and whether that remark decides nothing."""
+    def _memory_returned(self, at_work: Memory | None, patience_s: float = 10.0) -> Returned:
+        """Wait until all system and device memory came back, and return what did not in time."""
         before = self._memory_before
         if before is None:
-            return 0, "", False
+            return Returned()
         deadline = time.monotonic() + patience_s
         while True:
-            now = Memory.now()
-            missing, doubt = before.missing(now), before.doubt(now)
-            if (missing == 0 and doubt is None) or time.monotonic() >= deadline:
-                slight = doubt is not None and before.decides_nothing(now, at_work)
-                return missing, doubt or "", slight
+            returned = before.returned(Memory.now(), at_work)
+            if returned.is_whole or time.monotonic() >= deadline:
+                return returned
             time.sleep(0.2)
 
     def _number_log(self) -> None:

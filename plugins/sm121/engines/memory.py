@@ -1,14 +1,13 @@
 """Memory of the machine and of its GPUs, before a server and after it: what has not come back, and
 who holds it. What a living process holds is its own. What is certainly held by nobody and yet gone
-is missing. What may be held by a process that cannot be seen from here is in doubt."""
+is missing. What may be held by a process that cannot be seen from here is not proven."""
 
 import contextlib
 import os
 import re
 import resource
-from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,44 @@ _HELD = ("AnonPages", "KernelStack", "PageTables", "SecPageTables", "Hugetlb", "
 _SLACK_BYTES = 1 << 30
 #: Of what a server held: less than this may be anybody's.
 _LITTLE = 0.05
-#: Of a GPU. What a desktop holds is no neighbour.
-_MUCH = 1 << 30
 #: Files in memory, and pages that are locked there. The kernel does not say whose they are.
 _SHARED = ("Shmem", "Unevictable")
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What of the memory is free again after a stop; without fields, all of it."""
+
+    #: Gone, and certainly held by nobody.
+    missing_bytes: int = 0
+    #: Gone, and not proven to be held by somebody or by nobody.
+    unproven_bytes: int = 0
+    #: Which memory is not proven.
+    where: str = ""
+    #: Whether a healthy stop may seem to leave so much, as long as the next one does not.
+    usual: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing or unproven."""
+        return not (self.missing_bytes or self.unproven_bytes)
+
+    def with_other(self, other: "Returned", name: str) -> "Returned":
+        """Return this with what another machine of that name has not given back."""
+        missing = self.missing_bytes + other.missing_bytes
+        if other.unproven_bytes <= self.unproven_bytes:
+            return replace(self, missing_bytes=missing)
+        where = f"{other.where} of {name}"
+        return replace(other, missing_bytes=missing, where=where)
+
+    def __str__(self) -> str:
+        if not self.unproven_bytes:
+            return f"{self.missing_bytes / 2**30:.1f} GiB of memory are missing"
+        return (
+            f"not proven that all memory came back: {self.unproven_bytes / 2**30:.1f} GiB less "
+            f"{self.where} is free than before the server, and the processes that may hold it "
+            "cannot be seen"
+        )
 
 
 @dataclass(frozen=True)
@@ -73,40 +106,44 @@ class Memory:
             waiting = sum(map(int, counts)) * resource.getpagesize()
         return cls(lines["MemAvailable"] + waiting, in_use, shared, _device_use())
 
-    def missing(self, later: "Memory") -> int:
-        """What has certainly not come back; 0 when it has. Memory that living processes hold is
-        theirs, and not missing: what counts is what nobody holds and yet is gone, as a driver keeps
-        it on unified memory."""
-        worst = max(lost for lost, _doubtful, _where in self._losses(later))
-        return worst if worst > _SLACK_BYTES else 0
+    def returned(self, later: "Memory", at_work: "Memory | None" = None) -> "Returned":
+        """Compare the memory after a stop with this reading, made before the start.
 
-    def doubt(self, later: "Memory") -> str | None:
-        """What may not have come back, or may be held by a process that is not seen from here;
-        None where there is no doubt."""
-        if self.missing(later):
-            return None
-        worst, where = max((doubtful, where) for _lost, doubtful, where in self._losses(later))
-        if worst <= _SLACK_BYTES:
-            return None
-        return (
-            f"{worst / 2**30:.1f} GiB less {where} is free than before the server; whether "
-            "other processes hold it cannot be known here"
+        Memory that living processes hold is theirs, and not missing: what counts is what nobody
+        holds and yet is gone, as a driver keeps it on unified memory.
+
+        Args:
+            later: after the stop.
+            at_work: just before the stop; None if the server had ended by itself.
+        """
+        losses = self._losses(later)
+        lost = max(lost for lost, _unseen, _where in losses)
+        if lost > _SLACK_BYTES:
+            return Returned(missing_bytes=lost)
+        unseen, where = max((unseen, where) for _lost, unseen, where in losses)
+        if unseen <= _SLACK_BYTES:
+            return Returned()
+        return Returned(
+            unproven_bytes=unseen,
+            where=where,
+            usual=unseen <= self._usual(later, at_work),
         )
 
-    def decides_nothing(self, later: "Memory", at_work: "Memory | None") -> bool:
-        """Whether a doubt is small beside what the server held, where the holders of a GPU's memory
-        cannot be seen from here; that of a leak comes again at the next stop. `later`: after the
-        stop; `at_work`: just before it; None where the server had ended by itself."""
+    def _usual(self, later: "Memory", at_work: "Memory | None") -> int:
+        """Return how many bytes a healthy stop may seem to leave, in bytes.
+
+        It is 0 unless the holders of a GPU's memory cannot be seen from here. There a driver keeps
+        some after its first use, and others live on the machine.
+        """
         before, after = self.device, later.device
         if before is None or after is None or None not in (before.held, after.held):
-            return False
+            return 0
         took = 0
         if at_work is not None and at_work.device is not None:
             took = self.available - at_work.available
             if before.used is not None and at_work.device.used is not None:
                 took = at_work.device.used - before.used
-        worst = max(doubtful for _lost, doubtful, _where in self._losses(later))
-        return worst <= max(2 * _SLACK_BYTES, int(took * _LITTLE))
+        return max(2 * _SLACK_BYTES, int(took * _LITTLE))
 
     def _losses(self, later: "Memory") -> list[tuple[int, int, str]]:
         """Of each memory: bytes that are gone and held by nobody for certain, bytes that are gone
@@ -128,26 +165,6 @@ class Memory:
         used = after.used - before.used - on_device
         of_system = (certain if is_known else 0, decrease, system)
         return [of_system, (used if is_shown else 0, used, device)]
-
-
-def neighbours(server: Collection[int] | None = None) -> str | None:
-    """Who else holds `_MUCH` memory of the GPUs, those with most first; None where nobody is seen.
-    `server`: pids of the run's, None before one was started. From inside a container nobody can be
-    told from it, and nobody has a name."""
-    at_home, memory = _namespace() == _OF_THE_MACHINE, read_devices()
-    if memory is None or (server is not None and not at_home):
-        return None
-    this, sizes = psutil.Process(), Counter[int]()
-    run_pids = {this.pid, *(child.pid for child in this.children(recursive=True)), *(server or ())}
-    for (_gpu, pid), size in memory.by_process.items():
-        sizes[pid] += 0 if pid in run_pids else size or 0
-    names = {p.pid: p.info["name"] for p in psutil.process_iter(["name"])} if at_home else {}
-    lines = (
-        f"{names.get(pid, 'a process')} ({pid}) {size / 2**30:.1f} GiB"
-        for pid, size in sizes.most_common(3)
-        if size >= _MUCH
-    )
-    return ", ".join(lines) or None
 
 
 def _device_use() -> DeviceUse | None:

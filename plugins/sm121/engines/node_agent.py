@@ -22,7 +22,7 @@ import psutil
 
 from sm121.core import digest, interpreter
 from sm121.core.configuration import Rank, ServerConfiguration
-from sm121.engines import memory, process_tree, registry
+from sm121.engines import process_tree, registry
 from sm121.engines.managed import ManagedServer, StartLimits, scratch_base
 from sm121.evidence import environment, kernel_messages, mapped, process_snapshot
 from sm121.evidence.unanswered import unanswered
@@ -51,7 +51,6 @@ def facts(configuration: ServerConfiguration) -> dict[str, Any]:
     return {
         "model": model,
         "available_bytes": psutil.virtual_memory().available,
-        "gpu_neighbours": memory.neighbours(),
         "record": record.model_dump(mode="json"),
     }
 

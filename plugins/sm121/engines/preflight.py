@@ -20,7 +20,6 @@ from sm121.core.data_file import DataTable, Entries, Regex
 from sm121.core.engine_arguments import one_line
 from sm121.core.server import Node
 from sm121.core.versions import Versions, within
-from sm121.engines.memory import neighbours
 
 Severity = Literal["error", "warning", "note"]
 
@@ -126,15 +125,11 @@ def of_nodes(
     """What stands against a start in the memory of the other nodes of a server. `facts`: of each
     node (`sm121.engines.nodes.look`), this machine's first."""
     for node, record in [*facts.items()][1:]:
-        for each in _memory(needs, record["available_bytes"], record.get("gpu_neighbours")):
+        for each in _memory(needs, record["available_bytes"]):
             yield each.model_copy(update={"message": f"{node}: {each.message}"})
 
 
-def _memory(
-    needs: engine_settings.Needs, available_bytes: int, others: str | None
-) -> Iterator[PreflightFinding]:
-    if others is not None:
-        yield _of("gpu_neighbours", others=others)
+def _memory(needs: engine_settings.Needs, available_bytes: int) -> Iterator[PreflightFinding]:
     available = available_bytes / _GIB
     if needs.memory_gib is not None and available < needs.memory_gib:
         yield _of("memory", memory=needs.memory_gib, available=available)
@@ -172,7 +167,7 @@ class Preflight:
 
     def _room(self) -> Iterator[PreflightFinding]:
         available = psutil.virtual_memory().available  # MemAvailable on Linux
-        yield from _memory(self.needs, available, neighbours())
+        yield from _memory(self.needs, available)
         disk, path = self.needs.disk_gib, self.directory.absolute()
         existing = next(item for item in (path, *path.parents) if item.exists())
         free = shutil.disk_usage(existing).free / _GIB

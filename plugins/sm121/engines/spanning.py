@@ -21,6 +21,7 @@ from sm121.core.server import Node, Server
 from sm121.core.waiting import until
 from sm121.engines import node_agent, nodes
 from sm121.engines.managed import OF_ENGINES, ManagedServer, ServerError, ServerExited, StopReport
+from sm121.engines.memory import Returned
 from sm121.engines.nodes import NodeProcess
 from sm121.engines.process_tree import Survivor
 from sm121.evidence import death, failure
@@ -260,7 +261,7 @@ def _together(
     return dataclasses.replace(
         report,
         survivors=(*report.survivors, *left),
-        memory_missing_bytes=report.memory_missing_bytes + theirs["memory_missing_bytes"],
+        memory=report.memory.with_other(Returned(**theirs["memory"]), f"{node}"),
         crash=report.crash or crash,
         kernels={**report.kernels, f"{node}": kernel},
     )

@@ -80,17 +80,17 @@ def unclean(name: str, report: StopReport) -> TestReport:
         "the server ends in order when it is stopped, and nothing is left",
         f"{f'it died of {report.crash}; ' if report.crash else ''}"
         f"{survivors}; port free: {report.port_free}; "
-        f"memory missing: {report.memory_missing_bytes / 2**30:.1f} GiB",
+        f"memory missing: {report.memory.missing_bytes / 2**30:.1f} GiB",
         evidence=f"{report.log}",
     )
     return TestReport.of(f"{BESIDE}{name}", "smoke", fact)
 
 
-def doubted(name: str, report: StopReport) -> TestReport:
-    """Memory of a stopped server may be missing."""
+def unproven_memory(name: str, report: StopReport) -> TestReport:
+    """Return the decision on memory of a stopped server that is not proven to be free again."""
     fact = Fact(
         "the memory that a stopped server held is free again",
-        f"{report.remark}",
+        f"{report.memory}",
         evidence="end what else takes memory and run again; of a GPU's memory, run where all "
         "processes are seen (docker run --pid=host)",
     )

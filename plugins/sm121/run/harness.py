@@ -409,25 +409,28 @@ class Harness(RunRecord):
             self.file.engine.version = version
 
     def note_stop(self, configuration: str, report: StopReport) -> None:
-        """A server was stopped. What it left is decided like a test. Memory that may be anybody's
-        is remarked on once. When it goes again at the next stop, it goes as a leak does."""
+        """Decide what a stopped server left, like a test.
+
+        Memory that is not proven to be free again is said each time. It is INCONCLUSIVE, unless a
+        healthy stop may seem to leave so much and the stop before it left nothing unproven.
+        """
         earlier = list(self.stops.values())
         self.stops[report.log] = report
         if not report.clean:
             self.ledger.decide(
                 beside.unclean(report.log.removesuffix(".log") or configuration, report)
             )
-        if not report.remark:
+        if not report.memory.unproven_bytes:
             return
-        again = bool(earlier) and earlier[-1].slight
-        if not report.slight or again:
-            self.remark(f"after server {configuration}: {report.remark}")
-            self.ledger.decide(beside.doubted(configuration, report))
-        elif not any(each.slight for each in earlier):
+        again = bool(earlier) and earlier[-1].memory.unproven_bytes > 0
+        if report.memory.usual and not again:
             self.remark(
-                f"after server {configuration}: {report.remark}. Once, this decides nothing. Who "
-                "holds a GPU's memory is seen with docker run --pid=host"
+                f"after server {configuration}: {report.memory}. Who holds a GPU's memory is seen "
+                "with docker run --pid=host"
             )
+            return
+        self.remark(f"after server {configuration}: {report.memory}")
+        self.ledger.decide(beside.unproven_memory(configuration, report))
 
     @property
     def life(self) -> Life | None:

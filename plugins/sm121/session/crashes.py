@@ -11,7 +11,6 @@ from typing import Any
 from sm121.core.printable import printable
 from sm121.core.redaction import redact_arguments, redact_environment
 from sm121.core.server import Node
-from sm121.engines import memory
 from sm121.engines.life import DYING_S, Dead, ManagedLife
 from sm121.engines.managed import (
     ManagedServer,
@@ -136,8 +135,6 @@ class CrashDesk:
         elif isinstance(error, ServerError) or dying or (managed and isinstance(error, Dead)):
             kills = cgroup.kills(session.cgroup_before)
             cause = death.cause_of(cause, exits=exits, kernel=kernel, kills=kills, pids=pids)
-        if managed is not None:
-            cause = _beside_others(cause, pids)
         spans = session.attached.nodes if session.attached is not None else ()
         if spans and (isinstance(error, Dead) or cause.kind in (*_REPLACE, "timeout")):
             cause = _by_logs(cause, spans)
@@ -233,7 +230,7 @@ class CrashDesk:
             session.distrusted = (
                 "the machine is not as it was before the crash: "
                 f"{len(report.survivors)} processes left, port free: {report.port_free}, "
-                f"{report.memory_missing_bytes / 2**30:.1f} GiB missing"
+                f"{report.memory.missing_bytes / 2**30:.1f} GiB missing"
             )
         if session.box is not None and session.aborted is None:
             session.box.doubt()
@@ -329,15 +326,6 @@ def _by_logs(cause: Cause, nodes: Collection[Node]) -> Cause:
         owner = f"{node_cause.owner}; on {node.name}"
         return node_cause.model_copy(update={"summary": summary, "owner": owner})
     return cause
-
-
-def _beside_others(cause: Cause, pids: Collection[int]) -> Cause:
-    """A cause that a neighbour on the GPU may be behind names it. `pids`: of the server."""
-    others = memory.neighbours(pids) if cause.kind in ("oom", "busy_gpu") else None
-    if others is None:
-        return cause
-    summary = f"{cause.summary}; others hold memory of the GPU: {others}"
-    return cause.model_copy(update={"summary": summary})
 
 
 def _happened(error: Exception | Dead, *, ended: bool) -> str:

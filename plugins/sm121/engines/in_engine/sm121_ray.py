@@ -39,18 +39,10 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
         except importlib.metadata.PackageNotFoundError:
             continue
     gpus: list[str] = []
-    others: list[str] = []
     if tool := shutil.which("nvidia-smi"):
         query = [tool, "--query-gpu=name", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
         gpus = answer.stdout.strip().splitlines()
-        fields = "--query-compute-apps=process_name,pid,used_gpu_memory"
-        query = [tool, fields, "--format=csv,noheader,nounits"]
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
-        for line in answer.stdout.strip().splitlines():
-            name, pid, mib = (word.strip() for word in line.rsplit(",", 2))
-            if mib.isdecimal() and int(mib) >= 1024:  # less is a desktop's; [N/A] tells nothing
-                others.append(f"{name} ({pid}) {int(mib) / 1024:.1f} GiB")
     lines = pathlib.Path("/proc/meminfo").read_text("ascii").splitlines()
     free = next(line for line in lines if line.startswith("MemAvailable"))
     shared = pathlib.Path("/dev/shm")  # noqa: S108 - looked at, nothing is made there
@@ -74,7 +66,6 @@ def facts(packages: list[str], beginnings: list[str], remove: list[str]) -> dict
         "packages": versions,
         "variables": chosen,
         "gpus": gpus,
-        "gpu_neighbours": ", ".join(others[:3]) or None,
         "segments": [file for file, of_ray in mapped.items() if of_ray],
         "available_bytes": int(free.split()[1]) * 1024,
     }
