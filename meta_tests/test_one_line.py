@@ -162,7 +162,7 @@ def test_a_named_report_directory_is_that_of_its_run(clone):
 
 
 def test_a_refused_request_leaves_the_report_where_it_is(clone):
-    status, report = clone("--questions", "pytest.ini")
+    status, report = clone("--exam", "pytest.ini")
     assert (status, verdict(report)) == (4, "PASS")
     assert not (report / "earlier").exists()
 
