@@ -101,6 +101,13 @@ def test_equally_likely_tokens_are_counted_whichever_was_drawn(monkeypatch):
         judge_drafts(lambda body: body, seed)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_equally_likely_tokens_are_no_false_alarm_of_the_temperature(monkeypatch, seed):
+    """An engine lists the drawn one first, so that the order of the list decides nothing."""
+    monkeypatch.setattr(scripted_sampler, "_STEP", 1.0)
+    check(TEMPERATURE, lambda body: body, seed)
+
+
 def test_what_an_engine_does_not_know_is_not_run():
     with pytest.raises(NotRun, match="min_p: not in the published API"):
         check("test_samples_keep_the_cut[min_p]", lambda body: body, 1, "openai")
