@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from two_steps import in_two_steps
 
-from sm121.answers import oracle_file
+from sm121.answers import oracle_texts
 from sm121.oracles import gpt_oss, mxfp4, rounding
 from sm121.oracles.formats import Rounding
 from tools import small_oracle
@@ -135,4 +135,4 @@ def answers(row: Row, checkpoint: Path, folder: Path, dtype: str) -> dict[str, l
     model = dataclasses.replace(small_oracle.load(checkpoint, torch.float32), rounding=way)
     says = small_oracle.next_token_log_probabilities
     with _computing_as(row):
-        return {name: says(model, ids).tolist() for name, ids in oracle_file.prompts()}
+        return {name: says(model, ids).tolist() for name, ids in oracle_texts.prompts()}

@@ -14,7 +14,7 @@ from data_rows import table, text_file
 torch = pytest.importorskip("torch")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
-from sm121.answers import oracle_file  # noqa: E402
+from sm121.answers import oracle_file, oracle_making, oracle_texts  # noqa: E402
 from sm121.checkpoint import canary, tokenizer  # noqa: E402
 from sm121.oracles import gpt_oss, mxfp4  # noqa: E402
 from sm121.oracles.formats import EXACT  # noqa: E402
@@ -176,7 +176,7 @@ def test_the_whole_of_what_is_shipped_is_made_again(canary_bf16):
     unlike = {"suite": "", "made": "", "seconds": 0.0}
     shipped, made = (
         re.findall(r"-?[\d.]+(?:e-\d+)?", file.model_copy(update=unlike).model_dump_json())
-        for file in (oracle_file.shipped(canary_bf16), oracle_file.make(canary_bf16))
+        for file in (oracle_file.shipped(canary_bf16), oracle_making.make(canary_bf16))
     )
     assert np.allclose([*map(float, shipped)], [*map(float, made)], rtol=0, atol=1e-6)
 
@@ -184,15 +184,15 @@ def test_the_whole_of_what_is_shipped_is_made_again(canary_bf16):
 def test_only_the_canary_has_what_is_shipped(canary_mxfp4, canary_bf16, tmp_path, monkeypatch):
     """Not its other twin, one with another weight, a certificate, or one with other prompts."""
     made = oracle_file.shipped(canary_bf16).model_copy(update={"suite": "made anew"})
-    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: made)
+    monkeypatch.setattr(oracle_making, "make", lambda *_a, **_k: made)
     changed = Path(shutil.copytree(canary_bf16, tmp_path / "changed"))
     weights = changed / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
     for checkpoint, anew in ((canary_mxfp4, False), (changed, False), (canary_bf16, True)):
-        assert oracle_file.kept_or_made(checkpoint, EXACT, tmp_path / "kept", anew=anew) == made
-    assert oracle_file.kept_or_made(canary_bf16, EXACT, tmp_path / "kept") != made
-    monkeypatch.setattr(oracle_file, "GENERATED", 3)
-    assert oracle_file.kept_or_made(canary_bf16, EXACT, tmp_path / "others") == made
+        assert oracle_making.kept_or_made(checkpoint, EXACT, tmp_path / "kept", anew=anew) == made
+    assert oracle_making.kept_or_made(canary_bf16, EXACT, tmp_path / "kept") != made
+    monkeypatch.setattr(oracle_texts, "GENERATED", 3)
+    assert oracle_making.kept_or_made(canary_bf16, EXACT, tmp_path / "others") == made
 
 
 def test_log_probabilities_of_all_tokens_and_of_the_next_agree(weights):

@@ -8,6 +8,7 @@ import pytest
 from data_rows import from_data
 
 from sm121.answers import golden
+from sm121.answers.golden_comparison import GoldenComparison
 from sm121.answers.prompts import PromptSet
 from sm121.client.completions import Completion, Position, Request, ids_of
 from sm121.core import level_settings, profile, unmet
@@ -60,7 +61,7 @@ def record(engine: Engine, identity: golden.Identity | None = None, **environmen
     )  # fmt: skip
 
 
-def against_trusted(engine: Engine, bound=BOUND, **environment) -> golden.GoldenComparison:
+def against_trusted(engine: Engine, bound=BOUND, **environment) -> GoldenComparison:
     return golden.compare(record(Engine(TRUSTED)), engine, PROMPTS, bound, environment)
 
 
@@ -107,7 +108,7 @@ def test_two_attractors_are_followed_from_the_golden_token():
     other = [at(10), at(55, 0.41, 11, 0.4), at(70), at(71)]
     trusted = record(Engine({**TRUSTED, "a": close}))
 
-    def resumed(*tokens: int) -> golden.GoldenComparison:
+    def resumed(*tokens: int) -> GoldenComparison:
         engine = Engine({**TRUSTED, "a": other, (1, 10, 11): [at(token) for token in tokens]})
         return golden.compare(trusted, engine, PROMPTS, BOUND, {})
 
@@ -244,7 +245,7 @@ def test_an_engine_that_lists_the_chosen_token_alone_is_compared():
 
 
 def test_a_divergence_of_nothing_is_no_agreement():
-    nothing = golden.GoldenComparison({}, ())
+    nothing = GoldenComparison({}, ())
     assert math.isnan(nothing.mean_divergence)
     assert "KL divergence" in unmet.text(nothing.beyond(BOUND))
 

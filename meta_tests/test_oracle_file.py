@@ -11,9 +11,16 @@ import pytest
 from data_rows import from_data
 
 from sm121 import cli
-from sm121.answers import log_probabilities, oracle_file
-from sm121.answers.log_probabilities import OracleReference, computed_tolerance, generation_beyond
+from sm121.answers import (
+    log_probabilities,
+    mistake_pattern,
+    oracle_file,
+    oracle_making,
+    oracle_texts,
+)
+from sm121.answers.log_probabilities import generation_beyond
 from sm121.answers.oracle_file import OracleFile, Place, Scored
+from sm121.answers.oracle_tolerance import OracleReference, computed_tolerance
 from sm121.client.completions import Completion, Position, Request
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import LogProbabilityTolerance
@@ -28,28 +35,27 @@ FORMATS = "lm_head=mxfp4-ceil,kv=fp8,experts=mxfp8"
 def short():
     """The same file with less to compute."""
     patch = pytest.MonkeyPatch()
-    every = dict(oracle_file.prompts())
+    every = dict(oracle_texts.prompts())
     few = [("capitals", every["capitals"][:20]), ("languages and code", every["tool call"][:60])]
     few.append(("mixture of 300", every["mixture of 300"][:140]))
     few += [(name, every["tool call"][:n]) for name, n in (("tool call", 150), ("prose of 127", 9))]
     few.append(("mixture of 600", every["mixture of 600"][:135]))
-    for module in (oracle_file, log_probabilities):
-        patch.setattr(module, "prompts", lambda: few)
-    patch.setattr(oracle_file, "long_prompt", lambda: ("long", every["tool call"][:130]))
-    patch.setattr(oracle_file, "GENERATED", 3)
+    patch.setattr(oracle_texts, "prompts", lambda: few)
+    patch.setattr(oracle_texts, "long_prompt", lambda: ("long", every["tool call"][:130]))
+    patch.setattr(oracle_texts, "GENERATED", 3)
     yield
     patch.undo()
 
 
 @pytest.fixture(scope="module")
 def made(short, canary_mxfp4) -> OracleFile:
-    return oracle_file.make(canary_mxfp4)
+    return oracle_making.make(canary_mxfp4)
 
 
 @pytest.fixture(scope="module")
 def served(short, canary_mxfp4) -> OracleFile:
     """The same of a server that rounds more."""
-    return oracle_file.make(canary_mxfp4, Rounding.parse(FORMATS))
+    return oracle_making.make(canary_mxfp4, Rounding.parse(FORMATS))
 
 
 def wide(made: OracleFile) -> OracleFile:
@@ -64,7 +70,7 @@ def test_it_says_what_gpt_oss_says(made, canary_mxfp4):
     from tools import small_oracle
 
     weights = small_oracle.load(canary_mxfp4, torch.float64)
-    for name, ids in oracle_file.prompts()[:2]:
+    for name, ids in oracle_texts.prompts()[:2]:
         scored = made.prompts[name]
         every = small_oracle.log_probabilities(weights, ids)
         right = every[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0]
@@ -88,7 +94,7 @@ def test_a_coarser_engine_may_differ_more_and_each_small_mistake_is_another_mode
 def makings(made, monkeypatch) -> list[None]:
     """An entry for each time that a file is made anew: it is the same one."""
     entries: list[None] = []
-    monkeypatch.setattr(oracle_file, "make", lambda *_a, **_k: entries.append(None) or made)
+    monkeypatch.setattr(oracle_making, "make", lambda *_a, **_k: entries.append(None) or made)
     return entries
 
 
@@ -100,7 +106,7 @@ def test_it_is_made_once_for_a_checkpoint(made, makings, canary_mxfp4, tmp_path)
         (checkpoint / file.name).hardlink_to(file.resolve())
 
     def makings_after_another_call() -> int:
-        assert oracle_file.kept_or_made(checkpoint, EXACT, folder) == made
+        assert oracle_making.kept_or_made(checkpoint, EXACT, folder) == made
         return len(makings)
 
     assert [makings_after_another_call() for _ in range(2)] == [1, 1]
@@ -117,14 +123,14 @@ def test_it_is_made_once_for_a_checkpoint(made, makings, canary_mxfp4, tmp_path)
 def test_a_certificate_does_not_believe_what_is_kept(made, makings, canary_mxfp4, tmp_path):
     """Nothing can be kept in a container whose folder is read-only: there it is made, too."""
     folder = tmp_path / "kept"
-    oracle_file.kept_or_made(canary_mxfp4, EXACT, folder)
+    oracle_making.kept_or_made(canary_mxfp4, EXACT, folder)
     (file,) = folder.glob("*.json")
     oracle_file.save(wide(made), file)
-    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, folder) != made
-    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, folder, anew=True) == made
-    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, folder) == made
+    assert oracle_making.kept_or_made(canary_mxfp4, EXACT, folder) != made
+    assert oracle_making.kept_or_made(canary_mxfp4, EXACT, folder, anew=True) == made
+    assert oracle_making.kept_or_made(canary_mxfp4, EXACT, folder) == made
     (tmp_path / "file").write_text("in the way")
-    assert oracle_file.kept_or_made(canary_mxfp4, EXACT, tmp_path / "file" / "kept") == made
+    assert oracle_making.kept_or_made(canary_mxfp4, EXACT, tmp_path / "file" / "kept") == made
 
 
 def test_a_file_of_another_checkpoint_or_rounding_is_refused(made, canary_mxfp4, canary_bf16):
@@ -196,7 +202,7 @@ class Asked:
     """A server that says a prompt's log-probabilities."""
 
     def __init__(self, values: dict[str, list[float]]) -> None:
-        self.names = {tuple(ids): name for name, ids in oracle_file.prompts()}
+        self.names = {tuple(ids): name for name, ids in oracle_texts.prompts()}
         self.values = values
 
     def ask(self, request: Request) -> Completion:
@@ -207,14 +213,14 @@ class Asked:
         return value
 
 
-@pytest.mark.parametrize("name", oracle_file.SMALL_MISTAKES)
+@pytest.mark.parametrize("name", oracle_texts.SMALL_MISTAKES)
 def test_a_small_mistake_is_told_or_named_as_too_small(made, name):
     """Where rounding alone may look like it, the answer is neither yes nor no."""
     right = {prompt: scored.following for prompt, scored in made.prompts.items()}
     wrong = right | made.mistakes[name]
     for rounding in (None, "bf16"):
         oracle = reference(made, rounding)
-        noise = log_probabilities.Pattern.of(made, name, rounding).noise()
+        noise = mistake_pattern.Pattern.of(made, name, rounding).noise()
         if log_probabilities._SIGMAS * noise < 0.5:
             log_probabilities.mistake_is_absent(Asked(right), oracle, name)
             for times in (1.0, 0.6, 0.4, -0.4, -0.6, -0.86):
@@ -287,7 +293,7 @@ def absent(file: OracleFile, others: dict[str, list[float]], way: str | None = N
 
 def test_another_rounding_is_named(made):
     others = made.mistakes["a sliding window of 127"]
-    others = {"kv=checkpoint": {name: others[name] for name in oracle_file.ROUNDING_PROMPTS}}
+    others = {"kv=checkpoint": {name: others[name] for name in oracle_texts.ROUNDING_PROMPTS}}
     served = made.model_copy(update={"rounding": "kv=fp8", "other_roundings": others})
     assert "1 other roundings are absent" in absent(served, {})
     with pytest.raises(AssertionError, match=r"rounded as kv=fp8, .* kv=checkpoint"):

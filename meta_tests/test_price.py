@@ -12,8 +12,8 @@ from data_rows import from_data
 from test_against import OWN, a_run
 from test_rounding_faults import _slow
 
-from sm121.answers import log_probabilities, oracle_file, price
-from sm121.answers.oracle_file import ExamText
+from sm121.answers import oracle_making, oracle_texts, price
+from sm121.answers.oracle_texts import ExamText
 from sm121.client.completions import Completion, Position, Refused, name_of
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Price, Regression
@@ -44,18 +44,17 @@ DEPTH = 40
 def checkpoint(canary_bf16, tmp_path_factory):
     """The canary with the tokens of two prompts and of its exam alone."""
     patch = pytest.MonkeyPatch()
-    every, exam = dict(oracle_file.prompts()), oracle_file.exams()["canary"]
+    every, exam = dict(oracle_texts.prompts()), oracle_texts.exams()["canary"]
     texts = {name: every[name][:90] for name in ("capitals", "tool call", "mixture of 300")}
     tokens = sorted({*range(0, 100_000, 50), *exam.token_ids}.union(*texts.values()))
     prompts = [(name, [tokens.index(token) for token in ids]) for name, ids in texts.items()]
     few = ExamText(token_ids=map(tokens.index, exam.token_ids), answers=exam.answers)
-    for module in (oracle_file, log_probabilities):
-        patch.setattr(module, "prompts", lambda: prompts)
-    patch.setattr(oracle_file, "exams", lambda: {"canary": few})
-    patch.setattr(oracle_file, "GENERATED", 3)
-    patch.setattr(oracle_file, "SMALL_MISTAKES", {})
+    patch.setattr(oracle_texts, "prompts", lambda: prompts)
+    patch.setattr(oracle_texts, "exams", lambda: {"canary": few})
+    patch.setattr(oracle_texts, "GENERATED", 3)
+    patch.setattr(oracle_texts, "SMALL_MISTAKES", {})
     long = prompts[0][1] * 4
-    patch.setattr(oracle_file, "long_prompt", lambda tokens=4: ("long", long[:tokens]))
+    patch.setattr(oracle_texts, "long_prompt", lambda tokens=4: ("long", long[:tokens]))
     folder = tmp_path_factory.mktemp("checkpoint") / "canary"
     yield roundings.with_few_tokens(canary_bf16, folder, tokens)
     patch.undo()
@@ -63,7 +62,7 @@ def checkpoint(canary_bf16, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(checkpoint):
-    return oracle_file.make(checkpoint, depths=[DEPTH])
+    return oracle_making.make(checkpoint, depths=[DEPTH])
 
 
 class Server:
@@ -213,7 +212,7 @@ def test_probabilities_above_one_together_are_none(reference, checkpoint, served
     assert price._divergence((surest, honest)) < 1e-6
     lies = {token: served(value) for token, value in honest.items()}
     assert price._divergence((surest, lies)) == math.inf
-    (text,) = oracle_file.exams().values()
+    (text,) = oracle_texts.exams().values()
     scored = reference.unrounded[text.name]
     for above, count in ((0.0, 0), (2.0, len(text.answers))):
         answered = Completion("", None, None, None, None, (above,) * len(scored.following), 1, 1)
@@ -238,7 +237,7 @@ def test_a_gate_that_would_never_be_red_is_refused(wrong):
 
 def test_what_was_not_measured_says_why(reference, checkpoint):
     """A context shorter than the exam loses that alone."""
-    server, exam = Server(checkpoint, EXACT), oracle_file.exams()["canary"]
+    server, exam = Server(checkpoint, EXACT), oracle_texts.exams()["canary"]
     samples, reasons = price.measure(server, reference, "another", [DEPTH, 8192])
     assert f"{KL}@d{DEPTH}" in samples and not reasons.keys() & samples.keys()
     assert "no right answers of exam another" in reasons[RIGHT]
@@ -259,7 +258,7 @@ def test_what_was_not_measured_says_why(reference, checkpoint):
 
 def test_a_reference_that_rounds_has_the_checkpoint_beside(reference, checkpoint):
     """And one that has not is refused: of a release before."""
-    rounded = oracle_file.make(checkpoint, Rounding.parse("lm_head=mxfp4-even"))
+    rounded = oracle_making.make(checkpoint, Rounding.parse("lm_head=mxfp4-even"))
     price.refuse_rounded(rounded, "FILE")
     for name, scored in rounded.unrounded.items():
         assert scored.following == pytest.approx(reference.unrounded[name].following, abs=1e-6)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from test_oracle_file import Asked  # noqa: E402
 
-from sm121.answers import log_probabilities, oracle_file  # noqa: E402
+from sm121.answers import log_probabilities, oracle_making, oracle_tolerance  # noqa: E402
 from sm121.answers.oracle_file import OracleFile  # noqa: E402
 from sm121.core.server import Endpoint, Server  # noqa: E402
 from sm121.core.unmet import Unmet  # noqa: E402
@@ -48,7 +48,7 @@ def judged(checkpoints, tmp_path_factory):
         checkpoint = checkpoints["loud" in server]
         formats = formats_of(server)
         if (key := (formats, "loud" in server)) not in files:
-            files[key] = oracle_file.make(checkpoint, Rounding.parse(formats))
+            files[key] = oracle_making.make(checkpoint, Rounding.parse(formats))
         reference = roundings.reference(files[key], dtype)
         folder = tmp_path_factory.mktemp("server") / "twin"
         asker = Asked(rounding_faults.answers(server, checkpoint, folder, dtype))
@@ -77,7 +77,7 @@ def test_a_cell_of_the_matrix_is_held_against_the_oracle(
     answers = rounding_faults.answers(row, checkpoints[0], tmp_path / "twin", "exact")
     path = KernelPath(version="0.32.0", attention="CPU_ATTN", moe="CPU", kv_cache_dtype="fp8")
     harness = SimpleNamespace(profile=roundings.PROFILE, kernel_path=lambda _server: path)
-    monkeypatch.setattr(log_probabilities, "checkpoint_of", lambda _server: checkpoints[0])
+    monkeypatch.setattr(oracle_tolerance, "checkpoint_of", lambda _server: checkpoints[0])
     monkeypatch.setattr(oracle, "Asker", lambda _server: Asked(answers))
     if cached == "cut off":
         assert oracle.agrees(harness, server, tmp_path).startswith("kv=fp8-cut; 2 other roundings")

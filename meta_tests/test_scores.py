@@ -9,7 +9,7 @@ import pytest
 import torch
 from data_rows import from_data
 
-from sm121.answers.oracle_file import _with_window, prompts
+from sm121.answers.oracle_texts import prompts, with_window
 from sm121.oracles import mxfp4, rounding, scores
 from sm121.oracles.formats import BF16, Rounding
 from sm121.oracles.rounded import rounded
@@ -76,7 +76,7 @@ def test_what_it_goes_on_with_is_what_the_one_in_memory_chooses(canary_mxfp4):
 @pytest.mark.slow("a model of its own")
 def test_a_text_may_be_another_models(canary_mxfp4):
     weights = small_oracle.load(canary_mxfp4, torch.float64)
-    narrow = functools.partial(_with_window, shift=-28)
+    narrow = functools.partial(with_window, shift=-28)
     texts = [TEXTS[1], dataclasses.replace(TEXTS[1], change=narrow)]
     intact, changed = scores.score(canary_mxfp4, texts)
     every = small_oracle.log_probabilities(narrow(weights), TEXTS[1].ids)

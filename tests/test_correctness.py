@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from sm121.answers import exam, golden, log_probabilities, oracle_file, prompts, published
+from sm121.answers import exam, golden, log_probabilities, oracle_texts, prompts, published
 from sm121.api import (
     chat_prompts,
     chats,
@@ -115,7 +115,7 @@ def test_prompt_log_probabilities_agree_with_the_oracle(asker, reference, confor
 
 
 @pytest.mark.ability("oracle")
-@pytest.mark.parametrize("mistake", oracle_file.SMALL_MISTAKES)
+@pytest.mark.parametrize("mistake", oracle_texts.SMALL_MISTAKES)
 def test_no_known_small_mistake_is_in_the_log_probabilities(asker, reference, mistake):
     """The server is nearer to gpt-oss than to one with a mistake below the rounding of BF16."""
     log_probabilities.mistake_is_absent(asker, reference, mistake)
@@ -143,7 +143,7 @@ def test_generated_log_probabilities_agree_with_the_oracle(asker, reference, con
 @pytest.mark.ability("oracle")
 def test_generation_past_the_original_context_agrees_with_the_oracle(asker, reference):
     """Answers agree across YaRN's original 4096 positions, 32 KV blocks and chunked prefill."""
-    log_probabilities.generations_agree(asker, reference, [oracle_file.long_prompt()])
+    log_probabilities.generations_agree(asker, reference, [oracle_texts.long_prompt()])
 
 
 # The same request, asked in another way: equal tokens where the engine promises it, or noise.

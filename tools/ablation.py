@@ -24,9 +24,11 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sm121.answers import oracle_file
-from sm121.answers.log_probabilities import Pattern, computed_tolerance
-from sm121.answers.oracle_file import SMALL_MISTAKES, OracleFile
+from sm121.answers import oracle_making
+from sm121.answers.mistake_pattern import Pattern
+from sm121.answers.oracle_file import OracleFile
+from sm121.answers.oracle_texts import SMALL_MISTAKES
+from sm121.answers.oracle_tolerance import computed_tolerance
 from sm121.core.level_settings import LogProbabilityTolerance
 from sm121.oracles import gpt_oss, moe, mxfp4
 from sm121.oracles.gpt_oss import Layer, Weights
@@ -356,7 +358,7 @@ def write_report(
     Returns the rows, and by dtype the features whose defect nothing catches.
     """
     prompts = load_prompts()
-    file = oracle_file.make(checkpoint)
+    file = oracle_making.make(checkpoint)
     tolerances = {"float32": of_float32}
     tolerances |= {path: computed_tolerance(file, path) for path in file.rounded}
     rows = measure(checkpoint, prompts)

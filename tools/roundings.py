@@ -26,9 +26,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sm121.answers import log_probabilities, oracle_file
-from sm121.answers.log_probabilities import OracleReference, computed_tolerance
-from sm121.answers.oracle_file import SMALL_MISTAKES, OracleFile
+from sm121.answers import (
+    log_probabilities,
+    oracle_making,
+    oracle_texts,
+    oracle_tolerance,
+)
+from sm121.answers.oracle_file import OracleFile
+from sm121.answers.oracle_texts import SMALL_MISTAKES
+from sm121.answers.oracle_tolerance import OracleReference, computed_tolerance
 from sm121.checkpoint import canary
 from sm121.client.completions import Asker, Completion, Request
 from sm121.core import profile
@@ -114,18 +120,17 @@ def with_few_tokens(checkpoint: Path, folder: Path, tokens: Sequence[int]) -> Pa
 def two_prompts() -> Iterator[list[int]]:
     """Two prompts past the window instead of all, in the numbers of their own tokens and of some
     thousands more: these tokens."""
-    every = dict(oracle_file.prompts())
-    texts = {name: every[name] for name in oracle_file.ROUNDING_PROMPTS}
+    every = dict(oracle_texts.prompts())
+    texts = {name: every[name] for name in oracle_texts.ROUNDING_PROMPTS}
     tokens = sorted({*range(0, 100_000, 50)}.union(*texts.values()))
     prompts = [(name, [tokens.index(token) for token in ids]) for name, ids in texts.items()]
     with contextlib.ExitStack() as stack:
-        for module in (oracle_file, log_probabilities):
-            stack.enter_context(mock.patch.object(module, "prompts", lambda: prompts))
+        stack.enter_context(mock.patch.object(oracle_texts, "prompts", lambda: prompts))
         long = ("long", prompts[0][1][:4])
-        stack.enter_context(mock.patch.object(oracle_file, "long_prompt", lambda: long))
-        stack.enter_context(mock.patch.object(oracle_file, "exams", dict))
-        stack.enter_context(mock.patch.object(oracle_file, "GENERATED", 1))
-        stack.enter_context(mock.patch.object(oracle_file, "SMALL_MISTAKES", {}))
+        stack.enter_context(mock.patch.object(oracle_texts, "long_prompt", lambda: long))
+        stack.enter_context(mock.patch.object(oracle_texts, "exams", dict))
+        stack.enter_context(mock.patch.object(oracle_texts, "GENERATED", 1))
+        stack.enter_context(mock.patch.object(oracle_texts, "SMALL_MISTAKES", {}))
         yield tokens
 
 
@@ -151,7 +156,7 @@ def reference(file: OracleFile, dtype: str) -> OracleReference:
     own = PROFILE.correctness.log_probability_tolerance["float32"]
     tolerance = computed_tolerance(file, dtype) if dtype in file.rounded else own
     if dtype == "float32" and tolerance is not own:
-        tolerance = log_probabilities._wider(own, tolerance)
+        tolerance = oracle_tolerance.widened(own, tolerance)
     return OracleReference(
         file, f"{dtype}, {file.rounding}", tolerance, {"bf16": "bf16"}.get(dtype)
     )
@@ -206,7 +211,7 @@ def smallest(file: OracleFile, weights: gpt_oss.Weights, part: str, dtype: str) 
         with _times(part, 1 + size) as change:
             values = {
                 tuple(ids): small_oracle.next_token_log_probabilities(change(server), ids).tolist()
-                for _, ids in oracle_file.prompts()
+                for _, ids in oracle_texts.prompts()
             }
         if failed := failures(Told(values), to):
             assert size, f"{dtype}, {file.rounding}: an honest server fails {failed}"
@@ -222,7 +227,7 @@ def rows_of(
     loaded = small_oracle.load(checkpoint, torch.float32)
     for text in formats:
         way = Rounding.parse(text)
-        file = oracle_file.make(checkpoint, way)
+        file = oracle_making.make(checkpoint, way)
         weights = rounded(loaded, way)
         weights = dataclasses.replace(
             weights, layers=tuple(weights.layers), head=weights.head[:].float()
@@ -244,14 +249,14 @@ def rows_of(
 def _work(way: Rounding) -> int:
     """Tokens that the file of a configuration takes through each layer, of all prompts."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(oracle_file, "GENERATED", 12))
+        stack.enter_context(mock.patch.object(oracle_texts, "GENERATED", 12))
         fixed, (_, long) = dict(_PROMPTS), _LONG
-        stack.enter_context(mock.patch.object(oracle_file, "SMALL_MISTAKES", SMALL_MISTAKES))
-        texts = oracle_file._texts(fixed, long, way)
+        stack.enter_context(mock.patch.object(oracle_texts, "SMALL_MISTAKES", SMALL_MISTAKES))
+        texts = oracle_making._texts(fixed, long, way)
     return sum(len(text.ids) + text.more for text in texts)
 
 
-_PROMPTS, _LONG = oracle_file.prompts(), oracle_file.long_prompt()
+_PROMPTS, _LONG = oracle_texts.prompts(), oracle_texts.long_prompt()
 
 
 def configurations(layers: int) -> Iterator[list[str]]:
@@ -275,7 +280,7 @@ def configurations(layers: int) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def others(asker: Asker, draw: random.Random) -> Iterator[None]:
     """Requests of others, of lengths and in numbers that are drawn, for as long as this is open."""
-    tokens = [token for _, ids in oracle_file.prompts() for token in ids]
+    tokens = [token for _, ids in oracle_texts.prompts() for token in ids]
     over = threading.Event()
 
     def one() -> Request:
@@ -300,8 +305,8 @@ def others(asker: Asker, draw: random.Random) -> Iterator[None]:
 def judged(to: OracleReference, server: Server, seed: int) -> list[str]:
     """What the tests of the oracle say of a server in a round that do not pass."""
     asker, draw, texts = Asker(server), random.Random(seed), list[str]()
-    shuffled = draw.sample(oracle_file.prompts(), len(oracle_file.prompts()))
-    long = [oracle_file.long_prompt()]
+    shuffled = draw.sample(oracle_texts.prompts(), len(oracle_texts.prompts()))
+    long = [oracle_texts.long_prompt()]
     checks: dict[str, Callable[[Asker, OracleReference], Any]] = {
         "prompts": log_probabilities.prompts_agree,
         "roundings": log_probabilities.roundings_are_absent,
@@ -350,10 +355,10 @@ def rounds(name: str, most: int, minutes: float) -> tuple[str, bool]:
     """Ask a server for the rounds; its row of the page, and whether all are green."""
     intact = canary.build(ROOT / ".cache" / "canary" / "bf16", "bf16")
     formats = Rounding.parse(SERVERS[name][0])
-    file = oracle_file.kept_or_made(intact, formats, ROOT / ".cache" / "oracle")
+    file = oracle_making.kept_or_made(intact, formats, ROOT / ".cache" / "oracle")
     began, seconds, red, texts = time.monotonic(), list[float](), 0, set[str]()
     with tempfile.TemporaryDirectory() as folder, started(name, Path(folder)) as server:
-        to = log_probabilities.reference_for(file, server, PROFILE)
+        to = oracle_tolerance.reference_for(file, server, PROFILE)
         while len(seconds) < most and time.monotonic() - began < 60 * minutes:
             begin, seed = time.monotonic(), secrets.randbits(32)
             failed = judged(to, server, seed)

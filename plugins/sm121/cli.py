@@ -160,7 +160,7 @@ def _vocabulary(options: argparse.Namespace) -> None:
 
 
 def _golden(options: argparse.Namespace) -> None:
-    from sm121.answers import oracle_file
+    from sm121.answers import oracle_file, oracle_making
     from sm121.measure import machine
     from sm121.oracles.formats import Rounding
 
@@ -182,7 +182,7 @@ def _golden(options: argparse.Namespace) -> None:
 
     partial = options.output.with_name(f"{options.output.name}.partial")
     depths, device = map(int, options.depth), options.device
-    made = oracle_file.make(options.checkpoint, rounding, depths, device, kept=partial, say=bar)
+    made = oracle_making.make(options.checkpoint, rounding, depths, device, kept=partial, say=bar)
     oracle_file.save(made, options.output)
     print(f"{options.output}: {made.seconds / 60:.1f} minutes, {peak:.1f} GiB of memory")
 

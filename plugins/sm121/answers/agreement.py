@@ -1,117 +1,170 @@
-"""Do two greedy runs of one prompt agree? Token by token, the noise of the arithmetic allowed for.
-Greedy decoding is discontinuous: where two tokens are as likely as each other within the noise,
-either may be chosen, and from there on the texts differ without anything being wrong. So a
-difference of tokens is accepted where both runs hold both tokens for equally likely, within the
-bound; what follows is judged anew from the accepted token, by asking again. Everything else is a
-disagreement."""
+"""Agreement of two greedy runs of one prompt, token by token, within the noise of the arithmetic.
 
-import itertools
+Greedy decoding is discontinuous. If two tokens are equally likely within the noise, either may be
+chosen, and the texts differ from there on without a fault. So a different token, a fork, is
+accepted if both runs report both tokens as equally likely within the bound. The tokens after a fork
+are judged by another request, which continues from the accepted token. Every other difference is a
+disagreement.
+"""
+
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from sm121.client.completions import Completion, Position, ids_of
 from sm121.core.level_settings import AgreementBound
 from sm121.core.unmet import Fact
 
-#: More forks than this in one answer are no accident of rounding.
+#: Maximum forks of one answer. More are not explained by rounding.
 MOST_FORKS = 6
+#: Float32 probabilities sum to 1 within this error: a smaller rest is none.
+_REST = 1e-6
 
 _Token = TypeVar("_Token", str, int)
 Positions = Sequence[Position]
+#: Returns the other run's tokens after the prompt and some token ids of the judged run, or None if
+#: the engine takes no ids.
 Resume = Callable[[tuple[int, ...]], Positions | None]
 
 
 @dataclass(frozen=True)
 class TokenAgreement:
-    """How one run compares with another, over the tokens that were judged."""
+    """The comparison of one run with another, over the judged tokens."""
 
+    #: The largest difference of a log-probability at each position, in nats.
     errors: tuple[float, ...]
-    """Largest difference of a log-probability at each place."""
+    #: Whether the other run chose the same token at each position.
     top1: tuple[bool, ...]
-    """Whether the other run chose the same token at each place."""
+    #: The KL divergence of the listed tokens at each position (`divergence`).
     divergences: tuple[float, ...]
-    """KL divergence of the most likely tokens at each place (`divergence`)."""
+    #: Positions with two accepted choices.
     forks: int
-    """Places where the runs chose differently, both rightly."""
+    #: The first disagreement; None if the runs agree.
     disagreement: Fact | None
-    """What is wrong, None when the runs agree."""
+    #: Tokens after a fork that could not be requested (the engine takes no token ids).
     unjudged: int = 0
-    """Tokens after a fork that could not be asked for again (the engine takes no token ids)."""
 
     @property
     def worst(self) -> int:
-        """The place of the largest difference."""
+        """The position of the largest difference; 0 without any."""
         return max(range(len(self.errors)), key=self.errors.__getitem__, default=0)
 
     @property
     def max_abs(self) -> float:
-        """The largest difference."""
+        """The largest difference in nats; 0 without any."""
         return self.errors[self.worst] if self.errors else 0.0
 
     @property
     def mean_abs(self) -> float:
-        """The mean difference."""
+        """The mean difference in nats; 0 without any."""
         return math.fsum(self.errors) / len(self.errors) if self.errors else 0.0
 
 
 def judge(
     judged: Positions, other: Positions, bound: AgreementBound, resume: Resume | None = None
 ) -> TokenAgreement:
-    """Check each token of `judged` under another run of the same prompt, and that both end there.
-    `resume`: gives the other run's tokens after the prompt and the ids of some tokens of `judged`,
-    or None where that cannot be asked. Only called after an accepted fork."""
-    pairs: list[tuple[Position, Position]] = []
-    wrong: Fact | None = None
-    unjudged = forks = offset = 0
+    """Check each token of a run under another run of the same prompt, and that both end together.
+
+    Args:
+        judged: The tokens of the run.
+        other: The tokens of the other run.
+        bound: The tolerance.
+        resume: Requests the rest of the other run after an accepted fork.
+
+    Returns:
+        The comparison, with the first disagreement.
+    """
+    walk = _walk(judged, other, bound, resume)
+    errors = []
+    top1 = []
+    divergences = []
+    for mine, theirs in walk.pairs:
+        errors.append(_largest_error(mine, theirs))
+        top1.append(mine.token == theirs.token)
+        divergences.append(divergence(_listed(mine), _listed(theirs)))
+    agreement = TokenAgreement(
+        errors=tuple(errors),
+        top1=tuple(top1),
+        divergences=tuple(divergences),
+        forks=walk.forks,
+        disagreement=walk.disagreement,
+        unjudged=walk.unjudged,
+    )
+    if walk.disagreement is None and agreement.mean_abs > bound.mean_abs:
+        fact = Fact(
+            "a mean difference of at most",
+            about=f"{len(walk.pairs)} tokens",
+            value=agreement.mean_abs,
+            limit=bound.mean_abs,
+            unit="nats",
+            evidence=f"worst at token {agreement.worst}",
+        )
+        return replace(agreement, disagreement=fact)
+    return agreement
+
+
+@dataclass
+class _Walk:
+    """The positions of two runs that were compared."""
+
+    pairs: list[tuple[Position, Position]] = field(default_factory=list)
+    forks: int = 0
+    disagreement: Fact | None = None
+    unjudged: int = 0
+
+
+def _walk(
+    judged: Positions, other: Positions, bound: AgreementBound, resume: Resume | None
+) -> _Walk:
+    """Compare the runs up to the first disagreement, or the end of what can be judged."""
+    walk = _Walk()
+    offset = 0  # the position of the other run's first token
     for position, mine in enumerate(judged):
         about = f"token {position}"
         if position - offset >= len(other):
-            wrong = Fact(mine.token, "the end of the answer", about)
-            break
-        counterpart = other[position - offset]
-        pairs.append((mine, counterpart))
-        if mine.token != counterpart.token:
-            gap = _gap(mine, counterpart)
-            forks += gap <= bound.fork
-            if (wrong := _wrong_fork(mine, counterpart, gap, bound, forks, about)) is not None:
-                break
-            if position + 1 < len(judged):
-                ids = ids_of(judged[: position + 1])
-                again = resume(ids) if resume is not None and ids is not None else None
-                if again is None:
-                    unjudged = len(judged) - position - 1
-                else:
-                    other, offset = again, position + 1
-        if not unjudged:
-            wrong = _too_far(mine, counterpart, bound, about)
-        if unjudged or wrong is not None:
-            break
-    if wrong is None and not unjudged and len(other) > len(judged) - offset:
+            walk.disagreement = Fact(mine.token, "the end of the answer", about)
+            return walk
+        theirs = other[position - offset]
+        walk.pairs.append((mine, theirs))
+        is_last = position + 1 == len(judged)
+        if mine.token != theirs.token:
+            gap = _gap(mine, theirs)
+            if gap <= bound.fork:
+                walk.forks += 1
+            walk.disagreement = _fork_fault(mine, theirs, gap, bound, walk.forks, about)
+            if walk.disagreement is not None:
+                return walk
+            if not is_last:
+                rest = _resumed(judged[: position + 1], resume)
+                if rest is None:
+                    walk.unjudged = len(judged) - position - 1
+                    return walk
+                other = rest
+                offset = position + 1
+        walk.disagreement = _difference_fault(mine, theirs, bound, about)
+        if walk.disagreement is not None:
+            return walk
+    if len(other) > len(judged) - offset:
         following = other[len(judged) - offset].token
-        wrong = Fact("the end of the answer", following, f"token {len(judged)}")
-    whole = TokenAgreement(
-        tuple(itertools.starmap(_under, pairs)),
-        tuple(a.token == b.token for a, b in pairs),
-        tuple(divergence(_told(a), _told(b)) for a, b in pairs),
-        forks, wrong, unjudged,
-    )  # fmt: skip
-    if wrong is None and whole.mean_abs > bound.mean_abs:
-        wrong = Fact(
-            "a mean difference of at most",
-            about=f"{len(pairs)} tokens",
-            value=whole.mean_abs,
-            limit=bound.mean_abs,
-            unit="nats",
-            evidence=f"worst at token {whole.worst}",
-        )
-    return replace(whole, disagreement=wrong)
+        walk.disagreement = Fact("the end of the answer", following, f"token {len(judged)}")
+    return walk
 
 
-def _too_far(mine: Position, other: Position, bound: AgreementBound, about: str) -> Fact | None:
-    error = _under(mine, other)
-    if error <= bound.max_abs:  # NaN is no agreement either
+def _resumed(prefix: Positions, resume: Resume | None) -> Positions | None:
+    """Request the other run's tokens after a prefix of the judged run."""
+    ids = ids_of(prefix)
+    if resume is None or ids is None:
+        return None
+    return resume(ids)
+
+
+def _difference_fault(
+    mine: Position, other: Position, bound: AgreementBound, about: str
+) -> Fact | None:
+    """Return a fact if a log-probability differs by more than the bound."""
+    error = _largest_error(mine, other)
+    if error <= bound.max_abs:  # false for NaN, too
         return None
     log_probability = other.top.get(mine.token, other.log_probability)
     return Fact(
@@ -124,72 +177,103 @@ def _too_far(mine: Position, other: Position, bound: AgreementBound, about: str)
     )
 
 
-def _wrong_fork(
+def _fork_fault(
     mine: Position, other: Position, gap: float, bound: AgreementBound, forks: int, about: str
 ) -> Fact | None:
+    """Return a fact if different tokens are not equally likely, or if there are too many forks."""
     if gap > bound.fork:
-        apart = f"they differ by {gap:.3g} nats, equally likely is up to {bound.fork:g}"
-        return Fact(mine.token, other.token, about, evidence=apart)
+        evidence = f"they differ by {gap:.3g} nats, equally likely is up to {bound.fork:g}"
+        return Fact(mine.token, other.token, about, evidence=evidence)
     if forks > MOST_FORKS:
-        most = f"{MOST_FORKS} places where the runs choose differently, at most"
-        return Fact(most, f"{forks}", about)
+        required = f"{MOST_FORKS} places where the runs choose differently, at most"
+        return Fact(required, f"{forks}", about)
     return None
 
 
 def same_tokens(judged: Completion, other: Completion) -> Fact | None:
-    """What differs between the tokens of two answers (ids where there are any, else the text)."""
-    if judged.ids is not None and other.ids is not None:
-        if judged.ids == other.ids:
+    """Compare the tokens of two answers, by their ids if both have them, else by their text.
+
+    Args:
+        judged: The answer.
+        other: The expected answer.
+
+    Returns:
+        The first difference; None if there is none.
+    """
+    if judged.ids is None or other.ids is None:
+        if judged.text == other.text:
             return None
-        pairs = zip(judged.ids, other.ids, strict=False)
-        position = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        return Fact(_at(judged.ids, position), _at(other.ids, position), f"token {position}")
-    if judged.text == other.text:
+        return Fact(f"the text {judged.text!r}", f"{other.text!r}")
+    if judged.ids == other.ids:
         return None
-    return Fact(f"the text {judged.text!r}", f"{other.text!r}")
+    place = 0
+    for one, another in zip(judged.ids, other.ids, strict=False):
+        if one != another:
+            break
+        place += 1
+    return Fact(_token_at(judged.ids, place), _token_at(other.ids, place), f"token {place}")
 
 
 def divergence(p: Mapping[_Token, float], q: Mapping[_Token, float]) -> float:
-    """KL(p || q) over what both name and one class for all else: at most the whole divergence. The
-    engines tell the most likely tokens only; the classes are the tokens that both tell, and the
-    rest. Coarser classes can only make the divergence smaller. NaN without common tokens."""
-    if not (common := [token for token in p if token in q]):
+    """Return KL(p || q) over the tokens that both list, and one class for all others.
+
+    Engines only list the likeliest tokens. Coarser classes can only make the divergence smaller, so
+    the result is at most the whole divergence.
+
+    Args:
+        p: Log-probabilities of tokens.
+        q: The same of the other run.
+
+    Returns:
+        The divergence in nats; NaN without common tokens.
+    """
+    common = [token for token in p if token in q]
+    if not common:
         return math.nan
-    shares = [(math.exp(p[token]), math.exp(q[token])) for token in common]
-    rest = tuple(max(0.0, 1.0 - math.fsum(pair[n] for pair in shares)) for n in (0, 1))
-    total = math.fsum(a * math.log(a / b) for a, b in shares if a > 0.0 and b > 0.0)
-    # Float32 probabilities sum to 1 within 1e-6: a rest below that is no rest.
-    if rest[0] > 1e-6:
-        total += rest[0] * math.log(rest[0] / max(rest[1], 1e-6))
+    ours = [math.exp(p[token]) for token in common]
+    theirs = [math.exp(q[token]) for token in common]
+    terms = []
+    for mine, other in zip(ours, theirs, strict=True):
+        if mine > 0.0 and other > 0.0:
+            terms.append(mine * math.log(mine / other))
+    total = math.fsum(terms)
+    our_rest = max(0.0, 1.0 - math.fsum(ours))
+    their_rest = max(0.0, 1.0 - math.fsum(theirs))
+    if our_rest > _REST:
+        total += our_rest * math.log(our_rest / max(their_rest, _REST))
     return max(0.0, total)
 
 
-def _under(mine: Position, other: Position) -> float:
-    """Largest |difference| at one place; infinite where my token is not told or one is NaN. Of all
-    tokens that both runs tell: the chosen one's own log-probability hardly moves where the model is
-    sure of it, while the others' still do."""
-    mine_told, theirs_told = _told(mine), _told(other)
-    if mine.token not in theirs_told:
+def _largest_error(mine: Position, other: Position) -> float:
+    """Return the largest difference over all tokens that both runs list at a position.
+
+    The chosen token's own log-probability hardly changes if the model is sure of it; those of the
+    others do. Infinite if the other run does not list the chosen token, or a value is not finite.
+    """
+    ours = _listed(mine)
+    theirs = _listed(other)
+    if mine.token not in theirs:
         return math.inf
-    errors = [
-        abs(mine_told[token] - theirs_told[token]) for token in mine_told.keys() & theirs_told
-    ]
-    return max(errors) if all(math.isfinite(error) for error in errors) else math.inf
+    errors = [abs(ours[token] - theirs[token]) for token in ours.keys() & theirs]
+    if not all(map(math.isfinite, errors)):
+        return math.inf
+    return max(errors)
 
 
-def _told(position: Position) -> dict[str, float]:
-    """The tokens of a place, the chosen one among them also where an engine lists no others."""
+def _listed(position: Position) -> dict[str, float]:
+    """Return the listed tokens of a position and the chosen one."""
     return {**position.top, position.token: position.log_probability}
 
 
 def _gap(mine: Position, other: Position) -> float:
-    """How much more likely each run holds its own choice than the other's; the larger of both."""
-    mine_under_theirs, theirs_under_mine = other.top.get(mine.token), mine.top.get(other.token)
-    if mine_under_theirs is None or theirs_under_mine is None:
+    """Return how much likelier each run's choice is to it than the other's; the larger of both."""
+    mine_by_other = other.top.get(mine.token)
+    other_by_mine = mine.top.get(other.token)
+    if mine_by_other is None or other_by_mine is None:
         return math.inf
-    gap = max(mine.log_probability - theirs_under_mine, other.log_probability - mine_under_theirs)
+    gap = max(mine.log_probability - other_by_mine, other.log_probability - mine_by_other)
     return gap if math.isfinite(gap) else math.inf
 
 
-def _at(ids: Sequence[int], place: int) -> str:
+def _token_at(ids: Sequence[int], place: int) -> str:
     return str(ids[place]) if place < len(ids) else "the end"

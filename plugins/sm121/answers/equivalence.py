@@ -1,219 +1,303 @@
-"""The same prompt asked in another way has the same answer: in a batch, from the prefix cache, in
-chunks of prefill, streamed, as token ids, a token at a time, again, and after others have hung up.
-Tokens are equal where the engine promises it; else they are judged within the noise, and both ways
-are right where two tokens are equally likely."""
+"""The answer to a prompt does not depend on how the prompt is sent.
+
+It is the same in a batch, from the prefix cache, in chunks of prefill, streamed, as token ids, a
+token at a time, repeated, and after aborted requests. If the engine documents equal results, tokens
+must be equal. Else they are compared within the noise, where two equally likely tokens are both
+right.
+"""
 
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
 
 from sm121.answers import agreement, sanity
 from sm121.answers.prompts import Prompt, PromptSet
-from sm121.client.completions import Asker, Completion, Request
+from sm121.client.completions import Asker, Completion, Position, Request
 from sm121.core.level_settings import AgreementBound
 from sm121.core.unmet import Fact, Unmet, of, require, require_each
 from sm121.core.verdict import NotRun
 
-#: Longer than a step's budget of tokens, and than the blocks of the prefix cache.
+#: The name of a prompt that is longer than a step's budget of tokens and than a block of the prefix
+#: cache.
 _LONG = "count past two windows"
-#: Tokens of prompts of which a hit of the prefix cache must save time: the first that takes so many
-#: seconds more than a short one. Each is asked in so many ways, and the quickest counts.
-_LENGTHS, _TELLING_S, _PAIRS = (1024, 4096, 16_384), 0.1, 3
-#: What an answer may not lack where the answer to the same prompt alone has it.
-_TOLD = ("ids", "positions", "prompt_ids", "completion_tokens")
+#: Lengths of prompts in tokens for which a hit of the prefix cache must save time. The first one is
+#: used that takes `_MEASURABLE_S` seconds more than a short prompt.
+_LENGTHS = (1024, 4096, 16_384)
+_MEASURABLE_S = 0.1
+#: Tokens of a short prompt.
+_SHORT = 16
+#: Measurements of each time; the shortest one counts.
+_REPEATS = 3
+#: Concurrent long prompts of a prefill in chunks.
+_CHUNKED = 8
+#: Tokens of a stream that is aborted after its first chunk.
+_ABORTED_TOKENS = 200
+#: Fields that an answer must have if the answer to the prompt alone has them.
+_FIELDS = ("ids", "positions", "prompt_ids", "completion_tokens")
+
+
+class _Times(NamedTuple):
+    """Seconds of a cold prompt and of the same prompt again."""
+
+    cold_s: float
+    again_s: float
 
 
 @dataclass
 class Continuations:
-    """The prompt set with the answers that one server gives to each prompt alone. Asked once, when
-    first needed, in a cold part of the prefix cache. The checks raise AssertionError where another
-    way to ask gives another answer."""
+    """The prompt set with the answers of one server to each prompt alone.
+
+    The answers are requested once, on first use, and not from the prefix cache. Each check raises
+    `Unmet` if another form of the request has another answer.
+    """
 
     prompts: PromptSet
+    #: The tolerance between two answers.
     bound: AgreementBound
     asker: Asker
     _salts: Iterator[int] = field(default_factory=itertools.count)
     _alone: dict[str, Completion] = field(default_factory=dict)
 
     def alone(self, prompt: Prompt) -> Completion:
-        """The prompt's answer, asked alone and cold."""
+        """Return the answer to a prompt alone, not from the prefix cache."""
         if prompt.name not in self._alone:
             self._alone[prompt.name] = self.asker.ask(self._request(prompt))
         return self._alone[prompt.name]
 
     def equal_in_a_batch(self) -> None:
-        """All prompts at once, in order and in reverse."""
-        chosen = self.prompts.prompts
-        for how, order in (("in a batch", chosen), ("in a batch in reverse order", chosen[::-1])):
+        """Compare concurrent requests of all prompts, in order and in reverse order."""
+        prompts = self.prompts.prompts
+        for case, order in (
+            ("in a batch", prompts),
+            ("in a batch in reverse order", prompts[::-1]),
+        ):
             answers = self.asker.ask_together([self._request(prompt) for prompt in order])
-            self._hold(zip(order, answers, strict=True), how)
+            self._require_equal(zip(order, answers, strict=True), case)
 
     def equal_from_the_prefix_cache(
         self, hits: Callable[[], float | None], *, is_on: bool = False
     ) -> None:
-        """A long prompt, cold and from the cache. `hits`: tokens that the server took from its
-        prefix cache so far; None: it does not count. `is_on`: its log says that it has one. Raises
-        NotRun: the server counts hits of its prefix cache, and had none, and may have none."""
-        prompt = self._named(_LONG)
+        """Compare a long prompt, cold and from the prefix cache.
+
+        Args:
+            hits: Returns the tokens that the server took from its prefix cache so far; None if it
+                does not count them.
+            is_on: The server's log says that it has a prefix cache.
+
+        Raises:
+            Unmet: An answer differs, or the cache is on and had no hit.
+            NotRun: The cache had no hit, and may be off.
+        """
+        prompt = self._find_prompt(_LONG)
         self.alone(prompt)
         request = self._request(prompt)
         before = hits()
-        answers = [self.asker.ask(request) for _ in range(2)]
+        cold = self.asker.ask(request)
+        cached = self.asker.ask(request)
         if before is not None and not (hits() or 0) > before:
             require(not is_on, "a hit of the prefix cache, which is on by the log", "none")
             raise NotRun("the prefix cache had no hit: it is off, or its blocks are too large")
-        for how, answer in zip(("cold", "from the cache"), answers, strict=True):
-            self._hold([(prompt, answer)], how)
+        self._require_equal([(prompt, cold)], "cold")
+        self._require_equal([(prompt, cached)], "from the cache")
 
     def hits_save_time(self, hits: Callable[[], float | None], *, is_on: bool = False) -> None:
-        """A long prompt takes at most half as long from the cache as cold, beside a short one.
-        `hits`, `is_on`: as above. Raises NotRun: no prompt takes long enough to tell, or there was
-        no hit, and need not be."""
-        ids = self.asker.need(self.alone(self._named(_LONG)).prompt_ids, "the prompt's token ids")
+        """Require that a cached long prompt takes at most half of the cold time.
+
+        The time of a short prompt is subtracted from both.
+
+        Args:
+            hits: As in `equal_from_the_prefix_cache`.
+            is_on: As in `equal_from_the_prefix_cache`.
+
+        Raises:
+            Unmet: The cached prompt takes longer.
+            NotRun: No prompt takes long enough, or no hit is known and the cache may be off.
+        """
+        prompt = self._find_prompt(_LONG)
+        ids = self.asker.need(self.alone(prompt).prompt_ids, "the prompt's token ids")
         for length in _LENGTHS:
             before = hits()
-            pairs = [self._cold_and_again(ids, length, turn) for turn in range(_PAIRS)]
+            times = [self._time_twice(ids, length, turn) for turn in range(_REPEATS)]
             count = (hits() or 0) - (before or 0)
-            short_s = min(self._cold_and_again(ids, 16, turn)[0] for turn in range(_PAIRS))
-            cold_s, again_s = (min(seconds) - short_s for seconds in zip(*pairs, strict=True))
-            if cold_s >= max(_TELLING_S, short_s):
+            short_s = min(self._time_twice(ids, _SHORT, turn).cold_s for turn in range(_REPEATS))
+            cold_s = min(pair.cold_s for pair in times) - short_s
+            again_s = min(pair.again_s for pair in times) - short_s
+            if cold_s >= max(_MEASURABLE_S, short_s):
                 break
         else:
             raise NotRun(f"a prompt of {length} tokens is too quick to tell a hit from noise")
-        if not is_on and (before is None or 2 * count < _PAIRS * length):
-            raise NotRun(f"no hit of the prefix cache is known, of {_PAIRS} prompts of {length}")
-        evidence = f"{cold_s:.3g} s cold, {again_s:.3g} s again; {count:g} tokens of hits"
-        requirement = "at most half of the time that it takes cold"
-        value: dict[str, Any] = {"value": again_s, "limit": cold_s / 2, "unit": "s"}
-        saves = 2 * again_s <= cold_s
-        require(saves, requirement, "more", f"{length} tokens again", evidence=evidence, **value)
+        if not is_on and (before is None or 2 * count < _REPEATS * length):
+            raise NotRun(f"no hit of the prefix cache is known, of {_REPEATS} prompts of {length}")
+        require(
+            2 * again_s <= cold_s,
+            "at most half of the time that it takes cold",
+            "more",
+            f"{length} tokens again",
+            value=again_s,
+            limit=cold_s / 2,
+            unit="s",
+            evidence=f"{cold_s:.3g} s cold, {again_s:.3g} s again; {count:g} tokens of hits",
+        )
 
-    def _cold_and_again(self, ids: tuple[int, ...], length: int, turn: int) -> tuple[float, float]:
-        """Seconds of a prompt whose beginning nobody has asked for, and of the same again."""
+    def _time_twice(self, ids: tuple[int, ...], length: int, turn: int) -> _Times:
+        """Time a prompt whose beginning is not in the cache, and the same prompt again."""
         prompt = tuple(ids[(7 * turn + n) % len(ids)] for n in range(length))
-        request, seconds = Request(prompt, 1, top=0, salt=self._cold()), []
-        for _ in range(2):
-            began = time.perf_counter()
-            self.asker.ask(request)
-            seconds.append(time.perf_counter() - began)
-        return seconds[0], seconds[1]
+        request = Request(prompt, 1, top=0, salt=self._new_salt())
+        return _Times(self._time(request), self._time(request))
+
+    def _time(self, request: Request) -> float:
+        began = time.perf_counter()
+        self.asker.ask(request)
+        return time.perf_counter() - began
 
     def equal_in_chunks(self) -> None:
-        """Eight long prompts together, more than a step may prefill."""
-        prompt = self._named(_LONG)
+        """Compare eight concurrent long prompts, which are more than a step may prefill."""
+        prompt = self._find_prompt(_LONG)
         self.alone(prompt)
-        answers = self.asker.ask_together([self._request(prompt) for _ in range(8)])
-        self._hold(((prompt, answer) for answer in answers), "among eight long prompts")
+        answers = self.asker.ask_together([self._request(prompt) for _ in range(_CHUNKED)])
+        pairs = [(prompt, answer) for answer in answers]
+        self._require_equal(pairs, "among eight long prompts")
 
     def equal_streamed(self) -> None:
-        """Streamed: the same tokens and text, and usage that counts them."""
+        """Compare streamed answers: tokens, text, finish_reason and usage."""
 
-        def equal(prompt: Prompt) -> None:
+        def is_equal(prompt: Prompt) -> None:
+            about = f"{prompt.name!r}"
             alone = self.alone(prompt)
             streamed = self.asker.stream(self._request(prompt))
-            self._hold([(prompt, streamed)], "streamed")
-            counted, of = streamed.completion_tokens, f"{prompt.name!r}"
+            self._require_equal([(prompt, streamed)], "streamed")
+            counted = streamed.completion_tokens
             if counted is not None and streamed.ids is not None:
                 count = len(streamed.ids)
-                require(counted == count, f"usage of {count} tokens", counted, of)
+                require(counted == count, f"usage of {count} tokens", counted, about)
             if streamed.ids == alone.ids:
                 same = streamed.text == alone.text
-                require(same, f"the text {alone.text!r}", repr(streamed.text), of)
+                require(same, f"the text {alone.text!r}", repr(streamed.text), about)
                 reason = alone.finish_reason
-                require(streamed.finish_reason == reason, reason, streamed.finish_reason, of)
+                require(streamed.finish_reason == reason, reason, streamed.finish_reason, about)
 
-        require_each(equal, self.prompts.prompts[:3])
+        require_each(is_equal, self.prompts.prompts[:3])
 
     def equal_as_token_ids(self) -> None:
-        """Prompts as the tokens that the server itself makes of them."""
+        """Compare prompts that are sent as the token ids of the server's own tokenizer."""
         for prompt in self.prompts.prompts[:4]:
             ids = self.asker.need(self.alone(prompt).prompt_ids, "the prompt's token ids")
-            answer = self.asker.ask(Request(ids, prompt.tokens, salt=self._cold()))
-            self._hold([(prompt, answer)], "as token ids")
+            answer = self.asker.ask(Request(ids, prompt.tokens, salt=self._new_salt()))
+            self._require_equal([(prompt, answer)], "as token ids")
 
     def equal_token_by_token(self) -> None:
-        """A request for each token, whose prompt is all tokens before it. Such steps are never
-        drafted. Their prompts are prefilled, or come from the prefix cache with what was generated
-        in them, as in the next turn of a chat. The kernels of a prefill round otherwise than those
-        of a decode step, so that twice as much is allowed (a healthy H100: 0.032 of 0.02 nats)."""
+        """Compare answers of one request for each token, whose prompt is all tokens before it.
+
+        Such steps are never drafted. Their prompts are prefilled, or come from the prefix cache
+        with the tokens that were generated before, as in the next turn of a chat. The kernels of a
+        prefill round otherwise than those of a decode step, so twice the tolerance applies (a
+        healthy H100: 0.032 of 0.02 nats).
+        """
         bound = self.bound
         if bound.fork:
-            allowed = {name: 2 * getattr(bound, name) for name in ("max_abs", "mean_abs", "fork")}
-            bound = bound.model_copy(update=allowed)
-        for prompt in (self.prompts.prompts[0], self._named(_LONG)):
-            alone, salt = self.alone(prompt), self._cold()
-            ids = self.asker.need(alone.prompt_ids, "the prompt's token ids")
-            steps: list[Completion] = []
-            for _ in range(prompt.tokens):
-                before = ids + tuple(token for step in steps for token in step.ids or ())
-                steps.append(self.asker.ask(Request(before, 1, salt=salt)))
-                self.asker.need(steps[-1].ids, "token ids")
-            all_positions = [step.positions for step in steps if step.positions is not None]
-            is_whole = len(all_positions) == len(steps)
-            whole = replace(
-                alone,
-                ids=tuple(token for step in steps for token in step.ids or ()),
-                positions=tuple(itertools.chain(*all_positions)) if is_whole else None,
-            )
-            self._hold([(prompt, whole)], "a token at a time", bound)
+            twice = {
+                "max_abs": 2 * bound.max_abs,
+                "mean_abs": 2 * bound.mean_abs,
+                "fork": 2 * bound.fork,
+            }
+            bound = bound.model_copy(update=twice)
+        for prompt in (self.prompts.prompts[0], self._find_prompt(_LONG)):
+            answer = self._answer_by_steps(prompt)
+            self._require_equal([(prompt, answer)], "a token at a time", bound)
+
+    def _answer_by_steps(self, prompt: Prompt) -> Completion:
+        """Return an answer that is joined from one request for each token."""
+        alone = self.alone(prompt)
+        salt = self._new_salt()
+        prompt_ids = self.asker.need(alone.prompt_ids, "the prompt's token ids")
+        ids: tuple[int, ...] = ()
+        positions: list[Position] = []
+        lacks_positions = False
+        for _ in range(prompt.tokens):
+            step = self.asker.ask(Request(prompt_ids + ids, 1, salt=salt))
+            ids += self.asker.need(step.ids, "token ids")
+            if step.positions is None:
+                lacks_positions = True
+            else:
+                positions += step.positions
+        return replace(alone, ids=ids, positions=None if lacks_positions else tuple(positions))
 
     def equal_repeated(self) -> None:
-        """One prompt three times."""
+        """Compare three repetitions of one prompt."""
         prompt = self.prompts.prompts[1]
         for _ in range(3):
-            self._hold([(prompt, self.asker.ask(self._request(prompt)))], "repeated")
+            self._require_equal([(prompt, self.asker.ask(self._request(prompt)))], "repeated")
 
     def equal_after_aborted_requests(self) -> None:
-        """Prompts whose streams were broken off before."""
+        """Compare prompts whose streams were aborted before."""
         prompts = self.prompts.prompts[2:5]
         for prompt in prompts:
             self.alone(prompt)
-            self.asker.abort(Request(prompt.text, 200, salt=self._cold()))
+            self.asker.abort(Request(prompt.text, _ABORTED_TOKENS, salt=self._new_salt()))
         for prompt in prompts:
             answer = self.asker.ask(self._request(prompt))
-            self._hold([(prompt, answer)], "after an aborted request")
+            self._require_equal([(prompt, answer)], "after an aborted request")
 
     def go_on_sensibly(self) -> None:
-        """No sign of a broken engine in the answers that should not repeat themselves."""
+        """Require no sign of a broken engine in the answers that should not repeat themselves.
+
+        Raises:
+            Unmet: An answer has a sign of `sanity`.
+        """
 
         def goes_on(prompt: Prompt) -> None:
             alone = self.alone(prompt)
-            positions = alone.positions
-            values = None if positions is None else [p.log_probability for p in positions]
+            values = None
+            if alone.positions is not None:
+                values = [position.log_probability for position in alone.positions]
             signs = sanity.signs(alone.text, alone.ids, values)
             require(not signs, "a text that goes on", signs, f"{prompt.name!r}")
 
         require_each(goes_on, [prompt for prompt in self.prompts.prompts if prompt.varied])
 
-    def wrong(
-        self, prompt: Prompt, answer: Completion, how: str, bound: AgreementBound | None = None
+    def find_difference(
+        self, prompt: Prompt, answer: Completion, form: str, bound: AgreementBound | None = None
     ) -> Fact | None:
-        """Why an answer to a prompt, asked in another way, is not the one that it has alone. Before
-        any noise is allowed for, it must have what the answer alone has, to the same prompt. Tokens
-        are the same where the engine promises that; else they are judged within the noise, and the
-        other way's tokens after a fork by the server asked alone. Raises NotRun: tokens after a
-        fork could not be judged."""
-        alone, about = self.alone(prompt), f"{prompt.name!r} {how}"
+        """Compare an answer with the answer to the prompt alone.
+
+        It must have the same fields and prompt ids, and the same text for the same tokens. Tokens
+        must be equal if the tolerance has no forks. Else they are compared within the noise, and
+        the tokens after a fork are requested from the server.
+
+        Args:
+            prompt: The prompt.
+            answer: Its answer to another form of the request.
+            form: The form of the request, in words.
+            bound: The tolerance; None: that of the prompt set.
+
+        Returns:
+            The first difference; None if there is none.
+
+        Raises:
+            NotRun: Tokens after a fork could not be requested.
+        """
+        alone = self.alone(prompt)
+        about = f"{prompt.name!r} {form}"
         bound = bound or self.bound
-        for name in _TOLD:
+        for name in _FIELDS:
             if getattr(answer, name) is None and getattr(alone, name) is not None:
                 return Fact(f"{name}, as asked alone", about=about)
         if answer.prompt_ids != alone.prompt_ids:
             return Fact("the prompt's ids as asked alone", "others", about)
         if answer.ids is not None and answer.ids == alone.ids and answer.text != alone.text:
-            requirement = f"the text {alone.text!r} for the same tokens"
-            return Fact(requirement, f"{answer.text!r}", about)
-        different = agreement.same_tokens(alone, answer)
-        if different is not None and bound.fork == 0:
-            return of(about, [different])[0]
+            required = f"the text {alone.text!r} for the same tokens"
+            return Fact(required, f"{answer.text!r}", about)
+        difference = agreement.same_tokens(alone, answer)
+        if difference is not None and bound.fork == 0:
+            return of(about, [difference])[0]
         if answer.positions is None or alone.positions is None:
-            if different is not None:
-                requirement = "log-probabilities, to tell two right choices from a wrong one,"
-                self.asker.need(None, requirement)
+            if difference is not None:
+                required = "log-probabilities, to tell two right choices from a wrong one,"
+                self.asker.need(None, required)
             return None
-        judged = agreement.judge(answer.positions, alone.positions, bound, self._again(prompt))
+        judged = agreement.judge(answer.positions, alone.positions, bound, self._resume(prompt))
         if judged.disagreement is not None:
             return of(f"{about}, against the same alone", [judged.disagreement])[0]
         if judged.unjudged:
@@ -223,31 +307,35 @@ class Continuations:
             )
         return None
 
-    def _hold(
-        self, answers: Iterable[tuple[Prompt, Completion]], how: str,
+    def _require_equal(
+        self,
+        answers: Iterable[tuple[Prompt, Completion]],
+        form: str,
         bound: AgreementBound | None = None,
-    ) -> None:  # fmt: skip
-        def is_right(prompt: Prompt, answer: Completion) -> None:
-            if (wrong := self.wrong(prompt, answer, how, bound)) is not None:
-                raise Unmet(wrong)
+    ) -> None:
+        def is_equal(prompt: Prompt, answer: Completion) -> None:
+            difference = self.find_difference(prompt, answer, form, bound)
+            if difference is not None:
+                raise Unmet(difference)
 
-        require_each(is_right, *zip(*answers, strict=True))
+        require_each(is_equal, *zip(*answers, strict=True))
 
-    def _named(self, name: str) -> Prompt:
+    def _find_prompt(self, name: str) -> Prompt:
         return next(prompt for prompt in self.prompts.prompts if prompt.name == name)
 
     def _request(self, prompt: Prompt) -> Request:
-        return Request(prompt.text, prompt.tokens, salt=self._cold())
+        return Request(prompt.text, prompt.tokens, salt=self._new_salt())
 
-    def _cold(self) -> str:
-        """A part of the prefix cache that nobody has used."""
+    def _new_salt(self) -> str:
+        """Return a salt whose part of the prefix cache is empty."""
         return f"sm121-{id(self)}-{next(self._salts)}"
 
-    def _again(self, prompt: Prompt) -> agreement.Resume:
+    def _resume(self, prompt: Prompt) -> agreement.Resume:
         def resume(prefix: tuple[int, ...]) -> agreement.Positions | None:
-            if (ids := self.alone(prompt).prompt_ids) is None:
+            ids = self.alone(prompt).prompt_ids
+            if ids is None:
                 return None
-            rest = Request((*ids, *prefix), prompt.tokens - len(prefix), salt=self._cold())
+            rest = Request((*ids, *prefix), prompt.tokens - len(prefix), salt=self._new_salt())
             return self.asker.ask(rest).positions
 
         return resume

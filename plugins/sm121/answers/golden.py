@@ -1,5 +1,7 @@
-"""Golden files: what a trusted run answered, and whether another run agrees with it. The same
-comparison serves a build against an earlier one and one configuration against another."""
+"""Golden files: the answers of a trusted run, and the comparison of another run with them.
+
+The same comparison serves a build against an earlier one, and one configuration against another.
+"""
 
 import datetime
 import hashlib
@@ -7,7 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +18,7 @@ from pydantic import Field, JsonValue
 from sm121 import __version__
 from sm121.answers import agreement
 from sm121.answers.agreement import TokenAgreement
+from sm121.answers.golden_comparison import GoldenComparison, differences
 from sm121.answers.prompts import Prompt, PromptSet
 from sm121.client.completions import Asker, Completion, Position, Refused, Request, ids_of
 from sm121.core import data_file, digest
@@ -23,17 +26,20 @@ from sm121.core.data_file import DataTable
 from sm121.core.errors import UsageError
 from sm121.core.files import write_text
 from sm121.core.level_settings import GoldenBound
-from sm121.core.unmet import Fact, Unmet, noted, of
-from sm121.core.verdict import NotRun
+from sm121.core.unmet import Fact, Unmet
 
+#: Likeliest tokens that are recorded at each position.
 TOP = 20
-#: An engine that refuses so many log-probabilities is asked for fewer (vLLM's default allows 20).
+#: The numbers that are requested in turn until the engine accepts one (vLLM's default allows 20).
 _TOPS = (TOP, 5, 1)
+#: Requests of golden answers share a part of the prefix cache.
+_SALT = "golden"
 
 
 class GoldenAnswer(DataTable):
-    """One prompt's greedy answer."""
+    """The greedy answer to one prompt."""
 
+    #: The name of the prompt.
     name: str
     prompt_ids: tuple[int, ...] | None
     text: str
@@ -41,11 +47,11 @@ class GoldenAnswer(DataTable):
 
 
 class Identity(DataTable):
-    """What is served. A hash is null where the files are not at hand (an attached server)."""
+    """The served model. A hash is null if the files are not on this machine (attached server)."""
 
     served_name: str
     config_sha256: str | None = None
-    #: Of the weight files' names and headers: tells checkpoints apart, not their values.
+    #: Of the names and headers of the weight files: distinguishes checkpoints, not their values.
     weights_sha256: str | None = None
     tokenizer_sha256: str | None = None
     #: Of pieces of the weights' values (`sm121.core.digest.of_files`).
@@ -53,10 +59,12 @@ class Identity(DataTable):
 
 
 class GoldenFile(DataTable):
-    """A trusted run's answers."""
+    """The answers of a trusted run."""
 
     schema_version: Literal[1] = 1
+    #: The time, in ISO 8601.
     made: str
+    #: The version of the suite.
     suite: str
     model: Identity
     prompt_set: str
@@ -68,125 +76,89 @@ class GoldenFile(DataTable):
     #: The reproducibility record of the run.
     environment: dict[str, JsonValue]
     answers: tuple[GoldenAnswer, ...] = Field(min_length=1)
-    #: Why these answers are no trusted ones; null: the run that recorded them ended, and all of its
-    #: other checks of the answers held.
+    #: Why these answers are not trusted; null if the run that recorded them ended and all its other
+    #: checks of answers passed.
     doubt: str | None = "nothing says how the run that recorded it ended"
 
 
-@dataclass(frozen=True)
-class GoldenComparison:
-    """How a run agrees with a golden file."""
-
-    #: Of each prompt's answer with the golden one.
-    agreements: Mapping[str, TokenAgreement]
-    differences: tuple[str, ...]
-    """Of the two runs' environments."""
-
-    @property
-    def mean_divergence(self) -> float:
-        """Mean KL divergence over all tokens that can be compared; NaN without any."""
-        values = [v for a in self.agreements.values() for v in a.divergences if math.isfinite(v)]
-        return math.fsum(values) / len(values) if values else math.nan
-
-    @property
-    def top1(self) -> float:
-        """Share of the golden tokens that the run chooses too."""
-        values = [v for a in self.agreements.values() for v in a.top1]
-        return sum(values) / len(values) if values else 0.0
-
-    @property
-    def worst(self) -> tuple[str, int, float]:
-        """Prompt, place and size of the largest difference of a log-probability."""
-        name, agreed = max(self.agreements.items(), key=lambda item: item[1].max_abs)
-        return name, agreed.worst, agreed.max_abs
-
-    def beyond(self, bound: GoldenBound) -> list[Fact]:
-        """What is above the bound; the first differing prompt comes first."""
-        facts: list[Fact] = []
-        wrong = [(name, a.disagreement) for name, a in self.agreements.items() if a.disagreement]
-        if wrong:
-            name, first = wrong[0]
-            evidence = f"the first of {len(wrong)} that differ"
-            facts += noted(of(f"prompt {name!r}", [first]), evidence)
-        if not self.mean_divergence <= bound.mean_divergence:  # NaN is no agreement
-            facts.append(
-                Fact(
-                    "a mean KL divergence of at most",
-                    value=self.mean_divergence,
-                    limit=bound.mean_divergence,
-                    unit="nats",
-                )
-            )
-        if self.top1 < bound.top1_at_least:
-            share, least = 100 * self.top1, 100 * bound.top1_at_least
-            facts.append(Fact("of the golden tokens at least", value=share, limit=least, unit="%"))
-        return facts
-
-    def hold(self, bound: GoldenBound, about: str = "") -> None:
-        """Go on only if nothing is above the bound. Raises Unmet: something is; NotRun: tokens
-        after an accepted fork could not be judged."""
-        if beyond := self.beyond(bound):
-            raise Unmet(*noted(of(about, beyond), self.summary()))
-        if unjudged := sum(a.unjudged for a in self.agreements.values()):
-            required = "token ids to ask the rest from (return_token_ids)"
-            observed = f"{unjudged} tokens after a fork within the noise were not judged"
-            raise NotRun(Fact(required, observed, about, evidence=self.summary()))
-
-    def summary(self) -> str:
-        """One line of figures."""
-        name, token, size = self.worst
-        tokens = sum(len(a.top1) for a in self.agreements.values())
-        forks = sum(a.forks for a in self.agreements.values())
-        return (
-            f"{len(self.agreements)} prompts, {tokens} tokens: mean KL {self.mean_divergence:.3g} "
-            f"nats, top-1 agreement {self.top1:.2%}, worst token {size:.3g} nats ({name}, token "
-            f"{token}), {forks} accepted forks"
-        )
-
-
 def load(path: Path) -> GoldenFile:
-    """Read a golden file. Raises UsageError: it is none."""
+    """Read a golden file.
+
+    Args:
+        path: The path.
+
+    Raises:
+        UsageError: It is no golden file.
+    """
     return data_file.read_json(path, GoldenFile, f"--golden {path}", "--record-golden")
 
 
 def save(golden: GoldenFile, path: Path) -> None:
-    """Write a golden file, whole or not at all."""
+    """Write a golden file atomically."""
     write_text(golden.model_dump_json(indent=1) + "\n", path)
 
 
 def conclude(path: Path, doubt: str | None) -> None:
-    """Write into a recorded file what speaks against its answers, now that the run has ended."""
+    """Write into a recorded file whether its answers are trusted, at the end of the run.
+
+    Args:
+        path: The file.
+        doubt: See `GoldenFile.doubt`.
+    """
     save(load(path).model_copy(update={"doubt": doubt}), path)
 
 
 def save_repeated(first: GoldenFile, second: GoldenFile, path: Path) -> None:
-    """Write the first of two recordings of one server. Raises AssertionError: the second has other
-    tokens or texts."""
+    """Write the first of two recordings of one server.
+
+    Args:
+        first: The recording.
+        second: The repetition.
+        path: The file.
+
+    Raises:
+        Unmet: The repetition has other tokens or texts.
+    """
     for one, other in zip(first.answers, second.answers, strict=True):
-        tokens, again = ([p.token for p in answer.positions] for answer in (one, other))
-        if (one.text, tokens) != (other.text, again):
-            observed = f"{one.text!r} and {other.text!r}, tokens {tokens} and {again}"
+        tokens = [position.token for position in one.positions]
+        repeated = [position.token for position in other.positions]
+        if one.text != other.text or tokens != repeated:
+            observed = f"{one.text!r} and {other.text!r}, tokens {tokens} and {repeated}"
             raise Unmet(_untrusted(one.name, "the same answer twice", observed))
     save(first, path)
 
 
 def identity(served_name: str, checkpoint: Path | None) -> Identity:
-    """What is served, from the files of its checkpoint where they are at hand."""
+    """Return the identity of a served model.
+
+    Args:
+        served_name: Its name on the server.
+        checkpoint: The folder of its checkpoint; None if it is not on this machine.
+    """
     if checkpoint is None or not checkpoint.is_dir():
         return Identity(served_name=served_name)
     weights = sorted(checkpoint.glob("*.safetensors"))
     return Identity(
         served_name=served_name,
-        config_sha256=_hash_of(checkpoint / "config.json"),
-        weights_sha256=_hash_of_weights(weights) if weights else None,
-        tokenizer_sha256=_hash_of(checkpoint / "tokenizer.json"),
+        config_sha256=_hash_file(checkpoint / "config.json"),
+        weights_sha256=_hash_headers(weights) if weights else None,
+        tokenizer_sha256=_hash_file(checkpoint / "tokenizer.json"),
         weights_digest=digest.of_files(checkpoint, weights) if weights else None,
     )
 
 
 def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: PromptSet) -> None:
-    """Only the same model, prompts and tokenizer can be compared, and all of the prompts. Raises
-    UsageError: one line that names what differs."""
+    """Refuse a golden file of another model, tokenizer or prompt set.
+
+    Args:
+        golden: The file.
+        origin: The option and path, for the message.
+        now: The served model.
+        prompts: The prompt set.
+
+    Raises:
+        UsageError: A hash that both sides have differs, or the prompts are others.
+    """
     for name, recorded, served in (
         ("model's config.json", golden.model.config_sha256, now.config_sha256),
         ("model's weight files", golden.model.weights_sha256, now.weights_sha256),
@@ -199,9 +171,10 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
                 f"{origin}: it was recorded with another {name}: expected {served[:12]}, it has "
                 f"{recorded[:12]} (made {golden.made} on {golden.model.served_name})"
             )
-    names, expected = ([item.name for item in items] for items in (golden.answers, prompts.prompts))
+    names = [answer.name for answer in golden.answers]
+    expected = [prompt.name for prompt in prompts.prompts]
     if names != expected:
-        odd = sorted({*names} ^ {*expected}) or names
+        odd = sorted(set(names) ^ set(expected)) or names
         raise UsageError(
             f"{origin}: expected one answer to each of the {len(expected)} prompts, in their "
             f"order; it has {len(names)}, and another {odd[0]!r}"
@@ -209,8 +182,15 @@ def refuse_other(golden: GoldenFile, origin: str, now: Identity, prompts: Prompt
 
 
 def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
-    """A certificate compares with a trusted run alone. Raises UsageError: the file says what speaks
-    against the run that recorded it."""
+    """Refuse a golden file whose answers are not trusted.
+
+    Args:
+        golden: The file.
+        origin: The option and path, for the message.
+
+    Raises:
+        UsageError: The file has a doubt.
+    """
     if golden.doubt is not None:
         raise UsageError(
             f"{origin}: expected answers of a trusted run; {golden.doubt}. Record them anew: "
@@ -219,14 +199,22 @@ def refuse_doubtful(golden: GoldenFile, origin: str) -> None:
 
 
 def record(asker: Asker, prompts: PromptSet, **about: Any) -> GoldenFile:
-    """Ask the prompts one by one and keep the answers. `about`: the other fields of the file.
-    Raises AssertionError: an answer is not fit to be trusted; NotRun: the engine gives no
-    log-probabilities."""
+    """Record the answers to a prompt set, one after the other.
+
+    Args:
+        asker: The client of the server.
+        prompts: The prompt set.
+        **about: The other fields of the file.
+
+    Raises:
+        Unmet: An answer contains a number or a text that cannot be stored.
+        NotRun: The engine sends no log-probabilities.
+    """
     answers = []
     for prompt in prompts.prompts:
         answer = ask(asker, prompt.text, prompt.tokens)
         positions = asker.positions(answer)
-        _hold_fit(prompt, answer.text, positions)
+        _require_storable(prompt, answer.text, positions)
         golden = GoldenAnswer(
             name=prompt.name, prompt_ids=answer.prompt_ids, text=answer.text, positions=positions
         )
@@ -249,8 +237,23 @@ def compare(
     environment: Mapping[str, JsonValue],
     origin: str = "--golden",
 ) -> GoldenComparison:
-    """Ask the same again and judge each golden token under the answers. Raises UsageError: the
-    server makes other tokens of a prompt; NotRun: the engine gives no log-probabilities."""
+    """Compare a server with a golden file.
+
+    Args:
+        golden: The file.
+        asker: The client of the server.
+        prompts: The prompt set.
+        bound: The tolerance of each token.
+        environment: The reproducibility record of this run.
+        origin: The option and path, for the message.
+
+    Returns:
+        The comparison of each golden token with the server's answers.
+
+    Raises:
+        UsageError: The server's tokenizer makes other tokens of a prompt.
+        NotRun: The engine sends no log-probabilities.
+    """
     by_name: dict[str, Prompt] = {prompt.name: prompt for prompt in prompts.prompts}
     agreements = {}
     for expected in golden.answers:
@@ -262,19 +265,23 @@ def compare(
                 f"{origin}: it was recorded with another tokenizer: prompt {prompt.name!r} was "
                 f"{len(expected.prompt_ids)} tokens and is {len(ids)} here, or other ones"
             )
-        judgement = agreement.judge(
-            expected.positions,
-            asker.positions(answer),
-            bound,
-            continuation(asker, ids, prompt.tokens),
-        )
-        wrong = judgement.disagreement or _other_text(expected, answer, judgement)
-        agreements[expected.name] = replace(judgement, disagreement=wrong)
+        resume = continuation(asker, ids, prompt.tokens)
+        agreed = agreement.judge(expected.positions, asker.positions(answer), bound, resume)
+        disagreement = agreed.disagreement or _other_text(expected, answer, agreed)
+        agreements[expected.name] = replace(agreed, disagreement=disagreement)
     return GoldenComparison(agreements, tuple(differences(golden.environment, environment)))
 
 
 def unproven(golden: GoldenFile, now: Identity) -> str | None:
-    """What could not be told of the two models for want of their files; None where it could."""
+    """Return which parts of the two models could not be compared.
+
+    Args:
+        golden: The file.
+        now: The served model.
+
+    Returns:
+        A remark; None if all parts could be compared.
+    """
     pairs = (
         ("config.json", golden.model.config_sha256, now.config_sha256),
         ("weights", golden.model.weights_sha256, now.weights_sha256),
@@ -290,10 +297,13 @@ def unproven(golden: GoldenFile, now: Identity) -> str | None:
     )
 
 
-def _hold_fit(prompt: Prompt, text: str, positions: Sequence[Position]) -> None:
-    """What can be written to a file, and compared with anything at all."""
-    values = [value for p in positions for value in (p.log_probability, *p.top.values())]
-    if bad := [value for value in values if not math.isfinite(value)]:
+def _require_storable(prompt: Prompt, text: str, positions: Sequence[Position]) -> None:
+    """Require finite numbers and a text that UTF-8 can encode."""
+    values: list[float] = []
+    for position in positions:
+        values += [position.log_probability, *position.top.values()]
+    bad = [value for value in values if not math.isfinite(value)]
+    if bad:
         observed = f"{bad[0]} and {len(bad) - 1} more"
         raise Unmet(_untrusted(prompt.name, "finite log-probabilities", observed))
     if text.encode("utf-8", "replace").decode() != text:
@@ -306,28 +316,48 @@ def _untrusted(prompt: str, required: str, observed: str) -> Fact:
     return Fact(required, observed, f"prompt {prompt!r}", evidence=evidence)
 
 
-def _other_text(expected: GoldenAnswer, answer: Completion, judged: TokenAgreement) -> Fact | None:
-    """The same token ids are the same text; names that are texts themselves say nothing of it."""
+def _other_text(expected: GoldenAnswer, answer: Completion, agreed: TokenAgreement) -> Fact | None:
+    """Return a fact if the same token ids have another text.
+
+    Nothing is compared if the golden tokens are named by their texts.
+    """
     ids = ids_of(expected.positions)
-    if ids is None or answer.ids != ids or judged.forks or answer.text == expected.text:
+    if ids is None or answer.ids != ids or agreed.forks or answer.text == expected.text:
         return None
     return Fact(f"the text {expected.text!r}", f"{answer.text!r}", "the same tokens")
 
 
 def ask(asker: Asker, prompt: str | tuple[int, ...], tokens: int) -> Completion:
-    """A greedy answer with as many of the most likely tokens as the engine tells."""
+    """Request a greedy answer with as many of the likeliest tokens as the engine sends.
+
+    Args:
+        asker: The client of the server.
+        prompt: The prompt, as text or ids.
+        tokens: The number of tokens.
+
+    Raises:
+        Refused: The server refuses the request with each number of likeliest tokens, or fails.
+    """
     for top in _TOPS[:-1]:
         try:
-            return asker.ask(Request(prompt, tokens, top=top, salt="golden"))
+            return asker.ask(Request(prompt, tokens, top=top, salt=_SALT))
         except Refused as refusal:
             if refusal.status >= 500:
                 raise
-    return asker.ask(Request(prompt, tokens, top=_TOPS[-1], salt="golden"))
+    return asker.ask(Request(prompt, tokens, top=_TOPS[-1], salt=_SALT))
 
 
 def continuation(
     asker: Asker, prompt: tuple[int, ...] | None, tokens: int
 ) -> Callable[[tuple[int, ...]], Sequence[Position] | None]:
+    """Return a function that requests the rest of an answer, for `agreement.judge`.
+
+    Args:
+        asker: The client of the server.
+        prompt: The ids of the prompt; None if the engine sends none.
+        tokens: The number of tokens of the whole answer.
+    """
+
     def resume(prefix: tuple[int, ...]) -> Sequence[Position] | None:
         if prompt is None:
             return None
@@ -336,37 +366,12 @@ def continuation(
     return resume
 
 
-def differences(
-    before: Mapping[str, JsonValue], now: Mapping[str, JsonValue], prefix: str = ""
-) -> list[str]:
-    """What two reproducibility records differ in, one line each: ``key: before -> now``."""
-    lines = []
-    for key in sorted({*before, *now}):
-        a, b = before.get(key), now.get(key)
-        if a == b:
-            continue
-        if isinstance(a, dict) and isinstance(b, dict):
-            lines += differences(a, b, f"{prefix}{key}.")
-        elif isinstance(a, list) and isinstance(b, list):
-            # A long list says little as a whole: what came and went is what matters.
-            removed, added = [x for x in a if x not in b], [x for x in b if x not in a]
-            lines.append(f"{prefix}{key}: {_short(removed)} -> {_short(added)}")
-        else:
-            lines.append(f"{prefix}{key}: {_short(a)} -> {_short(b)}")
-    return lines
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 120 else f"{text[:117]}..."
-
-
-def _hash_of(file: Path) -> str | None:
+def _hash_file(file: Path) -> str | None:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
 
 
-def _hash_of_weights(files: Sequence[Path]) -> str:
-    """Names, sizes and headers: reading 60 GB of values would take minutes."""
+def _hash_headers(files: Sequence[Path]) -> str:
+    """Hash the names and headers of weight files; the values of 60 GB would take minutes."""
     total = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:

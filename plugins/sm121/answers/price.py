@@ -1,14 +1,18 @@
-"""What a server's rounding costs: how far its answers are from the checkpoint's own mathematics,
-the oracle's without any rounding. The texts are fixed, so that the values decide as they are; an
-interval says how far they hold for other texts."""
+"""The price of a server's rounding: how far its answers are from the checkpoint's own mathematics.
+
+That is the oracle without any rounding. The texts are fixed, so the values are compared with gates
+as they are. An interval describes how far they hold for other texts.
+"""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
-from sm121.answers import agreement, oracle_file
-from sm121.answers.oracle_file import ExamText, OracleFile, Place, Scored
+from sm121.answers import agreement, oracle_texts
+from sm121.answers.oracle_file import OracleFile, Place, Scored
+from sm121.answers.oracle_texts import ExamText
 from sm121.client.completions import Asker, Position, Request, id_of
 from sm121.core.errors import UsageError
 from sm121.core.level_settings import PRICES, Price
@@ -16,23 +20,45 @@ from sm121.core.profile_fields import Gate
 from sm121.core.verdict import NotRun
 from sm121.oracles.formats import Rounding
 
-#: Depths in tokens at which the price is measured too, where the reference has them.
+#: Depths in tokens at which the price is measured too, if the reference has them.
 DEPTHS = (8192, 32768)
-#: Likeliest tokens that the server tells of each place: as many as the reference has.
+#: Likeliest tokens that are requested at each position: as many as the reference has.
 _TOP = 20
-#: What two evaluations of one log-softmax in float32 may differ by, in nats.
+#: The difference of two evaluations of one log-softmax in float32, in nats.
 _ROUNDING = 1e-3
-#: Nats of a place where both have no likely token in common: as if the server gave all that are
-#: likely a millionth together.
+#: The divergence of a position without common likely tokens, in nats: as if the server gave all
+#: likely tokens a millionth together.
 _APART = -math.log(1e-6)
 
-#: What the checkpoint says of a place, and the log-probabilities that the server tells of it.
-_Pair = tuple[Place, Mapping[int, float]]
+
+class ServedPlace(NamedTuple):
+    """One position of a text."""
+
+    #: The likeliest tokens of the checkpoint.
+    expected: Place
+    #: The log-probabilities that the server reports, by the ids of tokens.
+    served: Mapping[int, float]
+
+
+class Measured(NamedTuple):
+    """The samples of a price."""
+
+    #: By metric (`PRICES`): one for each prompt and question or, at a depth, for each token.
+    samples: dict[str, list[float]]
+    #: By metric: why it has no samples.
+    reasons: dict[str, str]
 
 
 def refuse_rounded(file: OracleFile, origin: Path) -> None:
-    """A price needs what the checkpoint itself says. Raises UsageError: the file has what rounds
-    alone; one line that names both."""
+    """Refuse a file without the checkpoint's own mathematics.
+
+    Args:
+        file: The oracle's file.
+        origin: Its path, for the message.
+
+    Raises:
+        UsageError: All of the file rounds.
+    """
     if not file.unrounded:
         raise UsageError(
             f"{origin} rounds {file.rounding} and lacks the checkpoint's own mathematics (rounding "
@@ -43,96 +69,142 @@ def refuse_rounded(file: OracleFile, origin: Path) -> None:
 
 def measure(
     asker: Asker, file: OracleFile, exam: str | None, depths: Iterable[int] = DEPTHS
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Ask a server for the fixed prompts, the exam's text and each depth of the reference. Returns
-    samples by metric (`PRICES`), one of each prompt and question or, at a depth, of each token; and
-    why a metric has none. Raises NotRun: the engine tells no log-probabilities of a prompt."""
-    kl, likeliest, right = PRICES
-    pairs = [_of_prompt(asker, ids, file.unrounded[name]) for name, ids in oracle_file.prompts()]
-    samples = {
-        kl: [fmean(map(_divergence, each)) for each in pairs],
-        likeliest: [fmean(map(_likeliest, each)) for each in pairs],
-    }
-    reasons: dict[str, str] = {}
-    text = oracle_file.exams().get(exam or "")
+) -> Measured:
+    """Compare a server with the reference on the fixed prompts, the exam's text and each depth.
+
+    Args:
+        asker: The client of the server.
+        file: The reference.
+        exam: The name of the exam; None: no exam.
+        depths: The depths in tokens.
+
+    Raises:
+        NotRun: The engine sends no log-probabilities of a prompt.
+    """
+    kl, top1, right = PRICES
+    measured = Measured({}, {})
+    measured.samples[kl] = []
+    measured.samples[top1] = []
+    for name, ids in oracle_texts.prompts():
+        places = _places_of_prompt(asker, ids, file.unrounded[name])
+        measured.samples[kl].append(fmean(map(_divergence, places)))
+        measured.samples[top1].append(fmean(map(_likeliest, places)))
+    text = oracle_texts.exams().get(exam or "")
     if text is None or text.name not in file.unrounded:
-        reasons[right] = f"the reference has no right answers of exam {exam}"
+        measured.reasons[right] = f"the reference has no right answers of exam {exam}"
     else:
         try:
-            samples[right] = _right_answers(asker, text, file.unrounded[text.name])
-        except NotRun as why:  # its context is shorter than the exam
-            reasons[right] = str(why)
+            samples = _right_answers(asker, text, file.unrounded[text.name])
+            measured.samples[right] = samples
+        except NotRun as error:  # the server's context is shorter than the exam
+            measured.reasons[right] = str(error)
     for depth in depths:
-        scored = file.unrounded.get(f"{depth} tokens")
         try:
-            if scored is None:
-                raise NotRun(f"the reference has no depth {depth}: sm121 golden --depth {depth}")
-            deep = _generated(asker, oracle_file.long_prompt(depth)[1], scored)
-            samples[f"{kl}@d{depth}"] = [*map(_divergence, deep)]
-            samples[f"{likeliest}@d{depth}"] = [*map(_likeliest, deep)]
-        except NotRun as why:
-            reasons |= {f"{kl}@d{depth}": str(why), f"{likeliest}@d{depth}": str(why)}
-        reasons[f"{right}@d{depth}"] = "the exam is asked without a long text before it"
-    return samples, reasons
+            places = _places_at_depth(asker, file, depth)
+            measured.samples[f"{kl}@d{depth}"] = list(map(_divergence, places))
+            measured.samples[f"{top1}@d{depth}"] = list(map(_likeliest, places))
+        except NotRun as error:
+            measured.reasons[f"{kl}@d{depth}"] = str(error)
+            measured.reasons[f"{top1}@d{depth}"] = str(error)
+        reason = "the exam is asked without a long text before it"
+        measured.reasons[f"{right}@d{depth}"] = reason
+    return measured
 
 
 def gates(prices: Iterable[Price], rounding: Rounding | None) -> dict[str, Gate]:
-    """What the profile's prices require of a server that rounds so, by metric; nothing where there
-    is none for it, or where it is not known how it rounds."""
-    rows = [row for row in prices if rounding and Rounding.parse(row.rounding) == rounding]
-    return {gate.metric: gate for row in rows for gate in row.gates}
+    """Return the gates of a server with a rounding.
+
+    Args:
+        prices: The prices of the profile.
+        rounding: The rounding; None if it is not known: then there are no gates.
+
+    Returns:
+        The gates by metric.
+    """
+    if rounding is None:
+        return {}
+    by_metric = {}
+    for price in prices:
+        if Rounding.parse(price.rounding) == rounding:
+            by_metric.update({gate.metric: gate for gate in price.gates})
+    return by_metric
 
 
-def _of_prompt(asker: Asker, ids: Sequence[int], scored: Scored) -> list[_Pair]:
+def _places_of_prompt(asker: Asker, ids: Sequence[int], scored: Scored) -> list[ServedPlace]:
     request = Request(tuple(ids), 1, prompt_log_probabilities=True, prompt_top=_TOP)
     tops = asker.need(asker.ask(request).prompt_tops, "prompt_logprobs")
-    return [*zip(scored.places, tops, strict=False)]
+    return [ServedPlace(*pair) for pair in zip(scored.places, tops, strict=False)]
 
 
-def _generated(asker: Asker, ids: Sequence[int], scored: Scored) -> list[_Pair]:
-    """The tokens behind a long prompt, each after the reference's own ones: where the server goes
-    on with another token, it is asked again behind the right one."""
-    pairs: list[_Pair] = []
-    while done := len(scored.generated) - len(pairs):
-        request = Request((*ids, *scored.generated[: len(pairs)]), done, top=_TOP)
+def _places_at_depth(asker: Asker, file: OracleFile, depth: int) -> list[ServedPlace]:
+    """Return the generated positions after a long prompt, each after the reference's tokens.
+
+    If the server generates another token, the rest is requested after the right one.
+    """
+    scored = file.unrounded.get(f"{depth} tokens")
+    if scored is None:
+        raise NotRun(f"the reference has no depth {depth}: sm121 golden --depth {depth}")
+    _, ids = oracle_texts.long_prompt(depth)
+    places: list[ServedPlace] = []
+    while len(places) < len(scored.generated):
+        done = len(places)
+        left = len(scored.generated) - done
+        request = Request((*ids, *scored.generated[:done]), left, top=_TOP)
         for position in asker.positions(asker.ask(request)):
-            pairs.append((scored.generated_places[len(pairs)], _by_id(position)))
-            if id_of(position.token) != scored.generated[len(pairs) - 1]:
+            index = len(places)
+            places.append(ServedPlace(scored.generated_places[index], _by_id(position)))
+            if id_of(position.token) != scored.generated[index]:
                 break
-    return pairs
+    return places
 
 
 def _by_id(position: Position) -> dict[int, float]:
-    """The log-probabilities of a token. Raises NotRun: the engine names no ids."""
-    named = {position.token: position.log_probability, **position.top}
-    by_id = {token: value for name, value in named.items() if (token := id_of(name)) is not None}
-    if len(by_id) < len(named):
-        raise NotRun("the engine names the tokens of log-probabilities by their text, not by ids")
+    """Return the log-probabilities of a position by ids.
+
+    Raises NotRun if the engine names tokens by their texts.
+    """
+    by_id = {}
+    for name, value in {position.token: position.log_probability, **position.top}.items():
+        token = id_of(name)
+        if token is None:
+            raise NotRun(
+                "the engine names the tokens of log-probabilities by their text, not by ids"
+            )
+        by_id[token] = value
     return by_id
 
 
 def _right_answers(asker: Asker, text: ExamText, scored: Scored) -> list[float]:
-    """By question, how much likelier the server holds the right answer than the checkpoint does, in
-    nats."""
+    """Return how much likelier the server makes each right answer than the checkpoint, in nats."""
     answer = asker.ask(Request(tuple(text.token_ids), 1, prompt_log_probabilities=True))
     served = asker.need(answer.prompt_log_probabilities, "prompt_logprobs")
-    pairs = zip(scored.following, served, strict=True)
-    changes = [b - a if -math.inf < b <= _ROUNDING else -math.inf for a, b in pairs]
+    changes = []
+    for expected, value in zip(scored.following, served, strict=True):
+        is_valid = -math.inf < value <= _ROUNDING
+        changes.append(value - expected if is_valid else -math.inf)
+    # The log-probabilities begin with the second token.
     return [math.fsum(changes[first - 1 : last - 1]) for first, last in text.answers.values()]
 
 
-def _divergence(pair: _Pair) -> float:
-    """KL(checkpoint || server) over the tokens that both tell and one class for all else, which is
-    at most the whole divergence. Infinite where a log-probability is no number, or where what the
-    server tells is likelier than 1 together: as if that cost nothing."""
-    expected, served = dict(zip(pair[0].ids, pair[0].values, strict=True)), pair[1]
+def _divergence(place: ServedPlace) -> float:
+    """Return KL(checkpoint || server) over the common tokens, and one class for all others.
+
+    That is at most the whole divergence. Infinite if a log-probability is no number, or if the
+    server's probabilities sum to more than 1: else a wrong sum would cost nothing.
+    """
+    reference, served = place
+    expected = dict(zip(reference.ids, reference.values, strict=True))
     if not all(-math.inf < value <= _ROUNDING for value in served.values()):
         return math.inf
     if math.fsum(map(math.exp, served.values())) > 1.0 + 2.0 * _ROUNDING:
         return math.inf
-    return agreement.divergence(expected, served) if expected.keys() & served else _APART
+    if not expected.keys() & served.keys():
+        return _APART
+    return agreement.divergence(expected, served)
 
 
-def _likeliest(pair: _Pair) -> float:
-    """100 where the likeliest token is the checkpoint's, else 0."""
-    return 100.0 * (max(pair[1], key=pair[1].__getitem__, default=None) == pair[0].ids[0])
+def _likeliest(place: ServedPlace) -> float:
+    """Return 100 if the likeliest token is the checkpoint's, else 0."""
+    reference, served = place
+    likeliest = max(served, key=served.__getitem__, default=None)
+    return 100.0 if likeliest == reference.ids[0] else 0.0

@@ -1,4 +1,4 @@
-"""The prompt sets that come with the suite: data, validated when loaded."""
+"""The prompt sets that come with the suite, validated when they are loaded."""
 
 import hashlib
 from typing import Literal
@@ -10,12 +10,13 @@ from sm121.core.data_file import DataTable, Entries
 
 
 class Prompt(DataTable):
-    """A text to go on from, and by how many tokens."""
+    """A text with a continuation."""
 
     name: str = Field(min_length=1)
     text: str = Field(min_length=1)
+    #: The number of tokens of the continuation.
     tokens: int = Field(ge=1)
-    #: False where a right continuation repeats itself.
+    #: False if a right continuation repeats itself.
     varied: bool = True
 
 
@@ -28,7 +29,7 @@ class PromptSet(DataTable):
 
     @property
     def sha256(self) -> str:
-        """Hash of what is asked."""
+        """The hash of all fields."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
@@ -41,10 +42,10 @@ class Questions(DataTable):
 
 
 def continuations() -> PromptSet:
-    """fixtures/answers/prompts.toml."""
+    """Load ``fixtures/answers/prompts.toml``."""
     return data_file.load("answers/prompts.toml", PromptSet)
 
 
 def questions() -> Questions:
-    """fixtures/answers/questions.toml."""
+    """Load ``fixtures/answers/questions.toml``."""
     return data_file.load("answers/questions.toml", Questions)

@@ -1,26 +1,35 @@
-"""Signs of a broken engine in a text, without knowing the right one. Each detector returns what it
-saw, in words, or None. They are made for texts that should go on (a list, an answer), where none of
-this happens in a right answer."""
+"""Signs of a broken engine in a text, without knowledge of the right one.
+
+Each detector returns a description of its sign, or None. The detectors are made for texts that
+should go on (a list, an answer): none of the signs occurs in a right one.
+"""
 
 import itertools
 import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-#: What broken kernels put out: cutlass-dsl 4.5.0 on sm_121a `!!!!`, llama.cpp on GB10 `????`.
+#: Output of broken kernels: cutlass-dsl 4.5.0 on sm_121a `!!!!`, llama.cpp on GB10 `????`.
 _JUNK = "!?"
+#: Characters of junk in a row.
 _JUNK_RUN = 8
+#: Repetitions of one token.
 _TOKEN_RUN = 12
+#: Repetitions of a cycle at the end of a text.
 _CYCLE_REPEATS = 6
+#: Tokens of a cycle at most.
 _LONGEST_CYCLE = 16
-#: A text of this many tokens and more is judged by its variety.
+#: Tokens of a text that is judged by its variety.
 _ENOUGH = 24
+#: Different tokens in proportion to all.
 _LEAST_VARIETY = 0.12
+#: Mean log-probability of greedy tokens in nats, and the tokens that it needs.
 _LEAST_LIKELIHOOD = math.log(0.02)
+_ENOUGH_LIKELIHOODS = 4
 
 
 def junk(text: str) -> str | None:
-    """`!!!!!!!!` or `????????`: what is left when every logit is the same, or NaN."""
+    """Detect `!!!!!!!!` or `????????`, the output if all logits are equal or NaN."""
     for sign in _JUNK:
         if sign * _JUNK_RUN in text:
             return f"{_JUNK_RUN} times {sign!r} in a row"
@@ -28,16 +37,16 @@ def junk(text: str) -> str | None:
 
 
 def single_token_loop(tokens: Sequence[Hashable]) -> str | None:
-    """One token over and over."""
+    """Detect one token over and over."""
     for token, run in itertools.groupby(tokens):
-        length = sum(1 for _ in run)
+        length = len(list(run))
         if length >= _TOKEN_RUN:
             return f"token {token!r} {length} times in a row"
     return None
 
 
 def cycle(tokens: Sequence[Hashable]) -> str | None:
-    """The same few tokens over and over at the end: a text that does not get away from itself."""
+    """Detect a few tokens over and over at the end."""
     for period in range(2, _LONGEST_CYCLE + 1):
         end = tokens[-period * _CYCLE_REPEATS :]
         if len(end) == period * _CYCLE_REPEATS and end[period:] == end[:-period]:
@@ -46,19 +55,23 @@ def cycle(tokens: Sequence[Hashable]) -> str | None:
 
 
 def collapse(tokens: Sequence[Hashable]) -> str | None:
-    """Hardly any different tokens."""
+    """Detect a text with few different tokens."""
     if len(tokens) < _ENOUGH:
         return None
-    variety = len(set(tokens)) / len(tokens)
-    if variety < _LEAST_VARIETY:
-        most = Counter(tokens).most_common(1)[0]
-        return f"{len(set(tokens))} different tokens of {len(tokens)}, {most[0]!r} {most[1]} times"
-    return None
+    different = len(set(tokens))
+    if different / len(tokens) >= _LEAST_VARIETY:
+        return None
+    token, count = Counter(tokens).most_common(1)[0]
+    return f"{different} different tokens of {len(tokens)}, {token!r} {count} times"
 
 
 def noise(log_probabilities: Sequence[float]) -> str | None:
-    """The model holds its own best tokens for unlikely: its distribution has become flat."""
-    if len(log_probabilities) < 4:
+    """Detect a flat distribution: the model's likeliest tokens are unlikely.
+
+    Args:
+        log_probabilities: Those of greedy tokens, in nats.
+    """
+    if len(log_probabilities) < _ENOUGH_LIKELIHOODS:
         return None
     mean = math.fsum(log_probabilities) / len(log_probabilities)
     if mean < _LEAST_LIKELIHOOD:
@@ -71,9 +84,18 @@ def signs(
     tokens: Sequence[Hashable] | None = None,
     log_probabilities: Sequence[float] | None = None,
 ) -> list[str]:
-    """What all detectors see. Tokens are words of the text where the engine gives none."""
+    """Run all detectors.
+
+    Args:
+        text: The text.
+        tokens: Its tokens; None if the engine sends none: then the words are used.
+        log_probabilities: Those of the tokens, in nats; None if the engine sends none.
+
+    Returns:
+        The detected signs.
+    """
     units: Sequence[Hashable] = tokens if tokens is not None else text.split()
-    observations = [junk(text), single_token_loop(units), cycle(units), collapse(units)]
+    detected = [junk(text), single_token_loop(units), cycle(units), collapse(units)]
     if log_probabilities is not None:
-        observations.append(noise(log_probabilities))
-    return [sign for sign in observations if sign is not None]
+        detected.append(noise(log_probabilities))
+    return [sign for sign in detected if sign is not None]

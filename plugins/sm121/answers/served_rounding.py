@@ -1,5 +1,7 @@
-"""What a server rounds beyond the checkpoint, by its kernel path and its arguments. The oracle
-rounds in the same way; what does not show is not guessed."""
+"""The rounding of a server beyond the checkpoint, by its kernel path and its arguments.
+
+The oracle rounds in the same way. A format that is not shown is not guessed.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -22,32 +24,48 @@ _PLAIN_CACHES = ("auto", "bfloat16", "float32", "float16", "bf16", "f16", "f32")
 
 
 class _Row(DataTable):
+    """A row of ``fixtures/roundings.toml``: the rounding of a format of a part."""
+
     part: Literal["dense", "kv", "experts"]
+    #: The format.
     when: Regex
     attention: Regex | None = None
+    #: The name of a build.
     build: str | None = None
     versions: Versions = ""
     rounding: str
     source: str = Field(min_length=3)
 
     def fits(self, part: str, form: str, attention: str, identity: str | None) -> bool:
-        build = builds.named(identity)
-        return (
-            self.part == part
-            and self.when.fullmatch(form) is not None
-            and (self.attention is None or self.attention.fullmatch(attention) is not None)
-            and self.build in (None, build and build.name)
-            and within(identity, self.versions)
-        )
+        """Return whether the row is about a format of a part in a build."""
+        if self.part != part or self.when.fullmatch(form) is None:
+            return False
+        if self.attention is not None and self.attention.fullmatch(attention) is None:
+            return False
+        if self.build is not None:
+            build = builds.named(identity)
+            if build is None or build.name != self.build:
+                return False
+        return within(identity, self.versions)
 
 
 def served_rounding(
     server: Server, profile: Profile, path: KernelPath, config: Mapping[str, Any]
 ) -> Rounding:
-    """The formats that a server computes with, in exact arithmetic: what its path shows, else what
-    it was started with, else what the path of the profile's configuration must show. `config`: of
-    its model (config.json). Raises NotRun: something of it does not show; it names the option that
-    tells it."""
+    """Return the formats that a server computes with, in exact arithmetic.
+
+    The kernel path decides; what it does not show, the arguments of the server; else the required
+    path of the profile's configuration.
+
+    Args:
+        server: The server.
+        profile: The profile.
+        path: The kernel path of the server.
+        config: The config.json of its model.
+
+    Raises:
+        NotRun: A format is not shown; the message names the option that states it.
+    """
     options = engine_arguments.read(profile.arguments_of(server.configuration))
     return rounding_of(options, profile.path_of(profile.under_test), path, config)
 
@@ -55,35 +73,53 @@ def served_rounding(
 def rounding_of(
     options: Mapping[str, str], required: PathValues, path: KernelPath, config: Mapping[str, Any]
 ) -> Rounding:
-    """See `served_rounding`. `options`: of the server (`engine_arguments.read`); `required`: of its
-    path."""
+    """Return the formats of a server, as `served_rounding`.
+
+    Args:
+        options: The arguments of the server (`engine_arguments.read`).
+        required: The required path of the configuration.
+        path: The kernel path of the server.
+        config: The config.json of its model.
+
+    Raises:
+        NotRun: A format is not shown.
+    """
     identity = builds.identity(path.version, build=path.build)
 
-    def rounding(part: str, formats: Iterable[str]) -> str:
-        """Of a part in one of these formats. Raises NotRun: it is not known, or they differ."""
-        values = {_rounding(part, form, path.attention, identity) for form in formats}
+    def find_rounding(part: str, formats: Iterable[str]) -> str:
+        """Return the rounding of a part in one of several formats, which must all round alike."""
+        values = {_find_rounding(part, form, path.attention, identity) for form in formats}
         if len(values) > 1:
             raise _not_shown(part, f"which of {', '.join(formats)} runs")
         return values.pop()
 
-    if (layers := served_layers(config, options, required.requantised, path)) is None:
+    layers = served_layers(config, options, required.requantised, path)
+    if layers is None:
         layer_names = ", ".join(path.requantised or ()) or "quantisation at load"
         raise _not_shown("dense layers", f"the format of {layer_names}")
-    chosen = {layer: rounding("dense", [form]) for layer, form in layers.items()}
-    cache = path.kv_cache_dtype or options.get("kv_cache_dtype")
-    caches = [cache] if cache is not None else required.kv_cache_dtype or ["auto"]
-    caches = ["auto" if name in _PLAIN_CACHES else name for name in caches]
-    if {*caches} != {"auto"}:
+    chosen = {layer: find_rounding("dense", [form]) for layer, form in layers.items()}
+    caches = _cache_formats(options, required, path)
+    if caches != {"auto"}:
         if options.get("calculate_kv_scales", "false") != "false":
             raise _not_shown("KV cache", "scales that are computed from the first prompt")
-        chosen["kv"] = rounding("kv", caches)
-    moe = [path.moe] if path.moe is not None else required.moe or [options.get("moe_backend", "")]
-    chosen["experts"] = rounding("experts", [name.upper() for name in moe])
-    parts = (f"{part}={value}" for part, value in chosen.items() if value)
+        chosen["kv"] = find_rounding("kv", sorted(caches))
+    if path.moe is not None:
+        experts = [path.moe]
+    else:
+        experts = list(required.moe or [options.get("moe_backend", "")])
+    chosen["experts"] = find_rounding("experts", [name.upper() for name in experts])
+    parts = [f"{part}={value}" for part, value in chosen.items() if value]
     return Rounding.parse(",".join(parts) or CHECKPOINT)
 
 
-def _rounding(part: str, form: str, attention: str | None, identity: str | None) -> str:
+def _cache_formats(options: Mapping[str, str], required: PathValues, path: KernelPath) -> set[str]:
+    """Return the possible formats of the KV cache; "auto" for those of the arithmetic."""
+    shown = path.kv_cache_dtype or options.get("kv_cache_dtype")
+    formats = [shown] if shown is not None else required.kv_cache_dtype or ["auto"]
+    return {"auto" if name in _PLAIN_CACHES else name for name in formats}
+
+
+def _find_rounding(part: str, form: str, attention: str | None, identity: str | None) -> str:
     for row in data_file.load_key("roundings.toml", "row", tuple[_Row, ...]):
         if row.fits(part, form, attention or "", identity):
             return row.rounding

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from sm121.answers import agreement, exam, golden, log_probabilities, sanity
+from sm121.answers import agreement, exam, golden, oracle_tolerance, sanity
 from sm121.answers.golden import GoldenFile
 from sm121.answers.prompts import PromptSet, continuations
 from sm121.checkpoint.identity import is_here
@@ -249,7 +249,7 @@ class Examiner:
                 asker,
                 self.prompts,
                 model=golden.Identity(served_name=server.endpoint.served_name),
-                dtype=log_probabilities.dtype_of(server, self.profile),
+                dtype=oracle_tolerance.dtype_of(server, self.profile),
                 engine=server.engine,
                 engine_version=server.version,
                 configuration="baseline",

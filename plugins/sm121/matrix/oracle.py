@@ -3,7 +3,12 @@
 import json
 from pathlib import Path
 
-from sm121.answers import log_probabilities, oracle_file, served_rounding
+from sm121.answers import (
+    log_probabilities,
+    oracle_making,
+    oracle_tolerance,
+    served_rounding,
+)
 from sm121.client.completions import Asker
 from sm121.core.server import Server
 from sm121.run.harness import Harness
@@ -14,12 +19,12 @@ def agrees(harness: Harness, server: Server, oracles: Path) -> str:
     rounded so; says how far it is off. `oracles`: folder where what the oracle said is kept. Raises
     AssertionError: it does not, as `log_probabilities` says; NotRun: its checkpoint, or what it
     rounds, does not show."""
-    checkpoint = log_probabilities.checkpoint_of(server)
+    checkpoint = oracle_tolerance.checkpoint_of(server)
     config = json.loads((checkpoint / "config.json").read_bytes())
     path = harness.kernel_path(server)
     rounding = served_rounding.served_rounding(server, harness.profile, path, config)
-    file = oracle_file.kept_or_made(checkpoint, rounding, oracles)
-    reference = log_probabilities.reference_for(file, server, harness.profile)
+    file = oracle_making.kept_or_made(checkpoint, rounding, oracles)
+    reference = oracle_tolerance.reference_for(file, server, harness.profile)
     asker = Asker(server)
     checks = (log_probabilities.roundings_are_absent, log_probabilities.prompts_agree)
     return "; ".join([rounding.formats, *(check(asker, reference) for check in checks)])

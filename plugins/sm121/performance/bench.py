@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from sm121.answers import exam
-from sm121.answers.log_probabilities import bound_for
+from sm121.answers.oracle_tolerance import bound_for
 from sm121.client import completions, timed, timed_answer
 from sm121.core.engine_arguments import at_once
 from sm121.core.level_settings import TimedChats

@@ -16,8 +16,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from sm121.answers import (
     exam,
     golden,
-    log_probabilities,
     oracle_file,
+    oracle_making,
+    oracle_tolerance,
     price,
     prompts,
     published,
@@ -25,7 +26,7 @@ from sm121.answers import (
 )
 from sm121.answers.equivalence import Continuations
 from sm121.answers.golden import GoldenFile, Identity
-from sm121.answers.log_probabilities import OracleReference, bound_for
+from sm121.answers.oracle_tolerance import OracleReference, bound_for
 from sm121.api.speculation import Speculation
 from sm121.client.completions import Asker, Refused
 from sm121.core import errors, level_settings, model_folder, verdict
@@ -134,7 +135,7 @@ def reference(
     rounding = _rounding(conformance, server)
     file = _oracle(pytestconfig, conformance, server, rounding)
     oracle_file.refuse_other_rounding(file, rounding)
-    return log_probabilities.reference_for(file, server, profile)
+    return oracle_tolerance.reference_for(file, server, profile)
 
 
 def _rounding(conformance: Session, server: Server) -> Rounding:
@@ -144,7 +145,7 @@ def _rounding(conformance: Session, server: Server) -> Rounding:
     if (rounding := conformance.profile.correctness.rounding) is not None:
         return Rounding.parse(rounding)
     if settings.oracle is None:
-        checkpoint = log_probabilities.checkpoint_of(server, settings.reference)
+        checkpoint = oracle_tolerance.checkpoint_of(server, settings.reference)
         model = json.loads((checkpoint / "config.json").read_bytes())
     path = conformance.kernel_path(server)
     return served_rounding.served_rounding(server, conformance.profile, path, model)
@@ -162,10 +163,10 @@ def _oracle(
             conformance.say("oracle", f"{done} of {of} passes of a layer")
 
     if _ORACLE not in config.stash:
-        checkpoint = log_probabilities.checkpoint_of(server, settings.reference)
+        checkpoint = oracle_tolerance.checkpoint_of(server, settings.reference)
         folder, anew = settings.root / ".cache" / "oracle", settings.certify
         with signals.own_time():
-            made = oracle_file.kept_or_made(checkpoint, rounding, folder, progress, anew=anew)
+            made = oracle_making.kept_or_made(checkpoint, rounding, folder, progress, anew=anew)
         config.stash[_ORACLE] = made
     return config.stash[_ORACLE]
 
@@ -201,7 +202,7 @@ def price_of(
     settings = conformance.settings
     try:
         if not (settings.oracle or settings.reference) and not oracle_file.shipped(
-            log_probabilities.checkpoint_of(server)
+            oracle_tolerance.checkpoint_of(server)
         ):
             raise verdict.NotRun("name the checkpoint, or a file of sm121 golden: --reference PATH")
         _, samples, _ = _priced(config, conformance, server, ())
@@ -347,7 +348,7 @@ def recorder(
         asker,
         prompts.continuations(),
         model=_identity(conformance),
-        dtype=log_probabilities.dtype_of(server, profile),
+        dtype=oracle_tolerance.dtype_of(server, profile),
         engine=server.engine,
         engine_version=server.version or conformance.file.engine.version,
         configuration=profile.under_test,

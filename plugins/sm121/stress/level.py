@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from sm121.answers.log_probabilities import bound_for
+from sm121.answers.oracle_tolerance import bound_for
 from sm121.answers.prompts import continuations
 from sm121.api.client import Api
 from sm121.api.sampled import Sampler

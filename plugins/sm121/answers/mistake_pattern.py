@@ -1,0 +1,90 @@
+"""The pattern of a small mistake in the log-probabilities of fixed prompts."""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sm121.answers.oracle_file import OracleFile
+
+#: A difference that is ignored in the weight of a token, in nats.
+_NEGLIGIBLE = 0.01
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The change of each token's log-probability by a small mistake.
+
+    The share of the mistake in a server's log-probabilities is that of least squares: 0 for the
+    intact model, 1 for the mistake. Rounding has little in common with any one mistake, so mistakes
+    that are smaller than the rounding are detected. A token's weight is the inverse of the squared
+    effect of the roundings: tokens that rounding moves far count less.
+    """
+
+    #: The log-probabilities of the intact model.
+    right: tuple[float, ...]
+    #: The changes by the mistake.
+    mistake: tuple[float, ...]
+    #: Empty if the engine does not round.
+    weights: tuple[float, ...]
+
+    @classmethod
+    def of(cls, file: OracleFile, mistake: str, rounding: str | None) -> "Pattern":
+        """Return the pattern of a mistake, or of another rounding.
+
+        Args:
+            file: The oracle's file.
+            mistake: The name in `OracleFile.mistakes` or `OracleFile.other_roundings`.
+            rounding: The rounding of the engine; None if it does not round.
+        """
+        with_mistake = {**file.mistakes, **file.other_roundings}[mistake]
+        right: list[float] = []
+        for name in with_mistake:
+            right += file.prompts[name].following
+
+        def changes(values: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+            other = itertools.chain.from_iterable(values[name] for name in with_mistake)
+            return tuple(b - a for a, b in zip(right, other, strict=True))
+
+        weights: list[float] = []
+        if rounding is not None:
+            roundings = [values for way, values in file.rounded.items() if way != "float32"]
+            for errors in zip(*map(changes, roundings), strict=True):
+                # Twice the mean of the squares: one rounding is a worse estimate than two.
+                noise = 2 / len(roundings) * sum(error * error for error in errors)
+                weights.append(1 / (noise + _NEGLIGIBLE**2))
+        return cls(tuple(right), changes(with_mistake), tuple(weights))
+
+    def _product(self, values: Iterable[float]) -> float:
+        """Return the weighted scalar product with the mistake."""
+        weights = self.weights or itertools.repeat(1.0)
+        return math.fsum(w * m * v for w, m, v in zip(weights, self.mistake, values, strict=False))
+
+    @functools.cached_property
+    def size(self) -> float:
+        """The weighted sum of the squared changes."""
+        return self._product(self.mistake)
+
+    def share(self, observed: Sequence[float]) -> float:
+        """Return the share of the mistake in log-probabilities.
+
+        Args:
+            observed: The log-probabilities of the pattern's tokens.
+
+        Raises:
+            ValueError: The mistake changes nothing on these prompts.
+        """
+        if not self.size > 0.0:
+            raise ValueError("this mistake changes nothing on these prompts")
+        changes = [b - a for a, b in zip(self.right, observed, strict=True)]
+        return self._product(changes) / self.size
+
+    def noise(self) -> float:
+        """Return the standard deviation of the share by rounding alone.
+
+        Infinite if the mistake changes nothing; 0 if the engine does not round.
+        """
+        if not self.size > 0.0:
+            return math.inf
+        return 1 / math.sqrt(self.size) if self.weights else 0.0

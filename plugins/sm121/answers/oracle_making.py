@@ -1,0 +1,311 @@
+"""The computation of an oracle's file, and the folder that keeps the files of checkpoints."""
+
+import contextlib
+import dataclasses
+import datetime
+import fcntl
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sm121 import __version__
+from sm121.answers import oracle_texts
+from sm121.answers.oracle_file import (
+    FORMAT,
+    OracleFile,
+    Place,
+    Scored,
+    load,
+    prompts_digest,
+    save,
+    shipped,
+)
+from sm121.checkpoint.identity import identity
+from sm121.core import digest
+from sm121.core.errors import UsageError
+from sm121.core.lock_file import open_lock
+from sm121.oracles.formats import EXACT, W4A8, Rounding
+
+if TYPE_CHECKING:
+    from sm121.oracles.scores import Scores, Text
+
+#: Bytes of weights up to which the oracle computes in float64 within seconds; else in float32.
+_SMALL = 1 << 30
+#: Decimals of a stored log-probability.
+_DECIMALS = 7
+
+
+def make(
+    checkpoint: Path,
+    rounding: Rounding = EXACT,
+    depths: Iterable[int] = (),
+    device: str = "cpu",
+    *,
+    kept: Path | None = None,
+    say: Callable[[int, int], None] = lambda _done, _all: None,
+) -> OracleFile:
+    """Compute the oracle's log-probabilities of a checkpoint.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        rounding: The formats that it is served in.
+        depths: Lengths in tokens of further long prompts.
+        device: A device of PyTorch.
+        kept: A folder with the state of the computation, which continues there if it was stopped.
+        say: Called with the number of steps done and of all steps.
+
+    Returns:
+        The file.
+
+    Raises:
+        ValueError: The weights overflow, or as `sm121.oracles.scores.score`.
+        FileNotFoundError: As `sm121.oracles.scores.score`.
+    """
+    import torch
+
+    from sm121.oracles import scores
+
+    begun = time.monotonic()
+    size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))
+    dtype = torch.float64 if size <= _SMALL else torch.float32
+    fixed = dict(oracle_texts.prompts())
+    _, long_ids = oracle_texts.long_prompt()
+    exact_texts = _exact_texts(fixed, rounding, depths)
+    texts = [*_texts(fixed, long_ids, rounding), *exact_texts.values()]
+    scored = scores.score(checkpoint, texts, dtype=dtype, device=device, cache=kept, say=say)
+    results = _results(iter(scored), fixed, rounding, exact_texts)
+    tokenizer = checkpoint / "tokenizer.json"
+    return OracleFile(
+        suite=__version__,
+        made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        checkpoint=identity(str(checkpoint)),
+        tokenizer=digest.of_files(checkpoint, [tokenizer]) if tokenizer.is_file() else None,
+        prompts_digest=prompts_digest(),
+        rounding=rounding.formats,
+        dtype=str(dtype).removeprefix("torch."),
+        seconds=round(time.monotonic() - begun, 1),
+        prompts=results.prompts,
+        rounded={way: _following_of(texts) for way, texts in results.rounded.items()},
+        rounded_places={way: _generated_of(texts) for way, texts in results.rounded.items()},
+        mistakes=results.mistakes,
+        other_roundings=results.other_roundings,
+        exact=results.exact,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Results:
+    """The results of all texts; the fields are those of `OracleFile`."""
+
+    prompts: dict[str, Scored]
+    #: By the honest rounding, and by prompt.
+    rounded: dict[str, dict[str, Scored]]
+    mistakes: dict[str, dict[str, list[float]]]
+    other_roundings: dict[str, dict[str, list[float]]]
+    exact: dict[str, Scored]
+
+
+def _results(
+    scored: "Iterator[Scores]",
+    fixed: Mapping[str, Sequence[int]],
+    rounding: Rounding,
+    exact_texts: "Mapping[str, Text]",
+) -> _Results:
+    """Take the results in the order of `_texts` and `_exact_texts`."""
+    prompts = _take_scored(scored, fixed)
+    rounded = {way: _take_scored(scored, fixed) for way in _honest_roundings(rounding)}
+    long_name, long_ids = oracle_texts.long_prompt()
+    prompts[long_name] = _scored(next(scored), len(long_ids))
+    mistakes = {}
+    for name, mistake in oracle_texts.SMALL_MISTAKES.items():
+        mistakes[name] = _take_following(scored, mistake.prompts)
+    others = {}
+    for other in rounding.others:
+        others[other] = _take_following(scored, oracle_texts.ROUNDING_PROMPTS)
+    exact = {}
+    for name, text in exact_texts.items():
+        with_places = not name.startswith("exam")
+        exact[name] = _scored(next(scored), len(text.ids), with_places)
+    return _Results(prompts, rounded, mistakes, others, exact)
+
+
+def _following_of(texts: Mapping[str, Scored]) -> dict[str, list[float]]:
+    return {name: text.following for name, text in texts.items()}
+
+
+def _generated_of(texts: Mapping[str, Scored]) -> dict[str, list[Place]]:
+    return {name: text.generated_places for name, text in texts.items()}
+
+
+def _take_scored(
+    results: "Iterator[Scores]", fixed: Mapping[str, Sequence[int]]
+) -> dict[str, Scored]:
+    """Take the next result for each prompt."""
+    return {name: _scored(next(results), len(ids)) for name, ids in fixed.items()}
+
+
+def _take_following(results: "Iterator[Scores]", names: Iterable[str]) -> dict[str, list[float]]:
+    """Take the next result for each name, as `Scored.following`."""
+    return {name: _following(next(results)) for name in names}
+
+
+def _honest_roundings(formats: Rounding) -> dict[str, Rounding]:
+    """Return the roundings of honest engines that serve these formats, by name.
+
+    If activations are rounded to few bits, float32 sometimes decides otherwise than exact
+    arithmetic.
+    """
+    roundings = {"bf16": formats.computed_in("bf16")}
+    if formats == EXACT:
+        roundings["w4a8"] = W4A8
+    elif formats.of_activations:
+        roundings["float32"] = formats.computed_in("float32")
+    return roundings
+
+
+def _texts(
+    fixed: Mapping[str, Sequence[int]], long_ids: Sequence[int], formats: Rounding
+) -> "list[Text]":
+    """Return the texts that the oracle scores.
+
+    These are the prompts in exact arithmetic and with each honest rounding, the long prompt, the
+    prompts of each small mistake, and those of other formats.
+    """
+    from sm121.oracles.scores import Text
+
+    exact = [
+        Text(tuple(ids), rounding=formats, more=oracle_texts.GENERATED) for ids in fixed.values()
+    ]
+    texts = list(exact)
+    for rounding in _honest_roundings(formats).values():
+        for index, text in enumerate(exact):
+            texts.append(dataclasses.replace(text, rounding=rounding, follows=index))
+    long_text = Text(tuple(long_ids), rounding=formats, whole=False, more=oracle_texts.GENERATED)
+    texts.append(long_text)
+    for mistake in oracle_texts.SMALL_MISTAKES.values():
+        for name in mistake.prompts:
+            texts.append(Text(tuple(fixed[name]), change=mistake.change, rounding=formats))
+    for other in formats.others.values():
+        for name in oracle_texts.ROUNDING_PROMPTS:
+            texts.append(Text(tuple(fixed[name]), rounding=other))
+    return texts
+
+
+def _exact_texts(
+    fixed: Mapping[str, Sequence[int]], formats: Rounding, depths: Iterable[int]
+) -> "dict[str, Text]":
+    """Return the texts of `OracleFile.exact`."""
+    from sm121.oracles.scores import Text
+
+    texts = {}
+    if formats != EXACT:
+        for name, ids in fixed.items():
+            texts[name] = Text(tuple(ids))
+    for exam in oracle_texts.exams().values():
+        texts[exam.name] = Text(exam.token_ids)
+    for tokens in depths:
+        _, ids = oracle_texts.long_prompt(tokens)
+        texts[f"{tokens} tokens"] = Text(tuple(ids), whole=False, more=oracle_texts.GENERATED)
+    return texts
+
+
+def _scored(scores: "Scores", tokens: int, with_places: bool = True) -> Scored:
+    places = []
+    if with_places:
+        places = _places(scores.top_ids.tolist(), scores.top.tolist())
+    generated_places = []
+    if scores.generated_top_ids is not None and scores.generated_top is not None:
+        ids = scores.generated_top_ids.tolist()
+        generated_places = _places(ids, scores.generated_top.tolist())
+    return Scored(
+        tokens=tokens,
+        following=_following(scores),
+        places=places,
+        generated=list(scores.generated),
+        generated_places=generated_places,
+    )
+
+
+def _places(ids: list[list[int]], values: list[list[float]]) -> list[Place]:
+    places = []
+    for place_ids, logs in zip(ids, values, strict=True):
+        places.append(Place(ids=place_ids, values=[round(log, _DECIMALS) for log in logs]))
+    return places
+
+
+def _following(scores: "Scores") -> list[float]:
+    """Return the log-probabilities of the following tokens. Raises ValueError if one is NaN."""
+    values = scores.following.tolist()
+    if not all(map(math.isfinite, values)):
+        raise ValueError("the oracle comes to no number on this checkpoint: its weights overflow")
+    return [round(value, _DECIMALS) for value in values]
+
+
+def kept_or_made(
+    checkpoint: Path,
+    rounding: Rounding,
+    folder: Path,
+    say: Callable[[int, int], None] = lambda _done, _all: None,
+    *,
+    anew: bool = False,
+) -> OracleFile:
+    """Return the file of a checkpoint: the shipped one, one that was kept, or a new one.
+
+    A new file is kept, unless the folder cannot be written.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        rounding: The formats that it is served in.
+        folder: The folder that keeps the files.
+        say: As in `make`.
+        anew: Make a new file, because any user may have written the kept one.
+
+    Raises:
+        ValueError: As in `make`.
+        FileNotFoundError: As in `make`.
+    """
+    if not anew:
+        of_canary = shipped(checkpoint, rounding.formats)
+        if of_canary is not None:
+            return of_canary
+    file = folder / f"{_key(checkpoint, rounding.formats)}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open_lock(file.with_suffix(".lock"))
+    except OSError:
+        return make(checkpoint, rounding, say=say)
+    with lock:  # another run on this checkpoint makes the same file
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not anew:
+            stored = _read_kept(file)
+            if stored is not None:
+                return stored
+        partial = None if anew else file.with_suffix(".partial")
+        made = make(checkpoint, rounding, kept=partial, say=say)
+        with contextlib.suppress(OSError):  # a full disk: the next run makes it again
+            save(made, file)
+        return made
+
+
+def _read_kept(file: Path) -> OracleFile | None:
+    """Return a kept file; None if there is none that can be used."""
+    if not file.is_file():
+        return None
+    try:
+        stored = load(file)
+    except UsageError:  # of another release, or incomplete
+        return None
+    # Files of earlier releases lack the checkpoint's own mathematics.
+    return stored if stored.exact else None
+
+
+def _key(checkpoint: Path, rounding: str) -> str:
+    """Return a key of a checkpoint that changes with its files' sizes and times."""
+    stats = []
+    for file in sorted(checkpoint.iterdir()):
+        if file.suffix in (".safetensors", ".json"):
+            stat = file.stat()
+            stats.append((file.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+    return digest.of([FORMAT, str(checkpoint.resolve()), stats, prompts_digest(), rounding])

@@ -1,0 +1,255 @@
+"""The oracle that a server is compared with, and the tolerance of its log-probabilities."""
+
+import importlib.util
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sm121.answers.oracle_file import OracleFile
+from sm121.core import engine_arguments
+from sm121.core.level_settings import LogProbabilityTolerance
+from sm121.core.model_folder import folder_of
+from sm121.core.profile import Profile
+from sm121.core.server import Server
+from sm121.core.unmet import Fact
+from sm121.core.verdict import NotRun
+
+_Bound = TypeVar("_Bound")
+
+#: The log-probability above which a token is likely.
+_LIKELY = math.log(0.5)
+#: Factors of the difference of the oracle from itself when it rounds as the engine does: an honest
+#: engine may differ by so much, because another order of the same roundings gives other errors, and
+#: the largest of them varies most. Measured of the mean: 0.77 (vLLM 0.32 on the CPU, the canary),
+#: 0.94 (the same at gpt-oss's width), 0.87 (vLLM 0.24, Marlin, the whole of gpt-oss-120b's shape).
+_MARGIN_OF_MEAN = 1.25
+#: Measured of the mean of likely tokens: up to 1.0.
+_MARGIN_OF_LIKELY_MEAN = 1.5
+#: Measured of the largest difference: up to 2.6 (generated tokens).
+_MARGIN_OF_LARGEST = 3.0
+#: Mean nats above which rounding hides mistakes: at gpt-oss-120b's shape 0.04 (BF16), 0.055 (W4A8).
+_TOO_COARSE = 0.2
+
+
+@dataclass(frozen=True)
+class Difference:
+    """|server - oracle| in nats over the tokens of a prompt; position 0 is the second token."""
+
+    max_abs: float
+    mean_abs: float
+    #: The token of the largest difference.
+    worst_position: int
+    #: Over the tokens that the oracle reports as likelier than not; 0 without any.
+    likely_max_abs: float
+    likely_mean_abs: float
+
+    def beyond(self, tolerance: LogProbabilityTolerance, *, means: bool = True) -> list[Fact]:
+        """Compare with a tolerance.
+
+        Args:
+            tolerance: The tolerance.
+            means: Compare the means, too.
+
+        Returns:
+            A fact of each exceeded bound.
+        """
+        mean = tolerance.mean_abs if means else None
+        likely_mean = tolerance.likely_mean_abs if means else None
+        limits = (
+            ("largest difference", self.max_abs, tolerance.max_abs),
+            ("mean difference", self.mean_abs, mean),
+            ("largest of likely tokens", self.likely_max_abs, tolerance.likely_max_abs),
+            ("mean of likely tokens", self.likely_mean_abs, likely_mean),
+        )
+        facts = []
+        for name, error, limit in limits:
+            if limit is not None and not error <= limit:  # true for NaN, too
+                facts.append(Fact(f"{name} at most", value=error, limit=limit, unit="nats"))
+        return facts
+
+
+def compare(observed: Sequence[float], expected: Sequence[float]) -> Difference:
+    """Compare the log-probabilities of the same tokens.
+
+    Args:
+        observed: Those of the server.
+        expected: Those of the oracle.
+
+    Returns:
+        The difference; a value that is not finite is an infinite difference.
+    """
+    errors = []
+    likely = []
+    for mine, right in zip(observed, expected, strict=True):
+        error = abs(mine - right)
+        if not math.isfinite(error):
+            error = math.inf
+        errors.append(error)
+        if right > _LIKELY:
+            likely.append(error)
+    likely = likely or [0.0]
+    worst = max(range(len(errors)), key=errors.__getitem__)
+    return Difference(
+        max_abs=errors[worst],
+        mean_abs=math.fsum(errors) / len(errors),
+        worst_position=worst + 1,
+        likely_max_abs=max(likely),
+        likely_mean_abs=math.fsum(likely) / len(likely),
+    )
+
+
+@dataclass(frozen=True)
+class OracleReference:
+    """The oracle's log-probabilities, and the tolerance of an engine."""
+
+    file: OracleFile
+    dtype: str
+    tolerance: LogProbabilityTolerance
+    #: The rounding of the engine's arithmetic; None if the oracle has no model of its dtype.
+    rounding: str | None
+
+
+def checkpoint_of(server: Server, intact: Path | None = None) -> Path:
+    """Return the checkpoint that the oracle computes from.
+
+    Args:
+        server: The server.
+        intact: The checkpoint that the server should serve (``--reference``). Without it, the one
+            that a managed server was started with.
+
+    Raises:
+        NotRun: The checkpoint is not known or not on this machine, or torch or safetensors is not
+            installed.
+    """
+    configuration = server.configuration
+    if configuration is None and intact is None:
+        raise NotRun(
+            "the oracle needs the checkpoint of the server, and this one is attached: name it, or "
+            "the file that `sm121 golden` made of it, with --reference PATH (and the dtype with "
+            "--configuration NAME)"
+        )
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("safetensors") is None:
+        raise NotRun("the oracle needs torch and safetensors in the suite's environment")
+    if intact is not None:
+        return intact
+    assert configuration is not None
+    folder = folder_of(configuration.model, os.environ | dict(configuration.environment))
+    if folder is None:
+        raise NotRun(
+            f"the oracle needs the checkpoint as a folder, {configuration.model} is none here; "
+            "--reference takes one, or the file that `sm121 golden` made of it"
+        )
+    return folder
+
+
+def reference_for(file: OracleFile, server: Server, profile: Profile) -> OracleReference:
+    """Return the comparison of a server with an oracle that rounds as the server does.
+
+    The profile has the tolerance of float32. That of BF16 is computed: it is the difference of the
+    oracle from itself when its arithmetic is in BF16. If the server rounds activations to few bits,
+    float32 arithmetic sometimes decides to which value, so that difference is added to the
+    profile's tolerance.
+
+    Args:
+        file: The oracle's file.
+        server: The server.
+        profile: The profile.
+
+    Raises:
+        NotRun: There is no tolerance for the dtype of the server.
+    """
+    dtype = dtype_of(server, profile)
+    formats = "" if file.rounding == "checkpoint" else f", {file.rounding}"
+    if dtype in ("auto", "bfloat16"):
+        tolerance = computed_tolerance(file, "bf16")
+        return OracleReference(file, f"{dtype}, bf16{formats}", tolerance, "bf16")
+    table = profile.correctness.log_probability_tolerance
+    tolerance = bound_for(table, server, profile, "log_probability_tolerance")
+    if dtype == "float32" and dtype in file.rounded:
+        tolerance = widened(tolerance, computed_tolerance(file, dtype))
+    return OracleReference(file, f"{dtype}{formats}", tolerance, None)
+
+
+def widened(
+    stated: LogProbabilityTolerance, computed: LogProbabilityTolerance
+) -> LogProbabilityTolerance:
+    """Return the sum of two tolerances, the computed one twice because it is of few places.
+
+    Args:
+        stated: The tolerance of the profile.
+        computed: The tolerance of `computed_tolerance`.
+    """
+    return LogProbabilityTolerance(
+        max_abs=stated.max_abs + 2 * computed.max_abs,
+        mean_abs=stated.mean_abs + 2 * computed.mean_abs,
+        source=f"{stated.source}; and twice: {computed.source}",
+    )
+
+
+def computed_tolerance(file: OracleFile, rounding: str) -> LogProbabilityTolerance:
+    """Return the tolerance of an engine with a rounding, over the fixed prompts.
+
+    Args:
+        file: The oracle's file.
+        rounding: The name in `OracleFile.rounded`.
+
+    Raises:
+        NotRun: The rounding has such an effect that a wrong engine would pass.
+    """
+    exact: list[float] = []
+    rounded: list[float] = []
+    for name, values in file.rounded[rounding].items():
+        exact += file.prompts[name].following
+        rounded += values
+    difference = compare(rounded, exact)
+    if not difference.mean_abs <= _TOO_COARSE:
+        raise NotRun(
+            f"rounding as {rounding} moves this checkpoint's log-probabilities by "
+            f"{difference.mean_abs:.2g} nats on average; above {_TOO_COARSE:g} a wrong engine "
+            "cannot be told from a right one"
+        )
+    return LogProbabilityTolerance(
+        max_abs=_MARGIN_OF_LARGEST * difference.max_abs,
+        mean_abs=_MARGIN_OF_MEAN * difference.mean_abs,
+        likely_max_abs=_MARGIN_OF_LARGEST * difference.likely_max_abs or None,
+        likely_mean_abs=_MARGIN_OF_LIKELY_MEAN * difference.likely_mean_abs or None,
+        source=f"the oracle itself, rounding as {rounding}: {difference.max_abs:.3g} at worst "
+        f"and {difference.mean_abs:.3g} on average; times {_MARGIN_OF_LARGEST:g} and "
+        f"{_MARGIN_OF_MEAN:g} ({_MARGIN_OF_LIKELY_MEAN:g} for the mean of likely tokens)",
+    )
+
+
+def bound_for(table: Mapping[Any, _Bound], server: Server, profile: Profile, name: str) -> _Bound:
+    """Return the entry of a profile's table for the dtype of the server.
+
+    Args:
+        table: The table, by dtypes.
+        server: The server.
+        profile: The profile.
+        name: The name of the table in ``correctness``.
+
+    Raises:
+        NotRun: The table has no entry for the dtype.
+    """
+    dtype = dtype_of(server, profile)
+    for key, bound in table.items():
+        if str(key) == dtype:
+            return bound
+    dtypes = ", ".join(table) or "none"
+    raise NotRun(
+        f"profile {profile.name} has no correctness.{name} for dtype {dtype} (it has: {dtypes})"
+    )
+
+
+def dtype_of(server: Server, profile: Profile) -> str:
+    """Return the dtype that a server was started with.
+
+    Args:
+        server: The server.
+        profile: The profile, whose configuration under test has the dtype of an attached server.
+    """
+    arguments = engine_arguments.read(profile.arguments_of(server.configuration))
+    return arguments.get("dtype", "auto")
