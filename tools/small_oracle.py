@@ -9,15 +9,8 @@ import torch
 from torch import Tensor
 
 from sm121.oracles import rounding
-from sm121.oracles.gpt_oss import (
-    Stored,
-    Weights,
-    after_layer,
-    embedded,
-    experts,
-    last_norm,
-    layer,
-)
+from sm121.oracles.gpt_oss import Weights, after_layer, embedded, last_norm
+from sm121.oracles.stored_weights import Stored, experts, layer
 
 _VOCABULARY_CHUNK = 16_384
 

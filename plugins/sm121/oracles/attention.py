@@ -1,8 +1,12 @@
-"""Causal grouped-query attention with sinks and a sliding window, contiguous and paged. Source: the
-gpt-oss reference implementation (openai/gpt-oss, gpt_oss/torch/model.py, `sdpa`): a sink is one
-more logit a head, in natural-log units and not scaled, that takes its share of the softmax and
-gives nothing. Hq query heads, Hkv key/value heads, D head size; query head h reads KV head h div
-(Hq / Hkv)."""
+"""Causal grouped-query attention with sinks and a sliding window, contiguous and paged.
+
+Source: the gpt-oss reference implementation (openai/gpt-oss, gpt_oss/torch/model.py, `sdpa`). A
+sink is one more logit for each head, in natural-log units and not scaled, that takes its share of
+the softmax and contributes nothing.
+
+Shapes: Hq query heads, Hkv key/value heads, D head size. Query head h reads KV head
+h div (Hq / Hkv).
+"""
 
 import itertools
 
@@ -13,8 +17,19 @@ from torch import Tensor
 def attend(
     q: Tensor, k: Tensor, v: Tensor, visible: Tensor, *, sinks: Tensor | None, scale: float
 ) -> Tensor:
-    """Softmax attention in the dtype of q: q [T, Hq, D], k and v [S, Hkv, D] -> [T, Hq, D]. visible
-    [T, S] bool; every query sees at least one key. sinks [Hq]; -inf is no sink."""
+    """Compute softmax attention in the dtype of q.
+
+    Args:
+        q: [T, Hq, D].
+        k: [S, Hkv, D].
+        v: [S, Hkv, D].
+        visible: [T, S] bool; every query sees at least one key.
+        sinks: [Hq]; -inf is no sink. None: no head has one.
+        scale: The factor of the scores.
+
+    Returns:
+        [T, Hq, D].
+    """
     group = q.shape[1] // k.shape[1]
     out = torch.empty_like(q)
     for head in range(k.shape[1]):
@@ -30,11 +45,21 @@ def attend(
 
 
 def visible_keys(positions: Tensor, keys: int, window: int | None) -> Tensor:
-    """[T, keys] bool: which keys a query at each position sees; the window counts the query
-    itself."""
+    """Return which keys a query at each position sees.
+
+    Args:
+        positions: [T], the positions of the queries.
+        keys: The number of keys, which begin at position 0.
+        window: The sliding window, which includes the query itself; None: no window.
+
+    Returns:
+        [T, keys] bool.
+    """
     distance = positions[:, None] - torch.arange(keys, device=positions.device)[None, :]
     visible = distance >= 0
-    return visible if window is None else visible & (distance < window)
+    if window is not None:
+        visible = visible & (distance < window)
+    return visible
 
 
 def prefill(
@@ -47,23 +72,50 @@ def prefill(
     window: int | None,
     scale: float,
 ) -> Tensor:
-    """Sequences one after the other: q [T, Hq, D], k and v [T, Hkv, D], cu_seqlens [n + 1] -> [T,
-    Hq, D] float64. Each token sees its own sequence up to itself."""
-    q, k, v = (part.cpu().double() for part in (q, k, v))
-    sinks = None if sinks is None else sinks.cpu().double()
+    """Compute the attention of several sequences, one after the other.
+
+    Args:
+        q: [T, Hq, D].
+        k: [T, Hkv, D].
+        v: [T, Hkv, D].
+        cu_seqlens: [n + 1], the first token of each of n sequences, and T.
+        sinks: [Hq]; None: no head has one.
+        window: The sliding window; None: no window.
+        scale: The factor of the scores.
+
+    Returns:
+        [T, Hq, D] float64. Each token sees its own sequence up to itself.
+    """
+    q = q.cpu().double()
+    k = k.cpu().double()
+    v = v.cpu().double()
+    if sinks is not None:
+        sinks = sinks.cpu().double()
     out = torch.zeros_like(q)
     for start, end in itertools.pairwise(cu_seqlens.tolist()):
-        span, length = slice(start, end), end - start
-        if length:
-            visible = visible_keys(torch.arange(length), length, window)
-            out[span] = attend(q[span], k[span], v[span], visible, sinks=sinks, scale=scale)
+        if start == end:
+            continue
+        span = slice(start, end)
+        length = end - start
+        visible = visible_keys(torch.arange(length), length, window)
+        out[span] = attend(q[span], k[span], v[span], visible, sinks=sinks, scale=scale)
     return out
 
 
 def gather_pages(kv_cache: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Keys and values [length, Hkv, D] of one sequence from a paged cache [blocks, 2, Hkv, block,
-    D]; pages: its row of the block table."""
-    blocks = kv_cache[pages[: -(-length // kv_cache.shape[3])].long()]
+    """Return the keys and values of one sequence from a paged cache.
+
+    Args:
+        kv_cache: [blocks, 2, Hkv, block, D].
+        pages: The sequence's row of the block table.
+        length: The number of tokens.
+
+    Returns:
+        Keys and values, both [length, Hkv, D].
+    """
+    block = kv_cache.shape[3]
+    count = -(-length // block)  # rounded up
+    blocks = kv_cache[pages[:count].long()]
     # [pages, 2, Hkv, block, D] -> [2, positions, Hkv, D]
     keys, values = blocks.transpose(2, 3).transpose(0, 1).flatten(1, 2)[:, :length]
     return keys, values
@@ -79,9 +131,22 @@ def decode(
     window: int | None,
     scale: float,
 ) -> Tensor:
-    """One query a sequence, at its last position: q [B, Hq, D], block_table [B, pages], seq_lens
-    [B] (the query's own token included) -> [B, Hq, D] float64."""
-    sinks = None if sinks is None else sinks.cpu().double()
+    """Compute the attention of one query for each sequence, at its last position.
+
+    Args:
+        q: [B, Hq, D].
+        kv_cache: [blocks, 2, Hkv, block, D].
+        block_table: [B, pages].
+        seq_lens: [B], the query's own token included.
+        sinks: [Hq]; None: no head has one.
+        window: The sliding window; None: no window.
+        scale: The factor of the scores.
+
+    Returns:
+        [B, Hq, D] float64.
+    """
+    if sinks is not None:
+        sinks = sinks.cpu().double()
     out = torch.zeros(q.shape, dtype=torch.float64)
     for b, length in enumerate(seq_lens.tolist()):
         k, v = gather_pages(kv_cache.cpu(), block_table[b].cpu(), length)

@@ -1,5 +1,7 @@
-"""What a server stores or feeds in fewer bits than the checkpoint has, by name. `rounding` has what
-each name means."""
+"""The formats in which a server stores or feeds fewer bits than the checkpoint has, by name.
+
+`rounding` has the function of each name.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,6 +10,7 @@ from typing import Any
 from sm121.core.errors import UsageError
 
 _DENSE = ("mxfp4-ceil", "mxfp4-even", "mxfp4-floor", "fp8-channel")
+#: The possible formats of each part.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "qkv": _DENSE,
     "o": _DENSE,
@@ -23,58 +26,80 @@ CHECKPOINT = "checkpoint"
 
 @dataclass(frozen=True)
 class Rounding:
-    """A way to compute. A format that is None is the checkpoint's own."""
+    """The formats and the arithmetic of a server. A format of None is the checkpoint's own."""
 
     #: The dtype of the arithmetic: ``exact``, ``float32`` or ``bf16``.
     dtype: str = "exact"
+    #: The weights of the three projections.
     qkv: str | None = None
+    #: The weight of the output projection.
     o: str | None = None
     lm_head: str | None = None
+    #: The KV cache.
     kv: str | None = None
+    #: The inputs of the experts' matrices.
     experts: str | None = None
 
     @classmethod
     def parse(cls, text: str, origin: str = "--rounding") -> "Rounding":
-        """The formats of a list such as ``qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8``, in exact
-        arithmetic; ``checkpoint`` for none. Raises UsageError: it says what is possible."""
+        """Parse a list of formats, in exact arithmetic.
+
+        Args:
+            text: A list such as ``qkv=mxfp4-ceil,o=mxfp4-ceil,kv=fp8``; ``checkpoint`` for none.
+            origin: The option, for the message.
+
+        Raises:
+            UsageError: A part or format is unknown, or a part is there twice.
+        """
         chosen: dict[str, str] = {}
-        for part in [] if text == CHECKPOINT else text.split(","):
-            key, _, value = part.strip().partition("=")
-            if value not in CHOICES.get(key, ()) or key in chosen:
+        entries = [] if text == CHECKPOINT else text.split(",")
+        for entry in entries:
+            part, _, value = entry.strip().partition("=")
+            if value not in CHOICES.get(part, ()) or part in chosen:
                 possible = "; ".join(f"{k}={'|'.join(v)}" for k, v in CHOICES.items())
                 raise UsageError(
-                    f"{origin} {part.strip()!r}: expected {CHECKPOINT!r} or a list of {possible}"
+                    f"{origin} {entry.strip()!r}: expected {CHECKPOINT!r} or a list of {possible}"
                 )
-            chosen[key] = value
+            chosen[part] = value
         return cls(**chosen)
+
+    @property
+    def _chosen(self) -> dict[str, str]:
+        """The parts that have another format than the checkpoint."""
+        chosen = {}
+        for part in CHOICES:
+            value = getattr(self, part)
+            if value is not None:
+                chosen[part] = value
+        return chosen
 
     @property
     def formats(self) -> str:
         """The list that `parse` reads."""
-        chosen = {key: getattr(self, key) for key in CHOICES}
-        return ",".join(f"{k}={v}" for k, v in chosen.items() if v is not None) or CHECKPOINT
+        return ",".join(f"{part}={value}" for part, value in self._chosen.items()) or CHECKPOINT
 
     @property
     def name(self) -> str:
-        """What tells this way from every other."""
+        """A name that no other rounding has."""
         return f"{self.dtype}: {self.formats}"
 
     def computed_in(self, dtype: str) -> "Rounding":
-        """The same formats in another arithmetic."""
+        """Return the same formats in another arithmetic."""
         return replace(self, dtype=dtype)
 
     @property
     def others(self) -> dict[str, "Rounding"]:
-        """What a server with a mistake may compute instead, by what it says of one part: that part
-        as in the checkpoint, or with another rule of the same format."""
-        chosen = {key: getattr(self, key) for key in CHOICES}
-        return {
-            f"{key}={value or CHECKPOINT}": self._with(key, value)
-            for key, name in chosen.items()
-            if name is not None
-            for value in (None, *CHOICES[key])
-            if value != name and (value or name).partition("-")[0] == name.partition("-")[0]
-        }
+        """The roundings of a server with one mistake, by the mistake.
+
+        The mistake is one part in the checkpoint's format, or by another rule of the same format.
+        """
+        others = {}
+        for part, value in self._chosen.items():
+            others[f"{part}={CHECKPOINT}"] = self._with(part, None)
+            for other in CHOICES[part]:
+                if other != value and _base(other) == _base(value):
+                    others[f"{part}={other}"] = self._with(part, other)
+        return others
 
     def _with(self, part: str, value: str | None) -> "Rounding":
         change: dict[str, Any] = {part: value}
@@ -82,10 +107,20 @@ class Rounding:
 
     @property
     def of_activations(self) -> bool:
-        """Whether it rounds what is computed, and not weights alone."""
-        return bool(self.kv or self.experts or {self.qkv, self.o, self.lm_head} & {*ROUND_INPUTS})
+        """Whether it rounds activations, and not weights alone."""
+        if self.kv or self.experts:
+            return True
+        return any(value in ROUND_INPUTS for value in (self.qkv, self.o, self.lm_head))
 
 
+def _base(value: str) -> str:
+    """Return a format without its rule: "mxfp4" of "mxfp4-ceil"."""
+    return value.partition("-")[0]
+
+
+#: The checkpoint in exact arithmetic.
 EXACT = Rounding()
+#: The checkpoint in BF16.
 BF16 = Rounding("bf16")
+#: BF16 with MXFP8 inputs of the experts.
 W4A8 = Rounding("bf16", experts="mxfp8")

@@ -1,34 +1,38 @@
-"""gpt-oss written down once more, from its definition, to say what the right log-probabilities are.
-Plain PyTorch in float64 or float32, no cache, no kernel, nothing taken from an engine. Sources: the
-gpt-oss model card (OpenAI 2025, arXiv:2508.10925) and reference implementation (openai/gpt-oss,
-gpt_oss/torch/model.py) for attention sinks, routing and the clamped SwiGLU; YaRN (Peng et al. 2023,
-arXiv:2309.00071) for the rotary embedding. Shapes: T tokens, V vocabulary, H hidden, Hq query
-heads, Hkv key/value heads, D head size, E experts, I intermediate size."""
+"""gpt-oss written once more from its definition, to compute the right log-probabilities.
+
+Plain PyTorch in float64 or float32, without a cache or a kernel, and with no code of an engine.
+
+Sources: the gpt-oss model card (OpenAI 2025, arXiv:2508.10925) and reference implementation
+(openai/gpt-oss, gpt_oss/torch/model.py) for attention sinks, routing and the clamped SwiGLU; YaRN
+(Peng et al. 2023, arXiv:2309.00071) for the rotary embedding.
+
+Shapes: T tokens, V vocabulary, H hidden, Hq query heads, Hkv key/value heads, D head size, E
+experts, I intermediate size.
+
+`stored_weights` reads the weights of a checkpoint.
+"""
 
 import dataclasses
-import functools
-import json
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-import torch.nn.functional as functional
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from torch import Tensor
 
 from sm121.oracles import attention as attention_oracle
-from sm121.oracles import moe, mxfp4, rounding
+from sm121.oracles import moe, rounding
 from sm121.oracles.formats import EXACT, Rounding
 
+#: Queries whose scores are in memory at a time.
 _QUERY_CHUNK = 512
 
 
 @pydantic_dataclass(frozen=True, kw_only=True, config=ConfigDict(populate_by_name=True))
 class GptOssConfig:
-    """What the definition needs to know of config.json."""
+    """The values of config.json that the definition needs, by the Hugging Face keys."""
 
     layers: int = Field(validation_alias="num_hidden_layers")
     hidden: int = Field(validation_alias="hidden_size")
@@ -53,221 +57,135 @@ class GptOssConfig:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "GptOssConfig":
-        """Read the Hugging Face keys. Raises ValueError: another model or rope, a missing key."""
-        if (model := data.get("model_type")) != "gpt_oss":
+        """Read the content of config.json.
+
+        Args:
+            data: The content.
+
+        Raises:
+            ValueError: Another model or rotary embedding, or a missing key.
+        """
+        model = data.get("model_type")
+        if model != "gpt_oss":
             raise ValueError(f"config.json is of a {model!r} model, not of gpt_oss")
         rope = data.get("rope_parameters") or data.get("rope_scaling") or {}
-        if (kind := rope.get("rope_type")) != "yarn":
-            raise ValueError(f"config.json has rope type {kind!r}; gpt-oss has 'yarn'")
+        rope_type = rope.get("rope_type")
+        if rope_type != "yarn":
+            raise ValueError(f"config.json has rope type {rope_type!r}; gpt-oss has 'yarn'")
         values = {**data, **rope}
         if "layer_types" in data:
             values["layer_types"] = [kind == "sliding_attention" for kind in data["layer_types"]]
         try:
             return TypeAdapter(cls).validate_python(values)
         except ValidationError as error:
-            where, what = (error.errors()[0][key] for key in ("loc", "msg"))
-            raise ValueError(f"config.json lacks {where[0]!r}: {what}") from None
+            first = error.errors()[0]
+            raise ValueError(f"config.json lacks {first['loc'][0]!r}: {first['msg']}") from None
 
 
-#: The matrices [out, in] of the experts by their number: a tensor [E, out, in], or what reads one
-#: when it is asked for.
+#: A weight [out, in] and its bias [out].
+Linear: TypeAlias = tuple[Tensor, Tensor]
+#: The matrices [out, in] of the experts by their index: a tensor [E, out, in], or a sequence that
+#: reads one on access.
 Matrices: TypeAlias = Any
-#: Rows of a vocabulary matrix [V, H], by a slice or a tensor of numbers: a tensor, or what reads
-#: them when they are asked for.
+#: Rows of a vocabulary matrix [V, H], by a slice or a tensor of indices: a tensor, or an object
+#: that reads them on access.
 Rows: TypeAlias = Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Layer:
-    """One layer. q, k, v, o: (weight [out, in], bias [out]); experts: [E, out, in] and [E, out]."""
-
-    attention_norm: Tensor
-    q: tuple[Tensor, Tensor]
-    k: tuple[Tensor, Tensor]
-    v: tuple[Tensor, Tensor]
-    o: tuple[Tensor, Tensor]
-    sinks: Tensor
-    mlp_norm: Tensor
-    router: tuple[Tensor, Tensor]
-    gate_up: tuple[Matrices, Tensor]
-    down: tuple[Matrices, Tensor]
-
-
-@dataclasses.dataclass(frozen=True)
-class Weights:
-    """A model's weights. The vocabulary matrices [V, H] stay BF16 and are widened where used."""
-
-    config: GptOssConfig
-    embedding: Rows
-    layers: Sequence[Layer]
-    norm: Tensor
-    head: Rows
-    #: What is rounded on the way: nothing, in the definition (`sm121.oracles.rounded`).
-    rounding: Rounding = EXACT
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.dtype
-
-
-def stream(checkpoint: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Weights:
-    """The weights of a checkpoint directory in the Hugging Face format, MXFP4 or BF16 experts
-    alike, read when they are asked for: one layer is in memory at a time, of its experts the one
-    that computes, and of the vocabulary the rows that are used. Raises FileNotFoundError without
-    config.json or *.safetensors, ValueError for a missing tensor when its layer is read."""
-    stored = Stored(checkpoint, device)
-    return Weights(
-        config=stored.config,
-        embedding=_StoredRows(stored, "model.embed_tokens.weight"),
-        layers=Latest(
-            stored.config.layers,
-            lambda n: layer(stored, n, dtype, lambda name: experts(stored, name, dtype)),
-        ),
-        norm=stored.tensor("model.norm.weight").to(dtype),
-        head=_StoredRows(stored, "lm_head.weight"),
-    )
-
-
-class Stored:
-    """The tensors of a checkpoint as they are in its files, read when they are asked for."""
-
-    def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
-        from safetensors import safe_open
-
-        self._device = device
-        text = (checkpoint / "config.json").read_text("utf-8")
-        self.config = GptOssConfig.from_json(json.loads(text))
-        self.checkpoint = checkpoint
-        if not (files := sorted(checkpoint.glob("*.safetensors"))):
-            raise FileNotFoundError(f"{checkpoint} holds no *.safetensors")
-        self._file_of: dict[str, Any] = {}
-        for file in files:
-            handle: Any = safe_open(file, framework="pt")
-            self._file_of |= dict.fromkeys(handle.keys(), handle)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
-
-    def _of(self, name: str) -> Any:
-        if name not in self._file_of:
-            raise ValueError(f"{self.checkpoint} has no tensor {name}")
-        return self._file_of[name]
-
-    def tensor(self, name: str) -> Tensor:
-        tensor: Tensor = self._of(name).get_tensor(name)
-        return tensor.to(self._device)
-
-    def rows(self, name: str, start: int, end: int) -> Tensor:
-        """Of a tensor what has these indices in its first dimension."""
-        rows: Tensor = self._of(name).get_slice(name)[start:end]
-        return rows.to(self._device)
-
-
 class Latest(Sequence[Any]):
-    """Layers, or experts' matrices, that are read by their number; the last one is kept."""
+    """Layers, or experts' matrices, that are read on access; only the last one is kept.
+
+    Args:
+        length: The number of entries.
+        read: Reads the entry of an index.
+    """
 
     def __init__(self, length: int, read: Callable[[int], Any]) -> None:
-        self._length, self._read = length, read
+        self._length = length
+        self._read = read
         self._last: tuple[int, Any] | None = None
 
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, n: Any) -> Any:
-        if not 0 <= n < self._length:
-            raise IndexError(n)
-        if self._last is None or self._last[0] != n:
-            self._last = None  # before the next one is read
-            self._last = n, self._read(n)
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        if self._last is None or self._last[0] != index:
+            self._last = None  # freed before the next one is read
+            self._last = (index, self._read(index))
         return self._last[1]
 
 
-def experts(stored: Stored, name: str, dtype: torch.dtype) -> Latest:
-    """The experts' matrices of that name, dequantised or transposed one at a time."""
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The weights of one layer."""
 
-    def read(expert: int) -> Tensor:
-        def part(end: str) -> Tensor:
-            return stored.rows(f"{name}{end}", expert, expert + 1)[0]
-
-        if f"{name}_blocks" not in stored:
-            return part("").to(dtype).T.contiguous()
-        return dequantised(part("_blocks"), part("_scales"), dtype)
-
-    return Latest(stored.config.experts, read)
-
-
-def dequantised(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values of MXFP4 as the checkpoint has it: blocks [rows, B, 16] u8, scales [rows, B] u8 ->
-    [rows, 32 B]. `mxfp4.dequantise` says the same, one element at a time."""
-    pairs = blocks.flatten(1).contiguous().view(torch.int16).int() & 0xFFFF
-    values = functional.embedding(pairs, _four_values(dtype, blocks.device.type))
-    sizes = torch.ldexp(torch.ones_like(scales, dtype=dtype), scales.int() - mxfp4.E8M0_BIAS)
-    sizes.masked_fill_(scales == mxfp4.E8M0_NAN, math.nan)
-    return (values.view(*scales.shape, mxfp4.BLOCK) * sizes[..., None]).flatten(1)
+    #: [H].
+    attention_norm: Tensor
+    q: Linear
+    k: Linear
+    v: Linear
+    o: Linear
+    #: [Hq].
+    sinks: Tensor
+    #: [H].
+    mlp_norm: Tensor
+    router: Linear
+    #: The experts' matrices, and their bias [E, 2I].
+    gate_up: tuple[Matrices, Tensor]
+    #: The experts' matrices, and their bias [E, H].
+    down: tuple[Matrices, Tensor]
 
 
-@functools.cache
-def _four_values(dtype: torch.dtype, device: str) -> Tensor:
-    """[65536, 4]: the four elements in each pair of bytes."""
-    values = torch.tensor([*mxfp4.E2M1_VALUES, *(-v for v in mxfp4.E2M1_VALUES)], dtype=dtype)
-    pairs = torch.arange(1 << 16)
-    return torch.stack([values[pairs >> shift & 15] for shift in (0, 4, 8, 12)], 1).to(device)
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """A model's weights."""
 
+    config: GptOssConfig
+    #: [V, H]; stays BF16 and is widened on use.
+    embedding: Rows
+    layers: Sequence[Layer]
+    #: [H].
+    norm: Tensor
+    #: [V, H]; stays BF16 and is widened on use.
+    head: Rows
+    #: The rounding of the computation: none in the definition (`sm121.oracles.rounded`).
+    rounding: Rounding = EXACT
 
-class _StoredRows:
-    def __init__(self, stored: Stored, name: str) -> None:
-        self._stored, self._name = stored, name
-
-    def __getitem__(self, rows: slice | Tensor) -> Tensor:
-        if isinstance(rows, slice):
-            return self._stored.rows(self._name, rows.start, rows.stop)
-        numbers, inverse = rows.unique(return_inverse=True)
-        parts = [self._stored.rows(self._name, row, row + 1) for row in numbers.tolist()]
-        return torch.cat(parts)[inverse]
-
-
-def layer(stored: Stored, n: int, dtype: torch.dtype, matrices: Callable[[str], Matrices]) -> Layer:
-    """Layer n of a checkpoint; ``matrices`` reads the experts' of a name."""
-    prefix = f"model.layers.{n}"
-
-    def tensor(name: str) -> Tensor:
-        return stored.tensor(f"{prefix}.{name}").to(dtype)
-
-    def linear(name: str) -> tuple[Tensor, Tensor]:
-        return tensor(f"{name}.weight"), tensor(f"{name}.bias")
-
-    def mixed(name: str) -> tuple[Matrices, Tensor]:
-        return matrices(f"{prefix}.{name}"), tensor(f"{name}_bias")
-
-    return Layer(
-        attention_norm=tensor("input_layernorm.weight"),
-        q=linear("self_attn.q_proj"),
-        k=linear("self_attn.k_proj"),
-        v=linear("self_attn.v_proj"),
-        o=linear("self_attn.o_proj"),
-        sinks=tensor("self_attn.sinks"),
-        mlp_norm=tensor("post_attention_layernorm.weight"),
-        router=linear("mlp.router"),
-        gate_up=mixed("mlp.experts.gate_up_proj"),
-        down=mixed("mlp.experts.down_proj"),
-    )
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the computation."""
+        return self.norm.dtype
 
 
 def rotary(config: GptOssConfig, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """cos, sin [T, D/2] for positions [T], already times YaRN's attention scaling (mscale)."""
+    """Return the rotation of positions, multiplied by YaRN's attention scaling (mscale).
+
+    Args:
+        config: The model.
+        positions: [T].
+        dtype: The dtype of the result.
+
+    Returns:
+        Cosine and sine, both [T, D/2].
+    """
     half = config.head_dim // 2
     steps = torch.arange(half, dtype=torch.float64)
     frequency = config.rope_theta ** (-steps / half)
 
     def dimension(turns: float) -> float:
-        # The dimension that makes `turns` turns over the original context.
+        """Return the dimension that makes so many turns over the original context."""
         period = config.rope_original_positions / (turns * 2 * math.pi)
         return half * math.log(period) / math.log(config.rope_theta)
 
-    low, high = dimension(config.rope_beta_fast), dimension(config.rope_beta_slow)
+    low = dimension(config.rope_beta_fast)
+    high = dimension(config.rope_beta_slow)
     if config.rope_truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0.0), min(high, config.head_dim - 1.0)
+        low = math.floor(low)
+        high = math.ceil(high)
+    low = max(low, 0.0)
+    high = min(high, config.head_dim - 1.0)
     stretched = ((steps - low) / (high - low)).clamp(0, 1)
     frequency = frequency * (1 - stretched) + frequency / config.rope_factor * stretched
     mscale = 0.1 * math.log(config.rope_factor) + 1
@@ -280,7 +198,13 @@ def rotary(config: GptOssConfig, positions: Tensor, dtype: torch.dtype) -> tuple
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension."""
+    """Compute x / sqrt(mean(x^2) + eps) * weight over the last dimension.
+
+    Args:
+        x: [..., H].
+        weight: [H].
+        eps: The term that avoids a division by 0.
+    """
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
@@ -300,48 +224,100 @@ Past: TypeAlias = tuple[Tensor, Tensor]
 
 
 def attention(weights: Weights, n: int, x: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
-    """The attention of layer n on normalised x [T, H] -> [T, H]: causal, grouped-query, with sinks.
-    A sink is one more logit a head, beside the scaled scores, that takes its share of the softmax
-    and gives nothing. In sliding layers a token sees itself and the window - 1 tokens before it.
-    `past` is what came before these tokens; it comes back with them in it."""
-    config, layer, way = weights.config, weights.layers[n], weights.rounding
-    near, cached = rounding.activations(way), rounding.cached(way)
-    length, inputs = x.shape[0], rounding.inputs(way, "qkv")(x)
-    q, k, v = (
-        near(_linear(inputs, *part)).view(length, -1, config.head_dim)
-        for part in (layer.q, layer.k, layer.v)
-    )
+    """Compute the attention of a layer: causal, grouped-query, with sinks.
+
+    A sink is one more logit for each head, beside the scaled scores, that takes its share of the
+    softmax and contributes nothing. In sliding layers a token sees itself and the window - 1 tokens
+    before it.
+
+    Args:
+        weights: The model.
+        n: The index of the layer.
+        x: Normalised states [T, H].
+        past: Keys and values of the tokens before.
+
+    Returns:
+        [T, H], and the keys and values of all tokens.
+    """
+    config = weights.config
+    layer = weights.layers[n]
+    way = weights.rounding
+    near = rounding.activations(way)
+    to_cache = rounding.cached(way)
+    inputs = rounding.inputs(way, "qkv")(x)
+
+    def project(linear: Linear) -> Tensor:
+        return near(_linear(inputs, *linear)).view(len(x), -1, config.head_dim)
+
     before = 0 if past is None else len(past[0])
-    positions = torch.arange(before, before + length, device=x.device)
-    cos, sin = (near(part) for part in rotary(config, positions, x.dtype))
-    q, k, v = near(_rotate(q, cos, sin)), cached(near(_rotate(k, cos, sin))), cached(v)
+    positions = torch.arange(before, before + len(x), device=x.device)
+    cos, sin = rotary(config, positions, x.dtype)
+    cos = near(cos)
+    sin = near(sin)
+    q = near(_rotate(project(layer.q), cos, sin))
+    k = to_cache(near(_rotate(project(layer.k), cos, sin)))
+    v = to_cache(project(layer.v))
     if past is not None:
-        k, v = torch.cat((past[0], k)), torch.cat((past[1], v))
-    window = config.window if config.sliding_layers[n] else None
+        k = torch.cat((past[0], k))
+        v = torch.cat((past[1], v))
+    attended = _attend_in_chunks(layer, config, config.sliding_layers[n], q, k, v)
+    mixed = rounding.inputs(way, "o")(near(attended.flatten(1)))
+    return near(_linear(mixed, *layer.o)), (k, v)
+
+
+def _attend_in_chunks(
+    layer: Layer, config: GptOssConfig, slides: bool, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """Compute the attention of the last tokens q [T, Hq, D] on k and v [S, Hkv, D]."""
+    length = len(q)
+    before = len(k) - length
+    positions = torch.arange(before, before + length, device=q.device)
+    window = config.window if slides else None
     scale = 1 / math.sqrt(config.head_dim)
-    attend = functools.partial(attention_oracle.attend, sinks=layer.sinks, scale=scale)
     parts = []
-    for start in range(0, length, _QUERY_CHUNK):  # keys that none of the queries sees are left out
+    for start in range(0, length, _QUERY_CHUNK):
         end = min(start + _QUERY_CHUNK, length)
+        # Keys that none of the queries sees are left out.
         first = 0 if window is None else max(0, before + start - window + 1)
         keys = slice(first, before + end)
         visible = attention_oracle.visible_keys(
             positions[start:end] - first, before + end - first, window
         )
-        parts.append(attend(q[start:end], k[keys], v[keys], visible))
-    mixed = rounding.inputs(way, "o")(near(torch.cat(parts).flatten(1)))
-    return near(_linear(mixed, *layer.o)), (k, v)
+        part = attention_oracle.attend(
+            q[start:end], k[keys], v[keys], visible, sinks=layer.sinks, scale=scale
+        )
+        parts.append(part)
+    return torch.cat(parts)
 
 
 def last_norm(weights: Weights, x: Tensor) -> Tensor:
-    """What the output matrix is multiplied with, [T, H], of what comes out of the last layer."""
+    """Return the inputs of the output matrix.
+
+    Args:
+        weights: The model.
+        x: The states after the last layer, [T, H].
+
+    Returns:
+        [T, H].
+    """
     normed = rms_norm(x, weights.norm, weights.config.eps)
     near = rounding.activations(weights.rounding)
     return rounding.inputs(weights.rounding, "lm_head")(near(normed))
 
 
 def embedded(weights: Weights, token_ids: Sequence[int]) -> Tensor:
-    """What goes into the first layer, [T, H]. Raises ValueError for an empty or unknown token."""
+    """Return the inputs of the first layer.
+
+    Args:
+        weights: The model.
+        token_ids: T ids.
+
+    Returns:
+        [T, H].
+
+    Raises:
+        ValueError: There is no token, or an id is not in the vocabulary.
+    """
     ids = torch.tensor(list(token_ids), dtype=torch.int64)
     if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= weights.config.vocabulary:
         raise ValueError(f"token ids must be one or more of 0..{weights.config.vocabulary - 1}")
@@ -349,48 +325,103 @@ def embedded(weights: Weights, token_ids: Sequence[int]) -> Tensor:
     return rows.to(weights.dtype)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Routed:
+    """One text between the attention and the experts of a layer."""
+
+    #: The states after the attention, [T, H].
+    states: Tensor
+    #: The same, normalised.
+    normed: Tensor
+    #: [T, k], as of `moe.route`.
+    shares: Tensor
+    experts: Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """The tokens of one text that chose an expert."""
+
+    #: The index of the text.
+    text: int
+    tokens: Tensor
+    #: The rank of the expert among each token's choices.
+    ranks: Tensor
+
+
 def after_layer(
     models: Sequence[Weights], n: int, x: Sequence[Tensor], past: Sequence[Past] | None = None
 ) -> tuple[list[Tensor], list[Past]]:
-    """What layer n makes of several texts, each [T, H] and each by its model; and their keys and
-    values. Their experts are the same, and each is read once: the models may differ in all else."""
+    """Compute a layer of several texts.
+
+    The experts of the models are the same, and each is read once; the models may differ in all
+    else.
+
+    Args:
+        models: The model of each text.
+        n: The index of the layer.
+        x: The states of each text before the layer, [T, H].
+        past: Keys and values of each text's tokens before.
+
+    Returns:
+        The states of each text after the layer, and its keys and values.
+    """
     pasts: list[Past] = []
-    after, normed, routes = [], [], []
-    for i, (model, each) in enumerate(zip(models, x, strict=True)):
-        layer, eps = model.layers[n], model.config.eps
-        near = rounding.activations(model.rounding)
-        rows = near(rms_norm(each, layer.attention_norm, eps))
-        added, keys_values = attention(model, n, rows, None if past is None else past[i])
+    routed: list[_Routed] = []
+    for index, (model, states) in enumerate(zip(models, x, strict=True)):
+        before = None if past is None else past[index]
+        text, keys_values = _until_routed(model, n, states, before)
+        routed.append(text)
         pasts.append(keys_values)
-        after.append(near(each + added))
-        normed.append(near(rms_norm(after[-1], layer.mlp_norm, eps)))
-        routes.append(moe.route(near(_linear(normed[-1], *layer.router)), model.config.top_k))
-    mixed = [torch.zeros_like(each) for each in normed]
-    for e in torch.cat([chosen.flatten() for _, chosen in routes]).unique().tolist():
-        # Texts that round alike go through the expert together.
-        alike: dict[str, list[tuple[int, Tensor, Tensor]]] = {}
-        for i, (model, (_, chosen)) in enumerate(zip(models, routes, strict=True)):
-            tokens, rank = (chosen == e).nonzero(as_tuple=True)
-            if len(tokens):
-                alike.setdefault(model.rounding.name, []).append((i, tokens, rank))
-        for parts in alike.values():
-            rows = torch.cat([normed[i][tokens] for i, tokens, _ in parts])
-            outputs = _expert(models[parts[0][0]], n, e, rows)
-            for (i, tokens, rank), part in zip(
-                parts, outputs.split([len(tokens) for _, tokens, _ in parts]), strict=True
-            ):
-                mixed[i].index_add_(0, tokens, part * routes[i][0][tokens, rank, None])
-    nears = [rounding.activations(model.rounding) for model in models]
-    return [
-        near(each + near(out)) for near, each, out in zip(nears, after, mixed, strict=True)
-    ], pasts
+    mixed = [torch.zeros_like(text.normed) for text in routed]
+    for expert in torch.cat([text.experts.flatten() for text in routed]).unique().tolist():
+        for group in _chosen_alike(models, routed, expert):
+            rows = torch.cat([routed[part.text].normed[part.tokens] for part in group])
+            outputs = _expert(models[group[0].text], n, expert, rows)
+            lengths = [len(part.tokens) for part in group]
+            for part, output in zip(group, outputs.split(lengths), strict=True):
+                shares = routed[part.text].shares[part.tokens, part.ranks, None]
+                mixed[part.text].index_add_(0, part.tokens, output * shares)
+    after = []
+    for model, text, output in zip(models, routed, mixed, strict=True):
+        near = rounding.activations(model.rounding)
+        after.append(near(text.states + near(output)))
+    return after, pasts
 
 
-def _expert(weights: Weights, n: int, e: int, rows: Tensor) -> Tensor:
-    """What expert e of layer n makes of normalised rows [n, H]."""
-    config, layer = weights.config, weights.layers[n]
+def _until_routed(model: Weights, n: int, x: Tensor, past: Past | None) -> tuple[_Routed, Past]:
+    """Compute the attention of a layer and the choice of its experts."""
+    layer = model.layers[n]
+    eps = model.config.eps
+    near = rounding.activations(model.rounding)
+    added, keys_values = attention(model, n, near(rms_norm(x, layer.attention_norm, eps)), past)
+    states = near(x + added)
+    normed = near(rms_norm(states, layer.mlp_norm, eps))
+    shares, experts = moe.route(near(_linear(normed, *layer.router)), model.config.top_k)
+    return _Routed(states, normed, shares, experts), keys_values
+
+
+def _chosen_alike(
+    models: Sequence[Weights], routed: Sequence[_Routed], expert: int
+) -> list[list[_Chosen]]:
+    """Group the tokens that chose an expert by rounding: texts that round alike go together."""
+    groups: dict[str, list[_Chosen]] = {}
+    for index, (model, text) in enumerate(zip(models, routed, strict=True)):
+        tokens, ranks = (text.experts == expert).nonzero(as_tuple=True)
+        if len(tokens):
+            groups.setdefault(model.rounding.name, []).append(_Chosen(index, tokens, ranks))
+    return list(groups.values())
+
+
+def _expert(weights: Weights, n: int, expert: int, rows: Tensor) -> Tensor:
+    """Compute one expert of a layer on normalised rows [m, H]."""
+    config = weights.config
     near = rounding.activations(weights.rounding)
     near_input = rounding.expert_inputs(weights.rounding)
-    t = near(_linear(near_input(rows), layer.gate_up[0][e], layer.gate_up[1][e]))
-    t = moe.swiglu(t[:, 0::2], t[:, 1::2], alpha=config.alpha, limit=config.limit)
-    return near(_linear(near_input(near(t)), layer.down[0][e], layer.down[1][e]))
+    matrices, biases = weights.layers[n].gate_up
+    sums = near(_linear(near_input(rows), matrices[expert], biases[expert]))
+    gate = sums[:, 0::2]
+    up = sums[:, 1::2]
+    hidden = near(moe.swiglu(gate, up, alpha=config.alpha, limit=config.limit))
+    matrices, biases = weights.layers[n].down
+    return near(_linear(near_input(hidden), matrices[expert], biases[expert]))

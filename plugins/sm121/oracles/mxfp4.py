@@ -1,7 +1,9 @@
-"""The MXFP4 number format: E2M1 elements, 32 to a block, one E8M0 scale a block. Written from the
-OCP Microscaling Formats (MX) specification v1.0 in NumPy float64, where every MXFP4 value and every
-product of an element and a scale is exact. Byte order is that of the gpt-oss checkpoints: element
-2j in the low nibble of byte j, element 2j+1 in the high nibble."""
+"""The MXFP4 number format: E2M1 elements, 32 to a block, with one E8M0 scale for each block.
+
+Written from the OCP Microscaling Formats (MX) specification v1.0 in NumPy float64, where every
+MXFP4 value and every product of an element and a scale is exact. The byte order is that of the
+gpt-oss checkpoints: element 2j is in the low nibble of byte j, element 2j+1 in the high nibble.
+"""
 
 import enum
 from collections.abc import Sequence
@@ -9,17 +11,22 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+#: Elements that share one scale.
 BLOCK = 32
-"""Elements that share one scale."""
-
+#: The magnitude of each E2M1 code 0..7. Codes 8..15 are the same with a minus sign.
 E2M1_VALUES: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The magnitude of each E2M1 code 0..7; codes 8..15 are the same with a minus sign."""
-
+#: The exponent bias of a scale.
 E8M0_BIAS = 127
+#: The scale that is NaN.
 E8M0_NAN = 0xFF
-
+#: The value of each of the 16 E2M1 codes.
 CODE_VALUES = np.array(E2M1_VALUES + tuple(-value for value in E2M1_VALUES), dtype=np.float64)
+#: The exponent of the largest E2M1 value, 6 = 1.5 * 2^2.
 _ELEMENT_EMAX = 2
+#: The mantissa in [0.5, 1) of the largest E2M1 value, 6 = 0.75 * 2^3.
+_ELEMENT_MANTISSA = 0.75
+#: The bit of the sign in an E2M1 code.
+_SIGN_BIT = 3
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -28,26 +35,30 @@ Floats = NDArray[np.float64]
 class ScaleRule(enum.Enum):
     """How a quantiser chooses a block's scale from the largest magnitude in it (amax)."""
 
+    #: 2^(floor(log2 amax) - 2): OCP MX v1.0 section 6.3, llama.cpp's weights. Magnitudes above 6
+    #: saturate.
     OCP_FLOOR = "ocp-floor"
-    """2^(floor(log2 amax) - 2): OCP MX v1.0 section 6.3, llama.cpp's weights. Magnitudes above 6
-    saturate."""
-
+    #: The least power of two that is >= amax / 6: FlashInfer's and triton_kernels' default. Never
+    #: saturates.
     CEIL = "ceil"
-    """The least power of two that is >= amax / 6: FlashInfer's and triton_kernels' default. Never
-    saturates."""
-
+    #: 2^(floor(log2 r) - 2) with r the amax rounded to one mantissa bit, as (bits + 0x200000) &
+    #: 0x7F800000 does in vLLM's Triton `downcast_to_mxfp` (mxfp4_utils, 0.33): amax >= 7 * 2^k goes
+    #: up to the next scale.
     VLLM_RNE = "vllm-rne"
-    """2^(floor(log2 r) - 2) with r the amax rounded to one mantissa bit, as (bits + 0x200000) &
-    0x7F800000 does in vLLM's Triton `downcast_to_mxfp` (mxfp4_utils, 0.33): amax >= 7 * 2^k goes up
-    to the next scale."""
-
+    #: 2^(round(log2 amax) - 2): llama.cpp's activations on Blackwell (quantize.cu,
+    #: `compute_e8m0_scale`). Not idempotent.
     ROUND_LOG2 = "round-log2"
-    """2^(round(log2 amax) - 2): llama.cpp's activations on Blackwell (quantize.cu,
-    `compute_e8m0_scale`). Not idempotent."""
 
 
 def unpack(packed: Bytes) -> Bytes:
-    """The E2M1 codes of packed bytes: [..., n] u8 -> [..., 2n] u8 codes 0..15, low nibble first."""
+    """Return the E2M1 codes of packed bytes.
+
+    Args:
+        packed: [..., n] u8.
+
+    Returns:
+        [..., 2n] u8 codes 0..15, low nibble first.
+    """
     codes = np.empty((*packed.shape[:-1], packed.shape[-1] * 2), dtype=np.uint8)
     codes[..., 0::2] = packed & 0x0F
     codes[..., 1::2] = packed >> 4
@@ -55,20 +66,43 @@ def unpack(packed: Bytes) -> Bytes:
 
 
 def pack(codes: Bytes) -> Bytes:
-    """The inverse of `unpack`: [..., 2n] u8 codes 0..15 -> [..., n] u8. Nothing is checked."""
+    """Return packed bytes, the inverse of `unpack`. The codes are not checked.
+
+    Args:
+        codes: [..., 2n] u8 codes 0..15.
+
+    Returns:
+        [..., n] u8.
+    """
     return (codes[..., 0::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
 
 
 def decode_scale(scales: Bytes) -> Floats:
-    """E8M0 bytes to powers of two: 2^(b - 127), and NaN for 0xFF. Same shape, float64."""
+    """Return the powers of two of E8M0 bytes: 2^(b - 127), and NaN for 0xFF.
+
+    Args:
+        scales: Any shape, u8.
+
+    Returns:
+        The same shape, float64.
+    """
     values = np.ldexp(1.0, scales.astype(np.int32) - E8M0_BIAS)
     return np.where(scales == E8M0_NAN, np.nan, values)
 
 
 def dequantise(packed: Bytes, scales: Bytes) -> Floats:
-    """The values of packed MXFP4: packed [..., K/2] u8, scales [..., K/32] u8 -> [..., K] float64,
-    exact. A block with scale 0xFF is NaN throughout. Raises ValueError when the shapes do not
-    belong together."""
+    """Return the values of packed MXFP4. A block with scale 0xFF is NaN throughout.
+
+    Args:
+        packed: [..., K/2] u8.
+        scales: [..., K/32] u8.
+
+    Returns:
+        [..., K] float64, exact.
+
+    Raises:
+        ValueError: The shapes do not match.
+    """
     if (*scales.shape[:-1], scales.shape[-1] * BLOCK // 2) != packed.shape:
         raise ValueError(f"scales {scales.shape} do not belong to packed elements {packed.shape}")
     elements = CODE_VALUES[unpack(packed)]
@@ -77,8 +111,19 @@ def dequantise(packed: Bytes, scales: Bytes) -> Floats:
 
 
 def nearest_codes(values: Floats, magnitudes: Sequence[float] | Floats, sign: int) -> Bytes:
-    """The nearest code of each value, ties to the even code, what is larger saturated. magnitudes:
-    of the codes from 0 on, ascending; sign: its bit. Same shape, u8. Raises ValueError for NaN."""
+    """Return the nearest code of each value: ties to the even code, larger values saturated.
+
+    Args:
+        values: Any shape.
+        magnitudes: Those of the codes from 0 on, ascending.
+        sign: The bit of the sign in a code.
+
+    Returns:
+        The same shape, u8.
+
+    Raises:
+        ValueError: A value is NaN.
+    """
     if np.isnan(values).any():
         raise ValueError("NaN has no code of its own")
     table = np.asarray(magnitudes)
@@ -88,21 +133,33 @@ def nearest_codes(values: Floats, magnitudes: Sequence[float] | Floats, sign: in
     above = np.searchsorted(midpoints, magnitude, side="right")
     # On a midpoint the two searches differ by one: take the even code of the two.
     codes = np.where(below % 2 == 0, below, above)
-    signed: Bytes = (codes | (np.signbit(values).astype(np.int64) << sign)).astype(np.uint8)
+    signs = np.signbit(values).astype(np.int64) << sign
+    signed: Bytes = (codes | signs).astype(np.uint8)
     return signed
 
 
 def encode_elements(values: Floats) -> Bytes:
-    """The nearest E2M1 codes; see `nearest_codes`."""
-    return nearest_codes(values, E2M1_VALUES, sign=3)
+    """Return the nearest E2M1 codes, as `nearest_codes`."""
+    return nearest_codes(values, E2M1_VALUES, sign=_SIGN_BIT)
 
 
 def choose_scale(
-    amax: Floats, rule: ScaleRule, emax: int = _ELEMENT_EMAX, *, ceil: float = 0.75
+    amax: Floats, rule: ScaleRule, emax: int = _ELEMENT_EMAX, *, ceil: float = _ELEMENT_MANTISSA
 ) -> Bytes:
-    """The E8M0 byte for each block's largest magnitude. Same shape, u8; 0 for an all-zero block.
-    `emax`: of the elements, whose largest is ``2 ceil 2^emax``. Raises ValueError for a magnitude
-    that is not finite."""
+    """Return the E8M0 byte for each block's largest magnitude.
+
+    Args:
+        amax: The largest magnitudes, any shape.
+        rule: The choice of the scale.
+        emax: The exponent of the largest element, which is ``2 ceil 2^emax``.
+        ceil: The mantissa in [0.5, 1) of the largest element.
+
+    Returns:
+        The same shape, u8; 0 for an all-zero block.
+
+    Raises:
+        ValueError: A magnitude is not finite.
+    """
     if not np.isfinite(amax).all():
         raise ValueError("a block holds a value that is not finite")
     # amax = m * 2^e with m in [0.5, 1), so floor(log2 amax) = e - 1, exactly. 0x200000 is a quarter
@@ -111,11 +168,12 @@ def choose_scale(
     # amax <= 6 * 2^k iff m <= 0.75 for k = e - 3.
     mantissa, e = np.frexp(amax)
     goes_up = {
-        ScaleRule.OCP_FLOOR: False,
+        ScaleRule.OCP_FLOOR: np.zeros_like(mantissa, dtype=bool),
         ScaleRule.VLLM_RNE: mantissa >= 0.875,
         ScaleRule.ROUND_LOG2: mantissa > np.sqrt(0.5),
         ScaleRule.CEIL: mantissa > ceil,
     }[rule]
-    exponent = np.where(amax == 0, -E8M0_BIAS, np.where(goes_up, e, e - 1) - emax)
+    exponent = np.where(goes_up, e, e - 1) - emax
+    exponent = np.where(amax == 0, -E8M0_BIAS, exponent)
     scales: Bytes = np.clip(exponent + E8M0_BIAS, 0, E8M0_NAN - 1).astype(np.uint8)
     return scales

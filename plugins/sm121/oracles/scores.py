@@ -1,7 +1,9 @@
-"""What the oracle says of texts, of a checkpoint of any size: layer by layer, and to be resumed. A
-layer's weights are read once for all texts, an expert's when it computes, and the vocabulary in
-chunks. What is in memory does not depend on the size of the checkpoint: about 2 GiB for gpt-oss,
-beside a state [H] and, for texts that go on, the keys and values of each token."""
+"""The oracle's scores of texts, by a checkpoint of any size: layer by layer, and to be resumed.
+
+A layer's weights are read once for all texts, an expert's when it computes, and the vocabulary in
+chunks. The memory does not depend on the size of the checkpoint: about 2 GiB for gpt-oss, beside a
+state [H] and, for texts that are continued, the keys and values of each token.
+"""
 
 import dataclasses
 import math
@@ -10,54 +12,60 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from sm121.core import digest
-from sm121.oracles import gpt_oss, rounding
+from sm121.oracles import gpt_oss, rounding, stored_weights
 from sm121.oracles.formats import EXACT, Rounding
 from sm121.oracles.gpt_oss import Past, Weights
 from sm121.oracles.rounded import rounded
 
-#: Of the vocabulary, at a time.
+#: Rows of the vocabulary that are in memory at a time.
 _CHUNK = 8192
-#: Likeliest tokens of each place.
+#: Likeliest tokens of each position.
 _TOP = 20
 
-#: Makes the weights of another gpt-oss, as one with a mistake, of those of the intact one.
+#: Makes another gpt-oss, such as one with a mistake, of the intact one.
 Change: TypeAlias = "Callable[[Weights], Weights]"
+#: Called with the number of layers done and of all layers.
+Progress: TypeAlias = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text to be scored, and by which model."""
+    """A text to be scored, and the model that scores it."""
 
     ids: tuple[int, ...]
-    #: The model is the checkpoint's, or this one.
+    #: Makes the model of the checkpoint's; None: it is the checkpoint's.
     change: "Change | None" = None
     rounding: Rounding = EXACT
-    #: Whether each of its tokens is scored; else only what may follow the last one.
+    #: Score each token of the text; else only the tokens after the last one.
     whole: bool = True
-    #: How many tokens the model goes on, each the most likely one.
+    #: Tokens by which the model continues the text, each the likeliest one.
     more: int = 0
-    #: It goes on with the tokens of this one of the texts that are scored together.
+    #: The index of the text, among those that are scored together, whose continuation it takes.
     follows: int | None = None
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of a text of T tokens. Log-probabilities are in nats."""
+    """The scores of a text of T tokens. Log-probabilities are in nats."""
 
-    #: log p of each token that really follows, [T - 1]; empty if only the end was scored.
+    #: The log-probability of each token that follows in the text, [T - 1]; empty if only the end
+    #: was scored.
     following: Tensor
-    #: The most likely tokens after each scored token, most likely first, and their log p: [S, K].
+    #: The likeliest tokens after each scored token, likeliest first: [S, K].
     top_ids: Tensor
+    #: Their log-probabilities: [S, K].
     top: Tensor
-    #: What the model went on with, and the most likely tokens at each of its places: [more, K].
+    #: The tokens of the continuation.
     generated: tuple[int, ...] = ()
+    #: The likeliest tokens at each of their positions: [more, K].
     generated_top_ids: Tensor | None = None
+    #: Their log-probabilities: [more, K].
     generated_top: Tensor | None = None
 
 
@@ -68,50 +76,76 @@ def score(
     dtype: torch.dtype = torch.float64,
     device: str = "cpu",
     cache: Path | None = None,
-    say: Callable[[int, int], None] = lambda _done, _all: None,
+    say: Progress = lambda _done, _all: None,
 ) -> list[Scores]:
-    """The scores of each text by a checkpoint in the Hugging Face format, computed in ``dtype`` on
-    ``device``. What the folder ``cache`` has of the same checkpoint, texts and dtype is not
-    computed again; it is removed at the end. ``say`` is called after each layer, with the layers
-    done and in all; each token that texts go on with passes all layers once more. Raises
-    ValueError: an empty text, an unknown token, or a tensor that the checkpoint has not;
-    FileNotFoundError: the checkpoint has no config.json or no *.safetensors."""
-    intact = gpt_oss.stream(checkpoint, dtype, device)
-    layers, longest = len(intact.layers), max((text.more for text in texts), default=0)
+    """Score texts by a checkpoint in the Hugging Face format.
+
+    Args:
+        checkpoint: The folder of the checkpoint.
+        texts: The texts.
+        dtype: The dtype of the computation.
+        device: A device of PyTorch.
+        cache: A folder with the state of the computation. A computation of the same checkpoint,
+            texts and dtype that was stopped continues there. It is removed at the end.
+        say: Called after each layer. Each token of a continuation passes all layers once more.
+
+    Returns:
+        The scores of each text.
+
+    Raises:
+        ValueError: An empty text, an unknown token, or a tensor that the checkpoint lacks.
+        FileNotFoundError: The checkpoint has no config.json or no *.safetensors.
+    """
+    intact = stored_weights.stream(checkpoint, dtype, device)
+    layers = len(intact.layers)
+    longest = max((text.more for text in texts), default=0)
     models = _models(intact, texts)
-    state = _Kept(cache, _digest(checkpoint, texts, dtype, device), device)
-    first, states, past = state.resumed(layers)
-    if not first:
+    kept = _Kept(cache, _digest(checkpoint, texts, dtype, device), device)
+    resumed = kept.resumed(layers)
+    states = resumed.states
+    past = resumed.past
+    if not resumed.layers:
         states = [gpt_oss.embedded(m, t.ids) for m, t in zip(models, texts, strict=True)]
-    for n in range(first, layers):
+    for n in range(resumed.layers, layers):
         states, pasts = gpt_oss.after_layer(models, n, states)
         past.append([pair for pair, text in zip(pasts, texts, strict=True) if text.more])
-        state.keep(n + 1, states, past[-1])
+        kept.keep(n + 1, states, past[-1])
         say(n + 1, layers * (1 + longest))
-    results = _of_states(
-        models,
-        [state if text.whole else state[-1:] for state, text in zip(states, texts, strict=True)],
-        [text.ids if text.whole else () for text in texts],
-    )
+    results = _scores_of_texts(models, states, texts)
     del states
-    if going := [i for i, text in enumerate(texts) if text.more]:
-        follows = [texts[i].follows for i in going]
-        on = _go_on(
-            [models[i] for i in going],
-            [n if leader is None else going.index(leader) for n, leader in enumerate(follows)],
-            [results[i] for i in going],
-            past,
-            longest,
-            say,
-        )
-        for i, scores in zip(going, on, strict=True):
-            results[i] = scores
-    state.remove()
+    if longest:
+        _add_continuations(models, texts, results, past, say)
+    kept.remove()
     return results
 
 
+def _add_continuations(
+    models: Sequence[Weights],
+    texts: Sequence[Text],
+    results: list[Scores],
+    past: list[list[Past]],
+    say: Progress,
+) -> None:
+    """Put scores with a continuation in the place of those of each text that is continued."""
+    continued = [index for index, text in enumerate(texts) if text.more]
+    leaders = []
+    for place, index in enumerate(continued):
+        leader = texts[index].follows
+        leaders.append(place if leader is None else continued.index(leader))
+    scores = _continue(
+        [models[index] for index in continued],
+        leaders,
+        [results[index] for index in continued],
+        past,
+        max(texts[index].more for index in continued),
+        say,
+    )
+    for index, with_more in zip(continued, scores, strict=True):
+        results[index] = with_more
+
+
 def _models(intact: Weights, texts: Sequence[Text]) -> list[Weights]:
-    """The model of each text. Weights in one format are rounded once for all of them."""
+    """Return the model of each text. Weights of one format are rounded once for all of them."""
     by_formats: dict[tuple[str | None, ...], Weights] = {}
     heads: dict[str | None, gpt_oss.Rows] = {}
     models = []
@@ -123,81 +157,114 @@ def _models(intact: Weights, texts: Sequence[Text]) -> list[Weights]:
             head = heads.setdefault(way.lm_head, weights.head)
             by_formats[formats] = dataclasses.replace(weights, head=head)
         model = rounded(by_formats[formats], way)
-        models.append(model if text.change is None else text.change(model))
+        if text.change is not None:
+            model = text.change(model)
+        models.append(model)
     return models
 
 
-def _go_on(
+class _Likeliest(NamedTuple):
+    """The likeliest tokens at one position, [1, K]."""
+
+    ids: Tensor
+    values: Tensor
+
+
+def _continue(
     models: Sequence[Weights],
     leaders: Sequence[int],
     starts: Sequence[Scores],
     past: list[list[Past]],
     more: int,
-    say: Callable[[int, int], None],
+    say: Progress,
 ) -> list[Scores]:
-    """The scores with `more` tokens after the last one; each token is the most likely one of the
-    text's leader."""
+    """Return the scores with a continuation of `more` tokens.
+
+    Each token is the likeliest one of the text's leader. `past` has, for each layer, the keys and
+    values of each text.
+    """
     layers = len(past)
-    last = [(scores.top_ids[-1:], scores.top[-1:]) for scores in starts]
-    steps = [[pair] for pair in last]
+    last = [_Likeliest(scores.top_ids[-1:], scores.top[-1:]) for scores in starts]
+    chains = [[place] for place in last]
     for step in range(1, more):
-        states = [
-            gpt_oss.embedded(model, [int(last[leader][0][0, 0])])
-            for model, leader in zip(models, leaders, strict=True)
-        ]
+        states = []
+        for model, leader in zip(models, leaders, strict=True):
+            token = int(last[leader].ids[0, 0])
+            states.append(gpt_oss.embedded(model, [token]))
         for n in range(layers):
             states, past[n] = gpt_oss.after_layer(models, n, states, past[n])
             say(layers * (step + 1) - layers + n + 1, layers * (1 + more))
-        new = _of_states(models, states, [()] * len(models))
-        last = [(scores.top_ids, scores.top) for scores in new]
-        for chain, pair in zip(steps, last, strict=True):
-            chain.append(pair)
+        new = _scores_of_states(models, states, [()] * len(models))
+        last = [_Likeliest(scores.top_ids, scores.top) for scores in new]
+        for chain, place in zip(chains, last, strict=True):
+            chain.append(place)
     say(layers * (1 + more), layers * (1 + more))
-    return [
-        dataclasses.replace(
+    results = []
+    for scores, chain, leader in zip(starts, chains, leaders, strict=True):
+        with_more = dataclasses.replace(
             scores,
-            generated=tuple(int(ids[0, 0]) for ids, _ in steps[leader]),
-            generated_top_ids=torch.cat([ids for ids, _ in chain]),
-            generated_top=torch.cat([values for _, values in chain]),
+            generated=tuple(int(place.ids[0, 0]) for place in chains[leader]),
+            generated_top_ids=torch.cat([place.ids for place in chain]),
+            generated_top=torch.cat([place.values for place in chain]),
         )
-        for scores, chain, leader in zip(starts, steps, leaders, strict=True)
-    ]
+        results.append(with_more)
+    return results
 
 
-def _of_states(
+def _scores_of_texts(
+    models: Sequence[Weights], states: Sequence[Tensor], texts: Sequence[Text]
+) -> list[Scores]:
+    """Return the scores of texts by their states after the last layer."""
+    scored_states = []
+    scored_ids: list[Sequence[int]] = []
+    for state, text in zip(states, texts, strict=True):
+        scored_states.append(state if text.whole else state[-1:])
+        scored_ids.append(text.ids if text.whole else ())
+    return _scores_of_states(models, scored_states, scored_ids)
+
+
+def _scores_of_states(
     models: Sequence[Weights], states: Sequence[Tensor], texts: Sequence[Sequence[int]]
 ) -> list[Scores]:
-    """Scores by the states [S, H] after the last layer; of a text's own tokens where it is given.
-    Of each output matrix a part is read once for all models that have it."""
-    parts = [
-        _Part(
-            gpt_oss.last_norm(model, state),
-            torch.tensor(list(text)[1:], dtype=torch.int64, device=state.device),
-        )
-        for model, state, text in zip(models, states, texts, strict=True)
-    ]
-    heads, vocabulary = {id(m.head): m.head for m in models}, models[0].config.vocabulary
+    """Return scores by states [S, H] after the last layer, and by the ids of each text if given.
+
+    Each part of an output matrix is read once for all models that have it.
+    """
+    parts = []
+    for model, state, text in zip(models, states, texts, strict=True):
+        targets = torch.tensor(list(text)[1:], dtype=torch.int64, device=state.device)
+        parts.append(_Part(gpt_oss.last_norm(model, state), targets))
+    heads = {id(model.head): model.head for model in models}
+    vocabulary = models[0].config.vocabulary
     for start in range(0, vocabulary, _CHUNK):
         numbers = slice(start, min(start + _CHUNK, vocabulary))
-        read = {n: head[numbers].to(parts[0].states.dtype) for n, head in heads.items()}
+        rows = {key: head[numbers].to(parts[0].states.dtype) for key, head in heads.items()}
         for model, part in zip(models, parts, strict=True):
-            rows = read[id(model.head)]
-            part.add(start, rounding.activations(model.rounding)(part.states @ rows.T))
+            near = rounding.activations(model.rounding)
+            part.add(start, near(part.states @ rows[id(model.head)].T))
     return [part.scores() for part in parts]
 
 
 class _Part:
+    """The scores of one text, while the vocabulary is read."""
+
     def __init__(self, states: Tensor, targets: Tensor) -> None:
-        self.states, self._targets = states, targets
+        #: The inputs of the output matrix, [S, H].
+        self.states = states
+        self._targets = targets
+        #: The logarithm of the sum of all probabilities so far.
         self._total = states.new_full((len(states),), -math.inf, dtype=torch.float64)
+        #: The logits of the targets.
         self._following = states.new_zeros(len(targets))
+        #: The highest logits so far, and their ids.
         self._best = states.new_empty(len(states), 0)
         self._ids = targets.new_empty(len(states), 0)
 
     def add(self, start: int, logits: Tensor) -> None:
-        """The logits [S, n] of n tokens from `start` on."""
+        """Add the logits [S, n] of n tokens from `start` on."""
         self._total = torch.logaddexp(self._total, logits.double().logsumexp(-1))
-        count, targets = logits.shape[1], self._targets
+        count = logits.shape[1]
+        targets = self._targets
         rows = ((targets >= start) & (targets < start + count)).nonzero()[:, 0]
         self._following[rows] = logits[rows, targets[rows] - start]
         most = logits.topk(min(_TOP, count), -1)
@@ -207,42 +274,69 @@ class _Part:
         self._best = order.values
 
     def scores(self) -> Scores:
+        """Return the scores, when the whole vocabulary was added."""
         total = self._total.to(self._best.dtype)
         return Scores(
-            (self._following - total[: len(self._targets)]).cpu(),
-            self._ids.cpu(),
-            (self._best - total[:, None]).cpu(),
+            following=(self._following - total[: len(self._targets)]).cpu(),
+            top_ids=self._ids.cpu(),
+            top=(self._best - total[:, None]).cpu(),
         )
 
 
 def _digest(checkpoint: Path, texts: Sequence[Text], dtype: torch.dtype, device: str) -> str:
-    files = [
-        (file.name, file.stat().st_size, file.stat().st_mtime_ns)
-        for file in sorted(checkpoint.glob("*.safetensors"))
-    ]
+    """Return a digest of all that decides the scores."""
+    weights = []
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        stat = file.stat()
+        weights.append((file.name, stat.st_size, stat.st_mtime_ns))
     config = (checkpoint / "config.json").read_text("utf-8")
-    described = [(t.ids, str(t.change), t.rounding.name, t.whole, t.more, t.follows) for t in texts]
-    return digest.of([config, files, described, str(dtype), device])
+    described = []
+    for text in texts:
+        change = str(text.change)
+        described.append(
+            (text.ids, change, text.rounding.name, text.whole, text.more, text.follows)
+        )
+    return digest.of([config, weights, described, str(dtype), device])
+
+
+class _Resumed(NamedTuple):
+    """The state of a computation that was stopped."""
+
+    #: Layers that are done.
+    layers: int
+    states: list[Tensor]
+    #: The keys and values of each layer.
+    past: list[list[Past]]
 
 
 class _Kept:
-    """The states after the last layer that was computed, and the keys and values of each layer."""
+    """A folder with the states after the last layer, and the keys and values of each layer.
+
+    `made_of` is the digest of the computation: files with another digest are not read.
+    """
 
     def __init__(self, folder: Path | None, made_of: str, device: str) -> None:
-        self._folder, self._made_of, self._device = folder, made_of, device
+        self._folder = folder
+        self._made_of = made_of
+        self._device = device
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
 
     def keep(self, layers: int, states: Sequence[Tensor], past: Sequence[Past]) -> None:
+        """Write the state after so many layers."""
         self._write(f"layer-{layers}", past)
         self._write("states", (layers, states))
 
-    def resumed(self, layers: int) -> tuple[int, list[Tensor], list[list[Past]]]:
+    def resumed(self, layers: int) -> _Resumed:
+        """Return the state of a computation of so many layers; without any, an empty one."""
         done, states = self._read("states") or (0, [])
         past = [self._read(f"layer-{n}") for n in range(1, min(done, layers) + 1)]
-        return (0, [], []) if None in past else (done, states, past)
+        if None in past:
+            return _Resumed(0, [], [])
+        return _Resumed(done, states, past)
 
     def remove(self) -> None:
+        """Remove the folder."""
         if self._folder is not None:
             shutil.rmtree(self._folder)
 
@@ -255,9 +349,11 @@ class _Kept:
     def _read(self, name: str) -> Any:
         if self._folder is None or not (self._folder / name).is_file():
             return None
+        file = self._folder / name
         try:
-            file = self._folder / name
             made_of, content = torch.load(file, map_location=self._device, weights_only=True)
         except (RuntimeError, OSError, EOFError, UnpicklingError):
-            return None  # cut short by a machine that went down
-        return content if made_of == self._made_of else None
+            return None  # incomplete, because the machine went down
+        if made_of != self._made_of:
+            return None
+        return content
