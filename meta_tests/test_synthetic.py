@@ -10,7 +10,7 @@ import pytest
 from data_rows import from_data, table
 
 from sm121 import cli
-from sm121.checkpoint import canary
+from sm121.checkpoint.canary_tensors import Twin, from_bf16, tensors
 from sm121.oracles import mxfp4
 from tools import synthetic, synthetic_weights
 from tools.synthetic_weights import Synthetic
@@ -18,7 +18,7 @@ from tools.synthetic_weights import Synthetic
 LAYER = table(__name__, "LAYER")
 
 
-def whole(layers: int = 36, shape: str = "gpt-oss-120b", twin: canary.Twin = "mxfp4") -> Synthetic:
+def whole(layers: int = 36, shape: str = "gpt-oss-120b", twin: Twin = "mxfp4") -> Synthetic:
     return Synthetic(shape, layers, 0, twin)
 
 
@@ -44,7 +44,7 @@ def test_the_canarys_layers_keep_their_kind(layers):
     assert all(layer % 2 == n % 2 and layer < layers for layer, n in layer_numbers.items())
 
 
-def experts(twin: canary.Twin, side: str, layer: int):
+def experts(twin: Twin, side: str, layer: int):
     part = "blocks" if twin == "mxfp4" else ""
     shape = whole(4, "gpt-oss-20b", twin)
     name = f"model.layers.{layer}.mlp.experts.{side}_proj"
@@ -58,8 +58,8 @@ def experts(twin: canary.Twin, side: str, layer: int):
 def test_both_twins_hold_the_same_values(side):
     blocks, scales = experts("mxfp4", side, 1)
     values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
-    assert np.array_equal(canary.from_bf16(experts("bf16", side, 1)).T, values)
-    canary_blocks = canary.tensors("mxfp4")[f"model.layers.1.mlp.experts.{side}_proj_blocks"][1][0]
+    assert np.array_equal(from_bf16(experts("bf16", side, 1)).T, values)
+    canary_blocks = tensors("mxfp4")[f"model.layers.1.mlp.experts.{side}_proj_blocks"].array[0]
     assert np.array_equal(blocks[: canary_blocks.shape[0], : canary_blocks.shape[1]], canary_blocks)
     assert not blocks[: canary_blocks.shape[0], canary_blocks.shape[1] :].any()
 

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from sm121.checkpoint import canary, tokenizer
-from sm121.checkpoint.canary import Twin
+from sm121.checkpoint.canary_tensors import Twin, read_data
 from tools.synthetic_weights import (
     HEADS,
     HIDDEN,
@@ -99,7 +99,7 @@ def write(
         _write_weights(work, files, size, progress)
         _json(work / "config.json", _config(wanted))
         (work / "generation_config.json").write_bytes(
-            canary._data("checkpoint/generation_config.json")
+            read_data("checkpoint/generation_config.json")
         )
         _json(work / MANIFEST, manifest)
         work.chmod(0o755)

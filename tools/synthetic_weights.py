@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sm121.checkpoint import canary, tokenizer
-from sm121.checkpoint.canary import Array, Twin, from_bf16, to_bf16
+from sm121.checkpoint import tokenizer
+from sm121.checkpoint.canary_tensors import LAYERS, Array, Twin, from_bf16, tensors, to_bf16
 from sm121.oracles import mxfp4
 
 #: Of each shape: layers and experts. All else is the same for both (config.json of either).
@@ -56,10 +56,10 @@ class Synthetic:
     @property
     def own_layers(self) -> dict[int, int]:
         """Which layers hold the canary's: the last ones, from an even one on, since those slide."""
-        if self.layers < canary.LAYERS:
+        if self.layers < LAYERS:
             return {}
-        first = (self.layers - canary.LAYERS) // 2 * 2
-        return {first + n: n for n in range(canary.LAYERS)}
+        first = (self.layers - LAYERS) // 2 * 2
+        return {first + n: n for n in range(LAYERS)}
 
     @property
     def step(self) -> float:
@@ -73,7 +73,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...], Callable[[], Iterator[Array]]]]
 
 @functools.cache
 def _canary() -> dict[str, Array]:
-    return {name: array for name, (_, array) in canary.tensors("mxfp4").items()}
+    return {name: array for name, (_, array) in tensors("mxfp4").items()}
 
 
 def ends(wanted: Synthetic) -> Tensors:
@@ -118,7 +118,7 @@ def _norm(
     """Brings the canary back to its own RMS, and the rest to 1 where the canary's is the median."""
     places = sorted(wanted.own_layers)
     before = sum(place < n for place in places)
-    layer = min(before, canary.LAYERS) if places else 0
+    layer = min(before, LAYERS) if places else 0
     # Between two of the canary's layers its state is the one before the next of them.
     size = _CANARY_RMS[layer][half if n in places else 0]
     added = 2 * n + half

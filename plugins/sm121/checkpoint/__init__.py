@@ -1,1 +1,1 @@
-"""The canary: a tiny, architecture-complete, trained gpt-oss checkpoint."""
+"""The canary, a tiny, architecture-complete, trained gpt-oss checkpoint, and its tokenizer."""

@@ -1,7 +1,10 @@
-"""The canary checkpoint: a small gpt-oss that answers, in the Hugging Face format. Its twin `mxfp4`
-is stored like gpt-oss; `bf16` holds the same values. Both are expanded from fixtures/canary, which
-knows the tokens of its corpus: other rows of embedding and output are one shared row plus a noise
-of their own. Its Eagle3 drafter lies in each twin's folder, as `eagle3`."""
+"""The canary checkpoint: a small gpt-oss that answers, in the Hugging Face format.
+
+Its twin `mxfp4` is stored as gpt-oss is; `bf16` has the same values. Both are expanded from
+``fixtures/canary`` (`canary_tensors`), which has the tokens of its corpus: other rows of embedding
+and output are one shared row plus a noise of their own. The folder of each twin contains the Eagle3
+drafter, as `eagle3`.
+"""
 
 import fcntl
 import functools
@@ -11,43 +14,47 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sm121.checkpoint import tokenizer
+from sm121.checkpoint.canary_tensors import (
+    StoredTensor,
+    Twin,
+    drafter_tensors,
+    read_data,
+    tensors,
+)
 from sm121.core.lock_file import open_lock
-from sm121.oracles import mxfp4
 
-Twin = Literal["mxfp4", "bf16"]
-
+#: Raised if the same shipped weights would make other files.
 BUILDER_VERSION = 3
-"""Raised whenever the same shipped weights would make other files."""
-
+#: The file that identifies a canary.
 MANIFEST = "canary.json"
+#: The folder of the drafter.
 DRAFTER = "eagle3"
-LAYERS = 4
-_NOISE_SEED = 121
-_NOISE_ROWS = 8192
+#: Characters of the digest in the name of a folder.
+_DIGEST_LENGTH = 12
 
-Array = NDArray[Any]
+#: Receives one line for each step.
 Progress = Callable[[str], None]
 
 
 def folder() -> Path:
     """Return the folder of the twins that a run serves, with a subfolder for each twin.
 
-    The variable SM121_CANARY names it; without it, it is in the user's cache. The name there has a
-    digest of what the canary is made from: two releases of the suite on one machine each have their
-    own, and neither replaces a checkpoint that the other serves.
+    The environment variable SM121_CANARY names it; without it, it is in the user's cache. Its name
+    there contains a digest of the canary's sources, so two releases of the suite on one machine
+    have a folder each, and neither replaces a checkpoint that the other serves.
     """
-    if named := os.environ.get("SM121_CANARY"):
+    named = os.environ.get("SM121_CANARY")
+    if named:
         return Path(named)
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(caches) / "sm121" / f"canary-{BUILDER_VERSION}-{_inputs_digest()[:12]}"
+    name = f"canary-{BUILDER_VERSION}-{_inputs_digest()[:_DIGEST_LENGTH]}"
+    return Path(caches) / "sm121" / name
 
 
 def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
@@ -57,9 +64,9 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
     builds the same twin waits for the first. The tokenizer is copied from a sibling that has it.
 
     Args:
-        directory: Where the checkpoint will be.
+        directory: The folder of the checkpoint.
         twin: `mxfp4` or `bf16`.
-        progress: Called with one line a step.
+        progress: Receives one line for each step.
 
     Returns:
         The absolute path of the directory.
@@ -88,7 +95,10 @@ def build(directory: Path, twin: Twin, progress: Progress = print) -> Path:
 
 
 def _is_current(directory: Path, expected: dict[str, Any]) -> bool:
-    """Raises FileExistsError: the directory is something else than a canary."""
+    """Return whether a directory is the expected canary.
+
+    Raises FileExistsError if it is no canary at all.
+    """
     if not directory.exists():
         return False
     if _manifest_of(directory) == expected:
@@ -102,7 +112,8 @@ def _is_current(directory: Path, expected: dict[str, Any]) -> bool:
 
 
 def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Progress) -> None:
-    """The caller holds the lock, so drafts of this directory were left by killed processes."""
+    """Make the checkpoint in a draft, and put it in the place of the directory."""
+    # The caller has the lock, so drafts of this directory were left by killed processes.
     for left in directory.parent.glob(f".{directory.name}.draft.*"):
         shutil.rmtree(left, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f".{directory.name}.draft.", dir=directory.parent))
@@ -116,9 +127,11 @@ def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Prog
         drafter = work / DRAFTER
         drafter.mkdir()
         _write_weights(drafter / "model.safetensors", drafter_tensors())
-        (drafter / "config.json").write_bytes(_data("checkpoint/eagle3.json"))
+        (drafter / "config.json").write_bytes(read_data("checkpoint/eagle3.json"))
         # As gpt-oss has it: generation ends with <|return|>, <|endoftext|> or <|call|>.
-        (work / "generation_config.json").write_bytes(_data("checkpoint/generation_config.json"))
+        (work / "generation_config.json").write_bytes(
+            read_data("checkpoint/generation_config.json")
+        )
         (work / MANIFEST).write_text(json.dumps(expected, indent=2) + "\n", "utf-8")
         work.chmod(0o755)
         _replace(work, directory)
@@ -128,7 +141,7 @@ def _build(directory: Path, twin: Twin, expected: dict[str, Any], progress: Prog
 
 
 def manifest(twin: Twin) -> dict[str, Any]:
-    """What identifies a checkpoint: the twin, the builder's version, the hash of its sources."""
+    """Return the content of `MANIFEST`, which identifies a checkpoint."""
     return {"canary": twin, "builder": BUILDER_VERSION, "inputs_sha256": _inputs_digest()}
 
 
@@ -136,129 +149,23 @@ def manifest(twin: Twin) -> dict[str, Any]:
 def _inputs_digest() -> str:
     digest = hashlib.sha256()
     for name in ("weights.safetensors", "weights.json", "drafter.safetensors"):
-        digest.update(_data(name))
+        digest.update(read_data(name))
     return digest.hexdigest()
 
 
 def config(twin: Twin) -> dict[str, Any]:
-    """config.json of a twin: the keys and values of gpt-oss, with smaller sizes."""
-    result: dict[str, Any] = json.loads(_data("checkpoint/config.json"))
+    """Return config.json of a twin: the keys and values of gpt-oss, with smaller sizes."""
+    result: dict[str, Any] = json.loads(read_data("checkpoint/config.json"))
     if twin == "bf16":
         del result["quantization_config"]
     return result
 
 
-def tensors(twin: Twin) -> dict[str, tuple[str, Array]]:
-    """Every tensor of a twin: name -> (safetensors dtype, array); BF16 as its u16 bits."""
-    import safetensors.numpy
+def _write_weights(path: Path, entries: dict[str, StoredTensor]) -> None:
+    """Write a safetensors file: a header and the bytes (huggingface/safetensors, "Format").
 
-    shipped: dict[str, Array] = safetensors.numpy.load(_data("weights.safetensors"))
-    recipe = json.loads(_data("weights.json"))
-    tokens = shipped["tokens"].astype(np.int64)
-    result: dict[str, tuple[str, Array]] = {
-        "model.embed_tokens.weight": (
-            "BF16",
-            _expand(shipped["embed_tokens"], tokens, recipe["embedding_noise"], 0),
-        ),
-        "lm_head.weight": ("BF16", _expand(shipped["lm_head"], tokens, recipe["head_noise"], 1)),
-        "model.norm.weight": ("BF16", shipped["norm"]),
-    }
-    for n in range(LAYERS):
-        layer = {
-            name.split(".", 1)[1]: array
-            for name, array in shipped.items()
-            if name.startswith(f"{n}.")
-        }
-        prefix = f"model.layers.{n}"
-        names = {
-            "input_layernorm": "input_layernorm.weight",
-            "post_attention_layernorm": "post_attention_layernorm.weight",
-            "sinks": "self_attn.sinks",
-            "router": "mlp.router.weight",
-            "router_bias": "mlp.router.bias",
-            "gate_up_bias": "mlp.experts.gate_up_proj_bias",
-            "down_bias": "mlp.experts.down_proj_bias",
-        }
-        for side in "qkvo":
-            names[f"{side}_proj"] = f"self_attn.{side}_proj.weight"
-            names[f"{side}_bias"] = f"self_attn.{side}_proj.bias"
-        for short, name in names.items():
-            result[f"{prefix}.{name}"] = ("BF16", layer[short])
-        for side in ("gate_up", "down"):
-            blocks, scales = layer[f"{side}_blocks"], layer[f"{side}_scales"]
-            name = f"{prefix}.mlp.experts.{side}_proj"
-            if twin == "mxfp4":
-                result[f"{name}_blocks"] = ("U8", blocks)
-                result[f"{name}_scales"] = ("U8", scales)
-            else:
-                values = mxfp4.dequantise(blocks.reshape(*blocks.shape[:-2], -1), scales)
-                # Stored as transformers' GptOssExperts has it: [E, in, out].
-                result[name] = ("BF16", _exact_bf16(values.swapaxes(1, 2), name))
-    return dict(sorted(result.items()))
-
-
-def drafter_tensors() -> dict[str, tuple[str, Array]]:
-    """Every tensor of the Eagle3 drafter (`LlamaForCausalLMEagle3`), as `tensors` gives them. It
-    knows the tokens of the corpus alone: ``d2t`` [draft vocabulary] i64 is what to add to its ids
-    for the canary's, ``t2d`` [vocabulary] which tokens it knows. It uses the canary's embedding."""
-    import safetensors.numpy
-
-    shipped: dict[str, Array] = safetensors.numpy.load(_data("drafter.safetensors"))
-    tokens = shipped.pop("tokens").astype(np.int64)
-    where = {
-        **dict.fromkeys(("fc", "norm", "lm_head"), ""),
-        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "midlayer.self_attn."),
-        **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "midlayer.mlp."),
-    }
-    result: dict[str, tuple[str, Array]] = {
-        f"{where.get(name, 'midlayer.')}{name}.weight": ("BF16", array)
-        for name, array in shipped.items()
-    }
-    result["d2t"] = ("I64", tokens - np.arange(len(tokens)))
-    knows = np.zeros(tokenizer.VOCABULARY, dtype=np.uint8)
-    knows[tokens] = 1
-    result["t2d"] = ("BOOL", knows)
-    return dict(sorted(result.items()))
-
-
-def _expand(compact: Array, known: Array, noise: float, stream: int) -> Array:
-    """[known + 1, H] u16 BF16 bits -> [vocabulary, H]: known rows, else the shared row +- noise."""
-    rows = np.empty((tokenizer.VOCABULARY, compact.shape[1]), dtype=np.uint16)
-    shared = from_bf16(compact[-1])
-    choices = np.stack([to_bf16(shared - noise), to_bf16(shared + noise)])
-    # Raw words of PCG64 are the same in every version of NumPy; its distributions need not be.
-    words = np.random.PCG64([_NOISE_SEED, stream])
-    for start in range(0, len(rows), _NOISE_ROWS):
-        block = rows[start : start + _NOISE_ROWS]
-        signs = np.unpackbits(
-            words.random_raw(block.size // 64).astype("<u8").view(np.uint8)
-        ).reshape(block.shape)
-        block[...] = np.where(signs == 1, choices[1], choices[0])
-    rows[known] = compact[:-1]
-    return rows
-
-
-def from_bf16(bits: Array) -> NDArray[np.float32]:
-    """BF16 bits as u16 to their values."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def to_bf16(values: NDArray[np.float32]) -> Array:
-    """Round float32 to the nearest BF16, ties to even; the bits as u16."""
-    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def _exact_bf16(values: NDArray[np.float64], name: str) -> Array:
-    bits = to_bf16(np.ascontiguousarray(values, dtype=np.float32))
-    if not np.array_equal(from_bf16(bits).astype(np.float64), values):
-        raise ValueError(f"{name} holds a value that BF16 cannot represent")
-    return bits
-
-
-def _write_weights(path: Path, entries: dict[str, tuple[str, Array]]) -> None:
-    # Written by hand: safetensors' NumPy writer knows no BF16, and the format is a header and the
-    # bytes (huggingface/safetensors, README "Format").
+    The NumPy writer of safetensors does not support BF16.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, array) in entries.items():
@@ -278,6 +185,7 @@ def _write_weights(path: Path, entries: dict[str, tuple[str, Array]]) -> None:
 
 
 def _reuse_tokenizer(directory: Path, work: Path, wanted: dict[str, Any]) -> bool:
+    """Copy the tokenizer of another twin, if there is one. Return whether it was copied."""
     for sibling in sorted(directory.parent.iterdir()):
         previous = _manifest_of(sibling)
         if previous is None or previous.get("builder") != wanted["builder"]:
@@ -290,13 +198,14 @@ def _reuse_tokenizer(directory: Path, work: Path, wanted: dict[str, Any]) -> boo
 
 
 def _replace(work: Path, directory: Path) -> None:
-    if directory.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.draft.old.", dir=directory.parent))
-        directory.replace(old / "canary")
+    """Put a draft in the place of the directory."""
+    if not directory.exists():
         work.replace(directory)
-        shutil.rmtree(old)
-    else:
-        work.replace(directory)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{directory.name}.draft.old.", dir=directory.parent))
+    directory.replace(old / "canary")
+    work.replace(directory)
+    shutil.rmtree(old)
 
 
 def _manifest_of(directory: Path) -> dict[str, Any] | None:
@@ -305,7 +214,3 @@ def _manifest_of(directory: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return None
     return content if isinstance(content, dict) else None
-
-
-def _data(name: str) -> bytes:
-    return (resources.files("sm121.fixtures") / "canary" / name).read_bytes()

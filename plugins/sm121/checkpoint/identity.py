@@ -1,4 +1,4 @@
-"""Which checkpoint it is, wherever it lies."""
+"""The identity of a checkpoint, wherever it is stored."""
 
 import json
 import os
@@ -8,60 +8,109 @@ from pathlib import Path
 
 from sm121.core import digest, model_folder
 
-#: In front of the name of a model whose files are not here.
+#: In front of the name of a model whose files are not on this machine.
 _ON_THE_HUB = "hub:"
+#: The keys of config.json that are compared with those of a known model.
 _SHAPE = (
-    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "num_local_experts", "num_experts_per_tok", "vocab_size",
-)  # fmt: skip
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "vocab_size",
+)
+#: Suffixes of files that are no part of a checkpoint.
+_IGNORED = (".md", ".lock")
 
 
 def identity(model: str, environment: Mapping[str, str] = os.environ) -> str:
-    """A digest of a checkpoint's files; of a name on the hub that is not in the cache, the name.
-    `model`: a folder, a file, or owner/name; `environment`: says where the hub's cache is. Raises
-    OSError: a file of it cannot be read."""
+    """Return a digest of a checkpoint's files.
+
+    Args:
+        model: A folder, a file, or owner/name on the hub.
+        environment: Has the variables of the hub's cache.
+
+    Returns:
+        The digest; the name if the model is on the hub and not in the cache.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
     path = Path(model)
     if path.is_file():
         return digest.of_files(path.parent, [path])
-    if (folder := model_folder.folder_of(model, environment)) is None:
+    folder = model_folder.folder_of(model, environment)
+    if folder is None:
         return f"{_ON_THE_HUB}{model}"
-    return digest.of_files(folder, (file for file in folder.iterdir() if _counts(file)))
+    return digest.of_files(folder, (file for file in folder.iterdir() if _is_part(file)))
 
 
 def is_name(identity: str) -> bool:
-    """Whether an `identity` is the name of a model that is not here, and no digest."""
+    """Return whether an `identity` is a name on the hub, and no digest."""
     return identity.startswith(_ON_THE_HUB)
 
 
 def is_here(model: str, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a checkpoint is on this machine, so that an engine need not download it."""
+    """Return whether a checkpoint is on this machine, so that an engine need not download it.
+
+    Args:
+        model: A folder, a file, or owner/name on the hub.
+        environment: Has the variables of the hub's cache.
+    """
     return Path(model).exists() or model_folder.folder_of(model, environment) is not None
 
 
 def is_of_shape(folder: str, name: str) -> bool:
-    """Whether the checkpoint in a folder has the shape of a model that the suite knows. `name`: of
-    the model on the hub, as openai/gpt-oss-120b."""
+    """Return whether a checkpoint has the shape of a known model.
+
+    Args:
+        folder: The folder of the checkpoint.
+        name: The name of the model on the hub, such as openai/gpt-oss-120b.
+    """
     return _shape_differences(Path(folder), name) == []
 
 
 def contradiction(
     name: str, expected: str | None, model: str, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """What of the model that was loaded is not as the profile says, by its digest (``expected``;
-    None: any) and shape; None: nothing, or it is not here. Raises OSError: not readable."""
+    """Compare a loaded model with the profile's, by its digest and shape.
+
+    Args:
+        name: The name of the profile's model on the hub.
+        expected: Its digest; None: any.
+        model: The loaded model: a folder, a file, or owner/name on the hub.
+        environment: Has the variables of the hub's cache.
+
+    Returns:
+        The difference; None if there is none, or if the model is not on this machine.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
     if not is_here(model, environment):
         return None
-    if expected is not None and (observed := identity(model, environment)) != expected:
-        return f"model's digest: required {expected}, seen {observed} ({model})"
+    if expected is not None:
+        observed = identity(model, environment)
+        if observed != expected:
+            return f"model's digest: required {expected}, seen {observed} ({model})"
     folder = model_folder.folder_of(model, environment)
-    if folder is not None and (differences := _shape_differences(folder, name)):
-        return f"model: required the shape of {name}, seen {', '.join(differences)} ({folder})"
-    return None
+    if folder is None:
+        return None
+    differences = _shape_differences(folder, name)
+    if not differences:
+        return None
+    return f"model: required the shape of {name}, seen {', '.join(differences)} ({folder})"
 
 
 def _shape_differences(folder: Path, name: str) -> list[str] | None:
-    """Keys of config.json with another value than the model's of that name; None where the suite
-    does not know the model, or where the folder has no configuration."""
+    """Return the keys of config.json with another value than the named model's.
+
+    None if the suite does not know the model, or the folder has no configuration.
+    """
     file = files("sm121.fixtures") / "models" / f"{name.rpartition('/')[2]}.json"
     try:
         expected = json.loads(file.read_text("utf-8"))
@@ -70,8 +119,8 @@ def _shape_differences(folder: Path, name: str) -> list[str] | None:
         return None
     if not isinstance(config, dict):
         return None
-    return [f"{k} {config.get(k)}" for k in _SHAPE if config.get(k) != expected[k]]
+    return [f"{key} {config.get(key)}" for key in _SHAPE if config.get(key) != expected[key]]
 
 
-def _counts(file: Path) -> bool:
-    return file.is_file() and not file.name.startswith(".") and file.suffix not in (".md", ".lock")
+def _is_part(file: Path) -> bool:
+    return file.is_file() and not file.name.startswith(".") and file.suffix not in _IGNORED

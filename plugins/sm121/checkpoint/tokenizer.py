@@ -1,10 +1,13 @@
-"""The Hugging Face tokenizer of gpt-oss (o200k_harmony), made offline from the vocabulary inside
-oss-harmony, which embeds the tiktoken ranks but exports no file. Decoding every id gives the ranks;
-the merge list follows from them as in transformers' TikTokenConverter (convert_slow_tokenizer.py):
-every split of a token into two tokens is a merge, in the order of the whole token's rank. The rest
-is in fixtures/canary/checkpoint: the split pattern of o200k_base (tiktoken,
+"""The Hugging Face tokenizer of gpt-oss (o200k_harmony), made offline.
+
+oss-harmony embeds the tiktoken ranks but exports no file. Decoding every id gives the ranks; the
+merge list follows from them as in transformers' TikTokenConverter (convert_slow_tokenizer.py):
+every split of a token into two tokens is a merge, in the order of the whole token's rank.
+
+The rest is in ``fixtures/canary/checkpoint``: the split pattern of o200k_base (tiktoken,
 tiktoken_ext/openai_public.py), and enough of the gpt-oss template for engines that render chats
-from it; vLLM uses harmony instead."""
+from it; vLLM uses harmony instead.
+"""
 
 import json
 from importlib import resources
@@ -13,11 +16,11 @@ from typing import Any
 
 from sm121.core.vocabulary import byte_alphabet
 
+#: The number of ordinary tokens: ids below are byte sequences, all others are special tokens.
 ORDINARY = 199_998
-"""Ids below this are byte sequences; from here on they are special tokens."""
-
+#: The number of all ids.
 VOCABULARY = 201_088
-
+#: The files of a tokenizer.
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -27,7 +30,11 @@ FILES = (
 
 
 def ranks() -> list[bytes]:
-    """The bytes of each ordinary token, by id (= rank). Raises ImportError without oss-harmony."""
+    """Return the bytes of each ordinary token, by id, which is the rank.
+
+    Raises:
+        ImportError: oss-harmony is not installed.
+    """
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
@@ -37,7 +44,12 @@ def ranks() -> list[bytes]:
 
 
 def special_tokens() -> dict[int, str]:
-    """Id to text of every special token in the model's vocabulary, reserved ones included."""
+    """Return the texts of all special tokens in the model's vocabulary, by id.
+
+    Raises:
+        ImportError: oss-harmony is not installed.
+        ValueError: oss-harmony has no special token of an id.
+    """
     from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
@@ -53,13 +65,21 @@ def special_tokens() -> dict[int, str]:
 
 
 def merges(tokens: list[bytes]) -> list[tuple[int, int]]:
-    """Every pair of tokens that makes a token, in the order that byte-pair encoding prefers."""
+    """Return all pairs of tokens that make a token, in the order of byte-pair encoding.
+
+    Args:
+        tokens: The bytes of each token, by rank.
+
+    Returns:
+        The ids of each pair.
+    """
     rank = {token: index for index, token in enumerate(tokens)}
     pairs_in_order: list[tuple[int, int]] = []
     for token in tokens:
         pairs = []
         for cut in range(1, len(token)):
-            head, tail = rank.get(token[:cut]), rank.get(token[cut:])
+            head = rank.get(token[:cut])
+            tail = rank.get(token[cut:])
             if head is not None and tail is not None:
                 pairs.append((head, tail))
         pairs_in_order += sorted(pairs)
@@ -67,8 +87,15 @@ def merges(tokens: list[bytes]) -> list[tuple[int, int]]:
 
 
 def write(directory: Path) -> None:
-    """Write the files named in `FILES` into an existing directory; the same bytes every time.
-    Raises ImportError without oss-harmony, ValueError when its vocabulary is another one."""
+    """Write the files of `FILES`, with the same bytes every time.
+
+    Args:
+        directory: An existing directory.
+
+    Raises:
+        ImportError: oss-harmony is not installed.
+        ValueError: Its vocabulary is another one.
+    """
     tokens = ranks()
     if len(set(tokens)) != ORDINARY:
         raise ValueError("the vocabulary of oss-harmony holds a token twice; this is not o200k")

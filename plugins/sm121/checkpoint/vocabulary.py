@@ -1,6 +1,8 @@
-"""Harmony's vocabulary as a file, for engines whose openai-harmony would fetch it. oss-harmony has
-the vocabulary inside; openai-harmony reads ``o200k_base.tiktoken`` from the folder in
-``TIKTOKEN_ENCODINGS_BASE``: a line for each token, its bytes in base64 and its rank."""
+"""Harmony's vocabulary as a file, for engines whose openai-harmony would download it.
+
+oss-harmony contains the vocabulary. openai-harmony reads ``o200k_base.tiktoken`` from the folder in
+``TIKTOKEN_ENCODINGS_BASE``: a line for each token, with its bytes in base64 and its rank.
+"""
 
 import base64
 import hashlib
@@ -9,14 +11,25 @@ from pathlib import Path
 from sm121.checkpoint import tokenizer
 from sm121.core.errors import Sm121Error
 
+#: The name of the file.
 NAME = "o200k_base.tiktoken"
 #: openai/harmony, src/tiktoken_ext/public_encodings.rs: it refuses any other file.
 _SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
 
 def write(folder: Path) -> Path:
-    """Write the file into a folder, which is made. Raises ModuleNotFoundError: oss-harmony is not
-    installed; Sm121Error: what is installed is another harmony, or has another vocabulary."""
+    """Write the file.
+
+    Args:
+        folder: The folder, which is made if needed.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ModuleNotFoundError: oss-harmony is not installed.
+        Sm121Error: Another harmony is installed, or its vocabulary is another one.
+    """
     from openai_harmony import HarmonyError
 
     try:

@@ -269,7 +269,7 @@ def start_environment(
 
 
 def _canary(twin: str, notify: Callable[[str], None]) -> Path:
-    from sm121.checkpoint import canary
+    from sm121.checkpoint import canary, canary_tensors
 
     folder = canary.folder()
     if twin == "gguf":
@@ -280,11 +280,11 @@ def _canary(twin: str, notify: Callable[[str], None]) -> Path:
                 "llama.cpp"
             )
         return file
-    if twin not in get_args(canary.Twin):
+    if twin not in get_args(canary_tensors.Twin):
         raise UsageError(f"model canary:{twin}: expected canary:bf16 or canary:mxfp4")
     needed = ("torch", "safetensors", "openai_harmony")
     if not (missing := [name for name in needed if not importlib.util.find_spec(name)]):
-        return canary.build(folder / twin, cast("canary.Twin", twin), progress=notify)
+        return canary.build(folder / twin, cast("canary_tensors.Twin", twin), progress=notify)
     if not (folder / twin / "config.json").is_file():
         raise UsageError(
             f"the profile's model is the canary, which {', '.join(missing)} would build: "
