@@ -227,11 +227,11 @@ def test_an_answer_that_cannot_be_judged_hides_no_wrong_one(monkeypatch):
             raise verdict.NotRun("not judged")
         return unmet.Fact("an answer", "another") if prompt == "wrong" else None
 
-    monkeypatch.setattr(Continuations, "wrong", wrong)
+    monkeypatch.setattr(Continuations, "find_difference", wrong)
     answers, texts = {name: (name, None) for name in ("open", "right", "wrong")}, Continuations
     for order in ("open wrong right", "wrong open", "right open wrong"):
         with pytest.raises(unmet.Unmet, match="required: an answer, seen: another"):
-            texts(None, NOISY, None)._hold((answers[name] for name in order.split()), "x")
+            texts(None, NOISY, None)._require_equal((answers[name] for name in order.split()), "x")
     with pytest.raises(verdict.NotRun, match="not judged"):
-        texts(None, NOISY, None)._hold([answers["open"], answers["right"]], "x")
-    texts(None, NOISY, None)._hold([], "x")
+        texts(None, NOISY, None)._require_equal([answers["open"], answers["right"]], "x")
+    texts(None, NOISY, None)._require_equal([], "x")
