@@ -112,6 +112,29 @@ def test_a_level_whose_first_load_fails_is_seen_by_the_bundle_and_leaves_no_thre
     assert run.load is None, "a later level's bundle shows nothing of this server"
 
 
+@pytest.mark.parametrize(
+    ("lasts_s", "at_least", "sent"),
+    [
+        pytest.param(None, 0, 12, id="all without a duration"),
+        pytest.param(60.0, 3, 12, id="all within a long duration"),
+        pytest.param(0.0, 3, 3, id="the least number on a slow machine"),
+        pytest.param(0.0, 12, 12, id="all where all are asked for"),
+    ],
+)
+def test_a_load_is_sized_by_seconds(lasts_s, at_least, sent):
+    with servers.stress_server() as endpoint:
+        client = LoadClient(endpoint, Patience(20.0, 20.0))
+        load = client.run([JOB] * 12, concurrency=2, lasts_s=lasts_s, at_least=at_least)
+    assert len(load.outcomes) == sent
+
+
+def test_only_the_profile_of_the_cpu_sends_fewer_requests():
+    loads = {name: profile.load(name).stress.load_s for name in profile.shipped()}
+    on_a_gpu = [name for name in loads if not name.startswith("cpu-")]
+    assert len(on_a_gpu) >= 4 and not any(loads[name] for name in on_a_gpu)
+    assert loads["cpu-tiny-gpt-oss"] is not None
+
+
 @from_data
 def test_how_long_a_client_waits_for_word_of_the_stop(started, last, ended, silent):
     outcome = JobOutcome(1, JOB, started=started, last=last, ended=ended)

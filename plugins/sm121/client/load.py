@@ -170,13 +170,26 @@ class LoadClient:
         concurrency: int | None = None,
         arrivals: Sequence[float] | None = None,
         preempts: bool = False,
+        lasts_s: float | None = None,
+        at_least: int = 0,
     ) -> LoadResult:
-        """Send the jobs: so many at a time (closed loop), or each at its moment (open loop).
-        `preempts`: they fill the KV cache, so that a request may wait for the end of others."""
+        """Send the jobs and read their answers.
+
+        Args:
+            jobs: What is sent, in this order.
+            concurrency: The most requests in flight at a time (closed loop). None: all of them.
+            arrivals: When each job begins, in seconds from the first (open loop).
+            preempts: The jobs fill the KV cache, so that a request may wait for the end of others.
+            lasts_s: Seconds after which no further job begins. None: all of them begin.
+            at_least: The number of jobs that begin in any case.
+        """
         self.in_flight.clear()
         limit = (concurrency or len(jobs)) if arrivals is None else len(jobs)
         moments = [0.0] * len(jobs) if arrivals is None else arrivals
-        return _in_a_thread(lambda: self._run(_planned(jobs, limit, moments), preempts))
+        source = _planned(jobs, limit, moments)
+        if lasts_s is not None:
+            source = _for_seconds(source, lasts_s, at_least)
+        return _in_a_thread(lambda: self._run(source, preempts))
 
     def follow(self, source: Source) -> LoadResult:
         """Send what the source gives, until it gives no more or the first request has failed."""
@@ -350,6 +363,23 @@ def _planned(jobs: Sequence[Job], limit: int, moments: Sequence[float]) -> Sourc
         return due_s if due_s > 0 else pending.popleft()[0]
 
     return source
+
+
+def _for_seconds(source: Source, lasts_s: float, at_least: int) -> Source:
+    """The jobs of a source until so many seconds have passed and so many have begun."""
+    ends = time.monotonic() + lasts_s
+    begun = 0
+
+    def limited(under_way: Sequence[JobOutcome]) -> Job | float | None:
+        nonlocal begun
+        if begun >= at_least and time.monotonic() >= ends:
+            return None
+        job = source(under_way)
+        if isinstance(job, Job):
+            begun += 1
+        return job
+
+    return limited
 
 
 def _in_a_thread(work: Callable[[], Coroutine[Any, Any, LoadResult]]) -> LoadResult:

@@ -242,6 +242,9 @@ class StressSizes(DataTable):
     #: Requests of each process of arrival, and how many come in a second.
     mixed_requests: Sourced = _chosen(40, "enough to have some of each kind")
     arrivals_per_s: Sourced = _chosen(4, "more than are served at once, fewer than wait for ever")
+    #: Seconds after which a load of counted requests begins no further one, once half of them have
+    #: begun. None: all of them are sent. For a profile of slow machines.
+    load_s: Sourced | None = None
     #: For how long one short prompt at a time joins those that decode.
     joining_s: Sourced = _chosen(10, "each number that decodes is joined some times")
     #: A server whose running requests get no token for so long hangs.

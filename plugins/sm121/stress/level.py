@@ -5,6 +5,7 @@ stress.memory_holds() stress.close()."""
 
 import itertools
 import json
+import math
 import secrets
 import statistics
 import time
@@ -33,6 +34,8 @@ from sm121.stress.checks import Fault, UnderLoad
 from sm121.stress.crowd import Crowd, CrowdedSamples, size
 from sm121.stress.joining import LONGEST, Joining
 
+#: The share of a load's counted requests that is sent however slow the machine is.
+_LEAST_SHARE = 0.5
 #: More load where the memory is undecided.
 _MEMORY_ROUNDS = 3
 _MEMORY_WITHIN_S = 180.0
@@ -113,7 +116,8 @@ class Stress:
     def sequential(self) -> None:
         """One after the other."""
         count = int(self._sizes.sequential_requests.value)
-        self._play("sequential", self._take(self.shapes.short, count), concurrency=1)
+        jobs = self._take(self.shapes.short, count)
+        self._play("sequential", jobs, concurrency=1, least_share=_LEAST_SHARE)
 
     def concurrent(self) -> None:
         """All at once."""
@@ -159,6 +163,7 @@ class Stress:
             concurrency=self._streams,
             arrivals=shapes.moments(kind, count, self._sizes.arrivals_per_s.value),
             tails=False,
+            least_share=_LEAST_SHARE,
         )
 
     def crowd(self, times: int) -> None:
@@ -197,7 +202,13 @@ class Stress:
     def unruly(self) -> None:
         """Clients that cancel, disconnect and read slowly, and requests that must be refused."""
         jobs = self._take(self.shapes.unruly, int(self._sizes.mixed_requests.value))
-        self._play("unruly clients", jobs, concurrency=self._streams, tails=False)
+        self._play(
+            "unruly clients",
+            jobs,
+            concurrency=self._streams,
+            tails=False,
+            least_share=_LEAST_SHARE,
+        )
 
     def brim(self) -> None:
         """A prompt and its answer that fill the context; one longer by a token is refused."""
@@ -377,7 +388,7 @@ class Stress:
 
     def _play_sustained(self, name: str) -> LoadResult:
         jobs = self._take(self.shapes.short, int(self._sizes.load_requests.value))
-        return self._play(name, jobs, concurrency=self._streams)
+        return self._play(name, jobs, concurrency=self._streams, least_share=_LEAST_SHARE)
 
     def _play(
         self,
@@ -388,10 +399,28 @@ class Stress:
         arrivals: Sequence[float] | None = None,
         tails: bool = True,
         preempts: bool = False,
+        least_share: float = 1.0,
     ) -> LoadResult:
-        load = self.client.run(jobs, concurrency=concurrency, arrivals=arrivals, preempts=preempts)
+        """Send the jobs and check the answers.
+
+        Args:
+            least_share: The share of the jobs that is sent however long it takes; the rest is sent
+                within the profile's `load_s`.
+
+        Raises:
+            UnderLoad: An answer is wrong, or the server is not idle afterwards.
+        """
+        lasts_s = self._sizes.load_s
+        load = self.client.run(
+            jobs,
+            concurrency=concurrency,
+            arrivals=arrivals,
+            preempts=preempts,
+            lasts_s=lasts_s.value if lasts_s is not None else None,
+            at_least=math.ceil(least_share * len(jobs)),
+        )
         if faults := self._faults(load, tails=tails):
-            raise UnderLoad(name, faults, len(jobs))
+            raise UnderLoad(name, faults, len(load.outcomes))
         return load
 
     def _faults(self, load: LoadResult, *, tails: bool) -> list[Fault]:
