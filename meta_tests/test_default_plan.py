@@ -26,7 +26,6 @@ TESTS = Reason.TESTS.value
         pytest.param({"names_tests": True}, (FULL, Reason.TESTS), id="a level named"),
         pytest.param({"certify": True}, (FULL, Reason.CERTIFICATE), id="certificate"),
         pytest.param({"shard": True}, (FULL, Reason.SHARD), id="shard"),
-        pytest.param({"resumed": "merge"}, ("merge", Reason.RESUMED), id="resumed"),
         pytest.param({"trusted": "merge"}, ("merge", Reason.TRUSTED), id="trusted run of merge"),
         pytest.param({"trusted": FULL}, (DEFAULT, Reason.NOTHING_NAMED), id="trusted run of full"),
         pytest.param({"plans": ()}, (FULL, Reason.NO_DEFAULT), id="profile without quick"),
@@ -190,7 +189,7 @@ def test_workers_have_the_plan_of_their_controller():
     """A worker reads the command line again, and sees other paths in it."""
     from sm121.plugin import spine, stash
 
-    planned = PlanChoice("merge", Reason.RESUMED)
+    planned = PlanChoice("merge", Reason.TRUSTED)
     option = types.SimpleNamespace(dist="loadgroup", maxworkerrestart="0")
     kept = {stash.SETTINGS: types.SimpleNamespace(planned=planned)}
     config = types.SimpleNamespace(stash=kept, option=option)

@@ -7,7 +7,7 @@ import pytest
 from data_rows import from_data
 from test_matrix import SPACES, array_of
 
-from sm121.matrix import axes, covering, feature_matrix, isolation, plan, state
+from sm121.matrix import axes, covering, feature_matrix, isolation, plan
 from sm121.matrix.axes import Space
 from sm121.matrix.outcome import CellOutcome, CellRate, CellRecord, Step, worst
 
@@ -208,18 +208,6 @@ def test_cells_of_one_start_up_are_neighbours():
     ordered = plan.ordered(SPACE, cells, key)
     assert ordered[0].cell == SPACE.baseline and sorted(map(id, ordered)) == sorted(map(id, cells))
     assert len([*itertools.groupby(ordered, key)]) == len({*map(key, ordered)})
-
-
-def test_state_survives_a_line_that_was_cut_off(tmp_path):
-    for cell in list(SPACE.full())[:3]:
-        state.add(record(SPACE, cell, PASS), tmp_path, {"profile": "p"})
-    file = tmp_path / "state.jsonl"
-    file.write_text(file.read_text()[:-20])
-    records, why = state.read(tmp_path, {"profile": "p"})
-    assert why is None and len(records) == 2 and all(one.resumed for one in records)
-    other = "the earlier run was another one: profile differ"
-    assert state.read(tmp_path, {"profile": "q"}) == ([], other)
-    assert state.read(tmp_path / "none", {})[1] == "there is no earlier state"
 
 
 def test_the_worst_step_decides():

@@ -1,4 +1,4 @@
-"""Parts of a run make the whole one; a run that was killed goes on."""
+"""Parts of a run make the whole one."""
 
 import json
 import os
@@ -14,15 +14,13 @@ from sm121 import cli
 from sm121.core import profile, waiting
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.errors import UsageError
-from sm121.core.verdict import NotRun, Verdict
-from sm121.matrix import axes, covering, feature_matrix, state
+from sm121.core.verdict import NotRun
+from sm121.matrix import axes, covering, feature_matrix
 from sm121.matrix.feature_matrix import MatrixFile
 from sm121.matrix.level import MatrixLevel
 from sm121.matrix.outcome import CellOutcome, CellRecord
 from sm121.matrix.plan import make_plan
 from sm121.report import merging
-from sm121.run import merge, verdict_file
-from sm121.run.verdict_file import EngineReport, TestReport, VerdictFile
 
 pytestmark = pytest.mark.usefixtures("a_cpu_without_fp8")
 
@@ -66,35 +64,11 @@ def test_shards_make_the_whole_and_a_missing_one_is_not_run(run_matrix, tmp_path
 
 def wait_for_cells(run, are_noted) -> None:
     """Until a run of the matrix has noted the cells that are meant."""
-    file = run.report / "matrix" / "state.jsonl"
+    file = run.report / "matrix" / "matrix.json"
     text = lambda: file.read_text() if file.is_file() else ""  # noqa: E731
     ended = lambda: run.process.poll() is not None  # noqa: E731
     assert waiting.until(lambda: ended() or are_noted(text()), 60.0, every_s=0.05), run.output
     assert not ended(), run.output
-
-
-@pytest.mark.slow("two runs of the matrix more")
-def test_a_killed_run_goes_on_after_the_last_cell(start_matrix, run_matrix, tmp_path):
-    report, boots = tmp_path / "killed", tmp_path / "boots.txt"
-    first = start_matrix("--matrix", "1", report=report)
-    wait_for_cells(first, lambda text: len(text.splitlines()) >= 3)
-    first.remember()
-    os.killpg(first.process.pid, signal.SIGKILL)
-    first.wait()
-    for process in first.tree():  # what a killed suite leaves; its own watchdog ends it too
-        process.kill()
-    before = boots.read_text().splitlines()
-    status, run, matrix = run_matrix("--matrix", "1", "--resume", report=report)
-    assert status == 0, run.output
-    again = boots.read_text().splitlines()[len(before) :]
-    resumed = [cell["id"] for cell in matrix["cells"] if cell["resumed"]]
-    assert len(resumed) == 2 and "are taken over" in run.output
-    assert {cell["outcome"] for cell in matrix["cells"]} == {"PASS"}
-    # The baseline once more, to compare with, and the cells that had no outcome.
-    assert len(again) == 1 + len(matrix["cells"]) - len(resumed)
-    whole = run_matrix("--matrix", "1")[2]
-    outcomes = [[(c["id"], c["outcome"]) for c in each["cells"]] for each in (matrix, whole)]
-    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.slow("a run of the matrix more")
@@ -111,54 +85,6 @@ def test_an_interrupted_run_says_what_fails_and_that_it_was_interrupted(start_ma
     assert f"- {broken[0]['outcome']}: `{broken[0]['id']}`" in text
     page = (run.report / "report.html").read_text()
     assert "<strong>Interrupted: " in page and broken[0]["id"] in page
-
-
-@pytest.mark.slow(why="two runs more")
-def test_another_run_is_not_taken_over(run_matrix, tmp_path):
-    baseline, report = ("--matrix", "1", "-k", "baseline"), tmp_path / "r"
-    run_matrix(*baseline, report=report)
-    other = ("--resume", "--engine-env", "X=1")
-    status, run, matrix = run_matrix(*baseline, *other, report=report)
-    assert status == 0 and "no cell is taken over: the earlier run was another one" in run.output
-    assert not any(cell["resumed"] for cell in matrix["cells"])
-
-
-def test_kernel_tests_that_ended_are_taken_over(run_pytest, tmp_path):
-    notes, report = tmp_path / "notes", tmp_path / "report"
-    arguments = ("--arch", "cpu", "meta_tests/scenarios/kernel_resume.py",
-                 "--report-dir", str(report))  # fmt: skip
-    run_pytest(*arguments, environment={"NOTES": str(notes), "END": "1"})
-    first = ["first", "first", "path", "server", "second"]
-    assert notes.read_text().split() == first
-    file = report / "verdict.json"
-    ended = json.loads(file.read_text())  # a rate and a path that no run has measured
-    ended["metrics"] = {"kernel:moe": {"value": 1e9, "unit": "ms", "verdict": "PASS"}}
-    ended["engine"]["path"]["moe"] = "TRITON"
-    file.write_text(json.dumps(ended))
-    status, run = run_pytest(*arguments, "--resume", environment={"NOTES": str(notes)})
-    assert notes.read_text().split() == [*first, "path", "server", "second"], run.output
-    verdict = json.loads((report / "verdict.json").read_text())
-    assert [test["verdict"] for test in verdict["tests"]] == ["PASS", "FAIL", *["PASS"] * 3]
-    assert verdict["metrics"] == {} and verdict["engine"]["path"]["moe"] is None
-    assert "2 kernel tests run again: they are about the kernel path, a rate" in run.output
-    assert verdict["finished"] and verdict["verdict"] == "FAIL" and status == 1
-    assert "2 kernel tests are taken over" in run.output
-
-
-@pytest.mark.slow("two runs")
-def test_kernel_tests_of_another_run_are_not_taken_over(run_pytest, tmp_path):
-    """Another configuration is another engine, whatever the tests came to."""
-    notes, report = tmp_path / "notes", tmp_path / "report"
-    arguments = ("--arch", "cpu", "meta_tests/scenarios/kernel_resume.py", "-k", "first",
-                 "--report-dir", str(report))  # fmt: skip
-    environment = {"NOTES": str(notes)}
-    run_pytest(*arguments, environment=environment)
-    _, run = run_pytest(
-        *arguments, "--resume", "--configuration", "bfloat16", environment=environment
-    )
-    assert notes.read_text().split() == ["first"] * 4, run.output
-    remark = "nothing is taken over: another configuration (float32, now bfloat16), and"
-    assert remark in run.output
 
 
 @pytest.mark.slow(why="a run with workers")
@@ -210,26 +136,6 @@ def wrote(directory: Path, name: str, content: str) -> None:
     folder = directory / name / "matrix"
     folder.mkdir(parents=True)
     (folder / "matrix.json").write_text(content)
-
-
-def taken_over(root: Path, name: str) -> tuple[list[str], str]:
-    """Ids that a run of this profile takes over from a report directory, and what is said of it."""
-    records, text = state.take_over(root, {"profile": name}, root / "matrix")
-    return [one.id for one in records], text
-
-
-def test_the_newest_earlier_run_that_was_the_same_is_taken_over(tmp_path):
-    none = "there is no earlier matrix in the report directory"
-    assert taken_over(tmp_path, "mine") == ([], none)
-    first, second, third = (tmp_path / "earlier" / f"2026010{day}-000000" for day in (1, 2, 3))
-    compiled = ended(CellOutcome.PASS, graphs="compiled")
-    for worker, one in (("gw0", BASELINE), ("gw1", compiled)):
-        state.add(one, first / "workers" / worker / "matrix", {"profile": "mine"})
-    state.add(BASELINE, second / "matrix", {"profile": "other"})
-    third.mkdir()
-    assert taken_over(tmp_path, "mine") == (["baseline", "graphs=compiled"], str(first / "matrix"))
-    ids, text = taken_over(tmp_path, "third")
-    assert not ids and "no cell is taken over: the earlier run was another one" in text
 
 
 class Examiner:
@@ -285,30 +191,6 @@ def test_nothing_is_started_where_nothing_can_be_trusted_or_no_time_is_left(tmp_
     if "obstacle" in changed:
         with pytest.raises(NotRun, match="the GPU fell"):
             run.examine(covering.Planned(ONCE.values, ("array",)))
-
-
-def verdict_of(folder: Path, profile: str, verdict: str) -> None:
-    folder.mkdir(parents=True)
-    file = VerdictFile(arch="cpu", profile=profile, started="2026-01-01T00:00:00+00:00",
-                       engine=EngineReport(name="vllm", managed=True, model="m"),
-                       tests=[TestReport(id="t", level="kernel", verdict=verdict)])  # fmt: skip
-    file.judge()
-    verdict_file.write(file, folder / "verdict.json")
-
-
-def test_the_newest_earlier_run_with_kernel_tests_is_taken_over(tmp_path):
-    earlier = tmp_path / "earlier"
-    runs = (("mine", "FAIL"), ("mine", "PASS"), ("mine", "NOT_RUN"), ("other", "PASS"))
-    for stamp, (name, verdict) in enumerate(runs, 1):
-        verdict_of(earlier / f"{stamp}", name, verdict)
-    remarks: list[str] = []
-    now = verdict_file.read(earlier / "1" / "verdict.json")
-    run = SimpleNamespace(directory=tmp_path, file=now, remark=remarks.append)
-    newest = merge.earlier_run(run)
-    assert newest is not None and newest.tests[0].verdict is Verdict.PASS and not remarks
-    now.profile = "third"
-    assert merge.earlier_run(run) is None
-    assert remarks == ["--resume: nothing is taken over: another profile (other, now third)"]
 
 
 def test_a_shard_whose_matrix_cannot_be_read_is_refused(tmp_path):

@@ -448,14 +448,14 @@ def test_the_command_runs_from_where_the_run_was_started(tmp_path, fault_server)
     first = run(
         *("-m", "pytest", "-p", "no:cacheprovider", "../verdicts.py", "-k", "fail", "-vv"),
         *("--arch", "cpu", "--base-url", server.base_url),
-        *("--shard", "1/1", "--resume"),
+        *("--shard", "1/1"),
         report="first",
     )  # fmt: skip
     assert first.returncode == 1, first.stdout + first.stderr
     (failure,) = details.read(tmp_path / "first").failures
     command = shlex.split(failure.reproduce)
     assert command[:4] == ["python", "-m", "pytest", "../verdicts.py::test_fail"], first.stdout
-    assert not {"--shard", "1/1", "--resume", "-vv", "-k"} & set(command)
+    assert not {"--shard", "1/1", "-vv", "-k"} & set(command)
     again = run(*command[1:], report="again")
     assert "1 failed" in again.stdout, again.stdout + again.stderr
 

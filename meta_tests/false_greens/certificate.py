@@ -1,13 +1,12 @@
-"""A certificate, a resumed run and a merged one that say more than was judged."""
+"""A certificate and a merged run that say more than was judged."""
 
 import functools
 import itertools
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -18,13 +17,12 @@ from whole_run import gated, judge, waive, waiver_file, whole
 
 from sm121.checkpoint.identity import identity
 from sm121.core import errors, profile, waivers
-from sm121.evidence import environment, kernel_path
+from sm121.evidence import environment
 from sm121.report import comparison, merging
-from sm121.run import merge, record, verdict_file
+from sm121.run import merge, verdict_file
 from sm121.run.fingerprint import Fingerprint, profile_label
 from sm121.run.verdict_file import (
     EngineReport,
-    MetricReport,
     ShardReport,
     ShardTest,
     TestReport,
@@ -243,36 +241,10 @@ def _waived(kit: Kit, test: str, days: int) -> Outcome:
 
 @in_two_steps
 def _no_level(kit: Kit, scenario: str) -> Outcome:
-    status, ran = kit.run_pytest("--arch", "cpu", "-k", "no_level or first", scenario,
-                                   environment={"NOTES": str(kit.tmp_path / "n")})  # fmt: skip
+    status, ran = kit.run_pytest("--arch", "cpu", "-k", "no_level or test_pass", scenario)
     verdict = ran.verdict if (ran.report / "verdict.json").is_file() else {}
     reason = verdict.get("reason", ran.output[-300:])
     return Outcome(verdict.get("verdict", "none"), reason, min(status, 5))
-
-
-# 14: --resume.
-
-
-@in_two_steps
-def _resumed(
-    kit: Kit, *, edit: dict[str, Any] | None = None, may: Collection[str] = ("one",),
-    **changed: Any,
-) -> Outcome:  # fmt: skip
-    directory = kit.tmp_path / f"resumed-{next(_NUMBERS)}"
-    before = run(**changed)
-    before.metrics = {"kernel:moe": MetricReport(value=9e9, unit="tok/s", verdict="PASS")}
-    before.engine.path = kernel_path.KernelPath(moe="TRITON")
-    _written(directory / "earlier" / "1", before, edit)
-    now = run()
-    now.tests = [TestReport(id="one", level="kernel", verdict="NOT_RUN")]
-    remarks: list[str] = []
-    harness = SimpleNamespace(
-        directory=directory, file=now, ledger=record.Ledger(now), save=lambda: None,
-        remark=remarks.append,
-    )  # fmt: skip
-    is_taken_over = merge.take_over(harness, may)
-    assert not now.metrics and now.engine.path.moe is None, "a rate or a path was taken over"
-    return Outcome("PASS" if is_taken_over else "run again", "; ".join(remarks))
 
 
 def _computing(cuda: str | None = None, **packages: str) -> dict[str, str]:

@@ -2,15 +2,14 @@
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from sm121.core import digest
 from sm121.core.configuration import ServerConfiguration
 from sm121.core.time_range import duration
 from sm121.core.unmet import Fact, Unmet, require, require_none
 from sm121.core.verdict import Invalid, NotRun
-from sm121.matrix import covering, feature_matrix, isolation, size, state
+from sm121.matrix import covering, feature_matrix, isolation, size
 from sm121.matrix.axes import Cell, identity, label
 from sm121.matrix.covering import Planned
 from sm121.matrix.examine import Baseline, Examiner
@@ -20,6 +19,8 @@ from sm121.run.harness import Harness
 
 #: Of a test's time, what is kept for stopping a server and for the reports.
 _SPARE_S = 15.0
+#: Of the report directory: everything that the matrix level writes.
+FOLDER = "matrix"
 _NEVER_WAIVED = {CellOutcome.CRASH: "a crash", CellOutcome.FALLBACK: "the kernel path"}
 
 
@@ -28,8 +29,7 @@ class MatrixLevel:
     suite starts its servers, any cell can be examined. An attached one is taken for what the cell
     says: the baseline, or, with the `baseline` of another level (its answers and rate), any other
     cell; what the log does not show is not taken on trust. `cache`: folder of what oracles
-    computed (default: the level's own); `resume`: report directory whose newest earlier run is gone
-    on with."""
+    computed (default: the level's own)."""
 
     def __init__(
         self,
@@ -37,33 +37,21 @@ class MatrixLevel:
         plan: CellPlan,
         *,
         cache: Path | None = None,
-        resume: Path | None = None,
         baseline: Baseline | None = None,
     ) -> None:
         self.harness = harness
         self.plan = plan
         self.space = plan.space
-        self.directory = harness.directory / state.FOLDER
-        #: Cells of this run, and of the run that was gone on with, as they ended.
+        self.directory = harness.directory / FOLDER
+        #: Cells of this run, as they ended.
         self.records: list[CellRecord] = []
         #: Starts of the baseline that are no cell of this run's: others were compared with them.
         self.references: list[CellRecord] = []
         self.sets: list[isolation.FailingSet] = []
-        self.resumed_from: str | None = None
-        self._fingerprint = self._made_of()
         oracles = (cache or self.directory) / "oracle"
         self._examiner = Examiner(
             harness, plan.space, plan.settings, self.directory, baseline, oracles
         )
-        if resume is not None:
-            self.records, source = state.take_over(resume, self._fingerprint, self.directory)
-            if not self.records:
-                harness.remark(f"--resume: {source}")
-                return
-            self.resumed_from = source
-            for record in self.records:
-                state.add(record, self.directory, self._fingerprint)
-            self.write()
 
     @property
     def baseline(self) -> Baseline | None:
@@ -130,12 +118,7 @@ class MatrixLevel:
 
     def outlook(self) -> list[str]:
         """What is going to happen, a line each."""
-        lines = size.of_run(self.plan)
-        waiting = [p.cell for p in self.plan.cells if self._record_of(p) is None]
-        if self.resumed_from:
-            resumed = len(self.plan.cells) - len(waiting)
-            lines.append(f"{resumed} cells are taken over: {self.resumed_from}")
-        return lines
+        return size.of_run(self.plan)
 
     def account(self) -> list[str]:
         """What came of it, for the terminal."""
@@ -194,7 +177,7 @@ class MatrixLevel:
                     "the attached server cannot be compared with itself; give the baseline of "
                     "a level whose server is the baseline"
                 )
-            # Its own test is elsewhere: another shard, another worker, a run that was taken over.
+            # Its own test is elsewhere: another shard, another worker.
             harness.say("matrix", "the baseline, to compare with")
             baseline = Planned(self.space.baseline, ("baseline",))
             record = self._examiner.examine(baseline, self.configuration(baseline.cell))
@@ -213,24 +196,8 @@ class MatrixLevel:
         harness.say("matrix", f"{name}: {record.outcome} {record.reason[:160]}")
         if not is_baseline or isolating or planned in self.plan.cells:
             self.records.append(record)
-            state.add(record, self.directory, self._fingerprint)
             self.write()
         return record
 
     def _record_of(self, planned: Planned) -> CellRecord | None:
         return next((r for r in self.records if r.values == planned.cell), None)
-
-    def _made_of(self) -> Mapping[str, object]:
-        under_test = self.harness.configurations.get(self.harness.profile.under_test)
-        fingerprint = self.harness.file.fingerprint
-        return {
-            **(fingerprint.values() if fingerprint is not None else {}),
-            "profile": digest.of(self.plan.profile.model_dump(mode="json")),
-            "axes": digest.of(self.space.file.model_dump(mode="json")),
-            "engine": self.space.engine,
-            "version": self.space.version,
-            "model": under_test.model if under_test is not None else None,
-            "python": under_test.python if under_test is not None else None,
-            "arguments": list(self.plan.engine_arguments),
-            "environment": digest.of(self.plan.engine_environment),
-        }

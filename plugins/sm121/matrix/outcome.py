@@ -70,7 +70,7 @@ class AnswerDifference(Record):
 
 
 class CellRecord(Record):
-    """A cell that has ended, as it is kept in ``matrix/state.jsonl``."""
+    """A cell that has ended, as it is kept in ``matrix/matrix.json``."""
 
     id: str
     values: dict[str, str]
@@ -95,7 +95,6 @@ class CellRecord(Record):
     bundle: str | None = None
     isolating: bool = False
     """It was run to find a smallest set, not as part of the array."""
-    resumed: bool = False
 
     def has(self, choice: Choice) -> bool:
         """Whether it has these values."""

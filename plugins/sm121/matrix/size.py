@@ -15,10 +15,9 @@ def spent(
 ) -> Mapping[str, float]:
     """What the cells of this run took: boots, seconds of boots, seconds in all. `references`: the
     baseline where it was started to compare with and is no cell of the run."""
-    new = [record for record in records if not record.resumed]
-    both = [*new, *references]
+    both = [*records, *references]
     return {
-        "cells": len(new),
+        "cells": len(records),
         "boots": sum(record.boot_s is not None for record in both),
         "boot_s": round(sum(record.boot_s or 0.0 for record in both), 1),
         "seconds": round(sum(record.took_s for record in both), 1),

@@ -117,8 +117,6 @@ def _level(config: pytest.Config, session: Session) -> MatrixLevel:
             session,
             plan,
             cache=session.settings.root / ".cache",
-            # A worker's own directory is below the one that keeps earlier runs.
-            resume=config.stash[SETTINGS].report_dir if config.getoption("--resume") else None,
         )
     return config.stash[_MATRIX]
 

@@ -25,7 +25,6 @@ _NOT_REPEATED = {
     **dict.fromkeys(("--benchmark-autosave", "--certify", "--last-failed", "--lf"), 0),
     **dict.fromkeys(("--stepwise", "--sw", "-q", "-v"), 0),
     "--shard": 1,  # another test is in the part
-    "--resume": 0,  # what has ended is not run
 }
 _MOST_SECTION = 4000
 #: Bytes of a step's summary: GitHub refuses all of a longer one.

@@ -19,7 +19,6 @@ from sm121.core.profile_fields import LEVELS
 from sm121.measure.plan import Plan
 from sm121.plugin import others
 from sm121.plugin.stash import APPLIES_TO, ID, LEVEL, SETTINGS
-from sm121.run import merge
 from sm121.run.record import Target
 from sm121.run.verdict_file import TestReport
 from sm121.session import certification
@@ -30,8 +29,6 @@ from sm121.session.target import resolve
 _OPERATORS = frozenset({"and", "or", "not"})
 #: Names of a ``-m`` expression that are tried in all combinations; of more, only so many.
 _MOST_WORDS = 10
-#: Fixtures of tests that look at a server, or measure: ``--resume`` runs them again.
-_MEASURES = frozenset({"server", "servers", "benchmark", "kernel_path", "box"})
 #: Why a test of a level will not run; None for one that will.
 WHY_NOT = pytest.StashKey[str]()
 SELECTED = pytest.StashKey[bool]()
@@ -438,23 +435,3 @@ def _evaluate_with(expression: str, has: Callable[[str], bool]) -> bool:
         return has(candidate)
 
     return bool(Expression.compile(expression).evaluate(matcher))
-
-
-def take_over(config: pytest.Config, session: Session, items: list[pytest.Item]) -> None:
-    """``--resume``: deselect the kernel tests that an earlier run has finished, and take over their
-    verdicts, but of those that say something of the kernel path, a rate or a running server."""
-    if not config.getoption("--resume"):
-        return
-    if session.settings.worker is not None:
-        # xdist's workers must all have the same tests.
-        session.remark("--resume: with -n kernel tests are run again; cells are taken over")
-        return
-    may_be_taken = {
-        item.stash[ID]
-        for item in items
-        if ID in item.stash
-        and _MEASURES.isdisjoint(getattr(item, "fixturenames", ()))
-        and item.get_closest_marker("never_waived") is None
-    }
-    finished = merge.take_over(session, may_be_taken)
-    items[:] = [item for item in items if item.stash.get(ID, "") not in finished]

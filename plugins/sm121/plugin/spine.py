@@ -159,7 +159,6 @@ def pytest_collection_finish(session: pytest.Session) -> Generator[None, object,
                 opening.take_machine(config, run, session.items)
             benchmarks.keep_quiet(config, session.items)
             comparing.guard(config, run)
-            selection.take_over(config, run, session.items)
             config.stash[stash.DETAILS] = reporting.begun(config, run, session.items)
             run.save()
             _step("opened")

@@ -3,12 +3,9 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
-from sm121.core.errors import UsageError
 from sm121.core.profile import FULL, Profile
-from sm121.run import stored_run
 from sm121.run.verdict_file import VerdictFile
 
 #: The plan of a run that names nothing.
@@ -22,7 +19,6 @@ class Reason(StrEnum):
     CERTIFICATE = "a certificate covers every check"
     SHARD = "shards are parts of the whole"
     TESTS = "the named levels and tests are run whole"
-    RESUMED = "the plan of the run that is resumed"
     TRUSTED = "the plan of the trusted run"
     NOTHING_NAMED = "no plan, level or test is named"
     NO_DEFAULT = f"the profile has no plan {DEFAULT}"
@@ -48,7 +44,6 @@ def choose(
     certify: bool = False,
     shard: bool = False,
     names_tests: bool = False,
-    resumed: str | None = None,
     trusted: str | None = None,
 ) -> PlanChoice:
     """Choose the plan of a run.
@@ -59,7 +54,6 @@ def choose(
         certify: Whether ``--certify`` was given.
         shard: Whether ``--shard`` was given.
         names_tests: Whether a path, ``-k`` or ``-m`` names levels or tests.
-        resumed: The plan of the run that ``--resume`` continues, or None.
         trusted: The plan of the run that ``--against`` names, or None.
     """
     if named is not None:
@@ -70,8 +64,6 @@ def choose(
         return PlanChoice(FULL, Reason.SHARD)
     if names_tests:
         return PlanChoice(FULL, Reason.TESTS)
-    if resumed is not None:
-        return PlanChoice(resumed, Reason.RESUMED)
     if trusted not in (None, FULL, DEFAULT):  # a run of plan full can be compared with any plan
         return PlanChoice(str(trusted), Reason.TRUSTED)
     if DEFAULT not in plans:
@@ -81,7 +73,6 @@ def choose(
 
 def of_options(
     option: Callable[[str], Any],
-    started_in: Path,
     profile: Profile,
     *,
     trusted: VerdictFile | None,
@@ -91,7 +82,6 @@ def of_options(
 
     Args:
         option: Gives the value of an option.
-        started_in: The folder to which ``--report-dir`` is relative.
         profile: The profile that the run will have.
         trusted: The run that ``--against`` names, or None.
         names_tests: Whether the command line names levels or tests.
@@ -99,26 +89,16 @@ def of_options(
     Raises:
         UsageError: The profile has no such plan.
     """
-    report = started_in / option("--report-dir")
     planned = choose(
         option("--plan"),
         profile.plans,
         certify=option("--certify"),
         shard=option("--shard") is not None,
         names_tests=names_tests,
-        resumed=_resumed(report) if option("--resume") else None,
         trusted=_plan_of(trusted) if trusted is not None else None,
     )
     profile.plan(planned.name)
     return planned
-
-
-def _resumed(report: Path) -> str | None:
-    """The plan of the run that a report directory has; None where there is none to resume."""
-    try:
-        return _plan_of(stored_run.file_of(report))
-    except UsageError:  # `merge.earlier_run` says so in a remark
-        return None
 
 
 def _plan_of(run: VerdictFile) -> str | None:

@@ -167,7 +167,6 @@ def read(option: Option, started_in: Path, *, names_tests: bool = False) -> Sett
         kernel_trace=option("--kernel-trace"),
         planned=plan_choice.of_options(
             option,
-            started_in,
             profile.expected(chosen, _arch(option), engine),
             trusted=trusted.newest.file if trusted is not None else None,
             names_tests=names_tests,
