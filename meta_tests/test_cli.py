@@ -11,6 +11,7 @@ import sm121.fixtures
 from data_rows import from_data
 
 from sm121 import cli
+from sm121.cli.arguments import OF_A_CHECKOUT
 
 
 @from_data
@@ -31,8 +32,7 @@ def test_help_has_the_commands_in_groups(capsys):
         cli.main(["--help"])
     judge, look, gate, more, authors = capsys.readouterr().out.split("\n\n")[2:7]
     assert "  run " in judge and "  history " in look and "  trust " in gate and "  warm " in more
-    names = cli.data_file.load("commands.toml", cli._CommandsFile).of_a_checkout
-    assert all(f"  {name} " in authors for name in names)
+    assert all(f"  {name} " in authors for name in OF_A_CHECKOUT)
 
 
 def test_help_of_a_run_is_the_suites_own(capsys):
@@ -44,7 +44,7 @@ def test_help_of_a_run_is_the_suites_own(capsys):
 
 def test_an_installed_copy_says_that_a_tool_needs_a_checkout(tmp_path):
     installed = tmp_path / "lib" / "site-packages" / "sm121"
-    shutil.copytree(Path(cli.__file__).parent, installed)
+    shutil.copytree(Path(sm121.__file__).parent, installed)
     data = Path(sm121.fixtures.__file__).parent
     shutil.copytree(data, installed / "fixtures", dirs_exist_ok=True)
 

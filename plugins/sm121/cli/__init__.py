@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
-from sm121.core import data_file, own_tests, profile, templates
-from sm121.core.arguments import Argument, Parser, WrongArgumentsError
-from sm121.core.data_file import DataTable
+from sm121.cli.arguments import COMMANDS, GROUPS, OF_A_CHECKOUT
+from sm121.core import own_tests, profile, templates
+from sm121.core.arguments import Parser, WrongArgumentsError
 from sm121.core.errors import OptionError, Sm121Error, UsageError
 from sm121.core.printable import printable
 
@@ -32,25 +32,11 @@ _EVERY_HELP = """Again and again:
 pytest's options: pytest --help"""
 
 
-class _CommandRow(DataTable):
-    name: str
-    help: str
-    group: str
-    argument: tuple[Argument, ...] = ()
-
-
-class _CommandsFile(DataTable):
-    groups: dict[str, str]
-    of_a_checkout: tuple[str, ...]
-    command: tuple[_CommandRow, ...]
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; exit status 0, 1 when what it computed breaks a promise, 4 with one line on
     what was wrong with the request; ``merge`` has the status of the merged run."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    file = data_file.load("commands.toml", _CommandsFile)
-    if words and words[0] in file.of_a_checkout and _tools_of_the_checkout() is None:
+    if words and words[0] in OF_A_CHECKOUT and _tools_of_the_checkout() is None:
         print(f"sm121 {words[0]}: needs a checkout of the suite, see tools/ there", file=sys.stderr)
         return _EXIT_USAGE
     try:
@@ -81,17 +67,13 @@ def parser() -> argparse.ArgumentParser:
     parser = Parser(prog="sm121", description=__doc__)
     parser.add_argument("--version", action="version", version=f"sm121-conformance {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    file = data_file.load("commands.toml", _CommandsFile)
-    for row in file.command:
-        added = command(commands, row.name, _COMMANDS[row.name], row.help)
-        for argument in row.argument:
-            keywords = argument.given(python=sys.executable)
-            added.add_argument(argument.name, **{"help": argparse.SUPPRESS, **keywords})
+    for row in COMMANDS:
+        row.add_arguments(command(commands, row.name, _COMMANDS[row.name], row.help))
     if (tools := _tools_of_the_checkout()) is not None:
         tools.add(commands)
     parser.commands = commands.choices
-    groups = {row.name: row.group for row in file.command}
-    for group, title in file.groups.items():
+    groups = {row.name: row.group for row in COMMANDS}
+    for group, title in GROUPS.items():
         names = [name for name in commands.choices if groups.get(name, "authors") == group]
         if names:
             parser.groups[title] = {
@@ -109,7 +91,7 @@ def command(commands: Any, name: str, run: Command, summary: str) -> argparse.Ar
 
 def _tools_of_the_checkout() -> ModuleType | None:
     """`tools.commands`, where the suite is used from a checkout; None where it was installed."""
-    checkout = Path(__file__).parents[2]
+    checkout = Path(__file__).parents[3]
     if not (checkout / "tools" / "commands.py").is_file():
         return None
     if str(checkout) not in sys.path:
