@@ -5,7 +5,6 @@ import dataclasses
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from sm121 import __version__
 from sm121.cli.arguments import COMMANDS, GROUPS, OF_A_CHECKOUT
-from sm121.core import own_tests, profile, templates
+from sm121.core import own_options, own_tests, profile, templates
 from sm121.core.arguments import Parser, WrongArgumentsError
 from sm121.core.errors import OptionError, Sm121Error, UsageError
 from sm121.core.printable import printable
@@ -112,13 +111,26 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _become_pytest(given: Sequence[str]) -> None:
-    words = own_tests.command(given, Path.cwd())
     if {"-h", "--help"} & {*given}:
-        text = subprocess.run(words, capture_output=True, text=True, check=False).stdout
-        groups = re.findall(r"^SM121: .*?\n(?=\S)", text, re.M | re.S)
-        print(f"sm121 run [OPTIONS] [TESTS]\n\n{''.join(groups)}{_EVERY_HELP}")
+        print(f"{_help_of_options()}\n{_EVERY_HELP}")
         sys.exit()
+    words = own_tests.command(given, Path.cwd())
     os.execv(words[0], words)  # noqa: S606 - pytest takes this process, and its signals
+
+
+def _help_of_options() -> str:
+    """The options that the suite adds to pytest's, by their groups."""
+    from sm121.session import shipped
+
+    names = shipped.names()
+    usage = "sm121 run [OPTIONS] [TESTS]"
+    run = Parser(prog="sm121 run", usage=usage, add_help=False, allow_abbrev=False)
+    for titled in own_options.file().group:
+        group = run.add_argument_group(f"SM121: {titled.title}")
+        for option in titled.option:
+            keywords = option.given(**names)
+            group.add_argument(option.name, **{"help": argparse.SUPPRESS, **keywords})
+    return run.format_help()
 
 
 def _certify(options: argparse.Namespace) -> NoReturn:

@@ -7,11 +7,10 @@ import pytest
 
 from sm121.core import architecture, errors, own_options, own_tests, profile_fields
 from sm121.core.arguments import Argument, did_you_mean
-from sm121.engines import capabilities, followed_log
-from sm121.kernels import registry as kernel_providers
+from sm121.engines import followed_log
 from sm121.matrix import covering
 from sm121.plugin import certificate, selection, shards, workers
-from sm121.session import settings
+from sm121.session import settings, shipped
 from sm121.session.plan_choice import PlanChoice, Reason
 
 
@@ -26,14 +25,11 @@ class _AnyWords(int):
 
 def add(parser: pytest.Parser) -> None:
     """Add every option of ``fixtures/options.toml``."""
-    shipped = {
-        "engines": ", ".join(capabilities.shipped()),
-        "providers": ", ".join(kernel_providers.NAMES),
-    }
+    names = shipped.names()
     for options_group in own_options.file().group:
         group = parser.getgroup(f"sm121 {options_group.title}", f"SM121: {options_group.title}")
         for option in options_group.option:
-            keywords = option.given(**shipped)
+            keywords = option.given(**names)
             if isinstance(keywords.get("nargs"), int):
                 keywords["nargs"] = _AnyWords(keywords["nargs"])
             group.addoption(option.name, **keywords)
